@@ -1,0 +1,1 @@
+"""The library inside a rank: process groups and the gradient reducer."""

@@ -1,0 +1,212 @@
+"""Which CPUs each rank of a node runs on: values in, CPU numbers out.
+
+Two questions are answered here.
+
+`--numa-binding MODE` keeps a rank near its GPU. The GPU whose index is the local rank has a home NUMA
+node, and the mode says how much of that home the rank gets: all of it (node), all of its socket (socket),
+an equal part of its physical cores that no other GPU's rank shares (exclusive), or one group of cores
+around one last-level cache (core-complex). The results are torchrun's on the same machine. Without GPUs
+the local ranks are given homes evenly, neighbours together: ranks 0 and 1 of 4 on the first of two nodes,
+2 and 3 on the second; 2 ranks on four nodes live on the first and the third.
+
+`--cpu-affinity` deals a machine without GPUs out to its ranks: disjoint runs of physical cores, hardware
+threads of one core together. Either every rank stays inside one NUMA node (each next rank goes where it
+leaves the most cores to each, so the smallest share is as large as it can be), or, if that gives the
+poorest rank more, with fewer ranks than nodes, ranks get whole nodes. A node that is too small to help
+may stay idle: in a data-parallel step all wait for the slowest rank, so one poor rank costs more than a
+few idle cores.
+
+Only CPUs that the launcher may use are ever considered. Cores and caches are named by the lowest CPU that
+is part of them, whether it may be used or not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+from typing import TYPE_CHECKING, TypeVar, assert_never
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+T = TypeVar("T")
+Core = list["Cpu"]
+
+
+class BindingError(ValueError):
+    def __init__(self, what: str, why: str, cure: str) -> None:
+        super().__init__(f"{what}: {why}; {cure}")
+        self.what = what
+        self.why = why
+        self.cure = cure
+
+
+class BindingMode(StrEnum):
+    NODE = "node"
+    SOCKET = "socket"
+    EXCLUSIVE = "exclusive"
+    CORE_COMPLEX = "core-complex"
+
+
+@dataclass(frozen=True, slots=True)
+class Cpu:
+    index: int
+    core: int
+    cache: int  # the largest data cache
+    node: int
+    socket: int
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    cpus: tuple[Cpu, ...]  # those that may be used, in order of index; at least one
+    gpu_nodes: tuple[int, ...] = ()  # NUMA node of each GPU, in the order in which ranks count them
+
+
+@dataclass(frozen=True, slots=True)
+class CpuShares:
+    cpus: tuple[tuple[int, ...], ...]  # by local rank
+    warning: str = ""
+
+
+def cpus_for_rank(topology: Topology, mode: str, local_rank: int, nproc: int) -> tuple[int, ...]:
+    if mode not in tuple(BindingMode):
+        raise BindingError(
+            f"--numa-binding {mode}", "there is no such mode", f"use one of {', '.join(BindingMode)}"
+        )
+    what = f"--numa-binding {mode}: local rank {local_rank} has no CPUs to run on"
+    homes = topology.gpu_nodes or _spread_over_nodes(topology, nproc)
+    at_home = _cpus_at_home(topology, homes, local_rank, what)
+    home = homes[local_rank]
+    turn = homes[:local_rank].count(home)
+    match BindingMode(mode):
+        case BindingMode.NODE:
+            return _indexes(at_home)
+        case BindingMode.SOCKET:
+            return _indexes(_on_socket_of(topology, home))
+        case BindingMode.EXCLUSIVE:
+            return _indexes(_exclusive_cores(at_home, turn, homes.count(home), what))
+        case BindingMode.CORE_COMPLEX:
+            return _indexes(_core_complex(at_home, turn))
+        case _ as never:
+            assert_never(never)
+
+
+def _cpus_at_home(topology: Topology, homes: tuple[int, ...], local_rank: int, what: str) -> list[Cpu]:
+    if local_rank >= len(homes):
+        raise BindingError(
+            what,
+            f"ranks are bound beside GPUs, and {len(homes)} can be seen",
+            f"use --nproc-per-node {len(homes)} or drop --numa-binding",
+        )
+    home = homes[local_rank]
+    at_home = [cpu for cpu in topology.cpus if cpu.node == home]
+    if not at_home:
+        raise BindingError(
+            what,
+            f"its GPU is on NUMA node {home}, where this job may use no CPU",
+            "allow CPUs of that node (taskset, cpuset, scheduler) or drop --numa-binding",
+        )
+    return at_home
+
+
+def share_cpus(topology: Topology, nproc: int) -> CpuShares:
+    nodes = [_cores([cpu for cpu in topology.cpus if cpu.node == node]) for node in _nodes(topology)]
+    cores = [core for node in nodes for core in node]
+    if nproc > len(cores):
+        return CpuShares(
+            tuple(_indexes(cores[rank % len(cores)]) for rank in range(nproc)),
+            f"--cpu-affinity: {nproc} ranks share {len(cores)} physical core{'s' * (len(cores) > 1)}, "
+            f"in turn; they will slow each other down (use --nproc-per-node {len(cores)} or fewer)",
+        )
+    shares = max(_within_nodes(nodes, nproc), _whole_nodes(nodes, nproc), key=_poorest_then_total)
+    return CpuShares(tuple(_indexes(cpu for core in share for cpu in core) for share in shares))
+
+
+def omp_threads(cpus: Sequence[int], topology: Topology) -> int:
+    """One thread per physical core: a second one on the same core only fights for its vector units."""
+    mine = frozenset(cpus)
+    return max(1, len({cpu.core for cpu in topology.cpus if cpu.index in mine}))
+
+
+def _indexes(cpus: Iterable[Cpu]) -> tuple[int, ...]:
+    return tuple(sorted(cpu.index for cpu in cpus))
+
+
+def _nodes(topology: Topology) -> list[int]:
+    """Those with usable CPUs, socket by socket, so that neighbouring ranks are near each other."""
+    sockets = _socket_of_nodes(topology)
+    return sorted(sockets, key=lambda node: (sockets[node], node))
+
+
+def _socket_of_nodes(topology: Topology) -> dict[int, int]:
+    """Where the lowest CPU of the node is; some firmware shows two sockets as one node."""
+    sockets: dict[int, int] = {}
+    for cpu in topology.cpus:
+        sockets.setdefault(cpu.node, cpu.socket)
+    return sockets
+
+
+def _spread_over_nodes(topology: Topology, nproc: int) -> tuple[int, ...]:
+    nodes = _nodes(topology)
+    return tuple(nodes[rank * len(nodes) // nproc] for rank in range(nproc))
+
+
+def _on_socket_of(topology: Topology, home: int) -> list[Cpu]:
+    sockets = _socket_of_nodes(topology)
+    return [cpu for cpu in topology.cpus if sockets[cpu.node] == sockets[home]]
+
+
+def _exclusive_cores(at_home: list[Cpu], turn: int, sharers: int, what: str) -> list[Cpu]:
+    cores = _cores(at_home)
+    if len(cores) < sharers:
+        raise BindingError(
+            what,
+            f"NUMA node {at_home[0].node} has {len(cores)} usable physical cores for {sharers} ranks",
+            "use --numa-binding node, or allow more CPUs",
+        )
+    return [cpu for core in _even_runs(cores, sharers)[turn] for cpu in core]
+
+
+def _core_complex(at_home: list[Cpu], turn: int) -> list[Cpu]:
+    """The complexes with most usable CPUs are taken first; ranks take turns when there are too few."""
+    complexes = sorted(_grouped(at_home, lambda cpu: cpu.cache), key=len, reverse=True)
+    return complexes[turn % len(complexes)]
+
+
+def _cores(cpus: list[Cpu]) -> list[Core]:
+    return _grouped(cpus, lambda cpu: cpu.core)
+
+
+def _grouped(cpus: list[Cpu], name_of: Callable[[Cpu], int]) -> list[Core]:
+    groups: dict[int, list[Cpu]] = {}
+    for cpu in cpus:
+        groups.setdefault(name_of(cpu), []).append(cpu)
+    return [groups[name] for name in sorted(groups)]
+
+
+def _even_runs(things: list[T], count: int) -> list[list[T]]:
+    """`count` runs of neighbours; the first ones are longer by one when it does not divide."""
+    length, longer = divmod(len(things), count)
+    ends = [run * length + min(run, longer) for run in range(count + 1)]
+    return [things[start:end] for start, end in pairwise(ends)]
+
+
+def _within_nodes(nodes: list[list[Core]], nproc: int) -> list[list[Core]]:
+    ranks = [0] * len(nodes)
+    for _ in range(nproc):
+        roomiest = max(range(len(nodes)), key=lambda node: len(nodes[node]) / (ranks[node] + 1))
+        ranks[roomiest] += 1
+    return [
+        share for node, count in zip(nodes, ranks, strict=True) if count for share in _even_runs(node, count)
+    ]
+
+
+def _whole_nodes(nodes: list[list[Core]], nproc: int) -> list[list[Core]]:
+    return [[core for node in run for core in node] for run in _even_runs(nodes, nproc)]
+
+
+def _poorest_then_total(shares: list[list[Core]]) -> tuple[int, int]:
+    sizes = [len(share) for share in shares]
+    return min(sizes), sum(sizes)

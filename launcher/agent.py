@@ -1,0 +1,218 @@
+"""The agent's shell: one queue of facts, one consumer that steps the machine and runs its actions in order.
+
+Facts come from four places (the rendezvous session, the zygote's socket, signals, the grace clock) and all go
+through the queue; only the consumer touches the state. See launcher/supervision.py for what is done, and why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import time
+from typing import TYPE_CHECKING
+
+from launcher import ending, supervision
+from launcher.join import job_spec, node_facts
+from launcher.log_folder import LogFolder
+from launcher.logs import LogPump
+from launcher.spec import EntryKind
+from launcher.status import StatusLine
+from launcher.supervision import (
+    Action,
+    Fact,
+    Finish,
+    GraceOver,
+    OpenStore,
+    Phase,
+    Send,
+    SignalRanks,
+    StartGrace,
+    StartRanks,
+    StopRequested,
+    StoreFailed,
+    StoreListens,
+    Supervision,
+    Sweep,
+    Swept,
+)
+from launcher.template import tree
+from launcher.verdict import signal_name
+from launcher.version import VERSION
+from launcher.worker import Workers
+from rendezvous.embedded import EmbeddedRendezvous
+from rendezvous.events import AgentJoined, Stop
+from rendezvous.types import AgentId, DecisionKind, StoreAddress
+
+if TYPE_CHECKING:
+    from launcher.spec import LaunchSpec
+    from launcher.start import ZygoteStarter
+    from launcher.template.wire import Message
+    from launcher.zygote import Zygote
+
+_EXIT_DRAIN_S = 5.0  # for a terminal that is slow to take the last lines
+_ZYGOTE_END_S = 15.0  # beyond its own bound for processes that will not die
+_LOOPBACK = "127.0.0.1"
+
+
+class Agent:
+    def __init__(self, spec: LaunchSpec, starter: ZygoteStarter, zygote: Zygote) -> None:
+        self._spec = spec
+        self._starter = starter
+        self._zygote = zygote
+        self._zygote_ready = False
+        self._facts: asyncio.Queue[Fact] = asyncio.Queue()
+        self._host = socket.gethostname()
+        self._address = spec.local_addr or _LOOPBACK
+        self._state = Supervision(AgentId(self._host, f"{os.getpid()}-{time.time_ns():x}"))
+        self._folder = LogFolder(spec)
+        self._logs = LogPump(spec.log, self._folder.path, file_limit=self._folder.file_limit)
+        self._ranks = Workers(spec, self._logs, self._host, starter.binding.cpus)
+        self._status = StatusLine(spec, self._logs)
+
+    async def run(self) -> int:
+        self._loop = asyncio.get_running_loop()
+        self._watch_signals()
+        self._loop.add_reader(self._zygote.fileno(), self._zygote_spoke)
+        self._session = EmbeddedRendezvous().connect(self._state.agent)
+        facts = node_facts(self._spec, self._host, self._address, os.environ)
+        self._session.send(AgentJoined(self._state.agent, job_spec(self._spec, VERSION), facts))
+        async with asyncio.TaskGroup() as tasks:
+            owned = [tasks.create_task(self._receive()), tasks.create_task(self._status.run())]
+            finish = await self._consume()
+            for task in owned:
+                task.cancel()
+        return await self._leave(finish)
+
+    async def _consume(self) -> Finish:
+        while True:
+            fact = await self._facts.get()
+            before = self._state.phase
+            self._state, actions = supervision.step(self._state, fact)
+            self._tell_people(fact, before)
+            for action in actions:
+                if isinstance(action, Finish):
+                    return action
+                self._carry_out(action)
+
+    def _carry_out(self, action: Action) -> None:
+        match action:
+            case Send(message):
+                self._session.send(message)
+            case OpenStore(generation):
+                self._zygote.keep(generation, self._spec.master_addr or self._address, self._spec.master_port)
+            case StartRanks(assignment, store):
+                self._ranks.start(self._zygote, assignment, store)
+            case SignalRanks(signum):
+                self._ranks.note_stop(signum)
+                self._zygote.signal(signum)
+            case StartGrace(generation):
+                grace = self._spec.shutdown_timeout_s
+                self._loop.call_later(grace, self._facts.put_nowait, GraceOver(generation))
+            case Sweep(generation):
+                self._zygote.sweep(generation)
+
+    # --- where facts come from ---------------------------------------------------------------------
+
+    async def _receive(self) -> None:
+        while True:
+            self._facts.put_nowait(await self._session.receive())
+
+    def _watch_signals(self) -> None:
+        for signum in self._spec.signals:
+            if signal.getsignal(signum) is signal.SIG_IGN and signum == signal.SIGHUP:
+                continue  # nohup: its user wants the job to survive the terminal
+            self._loop.add_signal_handler(signum, self._stop_requested, signum)
+        for signum in self._spec.forwarded_signals:
+            self._loop.add_signal_handler(signum, self._zygote_signal, signum)
+
+    def _stop_requested(self, signum: int) -> None:
+        self._facts.put_nowait(StopRequested(signum, signal_name(signum)))
+
+    def _zygote_signal(self, signum: int) -> None:
+        self._zygote.signal(signum)
+
+    def _zygote_spoke(self) -> None:
+        messages = self._zygote.read()
+        if messages is None:
+            self._zygote_died()
+            return
+        for message in messages:
+            self._zygote_told(message)
+
+    def _zygote_told(self, message: Message) -> None:
+        match message["event"]:
+            case "ready":
+                self._zygote_ready = True
+                self._tell_of_plain_start(message["reason"] or self._starter.obstacle)
+            case "started":
+                self._ranks.note_started(message)
+            case "exited":
+                self._facts.put_nowait(self._ranks.ended(message))
+            case "keeping":
+                self._store_listens(message)
+            case "swept":
+                self._facts.put_nowait(Swept(message["generation"]))
+
+    def _store_listens(self, message: Message) -> None:
+        if message["error"]:
+            where = f"{self._spec.master_addr or self._address}:{self._spec.master_port}"
+            self._facts.put_nowait(
+                StoreFailed(message["generation"], f"the store cannot listen on {where}: {message['error']}")
+            )
+            return
+        store = StoreAddress(self._spec.master_addr or self._address, message["port"], message["kept"])
+        self._facts.put_nowait(StoreListens(message["generation"], store))
+
+    def _zygote_died(self) -> None:
+        """Its ranks died with it (parent-death signal); what they left behind is now ours to end."""
+        self._loop.remove_reader(self._zygote.fileno())
+        self._zygote.close()
+        tree.reap_all(os.getpid())
+        if not self._zygote_ready:
+            self._starter.warm = False
+            self._starter.obstacle = "the process that was to import torch ended while it did"
+        self._zygote_ready = False
+        self._zygote = self._starter.start()
+        self._loop.add_reader(self._zygote.fileno(), self._zygote_spoke)
+        for fact in self._ranks.lost_with_zygote():
+            self._facts.put_nowait(fact)
+        generation = self._state.generation
+        if self._state.phase is Phase.STOPPING:
+            self._zygote.sweep(generation)
+        elif self._state.phase is Phase.JOINING and self._state.assignment is not None:
+            self._carry_out(OpenStore(generation))
+
+    # --- what people see ---------------------------------------------------------------------------
+
+    def _tell_of_plain_start(self, reason: str) -> None:
+        if self._spec.warm_start and reason and self._spec.entry.kind is not EntryKind.PROGRAM:
+            self._logs.say(f"ddp-launch: ranks start without the warm start: {reason}")
+
+    def _tell_people(self, fact: Fact, before: Phase) -> None:
+        self._status.update(self._state, fact)
+        match fact:
+            case Stop(_, decision) if before is Phase.RUNNING and decision.kind is not DecisionKind.FAIL:
+                self._logs.say(f"ddp-launch: {decision.reason}")
+            case StopRequested(_, name) if before is Phase.RUNNING:
+                grace = self._spec.shutdown_timeout_s
+                self._logs.say(
+                    f"ddp-launch: {name}: stopping the ranks (up to {grace:g} s; again to kill at once)"
+                )
+            case _:
+                pass
+
+    async def _leave(self, finish: Finish) -> int:
+        self._loop.remove_reader(self._zygote.fileno())
+        self._zygote.close()
+        await asyncio.to_thread(self._await_zygote)
+        self._logs.progress("")
+        self._logs.close(_EXIT_DRAIN_S)
+        await self._session.close()
+        return ending.tell(self._spec, self._folder, finish)
+
+    def _await_zygote(self) -> None:
+        tree.await_child(self._zygote.pid, _ZYGOTE_END_S)
+        tree.reap_all(os.getpid())
+        self._starter.clean_up()

@@ -1,0 +1,121 @@
+"""The command: reads what is asked, checks it, and hands a `LaunchSpec` to the agent.
+
+Everything up to the agent is kept light (no asyncio, no grpc, no third-party package), so that a wrong
+command ends before its user looks up, and a right one has its ranks started the sooner.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from launcher import checks, devices
+from launcher.arguments import CommandLine, UsageError, read_arguments
+from launcher.assemble import Surroundings, assemble, entry_point
+from launcher.config import Settings, config_path, merge, unknown_variables
+from launcher.config_file import read_config
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from launcher.spec import LaunchSpec
+
+USAGE_ERROR = 2
+
+
+def main(argv: list[str] | None = None) -> int:
+    try:
+        line = read_arguments(sys.argv[1:] if argv is None else argv)
+        if line.wants("help") or line.wants("version"):
+            return _show(_help() if line.wants("help") else _version())
+        return _launch(line, os.environ)
+    except UsageError as error:
+        _complain("error", str(error))
+        return USAGE_ERROR
+
+
+def _launch(line: CommandLine, environ: Mapping[str, str]) -> int:
+    file = read_config(config_path(line, environ))
+    settings = merge(line, environ, file)
+    words = line.words or file.words
+    if settings["print_config"]:
+        from launcher.usage import print_config_text
+
+        return _show(print_config_text(settings, words))
+    spec, warnings = prepare(settings, words, environ)
+    for warning in (*unknown_variables(environ), *warnings):
+        _complain("warning", warning)
+    from launcher.start import run_agent
+
+    return run_agent(spec)
+
+
+def prepare(
+    settings: Settings, words: tuple[str, ...], environ: Mapping[str, str]
+) -> tuple[LaunchSpec, list[str]]:
+    """The checked spec, and a line for each option that was given in vain."""
+    entry = entry_point(settings, words)
+    checks.check_folder()
+    python = environ.get("PYTHON_EXEC", "")
+    checks.check_entry(entry, python, environ, _entry_flag(settings))
+    spec, warnings = assemble(settings, entry, _surroundings(settings, python or sys.executable, environ))
+    checks.check_surroundings(settings)
+    return spec, warnings
+
+
+def _entry_flag(settings: Settings) -> str:
+    for dest in ("no_python", "module"):
+        setting = settings.of(dest)
+        if setting.value:
+            return setting.origin.name if setting.origin.place == "flag" else setting.option.flag
+    return ""
+
+
+def _surroundings(settings: Settings, python: str, environ: Mapping[str, str]) -> Surroundings:
+    import time
+
+    nproc = settings.of("nproc_per_node")
+    try:
+        ranks = devices.count_ranks(nproc.value, environ)
+    except devices.NoDevices as missing:
+        raise nproc.wrong(str(missing), "give a number, or cpu") from None
+    job, step = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_STEP_ID", "")
+    return Surroundings(
+        nproc=ranks,
+        python=python,
+        stamp=f"{time.strftime('%m%d-%H%M%S')}-{os.urandom(2).hex()}",
+        scheduler_job=f"{job}.{step}" if job and step else job,
+    )
+
+
+def _help() -> str:
+    from launcher.usage import help_text
+
+    try:
+        width = os.get_terminal_size().columns
+    except OSError:  # no terminal
+        width = 100
+    return help_text(max(60, min(width, 120)))
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return f"ddp-launch {version('ddp-launch')}"
+    except PackageNotFoundError:  # run from a source tree that was not installed
+        return "ddp-launch (not installed)"
+
+
+def _show(text: str) -> int:
+    try:
+        print(text, flush=True)  # noqa: T201
+    except BrokenPipeError:  # the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return 0
+
+
+def _complain(kind: str, message: str) -> None:
+    if sys.stderr is not None:
+        print(f"ddp-launch: {kind}: {message}", file=sys.stderr, flush=True)  # noqa: T201

@@ -1,0 +1,233 @@
+"""What a dying process printed, taken apart.
+
+A traceback is found by its header line. Its frames are indented; the first line that is not is the exception,
+and what follows belongs to the message until another account begins. Python prints a chain of exceptions
+oldest first, joined by one of two sentences; only blocks joined so belong together: an earlier traceback
+that the script caught and logged is no part of the story. What Python prints while it shuts down
+("Exception ignored in", atexit, threads) is an aside, believed only when there is nothing else.
+
+Torch prefixes the lines with "[rank3]: " once a process group exists. Patterns are compiled on first use:
+only a failure pays for them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+HEADER = "Traceback (most recent call last):"
+GROUP_HEADER = "+ Exception Group " + HEADER
+MAX_LINES = 40
+MAX_LINE_CHARS = 600
+MAX_MESSAGE_LINES = 60
+MAX_SHOWN_MESSAGE_LINES = 12
+_JOINTS = (
+    "The above exception was the direct cause of the following exception:",
+    "During handling of the above exception, another exception occurred:",
+)
+_ASIDES = ("Exception ignored in", "Exception in thread", "Error in atexit", "Error in sys.excepthook")
+_OTHER_ACCOUNTS = (
+    *_ASIDES,
+    *_JOINTS,
+    "Fatal Python error:",
+    "terminate called",
+    "Exception raised from ",
+    "[W",
+    "[E",
+    "[I",
+    HEADER,
+)
+_EXCEPTION = r"([A-Za-z_][\w.]*)(?:: (.*)|:?)$"
+_SYNTAX_ERRORS = ("SyntaxError:", "IndentationError:", "TabError:")
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """One exception as Python prints it; `parts` are the members of an exception group."""
+
+    type: str
+    message: str
+    files: tuple[str, ...] = ()  # of its frames, outermost call first
+    parts: tuple[Raised, ...] = ()
+
+    @property
+    def short_type(self) -> str:
+        return self.type.rpartition(".")[2]
+
+    @property
+    def headline(self) -> str:
+        first = re.sub(r"^\[\S+\.(?:cc|cpp|hpp|h|cu):\d+\] ", "", first_line(self.message))
+        if "Original Traceback (most recent" in self.message and first.startswith("Caught "):
+            return self._carried_over(first)
+        line = f"{self.short_type}: {first}" if first else self.short_type
+        return f"{line}; first: {self.parts[0].headline}" if self.parts else line
+
+    def _carried_over(self, caught: str) -> str:
+        """torch wraps what a DataLoader worker raised: the line that matters is the message's last."""
+        original = last_raised(self.message.replace("Original Traceback", "Traceback").split("\n"))
+        where = caught.partition(" in ")[2].rstrip(".")
+        if original is None:
+            return f"{self.short_type}: {caught}"
+        return f"{original.chain[-1].headline} (in {where})"
+
+
+@dataclass(frozen=True, slots=True)
+class Crash:
+    chain: tuple[Raised, ...]  # as printed: what started it first
+    text: str  # the whole chain, bounded
+    lines_after: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    start: int
+    end: int
+    told: int  # up to here it is worth showing: not the whole of a long message
+    aside: bool
+    raised: Raised
+
+
+def first_line(text: str) -> str:
+    return next((line.strip() for line in text.split("\n") if line.strip()), "")
+
+
+def clean_lines(text: str) -> list[str]:
+    """Without colors, torch's rank prefix, the overwritten part of progress bars, and over-long lines."""
+    text = re.sub(r"\x1b(?:\[[0-9;?]*[A-Za-z]|\][^\x07\x1b]*(?:\x07|\x1b\\)?)", "", text)
+    lines = (line.rstrip().rpartition("\r")[2] for line in text.split("\n"))
+    return [re.sub(r"^\[rank\d+\]:(?: |$)?", "", line)[:MAX_LINE_CHARS] for line in lines]
+
+
+def bounded(lines: list[str]) -> str:
+    """The end matters most (the exception), the beginning says where it came from."""
+    while lines and not lines[-1].strip():
+        lines = lines[:-1]
+    if len(lines) > MAX_LINES:
+        head = 8
+        left_out = len(lines) - MAX_LINES + 1
+        lines = [*lines[:head], f"  ... {left_out} lines left out ...", *lines[head + left_out :]]
+    return "\n".join(lines)
+
+
+def last_raised(lines: list[str]) -> Crash | None:
+    """The last chain of exceptions that `lines` (see `clean_lines`) end with."""
+    blocks = _blocks(lines)
+    if not blocks:
+        return _bare_syntax_error(lines)
+    last = max(range(len(blocks)), key=lambda i: (not blocks[i].aside, i))
+    first = last
+    while first > 0 and _joined(lines, blocks[first].start):
+        first -= 1
+    begin, end = blocks[first].start, blocks[last].end
+    after = sum(1 for line in lines[end:] if line.strip())
+    return Crash(
+        tuple(b.raised for b in blocks[first : last + 1]), bounded(lines[begin : blocks[last].told]), after
+    )
+
+
+def last_native(lines: list[str]) -> Crash | None:
+    """An exception of C++ that nobody caught, or the interpreter's own "Fatal Python error"."""
+    for at in range(len(lines) - 1, -1, -1):
+        line = lines[at]
+        if thrown := re.match(r"terminate called after throwing an instance of '(.+)'", line):
+            return Crash((Raised(thrown[1], _what(lines, at + 1)),), bounded(lines[at : at + MAX_LINES]))
+        if line.startswith("terminate called"):
+            return Crash((Raised("terminate", line),), line)
+    for at, line in enumerate(lines):
+        if line.startswith("Fatal Python error: "):
+            message = line.removeprefix("Fatal Python error: ")
+            return Crash((Raised("Fatal Python error", message),), bounded(lines[at:]))
+    return None
+
+
+def _what(lines: list[str], start: int) -> str:
+    message: list[str] = []
+    for line in lines[start : start + MAX_MESSAGE_LINES]:
+        if not message:
+            if line.strip().startswith("what():"):
+                message.append(line.strip().removeprefix("what():").strip())
+        elif line.startswith(_OTHER_ACCOUNTS):
+            break
+        else:
+            message.append(line)
+    return "\n".join(message).strip()
+
+
+def _blocks(lines: list[str]) -> list[_Block]:
+    blocks: list[_Block] = []
+    for start, line in enumerate(lines):
+        if line == HEADER:
+            block = _plain_block(lines, start)
+        elif line.strip() == GROUP_HEADER:
+            block = _group_block(lines, start)
+        else:
+            continue
+        if block is not None:
+            blocks.append(block)
+    return blocks
+
+
+def _plain_block(lines: list[str], start: int) -> _Block | None:
+    at = start + 1
+    files: list[str] = []
+    while at < len(lines) and (lines[at].startswith(" ") or not lines[at]):
+        if frame := re.match(r'  File "(.+)", line \d+', lines[at]):
+            files.append(frame[1])
+        at += 1
+    found = re.match(_EXCEPTION, lines[at]) if at < len(lines) else None
+    if found is None:
+        return None  # cut short: the process died while it printed
+    end = _message_end(lines, at + 1)
+    message = "\n".join([found[2] or "", *lines[at + 1 : end]]).strip()
+    told = end if "Original Traceback" in message else min(end, at + MAX_SHOWN_MESSAGE_LINES)
+    return _Block(start, end, told, _is_aside(lines, start), Raised(found[1], message, tuple(files)))
+
+
+def _message_end(lines: list[str], at: int) -> int:
+    limit = min(len(lines), at + MAX_MESSAGE_LINES)
+    end = at
+    while end < limit and not lines[end].startswith(_OTHER_ACCOUNTS):
+        end += 1
+    while end > at and not lines[end - 1].strip():
+        end -= 1
+    return end
+
+
+def _group_block(lines: list[str], start: int) -> _Block | None:
+    """Members stand further in; a member's own account is not taken apart further than its line."""
+    end = start + 1
+    raised: list[Raised] = []
+    while end < len(lines) and (inside := re.match(r"\s+(?:\| ?|\+-[+-]*)(.*)$", lines[end])):
+        found = None if inside[1].startswith("Traceback ") else re.match(_EXCEPTION, inside[1])
+        if found is not None:
+            raised.append(Raised(found[1], found[2] or ""))
+        end += 1
+    if not raised:
+        return None
+    group = Raised(raised[0].type, raised[0].message, parts=tuple(raised[1:]))
+    return _Block(start, end, end, _is_aside(lines, start), group)
+
+
+def _before(lines: list[str], start: int) -> str:
+    return next((lines[i] for i in range(start - 1, max(start - 4, -1), -1) if lines[i].strip()), "")
+
+
+def _joined(lines: list[str], start: int) -> bool:
+    return _before(lines, start) in _JOINTS
+
+
+def _is_aside(lines: list[str], start: int) -> bool:
+    return _before(lines, start).startswith(_ASIDES)
+
+
+def _bare_syntax_error(lines: list[str]) -> Crash | None:
+    """A script that does not compile has no traceback header: File, source, caret, error."""
+    for at in range(len(lines) - 1, 0, -1):
+        if not lines[at].startswith(_SYNTAX_ERRORS):
+            continue
+        for start in range(at - 1, max(at - 6, -1), -1):
+            if frame := re.match(r'  File "(.+)", line \d+', lines[start]):
+                kind, _, message = lines[at].partition(": ")
+                raised = Raised(kind.rstrip(":"), message, (frame[1],))
+                return Crash((raised,), bounded(lines[start : at + 1]), len(lines) - at - 1)
+    return None

@@ -1,0 +1,160 @@
+"""How many ranks this machine can run: its GPUs if there are any, else the CPUs it may use.
+
+Asks the drivers, not torch. Every count honours the variable by which a user hides devices.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class NoDevices(Exception):
+    """The text says what was looked for in vain."""
+
+
+def count_ranks(asked: str, environ: Mapping[str, str], root: str = "/") -> int:
+    """`asked` is a value of --nproc-per-node."""
+    match asked:
+        case "auto":
+            return nvidia_gpus(environ, root) or amd_gpus(environ, root) or usable_cpus(root)
+        case "cpu":
+            return usable_cpus(root)
+        case "gpu":
+            found = nvidia_gpus(environ, root) or amd_gpus(environ, root)
+            return found or _none("GPU", "CUDA_VISIBLE_DEVICES", environ)
+        case "xpu":
+            return intel_gpus(environ, root) or _none("Intel GPU", "ZE_AFFINITY_MASK", environ)
+        case _:
+            return int(asked)
+
+
+def _none(kind: str, variable: str, environ: Mapping[str, str]) -> int:
+    value = environ.get(variable)
+    raise NoDevices(f"no {kind} is visible here" + ("" if value is None else f" ({variable}={value!r})"))
+
+
+def nvidia_gpus(environ: Mapping[str, str], root: str = "/") -> int:
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and not visible.strip():
+        return 0
+    drivers = _entries(os.path.join(root, "proc/driver/nvidia/gpus"))
+    if root == "/" and os.path.exists("/proc/driver/nvidia/version"):
+        drivers = _ask_nvml() or drivers
+    return drivers if visible is None else visible_of(drivers, visible)
+
+
+def visible_of(present: int, visible: str) -> int:
+    """As CUDA reads the list: it ends at the first entry that names no device; a repeated one voids it."""
+    seen: list[str] = []
+    for entry in (part.strip() for part in visible.split(",")):
+        named = entry.startswith(("GPU-", "MIG-")) and present > 0
+        if not named and not (entry.isdecimal() and len(entry) < 6 and int(entry) < present):
+            break
+        if entry in seen:
+            return 0
+        seen.append(entry)
+    return len(seen)
+
+
+def _ask_nvml() -> int:
+    import ctypes
+
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        if nvml.nvmlInit_v2() != 0:
+            return 0
+        number = ctypes.c_uint(0)
+        answered = nvml.nvmlDeviceGetCount_v2(ctypes.byref(number)) == 0
+        nvml.nvmlShutdown()
+    except (OSError, AttributeError):  # no driver library, or one without these calls
+        return 0
+    return number.value if answered else 0
+
+
+def amd_gpus(environ: Mapping[str, str], root: str = "/") -> int:
+    """The kernel's list of compute nodes; those of CPUs have a gpu_id of 0."""
+    nodes = os.path.join(root, "sys/class/kfd/kfd/topology/nodes")
+    ids = [_read(os.path.join(nodes, name, "gpu_id")).strip() for name in _names(nodes)]
+    present = sum(1 for each in ids if each not in ("", "0"))
+    for variable in ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"):
+        if variable in environ:
+            present = visible_of(present, environ[variable])
+    return present
+
+
+def intel_gpus(environ: Mapping[str, str], root: str = "/") -> int:
+    folder = os.path.join(root, "sys/class/drm")
+    renders = [name for name in _names(folder) if name.startswith("renderD")]
+    vendors = [_read(os.path.join(folder, name, "device/vendor")).strip() for name in renders]
+    present = vendors.count("0x8086")
+    mask = environ.get("ZE_AFFINITY_MASK")
+    if mask is None:
+        return present
+    return min(
+        present, len(dict.fromkeys(part.partition(".")[0] for part in mask.split(",") if part.strip()))
+    )
+
+
+def usable_cpus(root: str = "/") -> int:
+    """Those this process may be scheduled on, and no more than its control groups let it use at once."""
+    allowed = len(os.sched_getaffinity(0))
+    quota = cpu_quota(root)
+    return allowed if quota is None else max(1, min(allowed, int(quota)))
+
+
+def cpu_quota(root: str = "/") -> float | None:
+    """The tightest limit of our control group and those above it, in CPUs."""
+    limits: list[float] = []
+    for line in _read(os.path.join(root, "proc/self/cgroup")).splitlines():
+        _, controllers, path = (line.split(":", 2) + ["", ""])[:3]
+        if not controllers:
+            mounts = ["sys/fs/cgroup"]
+        elif "cpu" in controllers.split(","):
+            mounts = [f"sys/fs/cgroup/{controllers}", "sys/fs/cgroup/cpu"]
+        else:
+            continue
+        for mount in mounts:
+            limits += _limits(os.path.join(root, mount), path)
+    return min(limits, default=None)
+
+
+def _limits(mount: str, path: str) -> list[float]:
+    """Inside a container `path` may be the host's and not exist: the mount itself counts in any case."""
+    parts = [part for part in path.split("/") if part]
+    folders = [os.path.join(mount, *parts[:depth]) for depth in range(len(parts) + 1)]
+    texts = [_read(os.path.join(folder, "cpu.max")) for folder in folders]
+    texts += [
+        _read(os.path.join(folder, "cpu.cfs_quota_us"))
+        + " "
+        + _read(os.path.join(folder, "cpu.cfs_period_us"))
+        for folder in folders
+    ]
+    pairs = [text.split() for text in texts]
+    return [int(pair[0]) / int(pair[1]) for pair in pairs if len(pair) == 2 and _is_limit(*pair)]
+
+
+def _is_limit(quota: str, period: str) -> bool:
+    return quota.isdecimal() and period.isdecimal() and int(quota) > 0 and int(period) > 0  # else "max" or -1
+
+
+def _entries(folder: str) -> int:
+    return len(_names(folder))
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read(1 << 16)
+    except OSError:
+        return ""

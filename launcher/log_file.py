@@ -1,0 +1,64 @@
+"""A private file that takes raw bytes and never stops the job: a failure is told, not raised."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class LogFile:
+    """With a limit, the file and its predecessor (`.1`) hold the latest bytes."""
+
+    def __init__(self, path: str, limit: int, complain: Callable[[str], None]) -> None:
+        self.path = path
+        self._limit = limit
+        self._complain = complain
+        self._size = 0
+        self._fd = -1
+        self._open()
+
+    def write(self, data: bytes) -> None:
+        if self._fd < 0:
+            return
+        if self._limit and self._size and self._size + len(data) > self._limit:
+            self._rotate()
+        try:
+            written = os.write(self._fd, data)
+            while written < len(data):
+                written += os.write(self._fd, data[written:])
+        except OSError as error:  # the next chunk tries again: space may have been made
+            self._complain(f"{self.path} is incomplete: {error.strerror}")
+        self._size += len(data)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
+
+    def _open(self) -> None:
+        self._size = 0
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
+        try:
+            _make_private(os.path.dirname(self.path))
+            self._fd = os.open(self.path, flags, 0o600)
+        except OSError as error:
+            self._complain(f"cannot write {self.path}: {error.strerror}")
+
+    def _rotate(self) -> None:
+        self.close()
+        with contextlib.suppress(OSError):  # truncated instead, then: the bound matters more
+            os.replace(self.path, self.path + ".1")
+        self._open()
+
+
+def _make_private(directory: str) -> None:
+    """Every folder it has to create is the user's alone; one that exists stays as it is."""
+    if not directory or os.path.isdir(directory):
+        return
+    _make_private(os.path.dirname(directory))
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(directory, 0o700)

@@ -1,0 +1,50 @@
+"""Where a job's logs lie: under --log-dir, or in a private temporary folder that goes away when all went well."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from launcher.spec import LaunchSpec
+
+_TEMPORARY_FILE_LIMIT = 64 << 20  # per stream of a rank, twice: nobody asked for these files
+
+
+class LogFolder:
+    def __init__(self, spec: LaunchSpec) -> None:
+        name = re.sub(r"[^\w.+-]", "_", spec.run_id) or "job"
+        self.temporary = not spec.log.directory
+        self.file_limit = _TEMPORARY_FILE_LIMIT if self.temporary else 0
+        if self.temporary:
+            root = os.environ.get("TMPDIR") or "/tmp"
+            self.path = os.path.join(root, f"ddp-launch-{name}-{os.getpid()}")
+            os.mkdir(self.path, 0o700)  # fails on a name that somebody else has laid out for us
+        else:
+            self.path = _unused(os.path.join(os.path.abspath(spec.log.directory), name), spec.max_nodes > 1)
+
+    def discard(self) -> None:
+        for folder, folders, files in os.walk(self.path, topdown=False):
+            for name in files:
+                os.unlink(os.path.join(folder, name))
+            for name in folders:
+                os.rmdir(os.path.join(folder, name))
+        os.rmdir(self.path)
+
+
+def _unused(path: str, shared_by_nodes: bool) -> str:
+    """A second run under the same id gets a folder of its own; nodes of one job share theirs."""
+    if shared_by_nodes:
+        os.makedirs(path, 0o700, exist_ok=True)
+        return path
+    number = 1
+    candidate = path
+    while True:
+        try:
+            os.makedirs(candidate, 0o700)
+        except FileExistsError:
+            number += 1
+            candidate = f"{path}.{number}"
+        else:
+            return candidate

@@ -1,0 +1,296 @@
+"""What one agent does with its node's ranks: a pure machine, driven by `launcher.agent`.
+
+Theory of operation
+-------------------
+    Joining --StoreAt--> Running --Stop--> Stopping --swept--> Joining (next generation)
+       |                    |                 |
+       +---- Ended, Refused, a stop signal: whatever runs is stopped first ----> Done
+
+The agent reports facts (`RankFailed`, `RanksFinished`, `AgentStopped`) and carries out decisions (`Assigned`,
+`StoreAt`, `Stop`, `Ended`); it decides nothing about the job. Every way of stopping is one path: signal the
+ranks, start the grace clock, kill when it runs out, sweep what they left behind, and only then say so.
+Facts and messages of another generation than the current one change nothing.
+
+    | state    | Assigned | StoreAt | rank ended      | Stop          | Ended     | stop signal | swept        |
+    |----------|----------|---------|-----------------|---------------|-----------|-------------|--------------|
+    | Joining  | store    | start   | -               | sweep, answer | exit      | exit        | -            |
+    | Running  | -        | -       | report          | signal, grace | stop,exit | stop, exit  | -            |
+    | Stopping | -        | -       | report; last: sweep | -         | note      | kill        | answer, exit |
+    | Done     | -        | -       | -               | -             | -         | -           | -            |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import assert_never
+
+from rendezvous.events import (
+    AgentLeft,
+    AgentStopped,
+    Assigned,
+    Ended,
+    FromAgent,
+    RankFailed,
+    RanksFinished,
+    Refused,
+    Stop,
+    StoreAt,
+    StoreOpened,
+    ToAgent,
+    Waiting,
+)
+from rendezvous.types import AgentId, Assignment, Cause, Outcome, StoreAddress
+
+SIGTERM, SIGKILL = 15, 9
+TRY_AGAIN = 75
+
+
+class Phase(StrEnum):
+    JOINING = "joining"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    DONE = "done"
+
+
+# --- facts of this node ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StoreListens:
+    generation: int
+    store: StoreAddress
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFailed:
+    """The port that was asked for cannot be had."""
+
+    generation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RankEnded:
+    """`cause` None: it ended well."""
+
+    generation: int
+    local_rank: int
+    cause: Cause | None
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """Nothing that the generation's ranks had started is left."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class GraceOver:
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested:
+    """A signal that ends the job reached this agent."""
+
+    signum: int
+    name: str
+
+
+Fact = ToAgent | StoreListens | StoreFailed | RankEnded | Swept | GraceOver | StopRequested
+
+# --- what the shell is to do -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    message: FromAgent
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStore:
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartRanks:
+    assignment: Assignment
+    store: StoreAddress
+
+
+@dataclass(frozen=True, slots=True)
+class SignalRanks:
+    signum: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartGrace:
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The agent is done. `outcome` None: it was stopped or refused; `reason` says how."""
+
+    exit_code: int
+    reason: str = ""
+    outcome: Outcome | None = None
+
+
+Action = Send | OpenStore | StartRanks | SignalRanks | StartGrace | Sweep | Finish
+
+
+@dataclass(frozen=True, slots=True)
+class Supervision:
+    agent: AgentId
+    phase: Phase = Phase.JOINING
+    assignment: Assignment | None = None
+    live: tuple[int, ...] = ()  # local ranks that have not ended
+    failed: bool = False  # a rank of this generation ended badly
+    stop_signal: int = 0  # the signal we last sent the ranks
+    finish: Finish | None = None  # what to do once everything here is stopped
+
+    @property
+    def generation(self) -> int:
+        return -1 if self.assignment is None else self.assignment.generation
+
+
+Step = tuple[Supervision, tuple[Action, ...]]
+
+
+def step(state: Supervision, fact: Fact) -> Step:
+    if state.phase is Phase.DONE:
+        return state, ()
+    match fact:
+        case Assigned(assignment):
+            return _assigned(state, assignment)
+        case StoreListens(generation, store):
+            return state, _if(
+                generation == state.generation, Send(StoreOpened(state.agent, generation, store))
+            )
+        case StoreFailed(generation, reason):
+            return _leave(state, reason, TRY_AGAIN) if generation == state.generation else (state, ())
+        case StoreAt(generation, store):
+            return _start(state, generation, store)
+        case RankEnded():
+            return _rank_ended(state, fact)
+        case Stop(generation):
+            return _stop(state, generation)
+        case GraceOver(generation):
+            return _grace_over(state, generation)
+        case Swept(generation):
+            return _swept(state, generation)
+        case Ended(outcome):
+            return _finish(state, Finish(outcome.exit_code, outcome.reason, outcome))
+        case Refused(reason, exit_code):
+            return _finish(state, Finish(exit_code, reason))
+        case StopRequested():
+            return _stop_requested(state, fact)
+        case Waiting():
+            return state, ()
+        case _:
+            assert_never(fact)
+
+
+def _if(condition: bool, *actions: Action) -> tuple[Action, ...]:
+    return actions if condition else ()
+
+
+def _assigned(state: Supervision, assignment: Assignment) -> Step:
+    if state.phase is not Phase.JOINING or assignment.generation <= state.generation:
+        return state, ()
+    state = replace(state, assignment=assignment, failed=False, stop_signal=0)
+    return state, _if(assignment.node_rank == 0, OpenStore(assignment.generation))
+
+
+def _start(state: Supervision, generation: int, store: StoreAddress) -> Step:
+    if state.phase is not Phase.JOINING or state.assignment is None or generation != state.generation:
+        return state, ()
+    live = tuple(range(state.assignment.nproc))
+    return replace(state, phase=Phase.RUNNING, live=live), (StartRanks(state.assignment, store),)
+
+
+def _rank_ended(state: Supervision, fact: RankEnded) -> Step:
+    if fact.generation != state.generation or fact.local_rank not in state.live:
+        return state, ()
+    live = tuple(rank for rank in state.live if rank != fact.local_rank)
+    state = replace(state, live=live, failed=state.failed or fact.cause is not None)
+    actions: list[Action] = []
+    if fact.cause is not None:
+        actions.append(Send(RankFailed(state.agent, state.generation, fact.cause)))
+    if not live:
+        if state.phase is Phase.STOPPING:
+            actions.append(Sweep(state.generation))
+        elif not state.failed:
+            actions.append(Send(RanksFinished(state.agent, state.generation)))
+    return state, tuple(actions)
+
+
+def _stop(state: Supervision, generation: int) -> Step:
+    if generation != state.generation:
+        return state, ()
+    match state.phase:
+        case Phase.JOINING:  # sealed, and broken up before the ranks started: a store may run already
+            return _begin_stopping(state)
+        case Phase.RUNNING:
+            return _begin_stopping(state)
+        case _:
+            return state, ()
+
+
+def _begin_stopping(state: Supervision) -> Step:
+    state = replace(state, phase=Phase.STOPPING)
+    if not state.live:
+        return state, (Sweep(state.generation),)
+    state = replace(state, stop_signal=SIGTERM)
+    return state, (SignalRanks(SIGTERM), StartGrace(state.generation))
+
+
+def _grace_over(state: Supervision, generation: int) -> Step:
+    due = generation == state.generation and state.phase is Phase.STOPPING and bool(state.live)
+    return _kill(state) if due else (state, ())
+
+
+def _kill(state: Supervision) -> Step:
+    return replace(state, stop_signal=SIGKILL), (SignalRanks(SIGKILL),)
+
+
+def _swept(state: Supervision, generation: int) -> Step:
+    if state.phase is not Phase.STOPPING or generation != state.generation:
+        return state, ()
+    if state.finish is not None:
+        return replace(state, phase=Phase.DONE), (state.finish,)
+    return replace(state, phase=Phase.JOINING), (Send(AgentStopped(state.agent, generation)),)
+
+
+def _finish(state: Supervision, finish: Finish) -> Step:
+    """The first word counts: an agent that was told to stop by a signal exits as that signal asks."""
+    if state.finish is None:
+        state = replace(state, finish=finish)
+    match state.phase:
+        case Phase.RUNNING:
+            return _begin_stopping(state)
+        case Phase.STOPPING:
+            return state, ()
+        case _:
+            assert state.finish is not None
+            return replace(state, phase=Phase.DONE), (state.finish,)
+
+
+def _stop_requested(state: Supervision, fact: StopRequested) -> Step:
+    if state.finish is not None and state.phase is Phase.STOPPING:
+        return _kill(state)
+    return _leave(state, f"stopped by {fact.name}", 128 + fact.signum)
+
+
+def _leave(state: Supervision, reason: str, exit_code: int) -> Step:
+    """Of our own accord: the others are told first, and not waited for."""
+    state, actions = _finish(state, Finish(exit_code, reason))
+    return state, (Send(AgentLeft(state.agent, reason)), *actions)

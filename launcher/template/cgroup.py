@@ -1,0 +1,75 @@
+"""A cgroup of the job's own, where the system lets us make one: the net under the process tree.
+
+Only membership and `cgroup.kill` are used; no limit is set and no controller enabled, so accounting by whoever
+owns the parent group (Slurm, Kubernetes, systemd) stays as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+
+def create(name: str) -> str:
+    """The folder of a new cgroup below our own; "" where that is not allowed."""
+    parent = _own_folder()
+    if not parent:
+        return ""
+    folder = os.path.join(parent, name)
+    try:
+        os.mkdir(folder)
+    except OSError:
+        return ""
+    if os.path.exists(os.path.join(folder, "cgroup.kill")):
+        return folder
+    os.rmdir(folder)
+    return ""
+
+
+def join(folder: str) -> bool:
+    return _write(os.path.join(folder, "cgroup.procs"), "0")
+
+
+def leave(folder: str) -> bool:
+    """Back to the group above, so that `kill` spares the caller."""
+    return join(os.path.dirname(folder))
+
+
+def kill(folder: str) -> None:
+    """SIGKILL for every member at once, however fast they fork."""
+    _write(os.path.join(folder, "cgroup.kill"), "1")
+
+
+def remove(folder: str) -> bool:
+    """False while it still has members."""
+    try:
+        os.rmdir(folder)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def _write(path: str, text: str) -> bool:
+    with contextlib.suppress(OSError), open(path, "w") as file:
+        file.write(text)
+        file.flush()
+        return True
+    return False
+
+
+def _own_folder() -> str:
+    try:
+        with open("/proc/self/cgroup") as file:
+            own = next((line[3:].strip() for line in file if line.startswith("0::")), "")
+        with open("/proc/self/mountinfo") as file:
+            mounts = [line.split(" - ") for line in file]
+    except OSError:
+        return ""
+    if not own:
+        return ""
+    for left, right in (parts for parts in mounts if len(parts) == 2):
+        if right.startswith("cgroup2 "):
+            return left.split()[4] + own.rstrip("/")
+    return ""

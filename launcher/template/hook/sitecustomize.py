@@ -1,0 +1,27 @@
+"""Entered by the interpreter at the end of its start-up; see launcher/template/__init__.py for why."""
+
+import os
+import sys
+
+
+def _enter_zygote() -> bool:
+    here = os.path.dirname(os.path.abspath(__file__))
+    package = type(sys)("_ddp_launch")
+    package.__path__ = [os.path.dirname(here)]
+    sys.modules["_ddp_launch"] = package
+    from _ddp_launch import warm
+
+    return warm.enter(here)  # returns in a rank only
+
+
+try:
+    _users_own_exists = _enter_zygote()
+except BaseException:
+    # Going on would run the user's script here, outside any job.
+    import traceback
+
+    traceback.print_exc()
+    os._exit(70)
+if not _users_own_exists:
+    # The interpreter takes this as "there is no sitecustomize", which is what the script should find.
+    raise ImportError("no sitecustomize", name="sitecustomize")

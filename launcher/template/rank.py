@@ -1,0 +1,70 @@
+"""From a fresh fork of the zygote to a rank: its session, its streams, its environment."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING, NoReturn
+
+from . import store, tree
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .wire import Message
+
+_CANNOT_EXECUTE = 126
+_NOT_FOUND = 127
+_INTERNAL = 70
+
+
+def become(message: Message, fds: list[int], parent: int) -> None:
+    os.setsid()
+    tree.die_with_parent(parent)
+    for fd, target in zip(fds, (1, 2), strict=True):
+        os.dup2(fd, target)
+        os.close(fd)
+    if message["cpus"]:
+        os.sched_setaffinity(0, message["cpus"])
+    for name, value in message["env"].items():
+        os.environ[name] = value
+    if message["args"]:
+        sys.argv[-len(message["args"]) :] = message["args"]
+        sys.orig_argv[-len(message["args"]) :] = message["args"]
+    _fresh_randomness()
+    if message["store_kept"] and message["env"].get("RANK") == "0":
+        store.join_instead_of_hosting()
+
+
+def execute(argv: list[str]) -> NoReturn:
+    for ignored_by_python in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(ignored_by_python, signal.SIG_DFL)
+    try:
+        os.execvp(argv[0], argv)
+    except FileNotFoundError:
+        _die(f"cannot start {argv[0]}: there is no such program on PATH", _NOT_FOUND)
+    except OSError as error:
+        _die(f"cannot start {argv[0]}: {error.strerror}", _CANNOT_EXECUTE)
+
+
+@contextlib.contextmanager
+def death_on_error() -> Iterator[None]:
+    """A child that fails before it is a rank must not run on as a second zygote."""
+    try:
+        yield
+    except BaseException as error:
+        _die(f"a rank could not be set up: {type(error).__name__}: {error}", _INTERNAL)
+
+
+def _fresh_randomness() -> None:
+    """The standard library reseeds itself after a fork; numpy's global generator does not."""
+    random = sys.modules.get("numpy.random")
+    if random is not None:
+        random.seed()
+
+
+def _die(text: str, code: int) -> NoReturn:
+    os.write(2, f"ddp-launch: {text}\n".encode(errors="surrogateescape"))
+    os._exit(code)

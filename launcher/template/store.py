@@ -1,0 +1,63 @@
+"""The store that the ranks of a generation meet at, kept by a process of its own.
+
+No rank owns it, so it outlives whichever rank ends first; it listens before any rank starts, so none of them
+backs off; and each generation gets a fresh one, so nothing of a broken attempt is found in it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from typing import Any
+
+_BACKLOG = 4096
+
+
+def bound_socket(host: str, port: int, listen: bool) -> socket.socket:
+    """A socket on `host`, or on every interface for a name that is not an address of this machine's own."""
+    family, _type, _proto, _name, address = socket.getaddrinfo(
+        host or "127.0.0.1", port, type=socket.SOCK_STREAM
+    )[0]
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind(address)
+    if listen:
+        sock.listen(_BACKLOG)
+    return sock
+
+
+def keep(sock: socket.socket, host: str) -> None:
+    """Serve the store on this socket until killed."""
+    from datetime import timedelta
+
+    import torch.distributed as dist
+
+    port = sock.getsockname()[1]
+    server = dist.TCPStore(
+        host or "127.0.0.1",
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=300),
+        master_listen_fd=sock.detach(),
+    )
+    while server is not None:
+        signal.pause()  # until the zygote kills us
+
+
+def join_instead_of_hosting() -> None:
+    """Let a script that hosts its own TCPStore at MASTER_ADDR:MASTER_PORT, as rank 0 may, join the kept one."""
+    import torch.distributed as dist
+
+    original = dist.TCPStore.__init__
+
+    def init(self: Any, host_name: str, port: int, *args: Any, **kwargs: Any) -> None:
+        if str(port) == os.environ.get("MASTER_PORT"):
+            if "is_master" in kwargs:
+                kwargs["is_master"] = False
+            elif len(args) > 1:
+                args = (args[0], False, *args[2:])
+        original(self, host_name, port, *args, **kwargs)
+
+    dist.TCPStore.__init__ = init  # type: ignore[method-assign]

@@ -1,0 +1,105 @@
+"""The processes below one process, and the system calls that keep them below it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import time
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def become_subreaper() -> None:
+    """Orphaned descendants of this process become its children instead of init's."""
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def die_with_parent(parent: int) -> None:
+    """SIGKILL for this process the moment its parent ends; at once if it has ended already."""
+    _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def descendants(root: int) -> list[int]:
+    """Every process below `root`, parents before children."""
+    found: list[int] = []
+    level = [root]
+    while level:
+        level = [child for pid in level for child in _children(pid)]
+        found += level
+    return found
+
+
+def kill_all(root: int) -> int:
+    """SIGKILL for everything below `root`; how many were there. The caller reaps and calls again until none are."""
+    pids = descendants(root)
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # ended between the look and the kill
+    return len(pids)
+
+
+def reap_all(root: int, timeout_s: float = 10.0) -> bool:
+    """Kill and reap until `root`, which must be the caller, has no descendant; False if some would not end."""
+    give_up = time.monotonic() + timeout_s
+    while kill_all(root):
+        if time.monotonic() > give_up:
+            return False
+        for child in _children(root):
+            await_child(child, max(0.0, give_up - time.monotonic()))
+    return True
+
+
+def await_child(child: int, timeout_s: float) -> None:
+    """Reap this child as soon as it ends, if that is in time."""
+    with contextlib.suppress(ProcessLookupError, ChildProcessError):
+        ended = os.pidfd_open(child)
+        try:
+            select.select([ended], [], [], timeout_s)
+            os.waitpid(child, os.WNOHANG)
+        finally:
+            os.close(ended)
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        tasks = os.listdir(f"/proc/{pid}/task")
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+    found: list[int] = []
+    for task in tasks:
+        try:
+            with open(f"/proc/{pid}/task/{task}/children") as file:
+                found += map(int, file.read().split())
+        except (FileNotFoundError, ProcessLookupError):
+            if not _kernel_lists_children():
+                return _children_by_scan(pid)
+    return found
+
+
+def _kernel_lists_children() -> bool:
+    return os.path.exists(f"/proc/self/task/{os.getpid()}/children")
+
+
+def _children_by_scan(parent: int) -> list[int]:
+    """For kernels built without /proc/PID/task/TID/children."""
+    found: list[int] = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    fields = file.read().rpartition(b")")[2].split()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if int(fields[1]) == parent:
+                found.append(int(name))
+    return found

@@ -1,0 +1,106 @@
+"""The warm zygote's way in and out of the interpreter's start-up."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import socket
+import sys
+import time
+from typing import Any
+
+CONFIG_VARIABLE = "_DDP_LAUNCH_ZYGOTE"
+
+
+def enter(hook_folder: str) -> bool:
+    """Serve as the zygote; in each rank, return whether the user has a sitecustomize of their own."""
+    config = json.loads(os.environ.pop(CONFIG_VARIABLE))
+    _hide_hook(hook_folder, config["pythonpath"])
+    users_own_exists = _import_users_sitecustomize()
+    atexit.register(_drop_imported_modules)  # registered first, so it runs last
+    before = set(sys.modules)
+    started = time.monotonic()
+    obstacle = _import_torch() or _shadowed(config["path0"], before)
+    _imported.extend(name for name in sys.modules if name not in before)
+
+    from _ddp_launch import loop
+
+    control = socket.socket(fileno=config["fd"])
+    loop.Loop(control, warm_obstacle=obstacle).serve(time.monotonic() - started, config["cgroup"])
+    _leave()
+    return users_own_exists
+
+
+def _hide_hook(folder: str, pythonpath: str | None) -> None:
+    sys.path.remove(folder)
+    sys.path_importer_cache.pop(folder, None)
+    if pythonpath is None:
+        del os.environ["PYTHONPATH"]
+    else:
+        os.environ["PYTHONPATH"] = pythonpath
+
+
+def _import_users_sitecustomize() -> bool:
+    ours = sys.modules.pop("sitecustomize")
+    try:
+        import sitecustomize  # noqa: F401
+    except ImportError as error:
+        if error.name != "sitecustomize":
+            raise
+        sys.modules["sitecustomize"] = ours
+        return False
+    return True
+
+
+def _import_torch() -> str:
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        return f"torch cannot be imported here ({error})"
+    return ""
+
+
+def _shadowed(path0: str, before: set[str]) -> str:
+    """Under plain `python script.py` the script's folder is searched first, also by torch's own imports."""
+    try:
+        entries = os.listdir(path0)
+    except OSError:
+        return ""
+    names = {_importable_name(path0, entry) for entry in entries}
+    for module in sorted(sys.modules):
+        if module in names and module not in before and not _comes_from(path0, sys.modules[module]):
+            return f"{os.path.join(path0, module)} takes the name of a module that torch imports"
+    return ""
+
+
+def _importable_name(folder: str, entry: str) -> str:
+    stem, dot, ending = entry.partition(".")
+    if dot:
+        return stem if ending == "py" or ending.endswith("so") else ""
+    return stem if os.path.exists(os.path.join(folder, entry, "__init__.py")) else ""
+
+
+def _comes_from(folder: str, module: Any) -> bool:
+    return (getattr(module, "__file__", None) or "").startswith(os.path.join(folder, ""))
+
+
+_imported: list[str] = []
+
+
+def _drop_imported_modules() -> None:
+    """Spare the exit the taking apart of torch's thousand modules: a sixth of a second in every rank.
+
+    They leave sys.modules before the interpreter clears what is in there, and one reference too many keeps
+    them alive until the process is gone.
+    """
+    import ctypes
+
+    kept = [sys.modules.pop(name) for name in _imported if name in sys.modules]
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+
+
+def _leave() -> None:
+    """Undo what a script could see of us."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "_ddp_launch"]:
+        del sys.modules[name]

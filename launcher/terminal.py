@@ -1,0 +1,225 @@
+"""Where lines are shown: a terminal, a pipe, a file. It is never waited for, and shows whole lines only.
+
+The descriptor is the user's and shared with other processes: O_NONBLOCK must not be set on it. Terminals and
+pipes are opened once more through /proc, which gives a description of our own that may be non-blocking.
+Where that fails (a socket; a terminal of another user) a thread relays from a pipe of ours. Disk files and
+/dev/null do not block.
+
+What the reader does not take is queued, up to QUEUE_LIMIT. Then the terminal is given a little patience: a
+share of the time that has passed, so that a slow reader costs a rank at most that share. Then lines are
+skipped, and a line says how many and where they are. Lines go out in writes of at most PIPE_BUF, cut between
+lines: a pipe takes such a write as one, so that lines stay whole even if others write to the same pipe.
+
+On a terminal the bottom row may hold a live status, wiped before lines are written, redrawn below them.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import stat
+import threading
+import time
+from collections import deque
+
+QUEUE_LIMIT = 2 * 1024 * 1024
+PATIENCE_SHARE = 0.1
+PATIENCE_MAX_S = 0.1
+RELAY_READ = 64 * 1024
+_WIPE = b"\r\x1b[K"
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def same_place(fd: int, other: int) -> bool:
+    """Whether two descriptors lead to one terminal, pipe or file (as after `2>&1`)."""
+    try:
+        a, b = os.fstat(fd), os.fstat(other)
+    except OSError:
+        return False
+    return (a.st_dev, a.st_ino, a.st_rdev) == (b.st_dev, b.st_ino, b.st_rdev)
+
+
+class Terminal:
+    """Used by one thread. `fd` is the descriptor to wait on (EPOLLOUT) while not `is_idle`."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = -1
+        self.is_tty = False
+        self._relay: threading.Thread | None = None
+        self._queue: deque[bytes] = deque()
+        self._queued = 0
+        self._front = b""  # being written, from _at on
+        self._at = 0
+        self._blocks = True
+        self._skipped = 0
+        self._skipped_logs: dict[str, None] = {}
+        self._status = ""
+        self._row = b""  # the status row as it is on the screen
+        self._patience_s = PATIENCE_MAX_S
+        self._patience_at = time.monotonic()
+        self.is_gone = False
+        try:
+            self._open(fd)
+        except OSError:  # started with this descriptor closed
+            self.is_gone = True
+
+    @property
+    def is_idle(self) -> bool:
+        return self._at >= len(self._front) and not self._queue
+
+    def put(self, lines: bytes, log: str) -> None:
+        """Queues whole lines, or skips them; `log` is where they can be read in full."""
+        if self.is_gone or not lines:
+            return
+        if self._skipped or not (self._has_room(len(lines)) or self._wait_for_room(len(lines))):
+            self._skipped += lines.count(b"\n")
+            self._skipped_logs[log] = None
+            return
+        self._append(lines)
+
+    def say(self, text: str) -> None:
+        """Lines of the launcher's own: few, and not to be skipped until the terminal is hopelessly behind."""
+        if not self.is_gone and self._pending < 2 * QUEUE_LIMIT:
+            self._append(text.encode("utf-8", "replace").rstrip(b"\n") + b"\n")
+
+    def set_status(self, text: str) -> None:
+        if self.is_tty:
+            self._status = text
+
+    def flush(self) -> None:
+        """Writes as much as the terminal takes now."""
+        while not self.is_gone and self._compose():
+            try:
+                self._at += os.write(self.fd, memoryview(self._front)[self._at : self._piece_end()])
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno not in _NO_SPACE:
+                    self._give_up()  # the reader has left, or the terminal was closed: the job goes on
+                self._front = b""
+
+    def close(self, deadline: float) -> None:
+        """Wipes the status row, writes what is left until `deadline`, and lets go."""
+        self._status = ""
+        self.flush()
+        while not self.is_idle and not self.is_gone and self._wait(deadline):
+            self.flush()
+        self._give_up()
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+        if self._relay:
+            self._relay.join(max(0.0, deadline - time.monotonic()))
+
+    def _open(self, fd: int) -> None:
+        mode = os.fstat(fd).st_mode
+        self.is_tty = os.isatty(fd)
+        if stat.S_ISREG(mode) or (stat.S_ISCHR(mode) and not self.is_tty):
+            self.fd = os.dup(fd)
+            return
+        self._blocks = False
+        try:
+            flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+            self.fd = os.open(f"/proc/self/fd/{fd}", flags)
+        except OSError:
+            self.fd = self._start_relay(os.dup(fd))
+
+    def _start_relay(self, fd: int) -> int:
+        source, sink = os.pipe()
+        os.set_blocking(sink, False)
+        self._relay = threading.Thread(target=_relay, args=(source, fd), name="log-relay", daemon=True)
+        self._relay.start()
+        return sink
+
+    @property
+    def _pending(self) -> int:
+        return self._queued + len(self._front) - self._at
+
+    def _has_room(self, size: int) -> bool:
+        return self._pending + size <= QUEUE_LIMIT
+
+    def _append(self, lines: bytes) -> None:
+        self._queue.append(lines)
+        self._queued += len(lines)
+
+    def _compose(self) -> bool:
+        """Makes the next bytes to write out of the queue, in one piece. False: there are none."""
+        if self._at < len(self._front):
+            return True
+        if self._skipped and self._queued < QUEUE_LIMIT // 2:
+            self._tell_of_skipped()
+        row = self._status_row() if self.is_tty else b""
+        wipe = _WIPE if self._row and (self._queue or row != self._row) else b""
+        draw = row if self._queue or row != self._row else b""
+        self._front = wipe + b"".join(self._queue) + draw
+        self._at = 0
+        self._queue.clear()
+        self._queued = 0
+        self._row = row
+        return bool(self._front)
+
+    def _tell_of_skipped(self) -> None:
+        logs = list(self._skipped_logs)
+        where = logs[0] if len(logs) == 1 else os.path.commonpath(logs)
+        lines = "1 line" if self._skipped == 1 else f"{self._skipped} lines"
+        self._skipped = 0
+        self._skipped_logs.clear()
+        self.say(f"ddp-launch: {lines} not shown here, output came too fast; the full log: {where}")
+
+    def _status_row(self) -> bytes:
+        try:
+            columns = os.get_terminal_size(self.fd).columns or 80
+        except OSError:
+            columns = 80
+        # The last column stays free: a terminal wraps when it is written to.
+        return self._status.replace("\n", " ")[: columns - 1].encode("utf-8", "replace")
+
+    def _piece_end(self) -> int:
+        if self._blocks:
+            return len(self._front)
+        end = self._at + select.PIPE_BUF
+        if end >= len(self._front):
+            return len(self._front)
+        return self._front.rfind(b"\n", self._at, end) + 1 or end
+
+    def _wait_for_room(self, size: int) -> bool:
+        self.flush()
+        now = time.monotonic()
+        earned = (now - self._patience_at) * PATIENCE_SHARE
+        deadline = now + min(PATIENCE_MAX_S, self._patience_s + earned)
+        while not self._has_room(size) and not self.is_gone and self._wait(deadline):
+            self.flush()
+        self._patience_at = time.monotonic()
+        self._patience_s = max(0.0, deadline - self._patience_at)
+        return self._has_room(size)
+
+    def _wait(self, deadline: float) -> bool:
+        """False: the deadline came first."""
+        left = deadline - time.monotonic()
+        poll = select.poll()
+        poll.register(self.fd, select.POLLOUT)
+        return left > 0 and bool(poll.poll(left * 1000))
+
+    def _give_up(self) -> None:
+        """The descriptor stays open until `close`: whoever waits on it must not meet its number reused."""
+        self.is_gone = True
+        self._queue.clear()
+        self._queued = self._at = 0
+        self._front = b""
+
+
+def _relay(source: int, fd: int) -> None:
+    try:
+        while chunk := os.read(source, RELAY_READ):
+            view = memoryview(chunk)
+            while view:
+                try:
+                    view = view[os.write(fd, view) :]
+                except BlockingIOError:  # another process made the description non-blocking
+                    select.select((), (fd,), ())
+    except OSError:  # the reader has left; closing our end tells the writer
+        pass
+    finally:
+        os.close(source)
+        os.close(fd)

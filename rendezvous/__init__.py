@@ -1,0 +1,1 @@
+"""The rendezvous: decides who is in a job, which rank everyone has, and what follows a failure."""

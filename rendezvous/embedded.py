@@ -1,0 +1,105 @@
+"""The rendezvous of a job on one machine, inside its agent's process: no port, no thread, no gRPC.
+
+The very same machine and owner as in the service, over a store that lives as long as the process does.
+Agents in this process cannot fall silent without the service doing so too, so they count as heard
+whenever a lease would run out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from rendezvous.events import AgentJoined, AgentLost
+from rendezvous.owner import Conflict, JobOwner
+from rendezvous.state import JobState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rendezvous.client import Session
+    from rendezvous.events import Event, FromAgent, ToAgent
+    from rendezvous.types import AgentId
+
+
+class MemoryJobStore:
+    """Compare-and-swap in this process; dies with it."""
+
+    def __init__(self) -> None:
+        self._state, self._version = JobState(), 0
+
+    async def load(self) -> tuple[JobState, int]:
+        return self._state, self._version
+
+    async def save(self, state: JobState, expected_version: int) -> int:
+        if expected_version != self._version:
+            raise Conflict
+        self._state, self._version = state, expected_version + 1
+        return self._version
+
+
+class EmbeddedRendezvous:
+    """One job. Connect from within a running event loop; closing the last session ends it."""
+
+    def __init__(self) -> None:
+        self._owner = JobOwner(MemoryJobStore(), self._tell, self._present)
+        self._task: asyncio.Task[None] | None = None
+        self._sessions: dict[AgentId, _EmbeddedSession] = {}
+
+    def connect(self, agent: AgentId) -> Session:
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._owner.run(), name="embedded rendezvous")
+            self._task.add_done_callback(self._broken)
+        session = _EmbeddedSession(self, agent)
+        self._sessions[agent] = session
+        return session
+
+    def post(self, event: Event) -> None:
+        """An operator's order, say."""
+        self._owner.post(event)
+
+    async def disconnect(self, session: _EmbeddedSession) -> None:
+        if self._sessions.get(session.agent) is not session:
+            return
+        del self._sessions[session.agent]
+        if self._sessions:
+            self._owner.post(AgentLost(session.agent, "its session was closed"))
+            return
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+
+    def _tell(self, agent: AgentId, message: ToAgent) -> None:
+        session = self._sessions.get(agent)
+        if session is not None:
+            session.inbox.put_nowait(message)
+
+    def _present(self) -> Iterator[AgentId]:
+        return (agent for agent, session in self._sessions.items() if session.joined)
+
+    def _broken(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        for session in self._sessions.values():
+            session.inbox.put_nowait(error or ConnectionError("the embedded rendezvous was cancelled"))
+
+
+class _EmbeddedSession:
+    def __init__(self, rendezvous: EmbeddedRendezvous, agent: AgentId) -> None:
+        self.agent = agent
+        self.joined = False
+        self.inbox: asyncio.Queue[ToAgent | BaseException] = asyncio.Queue()
+        self._rendezvous = rendezvous
+
+    def send(self, message: FromAgent) -> None:
+        self.joined = self.joined or isinstance(message, AgentJoined)
+        self._rendezvous.post(message)
+
+    async def receive(self) -> ToAgent:
+        message = await self.inbox.get()
+        if isinstance(message, BaseException):
+            raise message
+        return message
+
+    async def close(self) -> None:
+        await self._rendezvous.disconnect(self)

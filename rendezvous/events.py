@@ -1,0 +1,229 @@
+"""What goes into the round machine, and what comes out.
+
+Agent -> service messages are events as they stand; each carries the agent and, where it speaks of
+ranks, the generation it speaks of: the fence that makes a late message harmless. Service -> agent
+messages travel inside the effect `Tell`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rendezvous.types import (
+    AgentId,
+    Assignment,
+    Cause,
+    Decision,
+    JobSpec,
+    NodeFacts,
+    Outcome,
+    StoreAddress,
+)
+
+# --- from an agent ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AgentJoined:
+    agent: AgentId
+    spec: JobSpec
+    facts: NodeFacts
+
+
+@dataclass(frozen=True, slots=True)
+class AgentHeard:
+    agent: AgentId
+
+
+@dataclass(frozen=True, slots=True)
+class AgentLeft:
+    """A graceful goodbye (drain, scale-down, SIGTERM): the agent has reaped, or will reap, all its ranks."""
+
+    agent: AgentId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOpened:
+    """Node rank 0's store keeper of this generation listens."""
+
+    agent: AgentId
+    generation: int
+    store: StoreAddress
+
+
+@dataclass(frozen=True, slots=True)
+class RankFailed:
+    """A rank ended badly. Sent for each, those that ended because of a stop order (consequences) included."""
+
+    agent: AgentId
+    generation: int
+    cause: Cause
+
+
+@dataclass(frozen=True, slots=True)
+class RanksFinished:
+    """All ranks of this node ended with exit code 0."""
+
+    agent: AgentId
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class AgentStopped:
+    """In answer to `Stop`: every rank of `generation` on this node, with all its descendants, is reaped.
+
+    While the job goes on this is also the agent's wish to take part in the next generation.
+    """
+
+    agent: AgentId
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointTaken:
+    """A rank of this generation says that now is a good moment to change the world's size."""
+
+    agent: AgentId
+    generation: int
+
+
+# --- from the service's own shell, or an operator ----------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AgentLost:
+    """Its stream broke and its session was not resumed, or the shell gave it up for another reason."""
+
+    agent: AgentId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDrained:
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobResized:
+    min_nodes: int
+    max_nodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobAborted:
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RestartOrdered:
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeResumed:
+    """Lifts a node's drain or exclusion."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeadlineReached:
+    """The instant last asked for with `SetDeadline` has come (or passed)."""
+
+
+FromAgent = (
+    AgentJoined
+    | AgentHeard
+    | AgentLeft
+    | StoreOpened
+    | RankFailed
+    | RanksFinished
+    | AgentStopped
+    | CheckpointTaken
+)
+Event = (
+    FromAgent
+    | AgentLost
+    | NodeDrained
+    | JobResized
+    | JobAborted
+    | RestartOrdered
+    | NodeResumed
+    | DeadlineReached
+)
+
+# --- to an agent -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Admitted, and not running yet: what for, in words (for the progress line)."""
+
+    reason: str
+    present: int
+    wanted: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Not admitted. `retryable` False: trying again as it is will not help; `exit_code` is what the agent exits with."""
+
+    reason: str
+    exit_code: int
+    retryable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """A world was sealed. Node rank 0's agent now opens the store; ranks start at `StoreAt`."""
+
+    assignment: Assignment
+
+
+@dataclass(frozen=True, slots=True)
+class StoreAt:
+    generation: int
+    store: StoreAddress
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Stop and reap every rank of `generation`, then answer `AgentStopped`. Told to all before anyone waits."""
+
+    generation: int
+    decision: Decision
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The job is over, and nothing of it runs here any more (or must not): say so and exit."""
+
+    outcome: Outcome
+
+
+ToAgent = Waiting | Refused | Assigned | StoreAt | Stop | Ended
+
+# --- effects ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Persist:
+    """Write the new state with compare-and-swap. Always first: nobody is told what is not written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    agent: AgentId
+    message: ToAgent
+
+
+@dataclass(frozen=True, slots=True)
+class SetDeadline:
+    """Send `DeadlineReached` at `at` (the service's monotonic seconds); replaces the one before; None: none."""
+
+    at: float | None
+
+
+Effect = Persist | Tell | SetDeadline

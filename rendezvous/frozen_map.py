@@ -1,0 +1,96 @@
+"""An immutable map that shares its structure with the maps derived from it.
+
+A job of ten thousand nodes changes one entry at a time, and every state of it is a value of its own.
+Copying a dict per change would cost O(N); here a change copies one small bucket and the row of buckets,
+a microsecond or two at that size. The bucket of a key does not depend on Python's seeded string hash,
+so the order of iteration is a function of the history alone: a replay sees the same order.
+"""
+
+from __future__ import annotations
+
+from binascii import crc32
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+K = TypeVar("K", bound=str | int)
+V = TypeVar("V")
+D = TypeVar("D")
+
+_WIDTH = 128
+
+
+def _bucket_of(key: str | int) -> int:
+    if isinstance(key, str):
+        return crc32(key.encode("utf-8", "surrogatepass")) % _WIDTH
+    return key % _WIDTH
+
+
+class FrozenMap(Generic[K, V]):
+    __slots__ = ("_buckets", "_size")
+
+    def __init__(self, items: Iterable[tuple[K, V]] = ()) -> None:
+        buckets: list[dict[K, V]] = [{} for _ in range(_WIDTH)]
+        for key, value in items:
+            buckets[_bucket_of(key)][key] = value
+        self._buckets: tuple[dict[K, V], ...] = tuple(buckets)
+        self._size = sum(map(len, buckets))
+
+    def _changed(self, at: int, bucket: dict[K, V], size: int) -> FrozenMap[K, V]:
+        changed: FrozenMap[K, V] = object.__new__(FrozenMap)
+        changed._buckets = (*self._buckets[:at], bucket, *self._buckets[at + 1 :])
+        changed._size = size
+        return changed
+
+    def plus(self, key: K, value: V) -> FrozenMap[K, V]:
+        at = _bucket_of(key)
+        bucket = self._buckets[at]
+        return self._changed(at, {**bucket, key: value}, self._size + (key not in bucket))
+
+    def minus(self, key: K) -> FrozenMap[K, V]:
+        at = _bucket_of(key)
+        bucket = self._buckets[at]
+        if key not in bucket:
+            return self
+        return self._changed(at, {k: v for k, v in bucket.items() if k != key}, self._size - 1)
+
+    @overload
+    def get(self, key: K) -> V | None: ...
+    @overload
+    def get(self, key: K, default: D) -> V | D: ...
+    def get(self, key: K, default: D | None = None) -> V | D | None:
+        return self._buckets[_bucket_of(key)].get(key, default)
+
+    def __getitem__(self, key: K) -> V:
+        return self._buckets[_bucket_of(key)][key]
+
+    def items(self) -> Iterator[tuple[K, V]]:
+        for bucket in self._buckets:
+            yield from bucket.items()
+
+    def values(self) -> Iterator[V]:
+        for bucket in self._buckets:
+            yield from bucket.values()
+
+    def __iter__(self) -> Iterator[K]:
+        for bucket in self._buckets:
+            yield from bucket
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._buckets[_bucket_of(key)]
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, FrozenMap) and self._buckets == other._buckets
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self.items()))
+
+    def __repr__(self) -> str:
+        return f"FrozenMap({dict(self.items())!r})"
+
+
+EMPTY: FrozenMap[Any, Any] = FrozenMap()

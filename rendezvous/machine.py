@@ -1,0 +1,221 @@
+"""The round machine: `step(state, event, now) -> (state', effects)`, the rendezvous' every decision.
+
+No I/O, no clock, no randomness. The rules of admission, sealing, stopping and orders live in the modules of
+those names; here events find their rule, fences keep stale ones out, and deadlines fall due.
+
+- An event that changes nothing returns the very same state object (and may still answer its sender).
+- Persist, when there is one, comes first: nobody is told what is not written.
+- A report counts only if its agent is the node's present one and its generation the current one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import assert_never
+
+from rendezvous import orders
+from rendezvous.admission import check_leases, grow, heard, join, leave, lose
+from rendezvous.events import (
+    AgentHeard,
+    AgentJoined,
+    AgentLeft,
+    AgentLost,
+    AgentStopped,
+    CheckpointTaken,
+    DeadlineReached,
+    Effect,
+    Event,
+    JobAborted,
+    JobResized,
+    NodeDrained,
+    NodeResumed,
+    Persist,
+    RankFailed,
+    RanksFinished,
+    RestartOrdered,
+    SetDeadline,
+    StoreAt,
+    StoreOpened,
+    Tell,
+)
+from rendezvous.policy import growth
+from rendezvous.sealing import Result, seal, spec_of, tell_progress, world_of
+from rendezvous.state import JobState, Member, Phase, is_live, member_of, present
+from rendezvous.stopping import abort, finish_if_all_did, node_stopped, rank_failed, too_few_came
+from rendezvous.types import AgentId, ScaleUp
+
+
+def step(state: JobState, event: Event, now: float) -> Result:
+    after, effects = _react(state, event, now)
+    if after is state and not isinstance(event, DeadlineReached):
+        return state, effects
+    return _completed(after, effects, now, rearm=isinstance(event, DeadlineReached))
+
+
+def _completed(state: JobState, effects: tuple[Effect, ...], now: float, *, rearm: bool) -> Result:
+    """One Persist, first; and a deadline whenever the instant to wake up at has changed."""
+    if any(isinstance(e, Persist) for e in effects):
+        effects = (Persist(), *(e for e in effects if not isinstance(e, Persist)))
+        state = replace(state, as_of=now)
+    at = state.timers.earliest()
+    if at != state.deadline_at:
+        state = replace(state, deadline_at=at)
+    elif not rearm:
+        return state, effects
+    return state, (*effects, SetDeadline(at))
+
+
+def _react(state: JobState, event: Event, now: float) -> Result:
+    match event:
+        case AgentHeard(agent):
+            return heard(state, agent, now)
+        case AgentJoined():
+            return join(state, event, now)
+        case AgentLeft(agent, reason):
+            member = _living(state, agent)
+            return leave(state, member, reason, now) if member else (state, ())
+        case AgentLost(agent, reason):
+            member = _living(state, agent)
+            return lose(state, [member], f"was lost: {reason}", now) if member else (state, ())
+        case StoreOpened() | RankFailed() | RanksFinished() | AgentStopped() | CheckpointTaken():
+            return _report(state, event, now)
+        case DeadlineReached():
+            return _due(state, now)
+        case _:
+            return _order(state, event, now)
+
+
+def _living(state: JobState, agent: AgentId) -> Member | None:
+    return None if state.phase is Phase.ENDED else member_of(state, agent)
+
+
+# --- reports: each passes the fence first --------------------------------------------------------------
+
+
+def _report(
+    state: JobState,
+    event: StoreOpened | RankFailed | RanksFinished | AgentStopped | CheckpointTaken,
+    now: float,
+) -> Result:
+    member = _living(state, event.agent)
+    if member is None or member.node_rank is None or event.generation != state.generation:
+        return state, ()
+    node = event.agent.node
+    match event:
+        case StoreOpened():
+            return _store_opened(state, event, member)
+        case RankFailed():
+            return _rank_failed(state, event, member, now)
+        case RanksFinished():
+            if state.phase is not Phase.RUNNING or node not in state.owing:
+                return state, ()
+            return _finished(replace(state, owing=state.owing.minus(node)))
+        case AgentStopped():
+            if state.phase is not Phase.STOPPING or node not in state.owing:
+                return state, ()
+            return node_stopped(state, node, now)
+        case CheckpointTaken():
+            if not is_live(state) or spec_of(state).scale_up is not ScaleUp.AT_CHECKPOINT:
+                return state, ()
+            return grow(state, now) if growth(state) else (state, ())
+        case _:
+            assert_never(event)
+
+
+def _store_opened(state: JobState, event: StoreOpened, member: Member) -> Result:
+    if state.phase is not Phase.SEALED or member.node_rank != 0:
+        return state, ()
+    state = replace(state, phase=Phase.RUNNING, store=event.store)
+    told = StoreAt(event.generation, event.store)
+    return state, (Persist(), *(Tell(p.agent, told) for p in world_of(state).placements))
+
+
+def _rank_failed(state: JobState, event: RankFailed, member: Member, now: float) -> Result:
+    assert member.node_rank is not None
+    first = world_of(state).placements[member.node_rank].rank_offset
+    if state.phase is Phase.FORMING or not first <= event.cause.rank < first + member.facts.nproc:
+        return state, ()
+    cause = (
+        event.cause if event.cause.node == event.agent.node else replace(event.cause, node=event.agent.node)
+    )
+    return rank_failed(state, cause, now)
+
+
+def _finished(state: JobState) -> Result:
+    return (state, ()) if len(state.owing) else finish_if_all_did(state)
+
+
+# --- orders and deadlines ------------------------------------------------------------------------------
+
+
+def _order(
+    state: JobState,
+    event: NodeDrained | JobResized | JobAborted | RestartOrdered | NodeResumed,
+    now: float,
+) -> Result:
+    match event:
+        case NodeDrained(node, reason):
+            return orders.drain(state, node, reason, now)
+        case JobResized(min_nodes, max_nodes):
+            return orders.resize(state, min_nodes, max_nodes, now)
+        case JobAborted(reason):
+            return abort(state, reason, now)
+        case RestartOrdered(reason):
+            return orders.restart(state, reason, now)
+        case NodeResumed(node):
+            return orders.resume_node(state, node, now)
+        case _:
+            assert_never(event)
+
+
+def _due(state: JobState, now: float) -> Result:
+    """Everything that has fallen due by `now`, each on the state that the one before left behind."""
+    effects: tuple[Effect, ...] = ()
+    for timer, act in _DUE:
+        at = getattr(state.timers, timer)
+        if at is not None and at <= now:
+            state, more = act(state, now)
+            effects = (*effects, *more)
+    return state, effects
+
+
+def _readmit(state: JobState, now: float) -> Result:
+    over = [n for n, x in state.excluded.items() if x.until is not None and x.until <= now]
+    later = min(
+        (x.until for x in state.excluded.values() if x.until is not None and x.until > now), default=None
+    )
+    state = replace(state, timers=replace(state.timers, readmit_at=later))
+    return orders.readmit(state, over, now) if over else (state, ())
+
+
+def _settled(state: JobState, now: float) -> Result:
+    timers = replace(state.timers, settle_at=None, settle_bound_at=None)
+    state = replace(state, timers=timers)
+    if is_live(state):
+        return grow(state, now) if growth(state) else (state, ())
+    return seal(state, now) if present(state) >= state.min_nodes else (state, ())
+
+
+def _give_up(state: JobState, now: float) -> Result:
+    return seal(state, now) if present(state) >= state.min_nodes else too_few_came(state)
+
+
+def _stop_budget_spent(state: JobState, now: float) -> Result:
+    silent = [state.members[node] for node in state.owing]
+    state = replace(state, timers=replace(state.timers, stop_by=None))
+    return lose(state, silent, f"did not stop within {spec_of(state).stop_budget_s:g} s", now)
+
+
+def _progress(state: JobState, now: float) -> Result:
+    return tell_progress(state)
+
+
+# Leases first: who is gone must not be counted by what follows.
+_DUE = (
+    ("lease_check_at", check_leases),
+    ("stop_by", _stop_budget_spent),
+    ("readmit_at", _readmit),
+    ("settle_at", _settled),
+    ("give_up_at", _give_up),
+    ("progress_at", _progress),
+)

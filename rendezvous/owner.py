@@ -1,0 +1,146 @@
+"""Owning one job: the one place where its events become state, writes and messages.
+
+`OwnedJob` is the logic, without I/O: an event becomes a `Turn`, and the turn counts only once it is
+committed. `JobOwner` is the shell around it: one queue, one consumer; each turn is written (when it must
+be) before any of its messages goes out. A lost compare-and-swap means that somebody else wrote: the turn
+is thrown away with its messages, the job is read anew, everyone is told where they stand in what was read,
+and the event is looked at again, which is safe because every event carries its own fence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from rendezvous.events import AgentHeard, DeadlineReached, Persist, SetDeadline, Tell
+from rendezvous.machine import step
+from rendezvous.resume import resume
+from rendezvous.state import JobState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from rendezvous.events import Effect, Event, ToAgent
+    from rendezvous.types import AgentId
+
+
+class Conflict(Exception):
+    """The store holds another version than the one the writer had read."""
+
+
+class JobStore(Protocol):
+    """Where one job's state is kept. An unreachable store makes its callers wait; it does not fail them."""
+
+    async def load(self) -> tuple[JobState, int]:
+        """The state and its version; a job nobody wrote yet is `JobState()` at version 0."""
+
+    async def save(self, state: JobState, expected_version: int) -> int:
+        """The new version; `Conflict` if the stored one is not `expected_version`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one event would change, and what is to be said once that is so."""
+
+    state: JobState
+    effects: tuple[Effect, ...]
+
+    @property
+    def persists(self) -> bool:
+        return bool(self.effects) and isinstance(self.effects[0], Persist)
+
+
+class OwnedJob:
+    def __init__(self) -> None:
+        self.state = JobState()
+        self.version = 0
+
+    def take(self, event: Event, now: float) -> Turn:
+        return Turn(*step(self.state, event, now))
+
+    def commit(self, turn: Turn, version: int) -> None:
+        self.state, self.version = turn.state, version
+
+    def reload(self, state: JobState, version: int, now: float) -> Turn:
+        """Start, or start over, from what the store holds; nothing of it needs to be written."""
+        turn = Turn(*resume(state, now))
+        self.commit(turn, version)
+        return turn
+
+
+class JobOwner:
+    """`tell` must not block, and ignores agents that are not connected here.
+
+    `vouch` names agents that count as heard whenever a deadline is due.
+    """
+
+    def __init__(
+        self,
+        store: JobStore,
+        tell: Callable[[AgentId, ToAgent], None],
+        vouch: Callable[[], Iterable[AgentId]] = tuple,
+    ) -> None:
+        self._job = OwnedJob()
+        self._store = store
+        self._tell = tell
+        self._vouch = vouch
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._alarm: asyncio.TimerHandle | None = None
+
+    @property
+    def state(self) -> JobState:
+        return self._job.state
+
+    def post(self, event: Event) -> None:
+        """Never blocks; how much a client may have under way is bounded where its messages come in."""
+        self._events.put_nowait(event)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        try:
+            await self._reload()
+            while True:
+                await self._take(await self._events.get())
+        finally:
+            self._set_deadline(None)
+
+    async def _take(self, event: Event) -> None:
+        while True:
+            turn = self._job.take(event, asyncio.get_running_loop().time())
+            version = self._job.version
+            if turn.persists:
+                try:
+                    version = await self._store.save(turn.state, version)
+                except Conflict:
+                    await self._reload()
+                    continue
+            self._job.commit(turn, version)
+            self._perform(turn)
+            return
+
+    async def _reload(self) -> None:
+        state, version = await self._store.load()
+        self._perform(self._job.reload(state, version, asyncio.get_running_loop().time()))
+
+    def _perform(self, turn: Turn) -> None:
+        for effect in turn.effects:
+            match effect:
+                case Persist():
+                    pass  # done, or there would be nothing to perform
+                case Tell(agent, message):
+                    self._tell(agent, message)
+                case SetDeadline(at):
+                    self._set_deadline(at)
+
+    def _set_deadline(self, at: float | None) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        if at is not None:
+            self._alarm = asyncio.get_running_loop().call_at(at, self._ring)
+
+    def _ring(self) -> None:
+        for agent in self._vouch():
+            self.post(AgentHeard(agent))
+        self.post(DeadlineReached())

@@ -1,0 +1,238 @@
+"""What follows a failure: one decision for the whole job, with its reason in words.
+
+Asked twice per failed generation. First at the first report, because nobody may wait for the rest before
+being told to stop; then, when every node has stopped and all reports are in, about the cause that turned
+out to be first. The second answer does not depend on the order in which reports came, and may only be
+harsher than the first (FAIL where the true cause's class asks for it, a node left out).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rendezvous.state import JobState, Streak, standing_by, world_nodes
+from rendezvous.types import Cause, Decision, DecisionKind, FailureClass, PolicyAction, ScaleUp
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rendezvous.types import JobSpec, RestartBudget
+
+# Failures that speak against the node they happened on; an exception of the script does not.
+_NODE_FAULTS = (
+    FailureClass.HARDWARE,
+    FailureClass.NETWORK,
+    FailureClass.NODE_LOST,
+    FailureClass.OUT_OF_MEMORY,
+    FailureClass.SIGNAL,
+    FailureClass.HANG,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    decision: Decision
+    exclude: str | None = None  # this node sits out
+    exclude_reason: str = ""
+
+
+def seriousness(cause: Cause) -> tuple[int, int, int, int]:
+    """Sorts the causes of one generation, first cause first, however they arrived.
+
+    A lost node explains its peers' consequences, but a rank that told its own failure knows more.
+    """
+    tier = {FailureClass.CONSEQUENCE: 2, FailureClass.NODE_LOST: 1}.get(cause.failure, 0)
+    no_step = cause.step is None
+    return (tier, no_step, 0 if cause.step is None else cause.step, cause.rank)
+
+
+def first_of(state: JobState, causes: Iterable[Cause]) -> Cause:
+    """The first cause. A failure that was ignored, as asked, is one only if there is no other."""
+    assert state.spec is not None
+    spec = state.spec
+    return min(causes, key=lambda c: (_action_for(spec, c) is PolicyAction.IGNORE, seriousness(c)))
+
+
+def in_words(cause: Cause) -> str:
+    if cause.failure is FailureClass.NODE_LOST:
+        return cause.reason
+    return f"rank {cause.rank} on {cause.node}: {cause.reason}"
+
+
+# --- the judgement -----------------------------------------------------------------------------------
+
+
+def judge(state: JobState, cause: Cause, now: float) -> Verdict:
+    """`state` no longer holds as members the nodes that were lost."""
+    spec = state.spec
+    assert spec is not None, "ranks fail in a world, and a world is sealed from a spec"
+    action = _action_for(spec, cause)
+    if action is PolicyAction.IGNORE:
+        return _verdict(state, DecisionKind.IGNORE, f"{in_words(cause)}; ignored, as asked", cause)
+    if action is PolicyAction.FAIL:
+        return _verdict(state, DecisionKind.FAIL, f"--failure-policy ends the job on {cause.failure}", cause)
+    if loop := crash_loop(state, cause):
+        return _verdict(state, DecisionKind.FAIL, loop, cause)
+    if spent := _budget_spent(spec.budget, state, now):
+        return _verdict(state, DecisionKind.FAIL, spent, cause)
+    exclude, exclude_reason = _sits_out(state, cause, action)
+    kind, how = course(state, without=exclude)
+    used = f"restart {charged_in_window(state, now) + 1} of {spec.budget.limit}"
+    reason = f"{in_words(cause)}; {how} ({used})"
+    return Verdict(Decision(kind, reason, state.generation, cause), exclude, exclude_reason)
+
+
+def judge_again(state: JobState, first: Cause) -> Verdict | None:
+    """All reports are in, and `first` is the first cause: is anything harsher due? The restart is paid."""
+    spec = state.spec
+    assert spec is not None
+    action = _action_for(spec, first)
+    if action is PolicyAction.FAIL:
+        return _verdict(state, DecisionKind.FAIL, f"--failure-policy ends the job on {first.failure}", first)
+    if loop := _loop_in_words(spec, next_streak(state, first)):
+        return _verdict(state, DecisionKind.FAIL, loop, first)
+    exclude, exclude_reason = _sits_out(state, first, action)
+    if exclude is None:
+        return None
+    kind, how = course(state, without=exclude)
+    return Verdict(
+        Decision(kind, f"{exclude_reason}; {how}", state.generation, first), exclude, exclude_reason
+    )
+
+
+def _verdict(state: JobState, kind: DecisionKind, reason: str, cause: Cause) -> Verdict:
+    return Verdict(Decision(kind, reason, state.generation, cause))
+
+
+def _action_for(spec: JobSpec, cause: Cause) -> PolicyAction:
+    """The rule for this very exit code, else the last rule for the class, else restart."""
+    matching = [
+        r for r in spec.rules if r.failure is cause.failure and r.exit_code in (None, cause.exit_code)
+    ]
+    exact = [r for r in matching if r.exit_code is not None]
+    chosen = exact or matching
+    return chosen[-1].action if chosen else PolicyAction.RESTART
+
+
+# --- budget and crash loop ---------------------------------------------------------------------------
+
+
+def charged_in_window(state: JobState, now: float) -> int:
+    assert state.spec is not None
+    window_s = state.spec.budget.window_s
+    if window_s is None:
+        return state.charged
+    return sum(1 for at in state.charges if at > now - window_s)
+
+
+def _budget_spent(budget: RestartBudget, state: JobState, now: float) -> str:
+    if budget.limit <= 0:
+        return "no restarts were allowed (--max-restarts 0)"
+    used = charged_in_window(state, now)
+    if used < budget.limit:
+        return ""
+    within = "" if budget.window_s is None else f" within {budget.window_s:g} s"
+    return f"restart budget used up ({used} of {budget.limit}{within})"
+
+
+def next_streak(state: JobState, first: Cause) -> Streak:
+    """The streak once `first` is settled as the first cause of this generation."""
+    assert state.spec is not None
+    if first.failure is FailureClass.NODE_LOST or first.ran_s >= state.spec.crash_loop.within_s:
+        return Streak()
+    again = state.streak.times + 1 if state.streak.rank == first.rank else 1
+    return Streak(first.rank, again)
+
+
+def crash_loop(state: JobState, cause: Cause) -> str:
+    assert state.spec is not None
+    if cause.failure is FailureClass.CONSEQUENCE:
+        return ""  # the cause itself is still to come; judge_again looks at it
+    return _loop_in_words(state.spec, next_streak(state, cause))
+
+
+def _loop_in_words(spec: JobSpec, streak: Streak) -> str:
+    rule = spec.crash_loop
+    if rule.times <= 0 or streak.times < rule.times:
+        return ""
+    return (
+        f"rank {streak.rank} failed within {rule.within_s:g} s of its start {streak.times} times in a row; "
+        "not restarting into a loop"
+    )
+
+
+# --- which nodes go on -------------------------------------------------------------------------------
+
+
+def _sits_out(state: JobState, cause: Cause, action: PolicyAction) -> tuple[str | None, str]:
+    assert state.spec is not None
+    node = cause.node
+    if node not in state.members or node in state.excluded:
+        return None, ""
+    if action is PolicyAction.RESTART_WITHOUT_NODE:
+        return node, f"{node} sits out: --failure-policy excludes a node on {cause.failure}"
+    failed = state.node_failures.get(node, 0) + (1 if speaks_against_node(cause) else 0)
+    limit = state.spec.node_failure_limit
+    if 0 < limit <= failed and course(state, without=node)[0] is not DecisionKind.WAIT:
+        return node, f"{node} sits out: {failed} failures of this job were its own"
+    return None, ""
+
+
+def speaks_against_node(cause: Cause) -> bool:
+    return cause.failure in _NODE_FAULTS
+
+
+def course(state: JobState, without: str | None = None) -> tuple[DecisionKind, str]:
+    """How a restart would go on with the members there are."""
+    before = world_nodes(state)
+    stay, spare = 0, 0
+    for node, member in state.members.items():
+        if node in state.excluded or node == without:
+            continue
+        stay, spare = (stay + 1, spare) if member.node_rank is not None else (stay, spare + 1)
+    returned = min(spare, _came_back(state, without))
+    stay, spare = stay + returned, spare - returned
+    if stay > state.max_nodes:
+        return DecisionKind.SHRINK, f"going on with {state.max_nodes} of {before} nodes"
+    missing = max(0, min(before, state.max_nodes) - stay)
+    if missing == 0:
+        return DecisionKind.RESTART, "restarting with the same nodes"
+    if spare >= missing:
+        return DecisionKind.RESTART_WITH_SPARE, f"restarting with {_count(missing, 'spare node')}"
+    if stay + spare >= state.min_nodes:
+        return DecisionKind.SHRINK, f"going on with {stay + spare} of {before} nodes"
+    return DecisionKind.WAIT, f"waiting for {_count(state.min_nodes - stay - spare, 'replacement node')}"
+
+
+def _came_back(state: JobState, without: str | None) -> int:
+    """Nodes of the world whose agent was replaced by a newer one: the same nodes, for all that matters."""
+    if state.world is None:
+        return 0
+    count = 0
+    for p in state.world.placements:
+        node = p.agent.node
+        member = state.members.get(node)
+        if member and member.node_rank is None and node not in state.excluded and node != without:
+            count += 1
+    return count
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+
+
+def growth(state: JobState) -> int:
+    """How many nodes standing by could enlarge the world now; `spec.spares` of them are kept back."""
+    assert state.spec is not None
+    if state.spec.scale_up is ScaleUp.NEVER:
+        return 0
+    return room_to_grow(state)
+
+
+def room_to_grow(state: JobState) -> int:
+    assert state.spec is not None
+    room = state.max_nodes - world_nodes(state)
+    if room <= 0:
+        return 0
+    return max(0, min(room, len(standing_by(state)) - state.spec.spares))

@@ -1,0 +1,142 @@
+"""The box and its JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from launcher.story import outcome_json, render_box
+from launcher.verdict import STOPPED
+from rendezvous.types import Cause, Decision, DecisionKind, FailureClass, Outcome
+
+TRACEBACK = (
+    "Traceback (most recent call last):\n"
+    '  File "<frozen runpy>", line 88, in _run_code\n'
+    '  File "/opt/us/launcher/rank.py", line 1, in main\n    run()\n'
+    '  File "/home/u/train.py", line 9, in <module>\n    main()\n'
+    '  File "/env/lib/python3.11/site-packages/torch/nn/module.py", line 5, in forward\n    inner()\n    ^^^^^\n'
+    "ValueError: bad batch\n"
+)
+FIRST = Cause(
+    "node-a", 1, 1, FailureClass.USER_EXCEPTION, "ValueError: bad batch", 1,
+    traceback=TRACEBACK, step=12, ran_s=3.21, at="2026-03-01 10:00:00", log="/logs/1/stderr.log", hint="look twice",
+)  # fmt: skip
+LOST = Cause("node-a", 0, 0, FailureClass.CONSEQUENCE, "RuntimeError: Connection closed by peer", 1)
+HALTED = Cause("node-b", 2, 0, FailureClass.CONSEQUENCE, f"{STOPPED} (SIGTERM)", 143, signal=15)
+GIVEN_UP = Decision(DecisionKind.FAIL, "the restart budget is used up", 3, FIRST)
+
+
+def failed(*causes: Cause, **changes: object) -> Outcome:
+    base = Outcome(False, "failed", 1, causes[0] if causes else None, causes, 2, (GIVEN_UP,))
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+def box(outcome: Outcome, **options: object) -> str:
+    chosen = {
+        "width": 100,
+        "color": False,
+        "log_dir": "/logs",
+        "budget": "2",
+        "own_folder": "/opt/us",
+        **options,
+    }
+    return render_box(outcome, **chosen)  # type: ignore[arg-type]
+
+
+def test_the_whole_story() -> None:
+    others = [replace(HALTED, rank=n) for n in (2, 3, 4)]
+    assert [line[2:-2].rstrip() for line in box(failed(FIRST, LOST, *others)).splitlines()[1:-1]] == [
+        "rank 1 on node-a failed first: ValueError: bad batch",
+        "",
+        '  File "/home/u/train.py", line 9, in <module>',
+        "    main()",
+        "  ... 1 library frame below ...",
+        "ValueError: bad batch",
+        "",
+        "when      2026-03-01 10:00:00, 3.2 s after its start, at step 12",
+        "others    rank 0 lost its connection to it; 3 other ranks were stopped",
+        "restarts  2 of 2 used; not restarted: the restart budget is used up",
+        "log       /logs/1/stderr.log",
+        "exit code 1",
+        "hint      look twice",
+    ]
+
+
+def test_success_says_nothing() -> None:
+    assert box(Outcome(True, "done", 0)) == ""
+
+
+@pytest.mark.parametrize("causes", [(), (HALTED,), (HALTED, replace(HALTED, rank=3))])
+def test_an_ordered_end_is_one_line(causes: tuple[Cause, ...]) -> None:
+    ordered = Outcome(False, "stopped by SIGINT", 130, causes[0] if causes else None, causes)
+    assert box(ordered) == "ddp-launch: stopped by SIGINT\n"
+
+
+def test_a_consequence_reported_first_is_not_the_cause() -> None:
+    assert "rank 1 on node-a failed first" in box(failed(LOST, HALTED, FIRST))
+    assert outcome_json(failed(LOST, FIRST))["first_cause"]["rank"] == 1  # type: ignore[index]
+
+
+def test_only_consequences_are_told_honestly() -> None:
+    text = box(failed(LOST, HALTED))
+    assert "no rank reports a cause of its own" in text
+    assert "failed first" not in text
+    assert outcome_json(failed(LOST, HALTED))["first_cause"] is None
+
+
+@pytest.mark.parametrize("width", [10, 40, 63, 80, 100, 250])
+@pytest.mark.parametrize("unicode", [True, False])
+def test_every_line_fits_whatever_the_rank_wrote(width: int, unicode: bool) -> None:
+    wild = "日本語" * 50 + " \x1b[31mred\x1b[0m\ttab\a " + "x" * 300 + " 🏖️ end"
+    cause = replace(FIRST, reason=wild, traceback=TRACEBACK + wild, hint=wild, log="/" + "y" * 200)
+    lines = box(failed(cause, replace(LOST, reason=wild)), width=width, unicode=unicode).splitlines()
+    assert {columns(line) for line in lines} == {max(40, min(width, 100))}
+    assert all(line.isprintable() for line in lines)
+    assert unicode or all(line.isascii() for line in lines)
+    assert len(lines) < 70
+
+
+def columns(line: str) -> int:
+    return sum(
+        2 if ord(c) in range(0x3000, 0xA000) or ord(c) == 0x1F3D6 else 0 if ord(c) == 0xFE0F else 1
+        for c in line
+    )
+
+
+def test_color_is_only_added() -> None:
+    import re
+
+    outcome = failed(FIRST, LOST)
+    colored = box(outcome, color=True)
+    assert "\x1b[" in colored
+    assert re.sub(r"\x1b\[\d*m", "", colored) == box(outcome)
+
+
+def test_deep_tracebacks_keep_the_users_deepest_frames() -> None:
+    frames = "".join(f'  File "/home/u/f{i}.py", line {i}, in f\n    call{i}()\n' for i in range(30))
+    deep = replace(FIRST, traceback=f"Traceback (most recent call last):\n{frames}ValueError: bad batch\n")
+    text = box(failed(deep))
+    assert "call29()" in text
+    assert "call10()" not in text
+
+
+def test_frames_of_libraries_are_shown_when_there_are_no_others() -> None:
+    only = 'Traceback (most recent call last):\n  File "/lib/python3.11/runpy.py", line 1, in r\n    go()\nE: x\n'
+    assert "runpy.py" in box(failed(replace(FIRST, traceback=only)))
+
+
+def test_json_holds_the_same_facts() -> None:
+    told = json.loads(json.dumps(outcome_json(failed(FIRST, LOST, HALTED), log_dir="/logs", budget="2")))
+    assert told["first_cause"]["class"] == "user-exception"
+    assert told["first_cause"]["traceback"] == TRACEBACK
+    assert told["causes"][2]["signal_name"] == "SIGTERM"
+    assert told["others"] == ["rank 0 lost its connection to it", "1 other rank was stopped"]
+    assert (told["restarts"], told["restart_budget"], told["exit_code"]) == (2, "2", 1)
+    assert told["decisions"] == [{"kind": "fail", "reason": "the restart budget is used up", "generation": 3}]
+
+
+def test_a_lost_node() -> None:
+    lost = Cause("node-b", -1, -1, FailureClass.NODE_LOST, "silent for 3 s", 1)
+    assert "node node-b failed first: silent for 3 s" in box(failed(lost))

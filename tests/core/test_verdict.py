@@ -1,0 +1,287 @@
+"""From what is known of one ended rank to its cause."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from launcher.verdict import STOPPED, ErrorRecord, RankEnd, cause_of, shell_code
+from rendezvous.types import Cause, FailureClass
+
+C = FailureClass
+TORCH = "/env/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
+
+
+def traceback(error: str, *, file: str = "train.py") -> str:
+    return f'Traceback (most recent call last):\n  File "{file}", line 7, in step\n    go()\n{error}\n'
+
+
+def ended(code: int | None = 1, stderr: str = "", **known: object) -> Cause:
+    end = RankEnd(node="a", rank=1, local_rank=1, exit_code=code, stderr_tail=stderr)
+    return cause_of(RankEnd(**{**{f: getattr(end, f) for f in RankEnd.__slots__}, **known}))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("error", "failure", "reason"),
+    [
+        ("ValueError: bad batch", C.USER_EXCEPTION, "ValueError: bad batch"),
+        ("KeyboardWarning", C.USER_EXCEPTION, "KeyboardWarning"),
+        ("a.b.CustomError: x\nmore\nlines", C.USER_EXCEPTION, "CustomError: x"),
+        ("MemoryError", C.OUT_OF_MEMORY, "MemoryError"),
+        (
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB.",
+            C.OUT_OF_MEMORY,
+            "OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB.",
+        ),
+        (
+            "RuntimeError: [enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory",
+            C.OUT_OF_MEMORY,
+            None,
+        ),
+        ("torch.AcceleratorError: CUDA error: device-side assert triggered", C.USER_EXCEPTION, None),
+        ("RuntimeError: CUDA error: uncorrectable ECC error encountered", C.HARDWARE, None),
+        ("RuntimeError: CUDA error: unspecified launch failure", C.HARDWARE, None),
+        ("ValueError: uncorrectable input", C.USER_EXCEPTION, None),
+        (
+            "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network "
+            "address. port: 23456, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use",
+            C.NETWORK,
+            None,
+        ),
+        (
+            "torch.distributed.DistNetworkError: The client socket has timed out after 3000ms while trying to "
+            "connect to (no.such.host, 1).",
+            C.NETWORK,
+            None,
+        ),
+        (
+            "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:219, unhandled system error (run with "
+            "NCCL_DEBUG=INFO for details), NCCL version 2.19.3\nncclSystemError: System call failed.",
+            C.NETWORK,
+            None,
+        ),
+        ("socket.gaierror: [Errno -2] Name or service not known", C.NETWORK, None),
+        ("OSError: [Errno 98] Address already in use", C.NETWORK, None),
+    ],
+)
+def test_exceptions_by_class(error: str, failure: FailureClass, reason: str | None) -> None:
+    cause = ended(1, "epoch 1\n" + traceback(error))
+    assert cause.failure is failure
+    assert reason is None or cause.reason == reason
+    assert "line 7, in step" in cause.traceback
+
+
+PEER_GONE = [
+    "RuntimeError: [/__w/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [::1]:1.",
+    "RuntimeError: [/__w/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error [::1]:1: Connection "
+    "reset by peer.",
+    "RuntimeError: [../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 4000ms for recv "
+    "operation to complete",
+    "RuntimeError: Application timeout caused pair closure",
+    "torch.distributed.DistNetworkError: Failed to recv, got 0 bytes. Connection was likely closed. Did the remote "
+    "server shutdown or crash?",
+    "torch.distributed.DistStoreError: wait timeout after 1000ms, keys: /x",
+    "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:219, remote process exited or there was a "
+    "network error, NCCL version 2.19.3\nncclRemoteError: A call failed possibly due to a network error or a remote "
+    "process exiting prematurely.",
+    "torch.distributed.DistBackendError: NCCL communicator was aborted on rank 1.",
+    "RuntimeError: Rank 0 failed to pass monitoredBarrier in 4000 ms",
+]
+
+
+@pytest.mark.parametrize("error", PEER_GONE)
+def test_a_lost_peer_is_a_consequence(error: str) -> None:
+    text = "".join(f"[rank0]: {line}\n" for line in traceback(error, file=TORCH).splitlines())
+    assert ended(1, text).failure is C.CONSEQUENCE
+
+
+@pytest.mark.parametrize("error", PEER_GONE)
+def test_a_lost_peer_stays_one_when_the_script_wraps_it(error: str) -> None:
+    joint = "\nThe above exception was the direct cause of the following exception:\n\n"
+    cause = ended(1, traceback(error, file=TORCH) + joint + traceback("TrainingError: epoch 3 failed"))
+    assert (cause.failure, cause.reason) == (C.CONSEQUENCE, "TrainingError: epoch 3 failed")
+
+
+def test_a_peer_lost_during_clean_up_does_not_hide_the_cause() -> None:
+    joint = "\nDuring handling of the above exception, another exception occurred:\n\n"
+    cause = ended(1, traceback("ValueError: bad batch") + joint + traceback(PEER_GONE[0], file=TORCH))
+    assert (cause.failure, cause.reason) == (C.USER_EXCEPTION, "ValueError: bad batch")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "ConnectionResetError: [Errno 104] Connection reset by peer",
+        "requests.exceptions.ConnectionError: ('Connection aborted.', ConnectionResetError(104, 'reset by peer'))",
+        "ValueError: the log said gloo/transport/tcp/pair.cc Connection closed by peer",
+        "RuntimeError: web server: connection reset by peer",
+        "BrokenPipeError: [Errno 32] Broken pipe",
+    ],
+)
+def test_other_peoples_connections_are_causes(error: str) -> None:
+    assert ended(1, traceback(error, file="/env/lib/urllib3/response.py")).failure is not C.CONSEQUENCE
+
+
+def test_the_watchdog_of_nccl_blames_a_peer_and_its_own_device_error_does_not() -> None:
+    said = "terminate called after throwing an instance of 'c10::DistBackendError'\n  what():  [PG ID 0] Process group watchdog thread terminated with exception: "
+    timeout = said + "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3)"
+    ecc = said + "CUDA error: uncorrectable ECC error encountered"
+    assert ended(None, timeout, signal=6).failure is C.CONSEQUENCE
+    assert ended(None, ecc, signal=6).failure is C.HARDWARE
+
+
+def test_an_earlier_logged_traceback_and_shutdown_noise_are_not_the_story() -> None:
+    noise = "Exception ignored in: <function X.__del__>\n" + traceback("AttributeError: gone")
+    text = traceback("OSError: retried") + "going on\n" + traceback("ValueError: bad batch") + noise
+    cause = ended(1, text)
+    assert cause.reason == "ValueError: bad batch"
+    assert "retried" not in cause.traceback
+    assert "gone" not in cause.traceback
+
+
+def test_what_a_dataloader_worker_raised_is_named() -> None:
+    inner = "Original " + traceback("KeyError: 'label'", file="data.py")
+    cause = ended(1, traceback("KeyError: Caught KeyError in DataLoader worker process 0.\n" + inner))
+    assert cause.reason == "KeyError: 'label' (in DataLoader worker process 0)"
+
+
+def test_exception_groups_name_their_first_member() -> None:
+    text = (
+        "  + Exception Group Traceback (most recent call last):\n"
+        '  |   File "t.py", line 2, in <module>\n'
+        "  | ExceptionGroup: many (2 sub-exceptions)\n"
+        "  +-+---------------- 1 ----------------\n"
+        "    | ValueError: a\n"
+        "    +---------------- 2 ----------------\n"
+        "    | KeyError: 'b'\n"
+        "    +------------------------------------\n"
+    )
+    assert ended(1, text).reason == "ExceptionGroup: many (2 sub-exceptions); first: ValueError: a"
+
+
+def test_a_script_that_does_not_compile() -> None:
+    cause = ended(1, "  File \"t.py\", line 4\n    x = (1\n        ^\nSyntaxError: '(' was never closed\n")
+    assert cause.reason == "SyntaxError: '(' was never closed"
+    assert cause.traceback.startswith('  File "t.py", line 4')
+
+
+def test_leaving_with_a_text_or_a_code() -> None:
+    assert ended(1, "no config\n").reason == 'exit code 1 (last line on stderr: "no config")'
+    usage = ended(2, "usage: train.py [-h]\ntrain.py: error: unrecognized arguments: --foo\n")
+    assert usage.reason == "exit code 2: train.py: error: unrecognized arguments: --foo"
+    assert ended(7).reason == "exit code 7"
+    assert ended(139).reason == "exit code 139 (as a shell tells of SIGSEGV)"
+    after = ended(13, traceback("ValueError: bad batch"))
+    assert (after.failure, after.reason) == (C.EXIT_CODE, "exit code 13 after ValueError: bad batch")
+
+
+@pytest.mark.parametrize(
+    ("number", "stderr", "reason"),
+    [
+        (11, "", "killed by SIGSEGV (segmentation fault)"),
+        (7, "", "killed by SIGBUS (bus error)"),
+        (40, "", "killed by SIGRTMIN+6"),
+        (10, traceback("ValueError: caught"), "killed by SIGUSR1"),
+        (
+            11,
+            'Fatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most recent call first):\n  File "t"',
+            "killed by SIGSEGV: Fatal Python error: Segmentation fault",
+        ),
+        (
+            6,
+            "terminate called after throwing an instance of 'std::out_of_range'\n  what():  at 3\n",
+            "killed by SIGABRT: std::out_of_range: at 3",
+        ),
+        (6, "free(): invalid pointer\n", "killed by SIGABRT (aborted): free(): invalid pointer"),
+    ],
+)
+def test_signals_by_name(number: int, stderr: str, reason: str) -> None:
+    cause = ended(None, stderr, signal=number)
+    assert (cause.failure, cause.reason) == (C.SIGNAL, reason)
+    assert (cause.exit_code, cause.signal) == (128 + number, number)
+
+
+@pytest.mark.parametrize(
+    ("oom", "failure", "words"),
+    [
+        (True, C.OUT_OF_MEMORY, "killed by SIGKILL: the kernel's out-of-memory killer"),
+        (False, C.SIGNAL, "killed by SIGKILL from outside (not out of memory as far as the kernel tells)"),
+        (None, C.SIGNAL, "killed by SIGKILL from outside (the kernel does not tell whether memory ran out)"),
+    ],
+)
+def test_sigkill_for_memory_is_told_apart(oom: bool | None, failure: FailureClass, words: str) -> None:
+    cause = ended(None, signal=9, oom_killed=oom)
+    assert (cause.failure, cause.reason, cause.exit_code) == (failure, words, 137)
+
+
+RECORD = ErrorRecord("ValueError", "bad batch\nsecond line", traceback("ValueError: bad batch"), 100, step=12)
+
+
+def test_a_record_is_the_cause_even_when_the_rank_was_stopped_while_it_printed() -> None:
+    cause = ended(None, signal=15, stopped_by_us=15, stopped_at_ns=200, error_record=RECORD)
+    assert (cause.failure, cause.reason, cause.exit_code) == (C.USER_EXCEPTION, "ValueError: bad batch", 1)
+    assert (cause.signal, cause.step) == (0, 12)
+
+
+def test_what_is_raised_after_our_stop_is_a_consequence() -> None:
+    late = ended(1, stopped_by_us=15, stopped_at_ns=50, error_record=RECORD)
+    assert late.failure is C.CONSEQUENCE
+    interrupted = ErrorRecord("KeyboardInterrupt", "")
+    assert ended(1, stopped_by_us=2, error_record=interrupted).failure is C.CONSEQUENCE
+
+
+@pytest.mark.parametrize(("code", "number"), [(None, 15), (None, 9), (None, 6), (143, 0), (0, 0), (1, 0)])
+def test_ended_by_our_stop(code: int | None, number: int) -> None:
+    cause = ended(code, signal=number, stopped_by_us=15)
+    assert (cause.failure, cause.reason) == (C.CONSEQUENCE, f"{STOPPED} (SIGTERM)")
+
+
+def test_the_same_signal_from_outside_is_a_cause() -> None:
+    assert ended(None, signal=15).failure is C.SIGNAL
+
+
+def test_long_accounts_are_bounded_and_keep_the_exception() -> None:
+    frames = "".join(f'  File "t.py", line {i}, in f\n    f()\n' for i in range(500))
+    deep = ended(1, f"Traceback (most recent call last):\n{frames}RecursionError: deep\n")
+    assert len(deep.traceback.splitlines()) <= 40
+    assert deep.traceback.endswith("RecursionError: deep")
+    talkative = ended(1, traceback("ValueError: x\n" + "more\n" * 500))
+    assert "ValueError: x" in talkative.traceback
+    assert len(talkative.traceback.splitlines()) <= 40
+    assert len(ended(1, traceback("ValueError: " + "x" * 100_000)).reason) <= 600
+
+
+@pytest.mark.parametrize(
+    ("error", "hint"),
+    [
+        ("ModuleNotFoundError: No module named 'nosuch.thing'", "is nosuch installed"),
+        ("ImportError: cannot import name 'DDP' from 'ddp' (/home/u/ddp.py)", "rename it"),
+        ("RuntimeError: CUDA error: device-side assert triggered", "CUDA_LAUNCH_BLOCKING"),
+        ("OSError: [Errno 98] Address already in use", "another process has that port"),
+        ("ValueError: bad batch", ""),
+    ],
+)
+def test_hints(error: str, hint: str) -> None:
+    found = ended(1, traceback(error)).hint
+    assert hint in found
+    assert bool(hint) == bool(found)
+
+
+def test_shell_code() -> None:
+    assert shell_code(RankEnd("a", 0, 0, exit_code=None, signal=signal.SIGSEGV)) == 139
+    assert shell_code(RankEnd("a", 0, 0, exit_code=3)) == 3
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "Traceback (most recent call last):",
+        "  + Exception Group Traceback (most",
+        "\r\r\x1b[",
+        "terminate called",
+    ],
+)
+def test_text_cut_anywhere_is_survived(text: str) -> None:
+    assert ended(1, text).reason.startswith("exit code 1")
