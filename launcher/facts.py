@@ -56,10 +56,14 @@ def _read_json(path: str) -> dict[str, Any] | None:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except (OSError, ValueError):
         return None
-    with os.fdopen(fd, "rb") as file:
+    try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             return None
-        text = file.read(_MAX_RECORD_BYTES).decode(errors="replace")
+        text = os.read(fd, _MAX_RECORD_BYTES).decode(errors="replace")
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
     try:
         data = json.loads(text)
     except (ValueError, RecursionError):

@@ -206,7 +206,7 @@ def _cause_json(cause: Cause) -> dict[str, object]:
 
 
 def _traceback_rows(traceback: str, inner: int, own_folder: str) -> list[str]:
-    lines = clean_lines(traceback)
+    lines = clean_lines(traceback.rstrip())
     if any(line.strip() == GROUP_HEADER for line in lines) or HEADER not in lines:
         kept = _shortened(lines)
     else:
@@ -289,7 +289,7 @@ def _wrapped(text: str, width: int, indent: str) -> list[str]:
         rows.append(rest[:cut].rstrip())
         rest = indent + rest[cut:].lstrip()
     if len(rows) == _MAX_ROWS_PER_TEXT:
-        return [*rows[:-1], rows[-1][: width - 4] + " ..."]
+        return [*rows[:-1], rows[-1][: _fitting(rows[-1], width - 4)] + " ..."]
     return [*rows, rest]
 
 

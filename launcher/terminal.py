@@ -22,8 +22,10 @@ import stat
 import threading
 import time
 from collections import deque
+from itertools import islice
 
 QUEUE_LIMIT = 2 * 1024 * 1024
+FRONT_SIZE = 256 * 1024
 PATIENCE_SHARE = 0.1
 PATIENCE_MAX_S = 0.1
 RELAY_READ = 64 * 1024
@@ -150,14 +152,21 @@ class Terminal:
         if self._skipped and self._queued < QUEUE_LIMIT // 2:
             self._tell_of_skipped()
         row = self._status_row() if self.is_tty else b""
-        wipe = _WIPE if self._row and (self._queue or row != self._row) else b""
-        draw = row if self._queue or row != self._row else b""
-        self._front = wipe + b"".join(self._queue) + draw
+        if not self._queue and row == self._row:
+            return False
+        blocks, size = 0, 0
+        for block in self._queue:
+            blocks, size = blocks + 1, size + len(block)
+            if size >= FRONT_SIZE:
+                break
+        lines = b"".join(islice(self._queue, blocks))
         self._at = 0
-        self._queue.clear()
-        self._queued = 0
+        self._front = (_WIPE if self._row else b"") + lines + row
+        for _ in range(blocks):  # only now: `is_idle` may be read meanwhile
+            self._queue.popleft()
+        self._queued -= size
         self._row = row
-        return bool(self._front)
+        return True
 
     def _tell_of_skipped(self) -> None:
         logs = list(self._skipped_logs)

@@ -101,7 +101,7 @@ def _node_of_gpu(root: str, address: str, several_nodes: bool) -> int:
             f"{root}/bus/pci/devices/{address}/numa_node cannot be read",
             "make it readable in this container or drop --numa-binding",
         )
-    return int(text or 0)
+    return max(int(text or 0), 0)
 
 
 def parse_cpu_list(text: str) -> tuple[int, ...]:

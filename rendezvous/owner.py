@@ -63,7 +63,7 @@ class OwnedJob:
         self.state, self.version = turn.state, version
 
     def reload(self, state: JobState, version: int, now: float) -> Turn:
-        """Start, or start over, from what the store holds; nothing of it needs to be written."""
+        """Start, or start over, from what the store holds."""
         turn = Turn(*resume(state, now))
         self.commit(turn, version)
         return turn
@@ -120,7 +120,17 @@ class JobOwner:
             return
 
     async def _reload(self) -> None:
-        state, version = await self._store.load()
+        """Read, and write the same again: from here on no write of an earlier owner can land.
+
+        Without it an owner deposed a moment ago could still seal a world that this one knows nothing of.
+        """
+        while True:
+            state, version = await self._store.load()
+            try:
+                version = await self._store.save(state, version)
+            except Conflict:
+                continue
+            break
         self._perform(self._job.reload(state, version, asyncio.get_running_loop().time()))
 
     def _perform(self, turn: Turn) -> None:

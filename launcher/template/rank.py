@@ -33,7 +33,7 @@ def become(message: Message, fds: list[int], parent: int) -> None:
     if message["args"]:
         sys.argv[-len(message["args"]) :] = message["args"]
         sys.orig_argv[-len(message["args"]) :] = message["args"]
-    _fresh_randomness()
+    _fresh_identity()
     if message["store_kept"] and message["env"].get("RANK") == "0":
         store.join_instead_of_hosting()
 
@@ -58,11 +58,17 @@ def death_on_error() -> Iterator[None]:
         _die(f"a rank could not be set up: {type(error).__name__}: {error}", _INTERNAL)
 
 
-def _fresh_randomness() -> None:
-    """The standard library reseeds itself after a fork; numpy's global generator does not."""
-    random = sys.modules.get("numpy.random")
-    if random is not None:
-        random.seed()
+def _fresh_identity() -> None:
+    """What a new process draws or notes once; the standard library sees to the rest after a fork."""
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
+    processes = sys.modules.get("multiprocessing.process")
+    if processes is not None:
+        processes.current_process().authkey = os.urandom(32)
+    threads = sys.modules.get("threading")
+    if threads is not None:
+        threads.main_thread()._native_id = threads.get_native_id()
 
 
 def _die(text: str, code: int) -> NoReturn:

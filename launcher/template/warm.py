@@ -10,25 +10,31 @@ import sys
 import time
 from typing import Any
 
+from . import descriptors, fast_exit
+
 CONFIG_VARIABLE = "_DDP_LAUNCH_ZYGOTE"
 
 
-def enter(hook_folder: str) -> bool:
+def enter(hook_folder: str, before_ours: frozenset[str]) -> bool:
     """Serve as the zygote; in each rank, return whether the user has a sitecustomize of their own."""
     config = json.loads(os.environ.pop(CONFIG_VARIABLE))
+    descriptors.close_inherited(config["fd"])
     _hide_hook(hook_folder, config["pythonpath"])
-    users_own_exists = _import_users_sitecustomize()
     atexit.register(_drop_imported_modules)  # registered first, so it runs last
-    before = set(sys.modules)
+    early = frozenset(sys.modules)
+    users_own_exists = _import_users_sitecustomize()
+    settled = before_ours | (frozenset(sys.modules) - early)
+    before_torch = frozenset(sys.modules)
     started = time.monotonic()
-    obstacle = _import_torch() or _shadowed(config["path0"], before)
-    _imported.extend(name for name in sys.modules if name not in before)
+    obstacle = _import_torch() or _shadowed(config["path0"], settled)
+    _imported.extend(name for name in sys.modules if name not in before_torch)
 
     from _ddp_launch import loop
 
     control = socket.socket(fileno=config["fd"])
     loop.Loop(control, warm_obstacle=obstacle).serve(time.monotonic() - started, config["cgroup"])
-    _leave()
+    fast_exit.arrange()
+    _leave(hook_folder)
     return users_own_exists
 
 
@@ -56,20 +62,25 @@ def _import_users_sitecustomize() -> bool:
 def _import_torch() -> str:
     try:
         import torch  # noqa: F401
-    except ImportError as error:
-        return f"torch cannot be imported here ({error})"
+    except Exception as error:  # a missing library, a warning made an error, a broken installation: it says
+        return f"torch cannot be imported here ({type(error).__name__}: {error})"
     return ""
 
 
-def _shadowed(path0: str, before: set[str]) -> str:
-    """Under plain `python script.py` the script's folder is searched first, also by torch's own imports."""
+def _shadowed(path0: str, settled: frozenset[str]) -> str:
+    """Under plain `python script.py` the script's folder is searched first, also by torch's own imports.
+
+    `settled` are the modules that the interpreter has always imported before it gets to the script.
+    """
+    if sys.flags.safe_path:
+        return ""
     try:
         entries = os.listdir(path0)
     except OSError:
         return ""
     names = {_importable_name(path0, entry) for entry in entries}
     for module in sorted(sys.modules):
-        if module in names and module not in before and not _comes_from(path0, sys.modules[module]):
+        if module in names and module not in settled and not _comes_from(path0, sys.modules[module]):
             return f"{os.path.join(path0, module)} takes the name of a module that torch imports"
     return ""
 
@@ -100,7 +111,13 @@ def _drop_imported_modules() -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
 
-def _leave() -> None:
+def _leave(hook_folder: str) -> None:
     """Undo what a script could see of us."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "_ddp_launch"]:
         del sys.modules[name]
+    here = os.path.dirname(hook_folder)
+    sys.path_importer_cache.pop(here, None)
+    lines = sys.modules.get("linecache")
+    if lines is not None:
+        for file in [file for file in lines.cache if file.startswith(here)]:
+            del lines.cache[file]

@@ -19,7 +19,7 @@ def traceback(error: str, *, file: str = "train.py") -> str:
 
 def ended(code: int | None = 1, stderr: str = "", **known: object) -> Cause:
     end = RankEnd(node="a", rank=1, local_rank=1, exit_code=code, stderr_tail=stderr)
-    return cause_of(RankEnd(**{**{f: getattr(end, f) for f in RankEnd.__slots__}, **known}))  # type: ignore[arg-type]
+    return cause_of(RankEnd(**{**{f: getattr(end, f) for f in RankEnd.__slots__}, **known}))
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,10 @@ def test_other_peoples_connections_are_causes(error: str) -> None:
 
 
 def test_the_watchdog_of_nccl_blames_a_peer_and_its_own_device_error_does_not() -> None:
-    said = "terminate called after throwing an instance of 'c10::DistBackendError'\n  what():  [PG ID 0] Process group watchdog thread terminated with exception: "
+    said = (
+        "terminate called after throwing an instance of 'c10::DistBackendError'\n"
+        "  what():  [PG ID 0] Process group watchdog thread terminated with exception: "
+    )
     timeout = said + "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3)"
     ecc = said + "CUDA error: uncorrectable ECC error encountered"
     assert ended(None, timeout, signal=6).failure is C.CONSEQUENCE

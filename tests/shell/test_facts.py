@@ -52,8 +52,18 @@ def test_reads_ours_and_torchs_short_form(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{", b'{"message": {"mess', b"[1]", b"null", b"\xff\xfe\x00", b'{"message": 3}', b'{"type": 3}', b"[" * 99999],
-)  # fmt: skip
+    [
+        b"",
+        b"{",
+        b'{"message": {"mess',
+        b"[1]",
+        b"null",
+        b"\xff\xfe\x00",
+        b'{"message": 3}',
+        b'{"type": 3}',
+        b"[" * 99999,
+    ],
+)
 def test_garbage_tells_nothing(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "error.json").write_bytes(content)
     assert read_error_record(str(tmp_path / "error.json")) is None
@@ -69,7 +79,7 @@ def test_neither_pipes_nor_huge_files_nor_folders_hold_us_up(tmp_path: Path) -> 
     os.mkfifo(tmp_path / "pipe")
     with (tmp_path / "huge").open("wb") as huge:
         huge.truncate(1 << 33)
-    for name in ("pipe", "huge", "", "missing"):
+    for name in ("pipe", "huge", ".", "missing"):
         assert read_error_record(str(tmp_path / name)) is None
 
 

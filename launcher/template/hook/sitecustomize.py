@@ -1,7 +1,10 @@
 """Entered by the interpreter at the end of its start-up; see launcher/template/__init__.py for why."""
 
-import os
 import sys
+
+_modules_before_ours = frozenset(sys.modules)
+
+import os  # noqa: E402
 
 
 def _enter_zygote() -> bool:
@@ -11,7 +14,7 @@ def _enter_zygote() -> bool:
     sys.modules["_ddp_launch"] = package
     from _ddp_launch import warm
 
-    return warm.enter(here)  # returns in a rank only
+    return warm.enter(here, _modules_before_ours)  # returns in a rank only
 
 
 try:

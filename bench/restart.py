@@ -1,0 +1,65 @@
+"""How long a job stands still when a rank dies: torchrun and ddp-launch in turns.
+
+    python bench/restart.py [--rounds 7] [--shared-store] [--json FILE] [--write-docs]
+
+One node, two Gloo ranks. After an all-reduce the last rank sends itself SIGKILL while the other waits for it in
+the next one. Counted from just before the kill: until both old ranks are gone, until the last rank of the new
+attempt is at its first line, until the first all-reduce of the new attempt is done on both.
+
+torchrun gives the new attempt the store of the old one, and Gloo can hang on what it finds there. For a fair run
+it gets TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, which makes rank 0 host a fresh store; --shared-store leaves that
+out and shows torchrun as it comes. Every run is bounded, and runs that hang are counted under the table.
+"""
+
+from __future__ import annotations
+
+import os
+
+from sidebyside import DDP_LAUNCH, TORCHRUN, Contender, Finding, Quantity, machine, play, read_options, report
+from watched import RANK_SCRIPTS, WatchedRun
+
+SCRIPT = os.path.join(RANK_SCRIPTS, "dies_once.py")
+RANKS = 2
+FRESH_STORE = (("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1"),)
+QUANTITIES = (
+    Quantity("gone", "all old ranks gone"),
+    Quantity("line", "first line of the new attempt, last rank"),
+    Quantity("reduced", "first all-reduce of the new attempt", ratio=0.06),
+)
+
+
+def measure(contender: Contender, timeout_s: float) -> dict[str, float]:
+    command = contender.argv("--nproc-per-node", str(RANKS), "--max-restarts", "3", SCRIPT)
+    with WatchedRun(command, dict(contender.env), timeout_s) as run:
+        run.until(lambda run: len(run.of("reduced")) == RANKS)
+        old = [stamp.pid for stamp in run.of("reduced")]
+        for pid in old:
+            run.watch(pid)
+        run.open_gate(1)
+        run.finish()
+        killed = run.last("kill", 1)
+        return {
+            "gone": max(run.ended[pid] for pid in old) - killed,
+            "line": run.last("line", RANKS, attempt=1) - killed,
+            "reduced": run.last("reduced", RANKS, attempt=1) - killed,
+        }
+
+
+def main() -> None:
+    parser = read_options(__doc__ or "", timeout_s=30.0)
+    parser.add_argument("--shared-store", action="store_true", help="torchrun as it comes; it may hang")
+    options = parser.parse_args()
+    theirs = TORCHRUN if options.shared_store else Contender("torchrun", "torchrun", FRESH_STORE)
+    machine_line = machine()
+    rounds = play(
+        lambda contender: measure(contender, options.timeout),
+        theirs,
+        DDP_LAUNCH,
+        options.rounds,
+        options.warm_up,
+    )
+    report("restart", [Finding("seconds after the death", QUANTITIES, rounds)], machine_line, options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""A short way out for a warm rank: the C library's exit without the destructors that torch registered.
+
+Taking libtorch's static objects apart costs a good part of the exit and gains nothing: the kernel takes back
+the memory. Exit functions run in reverse order of registration. Ours are registered after torch was loaded and
+before the script starts, so those of libraries that the script loads still run; then the C and C++ streams are
+flushed; then `_exit` keeps the status and leaves out what was registered before.
+
+Tools that write their results from a destructor must still find theirs run, so their variables switch this off.
+Where the C library lacks `on_exit` (musl), the exit is merely the usual one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+
+_WRITING_AT_EXIT = ("LD_PRELOAD", "CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH")
+_WRITING_AT_EXIT += ("ASAN_OPTIONS", "LSAN_OPTIONS", "GCOV_PREFIX", "LLVM_PROFILE_FILE")
+
+
+def arrange() -> None:
+    if any(os.environ.get(name) for name in _WRITING_AT_EXIT):
+        return
+    libc = ctypes.CDLL(None)
+    try:
+        on_exit, at_exit = libc.on_exit, libc.__cxa_atexit
+        leave, close_streams = libc._exit, libc.fcloseall
+    except AttributeError:
+        return
+    on_exit(leave, None)
+    at_exit(close_streams, None, None)
+    _flush_cpp_streams_before(at_exit)
+
+
+def _flush_cpp_streams_before(at_exit: ctypes._NamedFuncPointer) -> None:
+    """std::cout and std::clog keep a buffer of their own once a library unties them from C's."""
+    with contextlib.suppress(OSError, AttributeError, ValueError):
+        cpp = ctypes.CDLL("libstdc++.so.6")
+        for stream in ("_ZSt4cout", "_ZSt4clog"):
+            at_exit(cpp._ZNSo5flushEv, ctypes.byref(ctypes.c_char.in_dll(cpp, stream)), None)

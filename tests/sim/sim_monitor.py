@@ -1,0 +1,159 @@
+"""What must hold after every step, told from outside: from events, effects, writes and what ranks do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sim_invariants import Violation, check_step, require
+
+from rendezvous.events import (
+    Assigned,
+    Ended,
+    RankFailed,
+    RanksFinished,
+    Stop,
+    StoreAt,
+)
+from rendezvous.state import JobState, Phase
+from rendezvous.types import AgentId, Assignment, Decision, DecisionKind, FailureClass, World
+
+if TYPE_CHECKING:
+    from sim_agent import FakeAgent
+    from sim_world import SimWorld
+
+    from rendezvous.events import Event
+    from rendezvous.owner import Turn
+
+__all__ = ["Monitor", "Violation"]
+
+
+class Monitor:
+    def __init__(self, world: SimWorld) -> None:
+        self._world = world
+        self._slices: dict[tuple[int, int], tuple[AgentId, Assignment]] = {}
+        self._stores: dict[int, object] = {}
+        self._stops: dict[int, Decision] = {}
+        self._seen: dict[AgentId, int] = {}  # the newest generation an agent was told of
+        self._given_up: dict[int, set[AgentId]] = {}  # generation -> members of its world that were lost
+        self._started: dict[int, set[AgentId]] = {}
+        self._blamed: dict[int, list[RankFailed]] = {}  # reports that counted
+        self._finished: dict[int, set[str]] = {}
+        self._written = JobState()
+        self.steps = 0
+
+    # --- the service
+
+    def stepped(self, before: JobState, event: Event, turn: Turn) -> None:
+        self.steps += 1
+        after = turn.state
+        check_step(before, event, after, turn.effects)
+        self._note_losses(before, after)
+        if after.world is not None and after.generation > before.generation:
+            self._all_reaped(after.world)
+        if isinstance(event, RankFailed) and after is not before:
+            self._blamed.setdefault(event.generation, []).append(event)
+        if isinstance(event, RanksFinished) and after is not before:
+            self._finished.setdefault(event.generation, set()).add(event.agent.node)
+
+    def _note_losses(self, before: JobState, after: JobState) -> None:
+        if after.members is before.members:
+            return
+        for node, member in before.members.items():
+            now = after.members.get(node)
+            if now is None or now.agent != member.agent:
+                self._given_up.setdefault(before.generation, set()).add(member.agent)
+
+    def _all_reaped(self, world: World) -> None:
+        """Nobody is sealed into a world while its ranks of an older one live, unless it was given up then."""
+        for agent in self._world.agents:
+            place = world.placement_of(agent.id)
+            running = agent.running
+            if place is None or running is None or not agent.alive:
+                continue
+            excused = any(agent.id in lost for g, lost in self._given_up.items() if g >= running)
+            require(excused, f"{agent.id} is sealed into {world.generation} while its ranks of {running} run")
+
+    def written(self, state: JobState) -> None:
+        before, self._written = self._written, state
+        require(state.generation >= before.generation, "a written generation went back")
+        same = state.generation == before.generation and state.world is not None
+        require(not same or state.world == before.world, "two worlds were written for one generation")
+        require(before.phase is not Phase.ENDED, "written after the end")
+        require(state.charged <= self._world.spec.budget.limit, "more restarts than the budget has")
+        failed = [d for d in state.decisions if d.cause is not None and d.kind not in _NO_RESTART]
+        generations = {d.generation for d in failed}
+        require(len(generations) <= max(state.charged, 0), "a restart after a failure was not charged")
+
+    def about_to_tell(self, message: object) -> None:
+        """Nobody is told what is not written: a crash right now must not unsay it."""
+        store = self._world.store.state
+        match message:
+            case Assigned(a):
+                require(store.generation >= a.generation, f"{a.generation} was told and not written")
+            case StoreAt(generation, address):
+                known = store.generation > generation or store.store == address
+                require(known or store.phase is not Phase.SEALED, "a store was told and not written")
+            case Stop(generation, decision):
+                require(decision in store.decisions, f"the stop of {generation} was told and not written")
+            case Ended():
+                require(store.outcome is not None, "the end was told and not written")
+
+    # --- the agents
+
+    def told(self, agent: FakeAgent, message: object) -> None:
+        match message:
+            case Assigned(a):
+                self._one_world(agent.id, a)
+                require(a.generation >= self._seen.get(agent.id, 0), "an agent was assigned an older generation")
+                self._seen[agent.id] = a.generation
+            case StoreAt(generation, address):
+                require(self._stores.setdefault(generation, address) == address, "two stores in one generation")
+            case Stop(generation, decision):
+                first = self._stops.setdefault(generation, decision)
+                aborted = decision.cause is None and decision.kind is DecisionKind.FAIL
+                require(first == decision or aborted, f"two decisions about {generation}")
+            case Ended(outcome):
+                alive = agent.running is not None and agent.id not in self._given_up.get(agent.running, ())
+                require(not alive, f"the end was told to {agent.id} while its ranks run ({outcome.reason})")
+
+    def _one_world(self, agent: AgentId, mine: Assignment) -> None:
+        key = (mine.generation, mine.node_rank)
+        require(self._slices.setdefault(key, (agent, mine)) == (agent, mine), f"two slices {key}")
+        for (generation, node_rank), (_, other) in self._slices.items():
+            if generation != mine.generation or node_rank == mine.node_rank:
+                continue
+            require(other.world_size == mine.world_size, "two worlds in one generation")
+            apart = other.rank_offset + other.nproc <= mine.rank_offset
+            require(apart or mine.rank_offset + mine.nproc <= other.rank_offset, "ranks overlap")
+
+    def started(self, agent: FakeAgent, generation: int) -> None:
+        require(agent.running is None, f"{agent.id} starts {generation} over {agent.running}")
+        starters = self._started.setdefault(generation, set())
+        require(agent.id not in starters, f"{agent.id} starts {generation} twice")
+        starters.add(agent.id)
+
+    # --- the end
+
+    def ended(self) -> None:
+        state = self._world.service.job.state
+        outcome = state.outcome
+        require(outcome is not None and outcome.succeeded == (outcome.exit_code == 0), "exit code and success differ")
+        assert outcome is not None
+        if outcome.succeeded:
+            self._all_finished(state)
+        if outcome.first_cause is not None:
+            self._fair_verdict(state, outcome.first_cause.failure)
+
+    def _all_finished(self, state: JobState) -> None:
+        done = self._finished.get(state.generation, set())
+        assert state.world is not None
+        nodes = {p.agent.node for p in state.world.placements}
+        require(bool(nodes & done) and nodes <= done, f"succeeded without {sorted(nodes - done)}")
+
+    def _fair_verdict(self, state: JobState, blamed: FailureClass) -> None:
+        reports = self._blamed.get(state.generation, [])
+        real = [r for r in reports if r.cause.failure is not FailureClass.CONSEQUENCE]
+        require(not real or blamed is not FailureClass.CONSEQUENCE, "a consequence is shown as the cause")
+
+
+_NO_RESTART = (DecisionKind.FAIL, DecisionKind.IGNORE, DecisionKind.FINISH)
