@@ -19,6 +19,7 @@ V = TypeVar("V")
 D = TypeVar("D")
 
 _WIDTH = 128
+_NOTHING: dict[Any, Any] = {}  # shared by all empty buckets, and never written to
 
 
 def _bucket_of(key: str | int) -> int:
@@ -31,9 +32,12 @@ class FrozenMap(Generic[K, V]):
     __slots__ = ("_buckets", "_size")
 
     def __init__(self, items: Iterable[tuple[K, V]] = ()) -> None:
-        buckets: list[dict[K, V]] = [{} for _ in range(_WIDTH)]
+        buckets: list[dict[K, V]] = [_NOTHING] * _WIDTH
         for key, value in items:
-            buckets[_bucket_of(key)][key] = value
+            at = _bucket_of(key)
+            if buckets[at] is _NOTHING:
+                buckets[at] = {}
+            buckets[at][key] = value
         self._buckets: tuple[dict[K, V], ...] = tuple(buckets)
         self._size = sum(map(len, buckets))
 
@@ -53,7 +57,8 @@ class FrozenMap(Generic[K, V]):
         bucket = self._buckets[at]
         if key not in bucket:
             return self
-        return self._changed(at, {k: v for k, v in bucket.items() if k != key}, self._size - 1)
+        left = {k: v for k, v in bucket.items() if k != key} if len(bucket) > 1 else _NOTHING
+        return self._changed(at, left, self._size - 1)
 
     @overload
     def get(self, key: K) -> V | None: ...
@@ -66,15 +71,15 @@ class FrozenMap(Generic[K, V]):
         return self._buckets[_bucket_of(key)][key]
 
     def items(self) -> Iterator[tuple[K, V]]:
-        for bucket in self._buckets:
+        for bucket in filter(None, self._buckets):
             yield from bucket.items()
 
     def values(self) -> Iterator[V]:
-        for bucket in self._buckets:
+        for bucket in filter(None, self._buckets):
             yield from bucket.values()
 
     def __iter__(self) -> Iterator[K]:
-        for bucket in self._buckets:
+        for bucket in filter(None, self._buckets):
             yield from bucket
 
     def __contains__(self, key: K) -> bool:
@@ -87,7 +92,7 @@ class FrozenMap(Generic[K, V]):
         return isinstance(other, FrozenMap) and self._buckets == other._buckets
 
     def __hash__(self) -> int:
-        return hash(frozenset(self.items()))
+        return hash(frozenset(self.items())) if self._size else 0
 
     def __repr__(self) -> str:
         return f"FrozenMap({dict(self.items())!r})"

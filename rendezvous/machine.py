@@ -125,7 +125,8 @@ def _report(
 def _store_opened(state: JobState, event: StoreOpened, member: Member) -> Result:
     if state.phase is not Phase.SEALED or member.node_rank != 0:
         return state, ()
-    state = replace(state, phase=Phase.RUNNING, store=event.store)
+    timers = replace(state.timers, give_up_at=None)
+    state = replace(state, phase=Phase.RUNNING, store=event.store, timers=timers)
     told = StoreAt(event.generation, event.store)
     return state, (Persist(), *(Tell(p.agent, told) for p in world_of(state).placements))
 
@@ -197,6 +198,9 @@ def _settled(state: JobState, now: float) -> Result:
 
 
 def _give_up(state: JobState, now: float) -> Result:
+    if state.phase is Phase.SEALED:
+        keeper = [m for m in state.members.values() if m.node_rank == 0]
+        return lose(state, keeper, f"did not open the store within {spec_of(state).join_timeout_s:g} s", now)
     return seal(state, now) if present(state) >= state.min_nodes else too_few_came(state)
 
 

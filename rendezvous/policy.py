@@ -79,7 +79,8 @@ def judge(state: JobState, cause: Cause, now: float) -> Verdict:
     exclude, exclude_reason = _sits_out(state, cause, action)
     kind, how = course(state, without=exclude)
     used = f"restart {charged_in_window(state, now) + 1} of {spec.budget.limit}"
-    reason = f"{in_words(cause)}; {how} ({used})"
+    without = f"{exclude} sits out: {exclude_reason}; " if exclude else ""
+    reason = f"{in_words(cause)}; {without}{how} ({used})"
     return Verdict(Decision(kind, reason, state.generation, cause), exclude, exclude_reason)
 
 
@@ -97,7 +98,9 @@ def judge_again(state: JobState, first: Cause) -> Verdict | None:
         return None
     kind, how = course(state, without=exclude)
     return Verdict(
-        Decision(kind, f"{exclude_reason}; {how}", state.generation, first), exclude, exclude_reason
+        Decision(kind, f"{exclude} sits out: {exclude_reason}; {how}", state.generation, first),
+        exclude,
+        exclude_reason,
     )
 
 
@@ -171,11 +174,11 @@ def _sits_out(state: JobState, cause: Cause, action: PolicyAction) -> tuple[str 
     if node not in state.members or node in state.excluded:
         return None, ""
     if action is PolicyAction.RESTART_WITHOUT_NODE:
-        return node, f"{node} sits out: --failure-policy excludes a node on {cause.failure}"
+        return node, f"--failure-policy excludes a node on {cause.failure}"
     failed = state.node_failures.get(node, 0) + (1 if speaks_against_node(cause) else 0)
     limit = state.spec.node_failure_limit
     if 0 < limit <= failed and course(state, without=node)[0] is not DecisionKind.WAIT:
-        return node, f"{node} sits out: {failed} failures of this job were its own"
+        return node, f"{failed} failures of this job were its own"
     return None, ""
 
 

@@ -40,6 +40,7 @@ def natural_order(candidate: Candidate) -> tuple[object, ...]:
         natural_key(facts.topology),
         natural_key(facts.host),
         natural_key(agent.node),
+        agent.node,
     )
 
 

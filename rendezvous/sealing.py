@@ -131,7 +131,11 @@ def seal(state: JobState, now: float) -> Result:
         owing=FrozenMap((n, True) for n in ranks),
         causes=EMPTY,
         decision=None,
-        timers=Timers(lease_check_at=state.timers.lease_check_at, readmit_at=state.timers.readmit_at),
+        timers=Timers(
+            give_up_at=now + spec_of(state).join_timeout_s,
+            lease_check_at=state.timers.lease_check_at,
+            readmit_at=state.timers.readmit_at,
+        ),
     )
     told = [Tell(p.agent, Assigned(_slice(state, p))) for p in world.placements]
     left_out = [Tell(m.agent, waiting(state, m)) for m in by_arrival(state) if m.node_rank is None]

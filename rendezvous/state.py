@@ -70,7 +70,7 @@ class Streak:
 class Timers:
     """Instants at which something falls due; None: nothing does."""
 
-    give_up_at: float | None = None  # FORMING: too few nodes by then ends the job
+    give_up_at: float | None = None  # FORMING: too few nodes; SEALED: no store by then
     settle_at: float | None = None  # enough nodes are here; more may follow until then
     settle_bound_at: float | None = None  # ... but no later than this
     stop_by: float | None = None  # STOPPING: who is silent by then is lost

@@ -169,6 +169,7 @@ def order_stop(state: JobState, decision: Decision, now: float) -> Result:
         timers=replace(
             state.timers,
             stop_by=now + spec_of(state).stop_budget_s,
+            give_up_at=None,
             settle_at=None,
             settle_bound_at=None,
         ),

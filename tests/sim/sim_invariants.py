@@ -35,7 +35,9 @@ def require(holds: bool, otherwise: str) -> None:
 
 def check_step(before: JobState, event: Event, after: JobState, effects: tuple[Effect, ...]) -> None:
     persists = [e for e in effects if isinstance(e, Persist)]
-    require(not persists or effects[0] == Persist() and len(persists) == 1, "Persist is not first, and once")
+    require(
+        not persists or (effects[0] == Persist() and len(persists) == 1), "Persist is not first, and once"
+    )
     if after is before:
         require(not persists, "a step that changes nothing is written")
         return
@@ -62,7 +64,10 @@ def _fenced(before: JobState, event: Event) -> None:
         return
     require(event.generation == before.generation, f"a report of generation {event.generation} counted")
     member = before.members.get(event.agent.node)
-    require(member is not None and member.agent == event.agent, f"a report of another life of {event.agent} counted")
+    require(
+        member is not None and member.agent == event.agent,
+        f"a report of another life of {event.agent} counted",
+    )
 
 
 def _well_formed(world: World, state: JobState) -> None:
@@ -89,4 +94,7 @@ def _all_told_to_stop(state: JobState, effects: tuple[Effect, ...]) -> None:
     told = {e.agent for e in effects if isinstance(e, Tell) and isinstance(e.message, Stop)}
     mine = {m.agent for m in state.members.values() if m.node_rank is not None}
     require(mine <= told, f"not told to stop: {sorted(mine - told)}")
-    require(state.decision is not None and state.decision.kind is not DecisionKind.IGNORE, "a stop needs a decision")
+    require(
+        state.decision is not None and state.decision.kind is not DecisionKind.IGNORE,
+        "a stop needs a decision",
+    )

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Monitor", "Violation"]
 
+STOP_BOUND_S = 25.0
+
 
 class Monitor:
     def __init__(self, world: SimWorld) -> None:
@@ -38,6 +40,7 @@ class Monitor:
         self._started: dict[int, set[AgentId]] = {}
         self._blamed: dict[int, list[RankFailed]] = {}  # reports that counted
         self._finished: dict[int, set[str]] = {}
+        self._stopping_since: dict[int, float] = {}
         self._written = JobState()
         self.steps = 0
 
@@ -46,6 +49,7 @@ class Monitor:
     def stepped(self, before: JobState, event: Event, turn: Turn) -> None:
         self.steps += 1
         after = turn.state
+        self._stop_is_bounded(before)
         check_step(before, event, after, turn.effects)
         self._note_losses(before, after)
         if after.world is not None and after.generation > before.generation:
@@ -54,6 +58,13 @@ class Monitor:
             self._blamed.setdefault(event.generation, []).append(event)
         if isinstance(event, RanksFinished) and after is not before:
             self._finished.setdefault(event.generation, set()).add(event.agent.node)
+
+    def _stop_is_bounded(self, state: JobState) -> None:
+        """The budget of the stop, and what crashes of the service may add to it."""
+        if state.phase is Phase.STOPPING:
+            now = self._world.clock.now
+            since = self._stopping_since.setdefault(state.generation, now)
+            require(now - since < STOP_BOUND_S, f"generation {state.generation} stops for ever")
 
     def _note_losses(self, before: JobState, after: JobState) -> None:
         if after.members is before.members:
@@ -104,10 +115,14 @@ class Monitor:
         match message:
             case Assigned(a):
                 self._one_world(agent.id, a)
-                require(a.generation >= self._seen.get(agent.id, 0), "an agent was assigned an older generation")
+                require(
+                    a.generation >= self._seen.get(agent.id, 0), "an agent was assigned an older generation"
+                )
                 self._seen[agent.id] = a.generation
             case StoreAt(generation, address):
-                require(self._stores.setdefault(generation, address) == address, "two stores in one generation")
+                require(
+                    self._stores.setdefault(generation, address) == address, "two stores in one generation"
+                )
             case Stop(generation, decision):
                 first = self._stops.setdefault(generation, decision)
                 aborted = decision.cause is None and decision.kind is DecisionKind.FAIL
@@ -137,7 +152,10 @@ class Monitor:
     def ended(self) -> None:
         state = self._world.service.job.state
         outcome = state.outcome
-        require(outcome is not None and outcome.succeeded == (outcome.exit_code == 0), "exit code and success differ")
+        require(
+            outcome is not None and outcome.succeeded == (outcome.exit_code == 0),
+            "exit code and success differ",
+        )
         assert outcome is not None
         if outcome.succeeded:
             self._all_finished(state)

@@ -9,13 +9,18 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import random
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from sim_invariants import require
+
 if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable
+
     from sim_agent import FakeAgent
     from sim_service import Service
+
+STEPS_BOUND = 30_000  # in one job; a few hundred is usual
 
 
 class Clock:
@@ -23,6 +28,7 @@ class Clock:
         self.now = 0.0
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._serial = itertools.count()
+        self._steps = 0
 
     def at(self, when: float, act: Callable[[], None]) -> None:
         heapq.heappush(self._heap, (max(when, self.now), next(self._serial), act))
@@ -34,6 +40,8 @@ class Clock:
         while self._heap and self._heap[0][0] <= end:
             if done():
                 return
+            self._steps += 1
+            require(self._steps < STEPS_BOUND, "it goes round in circles")
             self.now, _, act = heapq.heappop(self._heap)
             act()
         self.now = max(self.now, end)

@@ -76,7 +76,8 @@ class SimWorld:
         return not self.healing
 
     def reap_s(self) -> float:
-        return self.rng.choice((0.001, 0.05, 0.5, 6.0)) if not self.healing else 0.01
+        """Longer than the stop budget at times: a process that cannot be killed."""
+        return self.rng.choice((0.001, 0.01, 0.05, 0.2, 0.5, 1.0, 6.0, 60.0)) if not self.healing else 0.01
 
     def write_s(self) -> float:
         return 0.001 if self.healing else self.rng.choice((0.0, 0.002, 0.05))
@@ -153,7 +154,12 @@ class SimWorld:
     def _order(self) -> None:
         node, most = self.rng.choice(self.nodes), self.spec.max_nodes
         orders = [NodeDrained(node, "repairs"), NodeResumed(node), RestartOrdered("a whim")] * 3
-        orders += [JobResized(1, most), JobResized(1, max(1, most - 1)), JobResized(1, most + 1), JobAborted("enough")]
+        orders += [
+            JobResized(1, most),
+            JobResized(1, max(1, most - 1)),
+            JobResized(1, most + 1),
+            JobAborted("enough"),
+        ]
         self.service.post(self.rng.choice(orders))
 
     _FAULTS = (
@@ -201,7 +207,9 @@ class SimWorld:
 
     def _picture(self) -> str:
         state = self.service.job.state
-        agents = [(str(a.id), a.id.incarnation, a.alive, a.over, a.generation, a.running) for a in self.agents]
+        agents = [
+            (str(a.id), a.id.incarnation, a.alive, a.over, a.generation, a.running) for a in self.agents
+        ]
         return f"{state.phase} g{state.generation} owing={state.owing!r} {state.timers} {agents}"
 
 

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+
+import pytest
+from job_story import agent, spec
+
+from rendezvous.embedded import EmbeddedRendezvous, MemoryJobStore
+from rendezvous.events import (
+    AgentJoined,
+    AgentStopped,
+    Assigned,
+    Ended,
+    RankFailed,
+    RanksFinished,
+    Stop,
+    StoreAt,
+    StoreOpened,
+    ToAgent,
+    Waiting,
+)
+from rendezvous.owner import Conflict, JobOwner
+from rendezvous.state import JobState
+from rendezvous.types import AgentId, Cause, FailureClass, JobSpec, NodeFacts, StoreAddress
+
+
+def joined(node: str, job: JobSpec) -> AgentJoined:
+    return AgentJoined(agent(node), job, NodeFacts(node, "127.0.0.1", 1))
+
+
+STORE = StoreAddress("127.0.0.1", 4242)
+
+
+async def one_node_restarts_and_finishes() -> None:
+    session, me, job = EmbeddedRendezvous().connect(agent("a")), agent("a"), spec(1)
+    session.send(joined("a", job))
+    assert isinstance(await session.receive(), Assigned)
+    session.send(StoreOpened(me, 1, STORE))
+    assert await session.receive() == StoreAt(1, STORE)
+    cause = Cause("a", 0, 0, FailureClass.SIGNAL, "killed by SIGKILL", 137, ran_s=9.0)
+    session.send(RankFailed(me, 1, cause))
+    assert isinstance(await session.receive(), Stop)
+    session.send(AgentStopped(me, 1))
+    assert isinstance(await session.receive(), Assigned)
+    session.send(StoreOpened(me, 2, STORE))
+    session.send(RanksFinished(me, 2))
+    assert isinstance(await session.receive(), StoreAt)
+    assert isinstance(await session.receive(), Ended)
+    await session.close()
+
+
+async def silent_agents_are_vouched_for() -> None:
+    rendezvous = EmbeddedRendezvous()
+    job = spec(2, lease_s=0.02)
+    sessions = [rendezvous.connect(agent(n)) for n in "ab"]
+    for node, session in zip("ab", sessions, strict=True):
+        session.send(joined(node, job))
+    assert isinstance(await sessions[0].receive(), Waiting)
+    assert isinstance(await sessions[0].receive(), Assigned)
+    with pytest.raises(TimeoutError):  # several leases long, nothing happens
+        await asyncio.wait_for(sessions[0].receive(), 0.15)
+    await sessions[1].close()  # ... until one goes
+    assert isinstance(await sessions[0].receive(), Stop)
+    await sessions[0].close()
+
+
+async def an_owner_that_breaks_says_so() -> None:
+    session = EmbeddedRendezvous().connect(agent("a"))
+    session.send("no event at all")  # type: ignore[arg-type]
+    with pytest.raises(AssertionError):
+        await session.receive()
+    await session.close()
+
+
+class Contested(MemoryJobStore):
+    """Before the write that would seal, somebody else writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conflicts = 0
+
+    async def save(self, state: JobState, expected_version: int) -> int:
+        if state.generation == 1 and not self.conflicts:
+            self.conflicts += 1
+            await super().save(JobState(), expected_version)
+            raise Conflict
+        return await super().save(state, expected_version)
+
+
+async def a_lost_write_is_neither_kept_nor_told() -> None:
+    told: list[tuple[AgentId, ToAgent]] = []
+    store, done = Contested(), asyncio.Event()
+
+    def tell(to: AgentId, message: ToAgent) -> None:
+        told.append((to, message))
+        done.set()
+
+    owner = JobOwner(store, tell)
+    running = asyncio.create_task(owner.run())
+    owner.post(joined("a", spec(1)))
+    await done.wait()
+    assert store.conflicts == 1
+    assert [type(m) for _, m in told] == [Assigned]
+    assert owner.state == (await store.load())[0]
+    running.cancel()
+    await asyncio.wait([running])
+
+
+async def a_round_trip_takes_far_less_than_a_millisecond() -> None:
+    session, took = EmbeddedRendezvous().connect(agent("a")), []
+    for _ in range(50):  # a join that is said again is answered again
+        began = time.perf_counter()
+        session.send(joined("a", spec(1)))
+        await session.receive()
+        took.append(time.perf_counter() - began)
+    assert sorted(took)[25] < 0.001
+    await session.close()
+
+
+@pytest.mark.parametrize(
+    "story",
+    [
+        one_node_restarts_and_finishes,
+        silent_agents_are_vouched_for,
+        an_owner_that_breaks_says_so,
+        a_lost_write_is_neither_kept_nor_told,
+        a_round_trip_takes_far_less_than_a_millisecond,
+    ],
+    ids=lambda story: story.__name__,
+)
+def test_embedded(story) -> None:
+    asyncio.run(story())
+
+
+def test_it_needs_neither_grpc_nor_torch() -> None:
+    wanted = "[m for m in ('grpc', 'torch', 'google.protobuf') if m in sys.modules]"
+    code = f"import sys, rendezvous.embedded; print({wanted})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

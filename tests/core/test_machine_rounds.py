@@ -1,0 +1,287 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+from job_story import Story, agent, running, spec
+
+from rendezvous.events import (
+    AgentHeard,
+    AgentJoined,
+    AgentLost,
+    AgentStopped,
+    Assigned,
+    CheckpointTaken,
+    Ended,
+    Persist,
+    RanksFinished,
+    Refused,
+    Stop,
+    StoreAt,
+    StoreOpened,
+    Waiting,
+)
+from rendezvous.machine import step
+from rendezvous.state import JobState, Phase
+from rendezvous.types import JobSpec, NodeFacts, ScaleUp, StoreAddress
+
+
+def test_one_node_goes_the_same_way_as_many() -> None:
+    story = Story(spec(1)).joins("a")
+    assert isinstance(story.effects[0], Persist)
+    (told,) = story.told("a")
+    assert isinstance(told, Assigned)
+    assert (told.assignment.generation, told.assignment.restart_count, told.assignment.world_size) == (
+        1,
+        0,
+        2,
+    )
+    assert isinstance(story.runs().told("a")[0], StoreAt)
+    (end,) = story.finish("a").told("a")
+    assert isinstance(end, Ended)
+    assert (end.outcome.succeeded, end.outcome.exit_code) == (True, 0)
+
+
+def test_a_fixed_world_seals_with_the_last_node_and_nobody_is_told_before_it_is_written() -> None:
+    story = Story(spec(2)).joins("b")
+    (waiting,) = story.told("b")
+    assert waiting == Waiting("waiting for 1 more node", 1, 2)
+    assert not any(isinstance(e, Persist) for e in story.effects)
+    story.joins("a")
+    assert story.nodes() == ["a", "b"]
+    assert story.effects[0] == Persist()
+    assert [type(m) for m in story.told("a") + story.told("b")] == [Assigned, Assigned]
+
+
+def test_an_elastic_world_waits_for_a_last_call_that_starts_anew_up_to_a_bound() -> None:
+    story = Story(spec(1, 9, last_call_s=2.0, last_call_bound_s=5.0)).joins("a")
+    for node in ("b", "c", "d"):
+        story.passes(1.5)
+        assert story.state.phase is Phase.FORMING
+        story.joins(node)
+    story.passes(0.6)  # the bound, 5 s after the minimum was there
+    assert story.nodes() == ["a", "b", "c", "d"]
+
+
+def test_an_elastic_world_seals_at_its_maximum_at_once() -> None:
+    assert Story(spec(1, 2)).joins("a", "b").state.phase is Phase.SEALED
+
+
+def test_a_last_call_is_off_when_too_few_are_left() -> None:
+    story = Story(spec(2, 4)).joins("a", "b").happens(AgentLost(agent("b"), "its stream broke")).passes(30)
+    assert story.state.phase is Phase.FORMING
+
+
+def test_progress_is_told_to_all_who_wait() -> None:
+    story = Story(spec(3)).joins("a", "b").passes(1.0)
+    assert story.told("a") == [Waiting("waiting for 1 more node", 2, 3)]
+
+
+def test_a_round_that_stays_too_small_ends_with_who_came() -> None:
+    story = Story(spec(3, join_timeout_s=600.0)).joins("b", "a").passes(600)
+    (end,) = story.told("a")
+    assert isinstance(end, Ended)
+    assert end.outcome.exit_code == 75
+    assert end.outcome.reason == "only 2 of 3 nodes came within 600 s: b, a"
+    (late,) = story.joins("c").told("c")
+    assert late == Refused("the job is over: only 2 of 3 nodes came within 600 s: b, a", 75)
+
+
+def test_an_empty_round_forgets_the_spec() -> None:
+    story = Story(spec(2)).joins("a").happens(AgentLost(agent("a"), "its stream broke"))
+    assert story.state.spec is None
+    assert story.deadline is None
+    story.joins("b", job=spec(1))
+    assert story.state.phase is Phase.SEALED
+
+
+# --- admission
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (spec(4), "--nnodes (minimum): the job has 2, this node brings 4"),
+        (spec(2, entry_point="x.py"), "the entry point: the job has '', this node brings x.py"),
+        (spec(2, nproc="8"), "--nproc-per-node: the job has '', this node brings 8"),
+        (spec(2, restarts=9), "--max-restarts: the job has 3, this node brings 9"),
+        (spec(2, lease_s=9.0), "lease_s: the job has 3.0, this node brings 9.0"),
+    ],
+)
+def test_specs_that_disagree_are_refused_and_the_round_goes_on(other: JobSpec, words: str) -> None:
+    story = Story(spec(2)).joins("a")
+    before = story.state
+    (refused,) = story.joins("b", job=other).told("b")
+    assert refused == Refused(f"the job's nodes disagree about {words}", 78)
+    assert story.state is before
+    assert story.joins("b").state.phase is Phase.SEALED
+
+
+def test_two_nodes_cannot_have_the_same_node_rank_nor_one_that_is_not_there() -> None:
+    story = Story(spec(2)).joins("a", node_rank=1)
+    (refused,) = story.joins("b", node_rank=1).told("b")
+    assert isinstance(refused, Refused)
+    assert refused.reason == "--node-rank 1 was asked for by two nodes: a has it, b wants it"
+    (refused,) = story.joins("b", node_rank=2).told("b")
+    assert refused == Refused("--node-rank 2 of b is not within 0..1", 78)
+    assert story.joins("b", node_rank=0).nodes() == ["b", "a"]
+
+
+def test_a_node_without_ranks_is_refused() -> None:
+    assert isinstance(Story(spec(1)).joins("a", nproc=0).told("a")[0], Refused)
+
+
+def test_an_ill_node_sits_out_and_returns_with_better_health_or_after_the_cool_down() -> None:
+    story = Story(spec(2, node_cooldown_s=50.0)).joins("a", healthy=False, health_note="GPU 3 is gone")
+    (waiting,) = story.told("a")
+    assert isinstance(waiting, Waiting)
+    assert waiting.reason == "a sits out: it failed its health check: GPU 3 is gone; tried again after 50 s"
+    assert story.joins("b").state.phase is Phase.FORMING
+    assert story.passes(50).state.phase is Phase.SEALED
+    healed = Story(spec(2)).joins("a", healthy=False).joins("b").joins("a", life=2)
+    assert healed.state.phase is Phase.SEALED
+
+
+def test_a_resumed_session_is_told_where_it_stands() -> None:
+    story = running(spec(2), "a", "b").joins("b")
+    assert [type(m) for m in story.told("b")] == [Assigned, StoreAt]
+    story.fails("a", 0).joins("b")
+    assert [type(m) for m in story.told("b")] == [Stop]
+    assert not any(isinstance(e, Persist) for e in story.effects)
+
+
+# --- signs of life
+
+
+def test_a_heartbeat_renews_the_lease_and_is_not_written() -> None:
+    story = running(spec(2), "a", "b").happens(AgentHeard(agent("a")))
+    assert story.effects == ()
+
+
+def test_a_stranger_who_beats_is_told_to_join_again() -> None:
+    story = running(spec(1), "a")
+    before = story.state
+    (told,) = story.happens(AgentHeard(agent("x"))).told("x")
+    assert isinstance(told, Refused)
+    assert told.retryable
+    assert story.state is before
+    story.finish("a")
+    assert isinstance(story.happens(AgentHeard(agent("a"))).told("a")[0], Ended)
+    (late,) = story.happens(AgentHeard(agent("x"))).told("x")
+    assert late == Refused("the job is over: all ranks finished", 77)
+
+
+def test_stale_generations_and_lives_change_nothing() -> None:
+    story = running(spec(2), "a", "b").fails("a", 0).stop("a", "b").runs()
+    before = story.state
+    for stale in (
+        RanksFinished(agent("a"), 1),
+        RanksFinished(agent("a", 9), 2),
+        RanksFinished(agent("x"), 2),
+    ):
+        assert story.happens(stale).state is before
+        assert story.effects == ()
+
+
+def test_a_rank_of_another_node_is_not_an_agents_to_report() -> None:
+    story = running(spec(2), "a", "b")
+    before = story.state
+    assert story.fails("a", 3).state is before
+
+
+def test_a_retired_life_stays_out() -> None:
+    story = Story(spec(2)).joins("a").joins("a", life=2)
+    before = story.state
+    (told,) = story.joins("a", life=1).told("a")
+    assert told == Refused("this agent of a was replaced or has left", 77)
+    assert story.happens(AgentHeard(agent("a", 1))).told("a") == [told]
+    assert story.state is before
+
+
+# --- more nodes than the world has
+
+
+def test_scale_up_never_keeps_the_newcomer_standing_by() -> None:
+    story = Story(spec(1, 3, scale_up=ScaleUp.NEVER)).joins("a").passes(2).runs().joins("b")
+    assert story.told("b") == [Waiting("the job runs without this node; it stands by", 2, 1)]
+    assert story.fails("a", 0).stop("a").nodes() == ["a"]
+
+
+def test_scale_up_on_restart() -> None:
+    story = Story(spec(1, 3)).joins("a").passes(2).runs().joins("b").passes(60)
+    assert story.nodes() == ["a"]
+    assert story.fails("a", 0).stop("a").nodes() == ["a", "b"]
+
+
+def test_scale_up_immediate_gathers_for_a_last_call_and_costs_nothing() -> None:
+    story = Story(spec(1, 4, restarts=0, scale_up=ScaleUp.IMMEDIATE)).joins("a").passes(2).runs().joins("b")
+    assert story.state.phase is Phase.RUNNING
+    story.passes(2)
+    assert story.state.phase is Phase.STOPPING
+    story.stop("a").runs()
+    assert story.nodes() == ["a", "b"]
+    assert story.joins("c", "d").state.phase is Phase.STOPPING, "the world can be full: no last call"
+    assert story.state.charged == 0
+
+
+def test_spares_are_kept_back_from_growth() -> None:
+    story = Story(spec(1, 3, spares=1)).joins("a").passes(2).runs().joins("b")
+    assert story.fails("a", 0).stop("a").nodes() == ["a"]
+    assert story.runs().joins("c").fails("a", 0).stop("a").nodes() == ["a", "b"]
+
+
+def test_scale_up_at_a_checkpoint_of_this_generation() -> None:
+    story = Story(spec(1, 3, scale_up=ScaleUp.AT_CHECKPOINT)).joins("a").passes(2).runs()
+    before = story.state
+    assert story.happens(CheckpointTaken(agent("a"), 1)).state is before, "nobody stands by"
+    story.joins("b")
+    before = story.state
+    assert story.happens(CheckpointTaken(agent("a"), 0)).state is before
+    assert story.happens(CheckpointTaken(agent("b"), 1)).state is before, "b runs nothing"
+    assert story.happens(CheckpointTaken(agent("a"), 1)).stop("a").nodes() == ["a", "b"]
+    patient = Story(spec(1, 3)).joins("a").passes(2).runs().joins("b")
+    before = patient.state
+    assert patient.happens(CheckpointTaken(agent("a"), 1)).state is before
+
+
+def test_a_world_does_not_grow_when_a_node_has_finished_already() -> None:
+    story = (
+        Story(spec(2, 3, scale_up=ScaleUp.IMMEDIATE)).joins("a", "b").passes(2).runs().finish("a").joins("c")
+    )
+    assert story.state.phase is Phase.RUNNING
+
+
+# --- the store
+
+
+def test_only_node_rank_0_opens_the_store_and_only_once() -> None:
+    story = Story(spec(2)).joins("a", "b")
+    sealed = story.state
+    assert story.happens(StoreOpened(agent("b"), 1, StoreAddress("b.lan", 1))).state is sealed
+    before = story.runs().state
+    assert story.happens(StoreOpened(agent("a"), 1, StoreAddress("a.lan", 2))).state is before
+    for early in (RanksFinished(agent("a"), 1), AgentStopped(agent("a"), 1)):
+        story.state = sealed
+        assert story.happens(early).state is sealed
+
+
+def test_a_store_that_never_opens_costs_its_node_the_place() -> None:
+    story = Story(spec(2, join_timeout_s=600.0)).joins("a", "b", "c").passes(600)
+    assert story.state.decisions[-1].reason.startswith("node a did not open the store within 600 s")
+    assert story.stop("b").nodes() == ["c", "b"]
+
+
+# --- cost
+
+
+def test_ten_thousand_joins_and_heartbeats_stay_linear() -> None:
+    n = 10_000
+    state, job, began = JobState(), spec(n), time.process_time()
+    for i in range(n):
+        state, _ = step(state, AgentJoined(agent(f"n{i}"), job, NodeFacts(f"n{i}", "x", 8)), i * 1e-4)
+    joined = time.process_time()
+    for i in range(n):
+        state, _ = step(state, AgentHeard(agent(f"n{i}")), 2.0)
+    assert state.phase is Phase.SEALED
+    assert joined - began < 1.5
+    assert time.process_time() - joined < 0.75

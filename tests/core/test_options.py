@@ -1,0 +1,356 @@
+"""Reading the command line, merging it with variables and a file, and what comes of it."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.arguments import UsageError, read_arguments
+from launcher.assemble import Surroundings, assemble, entry_point
+from launcher.config import ConfigFile, Settings, config_from, merge, unknown_variables
+from launcher.options import OPTIONS
+from launcher.spec import EntryKind, LaunchSpec
+from launcher.usage import help_text, print_config_text
+from rendezvous.types import RestartBudget, ScaleUp
+
+HERE = Surroundings(nproc=2, python="/usr/bin/python3", stamp="1121-064412-3f2a")
+
+
+def settle(
+    argv: list[str], environ: Mapping[str, str] | None = None, table: Mapping[str, Any] | None = None
+) -> tuple[Settings, tuple[str, ...]]:
+    line = read_arguments(argv)
+    file = config_from("ddp.toml", table) if table is not None else ConfigFile()
+    return merge(line, environ or {}, file), line.words or file.words
+
+
+def specify(
+    argv: list[str], environ: Mapping[str, str] | None = None, table: Mapping[str, Any] | None = None
+) -> tuple[LaunchSpec, list[str]]:
+    settings, words = settle(argv, environ, table)
+    return assemble(settings, entry_point(settings, words), HERE)
+
+
+def refusal(argv: list[str], environ: Mapping[str, str] | None = None, table: Any = None) -> str:
+    with pytest.raises(UsageError) as raised:
+        specify(argv, environ, table)
+    return str(raised.value)
+
+
+# --- the command line --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("argv", "dest", "value"),
+    [
+        (["--nproc-per-node", "4"], "nproc_per_node", "4"),
+        (["--nproc_per_node=4"], "nproc_per_node", "4"),
+        (["--nproc", "4"], "nproc_per_node", "4"),
+        (["--max", "3"], "max_restarts", RestartBudget(3)),
+        (["--no-p"], "no_python", True),
+        (["--no-", "--nnodes", "1"], "no_python", True),  # torchrun's own abbreviation stays clear
+        (["--ren", "a:1"], "rendezvous", "a:1"),
+        (["-r3"], "redirects", None),
+        (["-m"], "module", True),
+        (["--no-warm-start"], "warm_start", False),
+        (["--no-warm-start", "--warm-start"], "warm_start", True),
+        (["--nnodes", "2", "--nnodes", "3"], "nnodes", (3, 3)),
+        (["--log-prefix", "- {rank}"], "log_prefix", "- {rank}"),
+        (["--role=-x"], "role", "-x"),
+    ],
+)
+def test_flags_are_read(argv: list[str], dest: str, value: Any) -> None:
+    settings, words = settle([*argv, "train.py"])
+    assert words == ("train.py",)
+    assert settings.of(dest).given
+    if value is not None:
+        assert settings[dest] == value
+
+
+def test_short_switches_join() -> None:
+    settings, words = settle(["-mr3", "-t", "1", "pkg.train"])
+    assert settings["module"]
+    assert int(settings["redirects"].default) == 3
+    assert int(settings["tee"].default) == 1
+    assert words == ("pkg.train",)
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["train.py", "--nnodes", "2", "-m"], ("train.py", "--nnodes", "2", "-m")),
+        (["--", "train.py", "--", "-x"], ("train.py", "--", "-x")),
+        (["--standalone", "--", "--odd.py"], ("--odd.py",)),
+        (["train.py", "--help"], ("train.py", "--help")),
+        (["--nnodes", "1", "a b.py", ""], ("a b.py", "")),
+    ],
+)
+def test_options_end_at_the_script(argv: list[str], words: tuple[str, ...]) -> None:
+    line = read_arguments(argv)
+    assert line.words == words
+    assert not line.wants("help")
+
+
+@pytest.mark.parametrize(
+    ("argv", "parts"),
+    [
+        (["--nnode5", "2", "t.py"], ["--nnode5", "--nnodes"]),
+        (["--lr", "0.1", "train.py"], ["--lr", "after train.py"]),
+        (["-x"], ["-x", "no such option"]),
+        (["--n", "2"], ["could be", "--nnodes", "--node-rank"]),
+        (["--nnodes"], ["--nnodes", "needs a value"]),
+        (["--nnodes", "--standalone"], ["--nnodes", "needs a value", "--nnodes=--standalone"]),
+        (["--standalone=1"], ["--standalone", "takes no value"]),
+        (["--nnodes", "3:1"], ["--nnodes 3:1", "minimum 3", "maximum 1", "--nnodes 1:3"]),
+        (["-r", "9"], ["-r 9", "-r 0:3"]),
+        ([], ["no script"]),
+        (["--"], ["no script"]),
+        (["--no-python", "-m", "x"], ["--no-python", "contradicts -m"]),
+        (["--node-rank", "2", "--nnodes", "2", "t.py"], ["--node-rank 2", "0 to 1"]),
+        (["--node-rank", "-1", "t.py"], ["--node-rank -1", "below 0"]),
+        (["--standalone", "--nnodes", "2", "t.py"], ["--nnodes 2", "--standalone"]),
+        (["--nnodes", "2", "--rdzv-endpoint", "a:0", "t.py"], ["--rdzv-endpoint a:0", "port 0"]),
+        (["--rdzv-conf", "timeout=x", "t.py"], ["--rdzv-conf timeout=x", "timeout"]),
+        (["--cpu-affinity", "--numa-binding", "node", "t.py"], ["--cpu-affinity", "--numa-binding node"]),
+        (["--start-method", "thread", "t.py"], ["--start-method thread", "spawn"]),
+        (["--nno\udcff\n"], ["no such option"]),
+        (["--nnodes", "9" * 10_000], ["--nnodes 999"]),
+    ],
+)
+def test_a_wrong_command_line_names_the_flag_and_the_fix(argv: list[str], parts: list[str]) -> None:
+    message = refusal(argv)
+    assert message.isprintable()
+    assert len(message) < 500
+    for part in parts:
+        assert part in message
+
+
+# --- where settings come from ------------------------------------------------------------------------
+
+
+def test_flag_then_variable_then_file_then_default() -> None:
+    table = {"nnodes": "5", "role": "file", "spares": 1}
+    environ = {"PET_NNODES": "4", "DDP_LAUNCH_NNODES": "3", "PET_ROLE": "pet"}
+    assert settle(["--nnodes", "2", "t.py"], environ, table)[0]["nnodes"] == (2, 2)
+    settings, _ = settle(["t.py"], environ, table)
+    assert settings["nnodes"] == (3, 3)
+    assert settings.of("role").origin.place == "PET_ROLE"
+    assert (settings["spares"], settings.of("spares").origin.place) == (1, "ddp.toml")
+    assert settings.of("tee").origin.place == "default"
+
+
+@pytest.mark.parametrize(
+    ("environ", "dest", "value"),
+    [
+        ({"PET_STANDALONE": "1"}, "standalone", True),
+        ({"PET_NO_PYTHON": "0"}, "no_python", False),
+        ({"PET_NNODES": ""}, "nnodes", (1, 1)),
+        ({"PET_NUMA_BINDING": "node"}, "numa_binding", None),  # torchrun does not read it either
+        ({"DDP_LAUNCH_NUMA_BINDING": "node"}, "numa_binding", "node"),
+        ({"DDP_LAUNCH_WARM_START": "0"}, "warm_start", False),
+        ({"PET_SPARES": "3"}, "spares", 0),
+        ({"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "7"}, "shutdown_timeout", 7.0),
+        ({"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "7", "PET_SHUTDOWN_TIMEOUT": "8"}, "shutdown_timeout", 8.0),
+        ({"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "${rank}:"}, "log_prefix", "{rank}:"),
+    ],
+)
+def test_variables_are_read(environ: dict[str, str], dest: str, value: Any) -> None:
+    assert settle(["t.py"], environ)[0][dest] == value
+
+
+@pytest.mark.parametrize(
+    ("table", "dest", "value"),
+    [
+        ({"nproc_per_node": 4}, "nproc_per_node", "4"),
+        ({"warm-start": False}, "warm_start", False),
+        ({"no-warm-start": True}, "warm_start", False),
+        ({"local-ranks-filter": [0, 2]}, "local_ranks_filter", (0, 2)),
+        ({"duplicate-stdout-filters": ["a,b", "c"]}, "duplicate_stdout_filters", ("a,b", "c")),
+        ({"rdzv-conf": {"join_timeout": 5}}, "rdzv_conf", {"join_timeout": "5"}),
+        ({"shutdown-timeout": 2.5}, "shutdown_timeout", 2.5),
+    ],
+)
+def test_file_keys_are_read(table: dict[str, Any], dest: str, value: Any) -> None:
+    assert settle(["t.py"], None, table)[0][dest] == value
+
+
+def test_a_script_may_come_from_the_file_and_gives_way_to_the_command_line() -> None:
+    table = {"script": "train.py", "args": ["--lr", 0.1], "module": False}
+    assert settle([], None, table)[1] == ("train.py", "--lr", "0.1")
+    assert settle(["other.py"], None, table)[1] == ("other.py",)
+
+
+@pytest.mark.parametrize(
+    ("environ", "table", "parts"),
+    [
+        ({"PET_NNODES": "x"}, {}, ["PET_NNODES=x", "PET_NNODES=1:3"]),
+        ({"DDP_LAUNCH_MODULE": "perhaps"}, {}, ["DDP_LAUNCH_MODULE=perhaps", "1 or 0"]),
+        ({"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "x"}, {}, ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT=x"]),
+        ({}, {"nnodes": "3:1"}, ["ddp.toml: nnodes = 3:1", 'nnodes = "1:3"']),
+        ({}, {"nnode": 1}, ["ddp.toml", "nnode", "did you mean nnodes?"]),
+        ({}, {"max_restart": 1}, ["did you mean max-restarts?"]),
+        ({}, {"zzzz": 1}, ["ddp.toml: zzzz"]),
+        ({}, {"config": "x"}, ["ddp.toml: config", "--config"]),
+        ({}, {"help": True}, ["ddp.toml: help"]),
+        ({}, {"nnodes": 1, "n_nodes": 1}, ["n_nodes"]),
+        ({}, {"max-restarts": 1, "max_restarts": 2}, ["max_restarts", "twice"]),
+        ({}, {"standalone": "yes"}, ["ddp.toml: standalone", "true or false"]),
+        ({}, {"nnodes": True}, ["ddp.toml: nnodes"]),
+        ({}, {"nnodes": [[1]]}, ["ddp.toml: nnodes"]),
+        ({}, {"role": "a\0b"}, ["ddp.toml: role", "NUL"]),
+        ({}, {"args": ["x"]}, ["ddp.toml: args", "script"]),
+        ({}, {"script": 1.5, "args": "x"}, ["ddp.toml: args"]),
+    ],
+)
+def test_a_wrong_source_is_named(environ: dict[str, str], table: dict[str, Any], parts: list[str]) -> None:
+    message = refusal(["t.py"], environ, table)
+    assert message.isprintable()
+    for part in parts:
+        assert part in message
+
+
+def test_a_flag_hides_a_wrong_variable() -> None:
+    assert settle(["--nnodes", "2", "t.py"], {"PET_NNODES": "x"})[0]["nnodes"] == (2, 2)
+
+
+def test_a_mistyped_variable_is_pointed_out() -> None:
+    (warning,) = unknown_variables({"DDP_LAUNCH_NNODE": "2", "DDP_LAUNCH_ROLE": "x", "PATH": "y"})
+    assert "DDP_LAUNCH_NNODE" in warning
+    assert "DDP_LAUNCH_NNODES" in warning
+
+
+# --- what comes of it --------------------------------------------------------------------------------
+
+
+def test_without_options() -> None:
+    spec, warnings = specify(["runs/train.py", "--lr", "1"])
+    assert spec.entry.kind is EntryKind.SCRIPT
+    assert (spec.entry.target, spec.entry.args) == ("runs/train.py", ("--lr", "1"))
+    assert spec.run_id == "train-1121-064412-3f2a"
+    assert (spec.nproc, spec.nproc_asked, spec.min_nodes, spec.max_nodes) == (2, "auto", 1, 1)
+    assert spec.signals == (15, 2, 1, 3)
+    assert spec.forwarded_signals == (10, 12)
+    assert spec.scale_up is ScaleUp.ON_RESTART
+    assert warnings == []
+
+
+@pytest.mark.parametrize(
+    ("argv", "facts"),
+    [
+        (["-m", "pkg.train"], {"run_id": "pkg.train-1121-064412-3f2a"}),
+        (["--rdzv-id", "run7", "t.py"], {"run_id": "run7"}),
+        (["--nnodes", "2", "--rdzv-id", "x", "t.py"], {"run_id": "x"}),
+        (["--nnodes", "2", "some dir/träin.py"], {"run_id": "tr-in"}),
+        (["--nnodes", "2", "t.py"], {"rendezvous": "", "run_id": "t"}),
+        (["--nnodes", "2", "--rdzv-endpoint", "a", "t.py"], {"rendezvous": "a:29400"}),
+        (["--nnodes", "2", "--rendezvous", "a:1,b:2", "t.py"], {"rendezvous": "a:1,b:2"}),
+        (["--nnodes", "2", "--master-addr", "a", "t.py"], {"rendezvous": "a:29500", "master_addr": "a"}),
+        (
+            ["--nnodes", "2", "--master-addr", "::1", "--master-port", "7", "t.py"],
+            {"rendezvous": "[::1]:7", "master_port": 0},
+        ),
+        (["--master-port", "7", "t.py"], {"master_port": 7, "rendezvous": ""}),
+        (
+            ["--signals-to-handle", "SIGTERM,SIGUSR1", "t.py"],
+            {"signals": (15, 10), "forwarded_signals": (12,)},
+        ),
+        (["--signals-to-handle", "SIGTERM,", "t.py"], None),
+        (["--rdzv-conf", "timeout=9", "t.py"], {"join_timeout_s": 9.0}),
+        (["--rdzv-conf", "timeout=9,join_timeout=8,last_call_timeout=7", "t.py"], {"join_timeout_s": 8.0}),
+        (["--rdzv-conf", "last_call_timeout=7", "t.py"], {"last_call_s": 7.0}),
+        (["--no-python", "prog"], {"warm_start": True}),
+    ],
+)
+def test_options_mean_what_torchrun_means(argv: list[str], facts: dict[str, Any] | None) -> None:
+    if facts is None:
+        assert "SIGTERM," in refusal(argv)
+        return
+    spec, warnings = specify(argv)
+    assert {name: getattr(spec, name) for name in facts} == facts
+    assert warnings == []
+
+
+@pytest.mark.parametrize(
+    ("argv", "parts"),
+    [
+        (["--rdzv-backend", "c10d"], ["--rdzv-backend c10d"]),
+        (["--monitor-interval", "1"], ["--monitor-interval 1"]),
+        (["--start-method", "fork"], ["--start-method fork"]),
+        (["--event-log-handler", "null"], ["--event-log-handler null"]),
+        (["--logs-specs", "x"], ["--logs-specs x"]),
+        (["--rdzv-endpoint", "localhost:0"], ["--rdzv-endpoint localhost:0"]),
+        (["--rdzv-conf", "read_timeout=5,is_host=1"], ["read_timeout, is_host"]),
+        (["--rdzv-conf", "join_timout=5"], ["join_timout", "did you mean join_timeout?"]),
+        (["--rdzv-conf", "timeout=5", "--join-timeout", "6"], ["timeout", "ignored"]),
+        (["--run-path", "--no-python"], ["--no-python", "--run-path"]),
+        (["--standalone", "--rdzv-id", "x"], ["--rdzv-id x", "--standalone"]),
+        (["--standalone", "--nnodes", "1:4"], ["--nnodes 1:4", "--standalone"]),
+        (["--nnodes", "2", "--rendezvous", "a:1", "--rdzv-endpoint", "b:2"], ["--rdzv-endpoint b:2"]),
+        (["--nnodes", "2", "--master-port", "5"], ["--master-port 5", "--master-addr"]),
+    ],
+)
+def test_what_leads_to_nothing_is_said_once(argv: list[str], parts: list[str]) -> None:
+    _, warnings = specify([*argv, "t.py"])
+    assert len(warnings) == 1
+    assert all(part in warnings[0] for part in parts)
+    assert warnings[0].isprintable()
+
+
+def test_an_etcd_server_is_not_taken_for_a_rendezvous() -> None:
+    argv = ["--nnodes", "2", "--rdzv-backend", "etcd-v2", "--rdzv-endpoint", "etcd:2379", "t.py"]
+    spec, warnings = specify(argv)
+    assert spec.rendezvous == ""
+    assert len(warnings) == 2
+
+
+def test_run_path_comes_before_module_and_program() -> None:
+    spec, _ = specify(["--run-path", "-m", "/abs/t.py"])
+    assert spec.entry.kind is EntryKind.RUN_PATH
+
+
+# --- the table ---------------------------------------------------------------------------------------
+
+
+def test_every_default_is_a_right_value() -> None:
+    settings, _ = settle(["t.py"])
+    assert len(settings.by_dest) == len(OPTIONS)
+
+
+def test_torchrun_has_every_flag_that_is_marked_as_its_own() -> None:
+    """Read from torch's source text: importing torch costs seconds."""
+    import importlib.util
+
+    spec = importlib.util.find_spec("torch")
+    assert spec
+    assert spec.origin
+    source = Path(spec.origin).with_name("distributed").joinpath("run.py").read_text()
+    theirs = sorted({flag for flag in re.findall(r'^        "(--[a-z-]+)",$', source, re.MULTILINE)})
+    ours = sorted(option.flag for option in OPTIONS if option.torchrun and option.flag != "--help")
+    assert ours == theirs
+    shorts = sorted(re.findall(r'^        "(-[a-z])",$', source, re.MULTILINE))
+    assert shorts == sorted(option.short for option in OPTIONS if option.short and option.flag != "--help")
+
+
+@pytest.mark.parametrize("width", [60, 100, 120])
+def test_help_names_everything_and_fits(width: int) -> None:
+    text = help_text(width)
+    assert text.isascii()
+    assert max(len(line) for line in text.splitlines()) <= max(width, 103)
+    for option in OPTIONS:
+        assert option.flag.removeprefix("--") in text
+    for code in ("75", "77", "78", "128+S"):
+        assert code in text
+
+
+def test_print_config_has_one_line_per_option_and_says_where_from() -> None:
+    settings, words = settle(["--nnodes", "1:3", "t.py", "a b"], {"PET_ROLE": "x"}, {"spares": 2})
+    lines = print_config_text(settings, words, "command line").splitlines()
+    rows = {line.split()[0]: line.split()[1:] for line in lines}
+    assert rows["nnodes"] == ["1:3", "flag"]
+    assert rows["role"] == ["x", "PET_ROLE"]
+    assert rows["spares"] == ["2", "ddp.toml"]
+    assert rows["warm-start"] == ["on", "default"]
+    assert rows["script"] == ["t.py", "command", "line"]
+    assert len(lines) == len([option for option in OPTIONS if option.reach]) + 2

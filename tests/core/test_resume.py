@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+from job_story import Story, agent, running, spec
+
+from rendezvous.events import AgentLost, Assigned, DeadlineReached, Ended, NodeDrained, Stop, StoreAt
+from rendezvous.resume import resume
+from rendezvous.state import Phase
+from rendezvous.types import JobSpec, RestartBudget
+
+
+def taken_over(story: Story, now: float) -> Story:
+    """From what was written last, by a service whose clock shows `now`."""
+    story.state, story.effects = resume(story.state, now)
+    story.now, story.deadline = now, story.state.deadline_at
+    return story
+
+
+def test_everyone_is_told_where_it_stands_and_gets_a_fresh_lease() -> None:
+    story = taken_over(running(spec(2), "a", "b", "c"), 5.0)
+    assert [type(m) for m in story.told("b")] == [Assigned, StoreAt]
+    assert story.deadline == 8.0
+    story.now = 7.9
+    assert story.happens(DeadlineReached()).state.phase is Phase.RUNNING
+
+
+def test_what_was_left_of_a_timeout_is_left_of_it_on_another_clock() -> None:
+    story = running(spec(1, 2, stop_budget_s=45.0), "a", "b").fails("a", 0)
+    taken_over(story, -7000.0)
+    assert [type(m) for m in story.told("a")] == [Stop]
+    assert story.stop("a").passes(44.0).state.phase is Phase.STOPPING
+    assert story.passes(1.0).nodes() == ["a"]
+
+
+def test_the_budget_s_window_and_exclusions_move_along() -> None:
+    story = running(JobSpec("job", budget=RestartBudget(1, 100.0)), "a").fails("a", 0).stop("a").runs()
+    taken_over(story, 1e6).happens(NodeDrained("x", "fans"))
+    assert story.passes(99).fails("a", 0).stop("a").state.outcome is not None
+    story = running(JobSpec("job", budget=RestartBudget(1, 100.0)), "a").fails("a", 0).stop("a").runs()
+    assert taken_over(story, 1e6).passes(101).fails("a", 0).stop("a").state.outcome is None
+
+
+def test_an_ended_job_stays_ended_and_asks_for_no_deadline() -> None:
+    story = taken_over(running(spec(1), "a").finish("a"), 3.0)
+    assert [type(m) for m in story.told("a")] == [Ended]
+    assert story.deadline is None
+    before = story.state
+    assert story.happens(AgentLost(agent("a"), "gone")).state is before
