@@ -92,17 +92,17 @@ def _next_value(spelling: str, argv: list[str], at: int) -> str:
     value = argv[at + 1]
     if len(value) > 1 and value.startswith("-") and not value[1].isdigit() and " " not in value:
         raise UsageError(
-            f"{spelling}: needs a value, found {shown(value)}; if that is the value, write {spelling}={shown(value)}"
+            f"{spelling}: needs a value, found {shown(value)}; if that is it, write {spelling}={shown(value)}"
         )
     return value
 
 
 def _unknown(name: str, rest: list[str]) -> str:
     message = f"{shown(name)}: no such option"
-    close = nearest("--" + name.lstrip("-").replace("_", "-"), BY_SPELLING)
+    close = nearest(name.lstrip("-").replace("_", "-"), [spelling[2:] for spelling in BY_SPELLING])
     if close:
-        return f"{message}; did you mean {close}?"
+        return f"{message}; did you mean --{close}?"
     script = next((word for word in rest if word.endswith(".py")), None)
     if script:
-        return f"{message}; an option of the script goes after {shown(script)}, all options are in ddp-launch --help"
+        return f"{message}; options of the script go after {shown(script)}, ours are in ddp-launch --help"
     return f"{message}; all options are in ddp-launch --help"

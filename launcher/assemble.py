@@ -7,6 +7,7 @@ option that was given and leads to nothing adds exactly one warning.
 from __future__ import annotations
 
 import re
+import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from rendezvous.types import ScaleUp
 if TYPE_CHECKING:
     from launcher.config import Settings
 
-_USER_SIGNALS = (10, 12)  # SIGUSR1, SIGUSR2 on Linux
+_USER_SIGNALS = (int(signal.SIGUSR1), int(signal.SIGUSR2))
 _CONF_TIMES = {"join_timeout": "join_timeout", "timeout": "join_timeout", "last_call_timeout": "last_call"}
 _TORCH_CONF = (
     "close_timeout",

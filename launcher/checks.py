@@ -26,7 +26,7 @@ _LISTED_AT_MOST = 5000  # files of a folder looked through for a similar name
 
 
 def check_entry(entry: EntryPoint, python: str, environ: Mapping[str, str], flag: str) -> None:
-    """`flag` is how a module or program was asked for, for messages. `python` "" means our own interpreter."""
+    """`flag`: how a module or program was asked for, for messages. `python` "": our own interpreter."""
     if not entry.target.strip():
         raise UsageError("the script's name is empty; write ddp-launch [options] script.py [args ...]")
     match entry.kind:
@@ -89,14 +89,20 @@ def _check_script_folder(path: str) -> None:
 
 def _no_script(path: str) -> NoReturn:
     folder, name = os.path.split(path)
-    try:
-        with os.scandir(folder or ".") as entries:
-            names = [entry.name for entry, _ in zip(entries, range(_LISTED_AT_MOST), strict=False)]
-    except OSError:
-        raise UsageError(f"{shown(path)}: there is no folder {shown(folder)}; check the path") from None
-    close = nearest(name, names)
+    if folder and not os.path.isdir(folder):
+        raise UsageError(f"{shown(path)}: there is no folder {shown(folder)}; check the path")
+    close = nearest(name, _names_in(folder or "."))
     hint = f"did you mean {shown(os.path.join(folder, close))}?" if close else "check the path"
     raise UsageError(f"{shown(path)}: there is no such script; {hint}")
+
+
+def _names_in(folder: str) -> list[str]:
+    """Names to choose a hint from; none when the folder may not be listed."""
+    try:
+        with os.scandir(folder) as entries:
+            return [entry.name for entry, _ in zip(entries, range(_LISTED_AT_MOST), strict=False)]
+    except OSError:
+        return []
 
 
 def _check_source(path: str, data: bytes) -> None:
@@ -161,8 +167,7 @@ def check_module(name: str, python: str, quoted: str) -> None:
 
 
 def _install(top: str) -> str:
-    names = [name.removesuffix(".py") for name in os.listdir(".")[:_LISTED_AT_MOST]]
-    close = nearest(top, names)
+    close = nearest(top, [name.removesuffix(".py") for name in _names_in(".")])
     return f"did you mean -m {shown(close)}?" if close else "check the spelling, the folder and PYTHONPATH"
 
 

@@ -42,7 +42,7 @@ def _launch(line: CommandLine, environ: Mapping[str, str]) -> int:
     if settings["print_config"]:
         from launcher.usage import print_config_text
 
-        return _show(print_config_text(settings, words))
+        return _show(print_config_text(settings, words, "command line" if line.words else file.name))
     spec, warnings = prepare(settings, words, environ)
     for warning in (*unknown_variables(environ), *warnings):
         _complain("warning", warning)
@@ -100,19 +100,20 @@ def _help() -> str:
 
 
 def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
+    from launcher.version import VERSION
 
-    try:
-        return f"ddp-launch {version('ddp-launch')}"
-    except PackageNotFoundError:  # run from a source tree that was not installed
-        return "ddp-launch (not installed)"
+    return f"ddp-launch {VERSION}"
 
 
 def _show(text: str) -> int:
     try:
         print(text, flush=True)  # noqa: T201
-    except BrokenPipeError:  # the reader has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    except UnicodeEncodeError:  # a value with letters that this terminal has not
+        print(text.encode("ascii", "backslashreplace").decode(), flush=True)  # noqa: T201
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nothing is left to fail at exit
+        if not isinstance(error, BrokenPipeError):  # there, the reader has seen enough
+            raise UsageError(f"cannot write to standard output ({error.strerror})") from None
     return 0
 
 

@@ -110,7 +110,7 @@ def cpu_quota(root: str = "/") -> float | None:
     """The tightest limit of our control group and those above it, in CPUs."""
     limits: list[float] = []
     for line in _read(os.path.join(root, "proc/self/cgroup")).splitlines():
-        _, controllers, path = (line.split(":", 2) + ["", ""])[:3]
+        controllers, _, path = line.partition(":")[2].partition(":")
         if not controllers:
             mounts = ["sys/fs/cgroup"]
         elif "cpu" in controllers.split(","):

@@ -119,7 +119,7 @@ _PLACES = (
 _MEETING = (
     _ours(
         "--rendezvous",
-        "HOST:PORT[,...]",
+        "HOST[:PORT][,...]",
         None,
         values.endpoints,
         "the rendezvous service, or the machine that embeds it (default: in this process, no port open)",
@@ -182,8 +182,8 @@ _FAILURES = (
         "CLASS=ACTION[,...]",
         None,
         values.rules,
-        "per class of failure (out-of-memory, hardware, network, user-exception, signal, exit-code[:N], hang, "
-        "node-lost): restart, exclude (restart without that machine), fail, ignore "
+        "per class of failure (out-of-memory, hardware, network, user-exception, signal, exit-code[:N], "
+        "hang, node-lost): restart, exclude (restart without that machine), fail, ignore "
         "(default: restart while the budget lasts)",
     ),
 )

@@ -45,11 +45,15 @@ def help_text(width: int = 100) -> str:
         for option in options:
             lines += _row(_names(option), _about(option), width)
         lines.append("")
-    lines += ["Where options come from:", fill(_SOURCES, width, initial_indent="  ", subsequent_indent="  ")]
+    lines += ["Where options come from:", _paragraph(_SOURCES, width)]
     lines += ["", "Exit codes:"]
     for code, meaning in _EXIT_CODES:
         lines += _row(code, meaning, width, column=8)
     return "\n".join(lines)
+
+
+def _paragraph(text: str, width: int) -> str:
+    return fill(text, width, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
 
 
 def _names(option: Option) -> str:
@@ -71,12 +75,12 @@ def _row(left: str, right: str, width: int, column: int = _COLUMN) -> list[str]:
     return [f"  {left}".ljust(column) + lines[0], *(" " * column + line for line in lines[1:])]
 
 
-def print_config_text(settings: Settings, words: tuple[str, ...]) -> str:
+def print_config_text(settings: Settings, words: tuple[str, ...], words_from: str) -> str:
     """One aligned line per option: name, value, where from."""
     rows = [(option.flag[2:], *_value(settings, option)) for option in OPTIONS if option.reach]
     if words:
-        rows.append(("script", shown(words[0]), ""))
-        rows.append(("args", " ".join(shown(word) for word in words[1:]) or "-", ""))
+        rows.append(("script", shown(words[0]), words_from))
+        rows.append(("args", " ".join(shown(word) for word in words[1:]) or "-", words_from))
     names, values = max(len(row[0]) for row in rows), max(len(row[1]) for row in rows)
     return "\n".join(f"{row[0]:{names}}  {row[1]:{values}}  {row[2]}".rstrip() for row in rows)
 

@@ -21,6 +21,7 @@ MAX_NODES = 100_000
 MAX_RANKS_PER_NODE = 4096
 MAX_COUNT = 1_000_000
 MAX_DURATION_S = 10 * 365 * 86400.0
+RENDEZVOUS_PORT = 29400
 PREFIX_FIELDS = ("node", "rank", "local_rank", "role", "generation")
 _SHOWN = 80  # a longer value is cut where it is quoted in a message
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -147,14 +148,12 @@ def host(value: str) -> str:
     return name
 
 
-def endpoint(value: str, default_port: int | None = None) -> tuple[str, int]:
-    form = ("HOST:PORT ([ADDRESS]:PORT for IPv6)", "node0:29400")
+def endpoint(value: str) -> tuple[str, int]:
+    form = ("HOST[:PORT] ([ADDRESS]:PORT for IPv6)", "node0:29400")
     found = re.fullmatch(r"\s*(\[[^\[\]]+\]|[^:\s]+)(?::(\d{1,5}))?\s*", value)
     if not found:
         raise BadValue("not HOST:PORT", *form)
-    number = int(found[2]) if found[2] else default_port
-    if number is None:
-        raise BadValue("no port", *form)
+    number = int(found[2]) if found[2] else RENDEZVOUS_PORT
     if number > 65535:
         raise BadValue(f"{number} is not a port", *form)
     try:
@@ -164,7 +163,7 @@ def endpoint(value: str, default_port: int | None = None) -> tuple[str, int]:
 
 
 def endpoints(value: str) -> str:
-    """HOST:PORT[,HOST:PORT...], put into one spelling."""
+    """HOST[:PORT][,...], put into one spelling."""
     found = [endpoint(part) for part in value.split(",")]
     if any(number == 0 for _, number in found):
         raise BadValue("port 0 cannot be found by the other nodes", "HOST:PORT", "node0:29400")
@@ -176,8 +175,8 @@ def join_endpoint(host_name: str, number: int) -> str:
 
 
 def torch_endpoint(value: str) -> str:
-    """torchrun's endpoint: the port may be left out, and 0 is right on one machine."""
-    return join_endpoint(*endpoint(value, default_port=29400))
+    """torchrun's endpoint: port 0 is right on one machine."""
+    return join_endpoint(*endpoint(value))
 
 
 def duration(value: str) -> float:
@@ -348,7 +347,10 @@ def pairs(value: str) -> dict[str, str]:
 def nearest(word: str, names: Iterable[str]) -> str | None:
     from difflib import get_close_matches
 
-    found = get_close_matches(word[:200], list(names), n=1, cutoff=0.6)
+    known = list(names)
+    found = get_close_matches(word[:200], known, n=1, cutoff=0.6)
+    if not found and len(word) > 2:
+        found = [name for name in known if name.startswith(word)]
     return found[0] if found else None
 
 

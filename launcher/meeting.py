@@ -1,0 +1,117 @@
+"""Where a job's rendezvous is: in this process, served by this agent, or somewhere to connect to.
+
+Pure: what the host can find out about itself comes in as `Surroundings`. The order: an address that was given;
+else the scheduler, whose first node serves; else, for one node, this process.
+
+    one node, nothing given                  the embedded service, in this process, no port
+    --rendezvous a:29400                     the agent whose own address `a` is serves; the others connect
+    --rendezvous a:29400,b:29400             a deployed service: everybody connects
+    Slurm, several nodes                     the first node of the job, on a port made from the job's number
+    Kubernetes Indexed Job, several nodes    the pod of index 0, under the headless service's name
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+DEFAULT_PORT = 29400
+_SLURM_PORTS = range(20000, 30000)  # below the kernel's ephemeral range
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """In this process."""
+
+
+@dataclass(frozen=True, slots=True)
+class MayServe:
+    """One address: whoever has it serves there, and everyone, that agent included, connects."""
+
+    endpoint: Endpoint
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Deployed:
+    endpoints: tuple[Endpoint, ...]
+
+
+Meeting = Embedded | MayServe | Deployed
+
+
+class NoMeetingPoint(ValueError):
+    """The message says what to try."""
+
+
+def meeting_point(rendezvous: str, max_nodes: int, fqdn: str, environ: Mapping[str, str]) -> Meeting:
+    if rendezvous:
+        endpoints = tuple(parse_endpoint(text) for text in rendezvous.split(",") if text.strip())
+        if len(endpoints) == 1:
+            return MayServe(endpoints[0], "--rendezvous")
+        return Deployed(endpoints)
+    if max_nodes == 1:
+        return Embedded()
+    found = _on_slurm(environ) or _on_kubernetes(fqdn, environ)
+    if found is None:
+        raise NoMeetingPoint(
+            f"--nnodes {max_nodes}: the nodes have no place to meet; try one of three: give every node the same "
+            "--rendezvous HOST:PORT, where HOST is one of them; name a running service with --rendezvous; or "
+            "start under Slurm (srun) or as a Kubernetes Indexed Job, where the place is found by itself"
+        )
+    return found
+
+
+def parse_endpoint(text: str) -> Endpoint:
+    """HOST, HOST:PORT, [IPv6]:PORT, or a bare IPv6 address."""
+    text = text.strip()
+    bracketed = re.fullmatch(r"\[([^\]]+)\](?::(\d+))?", text)
+    if bracketed:
+        return Endpoint(bracketed[1], int(bracketed[2] or DEFAULT_PORT))
+    host, colon, port = text.rpartition(":")
+    if not colon or ":" in host:  # a name alone, or an IPv6 address without brackets
+        return Endpoint(text, DEFAULT_PORT)
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise NoMeetingPoint(
+            f"--rendezvous {text}: not an address; write HOST:PORT, e.g. node1:{DEFAULT_PORT}"
+        )
+    return Endpoint(host, int(port))
+
+
+def _on_slurm(environ: Mapping[str, str]) -> MayServe | None:
+    nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
+    job = environ.get("SLURM_JOB_ID", "")
+    if not nodes or not job.isdigit():
+        return None
+    port = _SLURM_PORTS.start + int(job) % len(_SLURM_PORTS)
+    return MayServe(Endpoint(first_of_hostlist(nodes), port), "the first node of the Slurm job")
+
+
+def first_of_hostlist(text: str) -> str:
+    """Slurm's short form: "gpu[03-07,12],cpu1" begins with "gpu03"."""
+    first = re.match(r"[^,\[]*(?:\[[^\]]*\][^,\[]*)*", text)
+    assert first is not None  # every part may be empty
+    return re.sub(r"\[([^\]-]+?)(?:[-,][^\]]*)?\]", r"\1", first[0])
+
+
+def _on_kubernetes(fqdn: str, environ: Mapping[str, str]) -> MayServe | None:
+    """An Indexed Job names its pods JOB-INDEX, below the headless service that is their subdomain."""
+    index = environ.get("JOB_COMPLETION_INDEX", "")
+    pod, dot, domain = fqdn.partition(".")
+    if not index.isdigit() or not pod.endswith(f"-{index}"):
+        return None
+    first = f"{pod[: -len(index)]}0{dot}{domain}"
+    return MayServe(Endpoint(first, DEFAULT_PORT), "the pod of index 0 of the Kubernetes job")

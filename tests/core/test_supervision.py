@@ -1,0 +1,321 @@
+"""The whole table of the supervision machine, and what no order of facts may bring about."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.supervision import (
+    SIGKILL,
+    SIGTERM,
+    Action,
+    Fact,
+    Finish,
+    GraceOver,
+    OpenStore,
+    Phase,
+    RankEnded,
+    Send,
+    SignalRanks,
+    StartFailed,
+    StartGrace,
+    StartRanks,
+    StopRequested,
+    StoreFailed,
+    StoreListens,
+    Supervision,
+    Sweep,
+    Swept,
+    ZygoteReplaced,
+    step,
+)
+from rendezvous.events import (
+    AgentLeft,
+    AgentStopped,
+    Assigned,
+    Ended,
+    RankFailed,
+    RanksFinished,
+    Refused,
+    Stop,
+    StoreAt,
+    StoreOpened,
+    Waiting,
+)
+from rendezvous.types import (
+    AgentId,
+    Assignment,
+    Cause,
+    Decision,
+    DecisionKind,
+    FailureClass,
+    Outcome,
+    StoreAddress,
+)
+
+AGENT = AgentId("a", "1")
+STORE = StoreAddress("a", 29500)
+CAUSE = Cause("a", 0, 0, FailureClass.EXIT_CODE, "exit code 5", 5)
+OUTCOME = Outcome(False, "no restarts were allowed", 5, CAUSE)
+FAILED = Finish(5, OUTCOME.reason, OUTCOME)
+STOPPED = Finish(143, "stopped by SIGTERM")
+
+
+def assignment(generation: int = 1, node_rank: int = 0) -> Assignment:
+    return Assignment(generation, node_rank, 2, 2 * node_rank, 2, 4, "default", 0, 4, 0, 3, "a")
+
+
+def restart(generation: int = 1) -> Stop:
+    return Stop(generation, Decision(DecisionKind.RESTART, "again", generation, CAUSE))
+
+
+def fail(generation: int = 1) -> Stop:
+    return Stop(generation, Decision(DecisionKind.FAIL, "enough", generation, CAUSE))
+
+
+NEW = Supervision(AGENT)
+SEALED = replace(NEW, assignment=assignment())
+TOLD = replace(SEALED, store_told=True)
+RUNNING = replace(TOLD, phase=Phase.RUNNING, live=(0, 1))
+LAST = replace(RUNNING, live=(1,))
+IDLE = replace(RUNNING, live=())
+STOPPING = replace(RUNNING, phase=Phase.STOPPING, over=True, stop_signal=SIGTERM)
+LAST_STOPPING = replace(STOPPING, live=(1,))
+SWEEPING = replace(STOPPING, live=())
+LEAVING = replace(STOPPING, finish=STOPPED)
+REJOINING = replace(SWEEPING, phase=Phase.JOINING)
+DONE = replace(SWEEPING, phase=Phase.DONE, finish=STOPPED)
+
+TERM = (SignalRanks(SIGTERM), StartGrace(1))
+KILL = (SignalRanks(SIGKILL),)
+GOODBYE = Send(AgentLeft(AGENT, STOPPED.reason))
+LOST = ZygoteReplaced("the zygote was lost", 137)
+CANNOT = StartFailed("no rank can be started here")
+GIVES_UP = (Send(AgentLeft(AGENT, CANNOT.reason)), Finish(75, CANNOT.reason))
+ZYGOTE_CAUSE = Cause("a", 0, 0, FailureClass.SIGNAL, LOST.reason, 137)
+
+# fact -> what is done about it in each state; a state that is not named does nothing
+STATES = {
+    "new": NEW,
+    "sealed": SEALED,
+    "told": TOLD,
+    "running": RUNNING,
+    "last": LAST,
+    "idle": IDLE,
+    "stopping": STOPPING,
+    "last stopping": LAST_STOPPING,
+    "sweeping": SWEEPING,
+    "leaving": LEAVING,
+    "rejoining": REJOINING,
+    "done": DONE,
+}
+ENDS = {name: (Finish(5, OUTCOME.reason, OUTCOME),) for name in ("new", "sealed", "told", "rejoining")}
+TABLE: list[tuple[Fact, dict[str, tuple[Action, ...]]]] = [
+    (Waiting("more nodes", 1, 2), {}),
+    (Assigned(assignment(1)), {"new": (OpenStore(1),)}),
+    (Assigned(assignment(2)), dict.fromkeys(("new", "sealed", "told", "rejoining"), (OpenStore(2),))),
+    (Assigned(assignment(2, node_rank=1)), {}),
+    (StoreListens(1, STORE), dict.fromkeys(("sealed", "told"), (Send(StoreOpened(AGENT, 1, STORE)),))),
+    (StoreListens(0, STORE), {}),
+    (
+        StoreFailed(1, "port in use"),
+        dict.fromkeys(("sealed", "told"), (Send(AgentLeft(AGENT, "port in use")), Finish(75, "port in use"))),
+    ),
+    (StoreFailed(0, "port in use"), {}),
+    (StoreAt(1, STORE), dict.fromkeys(("sealed", "told"), (StartRanks(assignment(), STORE),))),
+    (StoreAt(0, STORE), {}),
+    (
+        RankEnded(1, 1, None),
+        {
+            "last": (Send(RanksFinished(AGENT, 1)),),
+            "last stopping": (Sweep(1),),
+        },
+    ),
+    (
+        RankEnded(1, 1, CAUSE),
+        {
+            **dict.fromkeys(("running", "last", "stopping", "leaving"), (Send(RankFailed(AGENT, 1, CAUSE)),)),
+            "last stopping": (Send(RankFailed(AGENT, 1, CAUSE)), Sweep(1)),
+        },
+    ),
+    (RankEnded(0, 1, CAUSE), {}),
+    (RankEnded(1, 7, CAUSE), {}),
+    (
+        restart(),
+        {
+            **dict.fromkeys(("running", "last"), TERM),
+            **dict.fromkeys(("sealed", "told", "idle", "rejoining"), (Sweep(1),)),
+        },
+    ),
+    (
+        fail(),
+        {
+            **dict.fromkeys(("running", "last"), TERM),
+            **dict.fromkeys(("sealed", "told", "idle", "rejoining"), (Sweep(1),)),
+        },
+    ),
+    (restart(0), {}),
+    (GraceOver(1), dict.fromkeys(("stopping", "last stopping", "leaving"), KILL)),
+    (GraceOver(0), {}),
+    (Swept(1), {"sweeping": (Send(AgentStopped(AGENT, 1)),), "stopping": (), "leaving": ()}),
+    (Swept(0), {}),
+    (Ended(OUTCOME), {**ENDS, **dict.fromkeys(("running", "last"), TERM), "idle": (Sweep(1),)}),
+    (
+        Refused("other spec", 78),
+        {
+            **dict.fromkeys(("new", "sealed", "told", "rejoining"), (Finish(78, "other spec"),)),
+            **dict.fromkeys(("running", "last"), TERM),
+            "idle": (Sweep(1),),
+        },
+    ),
+    (
+        StopRequested(15, "SIGTERM"),
+        {
+            **dict.fromkeys(("new", "sealed", "told", "rejoining"), (GOODBYE, STOPPED)),
+            **dict.fromkeys(("running", "last"), (GOODBYE, *TERM)),
+            "idle": (GOODBYE, Sweep(1)),
+            **dict.fromkeys(("stopping", "last stopping", "sweeping"), (GOODBYE,)),
+            "leaving": KILL,
+        },
+    ),
+    (
+        LOST,
+        {
+            "sealed": (OpenStore(1),),
+            "told": (Send(RankFailed(AGENT, 1, ZYGOTE_CAUSE)),),
+            "sweeping": (Sweep(1),),
+        },
+    ),
+    (
+        CANNOT,
+        {
+            **dict.fromkeys(
+                (name for name in STATES if name not in ("done", "leaving")),
+                GIVES_UP,
+            ),
+            "leaving": (Send(AgentLeft(AGENT, CANNOT.reason)), STOPPED),
+        },
+    ),
+]
+CELLS = [(state, fact, answers.get(state, ())) for fact, answers in TABLE for state in STATES]
+
+
+def unstarted_ranks_do_not_sweep(state: str, fact: Fact) -> bool:
+    return isinstance(fact, Swept) and state in ("stopping", "last stopping", "leaving")
+
+
+@pytest.mark.parametrize(
+    ("name", "fact", "expected"), CELLS, ids=lambda v: v if isinstance(v, str) else type(v).__name__
+)
+def test_table(name: str, fact: Fact, expected: tuple[Action, ...]) -> None:
+    after, actions = step(STATES[name], fact)
+    assert actions == expected
+    if isinstance(fact, RankEnded) and fact.generation == 1:
+        assert after.live == tuple(rank for rank in STATES[name].live if rank != fact.local_rank)
+    if any(isinstance(action, Finish) for action in actions):
+        assert after.phase is Phase.DONE
+
+
+@pytest.mark.parametrize("name", STATES)
+@pytest.mark.parametrize(
+    "fact",
+    [fact for fact, _ in TABLE if getattr(fact, "generation", 1) == 0],
+    ids=lambda fact: type(fact).__name__,
+)
+def test_other_generations_change_nothing(name: str, fact: Fact) -> None:
+    assert step(STATES[name], fact) == (STATES[name], ())
+
+
+def test_signal_while_a_failed_job_stops_only_hurries_it() -> None:
+    state, _ = step(RUNNING, fail())
+    state, actions = step(state, StopRequested(2, "SIGINT"))
+    assert actions == KILL
+    assert state.finish is None  # the outcome is still to come, and is told
+
+
+def test_a_failed_generation_that_is_restarted_starts_clean() -> None:
+    state, _ = run(RUNNING, RankEnded(1, 0, CAUSE), restart(), RankEnded(1, 1, None), Swept(1))
+    state, _ = run(state, Assigned(assignment(2)), StoreListens(2, STORE), StoreAt(2, STORE))
+    state, actions = run(state, RankEnded(2, 0, None), RankEnded(2, 1, None))
+    assert actions == [Send(RanksFinished(AGENT, 2))]
+
+
+def test_first_word_counts_when_several_end_the_job() -> None:
+    _, actions = run(
+        RUNNING, StopRequested(15, "SIGTERM"), Ended(OUTCOME), RankEnded(1, 0, None), RankEnded(1, 1, None)
+    )
+    assert actions[-1] == Sweep(1)
+    _, actions = run(replace(LEAVING, live=()), Ended(OUTCOME), Swept(1))
+    assert actions == [STOPPED]
+
+
+def run(state: Supervision, *facts: Fact) -> tuple[Supervision, list[Action]]:
+    actions: list[Action] = []
+    for fact in facts:
+        state, more = step(state, fact)
+        actions += more
+    return state, actions
+
+
+GENERATIONS = st.integers(0, 3)
+CAUSES = st.sampled_from((None, CAUSE))
+FACTS: st.SearchStrategy[Fact] = st.one_of(
+    st.builds(Assigned, st.builds(assignment, GENERATIONS, st.integers(0, 1))),
+    st.builds(StoreListens, GENERATIONS, st.just(STORE)),
+    st.builds(StoreFailed, GENERATIONS, st.just("port in use")),
+    st.builds(StoreAt, GENERATIONS, st.just(STORE)),
+    st.builds(RankEnded, GENERATIONS, st.integers(0, 1), CAUSES),
+    st.builds(restart, GENERATIONS),
+    st.builds(fail, GENERATIONS),
+    st.builds(GraceOver, GENERATIONS),
+    st.builds(Swept, GENERATIONS),
+    st.just(Ended(OUTCOME)),
+    st.just(Refused("other spec", 78)),
+    st.just(StopRequested(15, "SIGTERM")),
+    st.just(LOST),
+    st.just(CANNOT),
+    st.just(Waiting("more nodes", 1, 2)),
+)
+
+
+@given(st.lists(FACTS, max_size=40))
+def test_no_order_of_facts_breaks_a_promise(facts: list[Fact]) -> None:
+    state, started, finished = NEW, list[int](), False
+    for fact in facts:
+        before = state
+        state, actions = step(state, fact)
+        assert not (finished and actions), "nothing is done after the end"
+        for action in actions:
+            match action:
+                case StartRanks(given_assignment):
+                    started.append(given_assignment.generation)
+                case Send(AgentStopped()):
+                    assert isinstance(fact, Swept)
+                    assert not before.live
+                case Send(RanksFinished()):
+                    assert not state.live
+                    assert not state.failed
+                case Sweep() | Finish():
+                    assert not state.live
+                    finished = finished or isinstance(action, Finish)
+    assert len(set(started)) == len(started), "a generation's ranks are started once"
+    assert started == sorted(started)
+
+
+@given(st.lists(FACTS, max_size=30))
+def test_a_stop_signal_always_leads_to_the_end_once_ranks_end(facts: list[Fact]) -> None:
+    state, _ = run(NEW, *facts)
+    ended = [RankEnded(state.generation, rank, CAUSE) for rank in (0, 1)]
+    outcome = [] if not state.job_failed else [Ended(OUTCOME)]
+    state, _ = run(
+        state,
+        StopRequested(15, "SIGTERM"),
+        *ended,
+        Swept(state.generation),
+        *outcome,
+        StopRequested(2, "INT"),
+    )
+    assert state.phase is Phase.DONE

@@ -1,0 +1,270 @@
+"""The real command, fed what cannot work: exit code 2, one clear line, no traceback."""
+
+import os
+import socket
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from launcher import checks
+from launcher.arguments import UsageError
+from launcher.devices import NoDevices, count_ranks, cpu_quota, usable_cpus, visible_of
+
+COMMAND = Path(sys.executable).with_name("ddp-launch")
+
+
+def ddp_launch(
+    *argv: str | bytes, cwd: Path, environ: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("PET_", "DDP_"))}
+    return subprocess.run(
+        [COMMAND, *argv],
+        cwd=cwd,
+        env={**clean, **(environ or {})},
+        capture_output=True,
+        text=True,
+        errors="surrogateescape",
+        timeout=30,
+        check=False,
+    )
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Path:
+    """A folder with what people point the command at by mistake."""
+    (tmp_path / "train.py").write_text("print('trained')\n")
+    (tmp_path / "broken.py").write_text("x = 1\nprint(x\n")
+    (tmp_path / "binary.py").write_bytes(b"\x7fELF\0\0\1" * 100)
+    (tmp_path / "latin.py").write_bytes(b"name = '\xe9'\n")
+    (tmp_path / "run.sh").write_text("#!/bin/sh\ntrue\n")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("raise SystemExit('imported')\n")
+    (tmp_path / "three.toml").write_text('nnodes = "3:1"\n')
+    (tmp_path / "typo.toml").write_text("nproc = 2\nmax-restart = 3\n")
+    (tmp_path / "bad.toml").write_text("nnodes = 1\nrole = \n")
+    (tmp_path / "latin.toml").write_bytes(b"\n# \xe9\n")
+    return tmp_path
+
+
+WRONG: list[tuple[list[str | bytes], dict[str, str], list[str]]] = [
+    (["--bogus"], {}, ["--bogus", "--help"]),
+    (["--nnods", "1", "train.py"], {}, ["--nnods", "--nnodes"]),
+    ([], {}, ["no script", "script.py"]),
+    ([""], {}, ["empty"]),
+    (["trian.py"], {}, ["trian.py", "train.py"]),
+    (["nowhere/train.py"], {}, ["nowhere/train.py", "no folder nowhere"]),
+    (["train.py/x.py"], {}, ["train.py/x.py"]),
+    (["x" * 300], {}, ["File name too long"]),
+    (["broken.py"], {}, ["broken.py", "line 2", "never closed"]),
+    (["binary.py"], {}, ["binary.py", "binary"]),
+    (["latin.py"], {}, ["latin.py"]),
+    (["run.sh"], {}, ["run.sh", "--no-python"]),
+    (["empty"], {}, ["empty", "__main__.py"]),
+    (["-"], {}, ["standard input"]),
+    ([b"no\xff\n.py"], {}, ["no such script"]),
+    (["--nnodes", "3:1", "train.py"], {}, ["--nnodes 3:1", "--nnodes 1:3"]),
+    (["train.py"], {"PET_NNODES": "3:1"}, ["PET_NNODES=3:1", "PET_NNODES=1:3"]),
+    (["train.py"], {"DDP_LAUNCH_CONFIG": "three.toml"}, ["three.toml: nnodes"]),
+    (["--config", "typo.toml", "train.py"], {}, ["typo.toml", "nproc", "did you mean"]),
+    (["--config", "bad.toml", "train.py"], {}, ["bad.toml", "line 2"]),
+    (["--config", "latin.toml", "train.py"], {}, ["latin.toml", "line 2", "UTF-8"]),
+    (["--config", "none.toml", "train.py"], {}, ["--config none.toml", "no such file"]),
+    (["--config", "empty", "train.py"], {}, ["--config empty", "directory"]),
+    (["--nproc-per-node", "0", "train.py"], {}, ["--nproc-per-node 0"]),
+    (["--nproc-per-node", "gpu", "train.py"], {"CUDA_VISIBLE_DEVICES": ""}, ["--nproc-per-node gpu", "GPU"]),
+    (["--master-port", "70000", "train.py"], {}, ["--master-port 70000"]),
+    (["--log-dir", "train.py", "train.py"], {}, ["--log-dir train.py", "file"]),
+    (["--log-dir", "train.py/logs", "train.py"], {}, ["--log-dir train.py/logs", "file"]),
+    (["--log-dir", "x" * 300, "train.py"], {}, ["--log-dir", "too long"]),
+    (["-m", "no_such_module_at_all"], {}, ["-m no_such_module_at_all", "no module"]),
+    (["-m", "train.py"], {}, ["-m train.py", "-m train,"]),
+    (["-m", "package"], {}, ["-m package", "__main__"]),
+    (["--no-python", "no-such-program"], {}, ["--no-python no-such-program", "PATH"]),
+    (["--no-python", "run.sh"], {}, ["--no-python run.sh", "./run.sh"]),
+    (["--no-python", "./run.sh"], {}, ["chmod +x ./run.sh"]),
+    (["--no-python", "./empty"], {}, ["./empty", "folder"]),
+    (["train.py"], {"PYTHON_EXEC": "/no/python"}, ["PYTHON_EXEC=/no/python"]),
+]
+
+
+@pytest.mark.parametrize(("argv", "environ", "parts"), WRONG)
+def test_a_wrong_command_ends_with_one_clear_line(
+    desk: Path, argv: list[str | bytes], environ: dict[str, str], parts: list[str]
+) -> None:
+    ended = ddp_launch(*argv, cwd=desk, environ=environ)
+    assert ended.returncode == 2
+    assert ended.stdout == ""
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("ddp-launch: error: ")
+    assert line.isprintable()
+    for part in parts:
+        assert part in line
+
+
+def test_a_port_in_use_is_seen(desk: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        ended = ddp_launch("--master-port", str(port), "train.py", cwd=desk)
+    assert ended.returncode == 2
+    assert f"--master-port {port}: the port is in use" in ended.stderr
+
+
+def test_a_vanished_folder_is_seen(desk: Path) -> None:
+    script = f"import os; os.chdir({str(desk)!r}); os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone'); "
+    script += f"os.execv({str(COMMAND)!r}, ['ddp-launch', '--config', '/dev/null', 'train.py'])"
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert "the current folder no longer exists" in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read and write everything")
+def test_what_may_not_be_read_or_written_is_seen(desk: Path) -> None:
+    (desk / "train.py").chmod(0)
+    assert "cannot be read" in ddp_launch("train.py", cwd=desk).stderr
+    (desk / "empty").chmod(0o500)
+    assert "not writable" in ddp_launch("--log-dir", "empty/logs", "--no-python", "true", cwd=desk).stderr
+
+
+def test_python_m_launcher_is_the_same_command(desk: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "launcher", "--bogus"], cwd=desk, capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stderr[:18]) == (2, "ddp-launch: error:")
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h", "--version", "--print-config", "--vers"])
+def test_questions_are_answered(desk: Path, flag: str) -> None:
+    ended = ddp_launch(flag, cwd=desk)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout
+
+
+def test_print_config_shows_every_source(desk: Path) -> None:
+    (desk / "ddp.toml").write_text('spares = 1\nscript = "train.py"\nargs = ["--lr", 0.1]\n')
+    argv = ["--config", "ddp.toml", "--nnodes", "1:3", "--print-config"]
+    environ = {"DDP_LAUNCH_ROLE": "x", "PET_TEE": "3"}
+    ended = ddp_launch(*argv, cwd=desk, environ=environ)
+    rows = {line.split()[0]: line.split()[1:] for line in ended.stdout.splitlines()}
+    assert rows["nnodes"] == ["1:3", "flag"]
+    assert rows["role"] == ["x", "DDP_LAUNCH_ROLE"]
+    assert rows["tee"] == ["3", "PET_TEE"]
+    assert rows["spares"] == ["1", "ddp.toml"]
+    assert rows["args"] == ["--lr", "0.1", "ddp.toml"]
+
+
+def test_print_config_survives_a_reader_that_leaves_and_a_terminal_without_letters(desk: Path) -> None:
+    argv = ["--role", "träiner", "--print-config"]
+    ended = ddp_launch(*argv, cwd=desk, environ={"PYTHONIOENCODING": "ascii"})
+    assert (ended.returncode, ended.stderr) == (0, "")
+    with open("/dev/full", "w") as full:
+        refused = subprocess.run(
+            [COMMAND, *argv], cwd=desk, stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert refused.returncode == 2
+    assert len(refused.stderr.splitlines()) == 1
+
+
+# --- checks that let through what python would run -----------------------------------------------------
+
+
+def test_what_python_runs_passes(desk: Path) -> None:
+    import py_compile
+
+    (desk / "warns.py").write_text("x = 1\nassert (x, 'always')\nx is 1\n")
+    (desk / "folder").mkdir()
+    (desk / "folder" / "__main__.py").write_text("pass\n")
+    with zipfile.ZipFile(desk / "app.pyz", "w") as archive:
+        archive.writestr("__main__.py", "pass\n")
+    with zipfile.ZipFile(desk / "data.zip", "w") as archive:
+        archive.writestr("data.txt", "nothing to run")
+    compiled = py_compile.compile(str(desk / "train.py"), cfile=str(desk / "train.pyc"))
+    assert compiled
+    for name in ("train.py", "warns.py", "folder", "app.pyz", "train.pyc"):
+        checks.check_script(str(desk / name))
+    with pytest.raises(UsageError, match="binary"):
+        checks.check_script(str(desk / "data.zip"))
+    checks.check_script(str(desk / "broken.py"), python="/usr/bin/python2")  # it may know that language
+
+
+def test_a_module_is_found_without_being_imported(desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(desk)
+    (desk / "package" / "__main__.py").write_text("pass\n")
+    for name in ("train", "package", "package.anything", "json.tool", "this"):
+        checks.check_module(name, "", f"-m {name}")
+    assert "package" not in sys.modules
+    assert "this" not in sys.modules
+
+
+# --- devices -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("visible", "count"),
+    [
+        ("0,1,2,3", 4),
+        ("1", 1),
+        ("", 0),
+        ("0,9,1", 1),
+        ("-1,0", 0),
+        ("0,0", 0),
+        ("GPU-1a,GPU-2b", 2),
+        (" 2 , 3 ", 2),
+        ("x", 0),
+        ("9" * 5000, 0),
+    ],
+)
+def test_visible_devices_are_counted_as_cuda_does(visible: str, count: int) -> None:
+    assert visible_of(4, visible) == count
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_gpus_are_counted_from_the_drivers(tmp_path: Path) -> None:
+    root = str(tmp_path)
+    assert count_ranks("auto", {}, root) == usable_cpus(root)
+    with pytest.raises(NoDevices, match="no GPU"):
+        count_ranks("gpu", {"CUDA_VISIBLE_DEVICES": "0"}, root)
+    for node, gpu_id in enumerate(("0", "1234", "5678")):
+        write(tmp_path / f"sys/class/kfd/kfd/topology/nodes/{node}/gpu_id", f"{gpu_id}\n")
+    assert count_ranks("auto", {}, root) == 2
+    assert count_ranks("gpu", {"HIP_VISIBLE_DEVICES": "1"}, root) == 1
+    for bus in ("01", "02", "03"):
+        (tmp_path / f"proc/driver/nvidia/gpus/0000:{bus}:00.0").mkdir(parents=True)
+    assert count_ranks("gpu", {}, root) == 3
+    assert count_ranks("gpu", {"CUDA_VISIBLE_DEVICES": "0,2"}, root) == 2
+    write(tmp_path / "sys/class/drm/renderD128/device/vendor", "0x8086\n")
+    assert count_ranks("xpu", {}, root) == 1
+    assert count_ranks("7", {}, root) == 7
+
+
+@pytest.mark.parametrize(
+    ("files", "quota"),
+    [
+        ({}, None),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "max 100000\n"}, None),
+        ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/cpu.max": "150000 100000\n"}, 1.5),
+        (
+            {
+                "proc/self/cgroup": "4:memory:/x\n3:cpu,cpuacct:/x\n",
+                "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "50000\n",
+                "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000\n",
+            },
+            0.5,
+        ),
+        ({"proc/self/cgroup": "1:cpu:/\n", "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n"}, None),
+        ({"proc/self/cgroup": "garbage\n"}, None),
+    ],
+)
+def test_control_groups_limit_the_cpus(tmp_path: Path, files: dict[str, str], quota: float | None) -> None:
+    for name, text in files.items():
+        write(tmp_path / name, text)
+    assert cpu_quota(str(tmp_path)) == quota
+    assert 1 <= usable_cpus(str(tmp_path)) <= len(os.sched_getaffinity(0))
