@@ -86,9 +86,16 @@ class Zygote:
         self._decoder = wire.Decoder()
 
     @classmethod
-    def start(cls, spec: LaunchSpec, env: dict[str, str], cgroup: str, warm: bool) -> Zygote:
+    def start(
+        cls,
+        spec: LaunchSpec,
+        env: dict[str, str],
+        cgroup: str,
+        warm: bool,
+        signal_mask: Iterable[int] = (),
+    ) -> Zygote:
         ours, theirs = socket.socketpair()
-        config = {"fd": theirs.fileno(), "cgroup": cgroup}
+        config = {"fd": theirs.fileno(), "cgroup": cgroup, "agent": os.getpid()}
         if warm:
             argv = rank_argv(spec.entry, sys.executable, spec.entry.args)
             config |= {"path0": _path0(spec.entry), "pythonpath": env.get("PYTHONPATH")}
@@ -98,8 +105,13 @@ class Zygote:
         else:
             argv = [sys.executable, "-I", "-S", os.path.join(_TEMPLATE, "plain.py"), json.dumps(config)]
         os.set_inheritable(theirs.fileno(), True)
-        pid = os.posix_spawn(sys.executable, argv, env, setsid=True)
-        theirs.close()
+        try:
+            pid = os.posix_spawn(sys.executable, argv, env, setsid=True, setsigmask=signal_mask)
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
         return cls(pid, ours, warm)
 
     def fileno(self) -> int:

@@ -10,29 +10,25 @@ import contextlib
 import os
 
 
-def create(name: str) -> str:
-    """The folder of a new cgroup below our own; "" where that is not allowed."""
+def place(name: str) -> str:
+    """The folder that a cgroup of this name would have, below our own; "" without cgroups of version 2."""
     parent = _own_folder()
-    if not parent:
-        return ""
-    folder = os.path.join(parent, name)
-    try:
+    return os.path.join(parent, name) if parent else ""
+
+
+def enter(folder: str) -> bool:
+    """Make it, unless it is there already, and become its member; False where that is not allowed."""
+    with contextlib.suppress(OSError):
         os.mkdir(folder)
-    except OSError:
-        return ""
-    if os.path.exists(os.path.join(folder, "cgroup.kill")):
-        return folder
-    os.rmdir(folder)
-    return ""
-
-
-def join(folder: str) -> bool:
-    return _write(os.path.join(folder, "cgroup.procs"), "0")
+    if os.path.exists(os.path.join(folder, "cgroup.kill")) and _join(folder):
+        return True
+    remove(folder)
+    return False
 
 
 def leave(folder: str) -> bool:
     """Back to the group above, so that `kill` spares the caller."""
-    return join(os.path.dirname(folder))
+    return _join(os.path.dirname(folder))
 
 
 def kill(folder: str) -> None:
@@ -49,6 +45,10 @@ def remove(folder: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def _join(folder: str) -> bool:
+    return _write(os.path.join(folder, "cgroup.procs"), "0")
 
 
 def _write(path: str, text: str) -> bool:

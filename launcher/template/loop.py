@@ -10,12 +10,17 @@ import contextlib
 import os
 import select
 import signal
-import socket
+import sys
 import time
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import cgroup, rank, store, tree, wire
+
+if TYPE_CHECKING:
+    import socket
+
+_CANNOT_START = 71
 
 
 @dataclass
@@ -43,7 +48,8 @@ class Loop:
     def serve(self, import_s: float, cgroup_folder: str) -> None:
         """Returns in a warm rank only; the zygote itself ends with the agent's socket."""
         tree.become_subreaper()
-        if cgroup_folder and cgroup.join(cgroup_folder):
+        tree.outlive_parent()  # from here on the end of the agent is seen on the socket, and cleaned up after
+        if cgroup_folder and cgroup.enter(cgroup_folder):
             self._cgroup = cgroup_folder
         if self._warm:
             _freeze_garbage()
@@ -82,7 +88,8 @@ class Loop:
         return ""
 
     def _spawn(self, message: wire.Message, fds: list[int]) -> str:
-        pid = _fork()
+        child = _Child(message["rank"], message["generation"], time.monotonic(), message["group"])
+        pid, obstacle = _fork()
         if pid == 0:
             with rank.death_on_error():
                 self._forget_zygote()
@@ -92,7 +99,9 @@ class Loop:
                 return "rank"
         for fd in fds:
             os.close(fd)
-        child = _Child(message["rank"], message["generation"], time.monotonic(), message["group"])
+        if obstacle:
+            self._tell_end(child, obstacle=f"a rank cannot be started: {obstacle}", exit_code=_CANNOT_START)
+            return ""
         self._ranks[pid] = child
         self._tell({"event": "started", "rank": child.local_rank, "generation": child.generation, "pid": pid})
         return ""
@@ -107,6 +116,8 @@ class Loop:
     def _keep(self, message: wire.Message) -> None:
         """Listens before it answers, so whoever learns the port can connect, however long the fork takes."""
         answer = {"event": "keeping", "generation": message["generation"], "kept": self._warm}
+        if message["port"]:
+            self._end_keepers()  # the port that was asked for is theirs until then
         try:
             sock = store.bound_socket(message["host"], message["port"], listen=self._warm)
         except OSError as error:
@@ -114,26 +125,38 @@ class Loop:
             return
         answer |= {"port": sock.getsockname()[1], "error": ""}
         if self._warm:
-            pid = _fork()
-            if pid == 0:
-                with rank.death_on_error():
-                    self._forget_zygote()
-                    tree.die_with_parent(self._pid)
-                    store.keep(sock, message["host"])
-            self._keepers.add(pid)
-            sock.close()
+            self._tell(answer)
+            self._fork_keeper(sock, message["host"])
         else:
             # Without torch nobody here can keep a store: rank 0's own will take this port, reserved until then.
+            if self._reserved is not None:
+                self._reserved.close()
             self._reserved = sock
-        self._tell(answer)
+            self._tell(answer)
+
+    def _fork_keeper(self, sock: socket.socket, host: str) -> None:
+        pid, obstacle = _fork()
+        if pid == 0:
+            with rank.death_on_error():
+                self._forget_zygote()
+                tree.die_with_parent(self._pid)
+                store.keep(sock, host)
+        sock.close()
+        if obstacle:  # the ranks that come next cannot be started either, and say why
+            return
+        self._keepers.add(pid)
+
+    def _end_keepers(self) -> None:
+        for pid in self._keepers:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        self._keepers.clear()
 
     def _signal(self, message: wire.Message) -> None:
         wanted = message["ranks"]
         for pid, child in self._ranks.items():
             if wanted is None or child.local_rank in wanted:
-                with contextlib.suppress(ProcessLookupError):
-                    to_group = child.group or message["signal"] == signal.SIGKILL
-                    (os.killpg if to_group else os.kill)(pid, message["signal"])
+                _send_signal(pid, message["signal"], to_group=child.group)
 
     def _reap(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -149,35 +172,36 @@ class Loop:
             self._keepers.discard(pid)
             child = self._ranks.pop(pid, None)
             if child is not None:
-                self._tell_exit(pid, child, status, now)
+                self._tell_exit(pid, child, status, now - child.started)
         if self._sweeping is not None:
             self._sweep()
 
-    def _tell_exit(self, pid: int, child: _Child, status: int, now: float) -> None:
-        self._tell(
-            {
-                "event": "exited",
-                "rank": child.local_rank,
-                "generation": child.generation,
-                "pid": pid,
-                "exit_code": os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
-                "signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0,
-                "ran_s": now - child.started,
-            }
-        )
+    def _tell_exit(self, pid: int, child: _Child, status: int, ran_s: float) -> None:
+        exit_code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
+        signum = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+        self._tell_end(child, pid=pid, exit_code=exit_code, signal=signum, ran_s=ran_s)
+
+    def _tell_end(self, child: _Child, **facts: Any) -> None:
+        """`obstacle`: why it was never started."""
+        end = {"event": "exited", "rank": child.local_rank, "generation": child.generation}
+        self._tell({**end, "pid": 0, "signal": 0, "ran_s": 0.0, "obstacle": "", **facts})
 
     def _sweep(self) -> None:
-        """One step: kill what is there; the end of each child brings us here again, until nothing is left."""
-        if not tree.kill_all(self._pid):
+        """One step: kill what is there; the end of each child brings us here again, until nothing is left.
+
+        The old store's keeper is killed too, but not waited for: the next store has a port of its own.
+        """
+        if tree.kill_all(self._pid) <= len(self._keepers):
             self._tell({"event": "swept", "generation": self._sweeping, "killed": self._left_over})
             self._sweeping = None
 
     def _end(self) -> NoReturn:
         """The agent is gone, or wants us gone: so is everything below us."""
-        tree.reap_all(self._pid)
         if self._cgroup:
             cgroup.leave(self._cgroup)
-            cgroup.kill(self._cgroup)
+            cgroup.kill(self._cgroup)  # at once, so that not even a process that keeps forking gets away
+        tree.reap_all(self._pid)
+        if self._cgroup:
             cgroup.remove(self._cgroup)
         os._exit(0)
 
@@ -190,18 +214,38 @@ def _woken(_signum: int, _frame: Any) -> None:
     """Only so that the signal writes to the wake-up descriptor."""
 
 
-def _fork() -> int:
+def _send_signal(pid: int, signum: int, to_group: bool) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        if to_group or signum == signal.SIGKILL:
+            with contextlib.suppress(ProcessLookupError):  # so young that it has no group of its own yet
+                os.killpg(pid, signum)
+                return
+        os.kill(pid, signum)
+
+
+def _fork() -> tuple[int, str]:
+    """The process, and why there is none (then it is -1)."""
     import warnings
 
     with warnings.catch_warnings():
         # A library's idle worker threads do not survive into the child, and need not: Python warns all the same.
         warnings.simplefilter("ignore", DeprecationWarning)
-        return os.fork()
+        try:
+            return os.fork(), ""
+        except OSError as error:
+            return -1, str(error.strerror)
 
 
 def _freeze_garbage() -> None:
-    """What torch's import left is for ever: collections in the ranks need not walk it, nor copy its pages."""
+    """What torch's import left is for ever: collections in the ranks need not walk it, nor copy its pages.
+
+    All but `__main__`, which the script is going to fill and the exit takes apart by a collection.
+    """
+    import ctypes
     import gc
 
-    gc.collect()
+    main = sys.modules["__main__"]
     gc.freeze()
+    for script_owned in (main, main.__dict__):
+        ctypes.pythonapi.PyObject_GC_UnTrack(ctypes.py_object(script_owned))
+        ctypes.pythonapi.PyObject_GC_Track(ctypes.py_object(script_owned))

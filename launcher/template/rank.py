@@ -63,6 +63,9 @@ def _fresh_identity() -> None:
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.default_generator.seed()
     processes = sys.modules.get("multiprocessing.process")
     if processes is not None:
         processes.current_process().authkey = os.urandom(32)

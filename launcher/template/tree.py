@@ -12,6 +12,8 @@ import time
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
+_LOOK_AGAIN_S = 0.01
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -27,6 +29,11 @@ def die_with_parent(parent: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def outlive_parent() -> None:
+    """Takes `die_with_parent` back."""
+    _libc.prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
+
+
 def descendants(root: int) -> list[int]:
     """Every process below `root`, parents before children."""
     found: list[int] = []
@@ -39,13 +46,16 @@ def descendants(root: int) -> list[int]:
 
 def kill_all(root: int) -> int:
     """SIGKILL for everything below `root`; how many were there. The caller reaps and calls again until none are."""
-    pids = descendants(root)
-    for pid in pids:
+    killed = 0
+    for pid in descendants(root):
         try:
             os.kill(pid, signal.SIGKILL)
+        except PermissionError:
+            continue  # it became another user's, as under sudo: not ours to end, nor to wait for
         except ProcessLookupError:
             pass  # ended between the look and the kill
-    return len(pids)
+        killed += 1
+    return killed
 
 
 def reap_all(root: int, timeout_s: float = 10.0) -> bool:
@@ -54,20 +64,32 @@ def reap_all(root: int, timeout_s: float = 10.0) -> bool:
     while kill_all(root):
         if time.monotonic() > give_up:
             return False
-        for child in _children(root):
-            await_child(child, max(0.0, give_up - time.monotonic()))
+        for child in _children(root)[:1]:
+            # Not for long: it may have been forked since the look, and then nobody has killed it yet.
+            await_child(child, _LOOK_AGAIN_S)
+        _reap_ended()
     return True
 
 
-def await_child(child: int, timeout_s: float) -> None:
-    """Reap this child as soon as it ends, if that is in time."""
+def await_child(child: int, timeout_s: float) -> int | None:
+    """Reap this child as soon as it ends; its wait status, or None if that was not in time."""
     with contextlib.suppress(ProcessLookupError, ChildProcessError):
         ended = os.pidfd_open(child)
         try:
-            select.select([ended], [], [], timeout_s)
-            os.waitpid(child, os.WNOHANG)
+            poll = select.poll()
+            poll.register(ended, select.POLLIN)
+            poll.poll(timeout_s * 1000)
+            pid, status = os.waitpid(child, os.WNOHANG)
         finally:
             os.close(ended)
+        return status if pid else None
+    return None
+
+
+def _reap_ended() -> None:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
 
 
 def _children(pid: int) -> list[int]:

@@ -8,9 +8,12 @@ import os
 import socket
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import descriptors, fast_exit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 CONFIG_VARIABLE = "_DDP_LAUNCH_ZYGOTE"
 
@@ -23,11 +26,12 @@ def enter(hook_folder: str, before_ours: frozenset[str]) -> bool:
     atexit.register(_drop_imported_modules)  # registered first, so it runs last
     early = frozenset(sys.modules)
     users_own_exists = _import_users_sitecustomize()
-    settled = before_ours | (frozenset(sys.modules) - early)
+    settled = before_ours | (frozenset(sys.modules) - early) | {"sitecustomize", "_ddp_launch"}
     before_torch = frozenset(sys.modules)
     started = time.monotonic()
-    obstacle = _import_torch() or _shadowed(config["path0"], settled)
-    _imported.extend(name for name in sys.modules if name not in before_torch)
+    _die_with_agent(config["agent"])
+    obstacle = _quietly(_import_torch) or _shadowed(config["path0"], settled)
+    _imported.extend(sys.modules.keys() - before_torch - {"__mp_main__"})  # that one is the script
 
     from _ddp_launch import loop
 
@@ -57,6 +61,34 @@ def _import_users_sitecustomize() -> bool:
         sys.modules["sitecustomize"] = ours
         return False
     return True
+
+
+def _die_with_agent(agent: int) -> None:
+    """Until the loop watches the agent's socket: an import can take long, and leaves nothing to clean up."""
+    from _ddp_launch import tree
+
+    tree.die_with_parent(agent)
+
+
+def _quietly(do_import: Callable[[], str]) -> str:
+    """Without collections, which would walk a million new objects and find nothing: a tenth of the import.
+
+    And without torch's finalizers at exit, which take its operators apart one by one: nobody is left to care.
+    """
+    import gc
+    import weakref
+
+    collected = gc.isenabled()
+    finalizers = weakref.finalize._registry  # type: ignore[attr-defined]
+    before = set(finalizers)
+    gc.disable()
+    try:
+        return do_import()
+    finally:
+        for finalizer in finalizers.keys() - before:
+            finalizer.atexit = False
+        if collected:
+            gc.enable()
 
 
 def _import_torch() -> str:
@@ -103,10 +135,13 @@ def _drop_imported_modules() -> None:
     """Spare the exit the taking apart of torch's thousand modules: a sixth of a second in every rank.
 
     They leave sys.modules before the interpreter clears what is in there, and one reference too many keeps
-    them alive until the process is gone.
+    them alive until the process is gone. Garbage goes first: its finalizers may still import from torch.
     """
     import ctypes
+    import gc
 
+    if gc.isenabled():
+        gc.collect()
     kept = [sys.modules.pop(name) for name in _imported if name in sys.modules]
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 

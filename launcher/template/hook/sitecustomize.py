@@ -14,7 +14,8 @@ def _enter_zygote() -> bool:
     sys.modules["_ddp_launch"] = package
     from _ddp_launch import warm
 
-    return warm.enter(here, _modules_before_ours)  # returns in a rank only
+    users_own_exists: bool = warm.enter(here, _modules_before_ours)  # returns in a rank only
+    return users_own_exists
 
 
 try:

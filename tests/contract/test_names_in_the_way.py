@@ -1,0 +1,91 @@
+"""A script, or what lies beside it, may have any name: ours, torch's, the standard library's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from side_by_side import PLAIN, WARM, ddp_launch, python, script
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_OURS = ("ddp", "launcher", "rendezvous")
+_SETS_THREADS = """
+import os, sys
+assert "torch" not in sys.modules
+os.environ["OMP_NUM_THREADS"] = "1"
+import torch
+print(torch.get_num_threads())
+"""
+_PLAIN_START = "ranks start without the warm start"
+
+
+@pytest.mark.parametrize("name", [*_OURS, "wire", "sitecustomize", "_ddp_launch"])
+def test_script_of_that_name(name: str, tmp_path: Path) -> None:
+    script(tmp_path, "import sys, os\nprint(__name__, 'torch' in sys.modules)\n", f"{name}.py")
+    ended = ddp_launch(f"{name}.py", cwd=tmp_path).ok()
+    assert (ended.out, ended.err) == ("__main__ True\n", "")
+
+
+@pytest.mark.parametrize("options", [WARM, PLAIN], ids=["warm", "plain"])
+def test_modules_and_folders_of_those_names_beside_it(options: tuple[str, ...], tmp_path: Path) -> None:
+    for name in _OURS:
+        script(tmp_path / name, f"where = '{name} of the script'\n", "__init__.py")
+    for name in ("wire", "loop", "rank", "tree", "warm", "_ddp_launch", "sitecustomize"):
+        script(tmp_path, f"where = '{name} of the script'\n", f"{name}.py")
+    names = "ddp, launcher, rendezvous, wire, loop, rank, tree, warm, _ddp_launch, sitecustomize"
+    script(tmp_path, f"import {names}\nfor one in ({names}):\n    print(one.where)\n")
+    ended = ddp_launch("train.py", cwd=tmp_path, options=options).ok()
+    assert ended.out == "".join(f"{name} of the script\n" for name in names.split(", "))
+    assert ended.err == ""
+
+
+def test_import_of_our_library_behind_such_a_name_says_why(tmp_path: Path) -> None:
+    script(tmp_path, "x = 1\n", "ddp.py")
+    script(tmp_path, "from ddp import DistributedDataParallel\n")
+    ended = ddp_launch("train.py", cwd=tmp_path)
+    assert ended.code == 1
+    assert "ddp.py" in ended.err
+    assert "rename it" in ended.err
+
+
+def test_script_called_ddp_that_imports_our_library_says_why(tmp_path: Path) -> None:
+    script(tmp_path, "from ddp import DistributedDataParallel\n", "ddp.py")
+    ended = ddp_launch("ddp.py", cwd=tmp_path)
+    assert ended.code == 1
+    assert "rename it" in ended.err
+
+
+@pytest.mark.parametrize(
+    "name", ["queue.py", "typing_extensions.py", "json.py", "numpy/__init__.py", "socket.py"]
+)
+def test_a_module_that_torch_imports_is_the_scripts_own(name: str, tmp_path: Path) -> None:
+    module = name.partition("/")[0].removesuffix(".py")
+    place = tmp_path / name
+    script(place.parent, f"where = '{name}'\n", place.name)
+    script(tmp_path, f"import {module}\nprint({module}.where)\n")
+    assert python("train.py", cwd=tmp_path).ok().out == f"{name}\n"
+    ended = ddp_launch("train.py", cwd=tmp_path, nproc=2).ok()
+    assert ended.out == f"{name}\n" * 2
+    assert ended.err.count(_PLAIN_START) == 1
+    assert str(tmp_path / module) in ended.err
+
+
+def test_a_safe_path_hides_them(tmp_path: Path) -> None:
+    script(tmp_path, "raise RuntimeError('not this one')\n", "queue.py")
+    script(
+        tmp_path,
+        "import queue, sys\nprint(queue.Queue.__name__, sys.flags.safe_path, 'torch' in sys.modules)\n",
+    )
+    ended = ddp_launch("train.py", cwd=tmp_path, env={"PYTHONSAFEPATH": "1"}).ok()
+    assert (ended.out, ended.err) == ("Queue True True\n", "")
+
+
+def test_a_script_that_sets_threads_before_the_import_is_heeded(tmp_path: Path) -> None:
+    script(tmp_path, _SETS_THREADS)
+    expected = python("train.py", cwd=tmp_path).ok()
+    ended = ddp_launch("train.py", cwd=tmp_path, nproc=2, env={"OMP_NUM_THREADS": "2"}).ok()
+    assert ended.out == expected.out * 2
+    assert ended.err.count(_PLAIN_START) == 1
+    assert "OMP_" in ended.err

@@ -1,0 +1,105 @@
+"""Ranks get torchrun's environment, to the letter but for what names this very run; ours is all under DDP_*."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from side_by_side import PLAIN, WARM, ddp_launch, program, python, script, torchrun, written
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+# What names this run: where its store is, what it is called, where its files are, and who was executed.
+_OF_THIS_RUN = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE"}
+
+_CASES: dict[str, tuple[int, tuple[str, ...], tuple[str, ...], dict[str, str]]] = {
+    "one rank": (1, ("--standalone",), (), {}),
+    "two ranks": (2, ("--master-port", "0"), (), {}),
+    "presets": (
+        2,
+        ("--standalone",),
+        (
+            "--role",
+            "trainer",
+            "--virtual-local-rank",
+            "--max-restarts",
+            "3",
+            "--signals-to-handle",
+            "SIGTERM",
+        ),
+        {"OMP_NUM_THREADS": "3", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "CUDA_VISIBLE_DEVICES": "5,7"},
+    ),
+}
+
+
+def _common(environment: dict[str, str]) -> dict[str, str]:
+    return {
+        name: value
+        for name, value in environment.items()
+        if name not in _OF_THIS_RUN and not name.startswith("DDP_")
+    }
+
+
+@pytest.mark.parametrize("case", _CASES)
+def test_as_under_torchrun(case: str, tmp_path: Path) -> None:
+    nproc, torchruns, shared, env = _CASES[case]
+    program("main_facts.py", tmp_path)
+    torchrun("main_facts.py", "torchrun", cwd=tmp_path, nproc=nproc, options=torchruns + shared, env=env).ok()
+    for name, options in (("warm", WARM), ("plain", PLAIN)):
+        ddp_launch("main_facts.py", name, cwd=tmp_path, nproc=nproc, options=options + shared, env=env).ok()
+        for rank in range(nproc):
+            expected: dict[str, str] = written(tmp_path, "torchrun", rank)["environment"]
+            found: dict[str, str] = written(tmp_path, name, rank)["environment"]
+            if options == PLAIN:  # nobody but rank 0 has torch there: it hosts the store itself
+                assert found.pop("TORCHELASTIC_USE_AGENT_STORE") == "False"
+                expected.pop("TORCHELASTIC_USE_AGENT_STORE")
+            assert _common(found) == _common(expected)
+            assert set(found) >= set(expected) & _OF_THIS_RUN
+            ours = sorted(name for name in found if name.startswith("DDP_"))
+            assert ours == ["DDP_GENERATION", "DDP_JOB_ID", "DDP_RANK_DIR", "DDP_RESTART_COUNT"]
+
+
+_DRAWS = """
+import json, multiprocessing, os, random, sys, tempfile, uuid
+import numpy, torch
+draws = {
+    "random": random.random(),
+    "numpy": numpy.random.rand(),
+    "generator": numpy.random.default_rng().random(),
+    "uuid": str(uuid.uuid4()),
+    "file": tempfile.mktemp(),
+    "key": multiprocessing.current_process().authkey.hex(),
+    "torch": torch.initial_seed(),
+    "torch draw": torch.rand(1).item(),
+    "threads": torch.get_num_threads(),
+    "interop": torch.get_num_interop_threads(),
+    "dtype": str(torch.get_default_dtype()),
+    "grad": torch.is_grad_enabled(),
+}
+json.dump(draws, open(f"{sys.argv[1]}.{os.environ.get('RANK', '0')}.json", "w"))
+"""
+_ITS_OWN = ("random", "numpy", "generator", "uuid", "file", "key", "torch", "torch draw")
+
+
+def test_ranks_draw_as_fresh_processes_do(tmp_path: Path) -> None:
+    script(tmp_path, _DRAWS)
+    python("train.py", "fresh", cwd=tmp_path, env={"OMP_NUM_THREADS": "1"}).ok()
+    ddp_launch("train.py", "ours", cwd=tmp_path, nproc=2).ok()
+    fresh, first, second = (written(tmp_path, *which) for which in (("fresh",), ("ours", 0), ("ours", 1)))
+    for name in _ITS_OWN:
+        assert len({draw[name] for draw in (fresh, first, second)}) == 3, name
+    rest: list[dict[str, Any]] = [
+        {name: value for name, value in draws.items() if name not in _ITS_OWN}
+        for draws in (fresh, first, second)
+    ]
+    assert rest[0] == rest[1] == rest[2]
+
+
+@pytest.mark.parametrize("options", [WARM, PLAIN], ids=["warm", "plain"])
+def test_hash_seed_is_honoured(options: Sequence[str], tmp_path: Path) -> None:
+    script(tmp_path, "print(hash('a'))\n")
+    env = {"PYTHONHASHSEED": "0"}
+    expected = python("train.py", cwd=tmp_path, env=env).ok().out
+    assert ddp_launch("train.py", cwd=tmp_path, options=options, env=env).ok().out == expected

@@ -1,0 +1,137 @@
+"""A script finds itself started as `python script.py` would have started it, whoever did."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import zipapp
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from side_by_side import PLAIN, PROGRAMS, WARM, ddp_launch, program, python, script, torchrun, written
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+_BOTH = pytest.mark.parametrize("options", [WARM, PLAIN], ids=["warm", "plain"])
+_ARGS = ("a b", "é", "--flag=1", "-x", "", "price: $$5", "rank ${local_rank}", "$HOME")
+_ARGS_OF_RANK_1 = ("a b", "é", "--flag=1", "-x", "", "price: $5", "rank 1", "$HOME")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("main facts")
+    program("main_facts.py", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def torchruns(place: Path) -> dict[str, Any]:
+    torchrun("main_facts.py", "torchrun", *_ARGS, cwd=place, nproc=2).ok()
+    facts: dict[str, Any] = written(place, "torchrun", rank=1)
+    return facts
+
+
+@pytest.fixture(scope="module", params=[WARM, PLAIN], ids=["warm", "plain"])
+def ours(place: Path, request: pytest.FixtureRequest) -> dict[str, Any]:
+    ddp_launch("main_facts.py", "ours", *_ARGS, cwd=place, nproc=2, options=request.param).ok()
+    facts: dict[str, Any] = written(place, "ours", rank=1)
+    return facts
+
+
+@pytest.mark.parametrize("part", ["main", "interpreter", "process", "traces"])
+def test_as_under_torchrun(part: str, ours: dict[str, Any], torchruns: dict[str, Any]) -> None:
+    assert ours[part] == torchruns[part]
+
+
+@pytest.mark.parametrize("part", ["main", "interpreter", "traces"])
+def test_as_under_python(part: str, place: Path, ours: dict[str, Any]) -> None:
+    python("main_facts.py", "python", *_ARGS_OF_RANK_1, cwd=place).ok()
+    assert ours[part] == written(place, "python")[part]
+
+
+def test_nothing_of_ours_shows_and_nothing_is_open(ours: dict[str, Any]) -> None:
+    assert ours["traces"] == []
+    assert ours["process"]["descriptors"] == [0, 1, 2]
+
+
+def _entry_words(kind: str, folder: Path) -> Sequence[str | Path]:
+    match kind:
+        case "module":
+            program("main_facts.py", folder / "package").with_name("__init__.py").touch()
+            return ["-m", "package.main_facts"]
+        case "package":
+            package = program("main_facts.py", folder / "package")
+            package.rename(package.with_name("__main__.py"))
+            (folder / "package" / "__init__.py").touch()
+            return ["-m", "package"]
+        case "folder":
+            copy = program("main_facts.py", folder / "application")
+            copy.rename(copy.with_name("__main__.py"))
+            return ["application"]
+        case "zip":
+            copy = program("main_facts.py", folder / "zipped")
+            copy.rename(copy.with_name("__main__.py"))
+            zipapp.create_archive(folder / "zipped", folder / "application.pyz")
+            return ["application.pyz"]
+        case "symlink":
+            os.symlink(program("main_facts.py", folder / "elsewhere"), folder / "link.py")
+            return ["link.py"]
+        case "relative":
+            program("main_facts.py", folder / "src")
+            (folder / "runs").mkdir()
+            return ["./runs/../src/main_facts.py"]
+        case "spaces":
+            return [program("main_facts.py", folder / "a folder é")]
+        case "no ending":
+            shutil.copy(PROGRAMS / "main_facts.py", folder / "train")
+            return ["train"]
+    raise AssertionError(kind)
+
+
+@pytest.mark.parametrize(
+    "kind", ["module", "package", "folder", "zip", "symlink", "relative", "spaces", "no ending"]
+)
+def test_every_kind_of_entry_point(kind: str, tmp_path: Path) -> None:
+    words = _entry_words(kind, tmp_path)
+    python(*words, tmp_path / "python", "x y", cwd=tmp_path).ok()
+    expected = written(tmp_path, "python")
+    for name, options in (("warm", WARM), ("plain", PLAIN)):
+        assert ddp_launch(*words, tmp_path / name, "x y", cwd=tmp_path, options=options).ok().err == ""
+        facts = written(tmp_path, name)
+        assert facts["main"] == expected["main"]
+        assert facts["interpreter"] == expected["interpreter"]
+        assert facts["traces"] == []
+        words_seen = [word for word in facts["command_line"] if word != str(tmp_path / name)]
+        assert words_seen == [word for word in expected["command_line"] if word != str(tmp_path / "python")]
+
+
+@_BOTH
+def test_run_path(options: Sequence[str], tmp_path: Path) -> None:
+    program("main_facts.py", tmp_path)
+    ddp_launch("--run-path", "main_facts.py", "facts", "x y", cwd=tmp_path, options=options).ok()
+    facts = written(tmp_path, "facts")
+    assert facts["main"]["name"] == "__main__"
+    assert facts["main"]["is_main"]
+    assert facts["main"]["file"] == facts["interpreter"]["argv0"] == "main_facts.py"
+    assert facts["interpreter"]["argv"] == ["x y"]
+
+
+@_BOTH
+def test_traceback_on_stderr_is_pythons_own(options: Sequence[str], tmp_path: Path) -> None:
+    script(tmp_path, "def step():\n    raise ValueError('bad batch')\n\n\nprint('before')\nstep()\n")
+    expected = python("train.py", cwd=tmp_path)
+    ended = ddp_launch("train.py", cwd=tmp_path, options=options)
+    assert (ended.code, ended.out) == (expected.code, expected.out) == (1, "before\n")
+    assert ended.err.startswith(expected.err)
+
+
+@_BOTH
+def test_syntax_error_is_pythons_own(options: Sequence[str], tmp_path: Path) -> None:
+    script(tmp_path, "import later\n")
+    script(tmp_path, "def broken(:\n", "later.py")
+    expected = python("train.py", cwd=tmp_path)
+    ended = ddp_launch("train.py", cwd=tmp_path, options=options)
+    assert ended.code == expected.code == 1
+    assert ended.err.startswith(expected.err)
