@@ -14,19 +14,31 @@ import os
 import time
 
 import psutil
-from sidebyside import DDP_LAUNCH, TORCHRUN, Contender, Finding, Quantity, machine, play, read_options, report
+from sidebyside import (
+    DDP_LAUNCH,
+    TORCHRUN,
+    Contender,
+    Finding,
+    Quantity,
+    machine,
+    option_parser,
+    play,
+    report,
+)
 from watched import RANK_SCRIPTS, WatchedRun
 
 SCRIPT = os.path.join(RANK_SCRIPTS, "sleeps.py")
 RANKS = 2
-QUANTITIES = (
+MEMORY = (
     Quantity("agent_rss", "agent alone, RSS", "MiB", ratio=0.2),
     Quantity("agent_pss", "agent alone, PSS", "MiB"),
     Quantity("launcher_rss", "agent and other launcher processes, RSS", "MiB"),
     Quantity("launcher_pss", "agent and other launcher processes, PSS", "MiB"),
     Quantity("job_pss", "whole job, ranks included, PSS", "MiB"),
-    Quantity("agent_cpu", "agent alone, idle CPU", "%", limit=0.5),
-    Quantity("launcher_cpu", "agent and other launcher processes, idle CPU", "%"),
+)
+IDLE = (
+    Quantity("agent_cpu", "agent alone, CPU", "%", limit=0.5),
+    Quantity("launcher_cpu", "agent and other launcher processes, CPU", "%"),
 )
 _MIB = 2**20
 
@@ -68,7 +80,7 @@ def _cpu_seconds(pid: int) -> float:
 
 
 def main() -> None:
-    parser = read_options(__doc__ or "", rounds=5)
+    parser = option_parser(__doc__ or "", rounds=5)
     parser.add_argument("--seconds", type=float, default=10.0, help="how long to look on (default 10)")
     options = parser.parse_args()
     machine_line = machine()
@@ -79,7 +91,8 @@ def main() -> None:
         options.rounds,
         options.warm_up,
     )
-    report("agent", [Finding("2 sleeping ranks", QUANTITIES, rounds)], machine_line, options)
+    findings = [Finding("memory, 2 ranks", MEMORY, rounds), Finding("2 sleeping ranks", IDLE, rounds)]
+    report("agent", findings, machine_line, options)
 
 
 if __name__ == "__main__":

@@ -58,6 +58,7 @@ def _ratios(axis: Any, rows: list[Comparison]) -> None:
         if row.quantity.ratio is not None:
             axis.plot([row.quantity.ratio], [-number], "|", color=_TARGET, markersize=22, markeredgewidth=3)
     _label_rows(axis, rows)
+    axis.tick_params(labelleft=False)
     axis.set_xlim(left=0)
     axis.set_xlabel("black: median, red: target")
     axis.grid(axis="x", alpha=0.3)

@@ -11,7 +11,17 @@ from __future__ import annotations
 
 import os
 
-from sidebyside import DDP_LAUNCH, TORCHRUN, Contender, Finding, Quantity, machine, play, read_options, report
+from sidebyside import (
+    DDP_LAUNCH,
+    TORCHRUN,
+    Contender,
+    Finding,
+    Quantity,
+    machine,
+    option_parser,
+    play,
+    report,
+)
 from watched import RANK_SCRIPTS, WatchedRun
 
 SCRIPT = os.path.join(RANK_SCRIPTS, "one_reduction.py")
@@ -41,7 +51,7 @@ def quantities(ranks: int) -> tuple[Quantity, ...]:
 
 
 def main() -> None:
-    parser = read_options(__doc__ or "")
+    parser = option_parser(__doc__ or "")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 8], help="default: 2 8")
     options = parser.parse_args()
     machine_line = machine()

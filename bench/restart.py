@@ -15,7 +15,17 @@ from __future__ import annotations
 
 import os
 
-from sidebyside import DDP_LAUNCH, TORCHRUN, Contender, Finding, Quantity, machine, play, read_options, report
+from sidebyside import (
+    DDP_LAUNCH,
+    TORCHRUN,
+    Contender,
+    Finding,
+    Quantity,
+    machine,
+    option_parser,
+    play,
+    report,
+)
 from watched import RANK_SCRIPTS, WatchedRun
 
 SCRIPT = os.path.join(RANK_SCRIPTS, "dies_once.py")
@@ -46,7 +56,7 @@ def measure(contender: Contender, timeout_s: float) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = read_options(__doc__ or "", timeout_s=30.0)
+    parser = option_parser(__doc__ or "", timeout_s=30.0)
     parser.add_argument("--shared-store", action="store_true", help="torchrun as it comes; it may hang")
     options = parser.parse_args()
     theirs = TORCHRUN if options.shared_store else Contender("torchrun", "torchrun", FRESH_STORE)

@@ -194,7 +194,7 @@ def _processor() -> str:
 # --- where it goes -----------------------------------------------------------------------------------
 
 
-def read_options(doc: str, rounds: int = 7, timeout_s: float = 60.0) -> argparse.ArgumentParser:
+def option_parser(doc: str, rounds: int = 7, timeout_s: float = 60.0) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=rounds, help=f"default {rounds}")
     parser.add_argument("--warm-up", type=int, default=1, help="rounds that are thrown away (default 1)")

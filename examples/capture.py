@@ -1,0 +1,165 @@
+"""Runs the demo in a terminal of its own and draws what that terminal shows, as docs/img/demo.svg.
+
+    python examples/capture.py [docs/img/demo.svg]
+
+The terminal is a small one: it knows what the demo and ddp-launch use (new lines, carriage returns, erasing a
+row, colours) and refuses anything else, so that the picture is what was printed and nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+import termios
+import unicodedata
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+ROOT = Path(__file__).resolve().parent.parent
+ROWS, COLUMNS = 40, 112
+CELL_W, CELL_H, MARGIN = 8.4, 19, 16
+BACKGROUND, FOREGROUND = "#16181d", "#d5d8de"
+COLORS = {31: "#f0716b", 32: "#7bc77e", 33: "#e2b55a", 34: "#6ea8fe", 35: "#c792ea", 36: "#5cc8d7"}
+SEQUENCE = re.compile(r"\x1b\[([0-9;]*)([A-Za-z])|\r|\n|[^\x00-\x1f]")
+
+
+@dataclass(frozen=True)
+class Style:
+    color: str = FOREGROUND
+    bold: bool = False
+    dim: bool = False
+
+    def changed(self, code: int) -> Style:
+        match code:
+            case 0:
+                return Style()
+            case 1:
+                return Style(self.color, True, self.dim)
+            case 2:
+                return Style(self.color, self.bold, True)
+            case _:
+                return Style(COLORS[code], self.bold, self.dim)
+
+    def attributes(self) -> str:
+        weight = ' font-weight="bold"' if self.bold else ""
+        return f'fill="{self.color}"{weight}' + (' opacity="0.6"' if self.dim else "")
+
+
+@dataclass
+class Screen:
+    """Rows of cells; it grows downwards, as a terminal's history does."""
+
+    rows: list[list[tuple[str, Style]]] = field(default_factory=lambda: [[]])
+    column: int = 0
+    style: Style = Style()
+
+    def feed(self, text: str) -> None:
+        at = 0
+        while at < len(text):
+            found = SEQUENCE.match(text, at)
+            if found is None:
+                raise ValueError(f"unknown to this terminal: {text[at : at + 12]!r}")
+            self._apply(found)
+            at = found.end()
+
+    def _apply(self, found: re.Match[str]) -> None:
+        if found[0] == "\n":
+            self.rows.append([])
+        elif found[0] == "\r":
+            self.column = 0
+        elif found[2] == "K":
+            del self.rows[-1][self.column :]
+        elif found[2] == "m":
+            for code in (found[1] or "0").split(";"):
+                self.style = self.style.changed(int(code))
+        elif found[2]:
+            raise ValueError(f"unknown to this terminal: {found[0]!r}")
+        else:
+            self._put(found[0])
+
+    def _put(self, character: str) -> None:
+        if unicodedata.east_asian_width(character) in "WF":
+            raise ValueError(f"this terminal has no wide characters: {character!r}")
+        if self.column == COLUMNS:
+            self.rows.append([])
+            self.column = 0
+        row = self.rows[-1]
+        row += [(" ", Style())] * (self.column - len(row))
+        row[self.column : self.column + 1] = [(character, self.style)]
+        self.column += 1
+
+
+def record(argv: list[str]) -> str:
+    """What the program wrote to its terminal."""
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (ROWS, COLUMNS))
+    path = os.pathsep.join((os.path.dirname(sys.executable), os.environ["PATH"]))
+    job = subprocess.Popen(
+        argv, stdin=theirs, stdout=theirs, stderr=theirs, cwd=ROOT, env=os.environ | {"PATH": path}
+    )
+    os.close(theirs)
+    pieces = []
+    while True:
+        try:
+            pieces.append(os.read(ours, 1 << 16))
+        except OSError:  # EIO: nobody has the terminal open any more
+            break
+    os.close(ours)
+    if job.wait():
+        sys.exit(f"{argv} ended with exit code {job.returncode}")
+    return b"".join(pieces).decode()
+
+
+def svg(screen: Screen, title: str) -> str:
+    width = 2 * MARGIN + COLUMNS * CELL_W
+    height = 2 * MARGIN + len(screen.rows) * CELL_H
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}" '
+        f'viewBox="0 0 {width:g} {height:g}" role="img">',
+        f"<title>{escape(title)}</title>",
+        f'<rect width="100%" height="100%" rx="8" fill="{BACKGROUND}"/>',
+        '<g font-family="ui-monospace, SFMono-Regular, Menlo, Consolas, DejaVu Sans Mono, monospace" '
+        'font-size="14" xml:space="preserve">',
+    ]
+    for number, row in enumerate(screen.rows):
+        y = MARGIN + (number + 0.75) * CELL_H
+        parts += (_run(cells, y) for cells in _runs(row))
+    return "\n".join([*(part for part in parts if part), "</g>", "</svg>", ""])
+
+
+def _runs(row: list[tuple[str, Style]]) -> list[tuple[int, str, Style]]:
+    runs, column = [], 0
+    for style, cells in groupby(row, key=lambda cell: cell[1]):
+        text = "".join(character for character, _ in cells)
+        runs.append((column, text, style))
+        column += len(text)
+    return runs
+
+
+def _run(run: tuple[int, str, Style], y: float) -> str:
+    column, text, style = run
+    if not text.strip():
+        return ""
+    x, length = MARGIN + column * CELL_W, len(text) * CELL_W
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" textLength="{length:.1f}" {style.attributes()}>{escape(text)}</text>'
+    )
+
+
+def main() -> None:
+    target = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs" / "img" / "demo.svg"
+    screen = Screen()
+    screen.feed("$ make demo\r\n" + record(["make", "-s", "demo"]))
+    while screen.rows and not screen.rows[-1]:
+        screen.rows.pop()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(svg(screen, "make demo: a rank is killed half-way, and the job heals itself"))
+
+
+if __name__ == "__main__":
+    main()

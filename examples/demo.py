@@ -1,0 +1,175 @@
+"""`make demo`: trains on two ranks, kills one of them half-way, and checks that the job healed itself.
+
+The job is started as any user would start it. This program only watches: the training script writes its metrics
+into a pipe, and half-way through one rank gets a SIGKILL from here. What is claimed at the end was checked;
+whatever does not hold makes the demo fail.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+EPOCHS = 12
+KILL_AFTER = EPOCHS // 2
+RANKS = 2
+LIMIT_S = 55.0
+PR_SET_CHILD_SUBREAPER = 36
+BOLD, GREEN, RED, DIM, PLAIN = ("\x1b[1m", "\x1b[32m", "\x1b[31m", "\x1b[2m", "\x1b[0m")
+
+
+@dataclass
+class Watched:
+    """What the job told us about itself."""
+
+    losses: list[float] = field(default_factory=list)
+    pids: list[dict[int, int]] = field(default_factory=list)  # by start of the group: rank -> process
+    resumed_at: int = 0
+    victim: int = 0
+    killed_at: float = 0.0
+    healed_s: float = 0.0
+
+    def hear(self, line: str) -> None:
+        match json.loads(line):
+            case {"what": "started", "rank": rank, "pid": pid}:
+                self.note_start(rank, pid)
+            case {"what": "resumed", "epoch": epoch}:
+                self.resumed_at = epoch
+            case {"what": "epoch", "loss": loss}:
+                self.losses.append(loss)
+            case {"what": "batch", "epoch": epoch} if epoch > KILL_AFTER and not self.victim:
+                self.kill_one()
+
+    def note_start(self, rank: int, pid: int) -> None:
+        if not self.pids or rank in self.pids[-1]:
+            self.pids.append({})
+        self.pids[-1][rank] = pid
+        if self.victim and len(self.pids[-1]) == RANKS:
+            self.healed_s = time.monotonic() - self.killed_at
+
+    def kill_one(self) -> None:
+        self.victim = self.pids[-1][1]
+        say(f"demo: kill -9 {self.victim}   (this is rank 1)", RED)
+        self.killed_at = time.monotonic()
+        os.kill(self.victim, signal.SIGKILL)
+
+
+def say(text: str, style: str = "", fresh_row: bool = True) -> None:
+    """In one write, and first wiping the live line that the job may have at the bottom of the terminal."""
+    if sys.stdout.isatty():
+        text = ("\r\x1b[K" if fresh_row else "") + style + text + PLAIN
+    os.write(1, text.encode() + b"\n")
+
+
+def command(folder: str) -> list[str]:
+    return [
+        *("ddp-launch", "--nproc-per-node", str(RANKS), "--max-restarts", "3", "-r", "2"),
+        *(os.path.relpath(HERE / "train_digits.py"), "--epochs", str(EPOCHS)),
+        *("--checkpoint", f"{folder}/digits.pt", "--metrics", f"{folder}/metrics"),
+    ]
+
+
+def adopt_orphans() -> None:
+    """Whatever outlives the job becomes our child, and so is found at the end."""
+    import ctypes
+
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl")
+
+
+def watch(job: subprocess.Popen[bytes], metrics: int, seen: Watched) -> None:
+    """Until the job ends; a job that takes too long is stopped."""
+    ended = os.pidfd_open(job.pid)
+    waiting = select.poll()
+    waiting.register(metrics, select.POLLIN)
+    waiting.register(ended, select.POLLIN)
+    deadline = time.monotonic() + LIMIT_S
+    rest = b""
+    while True:
+        ready = waiting.poll(max(0.0, deadline - time.monotonic()) * 1000)
+        if not ready:
+            say(f"demo: not done after {LIMIT_S:g} s, giving up", RED)
+            job.terminate()
+            break
+        if ready == [(ended, select.POLLIN)]:
+            break
+        *lines, rest = (rest + os.read(metrics, 1 << 16)).split(b"\n")
+        for line in lines:
+            seen.hear(line.decode())
+    os.close(ended)
+
+
+def orphans() -> int:
+    count = 0
+    while True:
+        try:
+            pid, _status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return count
+        count += 1
+        if pid == 0:  # there are some, and they run
+            return count
+
+
+def verdict(code: int, seen: Watched, left: int) -> list[tuple[bool, str]]:
+    """What was claimed, and whether it held."""
+    first, last = (seen.losses[0], seen.losses[-1]) if seen.losses else (0.0, 0.0)
+    healed = seen.victim > 0 and [len(group) for group in seen.pids] == [RANKS, RANKS]
+    return [
+        (healed, f"rank 1 was killed; {seen.healed_s:.2f} s later a new pair of ranks had found each other"),
+        (seen.resumed_at == KILL_AFTER, f"they went on from the checkpoint of epoch {seen.resumed_at}"),
+        (
+            len(seen.losses) == EPOCHS and last < first / 4,
+            f"the loss fell from {first:.2f} to {last:.2f} in {len(seen.losses)} epochs",
+        ),
+        (code == 0, f"ddp-launch succeeded (exit code {code})"),
+        (left == 0, f"no process was left behind ({left} found)"),
+    ]
+
+
+def run(folder: str) -> list[tuple[bool, str]]:
+    os.mkfifo(f"{folder}/metrics")
+    metrics = os.open(f"{folder}/metrics", os.O_RDWR | os.O_NONBLOCK)  # writing too: it never reads as ended
+    argv = command(folder)
+    parts = [shlex.join(argv[:-7]), shlex.join(argv[-7:-4]), shlex.join(argv[-4:])]
+    say("$ " + " \\\n    ".join(parts) + "\n", BOLD, fresh_row=False)
+    seen = Watched()
+    path = os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH", "")))
+    job = subprocess.Popen(argv, env=os.environ | {"PATH": path})
+    try:
+        watch(job, metrics, seen)
+    except KeyboardInterrupt:  # the terminal told the job as well
+        job.wait()
+        raise
+    code = job.wait()
+    return verdict(code, seen, orphans())
+
+
+def main() -> int:
+    adopt_orphans()
+    say("Two ranks learn to read noisy digits. Half-way, one of them is killed.", fresh_row=False)
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="demo-") as folder:
+        try:
+            results = run(folder)
+        except KeyboardInterrupt:
+            return 130
+    say("", fresh_row=False)
+    for held, text in results:
+        say(f"  {'✓' if held else '✗ not so:'} {text}", GREEN if held else RED, fresh_row=False)
+    say(f"  {time.monotonic() - started:.1f} s in all", DIM, fresh_row=False)
+    return 0 if all(held for held, _ in results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+"""The floor plan of docs/architecture.md, as data for the tests. A new module is entered here and there."""
+
+from __future__ import annotations
+
+# Pure: values in, values out. Everything else of a package is shell.
+CORE = {
+    "launcher": {
+        *("affinity", "arguments", "assemble", "config", "crash_text", "join", "lines", "meeting", "options"),
+        *("spec", "story", "supervision", "symptoms", "usage", "values", "verdict", "version", "worker_env"),
+    },
+    "rendezvous": {
+        *(
+            "admission",
+            "conversation",
+            "events",
+            "frozen_map",
+            "journal",
+            "machine",
+            "orders",
+            "policy",
+            "ranks",
+            "resume",
+            "snapshot",
+        ),
+        *("sealing", "state", "stopping", "types", "view"),
+    },
+    "ddp": set(),
+}
+SHELL = {
+    "launcher": {
+        *("__init__", "__main__", "agent", "binding", "checks", "cli", "config_file", "devices", "ending"),
+        *(
+            "facts",
+            "log_file",
+            "log_folder",
+            "logs",
+            "reach",
+            "start",
+            "status",
+            "terminal",
+            "topology",
+            "worker",
+        ),
+        *("zygote", "template"),
+    },
+    "rendezvous": {"__init__", "client", "codec", "embedded", "owner", "store", "torchrun"},
+    "ddp": {"__init__"},
+}
+
+# Which modules of another package a package may import.
+ABROAD = {
+    ("launcher", "core"): {"rendezvous.types", "rendezvous.events"},
+    ("launcher", "shell"): {
+        f"rendezvous.{name}" for name in ("client", "codec", "types", "events", "embedded")
+    },
+}
+
+# Third-party packages, by the package whose shell may import them. A core imports none.
+THIRD_PARTY = {
+    "launcher": set(),
+    "rendezvous": {"grpc", "grpc_health", "grpc_reflection", "google", "etcd3aio"},
+    "ddp": {"torch"},
+}
+# They run inside the zygote, which is there to import torch.
+MAY_IMPORT_TORCH = {"launcher.template.warm", "launcher.template.store"}
+# A plug-in that torch's own agent loads, and nobody else.
+APART = "rendezvous.torchrun"
+# Loaded by path in the zygote, under another name; the agent uses the rest of launcher.template as well.
+ZYGOTE_ONLY = {f"launcher.template.{name}" for name in ("warm", "plain", "loop", "rank", "store", "hook")}
+
+# What a core may import of the standard library: nothing that knows a clock, chance, or the world.
+PURE_STDLIB = {
+    *("__future__", "binascii", "bisect", "collections", "dataclasses", "difflib", "enum", "functools"),
+    *("heapq", "ipaddress", "itertools", "json", "math", "operator", "re", "string", "textwrap", "types"),
+    *("typing", "unicodedata", "zlib", "signal"),
+}
+# Of `signal`, a core may know the numbers and names, and set nothing.
+PURE_SIGNAL = {"Signals", "valid_signals", "strsignal"}
+IMPURE_CALLS = {"open", "print", "input", "eval", "exec", "compile", "breakpoint", "__import__", "id", "hash"}
+# Values on their way: built and read by one function, never kept.
+MUTABLE_IN_CORE = {"launcher.assemble.Assembly", "launcher.arguments.CommandLine"}
+
+# Everything else is said by the log pump or in one write: lines of several processes must stay whole.
+MAY_PRINT = {"launcher.cli"}
+
+MAX_FILE_LINES = 400
+MAX_TEST_FILE_LINES = 600
+MAX_FUNCTION_LINES = 60
+P90_FUNCTION_LINES = 25
+BANNED_WORDS = {"manager", "handler", "helper", "helpers", "utils", "util"}
+# What torch itself calls so.
+TORCHS_WORDS = {"torchrun_handler", "RendezvousHandler"}
+BANNED_MODULES = BANNED_WORDS | {"common", "misc"}

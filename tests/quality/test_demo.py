@@ -1,0 +1,65 @@
+"""The demo believes nothing: each thing it claims can turn out not to hold. `make test` runs the demo itself."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+
+import pytest
+from tidy import ROOT
+
+
+@pytest.fixture(scope="module")
+def demo():
+    spec = importlib.util.spec_from_file_location("demo", ROOT / "examples" / "demo.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["demo"] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["demo"]
+
+
+@pytest.fixture
+def healed(demo):
+    falling = [2.0 / (epoch + 1) for epoch in range(demo.EPOCHS)]
+    pids = [{0: 10, 1: 11}, {0: 12, 1: 13}]
+    return demo.Watched(falling, pids, resumed_at=demo.KILL_AFTER, victim=11, healed_s=0.1)
+
+
+def failed(demo, seen, code=0, left=0):
+    return [text for held, text in demo.verdict(code, seen, left) if not held]
+
+
+def test_a_healed_job_passes(demo, healed):
+    assert not failed(demo, healed)
+
+
+@pytest.mark.parametrize(
+    ("change", "claim"),
+    [
+        ({"victim": 0}, "rank 1 was killed"),
+        ({"pids": [{0: 10, 1: 11}]}, "rank 1 was killed"),
+        ({"pids": [{0: 10, 1: 11}, {0: 12}]}, "rank 1 was killed"),
+        ({"resumed_at": 0}, "they went on"),
+        ({"losses": [2.0] * 12}, "the loss fell"),
+        ({"losses": [2.0, 0.1]}, "the loss fell"),
+    ],
+)
+def test_a_claim_that_does_not_hold_is_seen(demo, healed, change, claim):
+    for name, value in change.items():
+        setattr(healed, name, value)
+    assert [text.startswith(claim) for text in failed(demo, healed)] == [True]
+
+
+def test_a_bad_end_is_seen(demo, healed):
+    assert failed(demo, healed, code=1)
+    assert failed(demo, healed, left=1)
+
+
+def test_what_is_left_behind_is_counted(demo):
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    assert demo.orphans() >= 1

@@ -1,0 +1,91 @@
+"""What the documents say is there, is there."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import shutil
+import subprocess
+
+import pytest
+from tidy import ROOT
+
+from launcher import usage
+from launcher.options import OPTIONS
+
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("[a-z]*/README.md")])
+
+
+def targets():
+    return set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+def broken_links(page, text):
+    links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", text)
+    return [link for link in links if "://" not in link and not (page.parent / link).exists()]
+
+
+def unknown_commands(text):
+    """`make x` where it is a command: in backticks, or at the start of a line of a code block."""
+    quoted = re.findall(r"`make ([a-z-]+)`", text)
+    blocks = "".join(re.findall(r"```\n(.*?)```", text, re.DOTALL))
+    return {*quoted, *re.findall(r"^make ([a-z-]+)", blocks, re.MULTILINE)} - targets()
+
+
+def unknown_options(text):
+    """Flags of ours that a page names; those of other programs stand in lines that name these."""
+    lines = [
+        line for line in text.splitlines() if not re.search(r"apt-get|pip|bench/|ruff|mypy|pytest", line)
+    ]
+    named = set(re.findall(r"(?<![\w-])(--[a-z][a-z-]+)", "\n".join(lines)))
+    known = {spelling for option in OPTIONS for spelling in option.spellings}
+    return named - known - {"--epochs", "--checkpoint", "--metrics", "--lr"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+def test_links_commands_and_options_exist(page):
+    text = page.read_text()
+    assert not broken_links(page, text)
+    assert not unknown_commands(text)
+    assert not unknown_options(text)
+
+
+def test_options_page_is_made_from_the_table():
+    made = runpy.run_path(str(ROOT / "docs" / "options.py"))["page"]()
+    assert (ROOT / "docs" / "options.md").read_text() == made, "run `make options`"
+    for option in OPTIONS:
+        assert all(f"`{spelling}`" in made for spelling in option.spellings)
+
+
+def test_exit_codes_are_those_of_the_command():
+    page = (ROOT / "docs" / "exit-codes.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", page, re.MULTILINE))
+    shown = re.findall(
+        r"^  (\d+|N) +(.*(?:\n {8}.*)*)", usage.help_text(200).partition("Exit codes:")[2], re.MULTILINE
+    )
+    assert len(shown) == 6
+    for code, meaning in shown:
+        assert rows[code] == meaning.partition("; 128+S")[0]
+
+
+def test_every_decision_has_its_number():
+    pages = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+    for number, page in enumerate(pages, start=1):
+        assert page.name.startswith(f"{number:04d}-")
+        assert page.read_text().startswith(f"# {number}. ")
+
+
+def test_what_the_ci_runs_is_make_test():
+    lines = (ROOT / ".ci" / "run").read_text().splitlines()
+    assert [line for line in lines if re.search(r"\bmake\b", line)] == ["exec make test"]
+    assert {"demo", "test", "install", "quick", "lint", "types", "soak"} <= targets()
+    plan = subprocess.run([shutil.which("make"), "-n", "test"], cwd=ROOT, capture_output=True, text=True)
+    assert plan.returncode == 0, plan.stderr
+
+
+def test_the_checks_can_fail():
+    page = ROOT / "README.md"
+    assert broken_links(page, "see [this](docs/nowhere.md)")
+    assert unknown_commands("say `make coffee`")
+    assert unknown_commands("```\nmake coffee  # hot\n```")
+    assert unknown_options("`--no-such-flag`")

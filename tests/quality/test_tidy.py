@@ -1,0 +1,195 @@
+"""The tree keeps to its floor plan and its habits; and the checks can tell when it does not."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import floor_plan as plan
+import pytest
+import tidy
+from tidy import ROOT, Module
+
+MODULES = tidy.modules()
+NAMES = [module.name for module in MODULES]
+WRITTEN_HERE = (
+    "launcher",
+    "rendezvous",
+    "ddp",
+    "tests",
+    "bench",
+    "examples",
+    "docs",
+    "deploy",
+    "proto",
+    ".ci",
+)
+
+
+def tree(*suffixes: str):
+    folders = (ROOT / name for name in WRITTEN_HERE)
+    found = (path for folder in folders for path in sorted(folder.rglob("*")) if path.suffix in suffixes)
+    return [path for path in found if "pb" not in path.parts and "__pycache__" not in path.parts]
+
+
+def test_every_module_is_on_the_floor_plan():
+    assert not [each for module in MODULES for each in tidy.unplanned(module)]
+    for package in tidy.PACKAGES:
+        assert not plan.CORE[package] & plan.SHELL[package]
+        there = {module.part for module in MODULES if module.package == package}
+        gone = (plan.CORE[package] | plan.SHELL[package]) - there
+        assert not gone, f"on the floor plan, not in {package}"
+
+
+def test_architecture_names_every_module():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    for package in tidy.PACKAGES:
+        named = set(re.findall(rf"`{package}/([a-z_]+)", text))
+        parts = (plan.CORE[package] | plan.SHELL[package]) - {"__init__", "__main__"}
+        assert named == parts, f"{package}: docs/architecture.md and tests/quality/floor_plan.py differ"
+
+
+@pytest.mark.parametrize("module", MODULES, ids=NAMES)
+def test_imports_follow_the_floor_plan(module):
+    assert not tidy.wrong_imports(module)
+
+
+@pytest.mark.parametrize(
+    "module", [m for m in MODULES if m.is_core], ids=[m.name for m in MODULES if m.is_core]
+)
+def test_core_is_pure(module):
+    assert not tidy.impurities(module)
+
+
+def test_torch_is_not_loaded_by_any_module_of_the_launcher_or_the_rendezvous():
+    run_at_import = {"launcher.__main__", "launcher.template.plain", "launcher.template.hook.sitecustomize"}
+    ours = [n for n in NAMES if n.startswith(("launcher", "rendezvous")) and not tidy.is_apart(n)]
+    names = [name for name in ours if name not in run_at_import]
+    program = f"import importlib, sys\nfor n in {names!r}: importlib.import_module(n)\n"
+    program += "sys.exit(', '.join(n for n in ('torch', 'numpy', 'ddp') if n in sys.modules) or None)"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_command_starts_light():
+    """Nothing heavy stands between the command and its first word to the user."""
+    heavy = {"asyncio", "grpc", "logging", "multiprocessing", "subprocess", "tomllib", "unittest"}
+    program = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
+        "import launcher.cli, launcher.start\n"
+        f"sys.exit(', '.join(sorted({heavy!r} & set(sys.modules))) or None)"
+    )
+    command = [sys.executable, "-I", "-S", "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_files_and_functions_are_small():
+    assert not [each for module in MODULES for each in tidy.too_long(module)]
+    lengths = sorted(length for module in MODULES for _, length in tidy.functions(module))
+    assert lengths[len(lengths) * 9 // 10] <= plan.P90_FUNCTION_LINES
+    for path in tree(".py"):
+        assert path.read_text().count("\n") <= plan.MAX_TEST_FILE_LINES, path
+
+
+def test_names_say_what_a_thing_is():
+    assert not [each for path in tree(".py") for each in tidy.banned_names(tidy.module_at(path))]
+
+
+def test_nothing_is_printed_past_the_terminal():
+    silent = (module for module in MODULES if module.name not in plan.MAY_PRINT)
+    assert not [each for module in silent for each in tidy.prints(module)]
+
+
+def test_nothing_is_put_off():
+    top = [path for path in ROOT.iterdir() if path.suffix in (".md", ".toml") or path.name == "Makefile"]
+    for path in [*top, *tree(".py", ".md", ".sh", ".proto", ".yaml", ".toml")]:
+        assert not tidy.postponed(path.read_text()), path
+
+
+def test_proto_is_no_package():
+    """`proto` as a name to import belongs to proto-plus."""
+    assert not list((ROOT / "proto").rglob("__init__.py"))
+
+
+# --- the checks can fail -----------------------------------------------------------------------------
+
+WRONG_IMPORTS = [
+    ("launcher.agent", "import torch"),
+    ("launcher.agent", "def late():\n    from torch.distributed import TCPStore"),
+    ("launcher.agent", "import importlib\nimportlib.import_module('torch')"),
+    ("rendezvous.owner", "if True:\n    import torch.nn"),
+    ("rendezvous.owner", "import launcher.spec"),
+    ("rendezvous.machine", "from rendezvous import owner"),
+    ("rendezvous.machine", "from .owner import JobOwner"),
+    ("launcher.agent", "from rendezvous.machine import step"),
+    ("launcher.agent", "from rendezvous import machine"),
+    ("launcher.supervision", "from rendezvous.client import Session"),
+    ("launcher.supervision", "from launcher.agent import Agent"),
+    ("launcher.supervision", "import time"),
+    ("launcher.supervision", "import os"),
+    ("launcher.supervision", "import asyncio"),
+    ("launcher.agent", "from launcher.template import store"),
+    ("launcher.agent", "from launcher.template.warm import enter"),
+    ("launcher.agent", "import grpc"),
+    ("launcher.agent", "import psutil"),
+    ("launcher.agent", "import ddp"),
+    ("rendezvous.owner", "from rendezvous import torchrun"),
+    ("ddp", "import launcher"),
+    ("ddp", "from rendezvous import types"),
+]
+
+
+@pytest.mark.parametrize(("name", "source"), WRONG_IMPORTS)
+def test_a_wrong_import_is_seen(name, source):
+    assert tidy.wrong_imports(Module(name, source))
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("launcher.template.store", "def keep():\n    import torch.distributed"),
+        ("launcher.agent", "from rendezvous.events import Stop"),
+        ("launcher.agent", "from launcher.template import tree"),
+        ("launcher.supervision", "from rendezvous.types import AgentId"),
+        ("ddp", "import torch"),
+        ("rendezvous.torchrun.backend", "import torch"),
+        ("rendezvous.owner", "import grpc, asyncio"),
+    ],
+)
+def test_a_right_import_is_none(name, source):
+    assert not tidy.wrong_imports(Module(name, source))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "async def step(): pass",
+        "def step():\n    return open('x')",
+        "def step(state):\n    print(state)",
+        "import signal\nsignal.signal(15, None)",
+        "def step(a):\n    for x in set(a): pass",
+        "def step(a):\n    return [x for x in {1, 2}]",
+        "def step(a):\n    return [x for x in list(set(a) - {1})]",
+        "@dataclass\nclass State: pass",
+        "@dataclass(slots=True)\nclass State: pass",
+        "def step():\n    global count",
+    ],
+)
+def test_an_impurity_is_seen(source):
+    assert tidy.impurities(Module("launcher.supervision", source))
+
+
+def test_length_names_prints_and_notes_are_seen():
+    long = "def f():\n" + "    pass\n" * plan.MAX_FUNCTION_LINES
+    assert tidy.too_long(Module("launcher.agent", long))
+    assert tidy.too_long(Module("launcher.agent", "\n" * (plan.MAX_FILE_LINES + 1)))
+    assert not tidy.too_long(Module("launcher.agent", long.replace("    pass\n", "", 1)))
+    for bad in ("class WorkerManager: pass", "def helper_of(x): pass", "def f_utils(): pass"):
+        assert tidy.banned_names(Module("launcher.agent", bad))
+    assert tidy.banned_names(Module("launcher.common", ""))
+    assert not tidy.banned_names(Module("launcher.agent", "def handle_of(): pass"))
+    assert tidy.prints(Module("launcher.agent", "def f():\n    print(1)"))
+    assert tidy.postponed("x = 1  # " + "TO" + "DO later")
+    assert tidy.unplanned(Module("launcher.brand_new", ""))

@@ -1,0 +1,257 @@
+"""What can be told of a module from its syntax tree: each check takes a module and says what is wrong with it."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import floor_plan as plan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("launcher", "rendezvous", "ddp")
+
+
+@dataclass(frozen=True)
+class Module:
+    name: str  # launcher.template.warm
+    source: str
+
+    @property
+    def package(self) -> str:
+        return self.name.partition(".")[0]
+
+    @property
+    def part(self) -> str:
+        """The name that the floor plan knows: the first below the package."""
+        return [*self.name.split("."), "__init__"][1]
+
+    @property
+    def is_core(self) -> bool:
+        return self.part in plan.CORE[self.package]
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.source)
+
+
+def module_at(path: Path) -> Module:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return Module(".".join(parts).removesuffix(".__init__"), path.read_text())
+
+
+def modules() -> list[Module]:
+    paths = (path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py")))
+    return [module_at(path) for path in paths if "pb" not in path.relative_to(ROOT).parts]
+
+
+def imports(module: Module) -> Iterator[tuple[int, str]]:
+    """Every module that is imported, wherever in the file; `from a import b` names both a and a.b."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = _absolute(module.name, node)
+            yield node.lineno, base
+            yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.Call) and _dotted(node.func) in (
+            "import_module",
+            "importlib.import_module",
+        ):
+            named = node.args[0]
+            yield node.lineno, str(named.value) if isinstance(named, ast.Constant) else "?"
+
+
+def _absolute(importer: str, node: ast.ImportFrom) -> str:
+    if not node.level:
+        return node.module or ""
+    parent = importer.split(".")[: -node.level]
+    return ".".join([*parent, *([node.module] if node.module else [])])
+
+
+def _dotted(node: ast.expr) -> str:
+    match node:
+        case ast.Name(id=name):
+            return name
+        case ast.Attribute(value=value, attr=attr):
+            return f"{_dotted(value)}.{attr}"
+        case _:
+            return ""
+
+
+# --- who may import whom ---------------------------------------------------------------------------
+
+
+def wrong_imports(module: Module) -> list[str]:
+    found = ((line, name, _why_not(module, name)) for line, name in imports(module))
+    return [f"{module.name}:{line} imports {name}: {why}" for line, name, why in found if why]
+
+
+def _why_not(module: Module, name: str) -> str:
+    top = name.partition(".")[0]
+    if top == "torch" and module.package != "ddp":
+        may = module.name in plan.MAY_IMPORT_TORCH or is_apart(module.name)
+        return "" if may else "torch is not for launcher and rendezvous"
+    if top in ("_ddp_launch", "sitecustomize"):
+        return "" if module.name in plan.ZYGOTE_ONLY | {_HOOK} else "only the zygote has it"
+    if top in PACKAGES:
+        return _why_not_ours(module, name)
+    if top in sys.stdlib_module_names:
+        impure = module.is_core and top not in plan.PURE_STDLIB
+        return "a core module has no use for it" if impure else ""
+    if module.is_core or top not in plan.THIRD_PARTY[module.package]:
+        return "not one of the packages that the floor plan allows here"
+    return ""
+
+
+def is_apart(name: str) -> bool:
+    return name == plan.APART or name.startswith(plan.APART + ".")
+
+
+_HOOK = "launcher.template.hook.sitecustomize"
+
+
+def _why_not_ours(module: Module, name: str) -> str:
+    if is_apart(name) and not is_apart(module.name):
+        return "only torch's own agent loads it"
+    package, _, rest = name.partition(".")
+    part = rest.partition(".")[0]
+    kind = "core" if module.is_core else "shell"
+    if package != module.package:
+        allowed = plan.ABROAD.get((module.package, kind), set())
+        ancestor = any(each == name or each.startswith(name + ".") for each in allowed)
+        within = any(name.startswith(each + ".") for each in allowed)
+        return "" if ancestor or within else f"not for the {kind} of {module.package}"
+    if module.is_core and part in plan.SHELL[package]:
+        return "a core module imports no shell"
+    in_zygote = any(name == each or name.startswith(each + ".") for each in plan.ZYGOTE_ONLY)
+    if in_zygote and not module.name.startswith("launcher.template"):
+        return "it belongs to the zygote's process"
+    return ""
+
+
+def unplanned(module: Module) -> list[str]:
+    known = plan.CORE[module.package] | plan.SHELL[module.package]
+    if module.part in known:
+        return []
+    return [f"{module.name}: core or shell? Say so in tests/quality/floor_plan.py and docs/architecture.md"]
+
+
+# --- purity ----------------------------------------------------------------------------------------
+
+
+def impurities(module: Module) -> list[str]:
+    tree = module.tree
+    hashing = {
+        id(call)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and node.name == "__hash__"
+        for call in ast.walk(node)
+    }
+    nodes = (node for node in ast.walk(tree) if id(node) not in hashing)
+    found = [(node, why) for node in nodes if (why := _impure(module, node))]
+    return [f"{module.name}:{getattr(node, 'lineno', 0)}: {why}" for node, why in found]
+
+
+def _impure(module: Module, node: ast.AST) -> str:
+    match node:
+        case ast.AsyncFunctionDef() | ast.Await() | ast.AsyncFor() | ast.AsyncWith():
+            return "a core module awaits nothing"
+        case ast.Call(func=ast.Name(id=name)) if name in plan.IMPURE_CALLS:
+            return f"{name}() is not for a core module"
+        case ast.Attribute(value=ast.Name(id="signal"), attr=attr):
+            known = attr in plan.PURE_SIGNAL or re.fullmatch(r"SIG[A-Z0-9]+", attr)
+            return "" if known else f"signal.{attr} is not for a core module"
+        case ast.For(iter=source) | ast.comprehension(iter=source) if _is_set(source):
+            return "the order of a set depends on hashes"
+        case ast.ClassDef():
+            return _thawed(module, node)
+        case ast.Global():
+            return "a core module keeps no state of its own"
+        case _:
+            return ""
+
+
+def _is_set(node: ast.expr) -> bool:
+    match node:
+        case ast.Set() | ast.SetComp():
+            return True
+        case ast.Call(func=ast.Name(id="set" | "frozenset")):
+            return True
+        case ast.BinOp(left=left, right=right, op=ast.BitOr() | ast.BitAnd() | ast.Sub() | ast.BitXor()):
+            return _is_set(left) or _is_set(right)
+        case ast.Call(
+            func=ast.Name(id="list" | "tuple" | "enumerate" | "iter" | "reversed"), args=[first, *_]
+        ):
+            return _is_set(first)
+        case _:
+            return False
+
+
+def _thawed(module: Module, node: ast.ClassDef) -> str:
+    if f"{module.name}.{node.name}" in plan.MUTABLE_IN_CORE:
+        return ""
+    for decorator in node.decorator_list:
+        call = decorator if isinstance(decorator, ast.Call) else None
+        if _dotted(call.func if call else decorator) not in ("dataclass", "dataclasses.dataclass"):
+            continue
+        options = {each.arg: each.value for each in call.keywords} if call else {}
+        frozen = options.get("frozen")
+        if not (isinstance(frozen, ast.Constant) and frozen.value is True):
+            return f"{node.name} is not frozen"
+    return ""
+
+
+# --- size and words --------------------------------------------------------------------------------
+
+
+def functions(module: Module) -> Iterator[tuple[str, int]]:
+    """Each function with its length in lines."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno is not None
+            yield f"{module.name}.{node.name}", node.end_lineno - node.lineno + 1
+
+
+def too_long(module: Module) -> list[str]:
+    lines = module.source.count("\n")
+    found = [f"{module.name}: {lines} lines"] if lines > plan.MAX_FILE_LINES else []
+    return found + [
+        f"{name}: {length} lines" for name, length in functions(module) if length > plan.MAX_FUNCTION_LINES
+    ]
+
+
+def banned_names(module: Module) -> list[str]:
+    found = [module.name] if _words(module.name.rpartition(".")[2]) & plan.BANNED_MODULES else []
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            if _words(node.name) & plan.BANNED_WORDS:
+                found.append(f"{module.name}:{node.lineno} {node.name}")
+    return found
+
+
+def _words(name: str) -> set[str]:
+    for of_torch in plan.TORCHS_WORDS:
+        name = name.replace(of_torch, "")
+    return {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)}
+
+
+def prints(module: Module) -> list[str]:
+    return [
+        f"{module.name}:{node.lineno}: print"
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Call) and _dotted(node.func) == "print"
+    ]
+
+
+def postponed(text: str) -> list[str]:
+    """Notes of work that was put off."""
+    marks = ("TO" + "DO", "FIX" + "ME", "XX" + "X")
+    return [line.strip() for line in text.splitlines() if re.search(rf"\b({'|'.join(marks)})\b", line)]

@@ -1,0 +1,86 @@
+"""Each benchmark runs, measures both launchers, and puts its table where the page has a place for it."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+ONCE = ("--rounds", "1", "--warm-up", "0", "--timeout", "60")
+
+
+def run_bench(name: str, folder: Path, *options: str) -> tuple[list[dict[str, Any]], str]:
+    """What it measured, table by table, and the page it wrote its table into."""
+    page, figures, chart = folder / "page.md", folder / "figures.json", folder / "chart.png"
+    page.write_text(f"above\n<!-- {name}:begin -->\nold\n<!-- {name}:end -->\nbelow\n")
+    command = [sys.executable, os.path.join(ROOT, "bench", f"{name}.py"), *ONCE, *options]
+    command += ["--json", str(figures), "--plot", str(chart), "--write-docs", str(page)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr
+    assert chart.exists() == (importlib.util.find_spec("matplotlib") is not None)
+    return json.loads(figures.read_text())["tables"], page.read_text()
+
+
+def only_round(table: dict[str, Any]) -> tuple[dict[str, float], dict[str, float]]:
+    (played,) = table["rounds"]
+    assert not played["theirs"]["problem"]
+    assert not played["ours"]["problem"]
+    return played["theirs"]["figures"], played["ours"]["figures"]
+
+
+def test_launch(tmp_path: Path) -> None:
+    (table,), page = run_bench("launch", tmp_path, "--ranks", "1")
+    for figures in only_round(table):
+        assert 0 < figures["torch"] < figures["reduced"] < figures["exit"]
+        assert figures["cpu"] > 0.1
+    assert "| command has exited |" in page
+    assert page.startswith("above\n")
+    assert page.endswith("below\n")
+    assert "old" not in page
+
+
+def test_restart(tmp_path: Path) -> None:
+    (table,), page = run_bench("restart", tmp_path)
+    for figures in only_round(table):
+        assert 0 < figures["gone"] < figures["line"] < figures["reduced"]
+    assert "0 without a figure" in page
+
+
+def test_agent(tmp_path: Path) -> None:
+    (memory, _idle), _page = run_bench("agent", tmp_path, "--seconds", "0.2")
+    for figures in only_round(memory):
+        assert 0 < figures["agent_pss"] <= figures["agent_rss"]
+        assert figures["agent_pss"] <= figures["launcher_pss"] < figures["job_pss"]
+        assert figures["agent_cpu"] >= 0
+
+
+def test_a_run_that_hangs_is_counted_and_leaves_nothing(tmp_path: Path) -> None:
+    """Far too short a bound: both launchers are cut off in the middle, and the table says so."""
+    command = [sys.executable, os.path.join(ROOT, "bench", "restart.py"), *ONCE, "--timeout", "0.3"]
+    command += ["--plot", str(tmp_path / "chart.png")]
+    tag = str(tmp_path)
+    env = {**os.environ, "BENCH_SMOKE": tag}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=env)
+    assert done.returncode == 0, done.stderr
+    assert "torchrun 1 runs, 1 without a figure (1 of them hung)" in done.stdout
+    assert "ddp-launch 1 runs, 1 without a figure (1 of them hung)" in done.stdout
+    assert not tagged_processes(tag)
+
+
+def tagged_processes(tag: str) -> list[int]:
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("BENCH_SMOKE") == tag:
+                found.append(process.pid)
+    return found
