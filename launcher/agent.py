@@ -28,6 +28,7 @@ from launcher.supervision import (
     Phase,
     Send,
     SignalRanks,
+    StartFailed,
     StartGrace,
     StartRanks,
     StopRequested,
@@ -36,6 +37,7 @@ from launcher.supervision import (
     Supervision,
     Sweep,
     Swept,
+    ZygoteReplaced,
 )
 from launcher.template import tree
 from launcher.verdict import signal_name
@@ -52,6 +54,8 @@ if TYPE_CHECKING:
     from launcher.zygote import Zygote
 
 _EXIT_DRAIN_S = 5.0  # for a terminal that is slow to take the last lines
+_LAST_BREATH_S = 1.0  # from the end of its socket to the end of the zygote
+_ZYGOTES = 3  # lost without a rank in between: it is not by accident
 _ZYGOTE_END_S = 15.0  # beyond its own bound for processes that will not die
 _LOOPBACK = "127.0.0.1"
 
@@ -62,6 +66,7 @@ class Agent:
         self._starter = starter
         self._zygote = zygote
         self._zygote_ready = False
+        self._zygotes_lost = 0  # since ranks were last started
         self._facts: asyncio.Queue[Fact] = asyncio.Queue()
         self._host = socket.gethostname()
         self._address = spec.local_addr or _LOOPBACK
@@ -103,7 +108,9 @@ class Agent:
             case OpenStore(generation):
                 self._zygote.keep(generation, self._spec.master_addr or self._address, self._spec.master_port)
             case StartRanks(assignment, store):
-                self._ranks.start(self._zygote, assignment, store)
+                self._zygotes_lost = 0
+                for rank_ended in self._ranks.start(self._zygote, assignment, store):
+                    self._facts.put_nowait(rank_ended)
             case SignalRanks(signum):
                 self._ranks.note_stop(signum)
                 self._zygote.signal(signum)
@@ -126,6 +133,7 @@ class Agent:
             self._loop.add_signal_handler(signum, self._stop_requested, signum)
         for signum in self._spec.forwarded_signals:
             self._loop.add_signal_handler(signum, self._zygote_signal, signum)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (*self._spec.signals, *self._spec.forwarded_signals))
 
     def _stop_requested(self, signum: int) -> None:
         self._facts.put_nowait(StopRequested(signum, signal_name(signum)))
@@ -169,20 +177,30 @@ class Agent:
         """Its ranks died with it (parent-death signal); what they left behind is now ours to end."""
         self._loop.remove_reader(self._zygote.fileno())
         self._zygote.close()
-        tree.reap_all(os.getpid())
-        if not self._zygote_ready:
-            self._starter.warm = False
-            self._starter.obstacle = "the process that was to import torch ended while it did"
+        how = _in_words(tree.await_child(self._zygote.pid, _LAST_BREATH_S))
+        self._starter.clean_up()
+        if self._zygote_ready:
+            reason = f"the process that ranks are started from (the zygote, pid {self._zygote.pid}) was lost: {how}"
+            self._logs.say(f"ddp-launch: {reason}; starting another")
+        else:
+            reason = f"the process that was to import torch ended while it did: {how}"
+            self._starter.obstacle = reason
+        for rank_ended in self._ranks.lost_with_zygote(reason):
+            self._facts.put_nowait(rank_ended)
+        self._facts.put_nowait(self._replace_zygote(reason))
+
+    def _replace_zygote(self, reason: str) -> Fact:
+        self._zygotes_lost += 1
+        if self._zygotes_lost > _ZYGOTES or not (self._zygote_ready or self._zygote.warm):
+            return StartFailed(f"no rank can be started here: {reason}")
+        self._starter.warm = self._zygote.warm and self._zygote_ready
         self._zygote_ready = False
-        self._zygote = self._starter.start()
+        try:
+            self._zygote = self._starter.start()
+        except OSError as error:
+            return StartFailed(f"no rank can be started here: {error.strerror}")
         self._loop.add_reader(self._zygote.fileno(), self._zygote_spoke)
-        for fact in self._ranks.lost_with_zygote():
-            self._facts.put_nowait(fact)
-        generation = self._state.generation
-        if self._state.phase is Phase.STOPPING:
-            self._zygote.sweep(generation)
-        elif self._state.phase is Phase.JOINING and self._state.assignment is not None:
-            self._carry_out(OpenStore(generation))
+        return ZygoteReplaced(reason, 128 + signal.SIGKILL)
 
     # --- what people see ---------------------------------------------------------------------------
 
@@ -204,15 +222,26 @@ class Agent:
                 pass
 
     async def _leave(self, finish: Finish) -> int:
-        self._loop.remove_reader(self._zygote.fileno())
+        if self._zygote.fileno() >= 0:
+            self._loop.remove_reader(self._zygote.fileno())
         self._zygote.close()
         await asyncio.to_thread(self._await_zygote)
         self._logs.progress("")
-        self._logs.close(_EXIT_DRAIN_S)
+        all_shown = self._logs.close(_EXIT_DRAIN_S)
         await self._session.close()
-        return ending.tell(self._spec, self._folder, finish)
+        exit_code = ending.tell(self._spec, self._folder, finish, all_shown)
+        signal.pthread_sigmask(signal.SIG_BLOCK, self._spec.signals)  # one more Ctrl-C must not change it
+        return exit_code
 
     def _await_zygote(self) -> None:
-        tree.await_child(self._zygote.pid, _ZYGOTE_END_S)
-        tree.reap_all(os.getpid())
-        self._starter.clean_up()
+        if self._zygote_ready:
+            tree.await_child(self._zygote.pid, _ZYGOTE_END_S)
+        self._starter.clean_up()  # one that still imports torch has nothing to end, and does not look up
+
+
+def _in_words(wait_status: int | None) -> str:
+    if wait_status is None:
+        return "it closed its socket"
+    if os.WIFSIGNALED(wait_status):
+        return f"killed by {signal_name(os.WTERMSIG(wait_status))}"
+    return f"exit code {os.WEXITSTATUS(wait_status)}"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import sys
+import select
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,28 +13,42 @@ if TYPE_CHECKING:
     from launcher.supervision import Finish
 
 _WIDTH = 100
+_PATIENCE_S = 5.0
 
 
-def tell(spec: LaunchSpec, folder: LogFolder, finish: Finish) -> int:
-    """Says how it ended; the exit code of the command."""
+def tell(spec: LaunchSpec, folder: LogFolder, finish: Finish, all_shown: bool) -> int:
+    """Says how it ended; the exit code of the command. The logs stay where somebody may want to read them."""
     if finish.outcome is None:
         _say(f"ddp-launch: {finish.reason}")
     elif not finish.outcome.succeeded:
         from launcher.facts import write_outcome
         from launcher.story import outcome_json, render_box
 
-        write_outcome(os.path.join(folder.path, "failure.json"), outcome_json(finish.outcome))
-        _say(render_box(finish.outcome, width=_width(), color=_color(spec), log_dir=folder.path))
-    if folder.temporary and finish.exit_code == 0:
+        told = outcome_json(finish.outcome, log_dir=folder.path, budget=str(spec.budget))
+        try:
+            write_outcome(os.path.join(folder.path, "failure.json"), told)
+        except OSError as error:
+            _say(f"ddp-launch: cannot write {folder.path}/failure.json: {error.strerror}")
+        budget = str(spec.budget)
+        _say(
+            render_box(finish.outcome, width=_width(), color=_color(spec), log_dir=folder.path, budget=budget)
+        )
+    if not all_shown:
+        _say(f"ddp-launch: the terminal was too slow for some of the output; all of it is in {folder.path}")
+    elif folder.temporary and finish.exit_code == 0:
         folder.discard()
     return finish.exit_code
 
 
 def _say(text: str) -> None:
-    try:
-        os.write(2, text.rstrip("\n").encode(errors="replace") + b"\n")
-    except OSError:
-        pass  # nobody is there to read it any more; the JSON and the exit code say it too
+    left = text.rstrip("\n").encode(errors="replace") + b"\n"
+    with contextlib.suppress(OSError):  # nobody is there to read it any more; the exit code says it too
+        while left:
+            try:
+                left = left[os.write(2, left) :]
+            except BlockingIOError:  # another process made the stream non-blocking
+                if not select.select((), (2,), (), _PATIENCE_S)[1]:
+                    return
 
 
 def _width() -> int:
@@ -44,4 +59,4 @@ def _width() -> int:
 
 
 def _color(spec: LaunchSpec) -> bool:
-    return spec.log.color == "always" or (spec.log.color == "auto" and sys.stderr.isatty())
+    return spec.log.color == "always" or (spec.log.color == "auto" and os.isatty(2))

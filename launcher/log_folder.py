@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from typing import TYPE_CHECKING
@@ -25,12 +26,14 @@ class LogFolder:
             self.path = _unused(os.path.join(os.path.abspath(spec.log.directory), name), spec.max_nodes > 1)
 
     def discard(self) -> None:
+        """As far as it goes: ranks may have put there what cannot be removed, or removed it all."""
         for folder, folders, files in os.walk(self.path, topdown=False):
-            for name in files:
-                os.unlink(os.path.join(folder, name))
-            for name in folders:
-                os.rmdir(os.path.join(folder, name))
-        os.rmdir(self.path)
+            for name in (*files, *folders):
+                path = os.path.join(folder, name)
+                with contextlib.suppress(OSError):
+                    (os.rmdir if name in folders and not os.path.islink(path) else os.unlink)(path)
+        with contextlib.suppress(OSError):
+            os.rmdir(self.path)
 
 
 def _unused(path: str, shared_by_nodes: bool) -> str:

@@ -158,13 +158,17 @@ class LogPump:
         if self._err.is_tty:
             self._ask(lambda: self._err.set_status(text))
 
-    def close(self, timeout_s: float) -> None:
-        """Takes what is in the pipes now, shows it, and ends; what is not shown in time is dropped."""
+    def close(self, timeout_s: float) -> bool:
+        """Takes what is in the pipes now, shows it, and ends; what is not shown in time is dropped.
+
+        False: some lines were never shown, at any time, and are only in the log files.
+        """
         with self._changed:
             if self._deadline is None:
                 self._deadline = time.monotonic() + timeout_s
                 os.eventfd_write(self._wake, 1)
         self._thread.join(timeout_s + 1.0)
+        return not self._thread.is_alive() and not any(t.missed_lines for t in self._terminals)
 
     def _open_stream(self, label: RankLabel, stream: Streams) -> int:
         path = os.path.join(self.rank_directory(label), f"{NAMES[stream]}.log")

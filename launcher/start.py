@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import resource
+import signal
 from typing import TYPE_CHECKING
 
 from launcher.binding import read_binding
@@ -12,6 +14,8 @@ from launcher.zygote import Zygote, obstacle_to_warm_start
 
 if TYPE_CHECKING:
     from launcher.spec import LaunchSpec
+
+_OPEN_FILES = 1 << 16  # plenty: four for each rank
 
 
 class ZygoteStarter:
@@ -23,25 +27,55 @@ class ZygoteStarter:
         self._env = dict(os.environ) | shared_env(spec, os.environ, self.binding.omp_threads)
         self.obstacle = obstacle_to_warm_start(spec, self._env) if spec.warm_start else ""
         self.warm = spec.warm_start and not self.obstacle
-        self.cgroup = cgroup.create(f"ddp-launch-{os.getpid()}")
+        self.cgroup = cgroup.place(
+            f"ddp-launch-{os.getpid()}"
+        )  # made by the zygote, which cleans up after us
+        self._signal_mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        self._open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
 
     def start(self) -> Zygote:
-        return Zygote.start(self._spec, self._env, self.cgroup, self.warm)
+        """With the limits and the signal mask that the agent was started with: ranks are to find those."""
+        resource.setrlimit(resource.RLIMIT_NOFILE, self._open_files)
+        try:
+            return Zygote.start(self._spec, self._env, self.cgroup, self.warm, self._signal_mask)
+        finally:
+            soft, hard = self._open_files
+            wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
 
     def clean_up(self) -> None:
-        """After the last zygote has ended: nothing of ours may be left, not even a folder."""
+        """After a zygote has ended: nothing of ours may be left, not even a folder."""
         if self.cgroup and not cgroup.remove(self.cgroup):
             cgroup.kill(self.cgroup)
-            tree.reap_all(os.getpid())
+        tree.reap_all(os.getpid())
+        if self.cgroup:
             cgroup.remove(self.cgroup)
 
 
 def run_agent(spec: LaunchSpec) -> int:
+    _fill_standard_streams()
     tree.become_subreaper()
     starter = ZygoteStarter(spec)
-    zygote = starter.start()
+    # Until the agent can answer them: a signal's own action would leave a log folder and half a start behind.
+    signal.pthread_sigmask(signal.SIG_BLOCK, (*spec.signals, *spec.forwarded_signals))
+    try:
+        zygote = starter.start()
+    except OSError as error:
+        from launcher.supervision import TRY_AGAIN
+
+        os.write(2, f"ddp-launch: cannot start a process: {error.strerror}\n".encode())
+        return TRY_AGAIN
     import asyncio
 
     from launcher.agent import Agent
 
     return asyncio.run(Agent(spec, starter, zygote).run())
+
+
+def _fill_standard_streams() -> None:
+    """Where one was closed, a pipe or socket of ours would take its number, and be written to as if it was it."""
+    fd = os.open(os.devnull, os.O_RDWR)
+    while fd <= 2:
+        os.set_inheritable(fd, True)
+        fd = os.dup(fd)
+    os.close(fd)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import sys
+import os
 import time
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ class StatusLine:
     def __init__(self, spec: LaunchSpec, logs: LogPump) -> None:
         self._logs = logs
         self._target = spec.entry.target.rpartition("/")[2]
-        self._shown = spec.progress == "always" or (spec.progress == "auto" and sys.stderr.isatty())
+        self._shown = spec.progress == "always" or (spec.progress == "auto" and os.isatty(2))
         self._started = time.monotonic()
         self._text = "joining"
 

@@ -17,6 +17,10 @@ Facts and messages of another generation than the current one change nothing.
     | Running  | -        | -       | report          | signal, grace | stop,exit | stop, exit  | -            |
     | Stopping | -        | -       | report; last: sweep | -         | note      | kill        | answer, exit |
     | Done     | -        | -       | -               | -             | -         | -           | -            |
+
+A stop signal while the ranks of a job that has failed are being stopped only hurries that: what the job died of
+is still told. The zygote's death takes the ranks along, which then end like any others; only what it had in
+hand besides them is made good here: a store that was being opened, a sweep.
 """
 
 from __future__ import annotations
@@ -40,7 +44,16 @@ from rendezvous.events import (
     ToAgent,
     Waiting,
 )
-from rendezvous.types import AgentId, Assignment, Cause, Outcome, StoreAddress
+from rendezvous.types import (
+    AgentId,
+    Assignment,
+    Cause,
+    Decision,
+    DecisionKind,
+    FailureClass,
+    Outcome,
+    StoreAddress,
+)
 
 SIGTERM, SIGKILL = 15, 9
 TRY_AGAIN = 75
@@ -99,7 +112,32 @@ class StopRequested:
     name: str
 
 
-Fact = ToAgent | StoreListens | StoreFailed | RankEnded | Swept | GraceOver | StopRequested
+@dataclass(frozen=True, slots=True)
+class ZygoteReplaced:
+    """The zygote died, its ranks and the store with it; told after their `RankEnded`. Another one serves."""
+
+    reason: str
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartFailed:
+    """No rank can be started here, and none is left."""
+
+    reason: str
+
+
+Fact = (
+    ToAgent
+    | StoreListens
+    | StoreFailed
+    | RankEnded
+    | Swept
+    | GraceOver
+    | StopRequested
+    | ZygoteReplaced
+    | StartFailed
+)
 
 # --- what the shell is to do -----------------------------------------------------------------------
 
@@ -153,13 +191,19 @@ class Supervision:
     phase: Phase = Phase.JOINING
     assignment: Assignment | None = None
     live: tuple[int, ...] = ()  # local ranks that have not ended
+    store_told: bool = False  # this generation's store is known to the others
     failed: bool = False  # a rank of this generation ended badly
+    over: bool = False  # this generation was stopped here; what still speaks of it comes late
+    job_failed: bool = False  # it ends once everything everywhere is stopped
     stop_signal: int = 0  # the signal we last sent the ranks
     finish: Finish | None = None  # what to do once everything here is stopped
 
     @property
     def generation(self) -> int:
         return -1 if self.assignment is None else self.assignment.generation
+
+    def awaits_store(self, generation: int) -> bool:
+        return self.phase is Phase.JOINING and generation == self.generation and not self.over
 
 
 Step = tuple[Supervision, tuple[Action, ...]]
@@ -172,17 +216,15 @@ def step(state: Supervision, fact: Fact) -> Step:
         case Assigned(assignment):
             return _assigned(state, assignment)
         case StoreListens(generation, store):
-            return state, _if(
-                generation == state.generation, Send(StoreOpened(state.agent, generation, store))
-            )
+            return _store_listens(state, generation, store)
         case StoreFailed(generation, reason):
-            return _leave(state, reason, TRY_AGAIN) if generation == state.generation else (state, ())
+            return _leave(state, reason, TRY_AGAIN) if state.awaits_store(generation) else (state, ())
         case StoreAt(generation, store):
             return _start(state, generation, store)
         case RankEnded():
             return _rank_ended(state, fact)
-        case Stop(generation):
-            return _stop(state, generation)
+        case Stop(generation, decision):
+            return _stop(state, generation, decision)
         case GraceOver(generation):
             return _grace_over(state, generation)
         case Swept(generation):
@@ -193,6 +235,10 @@ def step(state: Supervision, fact: Fact) -> Step:
             return _finish(state, Finish(exit_code, reason))
         case StopRequested():
             return _stop_requested(state, fact)
+        case ZygoteReplaced():
+            return _zygote_replaced(state, fact)
+        case StartFailed(reason):
+            return _gave_up(state, reason)
         case Waiting():
             return state, ()
         case _:
@@ -206,12 +252,18 @@ def _if(condition: bool, *actions: Action) -> tuple[Action, ...]:
 def _assigned(state: Supervision, assignment: Assignment) -> Step:
     if state.phase is not Phase.JOINING or assignment.generation <= state.generation:
         return state, ()
-    state = replace(state, assignment=assignment, failed=False, stop_signal=0)
+    state = replace(state, assignment=assignment, store_told=False, failed=False, over=False, stop_signal=0)
     return state, _if(assignment.node_rank == 0, OpenStore(assignment.generation))
 
 
+def _store_listens(state: Supervision, generation: int, store: StoreAddress) -> Step:
+    if not state.awaits_store(generation):
+        return state, ()
+    return replace(state, store_told=True), (Send(StoreOpened(state.agent, generation, store)),)
+
+
 def _start(state: Supervision, generation: int, store: StoreAddress) -> Step:
-    if state.phase is not Phase.JOINING or state.assignment is None or generation != state.generation:
+    if state.assignment is None or not state.awaits_store(generation):
         return state, ()
     live = tuple(range(state.assignment.nproc))
     return replace(state, phase=Phase.RUNNING, live=live), (StartRanks(state.assignment, store),)
@@ -233,9 +285,10 @@ def _rank_ended(state: Supervision, fact: RankEnded) -> Step:
     return state, tuple(actions)
 
 
-def _stop(state: Supervision, generation: int) -> Step:
+def _stop(state: Supervision, generation: int, decision: Decision) -> Step:
     if generation != state.generation:
         return state, ()
+    state = replace(state, job_failed=decision.kind is DecisionKind.FAIL)
     match state.phase:
         case Phase.JOINING:  # sealed, and broken up before the ranks started: a store may run already
             return _begin_stopping(state)
@@ -246,7 +299,7 @@ def _stop(state: Supervision, generation: int) -> Step:
 
 
 def _begin_stopping(state: Supervision) -> Step:
-    state = replace(state, phase=Phase.STOPPING)
+    state = replace(state, phase=Phase.STOPPING, over=True)
     if not state.live:
         return state, (Sweep(state.generation),)
     state = replace(state, stop_signal=SIGTERM)
@@ -263,7 +316,7 @@ def _kill(state: Supervision) -> Step:
 
 
 def _swept(state: Supervision, generation: int) -> Step:
-    if state.phase is not Phase.STOPPING or generation != state.generation:
+    if state.phase is not Phase.STOPPING or generation != state.generation or state.live:
         return state, ()
     if state.finish is not None:
         return replace(state, phase=Phase.DONE), (state.finish,)
@@ -285,7 +338,7 @@ def _finish(state: Supervision, finish: Finish) -> Step:
 
 
 def _stop_requested(state: Supervision, fact: StopRequested) -> Step:
-    if state.finish is not None and state.phase is Phase.STOPPING:
+    if state.phase is Phase.STOPPING and (state.finish is not None or state.job_failed):
         return _kill(state)
     return _leave(state, f"stopped by {fact.name}", 128 + fact.signum)
 
@@ -294,3 +347,31 @@ def _leave(state: Supervision, reason: str, exit_code: int) -> Step:
     """Of our own accord: the others are told first, and not waited for."""
     state, actions = _finish(state, Finish(exit_code, reason))
     return state, (Send(AgentLeft(state.agent, reason)), *actions)
+
+
+# --- the zygote --------------------------------------------------------------------------------------
+
+
+def _zygote_replaced(state: Supervision, fact: ZygoteReplaced) -> Step:
+    match state.phase:
+        case Phase.JOINING if state.assignment is not None and state.assignment.node_rank == 0:
+            return state, _if(not state.over, _store_lost(state, state.assignment, fact))
+        case Phase.STOPPING if not state.live:
+            return state, (Sweep(state.generation),)
+        case _:
+            return state, ()
+
+
+def _store_lost(state: Supervision, assignment: Assignment, fact: ZygoteReplaced) -> Action:
+    """Where its address is known already, ranks would wait for it in vain: that attempt has failed."""
+    if not state.store_told:
+        return OpenStore(assignment.generation)
+    cause = Cause(
+        state.agent.node, assignment.rank_offset, 0, FailureClass.SIGNAL, fact.reason, fact.exit_code
+    )
+    return Send(RankFailed(state.agent, assignment.generation, cause))
+
+
+def _gave_up(state: Supervision, reason: str) -> Step:
+    finish = state.finish or Finish(TRY_AGAIN, reason)
+    return replace(state, phase=Phase.DONE, live=()), (Send(AgentLeft(state.agent, reason)), finish)

@@ -61,6 +61,7 @@ class Terminal:
         self._patience_s = PATIENCE_MAX_S
         self._patience_at = time.monotonic()
         self.is_gone = False
+        self.missed_lines = False  # some are only in the logs, as the reader was too slow for them
         try:
             self._open(fd)
         except OSError:  # started with this descriptor closed
@@ -75,6 +76,7 @@ class Terminal:
         if self.is_gone or not lines:
             return
         if self._skipped or not (self._has_room(len(lines)) or self._wait_for_room(len(lines))):
+            self.missed_lines = True
             self._skipped += lines.count(b"\n")
             self._skipped_logs[log] = None
             return
@@ -107,6 +109,7 @@ class Terminal:
         self.flush()
         while not self.is_idle and not self.is_gone and self._wait(deadline):
             self.flush()
+        self.missed_lines = self.missed_lines or not (self.is_idle or self.is_gone)
         self._give_up()
         if self.fd >= 0:
             os.close(self.fd)

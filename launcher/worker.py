@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import time
@@ -15,6 +16,7 @@ from launcher.supervision import RankEnded
 from launcher.verdict import RankEnd, cause_of
 from launcher.worker_env import RankPlace, rank_args, rank_env
 from launcher.zygote import SpawnOrder, rank_argv
+from rendezvous.types import Cause, FailureClass
 
 if TYPE_CHECKING:
     from launcher.logs import LogPump
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from launcher.zygote import Zygote
     from rendezvous.types import Assignment, StoreAddress
 
+_CLOCK = "%Y-%m-%d %H:%M:%S"
+_CANNOT_START = 71
 _LAST_WORDS_S = 0.05  # for what a failed rank wrote just before it ended to be read from its pipe
 
 
@@ -44,8 +48,10 @@ class Workers:
         self._stop_signal = 0
         self._stopped_at_ns = 0
 
-    def start(self, zygote: Zygote, assignment: Assignment, store: StoreAddress) -> None:
+    def start(self, zygote: Zygote, assignment: Assignment, store: StoreAddress) -> list[RankEnded]:
+        """Those that could not be started have ended."""
         self._stop_signal = self._stopped_at_ns = 0
+        not_started: list[RankEnded] = []
         for local_rank in range(assignment.nproc):
             label = RankLabel(
                 self._host,
@@ -55,13 +61,16 @@ class Workers:
                 assignment.generation,
             )
             place = RankPlace(assignment, local_rank, store, self._logs.rank_directory(label))
-            fds = self._logs.open_rank(label)
-            try:
-                zygote.spawn(self._order(place), fds)
-            finally:
-                for fd in fds:
-                    os.close(fd)
             self._live[local_rank] = _Started(label, place.directory)
+            try:
+                fds = self._logs.open_rank(label)
+            except OSError as error:
+                not_started.append(self._lost(local_rank, _cannot_open(error)))
+                continue
+            zygote.spawn(self._order(place), fds)
+            for fd in fds:
+                os.close(fd)
+        return not_started
 
     def _order(self, place: RankPlace) -> SpawnOrder:
         entry = self._spec.entry
@@ -88,25 +97,31 @@ class Workers:
 
     def ended(self, message: Message) -> RankEnded:
         local_rank: int = message["rank"]
+        if message["obstacle"]:
+            return self._lost(local_rank, message["obstacle"], message["exit_code"])
         started = self._live.pop(local_rank)
         cause = None
         if message["exit_code"] != 0:
             cause = cause_of(self._end_of(started, message))
         return RankEnded(message["generation"], local_rank, cause)
 
-    def lost_with_zygote(self) -> list[RankEnded]:
-        messages = [
-            {
-                "rank": local_rank,
-                "generation": started.label.generation,
-                "pid": started.pid,
-                "exit_code": None,
-                "signal": int(signal.SIGKILL),
-                "ran_s": 0.0,
-            }
-            for local_rank, started in self._live.items()
-        ]
-        return [self.ended(message) for message in messages]
+    def lost_with_zygote(self, reason: str) -> list[RankEnded]:
+        """All at once, and none for a reason of its own."""
+        return [self._lost(local_rank, reason, 128 + signal.SIGKILL) for local_rank in list(self._live)]
+
+    def _lost(self, local_rank: int, reason: str, exit_code: int = _CANNOT_START) -> RankEnded:
+        started = self._live.pop(local_rank)
+        cause = Cause(
+            node=self._host,
+            rank=started.label.rank,
+            local_rank=local_rank,
+            failure=FailureClass.SIGNAL if exit_code > 128 else FailureClass.EXIT_CODE,
+            reason=reason,
+            exit_code=exit_code,
+            at=time.strftime(_CLOCK),
+            log=os.path.join(started.directory, "stderr.log"),
+        )
+        return RankEnded(started.label.generation, local_rank, cause)
 
     def _end_of(self, started: _Started, message: Message) -> RankEnd:
         label = started.label
@@ -123,7 +138,12 @@ class Workers:
             error_record=read_error_record(os.path.join(started.directory, "error.json")),
             oom_killed=self._oom.killed(message["pid"]) if killed else None,
             ran_s=message["ran_s"],
-            at=time.strftime("%Y-%m-%d %H:%M:%S"),
+            at=time.strftime(_CLOCK),
             log=os.path.join(started.directory, "stderr.log"),
             stopped_at_ns=self._stopped_at_ns,
         )
+
+
+def _cannot_open(error: OSError) -> str:
+    hint = "; raise the limit on open files (ulimit -n)" if error.errno == errno.EMFILE else ""
+    return f"the rank's pipes cannot be made: {error.strerror}{hint}"

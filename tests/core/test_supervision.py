@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.supervision import (
@@ -160,7 +160,7 @@ TABLE: list[tuple[Fact, dict[str, tuple[Action, ...]]]] = [
     (restart(0), {}),
     (GraceOver(1), dict.fromkeys(("stopping", "last stopping", "leaving"), KILL)),
     (GraceOver(0), {}),
-    (Swept(1), {"sweeping": (Send(AgentStopped(AGENT, 1)),), "stopping": (), "leaving": ()}),
+    (Swept(1), {"sweeping": (Send(AgentStopped(AGENT, 1)),)}),
     (Swept(0), {}),
     (Ended(OUTCOME), {**ENDS, **dict.fromkeys(("running", "last"), TERM), "idle": (Sweep(1),)}),
     (
@@ -201,10 +201,6 @@ TABLE: list[tuple[Fact, dict[str, tuple[Action, ...]]]] = [
     ),
 ]
 CELLS = [(state, fact, answers.get(state, ())) for fact, answers in TABLE for state in STATES]
-
-
-def unstarted_ranks_do_not_sweep(state: str, fact: Fact) -> bool:
-    return isinstance(fact, Swept) and state in ("stopping", "last stopping", "leaving")
 
 
 @pytest.mark.parametrize(
@@ -260,7 +256,7 @@ def run(state: Supervision, *facts: Fact) -> tuple[Supervision, list[Action]]:
     return state, actions
 
 
-GENERATIONS = st.integers(0, 3)
+GENERATIONS = st.sampled_from((1, 1, 1, 1, 2, 2, 0))  # mostly to the point
 CAUSES = st.sampled_from((None, CAUSE))
 FACTS: st.SearchStrategy[Fact] = st.one_of(
     st.builds(Assigned, st.builds(assignment, GENERATIONS, st.integers(0, 1))),
@@ -281,6 +277,7 @@ FACTS: st.SearchStrategy[Fact] = st.one_of(
 )
 
 
+@settings(max_examples=400, deadline=None)
 @given(st.lists(FACTS, max_size=40))
 def test_no_order_of_facts_breaks_a_promise(facts: list[Fact]) -> None:
     state, started, finished = NEW, list[int](), False
@@ -305,6 +302,7 @@ def test_no_order_of_facts_breaks_a_promise(facts: list[Fact]) -> None:
     assert started == sorted(started)
 
 
+@settings(max_examples=400, deadline=None)
 @given(st.lists(FACTS, max_size=30))
 def test_a_stop_signal_always_leads_to_the_end_once_ranks_end(facts: list[Fact]) -> None:
     state, _ = run(NEW, *facts)

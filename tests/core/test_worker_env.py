@@ -1,0 +1,95 @@
+"""An assignment as environment variables."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from launcher.spec import EntryKind, EntryPoint, LaunchSpec
+from launcher.worker_env import RankPlace, rank_args, rank_env, shared_env
+from rendezvous.types import Assignment, StoreAddress
+
+SPEC = LaunchSpec(EntryPoint(EntryKind.SCRIPT, "train.py"), "run-1", nproc=2)
+ASSIGNMENT = Assignment(
+    generation=3,
+    node_rank=1,
+    n_nodes=2,
+    rank_offset=4,
+    nproc=2,
+    world_size=6,
+    role="trainer",
+    role_rank_offset=1,
+    role_world_size=3,
+    restart_count=2,
+    max_restarts=5,
+    store_host="a",
+)
+PLACE = RankPlace(ASSIGNMENT, 1, StoreAddress("a", 29500), "/logs/rank_5")
+
+
+def test_every_variable_of_a_rank() -> None:
+    assert rank_env(SPEC, PLACE, {}) == {
+        "RANK": "5",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "6",
+        "LOCAL_WORLD_SIZE": "2",
+        "GROUP_RANK": "1",
+        "GROUP_WORLD_SIZE": "2",
+        "ROLE_RANK": "2",
+        "ROLE_NAME": "trainer",
+        "ROLE_WORLD_SIZE": "3",
+        "MASTER_ADDR": "a",
+        "MASTER_PORT": "29500",
+        "TORCHELASTIC_RESTART_COUNT": "2",
+        "TORCHELASTIC_MAX_RESTARTS": "5",
+        "TORCHELASTIC_RUN_ID": "run-1",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_ERROR_FILE": "/logs/rank_5/error.json",
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+        "DDP_JOB_ID": "run-1",
+        "DDP_GENERATION": "3",
+        "DDP_RANK_DIR": "/logs/rank_5",
+        "DDP_RESTART_COUNT": "2",
+    }
+
+
+def test_rank_0_hosts_the_store_where_nobody_keeps_it() -> None:
+    place = replace(PLACE, store=StoreAddress("a", 29500, kept=False))
+    assert rank_env(SPEC, place, {})["TORCHELASTIC_USE_AGENT_STORE"] == "False"
+
+
+@pytest.mark.parametrize(
+    ("visible", "device"), [(None, "1"), ("4,7", "7"), ("GPU-a,GPU-b", "GPU-b"), ("4", "1")]
+)
+def test_virtual_local_rank_sees_one_device(visible: str | None, device: str) -> None:
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    env = rank_env(replace(SPEC, virtual_local_rank=True), PLACE, environ)
+    assert (env["LOCAL_RANK"], env["CUDA_VISIBLE_DEVICES"]) == ("0", device)
+
+
+@pytest.mark.parametrize(
+    ("nproc", "environ", "bound", "threads"),
+    [
+        (1, {}, 0, None),
+        (2, {}, 0, "1"),
+        (2, {"OMP_NUM_THREADS": "6"}, 0, None),
+        (2, {}, 4, "4"),
+        (1, {}, 4, "4"),
+        (2, {"OMP_NUM_THREADS": "6"}, 4, None),
+    ],
+)
+def test_openmp_threads(nproc: int, environ: dict[str, str], bound: int, threads: str | None) -> None:
+    assert shared_env(replace(SPEC, nproc=nproc), environ, bound).get("OMP_NUM_THREADS") == threads
+
+
+def test_a_choice_about_nccl_errors_is_kept() -> None:
+    name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+    assert shared_env(SPEC, {})[name] == "1"
+    assert shared_env(SPEC, {name: "3"})[name] == "3"
+
+
+def test_local_rank_in_arguments() -> None:
+    args = ("--rank=${local_rank}", "$local_rank", "$$5", "${other}", "plain")
+    assert rank_args(args, 3) == ("--rank=3", "3", "$5", "${other}", "plain")
+    assert rank_args(("a",), 3) == ("a",)

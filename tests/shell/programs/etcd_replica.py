@@ -1,0 +1,58 @@
+"""One replica: owns a job as soon as nobody does, and writes it all the time. Says in JSON lines what becomes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from dataclasses import replace
+
+from rendezvous.owner import Conflict
+from rendezvous.store.open import open_store
+from rendezvous.store.protocol import Deposed, Store
+
+
+def say(what: str, **more: object) -> None:
+    print(json.dumps({"what": what, "at": time.clock_gettime(time.CLOCK_BOOTTIME), **more}), flush=True)
+
+
+async def own(store: Store, job_id: str) -> None:
+    owner = await store.ownership.claim(job_id)
+    if not owner.is_me:
+        say("waits", owner=owner.address)
+        return
+    say("owns", fence=owner.fence)
+    job = store.job(job_id)
+    state, version = await job.load()
+    while True:
+        try:
+            version = await job.save(replace(state, generation=state.generation + 1), version)
+        except Conflict:
+            state, version = await job.load()
+            continue
+        except Deposed:
+            say("deposed")
+            return
+        state = replace(state, generation=state.generation + 1)
+        say("saved", generation=state.generation, version=version, holds=store.ownership.holds(job_id))
+
+
+async def main(url: str, address: str, job_id: str) -> None:
+    store = await open_store(url, address)
+    free = asyncio.Event()
+    free.set()
+
+    def lost(job: str) -> None:
+        say("lost")
+        free.set()
+
+    store.ownership.listen(lost, lambda job: free.set())
+    say("ready")
+    while True:
+        await free.wait()
+        free.clear()
+        await own(store, job_id)
+
+
+asyncio.run(main(*sys.argv[1:]))

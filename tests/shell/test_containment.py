@@ -1,0 +1,217 @@
+"""Nothing outlives the job, whoever dies first."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from launched import FAMILY, Launched, eventually
+
+if TYPE_CHECKING:
+    from launched import Launch
+
+MODES = {
+    "warm": ("SCRIPT",),
+    "plain": ("--no-warm-start", "SCRIPT"),
+    "program": ("--no-python", sys.executable, "SCRIPT"),
+}
+ALL = [f"{name}-{rank}" for name in ("child", "deaf", "session", "daemon", "forking") for rank in (0, 1)]
+STAYS = FAMILY + "family(); stay('rank')\n"
+
+
+def launch_family(launch: Launch, mode: str, source: str = STAYS, *options: str) -> Launched:
+    return launch("--nproc-per-node", "2", *options, *MODES[mode], source=source, fake_torch="")
+
+
+# --- the agent is killed -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_killed_agent_leaves_nothing(launch: Launch, mode: str) -> None:
+    job = launch_family(launch, mode)
+    job.await_there("rank-0", "rank-1", *ALL)
+    job.send(signal.SIGKILL)
+    job.assert_nothing_left()
+
+
+def test_killed_agent_leaves_nothing_of_real_torch(launch: Launch) -> None:
+    source = FAMILY + (
+        "import torch.distributed as dist\n"
+        "from torch.utils.data import DataLoader\n"
+        "dist.init_process_group('gloo')\n"
+        "loader = iter(DataLoader(range(100), num_workers=2, persistent_workers=True))\n"
+        "next(loader); family(); stay('rank')\n"
+    )
+    job = launch("--nproc-per-node", "2", source=source)
+    job.await_there("rank-0", "rank-1", *ALL, timeout_s=60)
+    assert len(job.processes()) >= 3 + 2 * (1 + 2 + 4)  # those that fork all the time not counted
+    job.send(signal.SIGKILL)
+    job.assert_nothing_left()
+
+
+def test_killed_agent_leaves_nothing_while_torch_is_imported(launch: Launch) -> None:
+    slow = "import os, time\nopen(os.environ['THERE'] + '/import', 'w').close()\ntime.sleep(60)\n"
+    job = launch(source="", fake_torch=slow)
+    job.await_there("import")
+    job.send(signal.SIGKILL)
+    job.assert_nothing_left()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("processes", range(1, 6))
+def test_killed_agent_leaves_nothing_while_it_starts(launch: Launch, mode: str, processes: int) -> None:
+    """Killed as soon as so many processes are there: itself, the zygote, a keeper, ranks."""
+    job = launch_family(launch, mode, FAMILY + "stay('rank')", "--nproc-per-node", "4")
+    eventually(lambda: len(job.processes()) >= processes)
+    job.send(signal.SIGKILL)
+    job.assert_nothing_left()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_killed_agent_leaves_nothing_while_it_restarts(launch: Launch, mode: str) -> None:
+    source = FAMILY + (
+        "child('daemon', daemon); there('generation-' + os.environ['DDP_GENERATION']); sys.exit(1)\n"
+    )
+    job = launch_family(launch, mode, source, "--max-restarts", "1000000", "--crash-loop", "off")
+    eventually(lambda: any(name.startswith("generation-5") for name in os.listdir(job.there)))
+    job.send(signal.SIGKILL)
+    job.assert_nothing_left()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_killed_agent_leaves_nothing_while_it_stops(launch: Launch, mode: str) -> None:
+    source = FAMILY + ("signal.signal(signal.SIGTERM, lambda *_: there('asked'))\nfamily(); stay('rank')\n")
+    job = launch_family(launch, mode, source)
+    job.await_there("rank-0", "rank-1", *ALL)
+    job.send(signal.SIGTERM)
+    job.await_there("asked-0", "asked-1")
+    job.send(signal.SIGKILL)
+    job.assert_nothing_left()
+
+
+# --- the zygote is killed ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_job_restarts_when_the_zygote_is_killed(launch: Launch, mode: str) -> None:
+    source = FAMILY + (
+        "if os.environ['DDP_GENERATION'] == '1':\n    family(); stay('rank')\n"
+        "if left_of_both_families(): sys.exit(9)\n"
+        "there('second')\n"
+    )
+    job = launch_family(launch, mode, source, "--max-restarts", "1")
+    job.await_there("rank-0", "rank-1", *ALL)
+    os.kill(job.zygote(), signal.SIGKILL)
+    assert job.wait() == 0, job.stderr()
+    job.assert_nothing_left()
+    assert job.is_there("second-0", "second-1")()
+    assert "the zygote" in job.stderr()
+    assert "killed by SIGKILL" in job.stderr()
+
+
+def test_job_fails_with_the_cause_when_the_zygote_is_killed(launch: Launch) -> None:
+    job = launch_family(launch, "warm")
+    job.await_there("rank-0", "rank-1", *ALL)
+    os.kill(job.zygote(), signal.SIGKILL)
+    assert job.wait() == 137, job.stderr()
+    job.assert_nothing_left()
+    box = job.stderr()[job.stderr().index("no restarts were allowed") - 2000 :]
+    assert "zygote" in box
+
+
+@pytest.mark.parametrize("processes", range(2, 5))
+def test_zygote_killed_early_is_replaced(launch: Launch, processes: int) -> None:
+    """While it imports, idle, or with a keeper: whatever the moment, the ranks run in the end."""
+    source = FAMILY + (
+        "while not os.path.exists(os.environ['THERE'] + '/go'): time.sleep(0.001)\nthere('ran')\n"
+    )
+    job = launch_family(launch, "warm", source, "--max-restarts", "3")
+    eventually(lambda: len(job.processes()) >= processes and job.zygote())
+    os.kill(job.zygote(), signal.SIGKILL)
+    (job.there / "go").touch()
+    assert job.wait() == 0, job.stderr()
+    assert job.is_there("ran-0", "ran-1")()
+    job.assert_nothing_left()
+
+
+def test_crash_while_torch_is_imported_falls_back_to_a_plain_start(launch: Launch) -> None:
+    abort = "import os\nif '_DDP_LAUNCH_ZYGOTE' in os.environ or 'RANK' not in os.environ:\n    os.abort()\n"
+    job = launch("--nproc-per-node", "2", source=FAMILY + "there('ran')\nimport torch", fake_torch=abort)
+    assert job.wait() == 0, job.stderr()
+    assert job.is_there("ran-0", "ran-1")()
+    said = [line for line in job.stderr().splitlines() if "without the warm start" in line]
+    assert len(said) == 1
+    assert "SIGABRT" in said[0]
+    job.assert_nothing_left()
+
+
+def test_zygotes_that_always_die_end_the_job(launch: Launch) -> None:
+    """An interpreter that cannot even be started, say: not for ever."""
+    die = "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n"
+    job = launch("--max-restarts", "100", source=die, fake_torch="")
+    eventually(lambda: job.zygote())
+    killed: set[int] = set()
+
+    def kill_each() -> bool:
+        if job.agent.poll() is not None:
+            return True
+        try:
+            zygote = job.zygote()
+        except OSError:
+            return True
+        if zygote and zygote not in killed:
+            killed.add(zygote)
+            os.kill(zygote, signal.SIGKILL)
+        return False
+
+    eventually(kill_each)
+    assert job.wait() == 75, job.stderr()
+    assert "no rank can be started here" in job.stderr()
+    assert "Traceback" not in job.stderr()
+    job.assert_nothing_left()
+
+
+def test_ranks_die_with_both_agent_and_zygote(launch: Launch) -> None:
+    job = launch_family(launch, "warm", FAMILY + "stay('rank')")
+    job.await_there("rank-0", "rank-1")
+    for pid in (job.zygote(), job.agent.pid):
+        os.kill(pid, signal.SIGSTOP)
+    for pid in (job.zygote(), job.agent.pid):
+        os.kill(pid, signal.SIGKILL)
+    eventually(lambda: not job.processes(), 2.0)
+
+
+# --- ranks end ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_a_successful_rank_leaves_behind_ends_with_the_job(launch: Launch, mode: str) -> None:
+    source = FAMILY + (
+        "family()\nwhile not all(os.path.exists(f\"{os.environ['THERE']}/{n}-{os.environ['RANK']}\")"
+        " for n in NAMES):\n    time.sleep(0.001)\n"
+    )
+    job = launch_family(launch, mode, source)
+    assert job.wait() == 0, job.stderr()
+    assert job.is_there(*ALL)()
+    job.assert_nothing_left(0.0)
+    assert not job.logs()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_descendants_are_dead_before_the_next_generation(launch: Launch, mode: str) -> None:
+    """Each process of generation 1 leaves its pid; generation 2 looks whether any of them is there."""
+    source = FAMILY + (
+        "if os.environ['DDP_GENERATION'] == '1':\n"
+        "    family()\n"
+        "    while not all(os.path.exists(path_of(n, r)) for n in NAMES for r in (0, 1)):\n"
+        "        time.sleep(0.001)\n"
+        "    if os.environ['RANK'] == '1': sys.exit(5)\n"
+        "    stay('rank')\n"
+        "sys.exit(9 if left_of_both_families() else 0)\n"
+    )
+    job = launch_family(launch, mode, source, "--max-restarts", "1")
+    assert job.wait() == 0, job.stderr()
+    job.assert_nothing_left(0.0)

@@ -1,0 +1,198 @@
+"""Failures and what follows them: restarts, their limits, the exit code, the box and its JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from launched import FAMILY, Launched, eventually
+
+if TYPE_CHECKING:
+    from launched import Launch
+
+PLAIN = ("--no-warm-start", "--nproc-per-node", "2")
+RANK_0_STAYS = FAMILY + "if os.environ['RANK'] == '0': there('rank'); signal.pause()\n"
+
+
+def failure(job: Launched) -> Any:
+    (logs,) = job.logs()
+    return json.loads((logs / "failure.json").read_text())
+
+
+# --- how many ----------------------------------------------------------------------------------------
+
+
+def test_generations_count_up_and_each_has_a_store_of_its_own(launch: Launch, tmp_path: Path) -> None:
+    source = (
+        "import os, sys, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "e = os.environ\n"
+        "port, count, gen = e['MASTER_PORT'], e['TORCHELASTIC_RESTART_COUNT'], e['DDP_GENERATION']\n"
+        "with open(e['SEEN'], 'a') as f: f.write(f'{gen} {count} {e[\"RANK\"]} {port}\\n')\n"
+        "dist.barrier()\n"
+        "sys.exit(3 if count != '2' and e['RANK'] == '1' else 0)\n"
+    )
+    seen = tmp_path / "seen"
+    job = launch("--nproc-per-node", "2", "--max-restarts", "3", source=source, env={"SEEN": str(seen)})
+    assert job.wait(60) == 0, job.stderr()
+    rows = sorted(line.split() for line in seen.read_text().splitlines())
+    assert [row[:3] for row in rows] == [[str(g), str(g - 1), str(r)] for g in (1, 2, 3) for r in (0, 1)]
+    ports = [row[3] for row in rows]
+    assert all(ports[i] == ports[i + 1] for i in (0, 2, 4))
+    assert len(set(ports)) == 3
+    assert job.stderr().count("restarting with the same nodes") == 2
+    assert not job.logs()
+
+
+@pytest.mark.parametrize(
+    ("options", "generations", "words"),
+    [
+        ((), 1, "no restarts were allowed (--max-restarts 0)"),
+        (("--max-restarts", "2", "--crash-loop", "off"), 3, "restart budget used up (2 of 2)"),
+        (("--max-restarts", "2/1h", "--crash-loop", "off"), 3, "restart budget used up (2 of 2 within"),
+        (("--max-restarts", "9"), 3, "rank 1 failed within 1 s of its start 3 times in a row"),
+    ],
+    ids=["none", "budget", "window", "crash loop"],
+)
+def test_limits(launch: Launch, options: tuple[str, ...], generations: int, words: str) -> None:
+    source = RANK_0_STAYS + "sys.exit(3)\n"
+    job = launch(*PLAIN, *options, source=source)
+    assert job.wait() == 3
+    assert words in " ".join(job.stderr().replace("│", " ").split())
+    (logs,) = job.logs()
+    assert len(list(logs.glob("generation_*"))) == generations
+    told = failure(job)
+    assert told["exit_code"] == 3
+    assert told["restarts"] == generations - 1
+    job.assert_nothing_left(0.0)
+
+
+# --- whose code, whose cause -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ending", "code", "words"),
+    [
+        ("sys.exit(3)", 3, "exit code 3"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", 139, "SIGSEGV"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 137, "SIGKILL"),
+        ("os.abort()", 134, "SIGABRT"),
+        ("raise ValueError('bad batch')", 1, "ValueError: bad batch"),
+        ("import no_such_thing", 1, "No module named 'no_such_thing'"),
+    ],
+)
+def test_exit_code_and_cause(launch: Launch, ending: str, code: int, words: str) -> None:
+    job = launch(*PLAIN, source=RANK_0_STAYS + ending)
+    assert job.wait() == code
+    assert "rank 1" in job.stderr()
+    assert words in job.stderr()
+    told = failure(job)
+    assert (told["exit_code"], told["first_cause"]["rank"]) == (code, 1)
+    assert words in told["first_cause"]["reason"]
+    (logs,) = job.logs()
+    assert stat.S_IMODE(logs.stat().st_mode) == 0o700
+    assert "Exception ignored" not in job.stderr()
+
+
+def test_a_rank_that_ended_well_early_does_not_hide_a_later_failure(launch: Launch) -> None:
+    source = FAMILY + (
+        "if os.environ['RANK'] == '0': there('done'); sys.exit(0)\n"
+        "while not os.path.exists(os.environ['THERE'] + '/done-0'): time.sleep(0.001)\n"
+        "sys.exit(4)\n"
+    )
+    job = launch(*PLAIN, "--max-restarts", "1", source=source)
+    assert job.wait() == 4
+    assert failure(job)["first_cause"]["rank"] == 1
+
+
+def test_two_ranks_that_fail_at_once_give_one_cause(launch: Launch) -> None:
+    job = launch(*PLAIN, source="import os, sys\nsys.exit(10 + int(os.environ['RANK']))\n")
+    assert job.wait() in (10, 11)
+    told = failure(job)
+    assert told["exit_code"] == 10 + told["first_cause"]["rank"]
+
+
+def test_program_that_cannot_be_executed(launch: Launch, tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    program.write_text("#!/no/such/interpreter\n")
+    program.chmod(0o755)
+    job = launch("--nproc-per-node", "2", "--no-python", str(program))
+    assert job.wait() == 127
+    assert "cannot start" in job.stderr()
+    job.assert_nothing_left(0.0)
+
+
+def test_consequence_is_not_the_cause(launch: Launch) -> None:
+    """Rank 1 drops its connections first and raises only when rank 0 has already failed because of that."""
+    source = FAMILY + (
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "x = torch.ones(1)\n"
+        "dist.all_reduce(x)\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "    dist.destroy_process_group()\n"
+        "    while not os.path.exists(os.environ['THERE'] + '/failed-0'): time.sleep(0.001)\n"
+        "    raise ValueError('the real cause')\n"
+        "try:\n"
+        "    while True: dist.all_reduce(x)\n"
+        "except RuntimeError:\n"
+        "    there('failed')\n"
+        "    raise\n"
+    )
+    job = launch("--nproc-per-node", "2", source=source)
+    assert job.wait(60) == 1
+    told = failure(job)
+    assert told["first_cause"]["rank"] == 1, job.stderr()
+    assert "the real cause" in told["first_cause"]["reason"]
+
+
+# --- many --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("warm", [True, False])
+def test_two_hundred_restarts_leak_nothing(launch: Launch, warm: bool) -> None:
+    source = FAMILY + (
+        "generation = int(os.environ['DDP_GENERATION'])\n"
+        "if generation in (20, 220):\n"
+        "    there(f'generation-{generation}')\n"
+        "    while not os.path.exists(f\"{os.environ['THERE']}/go-{generation}\"): time.sleep(0.001)\n"
+        "sys.exit(generation < 220)\n"
+    )
+    how = () if warm else ("--no-warm-start",)
+    job = launch(
+        *how,
+        "--max-restarts",
+        "1000",
+        "--crash-loop",
+        "off",
+        "--nproc-per-node",
+        "2",
+        source=source,
+        fake_torch="",
+    )
+    sizes = []
+    for generation in (20, 220):
+        job.await_there(f"generation-{generation}-0", f"generation-{generation}-1", timeout_s=60)
+        eventually(lambda: len(job.processes()) == 2 + (3 if warm else 2))
+        sizes.append([size_of(pid) for pid in (job.agent.pid, job.zygote())])
+        (job.there / f"go-{generation}").touch()
+    assert job.wait() == 0, job.stderr()[-2000:]
+    for before, after in zip(*sizes, strict=True):
+        assert after["threads"] == before["threads"]
+        assert after["files"] <= before["files"] + 2
+        assert after["kb"] < before["kb"] + 2048, sizes
+    job.assert_nothing_left(0.0)
+
+
+def size_of(pid: int) -> dict[str, int]:
+    status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return {
+        "files": len(os.listdir(f"/proc/{pid}/fd")),
+        "threads": int(status["Threads"]),
+        "kb": int(status["RssAnon"].split()[0]),
+    }

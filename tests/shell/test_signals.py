@@ -1,0 +1,181 @@
+"""Signals to the agent: what the ranks get of them, and how the job ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from launched import FAMILY, Launched, eventually
+
+if TYPE_CHECKING:
+    from launched import Launch
+
+PLAIN = ("--no-warm-start", "--nproc-per-node", "2")
+DEAF = FAMILY + (
+    "signal.signal(signal.SIGTERM, lambda *_: there('asked'))\n"
+    "there('rank')\n"
+    "while True:\n    signal.pause()\n"
+)
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"])
+@pytest.mark.parametrize("warm", [True, False])
+def test_ranks_have_time_to_write_a_checkpoint(launch: Launch, name: str, warm: bool) -> None:
+    """The rank is asked, its children are not: a DataLoader's workers must live while it finishes."""
+    source = FAMILY + (
+        "child('child', stay)\n"
+        "def checkpoint(*_):\n"
+        "    there('asked')\n"
+        "    while not os.path.exists(os.environ['THERE'] + '/go'): time.sleep(0.001)\n"
+        "    there('checkpoint'); sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, checkpoint); stay('rank')\n"
+    )
+    job = launch("--nproc-per-node", "2", *(() if warm else PLAIN), source=source, fake_torch="")
+    job.await_there("rank-0", "rank-1", "child-0", "child-1")
+    job.send(getattr(signal, name))
+    job.await_there("asked-0", "asked-1")
+    assert len(job.processes()) >= 1 + 1 + 4
+    (job.there / "go").touch()
+    assert job.wait() == 128 + getattr(signal, name)
+    assert job.is_there("checkpoint-0", "checkpoint-1")()
+    assert f"{name}: stopping the ranks" in job.stderr()
+    assert f"stopped by {name}" in job.stderr()
+    job.assert_nothing_left(0.0)
+
+
+@pytest.mark.parametrize("how", ["grace", "second signal"])
+def test_ranks_that_do_not_end_are_killed(launch: Launch, how: str) -> None:
+    grace = "0.2" if how == "grace" else "600"
+    job = launch(*PLAIN, "--shutdown-timeout", grace, source=DEAF)
+    job.await_there("rank-0", "rank-1")
+    job.send(signal.SIGINT)
+    job.await_there("asked-0", "asked-1")
+    if how == "second signal":
+        job.send(signal.SIGINT)
+    assert job.wait() == 130
+    job.assert_nothing_left(0.0)
+
+
+@pytest.mark.parametrize("options", [("--max-restarts", "1"), ()], ids=["restart", "fail"])
+def test_grace_is_the_same_when_a_rank_has_failed(launch: Launch, options: tuple[str, ...]) -> None:
+    source = (
+        FAMILY + "if os.environ['DDP_GENERATION'] == '2': sys.exit(0)\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    while not os.path.exists(os.environ['THERE'] + '/rank-0'): time.sleep(0.001)\n"
+        "    sys.exit(7)\n" + DEAF
+    )
+    job = launch(*PLAIN, *options, "--shutdown-timeout", "0.2", source=source)
+    job.await_there("asked-0")
+    assert job.wait() == (0 if options else 7), job.stderr()
+    job.assert_nothing_left(0.0)
+
+
+@pytest.mark.parametrize("options", [("--max-restarts", "1"), ()], ids=["restart", "fail"])
+def test_signal_while_ranks_are_stopped_after_a_failure(launch: Launch, options: tuple[str, ...]) -> None:
+    """Of a job that goes on it asks the end; of one that has failed, no more than to be quick about it."""
+    source = (
+        FAMILY + "if os.environ['RANK'] == '1':\n"
+        "    while not os.path.exists(os.environ['THERE'] + '/rank-0'): time.sleep(0.001)\n"
+        "    sys.exit(7)\n" + DEAF
+    )
+    job = launch(*PLAIN, *options, "--shutdown-timeout", "600", source=source)
+    job.await_there("asked-0")
+    job.send(signal.SIGINT)
+    if options:
+        job.send(signal.SIGTERM)
+        assert job.wait() in (130, 143)
+    else:
+        assert job.wait() == 7
+        assert "rank 1" in job.stderr()
+        assert "exit code 7" in job.stderr()
+    job.assert_nothing_left(0.0)
+
+
+def test_nohup_keeps_the_job_running(launch: Launch) -> None:
+    source = FAMILY + (
+        "there('rank')\nwhile not os.path.exists(os.environ['THERE'] + '/go'): time.sleep(0.001)\n"
+    )
+    job = launch(*PLAIN, source=source, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    job.await_there("rank-0", "rank-1")
+    job.send(signal.SIGHUP)
+    (job.there / "go").touch()
+    assert job.wait() == 0, job.stderr()
+
+
+@pytest.mark.parametrize("program", [False, True])
+def test_user_signals_reach_the_ranks_and_the_job_goes_on(launch: Launch, program: bool) -> None:
+    source = FAMILY + (
+        "signal.signal(signal.SIGUSR1, lambda *_: there('one'))\n"
+        "signal.signal(signal.SIGUSR2, lambda *_: there('two'))\n"
+        "there('rank')\n"
+        "while not os.path.exists(os.environ['THERE'] + '/go'): time.sleep(0.001)\n"
+    )
+    how = ("--no-python", sys.executable, "SCRIPT") if program else ()
+    job = launch("--nproc-per-node", "2", *how, source=source, fake_torch="")
+    job.await_there("rank-0", "rank-1")
+    job.send(signal.SIGUSR1)
+    job.await_there("one-0", "one-1")
+    job.send(signal.SIGUSR2)
+    job.await_there("two-0", "two-1")
+    (job.there / "go").touch()
+    assert job.wait() == 0, job.stderr()
+
+
+def test_suspended_agent_harms_nothing(launch: Launch) -> None:
+    source = FAMILY + (
+        "there('rank')\nwhile not os.path.exists(os.environ['THERE'] + '/go'): time.sleep(0.001)\n"
+        "print('x' * 100); there('written')\n"
+    )
+    job = launch(*PLAIN, source=source)
+    job.await_there("rank-0", "rank-1")
+    job.send(signal.SIGTSTP)
+    eventually(lambda: state_of(job.agent.pid) == "T")
+    (job.there / "go").touch()
+    job.await_there("written-0", "written-1")
+    job.send(signal.SIGCONT)
+    assert job.wait() == 0, job.stderr()
+    assert job.stdout().count("x" * 100) == 2
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1"])
+def test_signal_while_torch_is_imported_ends_at_once(launch: Launch, name: str) -> None:
+    slow = "import os, time\nopen(os.environ['THERE'] + '/import', 'w').close()\ntime.sleep(60)\n"
+    job = launch(source="", fake_torch=slow)
+    job.await_there("import")
+    job.send(getattr(signal, name))
+    if name == "SIGUSR1":  # there is no rank yet that it could be meant for
+        job.send(signal.SIGTERM)
+        name = "SIGTERM"
+    assert job.wait(2.0) == 128 + getattr(signal, name)
+    job.assert_nothing_left(0.0)
+    assert "Traceback" not in job.stderr()
+
+
+@pytest.mark.parametrize("warm", [True, False])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("processes", range(2, 6))
+def test_signal_while_it_starts(launch: Launch, processes: int, name: str, warm: bool) -> None:
+    """As soon as so many processes are there, the agent, the zygote and the keeper among them."""
+    job = launch("--nproc-per-node", "4", *(() if warm else PLAIN[:1]), source=DEAF, fake_torch="")
+    eventually(lambda: len(job.processes()) >= processes)
+    job.send(getattr(signal, name))
+    job.send(getattr(signal, name))
+    eventually(lambda: over(job, getattr(signal, name)))
+    assert job.wait() == 128 + getattr(signal, name), job.stderr()
+    assert "Traceback" not in job.stderr()
+    job.assert_nothing_left(0.0)
+
+
+def over(job: Launched, signum: int) -> bool:
+    """Two signals of a kind may arrive as one."""
+    if job.agent.poll() is None and len(os.listdir(job.there)) > 0:
+        job.send(signum)
+    return job.agent.poll() is not None
+
+
+def state_of(pid: int) -> str:
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0]
