@@ -7,7 +7,7 @@ PYTEST := $(BIN)/python -m pytest -m "not soak and not gpu"
 NO_GPU := $(BIN)/python -c 'import sys, torch; sys.exit(torch.cuda.is_available())'
 SYSTEM_PACKAGES := PYTHON=$(PYTHON) tests/system-packages.sh
 
-.PHONY: install install-test install-bench demo test quick lint types fmt soak bench test-gpu options clean
+.PHONY: install install-test install-bench demo test quick lint types fmt soak sim bench test-gpu options clean
 
 install: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -54,8 +54,14 @@ test: lint types quick
 	$(PYTEST) tests --ignore=tests/core --ignore=tests/sim --ignore=tests/quality
 	@$(BIN)/python examples/demo.py
 
+# Longer than the suite allows; run before a larger change is called done.
 soak: install-test
-	$(PYTEST) tests -m soak
+	$(MAKE) sim SEEDS=20000
+	$(BIN)/python -m pytest tests -m soak
+
+SEEDS ?= 2000
+sim: install-test
+	SEEDS=$(SEEDS) $(PYTEST) -q tests/sim
 
 test-gpu: install-test
 	@if $(NO_GPU); then echo "skipped: torch sees no GPU here"; else $(PYTEST) tests -m gpu; fi

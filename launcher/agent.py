@@ -224,11 +224,11 @@ class Agent:
     async def _leave(self, finish: Finish) -> int:
         if self._zygote.fileno() >= 0:
             self._loop.remove_reader(self._zygote.fileno())
-        self._zygote.close()
-        await asyncio.to_thread(self._await_zygote)
+        self._zygote.close()  # it ends while we see to the rest
         self._logs.progress("")
         all_shown = self._logs.close(_EXIT_DRAIN_S)
         await self._session.close()
+        self._await_zygote()
         exit_code = ending.tell(self._spec, self._folder, finish, all_shown)
         signal.pthread_sigmask(signal.SIG_BLOCK, self._spec.signals)  # one more Ctrl-C must not change it
         return exit_code

@@ -7,7 +7,7 @@ import resource
 import signal
 from typing import TYPE_CHECKING
 
-from launcher.binding import read_binding
+from launcher.binding import CannotBind, read_binding
 from launcher.template import cgroup, tree
 from launcher.worker_env import shared_env
 from launcher.zygote import Zygote, obstacle_to_warm_start
@@ -15,6 +15,7 @@ from launcher.zygote import Zygote, obstacle_to_warm_start
 if TYPE_CHECKING:
     from launcher.spec import LaunchSpec
 
+USAGE_ERROR = 2
 _OPEN_FILES = 1 << 16  # plenty: four for each rank
 
 
@@ -27,9 +28,7 @@ class ZygoteStarter:
         self._env = dict(os.environ) | shared_env(spec, os.environ, self.binding.omp_threads)
         self.obstacle = obstacle_to_warm_start(spec, self._env) if spec.warm_start else ""
         self.warm = spec.warm_start and not self.obstacle
-        self.cgroup = cgroup.place(
-            f"ddp-launch-{os.getpid()}"
-        )  # made by the zygote, which cleans up after us
+        self.cgroup = cgroup.place(f"ddp-launch-{os.getpid()}")  # made by the zygote, which cleans up after us
         self._signal_mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         self._open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
 
@@ -55,7 +54,13 @@ class ZygoteStarter:
 def run_agent(spec: LaunchSpec) -> int:
     _fill_standard_streams()
     tree.become_subreaper()
-    starter = ZygoteStarter(spec)
+    try:
+        starter = ZygoteStarter(spec)
+    except CannotBind as error:
+        _complain(f"error: {error}")
+        return USAGE_ERROR
+    for warning in starter.binding.warnings:
+        _complain(f"warning: {warning}")
     # Until the agent can answer them: a signal's own action would leave a log folder and half a start behind.
     signal.pthread_sigmask(signal.SIG_BLOCK, (*spec.signals, *spec.forwarded_signals))
     try:
@@ -63,13 +68,17 @@ def run_agent(spec: LaunchSpec) -> int:
     except OSError as error:
         from launcher.supervision import TRY_AGAIN
 
-        os.write(2, f"ddp-launch: cannot start a process: {error.strerror}\n".encode())
+        _complain(f"error: cannot start a process: {error.strerror}")
         return TRY_AGAIN
     import asyncio
 
     from launcher.agent import Agent
 
     return asyncio.run(Agent(spec, starter, zygote).run())
+
+
+def _complain(text: str) -> None:
+    os.write(2, f"ddp-launch: {text}\n".encode(errors="replace"))
 
 
 def _fill_standard_streams() -> None:

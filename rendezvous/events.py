@@ -168,7 +168,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Not admitted. `retryable` False: trying again as it is will not help; `exit_code` is what the agent exits with."""
+    """Not admitted. `retryable` False: trying again as it is will not help; the agent exits with `exit_code`."""
 
     reason: str
     exit_code: int
