@@ -25,7 +25,7 @@ install-test: $(VENV)/.installed-test
 $(VENV)/.installed-test: $(VENV)/.installed tests/system-packages.sh
 	@$(SYSTEM_PACKAGES) ip etcd
 	@echo "installing what the tests need ..."
-	@$(PIP) install -c constraints.txt -e '.[torch,etcd,test]'
+	@$(PIP) install -c constraints.txt -e '.[torch,test]'
 	@touch $@
 
 install-bench: $(VENV)/.installed-bench

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import time
 from typing import TYPE_CHECKING
 
@@ -17,6 +16,7 @@ from launcher import ending, supervision
 from launcher.join import job_spec, node_facts
 from launcher.log_folder import LogFolder
 from launcher.logs import LogPump
+from launcher.meet import CannotMeet, meet
 from launcher.spec import EntryKind
 from launcher.status import StatusLine
 from launcher.supervision import (
@@ -43,9 +43,8 @@ from launcher.template import tree
 from launcher.verdict import signal_name
 from launcher.version import VERSION
 from launcher.worker import Workers
-from rendezvous.embedded import EmbeddedRendezvous
 from rendezvous.events import AgentJoined, Stop
-from rendezvous.types import AgentId, DecisionKind, StoreAddress
+from rendezvous.types import DecisionKind, StoreAddress
 
 if TYPE_CHECKING:
     from launcher.spec import LaunchSpec
@@ -57,7 +56,6 @@ _EXIT_DRAIN_S = 5.0  # for a terminal that is slow to take the last lines
 _LAST_BREATH_S = 1.0  # from the end of its socket to the end of the zygote
 _ZYGOTES = 3  # lost without a rank in between: it is not by accident
 _ZYGOTE_END_S = 15.0  # beyond its own bound for processes that will not die
-_LOOPBACK = "127.0.0.1"
 
 
 class Agent:
@@ -68,21 +66,24 @@ class Agent:
         self._zygote_ready = False
         self._zygotes_lost = 0  # since ranks were last started
         self._facts: asyncio.Queue[Fact] = asyncio.Queue()
-        self._host = socket.gethostname()
-        self._address = spec.local_addr or _LOOPBACK
-        self._state = Supervision(AgentId(self._host, f"{os.getpid()}-{time.time_ns():x}"))
         self._folder = LogFolder(spec)
         self._logs = LogPump(spec.log, self._folder.path, file_limit=self._folder.file_limit)
-        self._ranks = Workers(spec, self._logs, self._host, starter.binding.cpus)
         self._status = StatusLine(spec, self._logs)
 
     async def run(self) -> int:
         self._loop = asyncio.get_running_loop()
+        try:
+            self._met = await meet(self._spec, f"{os.getpid()}-{time.time_ns():x}")
+        except CannotMeet as error:
+            return await self._turned_away(error)
+        agent, self._address = self._met.agent, self._met.address
+        self._ranks = Workers(self._spec, self._logs, self._met.host, self._starter.binding.cpus)
+        facts = node_facts(self._spec, self._met.host, self._address, os.environ)
+        join = AgentJoined(agent, job_spec(self._spec, VERSION), facts)
+        self._state = Supervision(agent, join=join)
         self._watch_signals()
         self._loop.add_reader(self._zygote.fileno(), self._zygote_spoke)
-        self._session = EmbeddedRendezvous().connect(self._state.agent)
-        facts = node_facts(self._spec, self._host, self._address, os.environ)
-        self._session.send(AgentJoined(self._state.agent, job_spec(self._spec, VERSION), facts))
+        self._met.session.send(join)
         async with asyncio.TaskGroup() as tasks:
             owned = [tasks.create_task(self._receive()), tasks.create_task(self._status.run())]
             finish = await self._consume()
@@ -104,7 +105,7 @@ class Agent:
     def _carry_out(self, action: Action) -> None:
         match action:
             case Send(message):
-                self._session.send(message)
+                self._met.session.send(message)
             case OpenStore(generation):
                 self._zygote.keep(generation, self._spec.master_addr or self._address, self._spec.master_port)
             case StartRanks(assignment, store):
@@ -124,7 +125,7 @@ class Agent:
 
     async def _receive(self) -> None:
         while True:
-            self._facts.put_nowait(await self._session.receive())
+            self._facts.put_nowait(await self._met.session.receive())
 
     def _watch_signals(self) -> None:
         for signum in self._spec.signals:
@@ -221,14 +222,22 @@ class Agent:
             case _:
                 pass
 
+    async def _turned_away(self, error: CannotMeet) -> int:
+        self._zygote.close()
+        self._await_zygote()
+        self._logs.close(_EXIT_DRAIN_S)
+        return ending.tell(
+            self._spec, self._folder, Finish(error.exit_code, f"error: {error}"), all_shown=True
+        )
+
     async def _leave(self, finish: Finish) -> int:
         if self._zygote.fileno() >= 0:
             self._loop.remove_reader(self._zygote.fileno())
         self._zygote.close()  # it ends while we see to the rest
         self._logs.progress("")
         all_shown = self._logs.close(_EXIT_DRAIN_S)
-        await self._session.close()
-        self._await_zygote()
+        await asyncio.to_thread(self._await_zygote)  # others may still hear from the service in this process
+        await self._met.leave()
         exit_code = ending.tell(self._spec, self._folder, finish, all_shown)
         signal.pthread_sigmask(signal.SIG_BLOCK, self._spec.signals)  # one more Ctrl-C must not change it
         return exit_code

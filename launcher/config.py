@@ -16,6 +16,8 @@ from launcher.values import BadValue, nearest, shown
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+_PREFIX = "DDP_LAUNCH_"
+
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
@@ -122,11 +124,13 @@ def config_path(line: CommandLine, environ: Mapping[str, str]) -> Setting:
 def unknown_variables(environ: Mapping[str, str]) -> tuple[str, ...]:
     """DDP_LAUNCH_ variables that name no option: a warning for each, with what may have been meant."""
     known = [variable for option in OPTIONS for variable in option.variables]
+    ours = [variable.removeprefix(_PREFIX) for variable in known if variable.startswith(_PREFIX)]
     found = []
     for variable in sorted(environ):
-        if variable.startswith("DDP_LAUNCH_") and variable not in known:
-            close = nearest(variable, known)
-            found.append(f"{shown(variable)}: no such option" + (f"; did you mean {close}?" if close else ""))
+        if variable.startswith(_PREFIX) and variable not in known:
+            close = nearest(variable.removeprefix(_PREFIX), ours)
+            meant = f"; did you mean {_PREFIX}{close}?" if close else ""
+            found.append(f"{shown(variable)}: no such option{meant}")
     return tuple(found)
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 HEADER = "Traceback (most recent call last):"
 GROUP_HEADER = "+ Exception Group " + HEADER
+CUT = "  ... (left out: more than is kept) ..."  # stands where a long account was shortened as it was read
 MAX_LINES = 40
 MAX_LINE_CHARS = 600
 MAX_MESSAGE_LINES = 60
@@ -37,6 +38,7 @@ _OTHER_ACCOUNTS = (
     "[I",
     HEADER,
 )
+_LOOSE_LINES_AFTER_CUT = 3  # the exception, and a warning or two at exit
 _EXCEPTION = r"([A-Za-z_][\w.]*)(?:: (.*)|:?)$"
 _SYNTAX_ERRORS = ("SyntaxError:", "IndentationError:", "TabError:")
 
@@ -95,7 +97,16 @@ def clean_lines(text: str) -> list[str]:
     """Without colors, torch's rank prefix, the overwritten part of progress bars, and over-long lines."""
     text = re.sub(r"\x1b(?:\[[0-9;?]*[A-Za-z]|\][^\x07\x1b]*(?:\x07|\x1b\\)?)", "", text)
     lines = (line.rstrip().rpartition("\r")[2] for line in text.split("\n"))
-    return [re.sub(r"^\[rank\d+\]:(?: |$)?", "", line)[:MAX_LINE_CHARS] for line in lines]
+    return _one_account([re.sub(r"^\[rank\d+\]:(?: |$)?", "", line)[:MAX_LINE_CHARS] for line in lines])
+
+
+def _one_account(lines: list[str]) -> list[str]:
+    """Without what stands before a cut, unless what follows reads as its end: frames, then hardly a line more."""
+    if CUT not in lines:
+        return lines
+    after = lines[lines.index(CUT) + 1 :]
+    loose = sum(1 for line in after if line and not line[0].isspace())
+    return lines if loose <= _LOOSE_LINES_AFTER_CUT else after
 
 
 def bounded(lines: list[str]) -> str:

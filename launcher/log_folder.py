@@ -7,6 +7,8 @@ import os
 import re
 from typing import TYPE_CHECKING
 
+from launcher.arguments import UsageError
+
 if TYPE_CHECKING:
     from launcher.spec import LaunchSpec
 
@@ -19,11 +21,14 @@ class LogFolder:
         self.temporary = not spec.log.directory
         self.file_limit = _TEMPORARY_FILE_LIMIT if self.temporary else 0
         if self.temporary:
-            root = os.environ.get("TMPDIR") or "/tmp"
-            self.path = os.path.join(root, f"ddp-launch-{name}-{os.getpid()}")
-            os.mkdir(self.path, 0o700)  # fails on a name that somebody else has laid out for us
-        else:
+            self.path = _temporary(f"ddp-launch-{name}-{os.getpid()}")
+            return
+        try:
             self.path = _unused(os.path.join(os.path.abspath(spec.log.directory), name), spec.max_nodes > 1)
+        except OSError as error:  # what could be seen beforehand, launcher.checks has seen
+            raise UsageError(
+                f"--log-dir {spec.log.directory}: cannot be made ({error.strerror}); name another folder"
+            ) from None
 
     def discard(self) -> None:
         """As far as it goes: ranks may have put there what cannot be removed, or removed it all."""
@@ -34,6 +39,21 @@ class LogFolder:
                     (os.rmdir if name in folders and not os.path.islink(path) else os.unlink)(path)
         with contextlib.suppress(OSError):
             os.rmdir(self.path)
+
+
+def _temporary(name: str) -> str:
+    """Where Python's own temporary files go; absolute, as scripts may change their folder."""
+    roots = [os.path.abspath(root) for root in (os.environ.get("TMPDIR"), "/tmp", "/var/tmp", ".") if root]
+    reason = ""
+    for root in roots:
+        path = os.path.join(root, name)
+        try:
+            os.mkdir(path, 0o700)  # fails on a name that somebody else has laid out for us
+        except OSError as error:
+            reason = reason or f"{root}: {error.strerror}"
+        else:
+            return path
+    raise UsageError(f"there is no folder for temporary files ({reason}); set TMPDIR, or give --log-dir")
 
 
 def _unused(path: str, shared_by_nodes: bool) -> str:

@@ -24,6 +24,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from launcher import lines
+from launcher.crash_text import CUT, HEADER
 from launcher.lines import Held, RankLabel
 from launcher.log_file import LogFile
 from launcher.spec import Streams
@@ -40,6 +41,8 @@ __all__ = ["LogPump", "RankLabel"]
 PIPE_SIZE = 256 * 1024
 READ_SIZE = 64 * 1024
 TAIL_LIMIT = 64 * 1024
+_BEGINNING_LIMIT = 8 * 1024
+_HEADER, _CUT = HEADER.encode(), f"\n{CUT}\n".encode()
 NAMES = {Streams.OUT: "stdout", Streams.ERR: "stderr"}
 
 
@@ -52,6 +55,7 @@ class _Stream:
         self.fd = fd
         self.file = file
         self.tail = bytearray()
+        self.beginning = b""  # of the last traceback that began before the tail does
         self.held = Held()
         self.terminal: Terminal | None = None  # None: goes to its file only
         self.prefix = b""
@@ -60,7 +64,26 @@ class _Stream:
     def keep_tail(self, chunk: bytes) -> None:
         self.tail += chunk[-TAIL_LIMIT:]
         if len(self.tail) > 2 * TAIL_LIMIT:
+            self.beginning = self._last_beginning()
             del self.tail[:-TAIL_LIMIT]
+
+    def last_words(self) -> bytes:
+        """The tail, and how the traceback began that the tail may be the end of: that says most about it.
+
+        Not across a carriage return: a progress bar ran since, and that traceback was survived.
+        """
+        tail = bytes(self.tail[-TAIL_LIMIT:])
+        beginning = self._last_beginning()
+        if not beginning or _HEADER in tail or b"\r" in tail:
+            return tail
+        return beginning + _CUT + tail.partition(b"\n")[2]
+
+    def _last_beginning(self) -> bytes:
+        before_tail = max(0, len(self.tail) - TAIL_LIMIT)
+        if self.stream is not Streams.ERR or not before_tail:
+            return self.beginning
+        at = self.tail.rfind(_HEADER, 0, before_tail + len(_HEADER) - 1)
+        return self.beginning if at < 0 else bytes(self.tail[at : at + _BEGINNING_LIMIT])
 
 
 class LogPump:
@@ -194,7 +217,7 @@ class LogPump:
     def _tail(self, rank: int, generation: int, stream: Streams) -> bytes:
         with self._changed:
             found = self._latest.get((generation, rank, stream))
-            return bytes(found.tail[-TAIL_LIMIT:]) if found else b""
+            return found.last_words() if found else b""
 
     def _ask(self, request: Callable[[], None]) -> None:
         with self._changed:

@@ -25,6 +25,18 @@ def is_own(family: socket.AddressFamily, address: str) -> bool:
     return True
 
 
+def is_free(address: str, port: int) -> bool:
+    """Nobody listens there; gRPC would find out too, but complains on stderr."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address, port))
+        except OSError:
+            return False
+    return True
+
+
 def own_address_of(host: str, port: int) -> str:
     """The address of ours that `host` stands for; "" when it is another machine's."""
     return next((address for family, address in addresses_of(host, port) if is_own(family, address)), "")

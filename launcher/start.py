@@ -28,7 +28,9 @@ class ZygoteStarter:
         self._env = dict(os.environ) | shared_env(spec, os.environ, self.binding.omp_threads)
         self.obstacle = obstacle_to_warm_start(spec, self._env) if spec.warm_start else ""
         self.warm = spec.warm_start and not self.obstacle
-        self.cgroup = cgroup.place(f"ddp-launch-{os.getpid()}")  # made by the zygote, which cleans up after us
+        self.cgroup = cgroup.place(
+            f"ddp-launch-{os.getpid()}"
+        )  # made by the zygote, which cleans up after us
         self._signal_mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         self._open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
 

@@ -174,12 +174,11 @@ def _ranks(causes: list[Cause]) -> str:
 
 
 def _restarts(outcome: Outcome, budget: str) -> str:
-    if budget == "0":
-        used = "none allowed (--max-restarts)" if outcome.restarts == 0 else f"{outcome.restarts} used"
-    else:
-        used = f"{outcome.restarts} of {budget} used" if budget else f"{outcome.restarts} used"
+    used = f"{outcome.restarts} of {budget} used" if budget not in ("", "0") else f"{outcome.restarts} used"
     last: Decision | None = outcome.decisions[-1] if outcome.decisions else None
     why = last.reason if last is not None and last.kind is DecisionKind.FAIL else outcome.reason
+    if budget == "0" and outcome.restarts == 0:
+        return why or "none allowed (--max-restarts)"
     return f"{used}; not restarted: {why}" if why else used
 
 

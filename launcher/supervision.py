@@ -11,16 +11,15 @@ The agent reports facts (`RankFailed`, `RanksFinished`, `AgentStopped`) and carr
 ranks, start the grace clock, kill when it runs out, sweep what they left behind, and only then say so.
 Facts and messages of another generation than the current one change nothing.
 
-    | state    | Assigned | StoreAt | rank ended      | Stop          | Ended     | stop signal | swept        |
-    |----------|----------|---------|-----------------|---------------|-----------|-------------|--------------|
-    | Joining  | store    | start   | -               | sweep, answer | exit      | exit        | -            |
-    | Running  | -        | -       | report          | signal, grace | stop,exit | stop, exit  | -            |
-    | Stopping | -        | -       | report; last: sweep | -         | note      | kill        | answer, exit |
-    | Done     | -        | -       | -               | -             | -         | -           | -            |
+    | state    | Assigned      | StoreAt | rank ended          | Stop          | Ended      | signal    | swept        |
+    |----------|---------------|---------|---------------------|---------------|------------|-----------|--------------|
+    | Joining  | store         | start   | -                   | sweep, answer | exit       | exit      | -            |
+    | Running  | stop, then so | -       | report              | signal, grace | stop, exit | stop,exit | -            |
+    | Stopping | note          | -       | report; last: sweep | -             | note       | kill      | answer, exit |
+    | Done     | -             | -       | -                   | -             | -          | -         | -            |
 
-A stop signal while the ranks of a job that has failed are being stopped only hurries that: what the job died of
-is still told. The zygote's death takes the ranks along, which then end like any others; only what it had in
-hand besides them is made good here: a store that was being opened, a sweep.
+Two answers of the service say that the world went on without us: `Waiting` while our ranks run, and a `Refused`
+that may be retried. Either way the ranks here are stopped first.
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ from enum import StrEnum
 from typing import assert_never
 
 from rendezvous.events import (
+    AgentJoined,
     AgentLeft,
     AgentStopped,
     Assigned,
@@ -192,10 +192,12 @@ class Supervision:
     assignment: Assignment | None = None
     live: tuple[int, ...] = ()  # local ranks that have not ended
     store_told: bool = False  # this generation's store is known to the others
-    failed: bool = False  # a rank of this generation ended badly
     over: bool = False  # this generation was stopped here; what still speaks of it comes late
     job_failed: bool = False  # it ends once everything everywhere is stopped
     stop_signal: int = 0  # the signal we last sent the ranks
+    join: AgentJoined | None = None  # what to say again when the service has given us up
+    rejoins: bool = False  # it did: join anew once everything here is stopped
+    overtaken_by: Assignment | None = None  # a world was sealed while our ranks of an older one still ran
     finish: Finish | None = None  # what to do once everything here is stopped
 
     @property
@@ -231,6 +233,8 @@ def step(state: Supervision, fact: Fact) -> Step:
             return _swept(state, generation)
         case Ended(outcome):
             return _finish(state, Finish(outcome.exit_code, outcome.reason, outcome))
+        case Refused(retryable=True) if state.join is not None:
+            return _given_up(state, state.join)
         case Refused(reason, exit_code):
             return _finish(state, Finish(exit_code, reason))
         case StopRequested():
@@ -239,8 +243,8 @@ def step(state: Supervision, fact: Fact) -> Step:
             return _zygote_replaced(state, fact)
         case StartFailed(reason):
             return _gave_up(state, reason)
-        case Waiting():
-            return state, ()
+        case Waiting():  # for a world; if ours still runs, it is one that the others have left
+            return _begin_stopping(state) if state.phase is Phase.RUNNING else (state, ())
         case _:
             assert_never(fact)
 
@@ -250,9 +254,12 @@ def _if(condition: bool, *actions: Action) -> tuple[Action, ...]:
 
 
 def _assigned(state: Supervision, assignment: Assignment) -> Step:
-    if state.phase is not Phase.JOINING or assignment.generation <= state.generation:
+    if assignment.generation <= state.generation:
         return state, ()
-    state = replace(state, assignment=assignment, store_told=False, failed=False, over=False, stop_signal=0)
+    if state.phase is not Phase.JOINING:  # the order to stop was lost on its way
+        state = replace(state, overtaken_by=assignment)
+        return _begin_stopping(state) if state.phase is Phase.RUNNING else (state, ())
+    state = replace(state, assignment=assignment, store_told=False, over=False, stop_signal=0)
     return state, _if(assignment.node_rank == 0, OpenStore(assignment.generation))
 
 
@@ -273,14 +280,14 @@ def _rank_ended(state: Supervision, fact: RankEnded) -> Step:
     if fact.generation != state.generation or fact.local_rank not in state.live:
         return state, ()
     live = tuple(rank for rank in state.live if rank != fact.local_rank)
-    state = replace(state, live=live, failed=state.failed or fact.cause is not None)
+    state = replace(state, live=live)
     actions: list[Action] = []
     if fact.cause is not None:
         actions.append(Send(RankFailed(state.agent, state.generation, fact.cause)))
     if not live:
         if state.phase is Phase.STOPPING:
             actions.append(Sweep(state.generation))
-        elif not state.failed:
+        else:  # also where the service chose to ignore how some of them ended
             actions.append(Send(RanksFinished(state.agent, state.generation)))
     return state, tuple(actions)
 
@@ -320,7 +327,24 @@ def _swept(state: Supervision, generation: int) -> Step:
         return state, ()
     if state.finish is not None:
         return replace(state, phase=Phase.DONE), (state.finish,)
-    return replace(state, phase=Phase.JOINING), (Send(AgentStopped(state.agent, generation)),)
+    overtaken_by, rejoins = state.overtaken_by, state.rejoins
+    state = replace(state, phase=Phase.JOINING, overtaken_by=None, rejoins=False)
+    if rejoins and state.join is not None:
+        return state, (Send(state.join),)
+    if overtaken_by is not None:
+        return _assigned(state, overtaken_by)
+    return state, (Send(AgentStopped(state.agent, generation)),)
+
+
+def _given_up(state: Supervision, join: AgentJoined) -> Step:
+    """The service holds us for lost, and may have replaced us: what runs here is nobody's any more."""
+    match state.phase:
+        case Phase.JOINING:
+            return state, (Send(join),)
+        case Phase.RUNNING:
+            return _begin_stopping(replace(state, rejoins=True, overtaken_by=None))
+        case _:
+            return replace(state, rejoins=True, overtaken_by=None), ()
 
 
 def _finish(state: Supervision, finish: Finish) -> Step:

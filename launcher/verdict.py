@@ -246,9 +246,8 @@ def _exited(end: RankEnd) -> _Account:
     lines = clean_lines(end.stderr_tail)
     usage = _usage_error(lines) if code == 2 else ""
     if usage:
-        return _Account(
-            FailureClass.EXIT_CODE, f"exit code 2: {usage}", hint="the script refused its arguments"
-        )
+        hint = "the script refused its arguments" if ": error: " in usage else ""
+        return _Account(FailureClass.EXIT_CODE, f"exit code 2: {usage}", hint=hint)
     crash = last_raised(lines)
     if crash is not None and (code == 1 or crash.lines_after <= _ENDS_STDERR):
         return _with_traceback(_of_chain(crash), code)

@@ -1,11 +1,18 @@
-"""What an agent sees of the rendezvous: one ordered conversation, wherever the service runs."""
+"""What an agent sees of the rendezvous: one ordered conversation, wherever the service runs.
+
+Light to import: an agent on a single machine never loads gRPC.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from rendezvous.events import FromAgent, ToAgent
+    from rendezvous.types import AgentId
 
 
 class Session(Protocol):
@@ -15,3 +22,68 @@ class Session(Protocol):
     async def receive(self) -> ToAgent: ...
 
     async def close(self) -> None: ...
+
+
+class OptionsUnusable(ValueError):
+    """In words for whoever set them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientOptions:
+    """`token` and what is in the key file are secrets: they come from files or the environment, never from argv."""
+
+    token: str = ""
+    tls: bool = False
+    ca_file: str = ""  # empty: the system's
+    certificate_file: str = ""
+    key_file: str = ""
+    server_name: str = ""  # to find in the service's certificate, when it is not the host that is dialled
+    insecure: bool = False  # a token may go over a connection that others can read
+    give_up_s: float = 600.0  # without ever reaching a service
+
+    def __repr__(self) -> str:
+        secret = "***" if self.token else ""
+        return f"ClientOptions(token={secret!r}, tls={self.tls}, ca_file={self.ca_file!r})"
+
+
+ENV = "DDP_RENDEZVOUS_"
+
+
+def client_options(environ: Mapping[str, str], give_up_s: float = 600.0) -> ClientOptions:
+    """Raises `OptionsUnusable`."""
+    ca_file = environ.get(f"{ENV}CA_FILE", "")
+    certificate_file, key_file = environ.get(f"{ENV}CERT_FILE", ""), environ.get(f"{ENV}KEY_FILE", "")
+    if bool(certificate_file) != bool(key_file):
+        raise OptionsUnusable(f"{ENV}CERT_FILE and {ENV}KEY_FILE go together")
+    asked = environ.get(f"{ENV}TLS", "")
+    return ClientOptions(
+        token=_token(environ),
+        tls=bool(ca_file or certificate_file) if not asked else asked not in ("0", "false", "no"),
+        ca_file=ca_file,
+        certificate_file=certificate_file,
+        key_file=key_file,
+        server_name=environ.get(f"{ENV}SERVER_NAME", ""),
+        insecure=environ.get(f"{ENV}INSECURE", "") not in ("", "0", "false", "no"),
+        give_up_s=give_up_s,
+    )
+
+
+def _token(environ: Mapping[str, str]) -> str:
+    path = environ.get(f"{ENV}TOKEN_FILE", "")
+    if not path:
+        return environ.get(f"{ENV}TOKEN", "").strip()
+    try:
+        with open(path, encoding="ascii") as file:
+            return file.read(8192).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionsUnusable(f"cannot read the token in {path}: {error}") from error
+
+
+def connect(endpoints: Sequence[str], agent: AgentId, options: ClientOptions) -> Session:
+    """Within a running event loop. Goes on trying; the session itself tells when there is no use in it."""
+    from rendezvous.grpc_io import choose_engine
+
+    choose_engine()
+    from rendezvous.remote import RemoteSession
+
+    return RemoteSession(tuple(endpoints), agent, options)

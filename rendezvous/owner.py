@@ -72,7 +72,8 @@ class OwnedJob:
 class JobOwner:
     """`tell` must not block, and ignores agents that are not connected here.
 
-    `vouch` names agents that count as heard whenever a deadline is due.
+    `vouch` names agents that count as heard whenever a deadline is due. `note` hears of every event once it is
+    done with (None: the job was read anew), with the states before and after it.
     """
 
     def __init__(
@@ -80,17 +81,24 @@ class JobOwner:
         store: JobStore,
         tell: Callable[[AgentId, ToAgent], None],
         vouch: Callable[[], Iterable[AgentId]] = tuple,
+        note: Callable[[Event | None, JobState, JobState], None] | None = None,
     ) -> None:
         self._job = OwnedJob()
         self._store = store
         self._tell = tell
         self._vouch = vouch
+        self._note = note
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._alarm: asyncio.TimerHandle | None = None
 
     @property
     def state(self) -> JobState:
         return self._job.state
+
+    @property
+    def backlog(self) -> int:
+        """Events that wait their turn."""
+        return self._events.qsize()
 
     def post(self, event: Event) -> None:
         """Never blocks; how much a client may have under way is bounded where its messages come in."""
@@ -115,7 +123,10 @@ class JobOwner:
                 except Conflict:
                     await self._reload()
                     continue
+            before = self._job.state
             self._job.commit(turn, version)
+            if self._note is not None:
+                self._note(event, before, turn.state)
             self._perform(turn)
             return
 
@@ -131,7 +142,11 @@ class JobOwner:
             except Conflict:
                 continue
             break
-        self._perform(self._job.reload(state, version, asyncio.get_running_loop().time()))
+        before = self._job.state
+        turn = self._job.reload(state, version, asyncio.get_running_loop().time())
+        if self._note is not None:
+            self._note(None, before, turn.state)
+        self._perform(turn)
 
     def _perform(self, turn: Turn) -> None:
         for effect in turn.effects:

@@ -5,8 +5,8 @@
 
 One process imports torch; the N nodes, and c10d's store, are forked from it, so that memory allows for many. All
 are connected before the clock starts: torch looks up names of addresses on the way, which takes seconds where no
-name server answers, and is not what is measured here. Prints seconds until the last `next_rendezvous` returned, and the processor time
-of c10d's store until then, as JSON.
+name server answers, and is not what is measured here. Prints as JSON the seconds until the last `next_rendezvous`
+returned, and the processor time of c10d's store until then.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ def main() -> None:
     backend, nodes = sys.argv[1], int(sys.argv[2])
     store_pid, endpoint = (0, sys.argv[3]) if backend == "ddp" else _fork_store()
     ready, go, done, leave = (os.pipe() for _ in range(4))
-    pids = [_fork(lambda: _node(backend, nodes, endpoint, ready[1], go, done[1], leave)) for _ in range(nodes)]
+    pids = [
+        _fork(lambda: _node(backend, nodes, endpoint, ready[1], go, done[1], leave)) for _ in range(nodes)
+    ]
     for end in (go[0], leave[0], ready[1], done[1]):
         os.close(end)
     _read(ready[0], nodes)
@@ -55,7 +57,13 @@ def main() -> None:
 
 
 def _node(
-    backend: str, nodes: int, endpoint: str, ready: int, go: tuple[int, int], done: int, leave: tuple[int, int]
+    backend: str,
+    nodes: int,
+    endpoint: str,
+    ready: int,
+    go: tuple[int, int],
+    done: int,
+    leave: tuple[int, int],
 ) -> None:
     os.close(go[1])
     os.close(leave[1])
@@ -94,7 +102,9 @@ def _fork_store() -> tuple[int, str]:
     told, tell = os.pipe()
 
     def serve() -> None:
-        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(hours=1))
+        store = dist.TCPStore(
+            "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(hours=1)
+        )
         os.write(tell, str(store.port).encode())
         os.close(tell)
         while True:

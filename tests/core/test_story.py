@@ -140,3 +140,10 @@ def test_json_holds_the_same_facts() -> None:
 def test_a_lost_node() -> None:
     lost = Cause("node-b", -1, -1, FailureClass.NODE_LOST, "silent for 3 s", 1)
     assert "node node-b failed first: silent for 3 s" in box(failed(lost))
+
+
+def test_where_no_restart_was_allowed_it_is_said_once() -> None:
+    refused = replace(GIVEN_UP, reason="no restarts were allowed (--max-restarts 0)")
+    told = box(failed(FIRST, restarts=0, decisions=(refused,)), budget="0")
+    assert "restarts  no restarts were allowed (--max-restarts 0) " in told
+    assert "not restarted" not in told

@@ -33,6 +33,7 @@ from launcher.supervision import (
     step,
 )
 from rendezvous.events import (
+    AgentJoined,
     AgentLeft,
     AgentStopped,
     Assigned,
@@ -52,6 +53,8 @@ from rendezvous.types import (
     Decision,
     DecisionKind,
     FailureClass,
+    JobSpec,
+    NodeFacts,
     Outcome,
     StoreAddress,
 )
@@ -113,11 +116,15 @@ STATES = {
     "done": DONE,
 }
 ENDS = {name: (Finish(5, OUTCOME.reason, OUTCOME),) for name in ("new", "sealed", "told", "rejoining")}
+LEFT_BEHIND = {**dict.fromkeys(("running", "last"), TERM), "idle": (Sweep(1),)}
 TABLE: list[tuple[Fact, dict[str, tuple[Action, ...]]]] = [
-    (Waiting("more nodes", 1, 2), {}),
+    (Waiting("more nodes", 1, 2), LEFT_BEHIND),
     (Assigned(assignment(1)), {"new": (OpenStore(1),)}),
-    (Assigned(assignment(2)), dict.fromkeys(("new", "sealed", "told", "rejoining"), (OpenStore(2),))),
-    (Assigned(assignment(2, node_rank=1)), {}),
+    (
+        Assigned(assignment(2)),
+        {**dict.fromkeys(("new", "sealed", "told", "rejoining"), (OpenStore(2),)), **LEFT_BEHIND},
+    ),
+    (Assigned(assignment(2, node_rank=1)), LEFT_BEHIND),
     (StoreListens(1, STORE), dict.fromkeys(("sealed", "told"), (Send(StoreOpened(AGENT, 1, STORE)),))),
     (StoreListens(0, STORE), {}),
     (
@@ -137,7 +144,8 @@ TABLE: list[tuple[Fact, dict[str, tuple[Action, ...]]]] = [
     (
         RankEnded(1, 1, CAUSE),
         {
-            **dict.fromkeys(("running", "last", "stopping", "leaving"), (Send(RankFailed(AGENT, 1, CAUSE)),)),
+            **dict.fromkeys(("running", "stopping", "leaving"), (Send(RankFailed(AGENT, 1, CAUSE)),)),
+            "last": (Send(RankFailed(AGENT, 1, CAUSE)), Send(RanksFinished(AGENT, 1))),
             "last stopping": (Send(RankFailed(AGENT, 1, CAUSE)), Sweep(1)),
         },
     ),
@@ -317,3 +325,31 @@ def test_a_stop_signal_always_leads_to_the_end_once_ranks_end(facts: list[Fact])
         StopRequested(2, "INT"),
     )
     assert state.phase is Phase.DONE
+
+
+JOIN = AgentJoined(AGENT, JobSpec("job", 2, 2), NodeFacts("a", "10.0.0.1", 2))
+GIVEN_UP = Refused("the lease ran out", 75, retryable=True)
+
+
+def test_given_up_by_the_service_it_reaps_before_it_joins_again() -> None:
+    state, actions = step(replace(RUNNING, join=JOIN), GIVEN_UP)
+    assert actions == TERM
+    for local_rank in (0, 1):
+        state, _ = step(state, RankEnded(1, local_rank, CAUSE))
+    state, actions = step(state, Swept(1))
+    assert actions == (Send(JOIN),)
+    assert step(state, Assigned(assignment(2)))[1] == (OpenStore(2),)
+
+
+def test_given_up_with_nothing_running_it_joins_again_at_once() -> None:
+    assert step(replace(NEW, join=JOIN), GIVEN_UP)[1] == (Send(JOIN),)
+
+
+def test_overtaken_by_a_newer_world_it_takes_its_place_once_the_old_ranks_are_reaped() -> None:
+    state, actions = step(RUNNING, Assigned(assignment(3)))
+    assert actions == TERM
+    for local_rank in (0, 1):
+        state, _ = step(state, RankEnded(1, local_rank, None))
+    state, actions = step(state, Swept(1))
+    assert actions == (OpenStore(3),)
+    assert step(state, StoreAt(3, STORE))[1] == (StartRanks(assignment(3), STORE),)

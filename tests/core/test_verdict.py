@@ -6,6 +6,7 @@ import signal
 
 import pytest
 
+from launcher.crash_text import CUT
 from launcher.verdict import STOPPED, ErrorRecord, RankEnd, cause_of, shell_code
 from rendezvous.types import Cause, FailureClass
 
@@ -288,3 +289,20 @@ def test_shell_code() -> None:
 )
 def test_text_cut_anywhere_is_survived(text: str) -> None:
     assert ended(1, text).reason.startswith("exit code 1")
+
+
+def test_an_account_too_long_to_keep_is_told_from_both_its_ends() -> None:
+    frame = '  File "train.py", line 7, in step\n    go()\n'
+    cut = traceback("").rstrip("\n") + "\n" + CUT + "\n"
+    assert ended(stderr=f"{cut}{frame * 500}RecursionError: too deep\n").reason == "RecursionError: too deep"
+    message = traceback("RuntimeError: Missing keys: " + "a, " * 3000) + CUT + "\n"
+    assert ended(stderr=message).reason.startswith("RuntimeError: Missing keys: a, a,")
+    survived = traceback("KeyError: 'long ago'") + CUT + "\n" + "step done\n" * 50 + "no data left\n"
+    assert ended(stderr=survived).reason == 'exit code 1 (last line on stderr: "no data left")'
+
+
+def test_a_script_that_went_away_is_not_said_to_refuse_its_arguments() -> None:
+    gone = ended(2, "python: can't open file '/x/train.py': [Errno 2] No such file or directory\n")
+    assert "can't open file" in gone.reason
+    assert not gone.hint
+    assert ended(2, "usage: t.py\nt.py: error: unrecognized arguments: --x\n").hint

@@ -10,6 +10,7 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -135,6 +136,13 @@ class Launched:
             eventually(there_or_over, timeout_s)
         came = sorted(os.listdir(self.there))
         assert self.is_there(*names)(), f"of {names} came {came}; {self.processes()}: {self.stderr()}"
+
+    def await_listening(self, port: int) -> None:
+        def listens() -> bool:
+            with socket.socket() as probe:
+                return probe.connect_ex(("127.0.0.1", port)) == 0
+
+        eventually(listens, what=f"port {port} listens")
 
     def wait(self, timeout_s: float = 30.0) -> int:
         try:

@@ -11,6 +11,7 @@ import pytest
 
 from launcher import checks
 from launcher.arguments import UsageError
+from launcher.config import unknown_variables
 from launcher.devices import NoDevices, count_ranks, cpu_quota, usable_cpus, visible_of
 
 COMMAND = Path(sys.executable).with_name("ddp-launch")
@@ -268,3 +269,28 @@ def test_control_groups_limit_the_cpus(tmp_path: Path, files: dict[str, str], qu
         write(tmp_path / name, text)
     assert cpu_quota(str(tmp_path)) == quota
     assert 1 <= usable_cpus(str(tmp_path)) <= len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize("folder", ["/nowhere", "relative"])
+def test_an_odd_folder_for_temporary_files_is_no_obstacle(desk: Path, folder: str) -> None:
+    (desk / "relative").mkdir()
+    script = "import os; os.chdir('/'); print(os.path.isabs(os.environ['TORCHELASTIC_ERROR_FILE']))"
+    (desk / "where.py").write_text(script)
+    ran = ddp_launch(
+        "--no-warm-start", "--nproc-per-node", "1", "where.py", cwd=desk, environ={"TMPDIR": folder}
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert ran.stdout.endswith("True\n")
+
+
+def test_a_log_folder_that_cannot_be_made_is_one_line(desk: Path) -> None:
+    ran = ddp_launch("--log-dir", "/proc/logs", "--nproc-per-node", "1", "train.py", cwd=desk)
+    assert ran.returncode == 2
+    assert ran.stderr.startswith("ddp-launch: error: --log-dir /proc/logs: cannot be made (")
+    assert ran.stderr.count("\n") == 1
+
+
+def test_a_misspelt_variable_is_told_what_it_resembles() -> None:
+    assert unknown_variables({"DDP_LAUNCH_NPROC": "2"}) == (
+        "DDP_LAUNCH_NPROC: no such option; did you mean DDP_LAUNCH_NPROC_PER_NODE?",
+    )

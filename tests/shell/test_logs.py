@@ -209,6 +209,24 @@ def test_tails_outlive_the_rank_and_are_bounded(tmp_path: Path) -> None:
     screen.end()
 
 
+@pytest.mark.parametrize(
+    "rest",
+    [b"  frame\n" * 50_000 + b"ValueError: deep\n", b"ValueError: " + b"a" * 500_000 + b"\n"],
+    ids=["many frames", "long message"],
+)
+def test_a_traceback_longer_than_the_tail_keeps_its_beginning(tmp_path: Path, rest: bytes) -> None:
+    screen = Screen(tmp_path, LogSpec())
+    begins = b"Traceback (most recent call last):\n"
+    screen.write(0, err=b"warming up\n" * 9000 + begins + rest)
+    assert screen.pump.drain(0, 10)
+    assert screen.pump.stderr_tail(0, 0).startswith(begins + rest[:5000])
+    assert len(screen.pump.stderr_tail(0, 0)) < 80_000
+    screen.write(1, err=begins + b"  frame\n" * 50_000 + b"10%\r" * 50_000)
+    assert screen.pump.drain(0, 10)
+    assert begins not in screen.pump.stderr_tail(1, 0)  # survived: a progress bar ran since
+    screen.end()
+
+
 def test_a_leaked_pipe_does_not_hang_drain_and_its_last_words_are_shown(tmp_path: Path) -> None:
     screen = Screen(tmp_path, LogSpec())
     out_fd, err_fd = screen.pump.open_rank(label())

@@ -1,0 +1,60 @@
+"""The bounds of what a node may ask for. Pure. A spec outside of them could busy the service for nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rendezvous.types import AgentId, JobSpec, NodeFacts
+
+JOB_ID_CHARS = 128
+_NODES = 100_000
+_RANKS_PER_NODE = 4096
+_YEAR_S = 366 * 86_400.0
+_COUNT = 1_000_000
+
+
+def objection(agent: AgentId, spec: JobSpec, facts: NodeFacts) -> str:
+    """Why this join cannot be taken seriously; empty: it can."""
+    names = (
+        (spec.job_id, "the job id"),
+        (agent.node, "the node name"),
+        (agent.incarnation, "the incarnation"),
+    )
+    for name, what in names:
+        if words := _name_objection(name, what):
+            return words
+    if not 1 <= spec.min_nodes <= spec.max_nodes <= _NODES:
+        return f"--nnodes {spec.min_nodes}:{spec.max_nodes} is not within 1:{_NODES}"
+    if not 1 <= facts.nproc <= _RANKS_PER_NODE:
+        return f"{agent.node} wants to run {facts.nproc} ranks; a node runs 1 to {_RANKS_PER_NODE}"
+    return _number_objection(spec)
+
+
+def _name_objection(name: str, what: str) -> str:
+    if not 0 < len(name) <= JOB_ID_CHARS * 2 or (what == "the job id" and len(name) > JOB_ID_CHARS):
+        return f"{what} has {len(name)} characters"
+    if not name.isprintable():
+        return f"{what} {name!r} has characters that cannot be printed"
+    return ""
+
+
+def _number_objection(spec: JobSpec) -> str:
+    ranges = (
+        ("lease", spec.lease_s, 0.1, 3600.0),
+        ("join timeout", spec.join_timeout_s, 0.0, _YEAR_S),
+        ("last call", spec.last_call_s, 0.0, _YEAR_S),
+        ("bound of the last call", spec.last_call_bound_s, 0.0, _YEAR_S),
+        ("replacement timeout", spec.replacement_timeout_s, 0.0, _YEAR_S),
+        ("stop budget", spec.stop_budget_s, 0.1, _YEAR_S),
+        ("node cool-down", spec.node_cooldown_s, 0.1, _YEAR_S),
+        ("restart window", _YEAR_S if spec.budget.window_s is None else spec.budget.window_s, 0.1, _YEAR_S),
+        ("restart budget", spec.budget.limit, 0, _COUNT),
+        ("number of spares", spec.spares, 0, _NODES),
+        ("node failure limit", spec.node_failure_limit, 0, _COUNT),
+        ("number of policy rules", len(spec.rules), 0, 1000),
+    )
+    for what, value, low, high in ranges:
+        if not low <= value <= high:
+            return f"the {what} is {value:g}, which is not within {low:g}..{high:g}"
+    return ""

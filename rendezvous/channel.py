@@ -1,0 +1,66 @@
+"""Channels to the service, for agents and for people's tools."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import TYPE_CHECKING
+
+import grpc
+import grpc.aio
+
+from rendezvous.client import OptionsUnusable
+
+if TYPE_CHECKING:
+    from rendezvous.client import ClientOptions
+
+# A service that is frozen, or whose host vanished, is noticed within about four seconds.
+_OPTIONS = (
+    ("grpc.max_receive_message_length", 4 * 1024 * 1024),
+    ("grpc.keepalive_time_ms", 2_000),
+    ("grpc.keepalive_timeout_ms", 2_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.min_reconnect_backoff_ms", 3_000),  # which is also how long a connection may take
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_retries", 0),
+    ("grpc.enable_http_proxy", 0),
+)
+
+
+def open_channel(endpoint: str, options: ClientOptions) -> grpc.aio.Channel:
+    """Certificates are read anew each time. Raises `OptionsUnusable`."""
+    if not options.tls:
+        if options.token and not options.insecure and not is_loopback(endpoint):
+            raise OptionsUnusable(
+                f"the token would go to {endpoint} over a connection that others can read: set "
+                "DDP_RENDEZVOUS_CA_FILE (or DDP_RENDEZVOUS_TLS=1) for TLS, or DDP_RENDEZVOUS_INSECURE=1"
+            )
+        return grpc.aio.insecure_channel(endpoint, options=_OPTIONS)
+    named = (("grpc.ssl_target_name_override", options.server_name),) if options.server_name else ()
+    try:
+        credentials = grpc.ssl_channel_credentials(
+            _read(options.ca_file), _read(options.key_file), _read(options.certificate_file)
+        )
+    except OSError as error:
+        raise OptionsUnusable(f"cannot read a certificate: {error}") from error
+    return grpc.aio.secure_channel(endpoint, credentials, options=(*_OPTIONS, *named))
+
+
+def metadata(options: ClientOptions) -> tuple[tuple[str, str], ...]:
+    return (("authorization", f"Bearer {options.token}"),) if options.token else ()
+
+
+def is_loopback(endpoint: str) -> bool:
+    if endpoint.startswith("unix:"):
+        return True
+    host = endpoint.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _read(path: str) -> bytes | None:
+    if not path:
+        return None
+    with open(path, "rb") as file:
+        return file.read()

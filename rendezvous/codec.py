@@ -1,0 +1,297 @@
+"""Protobuf <-> domain, and the only place that knows both.
+
+A dataclass and its message have the same field names, a StrEnum and its proto enum the same members, so the
+coders are built from the annotations, once per class, and the table below is all there is to maintain (a
+test walks both sides). Reading is strict: a message that lacks a part, holds an unknown enum value, a number
+that is not finite or text that is too long raises `BadMessage`, and nothing else. Tracebacks and
+reasons are the exception: they are news whatever their length, so they are shortened and not refused.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields, is_dataclass
+from enum import StrEnum
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
+
+from google.protobuf.message import DecodeError
+
+from rendezvous import events, types, view
+from rendezvous.conversation import Moved
+from rendezvous.journal import Note
+from rendezvous.pb import rendezvous_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from google.protobuf.message import Message
+
+    from rendezvous.events import FromAgent, ToAgent
+    from rendezvous.types import AgentId
+
+T = TypeVar("T")
+
+NAME_CHARS = 256  # of names, addresses, paths ...
+TEXT_CHARS = 4096  # ... of sentences ...
+LONG_TEXT_CHARS = 16 * 1024  # ... and of tracebacks
+_SENTENCES = ("reason", "health_note", "hint", "excluded", "text", "entry_point", "log")
+_CLIPPED = {"traceback": LONG_TEXT_CHARS, "reason": TEXT_CHARS, "hint": TEXT_CHARS, "log": TEXT_CHARS}
+
+HEARTBEAT = pb.AgentMessage(heartbeat=pb.Heartbeat()).SerializeToString()
+
+
+class BadMessage(ValueError):
+    """What came does not follow the schema or its bounds."""
+
+
+# --- the table -----------------------------------------------------------------------------------------
+
+_MESSAGES: dict[type, Any] = {
+    types.AgentId: pb.AgentId,
+    types.RestartBudget: pb.RestartBudget,
+    types.CrashLoop: pb.CrashLoop,
+    types.PolicyRule: pb.PolicyRule,
+    types.JobSpec: pb.JobSpec,
+    types.NodeFacts: pb.NodeFacts,
+    types.Cause: pb.Cause,
+    types.Assignment: pb.Assignment,
+    types.StoreAddress: pb.StoreAddress,
+    types.Decision: pb.Decision,
+    types.Outcome: pb.Outcome,
+    events.AgentJoined: pb.Join,
+    events.AgentLeft: pb.Leave,
+    events.StoreOpened: pb.StoreOpened,
+    events.RankFailed: pb.RankFailed,
+    events.RanksFinished: pb.RanksFinished,
+    events.AgentStopped: pb.AgentStopped,
+    events.CheckpointTaken: pb.CheckpointTaken,
+    events.Waiting: pb.Waiting,
+    events.Refused: pb.Refused,
+    events.Assigned: pb.Assigned,
+    events.StoreAt: pb.StoreAt,
+    events.Stop: pb.Stop,
+    events.Ended: pb.Ended,
+    view.JobSummary: pb.JobSummary,
+    view.NodeView: pb.NodeView,
+    view.Failure: pb.Failure,
+    view.JobView: pb.JobView,
+    Note: pb.Note,
+    Moved: pb.Moved,
+}
+
+_FROM_AGENT: dict[str, Any] = {
+    "join": events.AgentJoined,
+    "heartbeat": events.AgentHeard,
+    "leave": events.AgentLeft,
+    "store_opened": events.StoreOpened,
+    "rank_failed": events.RankFailed,
+    "ranks_finished": events.RanksFinished,
+    "agent_stopped": events.AgentStopped,
+    "checkpoint_taken": events.CheckpointTaken,
+}
+_TO_AGENT: dict[str, Any] = {
+    "waiting": events.Waiting,
+    "refused": events.Refused,
+    "assigned": events.Assigned,
+    "store_at": events.StoreAt,
+    "stop": events.Stop,
+    "ended": events.Ended,
+    "moved": Moved,
+}
+_BODY_OF = {kind: body for table in (_FROM_AGENT, _TO_AGENT) for body, kind in table.items()}
+
+# The stream tells whose message it is: only the join, which opens it, names the agent.
+_OF_THE_STREAM = tuple(kind for kind in _FROM_AGENT.values() if kind is not events.AgentJoined)
+
+
+# --- what streams carry ----------------------------------------------------------------------------------
+
+
+def from_agent_bytes(message: FromAgent) -> bytes:
+    body = _BODY_OF[type(message)]
+    return pb.AgentMessage(**{body: encode(message)}).SerializeToString()
+
+
+def to_agent_bytes(message: ToAgent | Moved) -> bytes:
+    body = _BODY_OF[type(message)]
+    return pb.ServiceMessage(**{body: encode(message)}).SerializeToString()
+
+
+def read_from_agent(data: bytes, agent: AgentId | None) -> FromAgent:
+    """`agent` None: the stream's first message, which must be a join."""
+    if data == HEARTBEAT and agent is not None:
+        return events.AgentHeard(agent)
+    message = _parsed(pb.AgentMessage, data)
+    kind, body = _body(message, _FROM_AGENT)
+    if kind is events.AgentJoined:
+        joined: events.AgentJoined = decode(kind, body)
+        return joined
+    if agent is None:
+        raise BadMessage("the first message of a stream must be a join")
+    return _row(kind).decode(body, agent=agent)  # type: ignore[no-any-return]
+
+
+def read_to_agent(data: bytes) -> ToAgent | Moved:
+    return decode(*_body(_parsed(pb.ServiceMessage, data), _TO_AGENT))  # type: ignore[no-any-return]
+
+
+def _parsed(kind: Any, data: bytes) -> Any:
+    try:
+        return kind.FromString(data)
+    except (DecodeError, UnicodeDecodeError) as error:
+        raise BadMessage(f"these bytes are no {kind.DESCRIPTOR.name}") from error
+
+
+def _body(message: Any, table: dict[str, Any]) -> tuple[Any, Any]:
+    body = message.WhichOneof("body")
+    if body is None:
+        raise BadMessage(f"an empty {message.DESCRIPTOR.name}, or one of a newer version")
+    return table[body], getattr(message, body)
+
+
+# --- any value of the table --------------------------------------------------------------------------------
+
+
+def encode(value: Any) -> Any:
+    try:
+        return _row(type(value)).encode(value)
+    except (ValueError, TypeError) as error:  # a number that the schema has no room for
+        raise BadMessage(f"{type(value).__name__}: {error}") from error
+
+
+def decode(kind: type[T], message: Message) -> T:
+    return _row(kind).decode(message)  # type: ignore[no-any-return]
+
+
+class _Row:
+    """The coders of one dataclass."""
+
+    def __init__(self, kind: Any) -> None:
+        self._kind, self._message = kind, _MESSAGES.get(kind, pb.Heartbeat)
+        hints = get_type_hints(kind)
+        names = [f.name for f in fields(kind)]
+        if kind in _OF_THE_STREAM:
+            names.remove("agent")
+        self._fields = [(name, *_field(name, hints[name])) for name in names]
+
+    def encode(self, value: Any) -> Any:
+        cells = {name: write(getattr(value, name)) for name, write, _ in self._fields}
+        return self._message(**cells)
+
+    def decode(self, message: Any, **given: Any) -> Any:
+        for name, _, read in self._fields:
+            given[name] = read(message)
+        return self._kind(**given)
+
+
+_ROWS: dict[Any, _Row] = {}
+
+
+def _row(kind: Any) -> _Row:
+    if kind not in _ROWS:
+        _ROWS[kind] = _Row(kind)
+    return _ROWS[kind]
+
+
+def _field(name: str, hint: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    """How to write the field's value, and how to read it off its message."""
+    parts = get_args(hint)
+    if get_origin(hint) is tuple:
+        write, read = _value(name, parts[0])
+        return (lambda v: [write(x) for x in v]), (lambda m: tuple(read(x) for x in getattr(m, name)))
+    if get_origin(hint) is UnionType:
+        (inner,) = (part for part in parts if part is not NoneType)
+        write, read = _value(name, inner)
+        return (
+            lambda v: None if v is None else write(v),
+            lambda m: read(getattr(m, name)) if m.HasField(name) else None,
+        )
+    write, read = _value(name, hint)
+    if is_dataclass(hint):
+        return write, lambda m: read(_required(m, name))
+    return write, lambda m: read(getattr(m, name))
+
+
+def _required(message: Any, name: str) -> Any:
+    if not message.HasField(name):
+        raise BadMessage(f"{message.DESCRIPTOR.name} lacks its {name}")
+    return getattr(message, name)
+
+
+def _value(name: str, kind: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    if kind is types.JobSpec:
+        return encode, _read_spec
+    if is_dataclass(kind):
+        return encode, lambda m: _row(kind).decode(m)
+    if issubclass(kind, StrEnum):
+        return _enum(kind)
+    if kind is str:
+        return _text(name)
+    if kind is float:
+        return float, lambda v: _finite(name, v)
+    return _same, _same
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+_SPECS: dict[bytes, types.JobSpec] = {}  # all agents of a job bring the very same bytes
+_SPECS_KEPT = 64
+
+
+def _read_spec(message: Any) -> types.JobSpec:
+    data = message.SerializeToString(deterministic=True)
+    spec = _SPECS.get(data)
+    if spec is None:
+        if len(_SPECS) >= _SPECS_KEPT:
+            _SPECS.clear()
+        spec = _SPECS[data] = _row(types.JobSpec).decode(message)
+    return spec
+
+
+def _finite(name: str, value: float) -> float:
+    if not math.isfinite(value):
+        raise BadMessage(f"{name} is {value}")
+    return value
+
+
+def _text(name: str) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    clip_at = _CLIPPED.get(name)
+    limit = TEXT_CHARS if name in _SENTENCES else NAME_CHARS
+
+    def write(value: str) -> str:
+        if clip_at is not None and len(value) > clip_at:
+            value = clipped(value, clip_at)
+        return value if value.isascii() else value.encode("utf-8", "replace").decode()
+
+    def read(value: str) -> str:
+        if clip_at is not None:
+            return value if len(value) <= clip_at else clipped(value, clip_at)
+        if len(value) > limit:
+            raise BadMessage(f"{name} has {len(value)} characters, more than {limit}")
+        return value
+
+    return write, read
+
+
+def clipped(text: str, limit: int) -> str:
+    """Its end says most: that is where a traceback names the exception."""
+    head = limit // 4
+    cut = "\n[...]\n"
+    return text[:head] + cut + text[len(text) - (limit - head - len(cut)) :]
+
+
+def _enum(kind: type[StrEnum]) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    prefix = "".join(f"_{c}" if c.isupper() else c for c in kind.__name__).strip("_").upper()
+    numbers = pb.DESCRIPTOR.enum_types_by_name[kind.__name__].values_by_name
+    to_number = {member: numbers[f"{prefix}_{member.name}"].number for member in kind}
+    to_member = {number: member for member, number in to_number.items()}
+
+    def read(number: int) -> StrEnum:
+        if number not in to_member:
+            raise BadMessage(f"{kind.__name__} has no value {number} here")
+        return to_member[number]
+
+    return to_number.__getitem__, read

@@ -1,0 +1,95 @@
+"""How much any one, and all together, may ask of the service."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+MESSAGE_BYTES = 1024 * 1024  # to the service; grpc refuses longer ones before it keeps them
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    jobs: int = 1000  # that are not over
+    agents: int = 65_536
+    agents_per_job: int = 16_384
+    streams_per_identity: int = 16_384
+    watches_per_identity: int = 64
+    calls_per_identity: int = 256  # unary, at once
+    joins_per_s: float = 2000.0  # per identity ...
+    join_burst: int = 20_000  # ... beyond this many at once
+    outbox_messages: int = 256  # unread by one client; then it is cut off
+    outbox_bytes: int = 2 * 1024 * 1024
+    messages_per_s: float = 200.0  # of one stream ...
+    message_burst: int = 8192  # ... beyond this many at once: a large node that fails reports every rank
+    backlog: int = 20_000  # events of one job that wait for its store; then its streams are read no further
+
+
+class LimitReached(Exception):
+    """In words for whoever reached it."""
+
+
+@dataclass(slots=True)
+class Allowance:
+    """A bucket of `burst` tokens that fills up at `per_s`."""
+
+    per_s: float
+    burst: float
+    left: float = field(init=False)
+    at: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.left = self.burst
+
+    def take(self, now: float, count: int = 1) -> float:
+        """How long to wait until these tokens would have been there; 0: they were."""
+        self.left = min(self.burst, self.left + (now - self.at) * self.per_s)
+        self.at = now
+        self.left -= count
+        return max(0.0, -self.left / self.per_s)
+
+    def full_again(self, now: float) -> bool:
+        return self.left + (now - self.at) * self.per_s >= self.burst
+
+
+class Counts:
+    """How many of one thing each identity has under way."""
+
+    def __init__(self, what: str, each: int, overall: int | None = None) -> None:
+        self._what, self._each, self._overall = what, each, overall
+        self._held: dict[str, int] = {}
+        self.total = 0
+
+    def enter(self, identity: str) -> None:
+        held = self._held.get(identity, 0)
+        if held >= self._each:
+            raise LimitReached(f"{identity} has {held} {self._what} already")
+        if self._overall is not None and self.total >= self._overall:
+            raise LimitReached(f"the service has {self.total} {self._what} already")
+        self._held[identity] = held + 1
+        self.total += 1
+
+    def leave(self, identity: str) -> None:
+        held = self._held[identity] - 1
+        if held:
+            self._held[identity] = held
+        else:
+            del self._held[identity]
+        self.total -= 1
+
+
+class Rates:
+    """An allowance per identity; those that are full again need no memory."""
+
+    _KEPT = 4096
+
+    def __init__(self, per_s: float, burst: int) -> None:
+        self._per_s, self._burst = per_s, burst
+        self._known: dict[str, Allowance] = {}
+
+    def take(self, identity: str, now: float) -> float:
+        allowance = self._known.get(identity)
+        if allowance is None:
+            if len(self._known) >= self._KEPT:
+                self._known = {i: a for i, a in self._known.items() if not a.full_again(now)}
+            allowance = self._known[identity] = Allowance(self._per_s, self._burst, at=now)
+        return allowance.take(now)

@@ -1,0 +1,173 @@
+"""ddp-rendezvous: the service (`serve`), tokens to use it with (`token`), and the keys that sign them (`key`)."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import re
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from rendezvous.grpc_io import choose_engine
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_log = logging.getLogger("rendezvous")
+_USAGE, _CANNOT = 78, 1
+_SPANS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    choose_engine()
+    from rendezvous import settings
+
+    parser = argparse.ArgumentParser("ddp-rendezvous", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    settings.add_arguments(commands.add_parser("serve", help="serve until SIGTERM"))
+    _add_token(commands.add_parser("token", help="print a token"))
+    key = commands.add_parser(
+        "key", help="add a new key to a key file, made if need be; it signs from now on"
+    )
+    key.add_argument("file")
+    arguments = parser.parse_args(argv)
+    try:
+        match arguments.command:
+            case "serve":
+                return asyncio.run(serve(settings.settle(arguments, os.environ)))
+            case "token":
+                return _print_token(arguments)
+            case _:
+                return _add_key(arguments.file)
+    except (ValueError, OSError) as error:  # every "unusable" of ours is a ValueError, in words
+        print(f"ddp-rendezvous: {error}", file=sys.stderr)
+        return _USAGE
+
+
+# --- serve ---------------------------------------------------------------------------------------------
+
+
+async def serve(settled: Mapping[str, Any]) -> int:
+    from rendezvous import settings
+    from rendezvous.log_lines import start_logging
+    from rendezvous.server import CannotListen, Server, raise_file_limit
+    from rendezvous.store.open import open_store
+    from rendezvous.store.protocol import StoreError
+
+    start_logging(settled["log_format"], settled["log_level"])
+    raise_file_limit()
+    for warning in settings.warnings(settled):
+        _log.warning(warning)
+    stop = _stop_signal()
+    try:
+        store = await open_store(settled["store"], settled["advertise"] or settled["listen"][0])
+    except StoreError as error:
+        print(f"ddp-rendezvous: {error}", file=sys.stderr)
+        return _CANNOT
+    server = Server(store, _server_options(settled))
+    try:
+        await server.start()
+        await _run(server, settled, stop)
+    except (CannotListen, OSError) as error:
+        print(f"ddp-rendezvous: {error}", file=sys.stderr)
+        return _CANNOT
+    finally:
+        await server.close()
+        await store.close()
+    return 0
+
+
+async def _run(server: Any, settled: Mapping[str, Any], stop: asyncio.Future[int]) -> None:
+    from rendezvous.web import Web
+
+    web = Web(lambda: server.health.serving, server.metrics.text)
+    if settled["http"]:
+        host, _, port = settled["http"].rpartition(":")
+        _log.info("metrics at %s:%d", host, await web.listen(host.strip("[]"), int(port)))
+    where = ", ".join(
+        f"{a.rpartition(':')[0]}:{p}" for a, p in zip(settled["listen"], server.ports, strict=True)
+    )
+    kept = "in memory: jobs end with this process" if settled["store"] == "memory" else "in its store"
+    _log.info("serving at %s; jobs are kept %s", where, kept)
+    signum = await stop
+    _log.info("%s: agents are sent elsewhere; jobs stay as they are", signal.Signals(signum).name)
+    await web.close()
+
+
+def _stop_signal() -> asyncio.Future[int]:
+    loop = asyncio.get_running_loop()
+    stop: asyncio.Future[int] = loop.create_future()
+
+    def note(signum: int) -> None:
+        if not stop.done():
+            stop.set_result(signum)
+
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, note, signum)
+    return stop
+
+
+def _server_options(settled: Mapping[str, Any]) -> Any:
+    from rendezvous.auth import Certificates
+    from rendezvous.limits import Limits
+    from rendezvous.server import ServerOptions
+
+    certificates = None
+    if settled["tls_cert"]:
+        certificates = Certificates(settled["tls_cert"], settled["tls_key"], settled["client_ca"])
+    return ServerOptions(
+        listen=tuple(settled["listen"]),
+        key_file=settled["token_keys"],
+        certificates=certificates,
+        history_s=settled["history"] * 86_400.0,
+        resume_grace_s=settled["resume_grace"],
+        reflection=settled["reflection"],
+        limits=Limits(jobs=int(settled["max_jobs"]), agents=int(settled["max_agents"])),
+    )
+
+
+# --- token, key ----------------------------------------------------------------------------------------
+
+
+def _add_token(parser: argparse.ArgumentParser) -> None:
+    from rendezvous.tokens import Role
+
+    parser.add_argument(
+        "--token-keys", default=os.environ.get("DDP_RENDEZVOUS_TOKEN_KEYS"), help="the key file"
+    )
+    parser.add_argument("--job", required=True, help="a job id, or a pattern such as 'team-a-*' or '*'")
+    parser.add_argument("--role", required=True, choices=[role.value for role in Role])
+    parser.add_argument("--ttl", default="24h", help="how long it is good for: 30m, 24h, 7d (default: 24h)")
+
+
+def _print_token(arguments: argparse.Namespace) -> int:
+    from rendezvous.tokens import Grant, Role, new_grant_id, read_keys, sign
+
+    if not arguments.token_keys:
+        raise ValueError("--token-keys names the key file; `ddp-rendezvous key FILE` makes one")
+    until = time.time() + seconds(arguments.ttl)
+    grant = Grant(new_grant_id(), arguments.job, Role(arguments.role), round(until))
+    print(sign(grant, read_keys(arguments.token_keys)[-1]))
+    return 0
+
+
+def seconds(text: str) -> float:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
+    if found is None:
+        raise ValueError(f"{text!r} is no time span; write 90s, 30m, 24h or 7d")
+    return float(found[1]) * _SPANS[found[2]]
+
+
+def _add_key(path: str) -> int:
+    from rendezvous.tokens import add_key
+
+    print(f"added key {add_key(path)} to {path}; it signs new tokens, the others there still verify theirs")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,132 @@
+"""The service Operations: what people and their tools may see, and may order."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from rendezvous.auth import Right
+from rendezvous.calls import NotFound, held
+from rendezvous.codec import BadMessage, encode
+from rendezvous.events import JobAborted, JobResized, NodeDrained, NodeResumed, RestartOrdered
+from rendezvous.jobs import Elsewhere
+from rendezvous.limits import Counts, LimitReached, Limits
+from rendezvous.pb import rendezvous_pb2 as pb
+from rendezvous.view import summary_of, view_of
+
+if TYPE_CHECKING:
+    from rendezvous.auth import Gate, Identity
+    from rendezvous.calls import Calls
+    from rendezvous.events import Event
+    from rendezvous.job import Job, Watcher
+    from rendezvous.jobs import Jobs
+
+_REASON_CHARS = 500
+_JOBS_LISTED = 10_000
+
+
+class Operations:
+    def __init__(self, jobs: Jobs, gate: Gate, limits: Limits) -> None:
+        self._jobs, self._gate = jobs, gate
+        self._watches = Counts("watches", limits.watches_per_identity)
+
+    def methods(self, calls: Calls) -> dict[str, Any]:
+        look, order = Right.LOOK, Right.ORDER
+        return {
+            "ListJobs": calls.unary(look, pb.ListJobsRequest, self._list),
+            "GetJob": calls.unary(look, pb.GetJobRequest, self._get),
+            "WatchEvents": grpc.unary_stream_rpc_method_handler(calls.guarded(self._watch)),
+            "DrainNode": calls.unary(order, pb.DrainNodeRequest, self._drain),
+            "ResumeNode": calls.unary(order, pb.ResumeNodeRequest, self._resume),
+            "ResizeJob": calls.unary(order, pb.ResizeJobRequest, self._resize),
+            "RestartJob": calls.unary(order, pb.RestartJobRequest, self._restart),
+            "AbortJob": calls.unary(order, pb.AbortJobRequest, self._abort),
+        }
+
+    async def _found(self, job_id: str) -> Job:
+        job = await self._jobs.find(job_id)
+        if job is None:
+            raise NotFound(f"there is no job {job_id!r}")
+        return job
+
+    # --- looking -----------------------------------------------------------------------------------
+
+    async def _list(self, _: Any, identity: Identity) -> Any:
+        covered = [job_id for job_id in await self._jobs.known() if identity.may(Right.LOOK, job_id)]
+        found = []
+        for job_id in covered[:_JOBS_LISTED]:
+            try:
+                job = await self._jobs.find(job_id)
+            except (Elsewhere, LimitReached):
+                continue  # the replica that decides about it lists it
+            if job is not None:
+                found.append(encode(summary_of(job_id, job.state)))
+        return pb.ListJobsResponse(jobs=found)
+
+    async def _get(self, request: Any, _: Identity) -> Any:
+        job = await self._found(request.job_id)
+        now = asyncio.get_running_loop().time()
+        return pb.GetJobResponse(job=encode(view_of(request.job_id, job.state, now)))
+
+    async def _watch(self, data: bytes, context: Any) -> None:
+        identity = self._gate.identify(context)
+        request = pb.WatchEventsRequest.FromString(data)
+        identity.require(Right.LOOK, request.job_id)
+        with held(self._watches, identity):
+            job = await self._found(request.job_id)
+            watcher = job.watch(request.after_seq)
+            if not request.follow:
+                watcher.tell(None)
+            try:
+                await self._relay(watcher, context)
+            finally:
+                job.watchers.discard(watcher)
+
+    async def _relay(self, watcher: Watcher, context: Any) -> None:
+        while not watcher.fell_behind:
+            note = await watcher.queue.get()
+            if note is None:
+                return
+            await context.write(pb.WatchEventsResponse(note=encode(note)).SerializeToString())
+        raise LimitReached("this watcher reads too slowly")
+
+    # --- orders ------------------------------------------------------------------------------------
+
+    async def _ordered(self, job_id: str, order: Event) -> Any:
+        job = await self._found(job_id)
+        return encode(summary_of(job_id, await job.carried_out(order)))
+
+    async def _drain(self, request: Any, identity: Identity) -> Any:
+        order = NodeDrained(_node(request), _reason(request, identity))
+        return pb.DrainNodeResponse(job=await self._ordered(request.job_id, order))
+
+    async def _resume(self, request: Any, _: Identity) -> Any:
+        return pb.ResumeNodeResponse(job=await self._ordered(request.job_id, NodeResumed(_node(request))))
+
+    async def _resize(self, request: Any, _: Identity) -> Any:
+        if not 1 <= request.min_nodes <= request.max_nodes <= 100_000:
+            raise BadMessage(f"a job cannot have {request.min_nodes} to {request.max_nodes} nodes")
+        order = JobResized(request.min_nodes, request.max_nodes)
+        return pb.ResizeJobResponse(job=await self._ordered(request.job_id, order))
+
+    async def _restart(self, request: Any, identity: Identity) -> Any:
+        order = RestartOrdered(_reason(request, identity))
+        return pb.RestartJobResponse(job=await self._ordered(request.job_id, order))
+
+    async def _abort(self, request: Any, identity: Identity) -> Any:
+        order = JobAborted(_reason(request, identity))
+        return pb.AbortJobResponse(job=await self._ordered(request.job_id, order))
+
+
+def _node(request: Any) -> str:
+    node: str = request.node
+    if not 0 < len(node) <= 256 or not node.isprintable():
+        raise BadMessage("no node is named")
+    return node
+
+
+def _reason(request: Any, identity: Identity) -> str:
+    words = "".join(c if c.isprintable() else " " for c in request.reason[:_REASON_CHARS]).strip()
+    return words or f"no reason given ({identity.name})"

@@ -1,0 +1,719 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ScaleUp(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SCALE_UP_UNSPECIFIED: _ClassVar[ScaleUp]
+    SCALE_UP_NEVER: _ClassVar[ScaleUp]
+    SCALE_UP_ON_RESTART: _ClassVar[ScaleUp]
+    SCALE_UP_IMMEDIATE: _ClassVar[ScaleUp]
+    SCALE_UP_AT_CHECKPOINT: _ClassVar[ScaleUp]
+
+class FailureClass(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FAILURE_CLASS_UNSPECIFIED: _ClassVar[FailureClass]
+    FAILURE_CLASS_OUT_OF_MEMORY: _ClassVar[FailureClass]
+    FAILURE_CLASS_HARDWARE: _ClassVar[FailureClass]
+    FAILURE_CLASS_NETWORK: _ClassVar[FailureClass]
+    FAILURE_CLASS_USER_EXCEPTION: _ClassVar[FailureClass]
+    FAILURE_CLASS_SIGNAL: _ClassVar[FailureClass]
+    FAILURE_CLASS_EXIT_CODE: _ClassVar[FailureClass]
+    FAILURE_CLASS_HANG: _ClassVar[FailureClass]
+    FAILURE_CLASS_NODE_LOST: _ClassVar[FailureClass]
+    FAILURE_CLASS_CONSEQUENCE: _ClassVar[FailureClass]
+
+class PolicyAction(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    POLICY_ACTION_UNSPECIFIED: _ClassVar[PolicyAction]
+    POLICY_ACTION_RESTART: _ClassVar[PolicyAction]
+    POLICY_ACTION_RESTART_WITHOUT_NODE: _ClassVar[PolicyAction]
+    POLICY_ACTION_FAIL: _ClassVar[PolicyAction]
+    POLICY_ACTION_IGNORE: _ClassVar[PolicyAction]
+
+class DecisionKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    DECISION_KIND_UNSPECIFIED: _ClassVar[DecisionKind]
+    DECISION_KIND_IGNORE: _ClassVar[DecisionKind]
+    DECISION_KIND_RESTART: _ClassVar[DecisionKind]
+    DECISION_KIND_RESTART_WITH_SPARE: _ClassVar[DecisionKind]
+    DECISION_KIND_SHRINK: _ClassVar[DecisionKind]
+    DECISION_KIND_GROW: _ClassVar[DecisionKind]
+    DECISION_KIND_WAIT: _ClassVar[DecisionKind]
+    DECISION_KIND_FAIL: _ClassVar[DecisionKind]
+    DECISION_KIND_FINISH: _ClassVar[DecisionKind]
+
+class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PHASE_UNSPECIFIED: _ClassVar[Phase]
+    PHASE_FORMING: _ClassVar[Phase]
+    PHASE_SEALED: _ClassVar[Phase]
+    PHASE_RUNNING: _ClassVar[Phase]
+    PHASE_STOPPING: _ClassVar[Phase]
+    PHASE_ENDED: _ClassVar[Phase]
+SCALE_UP_UNSPECIFIED: ScaleUp
+SCALE_UP_NEVER: ScaleUp
+SCALE_UP_ON_RESTART: ScaleUp
+SCALE_UP_IMMEDIATE: ScaleUp
+SCALE_UP_AT_CHECKPOINT: ScaleUp
+FAILURE_CLASS_UNSPECIFIED: FailureClass
+FAILURE_CLASS_OUT_OF_MEMORY: FailureClass
+FAILURE_CLASS_HARDWARE: FailureClass
+FAILURE_CLASS_NETWORK: FailureClass
+FAILURE_CLASS_USER_EXCEPTION: FailureClass
+FAILURE_CLASS_SIGNAL: FailureClass
+FAILURE_CLASS_EXIT_CODE: FailureClass
+FAILURE_CLASS_HANG: FailureClass
+FAILURE_CLASS_NODE_LOST: FailureClass
+FAILURE_CLASS_CONSEQUENCE: FailureClass
+POLICY_ACTION_UNSPECIFIED: PolicyAction
+POLICY_ACTION_RESTART: PolicyAction
+POLICY_ACTION_RESTART_WITHOUT_NODE: PolicyAction
+POLICY_ACTION_FAIL: PolicyAction
+POLICY_ACTION_IGNORE: PolicyAction
+DECISION_KIND_UNSPECIFIED: DecisionKind
+DECISION_KIND_IGNORE: DecisionKind
+DECISION_KIND_RESTART: DecisionKind
+DECISION_KIND_RESTART_WITH_SPARE: DecisionKind
+DECISION_KIND_SHRINK: DecisionKind
+DECISION_KIND_GROW: DecisionKind
+DECISION_KIND_WAIT: DecisionKind
+DECISION_KIND_FAIL: DecisionKind
+DECISION_KIND_FINISH: DecisionKind
+PHASE_UNSPECIFIED: Phase
+PHASE_FORMING: Phase
+PHASE_SEALED: Phase
+PHASE_RUNNING: Phase
+PHASE_STOPPING: Phase
+PHASE_ENDED: Phase
+
+class AgentMessage(_message.Message):
+    __slots__ = ("join", "heartbeat", "leave", "store_opened", "rank_failed", "ranks_finished", "agent_stopped", "checkpoint_taken")
+    JOIN_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    LEAVE_FIELD_NUMBER: _ClassVar[int]
+    STORE_OPENED_FIELD_NUMBER: _ClassVar[int]
+    RANK_FAILED_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FINISHED_FIELD_NUMBER: _ClassVar[int]
+    AGENT_STOPPED_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_TAKEN_FIELD_NUMBER: _ClassVar[int]
+    join: Join
+    heartbeat: Heartbeat
+    leave: Leave
+    store_opened: StoreOpened
+    rank_failed: RankFailed
+    ranks_finished: RanksFinished
+    agent_stopped: AgentStopped
+    checkpoint_taken: CheckpointTaken
+    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., store_opened: _Optional[_Union[StoreOpened, _Mapping]] = ..., rank_failed: _Optional[_Union[RankFailed, _Mapping]] = ..., ranks_finished: _Optional[_Union[RanksFinished, _Mapping]] = ..., agent_stopped: _Optional[_Union[AgentStopped, _Mapping]] = ..., checkpoint_taken: _Optional[_Union[CheckpointTaken, _Mapping]] = ...) -> None: ...
+
+class ServiceMessage(_message.Message):
+    __slots__ = ("waiting", "refused", "assigned", "store_at", "stop", "ended", "moved")
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    ASSIGNED_FIELD_NUMBER: _ClassVar[int]
+    STORE_AT_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    MOVED_FIELD_NUMBER: _ClassVar[int]
+    waiting: Waiting
+    refused: Refused
+    assigned: Assigned
+    store_at: StoreAt
+    stop: Stop
+    ended: Ended
+    moved: Moved
+    def __init__(self, waiting: _Optional[_Union[Waiting, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., assigned: _Optional[_Union[Assigned, _Mapping]] = ..., store_at: _Optional[_Union[StoreAt, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., moved: _Optional[_Union[Moved, _Mapping]] = ...) -> None: ...
+
+class AgentId(_message.Message):
+    __slots__ = ("node", "incarnation")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    incarnation: str
+    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ...) -> None: ...
+
+class Join(_message.Message):
+    __slots__ = ("agent", "spec", "facts")
+    AGENT_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    FACTS_FIELD_NUMBER: _ClassVar[int]
+    agent: AgentId
+    spec: JobSpec
+    facts: NodeFacts
+    def __init__(self, agent: _Optional[_Union[AgentId, _Mapping]] = ..., spec: _Optional[_Union[JobSpec, _Mapping]] = ..., facts: _Optional[_Union[NodeFacts, _Mapping]] = ...) -> None: ...
+
+class Heartbeat(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Leave(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class StoreOpened(_message.Message):
+    __slots__ = ("generation", "store")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    store: StoreAddress
+    def __init__(self, generation: _Optional[int] = ..., store: _Optional[_Union[StoreAddress, _Mapping]] = ...) -> None: ...
+
+class RankFailed(_message.Message):
+    __slots__ = ("generation", "cause")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    cause: Cause
+    def __init__(self, generation: _Optional[int] = ..., cause: _Optional[_Union[Cause, _Mapping]] = ...) -> None: ...
+
+class RanksFinished(_message.Message):
+    __slots__ = ("generation",)
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    def __init__(self, generation: _Optional[int] = ...) -> None: ...
+
+class AgentStopped(_message.Message):
+    __slots__ = ("generation",)
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    def __init__(self, generation: _Optional[int] = ...) -> None: ...
+
+class CheckpointTaken(_message.Message):
+    __slots__ = ("generation",)
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    def __init__(self, generation: _Optional[int] = ...) -> None: ...
+
+class Waiting(_message.Message):
+    __slots__ = ("reason", "present", "wanted")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    PRESENT_FIELD_NUMBER: _ClassVar[int]
+    WANTED_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    present: int
+    wanted: int
+    def __init__(self, reason: _Optional[str] = ..., present: _Optional[int] = ..., wanted: _Optional[int] = ...) -> None: ...
+
+class Refused(_message.Message):
+    __slots__ = ("reason", "exit_code", "retryable")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    RETRYABLE_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    exit_code: int
+    retryable: bool
+    def __init__(self, reason: _Optional[str] = ..., exit_code: _Optional[int] = ..., retryable: _Optional[bool] = ...) -> None: ...
+
+class Assigned(_message.Message):
+    __slots__ = ("assignment",)
+    ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    assignment: Assignment
+    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ...) -> None: ...
+
+class StoreAt(_message.Message):
+    __slots__ = ("generation", "store")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    store: StoreAddress
+    def __init__(self, generation: _Optional[int] = ..., store: _Optional[_Union[StoreAddress, _Mapping]] = ...) -> None: ...
+
+class Stop(_message.Message):
+    __slots__ = ("generation", "decision")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    DECISION_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    decision: Decision
+    def __init__(self, generation: _Optional[int] = ..., decision: _Optional[_Union[Decision, _Mapping]] = ...) -> None: ...
+
+class Ended(_message.Message):
+    __slots__ = ("outcome",)
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    outcome: Outcome
+    def __init__(self, outcome: _Optional[_Union[Outcome, _Mapping]] = ...) -> None: ...
+
+class Moved(_message.Message):
+    __slots__ = ("address", "after_s", "reason")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    AFTER_S_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    after_s: float
+    reason: str
+    def __init__(self, address: _Optional[str] = ..., after_s: _Optional[float] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class RestartBudget(_message.Message):
+    __slots__ = ("limit", "window_s")
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_S_FIELD_NUMBER: _ClassVar[int]
+    limit: int
+    window_s: float
+    def __init__(self, limit: _Optional[int] = ..., window_s: _Optional[float] = ...) -> None: ...
+
+class CrashLoop(_message.Message):
+    __slots__ = ("times", "within_s")
+    TIMES_FIELD_NUMBER: _ClassVar[int]
+    WITHIN_S_FIELD_NUMBER: _ClassVar[int]
+    times: int
+    within_s: float
+    def __init__(self, times: _Optional[int] = ..., within_s: _Optional[float] = ...) -> None: ...
+
+class PolicyRule(_message.Message):
+    __slots__ = ("failure", "action", "exit_code")
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    failure: FailureClass
+    action: PolicyAction
+    exit_code: int
+    def __init__(self, failure: _Optional[_Union[FailureClass, str]] = ..., action: _Optional[_Union[PolicyAction, str]] = ..., exit_code: _Optional[int] = ...) -> None: ...
+
+class JobSpec(_message.Message):
+    __slots__ = ("job_id", "min_nodes", "max_nodes", "entry_point", "nproc", "version", "budget", "crash_loop", "join_timeout_s", "last_call_s", "last_call_bound_s", "replacement_timeout_s", "lease_s", "stop_budget_s", "spares", "scale_up", "node_failure_limit", "node_cooldown_s", "rules")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    MIN_NODES_FIELD_NUMBER: _ClassVar[int]
+    MAX_NODES_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_POINT_FIELD_NUMBER: _ClassVar[int]
+    NPROC_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_FIELD_NUMBER: _ClassVar[int]
+    CRASH_LOOP_FIELD_NUMBER: _ClassVar[int]
+    JOIN_TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    LAST_CALL_S_FIELD_NUMBER: _ClassVar[int]
+    LAST_CALL_BOUND_S_FIELD_NUMBER: _ClassVar[int]
+    REPLACEMENT_TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    LEASE_S_FIELD_NUMBER: _ClassVar[int]
+    STOP_BUDGET_S_FIELD_NUMBER: _ClassVar[int]
+    SPARES_FIELD_NUMBER: _ClassVar[int]
+    SCALE_UP_FIELD_NUMBER: _ClassVar[int]
+    NODE_FAILURE_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    NODE_COOLDOWN_S_FIELD_NUMBER: _ClassVar[int]
+    RULES_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    min_nodes: int
+    max_nodes: int
+    entry_point: str
+    nproc: str
+    version: str
+    budget: RestartBudget
+    crash_loop: CrashLoop
+    join_timeout_s: float
+    last_call_s: float
+    last_call_bound_s: float
+    replacement_timeout_s: float
+    lease_s: float
+    stop_budget_s: float
+    spares: int
+    scale_up: ScaleUp
+    node_failure_limit: int
+    node_cooldown_s: float
+    rules: _containers.RepeatedCompositeFieldContainer[PolicyRule]
+    def __init__(self, job_id: _Optional[str] = ..., min_nodes: _Optional[int] = ..., max_nodes: _Optional[int] = ..., entry_point: _Optional[str] = ..., nproc: _Optional[str] = ..., version: _Optional[str] = ..., budget: _Optional[_Union[RestartBudget, _Mapping]] = ..., crash_loop: _Optional[_Union[CrashLoop, _Mapping]] = ..., join_timeout_s: _Optional[float] = ..., last_call_s: _Optional[float] = ..., last_call_bound_s: _Optional[float] = ..., replacement_timeout_s: _Optional[float] = ..., lease_s: _Optional[float] = ..., stop_budget_s: _Optional[float] = ..., spares: _Optional[int] = ..., scale_up: _Optional[_Union[ScaleUp, str]] = ..., node_failure_limit: _Optional[int] = ..., node_cooldown_s: _Optional[float] = ..., rules: _Optional[_Iterable[_Union[PolicyRule, _Mapping]]] = ...) -> None: ...
+
+class NodeFacts(_message.Message):
+    __slots__ = ("host", "address", "nproc", "role", "node_rank", "scheduler_index", "topology", "healthy", "health_note")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    NPROC_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    NODE_RANK_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULER_INDEX_FIELD_NUMBER: _ClassVar[int]
+    TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
+    HEALTHY_FIELD_NUMBER: _ClassVar[int]
+    HEALTH_NOTE_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    address: str
+    nproc: int
+    role: str
+    node_rank: int
+    scheduler_index: int
+    topology: str
+    healthy: bool
+    health_note: str
+    def __init__(self, host: _Optional[str] = ..., address: _Optional[str] = ..., nproc: _Optional[int] = ..., role: _Optional[str] = ..., node_rank: _Optional[int] = ..., scheduler_index: _Optional[int] = ..., topology: _Optional[str] = ..., healthy: _Optional[bool] = ..., health_note: _Optional[str] = ...) -> None: ...
+
+class Cause(_message.Message):
+    __slots__ = ("node", "rank", "local_rank", "failure", "reason", "exit_code", "signal", "traceback", "step", "ran_s", "at", "log", "hint")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_RANK_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    SIGNAL_FIELD_NUMBER: _ClassVar[int]
+    TRACEBACK_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    RAN_S_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    LOG_FIELD_NUMBER: _ClassVar[int]
+    HINT_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    rank: int
+    local_rank: int
+    failure: FailureClass
+    reason: str
+    exit_code: int
+    signal: int
+    traceback: str
+    step: int
+    ran_s: float
+    at: str
+    log: str
+    hint: str
+    def __init__(self, node: _Optional[str] = ..., rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., failure: _Optional[_Union[FailureClass, str]] = ..., reason: _Optional[str] = ..., exit_code: _Optional[int] = ..., signal: _Optional[int] = ..., traceback: _Optional[str] = ..., step: _Optional[int] = ..., ran_s: _Optional[float] = ..., at: _Optional[str] = ..., log: _Optional[str] = ..., hint: _Optional[str] = ...) -> None: ...
+
+class Assignment(_message.Message):
+    __slots__ = ("generation", "node_rank", "n_nodes", "rank_offset", "nproc", "world_size", "role", "role_rank_offset", "role_world_size", "restart_count", "max_restarts", "store_host")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    NODE_RANK_FIELD_NUMBER: _ClassVar[int]
+    N_NODES_FIELD_NUMBER: _ClassVar[int]
+    RANK_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    NPROC_FIELD_NUMBER: _ClassVar[int]
+    WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    ROLE_RANK_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    ROLE_WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    RESTART_COUNT_FIELD_NUMBER: _ClassVar[int]
+    MAX_RESTARTS_FIELD_NUMBER: _ClassVar[int]
+    STORE_HOST_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    node_rank: int
+    n_nodes: int
+    rank_offset: int
+    nproc: int
+    world_size: int
+    role: str
+    role_rank_offset: int
+    role_world_size: int
+    restart_count: int
+    max_restarts: int
+    store_host: str
+    def __init__(self, generation: _Optional[int] = ..., node_rank: _Optional[int] = ..., n_nodes: _Optional[int] = ..., rank_offset: _Optional[int] = ..., nproc: _Optional[int] = ..., world_size: _Optional[int] = ..., role: _Optional[str] = ..., role_rank_offset: _Optional[int] = ..., role_world_size: _Optional[int] = ..., restart_count: _Optional[int] = ..., max_restarts: _Optional[int] = ..., store_host: _Optional[str] = ...) -> None: ...
+
+class StoreAddress(_message.Message):
+    __slots__ = ("host", "port", "kept")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    port: int
+    kept: bool
+    def __init__(self, host: _Optional[str] = ..., port: _Optional[int] = ..., kept: _Optional[bool] = ...) -> None: ...
+
+class Decision(_message.Message):
+    __slots__ = ("kind", "reason", "generation", "cause")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    kind: DecisionKind
+    reason: str
+    generation: int
+    cause: Cause
+    def __init__(self, kind: _Optional[_Union[DecisionKind, str]] = ..., reason: _Optional[str] = ..., generation: _Optional[int] = ..., cause: _Optional[_Union[Cause, _Mapping]] = ...) -> None: ...
+
+class Outcome(_message.Message):
+    __slots__ = ("succeeded", "reason", "exit_code", "first_cause", "causes", "restarts", "decisions")
+    SUCCEEDED_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    FIRST_CAUSE_FIELD_NUMBER: _ClassVar[int]
+    CAUSES_FIELD_NUMBER: _ClassVar[int]
+    RESTARTS_FIELD_NUMBER: _ClassVar[int]
+    DECISIONS_FIELD_NUMBER: _ClassVar[int]
+    succeeded: bool
+    reason: str
+    exit_code: int
+    first_cause: Cause
+    causes: _containers.RepeatedCompositeFieldContainer[Cause]
+    restarts: int
+    decisions: _containers.RepeatedCompositeFieldContainer[Decision]
+    def __init__(self, succeeded: _Optional[bool] = ..., reason: _Optional[str] = ..., exit_code: _Optional[int] = ..., first_cause: _Optional[_Union[Cause, _Mapping]] = ..., causes: _Optional[_Iterable[_Union[Cause, _Mapping]]] = ..., restarts: _Optional[int] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ...) -> None: ...
+
+class ListJobsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListJobsResponse(_message.Message):
+    __slots__ = ("jobs",)
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    jobs: _containers.RepeatedCompositeFieldContainer[JobSummary]
+    def __init__(self, jobs: _Optional[_Iterable[_Union[JobSummary, _Mapping]]] = ...) -> None: ...
+
+class GetJobRequest(_message.Message):
+    __slots__ = ("job_id",)
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    def __init__(self, job_id: _Optional[str] = ...) -> None: ...
+
+class GetJobResponse(_message.Message):
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: JobView
+    def __init__(self, job: _Optional[_Union[JobView, _Mapping]] = ...) -> None: ...
+
+class WatchEventsRequest(_message.Message):
+    __slots__ = ("job_id", "after_seq", "follow")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    AFTER_SEQ_FIELD_NUMBER: _ClassVar[int]
+    FOLLOW_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    after_seq: int
+    follow: bool
+    def __init__(self, job_id: _Optional[str] = ..., after_seq: _Optional[int] = ..., follow: _Optional[bool] = ...) -> None: ...
+
+class WatchEventsResponse(_message.Message):
+    __slots__ = ("note",)
+    NOTE_FIELD_NUMBER: _ClassVar[int]
+    note: Note
+    def __init__(self, note: _Optional[_Union[Note, _Mapping]] = ...) -> None: ...
+
+class DrainNodeRequest(_message.Message):
+    __slots__ = ("job_id", "node", "reason")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    node: str
+    reason: str
+    def __init__(self, job_id: _Optional[str] = ..., node: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class DrainNodeResponse(_message.Message):
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: JobSummary
+    def __init__(self, job: _Optional[_Union[JobSummary, _Mapping]] = ...) -> None: ...
+
+class ResumeNodeRequest(_message.Message):
+    __slots__ = ("job_id", "node")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    node: str
+    def __init__(self, job_id: _Optional[str] = ..., node: _Optional[str] = ...) -> None: ...
+
+class ResumeNodeResponse(_message.Message):
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: JobSummary
+    def __init__(self, job: _Optional[_Union[JobSummary, _Mapping]] = ...) -> None: ...
+
+class ResizeJobRequest(_message.Message):
+    __slots__ = ("job_id", "min_nodes", "max_nodes")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    MIN_NODES_FIELD_NUMBER: _ClassVar[int]
+    MAX_NODES_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    min_nodes: int
+    max_nodes: int
+    def __init__(self, job_id: _Optional[str] = ..., min_nodes: _Optional[int] = ..., max_nodes: _Optional[int] = ...) -> None: ...
+
+class ResizeJobResponse(_message.Message):
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: JobSummary
+    def __init__(self, job: _Optional[_Union[JobSummary, _Mapping]] = ...) -> None: ...
+
+class RestartJobRequest(_message.Message):
+    __slots__ = ("job_id", "reason")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    reason: str
+    def __init__(self, job_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class RestartJobResponse(_message.Message):
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: JobSummary
+    def __init__(self, job: _Optional[_Union[JobSummary, _Mapping]] = ...) -> None: ...
+
+class AbortJobRequest(_message.Message):
+    __slots__ = ("job_id", "reason")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    reason: str
+    def __init__(self, job_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class AbortJobResponse(_message.Message):
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: JobSummary
+    def __init__(self, job: _Optional[_Union[JobSummary, _Mapping]] = ...) -> None: ...
+
+class JobSummary(_message.Message):
+    __slots__ = ("job_id", "phase", "generation", "nodes", "members", "min_nodes", "max_nodes", "world_size", "restarts", "reason", "succeeded")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    MIN_NODES_FIELD_NUMBER: _ClassVar[int]
+    MAX_NODES_FIELD_NUMBER: _ClassVar[int]
+    WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    RESTARTS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    SUCCEEDED_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    phase: Phase
+    generation: int
+    nodes: int
+    members: int
+    min_nodes: int
+    max_nodes: int
+    world_size: int
+    restarts: int
+    reason: str
+    succeeded: bool
+    def __init__(self, job_id: _Optional[str] = ..., phase: _Optional[_Union[Phase, str]] = ..., generation: _Optional[int] = ..., nodes: _Optional[int] = ..., members: _Optional[int] = ..., min_nodes: _Optional[int] = ..., max_nodes: _Optional[int] = ..., world_size: _Optional[int] = ..., restarts: _Optional[int] = ..., reason: _Optional[str] = ..., succeeded: _Optional[bool] = ...) -> None: ...
+
+class JobView(_message.Message):
+    __slots__ = ("summary", "spec", "nodes", "store", "decisions", "failures", "outcome")
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    DECISIONS_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    summary: JobSummary
+    spec: JobSpec
+    nodes: _containers.RepeatedCompositeFieldContainer[NodeView]
+    store: StoreAddress
+    decisions: _containers.RepeatedCompositeFieldContainer[Decision]
+    failures: _containers.RepeatedCompositeFieldContainer[Failure]
+    outcome: Outcome
+    def __init__(self, summary: _Optional[_Union[JobSummary, _Mapping]] = ..., spec: _Optional[_Union[JobSpec, _Mapping]] = ..., nodes: _Optional[_Iterable[_Union[NodeView, _Mapping]]] = ..., store: _Optional[_Union[StoreAddress, _Mapping]] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ...) -> None: ...
+
+class NodeView(_message.Message):
+    __slots__ = ("node", "incarnation", "address", "nproc", "role", "node_rank", "rank_offset", "heard_s", "present", "excluded", "failures", "owing")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    NPROC_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    NODE_RANK_FIELD_NUMBER: _ClassVar[int]
+    RANK_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    HEARD_S_FIELD_NUMBER: _ClassVar[int]
+    PRESENT_FIELD_NUMBER: _ClassVar[int]
+    EXCLUDED_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
+    OWING_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    incarnation: str
+    address: str
+    nproc: int
+    role: str
+    node_rank: int
+    rank_offset: int
+    heard_s: float
+    present: bool
+    excluded: str
+    failures: int
+    owing: bool
+    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., nproc: _Optional[int] = ..., role: _Optional[str] = ..., node_rank: _Optional[int] = ..., rank_offset: _Optional[int] = ..., heard_s: _Optional[float] = ..., present: _Optional[bool] = ..., excluded: _Optional[str] = ..., failures: _Optional[int] = ..., owing: _Optional[bool] = ...) -> None: ...
+
+class Failure(_message.Message):
+    __slots__ = ("generation", "cause")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    cause: Cause
+    def __init__(self, generation: _Optional[int] = ..., cause: _Optional[_Union[Cause, _Mapping]] = ...) -> None: ...
+
+class Note(_message.Message):
+    __slots__ = ("seq", "at", "generation", "kind", "node", "text")
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    at: float
+    generation: int
+    kind: str
+    node: str
+    text: str
+    def __init__(self, seq: _Optional[int] = ..., at: _Optional[float] = ..., generation: _Optional[int] = ..., kind: _Optional[str] = ..., node: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
+
+class GetValueRequest(_message.Message):
+    __slots__ = ("job_id", "key", "after_version", "wait_s")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    AFTER_VERSION_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    key: str
+    after_version: int
+    wait_s: float
+    def __init__(self, job_id: _Optional[str] = ..., key: _Optional[str] = ..., after_version: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
+
+class GetValueResponse(_message.Message):
+    __slots__ = ("value", "version")
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    value: bytes
+    version: int
+    def __init__(self, value: _Optional[bytes] = ..., version: _Optional[int] = ...) -> None: ...
+
+class PutValueRequest(_message.Message):
+    __slots__ = ("job_id", "key", "value", "expected_version")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_VERSION_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    key: str
+    value: bytes
+    expected_version: int
+    def __init__(self, job_id: _Optional[str] = ..., key: _Optional[str] = ..., value: _Optional[bytes] = ..., expected_version: _Optional[int] = ...) -> None: ...
+
+class PutValueResponse(_message.Message):
+    __slots__ = ("version",)
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    def __init__(self, version: _Optional[int] = ...) -> None: ...
+
+class DeleteValueRequest(_message.Message):
+    __slots__ = ("job_id", "key")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    key: str
+    def __init__(self, job_id: _Optional[str] = ..., key: _Optional[str] = ...) -> None: ...
+
+class DeleteValueResponse(_message.Message):
+    __slots__ = ("deleted",)
+    DELETED_FIELD_NUMBER: _ClassVar[int]
+    deleted: bool
+    def __init__(self, deleted: _Optional[bool] = ...) -> None: ...
+
+class EnterBarrierRequest(_message.Message):
+    __slots__ = ("job_id", "name", "member", "parties", "wait_s")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    PARTIES_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    name: str
+    member: str
+    parties: int
+    wait_s: float
+    def __init__(self, job_id: _Optional[str] = ..., name: _Optional[str] = ..., member: _Optional[str] = ..., parties: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
+
+class EnterBarrierResponse(_message.Message):
+    __slots__ = ("arrived",)
+    ARRIVED_FIELD_NUMBER: _ClassVar[int]
+    arrived: int
+    def __init__(self, arrived: _Optional[int] = ...) -> None: ...

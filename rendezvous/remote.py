@@ -1,0 +1,222 @@
+"""The session of an agent whose service is elsewhere: it outlives streams, services and addresses.
+
+One task holds one stream after another. A stream begins with what the agent would have to say again
+(`Recital`), so whatever was on its way when the last one broke is not missed. Between streams it waits:
+hardly at all after a stream that worked, then longer and longer, never in step with the other agents.
+It gives up only when trying again cannot help (no right to be there, messages that are not understood), or when no
+service was ever reached; that is told as a `Refused`, like any other refusal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
+
+from rendezvous.channel import metadata, open_channel
+from rendezvous.client import OptionsUnusable
+from rendezvous.codec import HEARTBEAT, BadMessage, from_agent_bytes, read_to_agent
+from rendezvous.conversation import Moved, Recital
+from rendezvous.events import AgentHeard, AgentJoined, Refused
+
+if TYPE_CHECKING:
+    from rendezvous.client import ClientOptions
+    from rendezvous.events import FromAgent, ToAgent
+    from rendezvous.types import AgentId
+
+ATTEND = "/rendezvous.v1.Agents/Attend"
+
+_FIRST_ANSWER_S = 10.0
+_PAUSE_S = 0.05  # the first pause between streams; they double ...
+_LONGEST_PAUSE_S = 5.0  # ... up to this one
+_FAREWELL_S = 1.0
+_TRY_AGAIN, _NOT_ALLOWED, _MISFIT = 75, 77, 78
+_FOR_GOOD = {
+    grpc.StatusCode.UNAUTHENTICATED: _NOT_ALLOWED,
+    grpc.StatusCode.PERMISSION_DENIED: _NOT_ALLOWED,
+    grpc.StatusCode.INVALID_ARGUMENT: _MISFIT,
+    grpc.StatusCode.UNIMPLEMENTED: _MISFIT,
+}
+
+
+class _Broken(Exception):
+    """This stream is over, another may work. In words."""
+
+
+class _Hopeless(Exception):
+    def __init__(self, refused: Refused) -> None:
+        super().__init__(refused.reason)
+        self.refused = refused
+
+
+class RemoteSession:
+    def __init__(self, endpoints: tuple[str, ...], agent: AgentId, options: ClientOptions) -> None:
+        self._agent, self._endpoints, self._options = agent, endpoints, options
+        self._recital = Recital()
+        self._outbox: deque[bytes] = deque()
+        self._inbox: asyncio.Queue[ToAgent | BaseException] = asyncio.Queue()
+        self._news: asyncio.Future[None] | None = None
+        self._closing = False
+        self._was_reached = False
+        self._worked = False  # this stream did
+        self._moved: Moved | None = None
+        self._loop = asyncio.get_running_loop()
+        self._started_at = self._loop.time()
+        self._task = self._loop.create_task(self._run(), name="rendezvous session")
+        self._task.add_done_callback(self._ended)
+
+    # --- what the agent sees ------------------------------------------------------------------------
+
+    def send(self, message: FromAgent) -> None:
+        self._recital = self._recital.said(message)
+        self._outbox.append(HEARTBEAT if isinstance(message, AgentHeard) else from_agent_bytes(message))
+        self._wake()
+
+    async def receive(self) -> ToAgent:
+        message = await self._inbox.get()
+        if isinstance(message, BaseException):
+            raise message
+        return message
+
+    async def close(self) -> None:
+        """What was said is delivered, if that can be done in a moment."""
+        self._closing = True
+        self._wake()
+        await asyncio.wait([self._task], timeout=_FAREWELL_S)
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    def _wake(self) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._inbox.put_nowait(error)
+
+    # --- one stream after another --------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        failures, at = 0, random.randrange(len(self._endpoints))
+        words: dict[str, str] = {}
+        while not self._recital.lines():
+            if self._closing:
+                return
+            await self._news_or(None)
+        while True:
+            endpoint = self._moved.address if self._moved and self._moved.address else self._endpoints[at]
+            self._moved, self._worked = None, False
+            try:
+                await self._converse(endpoint)
+            except _Broken as error:
+                words[endpoint] = str(error)
+            except _Hopeless as error:
+                self._inbox.put_nowait(error.refused)
+                return
+            if self._closing:
+                return
+            failures = 0 if self._worked else failures + 1
+            if not self._was_reached and self._loop.time() - self._started_at > self._options.give_up_s:
+                self._inbox.put_nowait(Refused(_unreachable(words), _TRY_AGAIN))
+                return
+            if self._moved is None or not self._moved.address:
+                at = (at + 1) % len(self._endpoints)
+            await asyncio.sleep(self._pause_s(failures))
+
+    def _pause_s(self, failures: int) -> float:
+        """All endpoints are tried before the pause grows."""
+        if self._moved is not None:
+            return self._moved.after_s * random.uniform(1.0, 1.5)
+        rounds = min(failures // len(self._endpoints), 10)
+        return float(random.uniform(0.2, 1.0) * min(_LONGEST_PAUSE_S, _PAUSE_S * 2**rounds))
+
+    async def _converse(self, endpoint: str) -> None:
+        try:
+            channel = open_channel(endpoint, self._options)
+        except OptionsUnusable as error:
+            raise _Hopeless(Refused(str(error), _MISFIT)) from error
+        call: Any = channel.stream_stream(ATTEND)(metadata=metadata(self._options))
+        self._outbox.clear()
+        self._outbox.extend(from_agent_bytes(line) for line in self._recital.lines())
+        writer = self._loop.create_task(self._write(call))
+        try:
+            await self._read(call)
+        except grpc.aio.AioRpcError as error:
+            raise _judged(error) from error
+        except TimeoutError as error:
+            raise _Broken(f"no answer within {_FIRST_ANSWER_S:g} s") from error
+        except BadMessage as error:
+            raise _Hopeless(Refused(f"the service at {endpoint} says {error}", _MISFIT)) from error
+        finally:
+            writer.cancel()
+            await asyncio.wait([writer])
+            call.cancel()
+            await channel.close()
+
+    async def _read(self, call: Any) -> None:
+        async with asyncio.timeout(_FIRST_ANSWER_S):
+            data = await call.read()
+        while data is not grpc.aio.EOF:
+            self._take(read_to_agent(data))
+            data = await call.read()
+        if await call.code() is not grpc.StatusCode.OK:
+            raise grpc.aio.AioRpcError(
+                await call.code(),
+                await call.initial_metadata(),
+                await call.trailing_metadata(),
+                await call.details(),
+            )
+
+    def _take(self, message: ToAgent | Moved) -> None:
+        if isinstance(message, Moved):
+            self._moved = message
+            return
+        self._worked = self._was_reached = True
+        self._recital = self._recital.heard(message)
+        self._inbox.put_nowait(message)
+
+    async def _write(self, call: Any) -> None:
+        beat_s = self._beat_s()
+        try:
+            while True:
+                while self._outbox:
+                    await call.write(self._outbox.popleft())
+                if self._closing:
+                    await call.done_writing()
+                    return
+                await self._news_or(beat_s)
+                if not self._outbox and not self._closing:
+                    await call.write(HEARTBEAT)
+        except (grpc.aio.BaseError, asyncio.InvalidStateError):
+            pass  # the stream is over, which the reader finds out with its reason
+
+    async def _news_or(self, timeout_s: float | None) -> None:
+        news = self._news = self._loop.create_future()
+        alarm = None if timeout_s is None else self._loop.call_later(timeout_s, self._wake)
+        try:
+            await news
+        finally:
+            self._news = None
+            if alarm is not None:
+                alarm.cancel()
+
+    def _beat_s(self) -> float:
+        joined = self._recital.joined
+        assert isinstance(joined, AgentJoined)
+        return joined.spec.lease_s / 3.0
+
+
+def _judged(error: grpc.aio.AioRpcError) -> Exception:
+    code, words = error.code(), error.details() or "no reason given"
+    if code in _FOR_GOOD:
+        return _Hopeless(Refused(f"the rendezvous refuses this agent: {words}", _FOR_GOOD[code]))
+    return _Broken(f"{code.name.lower().replace('_', ' ')}: {words}")
+
+
+def _unreachable(words: dict[str, str]) -> str:
+    tried = "; ".join(f"{endpoint}: {why[:200]}" for endpoint, why in words.items())
+    return f"cannot reach the rendezvous ({tried}). Is it running, is the address right, is the port open?"

@@ -1,0 +1,160 @@
+"""The gRPC server: its services, its ports, its manners on the wire, and how it goes away.
+
+Going away (SIGTERM) decides nothing: the port closes for new streams, every agent is told to go elsewhere or
+to come back, and the jobs stay in the store as they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import grpc
+import grpc.aio
+
+from rendezvous.agents import Agents
+from rendezvous.auth import Certificates, Gate, server_credentials
+from rendezvous.calls import Calls
+from rendezvous.health import Health
+from rendezvous.jobs import Jobs
+from rendezvous.limits import MESSAGE_BYTES, Counts, Limits
+from rendezvous.metrics import Metrics
+from rendezvous.operations import Operations
+from rendezvous.scratchpad import Scratchpad
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rendezvous.store.protocol import Store
+
+_log = logging.getLogger("rendezvous")
+
+AGENTS = "rendezvous.v1.Agents"
+OPERATIONS = "rendezvous.v1.Operations"
+SCRATCHPAD = "rendezvous.v1.Scratchpad"
+HEALTH = "grpc.health.v1.Health"
+
+_OPTIONS = (
+    ("grpc.max_receive_message_length", MESSAGE_BYTES),
+    ("grpc.max_metadata_size", 16 * 1024),
+    ("grpc.max_concurrent_streams", 4096),  # of one connection
+    ("grpc.so_reuseport", 0),  # a second service on the same port is a mistake, and is told so
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_connection_idle_ms", 300_000),  # a connection without a stream
+    ("grpc.keepalive_time_ms", 30_000),  # a peer that vanished without a word
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.max_ping_strikes", 5),
+)
+_FAREWELL_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    listen: tuple[str, ...]
+    key_file: str = ""
+    certificates: Certificates | None = None
+    history_s: float = 14 * 86_400.0
+    resume_grace_s: float = 1.0
+    return_after_s: float = 0.5  # agents of a service that goes away come back no sooner
+    reflection: bool = False
+    limits: Limits = field(default_factory=Limits)
+
+
+class CannotListen(Exception):
+    """In words for whoever starts the service."""
+
+
+class Server:
+    """Within a running event loop: `start`, then `close`."""
+
+    def __init__(self, store: Store, options: ServerOptions) -> None:
+        self.metrics = Metrics()
+        self.ports: list[int] = []
+        self._options = options
+        limits = options.limits
+        gate = Gate(options.key_file, self.metrics)
+        self.jobs = Jobs(
+            store, limits, self.metrics, history_s=options.history_s, resume_grace_s=options.resume_grace_s
+        )
+        self.health = Health((AGENTS, OPERATIONS, SCRATCHPAD))
+        self.agents = Agents(self.jobs, gate, limits)
+        self._calls = Calls(gate, self.metrics, Counts("calls", limits.calls_per_identity))
+        self._services: dict[str, Agents | Operations | Scratchpad | Health] = {
+            AGENTS: self.agents,
+            OPERATIONS: Operations(self.jobs, gate, limits),
+            SCRATCHPAD: Scratchpad(self.jobs, store),
+            HEALTH: self.health,
+        }
+        self._server: grpc.aio.Server | None = None
+        self._tending: asyncio.Task[None] | None = None
+        self._declare_gauges()
+
+    async def start(self) -> None:
+        """Raises `CannotListen`."""
+        server = self._server = grpc.aio.server(options=_OPTIONS)
+        for name, service in self._services.items():
+            methods = grpc.method_handlers_generic_handler(name, service.methods(self._calls))
+            server.add_generic_rpc_handlers((methods,))
+        if self._options.reflection:
+            _reflect(server, self._services)
+        self.ports = [self._listen(server, address) for address in self._options.listen]
+        await self.jobs.resume_all()
+        await server.start()
+        self._tending = asyncio.get_running_loop().create_task(self.jobs.tend(), name="tend jobs")
+        self.health.set(True)
+
+    def _listen(self, server: grpc.aio.Server, address: str) -> int:
+        certificates = self._options.certificates
+        try:
+            if certificates is None:
+                return server.add_insecure_port(address)
+            return server.add_secure_port(address, server_credentials(certificates))
+        except (RuntimeError, OSError) as error:
+            raise CannotListen(f"cannot listen on {address}: {error}") from error
+
+    async def close(self) -> None:
+        """Also after a `start` that failed."""
+        self.health.set(False)
+        if self._tending is not None:
+            self._tending.cancel()
+            await asyncio.wait([self._tending])
+        await self.jobs.close(self._options.return_after_s)
+        if self._server is not None:
+            await self._server.stop(_FAREWELL_S)
+
+    def _declare_gauges(self) -> None:
+        metrics = self.metrics
+        metrics.gauge("streams", "Open streams of agents.", lambda: self.agents.streams)
+        metrics.gauges("jobs", "Jobs at hand, by phase.", "phase", self._jobs_by_phase)
+        metrics.gauge(
+            "backlog", "Events that wait their turn.", lambda: sum(j.owner.backlog for j in self.jobs)
+        )
+        metrics.gauge("watchers", "Followers of events.", lambda: sum(len(j.watchers) for j in self.jobs))
+
+    def _jobs_by_phase(self) -> dict[str, float]:
+        counted: dict[str, float] = {}
+        for job in self.jobs:
+            phase = job.state.phase.value
+            counted[phase] = counted.get(phase, 0) + 1
+        return counted
+
+
+def _reflect(server: grpc.aio.Server, names: Iterable[str]) -> None:
+    try:
+        from grpc_reflection.v1alpha import reflection
+    except ImportError as error:
+        raise CannotListen("--reflection needs a package: pip install grpcio-reflection") from error
+    reflection.enable_server_reflection((*names, reflection.SERVICE_NAME), server)
+
+
+def raise_file_limit() -> int:
+    """Each agent is a connection."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard

@@ -1,0 +1,150 @@
+"""The store in etcd, for any number of replicas.
+
+A write is one transaction: it lands if the job is still at the version that was read, and this replica still owns
+it, both judged by etcd. The token in front of every value tells an author whose answer got lost that it was his
+own write that he finds there. `etcd_requests` has the layout of the keys.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+from rendezvous.owner import Conflict
+from rendezvous.pb import etcd_pb2 as pb
+from rendezvous.state import JobState
+from rendezvous.store.etcd_client import EtcdClient, Unreachable
+from rendezvous.store.etcd_owner import EtcdOwnership
+from rendezvous.store.etcd_requests import (
+    Keys,
+    created_at,
+    deleting,
+    end_of,
+    name_in,
+    one,
+    putting,
+    reading,
+    version_is,
+    when,
+)
+from rendezvous.store.etcd_values import EtcdValues
+from rendezvous.store.etcd_wire import RANGE, TXN
+from rendezvous.store.packing import pack, unpack
+from rendezvous.store.protocol import Deposed, StoreError
+
+if TYPE_CHECKING:
+    from rendezvous.owner import JobStore
+    from rendezvous.store.etcd_owner import Claim
+    from rendezvous.store.etcd_wire import Access
+    from rendezvous.store.protocol import Values
+
+TOKEN_BYTES = 8
+_PAGE = 1000
+_LARGEST = 1_500_000  # etcd's own limit on a request is 1.5 MiB, keys and overhead included
+_FIRST_ANSWER_S = 10.0
+
+
+async def open_etcd_store(access: Access, prefix: str, address: str) -> EtcdStore:
+    """`address`: where agents reach this replica; the others send them there."""
+    client = EtcdClient(access)
+    keys = Keys(prefix)
+    try:
+        await client.call(RANGE, one(keys.all_jobs), give_up_at=time.monotonic() + _FIRST_ANSWER_S)
+    except Unreachable:
+        await client.close()
+        raise StoreError(f"no etcd answers at {', '.join(access.endpoints)}") from None
+    except BaseException:
+        await client.close()
+        raise
+    return EtcdStore(client, keys, address)
+
+
+class EtcdStore:
+    def __init__(self, client: EtcdClient, keys: Keys, address: str) -> None:
+        self._client, self._keys = client, keys
+        self.ownership = EtcdOwnership(client, keys, address)
+        self._values: dict[str, EtcdValues] = {}
+        self._closed = False
+
+    def job(self, job_id: str) -> JobStore:
+        return EtcdJob(self._client, self._keys, job_id, self.ownership)
+
+    def values(self, job_id: str) -> Values:
+        if job_id not in self._values:
+            self._values[job_id] = EtcdValues(self._client, self._keys, job_id)
+        return self._values[job_id]
+
+    async def jobs(self) -> list[str]:
+        found: list[str] = []
+        start, end = self._keys.all_jobs, end_of(self._keys.all_jobs)
+        while True:
+            page = pb.RangeRequest(key=start, range_end=end, limit=_PAGE, keys_only=True)
+            answer = await self._client.call(RANGE, page)
+            found += [name_in(kv.key, self._keys.all_jobs) for kv in answer.kvs]
+            if not answer.more:
+                return sorted(found)
+            start = answer.kvs[-1].key + b"\0"
+
+    async def forget(self, job_id: str) -> None:
+        """As its owner, or when it has none."""
+        claim = self.ownership.claim_of(job_id)
+        owner, job = self._keys.owner(job_id), self._keys.job(job_id)
+        values = self._keys.all_values(job_id)
+        removal = [deleting(job), deleting(values, end_of(values)), deleting(owner)]
+        nobody_else = created_at(owner, claim.fence if claim is not None else 0)
+        request = when([nobody_else], removal, [reading(one(owner)), reading(one(job))])
+        self.ownership.let_go(job_id)
+        self._values.pop(job_id, None)
+        answer = await self._client.call(TXN, request)
+        if not answer.succeeded and any(r.response_range.kvs for r in answer.responses):
+            raise Deposed(f"job {job_id!r} is owned by another replica")
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        for values in self._values.values():
+            await values.close()
+        await self.ownership.close()
+        await self._client.close()
+
+
+class EtcdJob:
+    def __init__(self, client: EtcdClient, keys: Keys, job_id: str, ownership: EtcdOwnership) -> None:
+        self._client, self._ownership, self._job_id = client, ownership, job_id
+        self._key, self._owner_key = keys.job(job_id), keys.owner(job_id)
+        self._claim = ownership.claim_of(job_id)
+
+    async def load(self) -> tuple[JobState, int]:
+        found = (await self._client.call(RANGE, one(self._key))).kvs
+        if not found:
+            return JobState(), 0
+        return await unpack(found[0].value[TOKEN_BYTES:], self._job_id), found[0].mod_revision
+
+    async def save(self, state: JobState, expected_version: int) -> int:
+        claim = self._standing()
+        value = os.urandom(TOKEN_BYTES) + await pack(state)
+        if len(value) > _LARGEST:
+            raise StoreError(f"job {self._job_id!r} has outgrown etcd: {len(value)} bytes packed")
+        request = when(
+            [created_at(self._owner_key, claim.fence), version_is(self._key, expected_version)],
+            [putting(self._key, value)],
+            [reading(one(self._owner_key)), reading(one(self._key))],
+        )
+        answer = await self._client.call(TXN, request)
+        self._standing()
+        if answer.succeeded:
+            return answer.header.revision
+        owner, held = (r.response_range.kvs for r in answer.responses)
+        if not owner or owner[0].create_revision != claim.fence:
+            raise Deposed(f"job {self._job_id!r} went to another replica")
+        if held and held[0].value[:TOKEN_BYTES] == value[:TOKEN_BYTES]:
+            return held[0].mod_revision
+        raise Conflict
+
+    def _standing(self) -> Claim:
+        claim = self._claim
+        if claim is None or not self._ownership.stands(claim):
+            raise Deposed(f"job {self._job_id!r} is not owned by this replica (any more)")
+        return claim

@@ -1,0 +1,199 @@
+"""Calls to an etcd cluster that keep at it until they get through.
+
+One member is used at a time, and the next one as soon as it fails to answer; a member that hangs looks like
+one that is gone, since every attempt has its own short limit. The limit grows while nobody answers, so that a
+slow disk is not taken for a dead cluster for ever. An attempt whose answer was lost may have been carried out:
+every request made here can be repeated, and writes carry a token by which their author knows them again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from enum import Enum, auto
+from typing import TYPE_CHECKING, TypeVar
+
+import grpc
+import grpc.aio
+
+from rendezvous.pb import etcd_pb2 as pb
+from rendezvous.store.etcd_wire import AUTHENTICATE, Member, one_error_if_broken_off
+from rendezvous.store.protocol import StoreError
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
+    from rendezvous.store.etcd_wire import Access, Metadata, Method
+
+Q = TypeVar("Q", bound="Message")
+A = TypeVar("A", bound="Message")
+
+_log = logging.getLogger(__name__)
+_ATTEMPT_S = 1.0
+_LONGEST_ATTEMPT_S = 6.0  # a little more than etcd itself waits for its own quorum
+_SHORTEST_PAUSE_S = 0.02
+_LONGEST_PAUSE_S = 1.0
+
+
+class Unreachable(Exception):
+    """No member answered in the time that the caller had."""
+
+
+class NotFound(StoreError):
+    """What the request speaks of is not there: a lease, that is."""
+
+
+class _Verdict(Enum):
+    AGAIN = auto()  # another member, or later
+    SIGN_IN = auto()  # our token is not known (any more)
+    NOT_FOUND = auto()
+    REFUSED = auto()
+
+
+class EtcdClient:
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._members = [Member(endpoint, access.tls) for endpoint in access.endpoints]
+        self._at = random.randrange(len(self._members))
+        self._token: str | None = None if access.user else ""
+        self._signing_in = asyncio.Lock()
+        self._silent = False
+        self._closed = False
+
+    async def call(
+        self,
+        method: Method[Q, A],
+        request: Q,
+        *,
+        attempt_s: float = _ATTEMPT_S,
+        give_up_at: float | None = None,
+    ) -> A:
+        """`give_up_at` (monotonic): then `Unreachable`; None: keep trying."""
+        failures = 0
+        while True:
+            member = self.member()
+            limit_s = _within(
+                min(attempt_s * 2 ** (failures // len(self._members)), _LONGEST_ATTEMPT_S), give_up_at
+            )
+            used: Metadata = ()
+            try:
+                with one_error_if_broken_off():
+                    used = await self.metadata(limit_s)
+                    answer = await member.ask(method, request, used, limit_s)
+            except grpc.aio.AioRpcError as error:
+                self._judge(member, method.name, error, used)
+            else:
+                self._heard_from(member)
+                return answer
+            failures += 1
+            await _pause(failures - len(self._members), give_up_at)
+
+    async def metadata(self, limit_s: float = _ATTEMPT_S) -> Metadata:
+        if self._token is None:
+            await self._sign_in(limit_s)
+        return (("token", self._token),) if self._token else ()
+
+    def member(self) -> Member:
+        """The one in use."""
+        if self._closed:
+            raise StoreError("the store is closed")
+        return self._members[self._at]
+
+    def turn_from(self, member: Member) -> None:
+        """It failed: use the next one, unless that has happened already."""
+        if self._members[self._at] is member:
+            self._at = (self._at + 1) % len(self._members)
+
+    def sign_in_again(self, used: Metadata) -> None:
+        """Unless that has happened since this token was used."""
+        if self._access.user and used == (("token", self._token),):
+            self._token = None
+
+    async def close(self) -> None:
+        self._closed = True
+        for member in self._members:
+            await member.close()
+
+    def _judge(self, member: Member, name: str, error: grpc.aio.AioRpcError, used: Metadata) -> None:
+        match _verdict(error):
+            case _Verdict.AGAIN:
+                if not self._silent:
+                    _log.warning(
+                        "etcd at %s: %s; trying the others, and again", member.endpoint, words(error)
+                    )
+                self._silent = True
+                self.turn_from(member)
+            case _Verdict.SIGN_IN:
+                if not self._access.user:
+                    raise StoreError(f"etcd wants a user and a password ({words(error)})") from error
+                self.sign_in_again(used)
+            case _Verdict.NOT_FOUND:
+                raise NotFound(words(error)) from error
+            case _Verdict.REFUSED:
+                raise StoreError(f"etcd at {member.endpoint} refuses {name}: {words(error)}") from error
+
+    def _heard_from(self, member: Member) -> None:
+        if self._silent:
+            self._silent = False
+            _log.info("etcd at %s answers", member.endpoint)
+
+    async def _sign_in(self, limit_s: float) -> None:
+        async with self._signing_in:
+            if self._token is not None:
+                return
+            request = pb.AuthenticateRequest(name=self._access.user, password=self._access.password())
+            try:
+                answer = await self.member().ask(AUTHENTICATE, request, (), limit_s)
+            except grpc.aio.AioRpcError as error:
+                if "authentication is not enabled" not in (error.details() or ""):
+                    raise
+                _log.warning("etcd does not ask for the user and password that it was given")
+                self._token = ""
+            else:
+                self._token = answer.token
+
+
+def _verdict(error: grpc.aio.AioRpcError) -> _Verdict:
+    details = error.details() or ""
+    match error.code():
+        case grpc.StatusCode.UNAUTHENTICATED:
+            return _Verdict.SIGN_IN
+        case grpc.StatusCode.INVALID_ARGUMENT if (
+            "user name is empty" in details or "auth store is old" in details
+        ):
+            return _Verdict.SIGN_IN
+        case grpc.StatusCode.NOT_FOUND:
+            return _Verdict.NOT_FOUND
+        case (
+            grpc.StatusCode.INVALID_ARGUMENT
+            | grpc.StatusCode.PERMISSION_DENIED
+            | grpc.StatusCode.UNIMPLEMENTED
+            | grpc.StatusCode.OUT_OF_RANGE
+            | grpc.StatusCode.FAILED_PRECONDITION
+        ):
+            return _Verdict.REFUSED
+        case _:
+            return _Verdict.AGAIN
+
+
+def words(error: grpc.aio.AioRpcError) -> str:
+    return f"{error.details() or 'no reason given'} ({error.code().name})"
+
+
+def _within(limit_s: float, give_up_at: float | None) -> float:
+    if give_up_at is None:
+        return limit_s
+    left_s = give_up_at - time.monotonic()
+    if left_s <= 0.0:
+        raise Unreachable("no member of etcd answered in time")
+    return min(limit_s, left_s)
+
+
+async def _pause(rounds: int, give_up_at: float | None) -> None:
+    """None before every member was tried once; then longer and longer, never in step with other replicas."""
+    if rounds < 0:
+        return
+    longest_s = min(_SHORTEST_PAUSE_S * 2 ** min(rounds, 10), _LONGEST_PAUSE_S)
+    await asyncio.sleep(_within(random.uniform(0.5, 1.0) * longest_s, give_up_at))

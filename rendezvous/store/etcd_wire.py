@@ -1,0 +1,213 @@
+"""One etcd member: its channel, opened when needed, and opened anew when the TLS files on disk have changed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import grpc
+import grpc.aio
+
+from rendezvous.pb import etcd_pb2 as pb
+from rendezvous.store.protocol import StoreError
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
+    Metadata = tuple[tuple[str, str], ...]
+
+Q = TypeVar("Q", bound="Message")
+A = TypeVar("A", bound="Message")
+
+_log = logging.getLogger(__name__)
+_LOOK_AT_FILES_EVERY_S = 5.0
+_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.use_local_subchannel_pool", 1),  # a new channel must not find the old connection
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.keepalive_time_ms", 10_000),  # etcd hangs up on whoever pings more often than every 5 s
+    ("grpc.keepalive_timeout_ms", 3_000),
+    ("grpc.max_receive_message_length", 16 * 1024 * 1024),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Method(Generic[Q, A]):
+    path: str
+    answer: type[A]
+    on_stream: bool = False  # a stream made for many requests; one is enough for us
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition("/")[2]
+
+
+RANGE: Method[pb.RangeRequest, pb.RangeResponse] = Method("/etcdserverpb.KV/Range", pb.RangeResponse)
+TXN: Method[pb.TxnRequest, pb.TxnResponse] = Method("/etcdserverpb.KV/Txn", pb.TxnResponse)
+COMPACT: Method[pb.CompactionRequest, pb.CompactionResponse] = Method(
+    "/etcdserverpb.KV/Compact", pb.CompactionResponse
+)
+GRANT: Method[pb.LeaseGrantRequest, pb.LeaseGrantResponse] = Method(
+    "/etcdserverpb.Lease/LeaseGrant", pb.LeaseGrantResponse
+)
+REVOKE: Method[pb.LeaseRevokeRequest, pb.LeaseRevokeResponse] = Method(
+    "/etcdserverpb.Lease/LeaseRevoke", pb.LeaseRevokeResponse
+)
+KEEP_ALIVE: Method[pb.LeaseKeepAliveRequest, pb.LeaseKeepAliveResponse] = Method(
+    "/etcdserverpb.Lease/LeaseKeepAlive", pb.LeaseKeepAliveResponse, on_stream=True
+)
+AUTHENTICATE: Method[pb.AuthenticateRequest, pb.AuthenticateResponse] = Method(
+    "/etcdserverpb.Auth/Authenticate", pb.AuthenticateResponse
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """`ca` empty: the system's authorities. `cert` and `key` together, for mutual TLS."""
+
+    ca: str = ""
+    cert: str = ""
+    key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How to get at the cluster. `password` is asked whenever one is needed, so it may change meanwhile."""
+
+    endpoints: tuple[str, ...]
+    user: str = ""
+    password: Callable[[], str] = str
+    tls: TlsFiles | None = None
+
+
+class Member:
+    def __init__(self, endpoint: str, tls: TlsFiles | None) -> None:
+        self.endpoint = endpoint
+        self._tls = tls
+        self._channel: grpc.aio.Channel | None = None
+        self._calls: dict[str, Any] = {}  # of this channel
+        self._stamp: tuple[object, ...] = ()
+        self._look_at = 0.0
+
+    async def ask(self, method: Method[Q, A], request: Q, metadata: Metadata, timeout_s: float) -> A:
+        channel = await self._open()
+        if method.on_stream:
+            return await _first_answer(channel, method, request, metadata, timeout_s)
+        if method.path not in self._calls:
+            self._calls[method.path] = channel.unary_unary(
+                method.path,
+                request_serializer=type(request).SerializeToString,
+                response_deserializer=method.answer.FromString,
+            )
+        answer: A = await self._calls[method.path](request, metadata=metadata, timeout=timeout_s)
+        return answer
+
+    async def stream(
+        self, path: str, request: type[Q], answer: type[A], metadata: Metadata
+    ) -> grpc.aio.StreamStreamCall[Q, A]:
+        call: Any = (await self._open()).stream_stream(
+            path, request_serializer=request.SerializeToString, response_deserializer=answer.FromString
+        )
+        opened: grpc.aio.StreamStreamCall[Q, A] = call(metadata=metadata)
+        return opened
+
+    async def close(self) -> None:
+        channel, self._channel, self._calls = self._channel, None, {}
+        if channel is not None:
+            await channel.close()
+
+    async def _open(self) -> grpc.aio.Channel:
+        if self._tls is not None:
+            await self._renew_if_files_changed(self._tls)
+        if self._channel is None:
+            self._channel = self._dial()
+        return self._channel
+
+    def _dial(self) -> grpc.aio.Channel:
+        if self._tls is None:
+            return grpc.aio.insecure_channel(self.endpoint, options=_OPTIONS)
+        return grpc.aio.secure_channel(self.endpoint, _credentials(self._tls), options=_OPTIONS)
+
+    async def _renew_if_files_changed(self, tls: TlsFiles) -> None:
+        """Half-written files are looked at again a little later; until then the old connection goes on."""
+        if time.monotonic() < self._look_at:
+            return
+        self._look_at = time.monotonic() + _LOOK_AT_FILES_EVERY_S
+        try:
+            stamp = _stamp(tls)
+            renewed = self._dial() if self._channel is not None and stamp != self._stamp else None
+        except (OSError, StoreError, ValueError) as error:
+            _log.warning("etcd's TLS files cannot be used yet: %s", error)
+            return
+        self._stamp = stamp
+        if renewed is not None and self._channel is not None:
+            old, self._channel, self._calls = self._channel, renewed, {}
+            await old.close()
+
+
+async def _first_answer(
+    channel: grpc.aio.Channel, method: Method[Q, A], request: Q, metadata: Metadata, timeout_s: float
+) -> A:
+    call: Any = channel.stream_stream(
+        method.path,
+        request_serializer=type(request).SerializeToString,
+        response_deserializer=method.answer.FromString,
+    )
+    stream = call(metadata=metadata, timeout=timeout_s)
+    try:
+        await stream.write(request)
+        heard = await stream.read()
+    finally:
+        stream.cancel()
+    if not isinstance(heard, method.answer):
+        raise broken_off("the stream ended without an answer")
+    return heard
+
+
+@contextmanager
+def one_error_if_broken_off() -> Iterator[None]:
+    """A call whose channel is closed under it, to be opened anew, ends in ways that look like other things.
+
+    Cancelled, above all: but nobody meant the task.
+    """
+    try:
+        yield
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise broken_off("the connection was renewed") from None
+    except (asyncio.InvalidStateError, grpc.aio.UsageError) as error:
+        raise broken_off(str(error)) from error
+
+
+def broken_off(why: str) -> grpc.aio.AioRpcError:
+    nothing = grpc.aio.Metadata()
+    return grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, why)
+
+
+def _credentials(tls: TlsFiles) -> grpc.ChannelCredentials:
+    ca, cert, key = (_content(path) if path else None for path in (tls.ca, tls.cert, tls.key))
+    return grpc.ssl_channel_credentials(root_certificates=ca, private_key=key, certificate_chain=cert)
+
+
+def _content(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _stamp(tls: TlsFiles) -> tuple[object, ...]:
+    """Differs once any of the files was written or replaced."""
+    found = [os.stat(path) for path in (tls.ca, tls.cert, tls.key) if path]
+    return tuple((at.st_ino, at.st_mtime_ns, at.st_size) for at in found)

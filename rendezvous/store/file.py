@@ -1,0 +1,191 @@
+"""The store in one SQLite file, for one process; a service that restarts on it takes up all its jobs.
+
+jobs           job -> version, packed snapshot
+script_values  job, key -> version, data
+counter        the last version given out, to jobs and values alike: a version never comes twice
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from rendezvous.owner import Conflict
+from rendezvous.state import JobState
+from rendezvous.store.bounds import check_count, check_key, check_value
+from rendezvous.store.ledger import Ledger
+from rendezvous.store.lock_file import LockFile
+from rendezvous.store.notices import Notices
+from rendezvous.store.packing import pack, unpack
+from rendezvous.store.protocol import StoreError, Value
+from rendezvous.store.sole import SoleOwnership
+
+if TYPE_CHECKING:
+    import sqlite3
+
+    from rendezvous.owner import JobStore
+    from rendezvous.store.protocol import Ownership, Values
+
+_LAYOUT = 1
+_APPLICATION = 0x64647072
+_TABLES = (
+    "CREATE TABLE jobs (job TEXT PRIMARY KEY, version INTEGER NOT NULL, state BLOB NOT NULL)",
+    "CREATE TABLE script_values (job TEXT, key TEXT, version INTEGER NOT NULL, data BLOB NOT NULL,"
+    " PRIMARY KEY (job, key))",
+    "CREATE TABLE counter (last INTEGER NOT NULL)",
+    "INSERT INTO counter VALUES (0)",
+    f"PRAGMA application_id={_APPLICATION}",
+    f"PRAGMA user_version={_LAYOUT}",
+)
+
+
+async def open_file_store(path: str, address: str = "") -> FileStore:
+    lock = LockFile(f"{path}.lock")
+    try:
+        ledger = await _open_ledger(path)
+    except BaseException:
+        lock.release()
+        raise
+    return FileStore(ledger, lock, address)
+
+
+async def _open_ledger(path: str) -> Ledger:
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # tracebacks are nobody else's business
+    except OSError as error:
+        raise StoreError(f"cannot open {path}: {error.strerror}") from error
+    ledger = Ledger(path, _prepare)
+    try:
+        await ledger.ready()
+    except BaseException:
+        await ledger.close()
+        raise
+    return ledger
+
+
+class FileStore:
+    def __init__(self, ledger: Ledger, lock: LockFile, address: str) -> None:
+        self.ownership: Ownership = SoleOwnership(address)
+        self._ledger, self._lock = ledger, lock
+        self._notices: dict[str, Notices] = {}
+
+    def job(self, job_id: str) -> JobStore:
+        return FileJob(self._ledger, job_id)
+
+    def values(self, job_id: str) -> Values:
+        return FileValues(self._ledger, job_id, self._notices.setdefault(job_id, Notices()))
+
+    async def jobs(self) -> list[str]:
+        rows = await self._ledger.do(lambda db: db.execute("SELECT job FROM jobs ORDER BY job").fetchall())
+        return [job_id for (job_id,) in rows]
+
+    async def forget(self, job_id: str) -> None:
+        def both(db: sqlite3.Connection) -> None:
+            db.execute("DELETE FROM jobs WHERE job = ?", (job_id,))
+            db.execute("DELETE FROM script_values WHERE job = ?", (job_id,))
+
+        await self._ledger.do(both)
+        self._notices.pop(job_id, None)
+
+    async def close(self) -> None:
+        await self._ledger.close()
+        self._lock.release()
+
+
+class FileJob:
+    def __init__(self, ledger: Ledger, job_id: str) -> None:
+        self._ledger, self._job_id = ledger, job_id
+
+    async def load(self) -> tuple[JobState, int]:
+        def read(db: sqlite3.Connection) -> tuple[int, bytes] | None:
+            query = "SELECT version, state FROM jobs WHERE job = ?"
+            found: tuple[int, bytes] | None = db.execute(query, (self._job_id,)).fetchone()
+            return found
+
+        row = await self._ledger.do(read)
+        return (JobState(), 0) if row is None else (await unpack(row[1], self._job_id), row[0])
+
+    async def save(self, state: JobState, expected_version: int) -> int:
+        packed = await pack(state)
+
+        def write(db: sqlite3.Connection) -> int:
+            if _version(db, "SELECT version FROM jobs WHERE job = ?", self._job_id) != expected_version:
+                raise Conflict
+            version = _next_version(db)
+            db.execute("INSERT OR REPLACE INTO jobs VALUES (?, ?, ?)", (self._job_id, version, packed))
+            return version
+
+        return await self._ledger.do(write)
+
+
+class FileValues:
+    def __init__(self, ledger: Ledger, job_id: str, notices: Notices) -> None:
+        self._ledger, self._job_id, self._notices = ledger, job_id, notices
+
+    async def get(self, key: str) -> Value | None:
+        def read(db: sqlite3.Connection) -> Value | None:
+            query = "SELECT data, version FROM script_values WHERE job = ? AND key = ?"
+            row = db.execute(query, (self._job_id, key)).fetchone()
+            return None if row is None else Value(*row)
+
+        return await self._ledger.do(read)
+
+    async def put(self, key: str, data: bytes) -> int:
+        return await self._put(key, data, None)
+
+    async def compare_and_put(self, key: str, data: bytes, expected_version: int) -> int:
+        return await self._put(key, data, expected_version)
+
+    async def _put(self, key: str, data: bytes, expected_version: int | None) -> int:
+        check_key(key)
+        check_value(data)
+
+        def write(db: sqlite3.Connection) -> int:
+            query = "SELECT version FROM script_values WHERE job = ? AND key = ?"
+            held = _version(db, query, self._job_id, key)
+            if expected_version not in (None, held):
+                raise Conflict
+            if not held:
+                check_count(_version(db, "SELECT count(*) FROM script_values WHERE job = ?", self._job_id))
+            version = _next_version(db)
+            row = (self._job_id, key, version, data)
+            db.execute("INSERT OR REPLACE INTO script_values VALUES (?, ?, ?, ?)", row)
+            return version
+
+        version = await self._ledger.do(write)
+        self._notices.announce(key)
+        return version
+
+    async def delete(self, key: str) -> bool:
+        def remove(db: sqlite3.Connection) -> bool:
+            query = "DELETE FROM script_values WHERE job = ? AND key = ?"
+            return db.execute(query, (self._job_id, key)).rowcount > 0
+
+        return await self._ledger.do(remove)
+
+    async def wait(self, key: str, after_version: int = 0) -> Value:
+        return await self._notices.wait(key, after_version, lambda: self.get(key))
+
+
+def _prepare(db: sqlite3.Connection) -> None:
+    layout = db.execute("PRAGMA user_version").fetchone()[0]
+    application = db.execute("PRAGMA application_id").fetchone()[0]
+    empty = not db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    if empty:
+        db.execute("BEGIN")
+        for statement in _TABLES:
+            db.execute(statement)
+        db.execute("COMMIT")
+    elif application != _APPLICATION:
+        raise StoreError("this database belongs to another program")
+    elif layout != _LAYOUT:
+        raise StoreError(f"this database has layout {layout}, this version reads {_LAYOUT}")
+
+
+def _version(db: sqlite3.Connection, query: str, *keys: str) -> int:
+    row = db.execute(query, keys).fetchone()
+    return 0 if row is None else int(row[0])
+
+
+def _next_version(db: sqlite3.Connection) -> int:
+    return int(db.execute("UPDATE counter SET last = last + 1 RETURNING last").fetchall()[0][0])

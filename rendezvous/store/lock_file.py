@@ -1,0 +1,30 @@
+"""One process per file store. The kernel drops the lock when the process dies, however it dies."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+
+from rendezvous.store.protocol import StoreError
+
+
+class LockFile:
+    def __init__(self, path: str) -> None:
+        try:
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StoreError(f"cannot open {path}: {error.strerror}") from error
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.pread(self._fd, 20, 0).decode("ascii", "replace").strip()
+            os.close(self._fd)
+            raise StoreError(
+                f"{path} is held by process {holder or '?'}: a file store serves one process;"
+                " stop the other one, or give this one another file (several replicas need etcd)"
+            ) from error
+        os.truncate(self._fd, 0)
+        os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+
+    def release(self) -> None:
+        os.close(self._fd)

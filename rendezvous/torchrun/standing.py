@@ -1,0 +1,159 @@
+"""Where a node under torch's agent stands, and what it has to say: pure.
+
+torch's agent is asked for nothing and tells little, so this keeps the one thing both sides need: which
+generation it runs (`running`), and what the service has said since.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, assert_never
+
+from rendezvous.events import (
+    AgentJoined,
+    AgentLeft,
+    AgentStopped,
+    Assigned,
+    Ended,
+    RankFailed,
+    RanksFinished,
+    Refused,
+    Stop,
+    StoreAt,
+    Waiting,
+)
+from rendezvous.types import AgentId, Assignment, Cause, FailureClass, Outcome, StoreAddress
+
+if TYPE_CHECKING:
+    from rendezvous.events import FromAgent, ToAgent
+
+Said = tuple["Standing", tuple["FromAgent", ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    agent: AgentId
+    joining: AgentJoined
+    joined: bool = False
+    running: Assignment | None = None  # handed to torch's agent, whose ranks may be alive
+    assigned: Assignment | None = None  # sealed, and not handed out yet
+    store: StoreAddress | None = None  # of `assigned`
+    stop: Stop | None = None  # of `running`
+    cast_out: bool = False  # the job went on without us; we may join again
+    refused: Refused | None = None
+    outcome: Outcome | None = None
+    waits_for: str = ""  # in the service's words
+
+    @property
+    def over(self) -> bool:
+        return self.outcome is not None or self.refused is not None
+
+    @property
+    def must_come_again(self) -> bool:
+        """Are the ranks that run to be stopped, whatever torch's agent thinks of them?"""
+        if self.running is None:
+            return False
+        ended_badly = self.outcome is not None and not self.outcome.succeeded
+        told = self.stop is not None or self.assigned is not None
+        return told or self.cast_out or self.refused is not None or ended_badly
+
+
+# --- what the service says ---------------------------------------------------------------------------
+
+
+def hear(standing: Standing, message: ToAgent) -> Said:
+    match message:
+        case Waiting(reason):
+            return replace(standing, waits_for=reason), ()
+        case Assigned(assignment):
+            return _assigned(standing, assignment), ()
+        case StoreAt(generation, store):
+            mine = standing.assigned is not None and standing.assigned.generation == generation
+            return (replace(standing, store=store) if mine else standing), ()
+        case Stop():
+            return _stopped(standing, message)
+        case Refused() if message.retryable:
+            gone = replace(standing, assigned=None, store=None, joined=False)
+            return (gone, ()) if gone.running is None else (replace(gone, cast_out=True), ())
+        case Refused():
+            return replace(standing, refused=message), ()
+        case Ended(outcome):
+            return replace(standing, outcome=outcome), ()
+        case _:
+            assert_never(message)
+
+
+def _assigned(standing: Standing, assignment: Assignment) -> Standing:
+    """A session that resumes hears again what it knows already."""
+    known = max((a.generation for a in (standing.running, standing.assigned) if a is not None), default=0)
+    if assignment.generation <= known:
+        return standing
+    return replace(standing, assigned=assignment, store=None)
+
+
+def _stopped(standing: Standing, order: Stop) -> Said:
+    if standing.running is not None and standing.running.generation == order.generation:
+        return replace(standing, stop=order), ()
+    if standing.assigned is not None and standing.assigned.generation == order.generation:
+        standing = replace(standing, assigned=None, store=None)
+    # Nothing of that generation runs here: it broke before torch's agent had it, or is reaped long since.
+    return standing, (AgentStopped(standing.agent, order.generation),)
+
+
+# --- what torch's agent does -------------------------------------------------------------------------
+
+
+def come(standing: Standing) -> Said:
+    """`next_rendezvous`: whatever ran before is reaped."""
+    standing, said = _reaped(standing)
+    if standing.over or standing.joined:
+        return standing, said
+    return replace(standing, joined=True), (*said, standing.joining)
+
+
+def _reaped(standing: Standing) -> Said:
+    ran = standing.running
+    if ran is None:
+        return standing, ()
+    stopped = AgentStopped(standing.agent, ran.generation)
+    said: tuple[FromAgent, ...] = (stopped,)
+    if not standing.must_come_again:
+        said = (RankFailed(standing.agent, ran.generation, _wish(standing.agent, ran)), stopped)
+    elif standing.stop is None:
+        said = ()
+    return replace(standing, running=None, stop=None, cast_out=False), said
+
+
+def _wish(agent: AgentId, ran: Assignment) -> Cause:
+    """The rank that failed first may be another node's: a peer that is known to be lost explains this better."""
+    reason = "torchrun starts its ranks anew after a failure; its log there says which failed, and why"
+    return Cause(agent.node, ran.rank_offset, 0, FailureClass.CONSEQUENCE, reason, 1)
+
+
+def hand_out(standing: Standing, assignment: Assignment) -> Said:
+    """To torch's agent, unless that world broke meanwhile."""
+    if standing.assigned != assignment or standing.over:
+        return standing, ()
+    return replace(standing, running=assignment, assigned=None, store=None, stop=None), ()
+
+
+def finish(standing: Standing) -> Said:
+    """torch's agent is done, and all its ranks ended well."""
+    if standing.running is None or standing.must_come_again:
+        return leave(standing, "its ranks had finished, and torchrun does not start them again")
+    return standing, (RanksFinished(standing.agent, standing.running.generation),)
+
+
+def give_up(standing: Standing, cause: Cause) -> Said:
+    """torch's agent restarts no more. `cause` is of a class for which the job's rules say: the job fails."""
+    if standing.running is None or standing.over or standing.cast_out:
+        return leave(standing, cause.reason)
+    agent, ran = standing.agent, standing.running
+    cause = replace(cause, node=agent.node, rank=ran.rank_offset)
+    return standing, (RankFailed(agent, ran.generation, cause), AgentStopped(agent, ran.generation))
+
+
+def leave(standing: Standing, reason: str) -> Said:
+    if standing.over or not standing.joined:
+        return standing, ()
+    return standing, (AgentLeft(standing.agent, reason),)

@@ -1,0 +1,103 @@
+"""Two agents of one job, the first of which serves the rendezvous in its own process."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from launched import Launch, Launched
+
+TRAIN = """
+import os, sys, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+restart, rank = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), dist.get_rank()
+print("restart", restart, "rank", rank, "of", int(total.item()), "node", os.environ["GROUP_RANK"], flush=True)
+if restart == 0 and rank == int(sys.argv[1]):
+    raise ValueError("the third rank's own mistake")
+dist.all_reduce(total)
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    path = tmp_path / "train.py"
+    path.write_text(TRAIN)
+    return str(path)
+
+
+def node(launch: Launch, port: int, *words: str) -> Launched:
+    where = ("--nnodes", "2", "--rendezvous", f"127.0.0.1:{port}", "--rdzv-id", f"job-{port}")
+    return launch(*where, "--nproc-per-node", "2", *words)
+
+
+def pair(launch: Launch, port: int, *words: str) -> tuple[Launched, Launched]:
+    return node(launch, port, *words), node(launch, port, *words)
+
+
+def test_two_agents_form_one_world(launch: Launch, port: int, script: str) -> None:
+    nodes = pair(launch, port, script, "-1")
+    assert [node.wait() for node in nodes] == [0, 0], [node.stderr() for node in nodes]
+    said = "".join(node.stdout() for node in nodes)
+    assert sorted(line.partition("] ")[2] for line in said.splitlines()) == [
+        f"restart 0 rank {rank} of 4 node {rank // 2}" for rank in range(4)
+    ]
+    for node in nodes:
+        node.assert_nothing_left()
+
+
+def test_a_failure_on_one_node_restarts_both_and_is_counted_once(
+    launch: Launch, port: int, script: str
+) -> None:
+    nodes = pair(launch, port, "--max-restarts", "1", script, "2")
+    assert [node.wait() for node in nodes] == [0, 0], [node.stderr() for node in nodes]
+    for node in nodes:
+        assert node.stderr().count("ValueError: the third rank's own mistake; restarting") == 1
+        assert node.stdout().count("restart 1 rank") == 2
+
+
+def test_both_nodes_end_with_the_same_first_cause(launch: Launch, port: int, script: str) -> None:
+    nodes = pair(launch, port, script, "2")
+    assert [node.wait() for node in nodes] == [1, 1]
+    for node in nodes:
+        assert "failed first: ValueError: the third rank's own mistake" in node.stderr()
+        node.assert_nothing_left()
+
+
+def test_specs_that_disagree_are_told_apart_and_the_round_goes_on(
+    launch: Launch, port: int, script: str
+) -> None:
+    first = node(launch, port, script, "-1")
+    first.await_listening(port)
+    other = node(launch, port, "--nproc-per-node", "1", script, "-1")
+    assert other.wait() == 78
+    assert "disagree" in other.stderr()
+    assert all(value in other.stderr() for value in ("nproc", "2", "1"))
+    second = node(launch, port, script, "-1")
+    assert (first.wait(), second.wait()) == (0, 0), first.stderr() + second.stderr()
+
+
+def test_no_place_to_meet_names_three_things_to_try(launch: Launch) -> None:
+    job = launch("--nnodes", "2", source=TRAIN)
+    assert job.wait() == 2
+    assert "try one of three" in job.stderr()
+    job.assert_nothing_left()
+
+
+def test_an_open_port_beyond_loopback_must_be_asked_for(launch: Launch) -> None:
+    job = launch("--nnodes", "2", "--rendezvous", "0.0.0.0:29400", source=TRAIN)
+    assert job.wait() == 2
+    assert "anyone who reaches it" in job.stderr()
