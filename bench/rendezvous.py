@@ -4,9 +4,9 @@
 
 Counted from the moment all N set off: until the last has its assignment (all of ours), and until the last knows
 where the ranks meet (c10d returns no sooner, so this is what is compared). c10d: N real handlers, each a process,
-connected before the clock starts. Ours: N real client sessions in one process, whose connecting is counted. The
-column "under torchrun" is ours behind torch's own interface, in the very harness of c10d. Service and clients share
-the machine's processors. After that, ours stay for some seconds in which only heartbeats flow, one per second each.
+connected before the clock starts. Ours: N real client sessions in one process, whose connecting is counted. Service
+and clients share the machine's processors. After that, ours stay for some seconds in which only heartbeats flow, one
+per second each.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping, Sequence
 
-C10D, PLUGGED = "c10d", "torchrun"  # the second: our rendezvous under torch's interface
+C10D = "c10d"
 COMPARED = (8, 32, 128)
 ALONE = (1024, 4096, 10000)
 RATIO_TARGETS = {"memory": 0.03, "etcd": 0.1}
@@ -69,9 +69,8 @@ class Played:
 
 def play(size: int, contenders: Sequence[str], options: argparse.Namespace) -> list[Played]:
     played = {name: Played(name, size) for name in contenders}
-    stores = dict.fromkeys("memory" if name == PLUGGED else name for name in contenders if name != C10D)
     with contextlib.ExitStack() as stack:
-        services = {store: stack.enter_context(serving(store)) for store in stores}
+        services = {store: stack.enter_context(serving(store)) for store in contenders if store != C10D}
         for number in range(-options.warm_up, options.rounds):
             order = contenders if number % 2 == 0 else contenders[::-1]
             for name in order:
@@ -96,24 +95,22 @@ def _measure(
     name: str, size: int, services: Mapping[str, Service], options: argparse.Namespace, number: int
 ) -> dict[str, float]:
     if name == C10D:
-        return _torch_agents("c10d", size, options.timeout)
-    if name == PLUGGED:
-        return _torch_agents("ddp", size, options.timeout, services["memory"].endpoint)
+        return _torch_agents(size, options.timeout)
     seconds = options.seconds if number >= 0 else 0.0
     return _sessions(services[name], f"bench-{name}-{size}-{number}", size, seconds, options.timeout)
 
 
-def _torch_agents(backend: str, size: int, timeout_s: float, *endpoint: str) -> dict[str, float]:
+def _torch_agents(size: int, timeout_s: float) -> dict[str, float]:
     env = os.environ | {
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"
     }  # else node rank 0's name look-up counts, too
-    command = [sys.executable, _AGENTS, backend, str(size), *endpoint]
+    command = [sys.executable, _AGENTS, str(size)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=env)
     except subprocess.TimeoutExpired:
         raise RunFailed(f"not met within {timeout_s:g} s") from None
     if done.returncode != 0:
-        raise RunFailed(done.stderr[-300:])
+        raise RunFailed(done.stderr.strip().rpartition("\n")[2])
     return dict(json.loads(done.stdout))
 
 
@@ -148,8 +145,7 @@ def compared(played: Sequence[Played]) -> str:
     for theirs in (p for p in played if p.contender == C10D):
         for ours in (p for p in played if p.nodes == theirs.nodes and p.contender != C10D):
             ratio, target = ours.ratio(theirs), RATIO_TARGETS.get(ours.contender)
-            name = "under torchrun, memory" if ours.contender == PLUGGED else ours.contender
-            cells = [str(ours.nodes), _s(theirs.median("ready")), name, _s(ours.median("ready"))]
+            cells = [str(ours.nodes), _s(theirs.median("ready")), ours.contender, _s(ours.median("ready"))]
             cells += ["-" if ratio is None else f"{ratio:.4f}", "" if target is None else f"<= {target:g}"]
             lines.append(f"| {' | '.join(cells)} | {_verdict(ratio, target)} |")
     return "\n".join(lines)
@@ -224,7 +220,7 @@ def main() -> None:
     machine_line = machine()
     played: list[Played] = []
     for size in options.sizes:
-        beside = [C10D, PLUGGED] if size <= options.c10d_up_to else []
+        beside = [C10D] if size <= options.c10d_up_to else []
         played += play(size, [*beside, *options.stores], options)
     report(played, machine_line, options)
 

@@ -67,7 +67,8 @@ class Agent:
         self._zygotes_lost = 0  # since ranks were last started
         self._facts: asyncio.Queue[Fact] = asyncio.Queue()
         self._folder = LogFolder(spec)
-        self._logs = LogPump(spec.log, self._folder.path, file_limit=self._folder.file_limit)
+        alone = spec.nproc == spec.max_nodes == 1
+        self._logs = LogPump(spec.log, self._folder.path, file_limit=self._folder.file_limit, eager=alone)
         self._status = StatusLine(spec, self._logs)
 
     async def run(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -30,9 +31,15 @@ def tell(spec: LaunchSpec, folder: LogFolder, finish: Finish, all_shown: bool) -
         except OSError as error:
             _say(f"ddp-launch: cannot write {folder.path}/failure.json: {error.strerror}")
         budget = str(spec.budget)
-        _say(
-            render_box(finish.outcome, width=_width(), color=_color(spec), log_dir=folder.path, budget=budget)
+        box = render_box(
+            finish.outcome,
+            width=_width(),
+            color=_color(spec),
+            log_dir=folder.path,
+            budget=budget,
+            unicode=(sys.stderr.encoding or "").lower().startswith("utf"),
         )
+        _say(box)
     if not all_shown:
         _say(f"ddp-launch: the terminal was too slow for some of the output; all of it is in {folder.path}")
     elif folder.temporary and finish.exit_code == 0:

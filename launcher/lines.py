@@ -2,20 +2,22 @@
 
 A rank writes when and what it likes: half a line, a megabyte at once, a progress bar that overwrites itself,
 bytes that are no text. `feed` takes each chunk as it was read and gives back whole lines; what has no
-newline yet is `Held`. Three rules bound what is held, whatever a rank does:
+newline yet is `Held`. Four rules bound what is held, whatever a rank does:
 
 * a line is held until its newline or the end of the stream, but at most LINE_LIMIT bytes: a longer one is
   shown in pieces of that size, each as a line;
 * a carriage return that is not part of a line end overwrites what stood before it, as on a terminal. Of a
   progress bar only the latest state is held; it is shown as a line of its own at most once per
   UPDATE_INTERVAL_S, and what it reads when its newline comes is always shown, once;
+* where one rank talks to one person (`eager`), what stays unfinished for PROMPT_AFTER_S is taken for a prompt and
+  shown as a piece of its own;
 * the rank's own file is written elsewhere, from the raw bytes; nothing here can lose anything from it.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 LINE_LIMIT = 64 * 1024
 UPDATE_INTERVAL_S = 1.0
+PROMPT_AFTER_S = 0.2
 
 _LINE_END = re.compile(rb"\r+\n")
 # Anchored: without the anchor, a long line that has no carriage return would cost the square of its length.
@@ -56,9 +59,10 @@ class Held:
     text: bytes = b""  # of a progress bar: a carriage return, then its latest state
     shown: bytes = b""  # the state of this bar that was shown last, so as not to show it again
     updated_at: float = float("-inf")
+    prompt_at: float | None = None  # when unfinished text is to be shown as it stands
 
 
-def feed(held: Held, chunk: bytes, now: float) -> tuple[Held, bytes]:
+def feed(held: Held, chunk: bytes, now: float, eager: bool = False) -> tuple[Held, bytes]:
     """The whole lines that `chunk` completes, each ending in a newline, and what is held after it."""
     cut = chunk.rfind(b"\n") + 1
     if cut:
@@ -78,22 +82,26 @@ def feed(held: Held, chunk: bytes, now: float) -> tuple[Held, bytes]:
         rest, pieces = _cut_to_pieces(held.text.lstrip(b"\r"))
         held = Held(rest, b"", held.updated_at)
         lines += pieces
+    if eager and held.text and not held.text.startswith(b"\r"):
+        held = replace(held, prompt_at=now + PROMPT_AFTER_S)
     return held, lines
 
 
 def due_at(held: Held) -> float | None:
     """When `update` should be called, if the stream has said nothing more until then."""
     if not held.text.startswith(b"\r"):
-        return None
+        return held.prompt_at
     state = held.text.strip(b"\r")
     return held.updated_at + UPDATE_INTERVAL_S if state and state != held.shown else None
 
 
 def update(held: Held, now: float) -> tuple[Held, bytes]:
-    """The state of a progress bar, if it is time to show it."""
+    """The state of a progress bar, or a prompt, if it is time to show it."""
     due = due_at(held)
     if due is None or due > now:
         return held, b""
+    if not held.text.startswith(b"\r"):
+        return Held(updated_at=held.updated_at), held.text + b"\n"
     state = held.text.strip(b"\r")
     return Held(held.text, state, now), state + b"\n"
 

@@ -88,11 +88,18 @@ class _Stream:
 
 class LogPump:
     def __init__(
-        self, log: LogSpec, directory: str, out_fd: int = 1, err_fd: int = 2, file_limit: int = 0
+        self,
+        log: LogSpec,
+        directory: str,
+        out_fd: int = 1,
+        err_fd: int = 2,
+        file_limit: int = 0,
+        eager: bool = False,
     ) -> None:
         self._log = log
         self._directory = directory
         self._file_limit = file_limit
+        self._eager = eager  # one rank may be talking to a person: prompts are shown
         self._err_fd = err_fd
         self._err = Terminal(err_fd)
         self._out = self._err if same_place(out_fd, err_fd) else Terminal(out_fd)
@@ -293,7 +300,7 @@ class LogPump:
         with self._changed:
             stream.keep_tail(chunk)
         if stream.terminal:
-            stream.held, text = lines.feed(stream.held, chunk, now)
+            stream.held, text = lines.feed(stream.held, chunk, now, self._eager and stream.terminal.is_tty)
             self._show(stream, stream.terminal, text)
             if lines.due_at(stream.held) is not None:
                 self._bars[stream.fd] = stream

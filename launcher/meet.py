@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, assert_never
 
 from launcher import reach
 from launcher.meeting import Deployed, Embedded, Endpoint, MayServe, NoMeetingPoint, meeting_point
-from rendezvous.client import OptionsUnusable, client_options, connect
+from rendezvous.client import ENV, OptionsUnusable, client_options, connect
 from rendezvous.embedded import EmbeddedRendezvous
+from rendezvous.hosted import serve
 from rendezvous.types import AgentId
 
 if TYPE_CHECKING:
@@ -77,9 +78,10 @@ async def _serve_or_connect(
     own = await asyncio.to_thread(reach.own_address_of, endpoint.host, endpoint.port)
     if not own or not reach.is_free(own, endpoint.port):
         return await _connect(spec, host, incarnation, (endpoint,), own)
-    from launcher.hosting import serve
-
-    stop_serving = await serve(Endpoint(own, endpoint.port), by_scheduler=why != "--rendezvous")
+    key_file = os.environ.get(f"{ENV}TOKEN_KEY_FILE", "")
+    if why == "--rendezvous" and not key_file:
+        _refuse_strangers(endpoint, own)
+    stop_serving = await serve(str(Endpoint(own, endpoint.port)), key_file)
     met = await _connect(spec, host, incarnation, (Endpoint(own, endpoint.port),), own)
 
     async def leave() -> None:
@@ -87,6 +89,16 @@ async def _serve_or_connect(
         await stop_serving()
 
     return Met(met.session, met.agent, met.host, met.address, leave)
+
+
+def _refuse_strangers(endpoint: Endpoint, own: str) -> None:
+    """Whoever reaches an open port can join the job: beyond loopback somebody must have said that this is fine."""
+    if os.environ.get(f"{ENV}INSECURE", "") not in ("", "0", "false", "no") or reach.is_loopback(own):
+        return
+    raise CannotMeet(
+        f"--rendezvous: serving on {endpoint} would let anyone who reaches it join the job; set {ENV}INSECURE=1 on "
+        f"every node where the network is trusted, or {ENV}TOKEN_KEY_FILE here and {ENV}TOKEN on every node"
+    )
 
 
 async def _connect(

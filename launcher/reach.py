@@ -37,6 +37,10 @@ def is_free(address: str, port: int) -> bool:
     return True
 
 
+def is_loopback(address: str) -> bool:
+    return address.startswith("127.") or address == "::1"
+
+
 def own_address_of(host: str, port: int) -> str:
     """The address of ours that `host` stands for; "" when it is another machine's."""
     return next((address for family, address in addresses_of(host, port) if is_own(family, address)), "")

@@ -296,13 +296,8 @@ def _stop(state: Supervision, generation: int, decision: Decision) -> Step:
     if generation != state.generation:
         return state, ()
     state = replace(state, job_failed=decision.kind is DecisionKind.FAIL)
-    match state.phase:
-        case Phase.JOINING:  # sealed, and broken up before the ranks started: a store may run already
-            return _begin_stopping(state)
-        case Phase.RUNNING:
-            return _begin_stopping(state)
-        case _:
-            return state, ()
+    # In Joining it was sealed, and broken up before the ranks started: a store may run already.
+    return _begin_stopping(state) if state.phase in (Phase.JOINING, Phase.RUNNING) else (state, ())
 
 
 def _begin_stopping(state: Supervision) -> Step:

@@ -32,6 +32,7 @@ _EXIT_CODES = (
     ("0", "every rank succeeded"),
     ("N", "the first rank to fail ended with N; 128+S when signal S ended it"),
     ("2", "the command line, a variable or the file is wrong; nothing was started"),
+    ("71", "the system would not start a rank (a limit on processes or open files)"),
     ("75", "try again later: the rendezvous service cannot be reached"),
     ("77", "the rendezvous service refused this machine"),
     ("78", "the machines of the job disagree about it, or the configuration cannot work"),

@@ -22,6 +22,7 @@ from launcher.symptoms import class_of, hint_of
 from rendezvous.types import Cause, FailureClass
 
 STOPPED = "stopped by the launcher"
+_LEFT_THREAD = "terminate called without an active exception"
 _ENDS_STDERR = 30  # lines that may follow a traceback which still counts as the last word
 _SIGNAL_WORDS: dict[int, str] = {
     signal.SIGSEGV: "segmentation fault",
@@ -195,6 +196,8 @@ def _signalled(end: RankEnd) -> _Account | None:
     if end.signal == signal.SIGKILL:
         return _killed(end)
     lines = clean_lines(end.stderr_tail)
+    if on_its_way_out := _aborted_on_its_way_out(end, lines):
+        return on_its_way_out
     name = signal_name(end.signal)
     crash = last_native(lines) if end.signal in _SIGNAL_WORDS else None
     hint = _SIGNAL_HINTS.get(end.signal, "")
@@ -212,6 +215,17 @@ def _signalled(end: RankEnd) -> _Account | None:
     else:
         reason = f"killed by {name}: {_native_headline(raised)}"
     return _Account(failure, reason, crash.text, hint_of(raised) or hint, signal=end.signal)
+
+
+def _aborted_on_its_way_out(end: RankEnd, lines: list[str]) -> _Account | None:
+    """An exception that leaves a process group behind ends, now and then, in the abort of one of its threads."""
+    if end.signal != signal.SIGABRT or not any(_LEFT_THREAD in line for line in lines[-_ENDS_STDERR:]):
+        return None
+    crash = last_raised(lines)
+    if crash is None or crash.lines_after > _ENDS_STDERR:
+        return None
+    account = _of_chain(crash)
+    return _Account(account.failure, account.reason, account.traceback, account.hint, exit_code=1)
 
 
 def _native_headline(raised: Raised) -> str:

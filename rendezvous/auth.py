@@ -24,6 +24,8 @@ import grpc
 from rendezvous.tokens import BadToken, Grant, KeyFileUnusable, Role, read_keys, verify
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from rendezvous.metrics import Metrics
 
 _log = logging.getLogger("rendezvous")
@@ -114,10 +116,11 @@ class Gate:
             _log.error("the keys stay as they were: %s", error)
 
 
-def _token(metadata: Any) -> str:
+def _token(metadata: Iterable[tuple[str, str | bytes]]) -> str:
     for key, value in metadata:
-        if key == "authorization" and isinstance(value, str) and value[: len(_BEARER)].lower() == _BEARER:
-            return str(value[len(_BEARER) :]).strip()
+        words = value if isinstance(value, str) else ""
+        if key == "authorization" and words[: len(_BEARER)].lower() == _BEARER:
+            return words[len(_BEARER) :].strip()
     return ""
 
 

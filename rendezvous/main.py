@@ -44,8 +44,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             case _:
                 return _add_key(arguments.file)
     except (ValueError, OSError) as error:  # every "unusable" of ours is a ValueError, in words
-        print(f"ddp-rendezvous: {error}", file=sys.stderr)
+        _say(error)
         return _USAGE
+
+
+def _say(error: Exception) -> None:
+    sys.stderr.write(f"ddp-rendezvous: {error}\n")
 
 
 # --- serve ---------------------------------------------------------------------------------------------
@@ -66,14 +70,14 @@ async def serve(settled: Mapping[str, Any]) -> int:
     try:
         store = await open_store(settled["store"], settled["advertise"] or settled["listen"][0])
     except StoreError as error:
-        print(f"ddp-rendezvous: {error}", file=sys.stderr)
+        _say(error)
         return _CANNOT
     server = Server(store, _server_options(settled))
     try:
         await server.start()
         await _run(server, settled, stop)
     except (CannotListen, OSError) as error:
-        print(f"ddp-rendezvous: {error}", file=sys.stderr)
+        _say(error)
         return _CANNOT
     finally:
         await server.close()
@@ -151,7 +155,7 @@ def _print_token(arguments: argparse.Namespace) -> int:
         raise ValueError("--token-keys names the key file; `ddp-rendezvous key FILE` makes one")
     until = time.time() + seconds(arguments.ttl)
     grant = Grant(new_grant_id(), arguments.job, Role(arguments.role), round(until))
-    print(sign(grant, read_keys(arguments.token_keys)[-1]))
+    sys.stdout.write(sign(grant, read_keys(arguments.token_keys)[-1]) + "\n")
     return 0
 
 
@@ -165,7 +169,10 @@ def seconds(text: str) -> float:
 def _add_key(path: str) -> int:
     from rendezvous.tokens import add_key
 
-    print(f"added key {add_key(path)} to {path}; it signs new tokens, the others there still verify theirs")
+    key_id = add_key(path)
+    sys.stdout.write(
+        f"added key {key_id} to {path}; it signs new tokens, the others there still verify theirs\n"
+    )
     return 0
 
 

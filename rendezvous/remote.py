@@ -108,7 +108,7 @@ class RemoteSession:
                 return
             await self._news_or(None)
         while True:
-            endpoint = self._moved.address if self._moved and self._moved.address else self._endpoints[at]
+            endpoint = self._sent_to() or self._endpoints[at]
             self._moved, self._worked = None, False
             try:
                 await self._converse(endpoint)
@@ -123,9 +123,12 @@ class RemoteSession:
             if not self._was_reached and self._loop.time() - self._started_at > self._options.give_up_s:
                 self._inbox.put_nowait(Refused(_unreachable(words), _TRY_AGAIN))
                 return
-            if self._moved is None or not self._moved.address:
+            if not self._sent_to():
                 at = (at + 1) % len(self._endpoints)
             await asyncio.sleep(self._pause_s(failures))
+
+    def _sent_to(self) -> str:
+        return "" if self._moved is None else self._moved.address
 
     def _pause_s(self, failures: int) -> float:
         """All endpoints are tried before the pause grows."""
@@ -218,5 +221,5 @@ def _judged(error: grpc.aio.AioRpcError) -> Exception:
 
 
 def _unreachable(words: dict[str, str]) -> str:
-    tried = "; ".join(f"{endpoint}: {why[:200]}" for endpoint, why in words.items())
+    tried = "; ".join(f"{endpoint}: {why[-300:]}" for endpoint, why in words.items())
     return f"cannot reach the rendezvous ({tried}). Is it running, is the address right, is the port open?"

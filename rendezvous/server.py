@@ -47,8 +47,8 @@ _OPTIONS = (
     ("grpc.keepalive_time_ms", 30_000),  # a peer that vanished without a word
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 0),
-    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-    ("grpc.http2.max_ping_strikes", 5),
+    ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
+    ("grpc.http2.max_ping_strikes", 3),
 )
 _FAREWELL_S = 5.0
 
@@ -146,7 +146,7 @@ class Server:
 
 def _reflect(server: grpc.aio.Server, names: Iterable[str]) -> None:
     try:
-        from grpc_reflection.v1alpha import reflection
+        from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped,import-not-found,unused-ignore]
     except ImportError as error:
         raise CannotListen("--reflection needs a package: pip install grpcio-reflection") from error
     reflection.enable_server_reflection((*names, reflection.SERVICE_NAME), server)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rendezvous.state import Phase, world_nodes
 
 # At run time, not for the checker only: the codec reads these annotations.
-from rendezvous.types import Cause, Decision, JobSpec, Outcome, StoreAddress
+from rendezvous.types import Cause, Decision, JobSpec, Outcome, StoreAddress  # noqa: TC001
 
 if TYPE_CHECKING:
     from rendezvous.state import JobState, Member

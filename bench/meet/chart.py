@@ -18,12 +18,11 @@ if TYPE_CHECKING:
 
 _COLORS = {
     "c10d": "#b0b0b0",
-    "torchrun": "#7fb3d5",
     "memory": "#1f6fb2",
     "file": "#2e8b57",
     "etcd": "#8e44ad",
 }
-_LABELS = {"c10d": "torch's c10d", "torchrun": "memory, under torchrun"}
+_LABELS = {"c10d": "torch's c10d"}
 
 
 def draw(path: str, played: Sequence[Played], machine_line: str) -> None:

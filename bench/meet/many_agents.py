@@ -10,15 +10,16 @@ Then they stay, with one heartbeat per second each, until the input ends; then t
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import resource
 import sys
 import time
 from typing import TYPE_CHECKING
 
-import rendezvous.remote
 from rendezvous.client import ClientOptions, connect
 from rendezvous.events import AgentJoined, Assigned, Ended, RanksFinished, Refused, StoreAt, StoreOpened
+from rendezvous.grpc_io import choose_engine
 from rendezvous.types import AgentId, JobSpec, NodeFacts, StoreAddress
 
 if TYPE_CHECKING:
@@ -89,7 +90,8 @@ def _answer(figures: dict[str, float]) -> None:
 
 
 if __name__ == "__main__":
-    assert rendezvous.remote  # gRPC is loaded before the clock starts
+    choose_engine()
+    importlib.import_module("rendezvous.remote")  # and gRPC with it, before the clock starts
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     asyncio.run(main())

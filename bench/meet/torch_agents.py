@@ -1,7 +1,6 @@
-"""N nodes meet through torch's own interface, each in a process of its own: RendezvousHandler.next_rendezvous.
+"""N nodes meet through torch's c10d rendezvous, each in a process of its own.
 
-    python bench/meet/torch_agents.py c10d 32
-    python bench/meet/torch_agents.py ddp 32 HOST:PORT
+    python bench/meet/torch_agents.py 32
 
 One process imports torch; the N nodes, and c10d's store, are forked from it, so that memory allows for many. All
 are connected before the clock starts: torch looks up names of addresses on the way, which takes seconds where no
@@ -14,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import sys
 import time
 import traceback
@@ -22,22 +22,18 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch.distributed.elastic.rendezvous import RendezvousHandler
-
-    Creator = Callable[[RendezvousParameters], RendezvousHandler]
-
 
 def main() -> None:
-    backend, nodes = sys.argv[1], int(sys.argv[2])
-    store_pid, endpoint = (0, sys.argv[3]) if backend == "ddp" else _fork_store()
+    nodes = int(sys.argv[1])
+    store_pid, endpoint = _fork_store()
     ready, go, done, leave = (os.pipe() for _ in range(4))
-    pids = [
-        _fork(lambda: _node(backend, nodes, endpoint, ready[1], go, done[1], leave)) for _ in range(nodes)
-    ]
+    pids = [_fork(lambda: _node(nodes, endpoint, ready[1], go, done[1], leave)) for _ in range(nodes)]
     for end in (go[0], leave[0], ready[1], done[1]):
         os.close(end)
     _read(ready[0], nodes)
@@ -48,31 +44,23 @@ def main() -> None:
     os.close(leave[1])
     for pid in pids:
         os.waitpid(pid, 0)
-    if store_pid:
-        os.kill(store_pid, 9)
-        os.waitpid(store_pid, 0)
+    os.kill(store_pid, signal.SIGKILL)
+    os.waitpid(store_pid, 0)
     if len(met) < nodes:
         sys.exit(f"{nodes - len(met)} of {nodes} nodes did not meet")
     print(json.dumps({"ready": met[-1] - began, "service_cpu": cpu}))
 
 
 def _node(
-    backend: str,
-    nodes: int,
-    endpoint: str,
-    ready: int,
-    go: tuple[int, int],
-    done: int,
-    leave: tuple[int, int],
+    nodes: int, endpoint: str, ready: int, go: tuple[int, int], done: int, leave: tuple[int, int]
 ) -> None:
     os.close(go[1])
     os.close(leave[1])
     random.seed()  # or every fork draws the same delay, and c10d's nodes collide as they never would
-    create = _creator(backend)
     run_id = f"bench-{os.getppid()}"
-    config = {"is_host": "0"} if backend == "c10d" else {}
-    params = RendezvousParameters(backend, endpoint, run_id, nodes, nodes, "127.0.0.1", **config)
-    handler = create(params)
+    params = RendezvousParameters("c10d", endpoint, run_id, nodes, nodes, "127.0.0.1", is_host="0")
+    backend, store = create_backend(params)
+    handler = create_handler(store, backend, params)
     os.write(ready, b".")
     os.close(ready)
     os.read(go[0], 1)
@@ -80,21 +68,6 @@ def _node(
     os.write(done, f"{time.monotonic():<31}\n".encode())
     os.close(done)
     os.read(leave[0], 1)
-
-
-def _creator(backend: str) -> Creator:
-    if backend == "ddp":
-        from rendezvous.torchrun.backend import create
-
-        return create
-    from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
-    from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
-
-    def creator(params: RendezvousParameters) -> RendezvousHandler:
-        its_backend, store = create_backend(params)
-        return create_handler(store, its_backend, params)
-
-    return creator
 
 
 def _fork_store() -> tuple[int, str]:
@@ -137,7 +110,7 @@ def _read(fd: int, count: int) -> bytes:
 
 def _cpu_seconds(pid: int) -> float:
     """All threads of the process, by the kernel's clock for it."""
-    return time.clock_gettime((~pid << 3) | 2) if pid else 0.0
+    return time.clock_gettime((~pid << 3) | 2)
 
 
 if __name__ == "__main__":

@@ -205,3 +205,19 @@ def test_which_streams_are_shown() -> None:
     assert lines.is_shown(teed, 0, err)
     assert not lines.is_shown(teed, 0, out)
     assert not lines.is_shown(LogSpec(tee=StreamChoice(Streams.ALL), local_ranks_filter=(1,)), 0, out)
+
+
+def test_a_prompt_is_shown_once_it_has_stood_for_a_moment() -> None:
+    held, shown = lines.feed(Held(), b"so far\n(Pdb) ", 1.0, eager=True)
+    assert shown == b"so far\n"
+    due = lines.due_at(held)
+    assert due == 1.0 + lines.PROMPT_AFTER_S
+    assert lines.update(held, 1.0) == (held, b"")
+    held, shown = lines.update(held, due)
+    assert (held.text, shown) == (b"", b"(Pdb) \n")
+    assert lines.feed(held, b"42\n", 5.0, eager=True)[1] == b"42\n"
+
+
+def test_unfinished_text_is_no_prompt_where_several_ranks_speak() -> None:
+    held, shown = lines.feed(Held(), b"half a line", 1.0)
+    assert (shown, lines.due_at(held)) == (b"", None)

@@ -306,3 +306,17 @@ def test_a_script_that_went_away_is_not_said_to_refuse_its_arguments() -> None:
     assert "can't open file" in gone.reason
     assert not gone.hint
     assert ended(2, "usage: t.py\nt.py: error: unrecognized arguments: --x\n").hint
+
+
+def test_an_abort_on_the_way_out_does_not_hide_the_exception_before_it() -> None:
+    """Seen with gloo, under plain python too: the group's thread is left when the interpreter ends."""
+    stderr = traceback("ValueError: own mistake") + "terminate called without an active exception\n"
+    cause = ended(None, stderr, signal=signal.SIGABRT)
+    assert (cause.reason, cause.failure) == ("ValueError: own mistake", C.USER_EXCEPTION)
+    assert cause.exit_code == 1
+
+
+def test_an_abort_of_its_own_is_an_abort() -> None:
+    thrown = "terminate called after throwing an instance of 'std::runtime_error'\n  what():  broken\n"
+    for stderr in ("terminate called without an active exception\n", traceback("ValueError: caught") + thrown):
+        assert ended(None, stderr, signal=signal.SIGABRT).reason.startswith("killed by SIGABRT")

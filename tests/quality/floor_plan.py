@@ -34,6 +34,7 @@ SHELL = {
             "log_file",
             "log_folder",
             "logs",
+            "meet",
             "reach",
             "start",
             "status",
@@ -43,7 +44,7 @@ SHELL = {
         ),
         *("zygote", "template"),
     },
-    "rendezvous": {"__init__", "client", "codec", "embedded", "owner", "store", "torchrun"},
+    "rendezvous": {"__init__", "client", "codec", "embedded", "hosted", "owner", "store", "torchrun"},
     "ddp": {"__init__"},
 }
 
@@ -51,14 +52,14 @@ SHELL = {
 ABROAD = {
     ("launcher", "core"): {"rendezvous.types", "rendezvous.events"},
     ("launcher", "shell"): {
-        f"rendezvous.{name}" for name in ("client", "codec", "types", "events", "embedded")
+        f"rendezvous.{name}" for name in ("client", "codec", "types", "events", "embedded", "hosted")
     },
 }
 
 # Third-party packages, by the package whose shell may import them. A core imports none.
 THIRD_PARTY = {
     "launcher": set(),
-    "rendezvous": {"grpc", "grpc_health", "grpc_reflection", "google", "etcd3aio"},
+    "rendezvous": {"grpc", "grpc_health", "grpc_reflection", "google"},
     "ddp": {"torch"},
 }
 # They run inside the zygote, which is there to import torch.

@@ -65,7 +65,7 @@ def test_a_failure_on_one_node_restarts_both_and_is_counted_once(
     nodes = pair(launch, port, "--max-restarts", "1", script, "2")
     assert [node.wait() for node in nodes] == [0, 0], [node.stderr() for node in nodes]
     for node in nodes:
-        assert node.stderr().count("ValueError: the third rank's own mistake; restarting") == 1
+        assert node.stderr().count("ValueError: the third rank's own mistake; restarting") == 1, node.stderr()
         assert node.stdout().count("restart 1 rank") == 2
 
 

@@ -1,0 +1,102 @@
+"""ddpctl: look at jobs, and give them orders, from any machine that reaches the service."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from rendezvous.grpc_io import choose_engine
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_ENDPOINT_ENV = "DDP_RENDEZVOUS"
+_DEFAULT = "127.0.0.1:29400"
+
+_HELP = {
+    "list": "all jobs",
+    "status": "one job: its nodes, its decisions, how it ended",
+    "get": "the same, always as JSON",
+    "events": "what has happened to a job, as far as the service remembers",
+    "watch": "the same, and what happens from now on, until the job ends",
+    "drain": "take a node out of a job until it is resumed",
+    "resume": "let a node take part again",
+    "resize": "change how many nodes a job may have",
+    "restart": "stop all ranks and start them again; costs nothing of the restart budget",
+    "abort": "end a job",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = _parser().parse_args(argv)
+    choose_engine()
+    import grpc
+
+    from rendezvous.client import OptionsUnusable, client_options
+    from rendezvous.ctl_calls import Service, carry_out
+
+    try:
+        service = Service(arguments.rendezvous.split(","), client_options(os.environ), arguments.timeout)
+        return asyncio.run(carry_out(service, arguments))
+    except OptionsUnusable as error:
+        return _failed(str(error), 78)
+    except grpc.RpcError as error:
+        return _failed(*_in_words(error, arguments.rendezvous))
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # or the interpreter complains at its end
+        return 141
+
+
+def _parser() -> argparse.ArgumentParser:
+    shared = argparse.ArgumentParser(add_help=False)
+    shared.add_argument(
+        "--rendezvous",
+        default=os.environ.get(_ENDPOINT_ENV, _DEFAULT),
+        metavar="HOST:PORT[,...]",
+        help=f"where the service is [{_ENDPOINT_ENV}; default: {_DEFAULT}]",
+    )
+    shared.add_argument("-o", "--output", choices=["text", "json"], default="text")
+    shared.add_argument(
+        "--timeout", type=float, default=10.0, metavar="SECONDS", help="for each call (default: 10)"
+    )
+    parser = argparse.ArgumentParser("ddpctl", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    added = {name: commands.add_parser(name, help=words, parents=[shared]) for name, words in _HELP.items()}
+    for name, command in added.items():
+        if name != "list":
+            command.add_argument("job")
+    for name in ("drain", "resume"):
+        added[name].add_argument("node")
+    added["resize"].add_argument("nodes", help="N or MIN:MAX")
+    for name in ("drain", "restart", "abort"):
+        added[name].add_argument("--reason", default="", help="shown to everybody")
+    return parser
+
+
+def _in_words(error: Any, endpoints: str) -> tuple[str, int]:
+    import grpc
+
+    code, details = error.code(), error.details() or "no reason given"
+    match code:
+        case grpc.StatusCode.UNAUTHENTICATED | grpc.StatusCode.PERMISSION_DENIED:
+            return details, 77
+        case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.DEADLINE_EXCEEDED:
+            return f"no answer from {endpoints}: {details}", 75
+        case _:
+            return details, 1
+
+
+def _failed(words: str, code: int) -> int:
+    sys.stderr.write(f"ddpctl: {words}\n")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

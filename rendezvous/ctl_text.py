@@ -1,0 +1,97 @@
+"""What ddpctl shows to people."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from rendezvous.pb import rendezvous_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+
+def job_table(jobs: Sequence[Any]) -> str:
+    if not jobs:
+        return "no jobs"
+    head = ("JOB", "PHASE", "GENERATION", "NODES", "RANKS", "RESTARTS", "WHY")
+    rows = (
+        (
+            job.job_id,
+            _phase(job),
+            str(job.generation),
+            f"{job.nodes or job.members}/{_range(job)}",
+            str(job.world_size),
+            str(job.restarts),
+            _printable(job.reason)[:100],
+        )
+        for job in jobs
+    )
+    return _table(head, rows)
+
+
+def _phase(job: Any) -> str:
+    if job.phase == pb.PHASE_ENDED:
+        return "succeeded" if job.succeeded else "failed"
+    return pb.Phase.Name(job.phase).removeprefix("PHASE_").lower()
+
+
+def _range(job: Any) -> str:
+    return str(job.max_nodes) if job.min_nodes == job.max_nodes else f"{job.min_nodes}:{job.max_nodes}"
+
+
+def job_text(job: Any) -> str:
+    parts = [job_table([job.summary])]
+    if job.nodes:
+        parts.append(
+            _table(("NODE", "RANK", "RANKS", "ADDRESS", "HEARD", "STATE"), map(_node_row, job.nodes))
+        )
+    if job.decisions:
+        parts.append("\n".join(["decisions:", *(f"  {_decision(d)}" for d in job.decisions)]))
+    if job.HasField("outcome") and job.outcome.HasField("first_cause"):
+        parts.append(f"first cause: {_cause(job.outcome.first_cause)}")
+    return "\n\n".join(parts)
+
+
+def _node_row(node: Any) -> tuple[str, ...]:
+    placed = node.HasField("node_rank")
+    first = node.rank_offset
+    if node.excluded:
+        state = f"sits out: {_printable(node.excluded)}"
+    else:
+        state = "in the world" if placed else "stands by"
+    return (
+        _printable(node.node),
+        str(node.node_rank) if placed else "-",
+        f"{first}-{first + node.nproc - 1}" if placed else str(node.nproc),
+        _printable(node.address) or "-",
+        f"{node.heard_s:.1f} s ago" if node.present else "absent",
+        state,
+    )
+
+
+def _decision(decision: Any) -> str:
+    kind = pb.DecisionKind.Name(decision.kind).removeprefix("DECISION_KIND_").lower().replace("_", "-")
+    return f"generation {decision.generation}: {kind}: {_printable(decision.reason)}"
+
+
+def _cause(cause: Any) -> str:
+    return f"rank {cause.rank} on {_printable(cause.node)}: {_printable(cause.reason)} (exit code {cause.exit_code})"
+
+
+def event_line(note: Any) -> str:
+    at = time.strftime("%H:%M:%S", time.localtime(note.at))
+    return f"{at}  g{note.generation:<3} {note.kind:<10} {_printable(note.text)}"
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [head, *rows]
+    widths = [max(len(row[i]) for row in lines) for i in range(len(head))]
+    return "\n".join(
+        "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in lines
+    )
+
+
+def _printable(text: str) -> str:
+    """Names and reasons come from other machines: they must not steer this terminal."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)

@@ -1,0 +1,313 @@
+"""Who gets in: tokens, roles, jobs, certificates. Against a real service with real TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import pytest
+from served import Service, agents, join_bytes, serving, soon
+
+from rendezvous.channel import open_channel
+from rendezvous.client import ClientOptions
+from rendezvous.events import Refused, Waiting
+from rendezvous.pb import rendezvous_pb2 as pb
+from rendezvous.types import JobSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+JOB = JobSpec("team-a-1", 2, 2, "train.py")
+OTHER = JobSpec("team-b-1", 2, 2, "train.py")
+ALL_METHODS = [(s.full_name, m.name) for s in pb.DESCRIPTOR.services_by_name.values() for m in s.methods]
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-m", "rendezvous.main", *arguments]
+    return subprocess.run(words, capture_output=True, text=True, timeout=20, check=False)
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = str(tmp_path_factory.mktemp("keys") / "keys")
+    assert command("key", path).returncode == 0
+    return path
+
+
+def token(keys: str, role: str, job: str = "team-a-*", ttl: str = "1h") -> str:
+    made = command("token", "--token-keys", keys, "--role", role, "--job", job, "--ttl", ttl)
+    assert made.returncode == 0, made.stderr
+    return made.stdout.strip()
+
+
+@pytest.fixture
+def service(keys: str) -> Iterator[Service]:
+    with serving("--token-keys", keys) as started:
+        yield started
+
+
+async def outcome(
+    endpoint: str, service: str, method: str, options: ClientOptions, job_id: str
+) -> grpc.StatusCode:
+    """Of one call, whatever its kind; OK as soon as it gets past the gate."""
+    data = b""
+    if method == "Attend":
+        data = join_bytes(JobSpec(job_id, 2, 2, "train.py"), "a")
+    elif "job_id" in (request := getattr(pb, f"{method}Request"))().DESCRIPTOR.fields_by_name:
+        data = request(job_id=job_id).SerializeToString()
+    authorization = (("authorization", f"Bearer {options.token}"),) if options.token else ()
+    async with open_channel(endpoint, options) as channel:
+        call: Any = channel.stream_stream(f"/{service}/{method}")(metadata=authorization, timeout=10)
+        try:
+            await call.write(data)
+            await call.done_writing()
+            await call.read()
+        except (grpc.RpcError, asyncio.InvalidStateError):
+            pass
+        found: grpc.StatusCode = await call.code()
+        return found
+
+
+GATE = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+
+
+@pytest.mark.parametrize("bad", ["", "nonsense", "a.b.c"])
+def test_no_call_passes_without_a_good_token(service: Service, bad: str) -> None:
+    async def story() -> None:
+        for name, method in ALL_METHODS:
+            code = await outcome(service.endpoint, name, method, ClientOptions(token=bad), JOB.job_id)
+            assert code is grpc.StatusCode.UNAUTHENTICATED, method
+
+    soon(story())
+
+
+def test_each_role_may_do_what_it_is_for_and_nothing_else(service: Service, keys: str) -> None:
+    look = {"ListJobs", "GetJob", "WatchEvents"}
+    order = {"DrainNode", "ResumeNode", "ResizeJob", "RestartJob", "AbortJob"}
+    script = {"GetValue", "PutValue", "DeleteValue", "EnterBarrier"}
+    may = {"agent": {"Attend"} | look | script, "operator": look | order | script, "viewer": look}
+
+    async def story() -> None:
+        for role, allowed in may.items():
+            options = ClientOptions(token=token(keys, role))
+            for name, method in ALL_METHODS:
+                code = await outcome(service.endpoint, name, method, options, JOB.job_id)
+                assert (code not in GATE) == (method in allowed), (role, method, code)
+
+    soon(story())
+
+
+def test_a_token_is_for_its_jobs(service: Service, keys: str) -> None:
+    async def story() -> None:
+        options = ClientOptions(token=token(keys, "agent"))
+        async with agents(service.endpoint, JOB, ["a"], options) as (a,):
+            await a.expect(Waiting)
+            for name, method in ALL_METHODS:
+                if method != "ListJobs":
+                    code = await outcome(service.endpoint, name, method, options, OTHER.job_id)
+                    assert code is grpc.StatusCode.PERMISSION_DENIED, method
+        stranger = ClientOptions(token=token(keys, "viewer", job="team-b-*"))
+        async with open_channel(service.endpoint, stranger) as channel:
+            call: Any = channel.unary_unary("/rendezvous.v1.Operations/ListJobs")
+            listed = await call(b"", metadata=(("authorization", f"Bearer {stranger.token}"),), timeout=10)
+            assert listed == b""  # it does not even learn that there are others
+
+    soon(story())
+
+
+def test_an_agent_that_is_turned_away_exits_with_77_and_hears_why(service: Service, keys: str) -> None:
+    async def told(options: ClientOptions, spec: JobSpec = JOB) -> Refused:
+        async with agents(service.endpoint, spec, ["x"], options) as (x,):
+            return await x.expect(Refused)
+
+    async def story() -> None:
+        expired = token(keys, "agent", ttl="0s")
+        for options, spec, words in (
+            (ClientOptions(), JOB, "asks for a token (DDP_RENDEZVOUS_TOKEN)"),
+            (ClientOptions(token=expired), JOB, "the token ran out"),
+            (
+                ClientOptions(token=token(keys, "viewer")),
+                JOB,
+                "role viewer for job 'team-a-*' does not allow to attend",
+            ),
+            (ClientOptions(token=token(keys, "agent")), OTHER, "does not allow to attend in job 'team-b-1'"),
+        ):
+            refused = await told(options, spec)
+            assert refused.exit_code == 77
+            assert words in refused.reason
+
+    soon(story())
+
+
+def test_secrets_are_in_no_log(service: Service, keys: str) -> None:
+    async def story(good: str) -> None:
+        async with agents(service.endpoint, JOB, ["a"], ClientOptions(token=good)) as (a,):
+            await a.expect(Waiting)
+
+    good = token(keys, "agent")
+    soon(story(good))
+    with open(keys) as file:
+        secret = file.read().split()[1]
+    said = "".join(service.log)
+    assert "a joined" in said
+    assert secret not in said
+    assert good not in said
+
+
+def test_a_key_that_is_taken_away_takes_its_tokens_with_it(tmp_path: Path) -> None:
+    path = str(tmp_path / "keys")
+    command("key", path)
+    old = token(path, "agent")
+    command("key", path)
+    new = token(path, "agent")
+    lines = (tmp_path / "keys").read_text().splitlines(keepends=True)
+
+    async def told(endpoint: str, word: str) -> type:
+        async with agents(endpoint, JOB, ["a"], ClientOptions(token=word)) as (a,):
+            async with asyncio.timeout(10):
+                return type(await a.session.receive())
+
+    with serving("--token-keys", path) as service:
+        assert [soon(told(service.endpoint, word)) for word in (old, new)] == [Waiting, Waiting]
+    (tmp_path / "keys").write_text(lines[1])
+    with serving("--token-keys", path) as service:
+        assert [soon(told(service.endpoint, word)) for word in (old, new)] == [Refused, Waiting]
+
+
+# --- exposure ----------------------------------------------------------------------------------------------
+
+
+def test_other_machines_are_served_only_with_tls_and_tokens_or_on_purpose(keys: str) -> None:
+    for extra in ((), ("--token-keys", keys)):
+        refused = Service("--listen", "0.0.0.0:0", *extra)
+        assert refused.wait() == 78
+        assert "can be reached from other machines, and there is no TLS" in "".join(refused.log)
+        assert "--insecure" in "".join(refused.log)
+    with serving("--insecure", listen="0.0.0.0:0") as service:
+        said = "".join(service.log)
+        assert "connections are not encrypted" in said
+        assert "whoever reaches the port may join, and abort, any job" in said
+
+
+def test_a_key_file_open_to_others_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    command("key", str(path))
+    path.chmod(0o644)
+    refused = Service("--listen", "127.0.0.1:0", "--token-keys", str(path))
+    assert refused.wait() == 78
+    assert "is open to others" in "".join(refused.log)
+
+
+# --- certificates --------------------------------------------------------------------------------------------
+
+needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates with openssl")
+
+
+class Authority:
+    def __init__(self, folder: Path, name: str) -> None:
+        self.folder, self.name = folder, name
+        self.certificate = str(folder / f"{name}.pem")
+        self._key = str(folder / f"{name}.key")
+        self._run(
+            "req",
+            "-x509",
+            *self._new(self._key),
+            "-out",
+            self.certificate,
+            "-subj",
+            f"/CN={name}",
+            "-days",
+            "1",
+        )
+
+    def issue(self, name: str, days: int = 1, dates: tuple[str, ...] = ()) -> tuple[str, str]:
+        """Certificate and key."""
+        certificate, key = str(self.folder / f"{name}.pem"), str(self.folder / f"{name}.key")
+        request, names = str(self.folder / f"{name}.csr"), self.folder / f"{name}.ext"
+        names.write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
+        self._run("req", *self._new(key), "-out", request, "-subj", f"/CN={name}")
+        signing = ("-CA", self.certificate, "-CAkey", self._key, "-CAcreateserial", "-extfile", str(names))
+        self._run("x509", "-req", "-in", request, *signing, "-out", certificate, "-days", str(days), *dates)
+        return certificate, key
+
+    @staticmethod
+    def _new(key: str) -> tuple[str, ...]:
+        return ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", key)
+
+    @staticmethod
+    def _run(*arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], check=True, capture_output=True, timeout=20)
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path, "authority")
+
+
+async def attempt(endpoint: str, options: ClientOptions) -> Any:
+    """The first word that an agent hears."""
+    async with agents(endpoint, JOB, ["a"], options) as (a,):
+        async with asyncio.timeout(15):
+            return await a.session.receive()
+
+
+@needs_openssl
+def test_tls_and_tokens_together(authority: Authority, keys: str) -> None:
+    certificate, key = authority.issue("server")
+    with serving("--tls-cert", certificate, "--tls-key", key, "--token-keys", keys) as service:
+        good = ClientOptions(token=token(keys, "agent"), tls=True, ca_file=authority.certificate)
+        assert isinstance(soon(attempt(service.endpoint, good)), Waiting)
+        other = Authority(authority.folder, "stranger")
+        stranger = ClientOptions(token="a.b.c", tls=True, ca_file=other.certificate, give_up_s=0.3)
+        refused = soon(attempt(service.endpoint, stranger))
+        assert refused.exit_code == 75
+        assert "CERTIFICATE_VERIFY_FAILED" in refused.reason
+        plain = soon(attempt(service.endpoint, ClientOptions(token="a.b.c", give_up_s=0.3)))
+        assert plain.exit_code == 75
+
+
+@needs_openssl
+def test_mutual_tls_lets_in_whom_the_authority_knows(authority: Authority) -> None:
+    certificate, key = authority.issue("server")
+    member = authority.issue("member")
+    stranger = Authority(authority.folder, "other").issue("stranger")
+    expired = authority.issue("expired", days=-1)
+    asked = ("--tls-cert", certificate, "--tls-key", key, "--client-ca", authority.certificate)
+    with serving(*asked) as service:
+
+        def told(pair: tuple[str, str]) -> Any:
+            options = ClientOptions(
+                tls=True,
+                ca_file=authority.certificate,
+                certificate_file=pair[0],
+                key_file=pair[1],
+                give_up_s=0.3,
+            )
+            return soon(attempt(service.endpoint, options))
+
+        assert isinstance(told(member), Waiting)
+        assert told(stranger).exit_code == 75
+        assert told(expired).exit_code == 75
+        assert told(("", "")).exit_code == 75
+
+
+@needs_openssl
+def test_a_new_certificate_is_served_without_a_restart(authority: Authority, tmp_path: Path) -> None:
+    certificate, key = authority.issue("server")
+    second = Authority(tmp_path, "second")
+    with serving("--tls-cert", certificate, "--tls-key", key) as service:
+        before = ClientOptions(tls=True, ca_file=authority.certificate, give_up_s=0.3)
+        after = ClientOptions(tls=True, ca_file=second.certificate, give_up_s=0.3)
+        assert isinstance(soon(attempt(service.endpoint, before)), Waiting)
+        new_certificate, new_key = second.issue("renewed")
+        os.replace(new_certificate, certificate)
+        # The pair does not fit together now: the one before is served on.
+        assert isinstance(soon(attempt(service.endpoint, before)), Waiting)
+        os.replace(new_key, key)
+        assert isinstance(soon(attempt(service.endpoint, after)), Waiting)

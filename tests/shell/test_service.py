@@ -1,0 +1,387 @@
+"""The service in a process of its own: worlds form, streams break and resume, services die and come back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import pytest
+from served import Agent, Cable, Service, agents, join_bytes, raw_stream, serving, soon
+
+from rendezvous.channel import open_channel
+from rendezvous.client import ClientOptions, connect
+from rendezvous.ctl_calls import Service as Operations
+from rendezvous.events import (
+    AgentLeft,
+    AgentStopped,
+    Ended,
+    RankFailed,
+    RanksFinished,
+    Refused,
+    Stop,
+    StoreAt,
+    Waiting,
+)
+from rendezvous.pb import rendezvous_pb2 as pb
+from rendezvous.types import AgentId, Cause, DecisionKind, FailureClass, JobSpec, RestartBudget
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+TWO = JobSpec("job", 2, 2, "train.py", budget=RestartBudget(3))
+
+
+@pytest.fixture
+def service() -> Iterator[Service]:
+    with serving("--http", "127.0.0.1:0") as started:
+        yield started
+
+
+def operations(endpoint: str) -> Operations:
+    return Operations([endpoint], ClientOptions(), 10.0)
+
+
+async def notes(endpoint: str, job: str = "job") -> list[Any]:
+    return [note async for note in operations(endpoint).notes(job, follow=False)]
+
+
+# --- the life of a job -----------------------------------------------------------------------------------
+
+
+def test_a_world_forms_fails_restarts_and_ends(service: Service) -> None:
+    async def story() -> None:
+        async with agents(service.endpoint, TWO, ["a", "b"]) as (a, b):
+            assert await asyncio.gather(a.run(), b.run()) == [1, 1]
+            failed = b if b.assignment and b.assignment.node_rank == 1 else a
+            cause = Cause(failed.id.node, 1, 0, FailureClass.USER_EXCEPTION, "ValueError: bad", 1, ran_s=60.0)
+            failed.session.send(RankFailed(failed.id, 1, cause))
+            for agent in (a, b):
+                stop = await agent.expect(Stop)
+                assert stop.decision.kind is DecisionKind.RESTART
+                assert "ValueError: bad" in stop.decision.reason
+                agent.session.send(AgentStopped(agent.id, 1))
+            assert await asyncio.gather(a.run(), b.run()) == [2, 2]
+            for agent in (a, b):
+                agent.session.send(RanksFinished(agent.id, 2))
+            assert (await a.expect(Ended)).outcome.succeeded
+            assert (await b.expect(Ended)).outcome.restarts == 1
+
+    soon(story())
+
+
+def test_a_stream_that_breaks_and_resumes_changes_nothing(service: Service) -> None:
+    async def story() -> None:
+        cable = Cable(service.endpoint)
+        async with cable as endpoint, agents(endpoint, TWO, ["a", "b"]) as (a, b):
+            await asyncio.gather(a.run(), b.run())
+            for _ in range(3):
+                cable.cut()
+                await asyncio.gather(a.expect(StoreAt), b.expect(StoreAt))  # where it stands, told anew
+            told = [note.kind for note in await notes(service.endpoint)]
+            assert told == ["joined", "joined", "sealed", "running"]
+
+    soon(story())
+
+
+def test_what_is_said_while_the_stream_is_down_is_said_again(service: Service) -> None:
+    async def story() -> None:
+        cable = Cable(service.endpoint)
+        async with cable as endpoint, agents(endpoint, TWO, ["a", "b"]) as (a, b):
+            await asyncio.gather(a.run(), b.run())
+            cable.cut()
+            a.session.send(RanksFinished(a.id, 1))
+            b.session.send(RanksFinished(b.id, 1))
+            assert (await a.expect(Ended)).outcome.succeeded
+            assert (await b.expect(Ended)).outcome.succeeded
+
+    soon(story())
+
+
+def test_an_agent_whose_stream_stays_broken_is_lost_before_its_lease_ends(service: Service) -> None:
+    async def story() -> None:
+        spec = JobSpec("job", 2, 2, "train.py", budget=RestartBudget(3), lease_s=60.0)
+        cable = Cable(service.endpoint)
+        async with cable as endpoint, agents(service.endpoint, spec, ["a"]) as (a,):
+            b = Agent(connect([endpoint], AgentId("b", "1"), ClientOptions()), AgentId("b", "1"), spec)
+            await asyncio.gather(a.run(), b.run())
+            cable._server.close()
+            cable.cut()
+            stop = await a.expect(Stop)
+            assert stop.decision.kind is DecisionKind.WAIT
+            assert (
+                "node b was lost: its stream broke, and it did not come back within 1 s"
+                in stop.decision.reason
+            )
+            await b.session.close()
+
+    soon(story())
+
+
+def test_an_agent_that_leaves_is_not_waited_for(service: Service) -> None:
+    async def story() -> None:
+        async with agents(service.endpoint, TWO, ["a"]) as (a,):
+            async with agents(service.endpoint, TWO, ["b"]) as (b,):
+                await asyncio.gather(a.run(), b.run())
+                b.session.send(AgentLeft(b.id, "SIGTERM"))
+            assert "left: SIGTERM" in (await a.expect(Stop)).decision.reason
+
+    soon(story())
+
+
+def test_a_silent_agent_is_lost_when_its_lease_ends(service: Service) -> None:
+    """Its stream stands: only the heartbeats tell."""
+
+    async def story() -> None:
+        spec = JobSpec("job", 2, 2, "train.py", budget=RestartBudget(3), lease_s=0.6)
+        async with agents(service.endpoint, spec, ["a"]) as (a,), raw_stream(service.endpoint) as call:
+            await call.write(join_bytes(spec, "b"))
+            await a.run()
+            assert "nothing heard from it for 0.6 s" in (await a.expect(Stop)).decision.reason
+
+    soon(story())
+
+
+def test_two_specs_that_disagree_are_told_the_field_and_both_values(service: Service) -> None:
+    async def story() -> None:
+        other = JobSpec("job", 2, 2, "other.py", budget=RestartBudget(3))
+        async with agents(service.endpoint, TWO, ["a"]) as (a,):
+            await a.expect(Waiting)
+            async with agents(service.endpoint, other, ["b"]) as (b,):
+                refused = await b.expect(Refused)
+                assert refused.exit_code == 78
+                assert "the job has train.py, this node brings other.py" in refused.reason
+            async with agents(service.endpoint, TWO, ["c"]) as (c,):
+                await asyncio.gather(a.run(), c.run())  # the round is not poisoned by it
+
+    soon(story())
+
+
+# --- the service's own end ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+def test_a_running_job_outlives_its_service(signum: signal.Signals, tmp_path: Path) -> None:
+    store = ("--store", f"file:{tmp_path}/jobs")
+
+    async def story() -> None:
+        first = Service("--listen", "127.0.0.1:0", *store)
+        endpoint = await asyncio.to_thread(first.await_endpoint)
+        async with agents(endpoint, TWO, ["a", "b"]) as (a, b):
+            try:
+                await asyncio.gather(a.run(), b.run())
+                await asyncio.to_thread(first.end, signum)
+                a.session.send(RanksFinished(a.id, 1))  # to nobody, for now
+                second = Service("--listen", endpoint, *store)
+                await asyncio.to_thread(second.await_endpoint)
+                b.session.send(RanksFinished(b.id, 1))
+                for agent in (a, b):
+                    outcome = (await agent.expect(Ended)).outcome
+                    assert (outcome.succeeded, outcome.restarts) == (True, 0)
+                second.close()
+            finally:
+                first.close()
+
+    soon(story())
+
+
+def test_a_forming_round_completes_after_the_service_was_killed(tmp_path: Path) -> None:
+    store = ("--store", f"file:{tmp_path}/jobs")
+
+    async def story() -> None:
+        first = Service("--listen", "127.0.0.1:0", *store)
+        endpoint = await asyncio.to_thread(first.await_endpoint)
+        async with agents(endpoint, TWO, ["a"]) as (a,):
+            await a.expect(Waiting)
+            await asyncio.to_thread(first.end, signal.SIGKILL)
+            second = Service("--listen", endpoint, *store)
+            try:
+                await asyncio.to_thread(second.await_endpoint)
+                async with agents(endpoint, TWO, ["b"]) as (b,):
+                    assert await asyncio.gather(a.run(), b.run()) == [1, 1]
+            finally:
+                second.close()
+                first.close()
+
+    soon(story())
+
+
+def test_a_port_in_use_is_told_in_one_line(service: Service) -> None:
+    second = Service("--listen", service.endpoint)
+    assert second.wait() == 1
+    said = "".join(second.log)
+    assert f"cannot listen on {service.endpoint}" in said
+    assert "Traceback" not in said
+
+
+# --- operators ---------------------------------------------------------------------------------------------
+
+
+def test_orders_are_carried_out_and_answered(service: Service) -> None:
+    spec = JobSpec("job", 1, 2, "train.py", last_call_s=30.0)
+
+    async def story() -> None:
+        ops = operations(service.endpoint)
+        async with agents(service.endpoint, spec, ["a", "b"]) as (a, b):
+            await asyncio.gather(a.run(), b.run())
+            listed = await ops.call("ListJobs", pb.ListJobsRequest())
+            assert [(job.job_id, job.phase, job.nodes) for job in listed.jobs] == [
+                ("job", pb.PHASE_RUNNING, 2)
+            ]
+            drained = await ops.call("DrainNode", pb.DrainNodeRequest(job_id="job", node="b", reason="disk"))
+            assert drained.job.phase == pb.PHASE_STOPPING
+            for agent in (a, b):
+                assert "b is drained: disk" in (await agent.expect(Stop)).decision.reason
+                agent.session.send(AgentStopped(agent.id, 1))
+            assert await a.run() == 2
+            job = (await ops.call("GetJob", pb.GetJobRequest(job_id="job"))).job
+            assert [(n.node, n.HasField("node_rank")) for n in job.nodes] == [("a", True), ("b", False)]
+            assert "disk" in job.nodes[1].excluded
+            await ops.call("ResumeNode", pb.ResumeNodeRequest(job_id="job", node="b"))
+            await ops.call("RestartJob", pb.RestartJobRequest(job_id="job", reason="because"))
+            assert "ordered by an operator: because" in (await a.expect(Stop)).decision.reason
+            a.session.send(AgentStopped(a.id, 2))
+            assert await asyncio.gather(a.run(), b.run()) == [3, 3]
+            resized = await ops.call("ResizeJob", pb.ResizeJobRequest(job_id="job", min_nodes=1, max_nodes=1))
+            assert (resized.job.phase, resized.job.max_nodes) == (pb.PHASE_STOPPING, 1)
+            await ops.call("AbortJob", pb.AbortJobRequest(job_id="job", reason="enough"))
+            for agent in (a, b):
+                await agent.expect(Stop)
+                agent.session.send(AgentStopped(agent.id, 3))
+            assert "aborted by an operator: enough" in (await a.expect(Ended)).outcome.reason
+
+    soon(story())
+
+
+def test_events_are_followed_to_the_end_of_the_job(service: Service) -> None:
+    spec = JobSpec("job", 1, 1, "train.py")
+
+    async def follow() -> list[str]:
+        return [note.kind async for note in operations(service.endpoint).notes("job", follow=True)]
+
+    async def story() -> None:
+        async with agents(service.endpoint, spec, ["a"]) as (a,):
+            await a.run()
+            following = asyncio.get_running_loop().create_task(follow())
+            a.session.send(RanksFinished(a.id, 1))
+            assert await following == ["joined", "sealed", "running", "decision", "ended"]
+
+    soon(story())
+
+
+def test_ddpctl_speaks_json_and_text(service: Service) -> None:
+    def ddpctl(*arguments: str) -> subprocess.CompletedProcess[str]:
+        env = os.environ | {"DDP_RENDEZVOUS": service.endpoint}
+        command = [sys.executable, "-m", "rendezvous.ctl", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, env=env, timeout=20, check=False)
+
+    async def story() -> None:
+        async with agents(service.endpoint, JobSpec("job", 1, 1, "train.py"), ["a"]) as (a,):
+            await a.run()
+            listed = await asyncio.to_thread(ddpctl, "list", "-o", "json")
+            assert json.loads(listed.stdout)["jobs"][0]["phase"] == "PHASE_RUNNING"
+            status = await asyncio.to_thread(ddpctl, "status", "job")
+            assert "in the world" in status.stdout
+            events = await asyncio.to_thread(ddpctl, "events", "job", "-o", "json")
+            assert [json.loads(line)["kind"] for line in events.stdout.splitlines()] == [
+                "joined",
+                "sealed",
+                "running",
+            ]
+            nothing = await asyncio.to_thread(ddpctl, "status", "nope")
+            assert (nothing.returncode, nothing.stderr) == (1, "ddpctl: there is no job 'nope'\n")
+            odd = await asyncio.to_thread(ddpctl, "resize", "job", "many")
+            assert (odd.returncode, odd.stderr) == (78, "ddpctl: 'many' is not N or MIN:MAX\n")
+
+    soon(story())
+
+
+# --- scripts -------------------------------------------------------------------------------------------------
+
+
+async def scratch(endpoint: str, method: str, request: Any) -> Any:
+    async with open_channel(endpoint, ClientOptions()) as channel:
+        call: Any = channel.unary_unary(f"/rendezvous.v1.Scratchpad/{method}")
+        return getattr(pb, f"{method}Response").FromString(
+            await call(request.SerializeToString(), timeout=10)
+        )
+
+
+async def code_of(coroutine: Any) -> grpc.StatusCode:
+    with pytest.raises(grpc.RpcError) as caught:
+        await coroutine
+    found: grpc.StatusCode = caught.value.code()  # type: ignore[attr-defined]
+    return found
+
+
+def test_scripts_keep_values_and_meet_at_barriers(service: Service) -> None:
+    where = service.endpoint
+
+    def put(key: str, value: bytes, **more: Any) -> Any:
+        return scratch(where, "PutValue", pb.PutValueRequest(job_id="job", key=key, value=value, **more))
+
+    def get(key: str, **more: Any) -> Any:
+        return scratch(where, "GetValue", pb.GetValueRequest(job_id="job", key=key, **more))
+
+    def enter(member: str, wait_s: float = 10.0) -> Any:
+        request = pb.EnterBarrierRequest(job_id="job", name="ready", member=member, parties=2, wait_s=wait_s)
+        return scratch(where, "EnterBarrier", request)
+
+    async def story() -> None:
+        assert await code_of(put("k", b"v")) is grpc.StatusCode.NOT_FOUND  # no such job
+        async with agents(where, TWO, ["a"]) as (a,):
+            await a.expect(Waiting)
+            first = (await put("k", b"v1", expected_version=0)).version
+            assert await code_of(put("k", b"v2", expected_version=0)) is grpc.StatusCode.FAILED_PRECONDITION
+            waiting = asyncio.get_running_loop().create_task(get("k", after_version=first, wait_s=10.0))
+            await put("k", b"v2")
+            assert (await waiting).value == b"v2"
+            assert await code_of(get("other")) is grpc.StatusCode.NOT_FOUND
+            assert await code_of(get("other", wait_s=0.05)) is grpc.StatusCode.DEADLINE_EXCEEDED
+            assert await code_of(put("k", bytes(70_000))) is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert await code_of(put("rendezvous/k", b"")) is grpc.StatusCode.INVALID_ARGUMENT
+            assert await code_of(enter("x", 0.05)) is grpc.StatusCode.DEADLINE_EXCEEDED
+            assert await code_of(enter("x", 0.05)) is grpc.StatusCode.DEADLINE_EXCEEDED  # one member, twice
+            met = await asyncio.gather(enter("x"), enter("y"))
+            assert [m.arrived for m in met] == [2, 2]
+            assert (await enter("x")).arrived == 2  # passed, and open from now on
+
+    soon(story())
+
+
+# --- probes --------------------------------------------------------------------------------------------------
+
+
+def test_probes_and_metrics(service: Service) -> None:
+    port = next(line for line in service.log if "metrics at" in line).rsplit(":", 1)[1].strip()
+
+    def fetch(path: str) -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+            return str(answer.read().decode())
+
+    async def story() -> bytes:
+        async with agents(service.endpoint, JobSpec("job", 1, 1, "train.py"), ["a"]) as (a,):
+            await a.run()
+            text = await asyncio.to_thread(fetch, "/metrics")
+            assert 'ddp_rendezvous_jobs{phase="running"} 1' in text
+            assert "ddp_rendezvous_streams 1\n" in text
+        async with open_channel(service.endpoint, ClientOptions()) as channel:
+            check: Any = channel.unary_unary("/grpc.health.v1.Health/Check")
+            assert await check(b"\n\x14rendezvous.v1.Agents", timeout=5) == b"\x08\x01"
+            assert await code_of(check(b"\n\x04none", timeout=5)) is grpc.StatusCode.NOT_FOUND
+            answer: bytes = await check(b"", timeout=5)
+            return answer
+
+    assert soon(story()) == b"\x08\x01"
+    assert (fetch("/livez"), fetch("/readyz")) == ("alive\n", "ready\n")
+    with pytest.raises(urllib.error.HTTPError, match="404") as caught:
+        fetch("/else")
+    caught.value.close()

@@ -1,0 +1,188 @@
+"""Hostile, broken, slow and too many clients: each is refused or idle, and the others notice nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import time
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import pytest
+from served import Service, agents, join_bytes, raw_stream, serving, soon
+
+from rendezvous.codec import HEARTBEAT
+from rendezvous.events import Ended, RanksFinished
+from rendezvous.types import JobSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ONE = JobSpec("job", 1, 1, "train.py")
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Service]:
+    with serving() as started:
+        yield started
+
+
+async def a_job_runs(service: Service, job_id: str) -> float:
+    """From the join to the end; how long that took."""
+    at = time.monotonic()
+    async with agents(service.endpoint, JobSpec(job_id, 1, 1, "train.py"), ["healthy"]) as (agent,):
+        await agent.run()
+        agent.session.send(RanksFinished(agent.id, 1))
+        await agent.expect(Ended)
+    return time.monotonic() - at
+
+
+async def status_of(call: Any) -> tuple[grpc.StatusCode, str]:
+    async with asyncio.timeout(20.0):
+        return await call.code(), await call.details()
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"\xff\xff\xff\xff", "these bytes are no AgentMessage"),
+        (b"", "an empty AgentMessage"),
+        (HEARTBEAT, "must be a join"),
+        (b"\x0a\x00", "Join lacks its agent"),
+    ],
+)
+def test_bad_first_messages_are_named(service: Service, data: bytes, words: str) -> None:
+    async def story() -> None:
+        async with raw_stream(service.endpoint) as call:
+            await call.write(data)
+            code, details = await status_of(call)
+            assert code is grpc.StatusCode.INVALID_ARGUMENT
+            assert words in details
+
+    soon(story())
+
+
+def test_a_bad_later_message_ends_its_own_stream_only(service: Service) -> None:
+    async def story() -> None:
+        async with raw_stream(service.endpoint) as call:
+            await call.write(join_bytes(JobSpec("bad-later", 1, 1), "a"))
+            await call.read()
+            await call.write(b"\x1a\xff")
+            assert (await status_of(call))[0] is grpc.StatusCode.INVALID_ARGUMENT
+        await a_job_runs(service, "beside-bad-later")
+
+    soon(story())
+
+
+def test_a_stream_is_one_agents(service: Service) -> None:
+    async def story() -> None:
+        async with raw_stream(service.endpoint) as call:
+            spec = JobSpec("one-agents", 2, 2)
+            await call.write(join_bytes(spec, "a"))
+            await call.write(join_bytes(spec, "b"))
+            code, details = await status_of(call)
+            assert (code, "needs one of its own" in details) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+
+    soon(story())
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (JobSpec("job", 1, 1, lease_s=1e-6), "the lease is 1e-06"),
+        (JobSpec("job", 3, 2), "--nnodes 3:2"),
+        (JobSpec("", 1, 1), "the job id has 0 characters"),
+        (JobSpec("j\nfake line", 1, 1), "cannot be printed"),
+    ],
+)
+def test_a_spec_that_could_busy_the_service_is_refused(service: Service, spec: JobSpec, words: str) -> None:
+    async def story() -> None:
+        from rendezvous.codec import read_to_agent
+        from rendezvous.events import Refused
+
+        async with raw_stream(service.endpoint) as call:
+            await call.write(join_bytes(spec, "a"))
+            refused = read_to_agent(await call.read())
+            assert isinstance(refused, Refused)
+            assert (refused.exit_code, refused.retryable) == (78, False)
+            assert words in refused.reason
+
+    soon(story())
+
+
+def test_a_huge_message_is_refused_before_it_is_kept(service: Service) -> None:
+    async def story() -> None:
+        before = service.resident
+        for _ in range(5):
+            async with raw_stream(service.endpoint) as call:
+                with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
+                    await call.write(bytes(16 * 2**20))
+                assert (await status_of(call))[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+        await a_job_runs(service, "beside-huge")
+        assert service.resident - before < 64 * 2**20
+
+    soon(story())
+
+
+def test_bytes_that_are_no_http2_and_idle_connections_harm_nobody(service: Service) -> None:
+    host, _, port = service.endpoint.rpartition(":")
+    before = service.resident
+    with contextlib.ExitStack() as stack:
+        for i in range(500):
+            idle = stack.enter_context(socket.create_connection((host, int(port)), 5))
+            if i % 5 == 0:
+                with contextlib.suppress(OSError):
+                    idle.sendall(os.urandom(512))
+        assert soon(a_job_runs(service, "beside-idle")) < 5.0
+        assert service.resident - before < 64 * 2**20
+
+
+def test_a_client_that_does_not_read_is_cut_off_and_slows_nobody(service: Service) -> None:
+    async def story() -> None:
+        async with raw_stream(service.endpoint) as call:
+            spec = JobSpec("slow-reader", 1, 1, "x" * 4000)
+            join = join_bytes(spec, "a")
+            before = service.resident
+            with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
+                for _ in range(6000):  # each is answered with where the job stands
+                    await call.write(join)
+            assert await a_job_runs(service, "beside-slow-reader") < 5.0
+            with contextlib.suppress(grpc.RpcError):
+                while await call.read() is not grpc.aio.EOF:
+                    pass
+            print(await status_of(call))
+            assert any("reads too slowly" in str(x) for x in await status_of(call))
+            assert service.resident - before < 64 * 2**20
+
+    soon(story())
+
+
+def test_limits_are_told_in_words() -> None:
+    async def story(service: Service) -> None:
+        async with agents(service.endpoint, JobSpec("one", 4, 4), ["a"]):
+            async with raw_stream(service.endpoint) as call:
+                await call.write(join_bytes(JobSpec("one", 4, 4), "b"))
+                await call.read()
+                async with raw_stream(service.endpoint) as third:
+                    await third.write(join_bytes(JobSpec("one", 4, 4), "c"))
+                    code, details = await status_of(third)
+                    assert (code, details) == (
+                        grpc.StatusCode.RESOURCE_EXHAUSTED,
+                        "the service has 2 streams already",
+                    )
+
+    with serving("--max-agents", "2") as service:
+        soon(story(service))
+    with serving("--max-jobs", "1") as service:
+        soon(a_second_job_is_refused(service))
+
+
+async def a_second_job_is_refused(service: Service) -> None:
+    async with raw_stream(service.endpoint) as first, raw_stream(service.endpoint) as second:
+        await first.write(join_bytes(JobSpec("one", 4, 4), "a"))
+        await first.read()
+        await second.write(join_bytes(JobSpec("two", 2, 2), "a"))
+        code, details = await status_of(second)
+        assert (code, details) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "the service has 1 jobs already")
