@@ -78,7 +78,7 @@ async def _serve_or_connect(
     own = await asyncio.to_thread(reach.own_address_of, endpoint.host, endpoint.port)
     if not own or not reach.is_free(own, endpoint.port):
         return await _connect(spec, host, incarnation, (endpoint,), own)
-    key_file = os.environ.get(f"{ENV}TOKEN_KEY_FILE", "")
+    key_file = os.environ.get(f"{ENV}TOKEN_KEYS", "")
     if why == "--rendezvous" and not key_file:
         _refuse_strangers(endpoint, own)
     stop_serving = await serve(str(Endpoint(own, endpoint.port)), key_file)
@@ -97,7 +97,7 @@ def _refuse_strangers(endpoint: Endpoint, own: str) -> None:
         return
     raise CannotMeet(
         f"--rendezvous: serving on {endpoint} would let anyone who reaches it join the job; set {ENV}INSECURE=1 on "
-        f"every node where the network is trusted, or {ENV}TOKEN_KEY_FILE here and {ENV}TOKEN on every node"
+        f"every node where the network is trusted, or {ENV}TOKEN_KEYS here and {ENV}TOKEN on every node"
     )
 
 

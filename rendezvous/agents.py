@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
 
 from rendezvous.admissible import objection
-from rendezvous.attendance import Attendance
+from rendezvous.attendance import Attendance, Cut
 from rendezvous.auth import Right
 from rendezvous.calls import held
 from rendezvous.codec import BadMessage, read_from_agent, to_agent_bytes
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
     from rendezvous.job import Job
     from rendezvous.jobs import Jobs
 
+_log = logging.getLogger("rendezvous")
 _FIRST_MESSAGE_S = 10.0
+_NOBODY_YET_S = 0.2
 _SPEC_UNUSABLE = 78
 
 
@@ -80,7 +83,7 @@ class Agents:
             job = self._jobs.at_hand(job_id) or await self._jobs.open(job_id)
         except Elsewhere as error:
             await context.write(
-                to_agent_bytes(Moved(error.address, 0.0 if error.address else 0.5, str(error)))
+                to_agent_bytes(Moved(error.address, 0.0 if error.address else _NOBODY_YET_S, str(error)))
             )
             return None
         if len(job.attendances) >= self._limits.agents_per_job and joined.agent not in job.attendances:
@@ -98,5 +101,8 @@ class Agents:
         try:
             owner.post(joined)
             await attendance.run()
+        except Cut as cut:
+            _log.warning("the stream of %s was cut: %s", joined.agent, cut.words, extra={"job": job.job_id})
+            raise
         finally:
             job.detach(attendance)

@@ -128,7 +128,7 @@ def _peer_name(context: Any) -> str:
     """The certificate's name where there is one, else the address without its port."""
     names = context.auth_context().get("x509_common_name")
     if names:
-        return "certificate " + names[0].decode("utf-8", "replace")
+        return "certificate " + str(names[0], "utf-8", "replace")
     return str(context.peer()).rpartition(":")[0]
 
 

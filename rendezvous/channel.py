@@ -13,11 +13,12 @@ from rendezvous.client import OptionsUnusable
 if TYPE_CHECKING:
     from rendezvous.client import ClientOptions
 
-# A service that is frozen, or whose host vanished, is noticed within about four seconds.
+# A service that is frozen, or whose host vanished, is noticed within about three seconds.
 _OPTIONS = (
     ("grpc.max_receive_message_length", 4 * 1024 * 1024),
-    ("grpc.keepalive_time_ms", 2_000),
-    ("grpc.keepalive_timeout_ms", 2_000),
+    ("grpc.keepalive_time_ms", 1_000),
+    ("grpc.keepalive_timeout_ms", 1_500),
+    ("grpc.http2.ping_timeout_ms", 1_500),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.min_reconnect_backoff_ms", 3_000),  # which is also how long a connection may take
     ("grpc.use_local_subchannel_pool", 1),

@@ -39,6 +39,11 @@ def lines(event: Event | None, before: JobState, after: JobState) -> Iterator[Li
     """`event` None: the state was read from the store."""
     if after is before or isinstance(event, AgentHeard):
         return
+    if event is None:
+        if after.spec is not None:
+            where = f"{after.phase}, generation {after.generation}, {len(after.members)} members"
+            yield Line("resumed", f"read from the store: {where}")
+        return
     yield from _comings_and_goings(event, before, after)
     if after.excluded is not before.excluded:
         yield from _exclusions(before, after)

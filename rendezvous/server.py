@@ -46,8 +46,9 @@ _OPTIONS = (
     ("grpc.max_connection_idle_ms", 300_000),  # a connection without a stream
     ("grpc.keepalive_time_ms", 30_000),  # a peer that vanished without a word
     ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 0),
-    ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 500),
     ("grpc.http2.max_ping_strikes", 3),
 )
 _FAREWELL_S = 5.0

@@ -165,7 +165,7 @@ def _check_exposure(settled: Mapping[str, Any]) -> None:
     if not settled["tls_cert"]:
         missing.append("TLS (--tls-cert, --tls-key)")
     if not settled["token_keys"] and not settled["client_ca"]:
-        missing.append("a way to know who calls (--token-keys or --client-ca)")
+        missing.append("way to know who calls (--token-keys or --client-ca)")
     if missing:
         raise SettingsUnusable(
             f"{outward[0]} can be reached from other machines, and there is no {' and no '.join(missing)}; "

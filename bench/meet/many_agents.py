@@ -1,9 +1,10 @@
 """Many agents in one process, each with a real client session of its own, connection included.
 
-    python bench/meet/many_agents.py HOST:PORT JOB COUNT
+    python bench/meet/many_agents.py HOST:PORT JOB FIRST COUNT ALL
 
-Says when it is ready. On the word "meet" all of them set off, and it answers with the seconds until the last had
-its assignment, and until the last knew where the store is. Node rank 0 opens none: it only says that it has.
+These are COUNT agents from number FIRST on, of ALL that the job has. Says when it is ready. On the word "meet" all of
+them set off, and it answers with the instants at which the last had its assignment, and at which the last knew where
+the store is. Node rank 0 opens none: it only says that it has.
 Then they stay, with one heartbeat per second each, until the input ends; then they say goodbye.
 """
 
@@ -56,21 +57,21 @@ class Agent:
 
 
 async def main() -> None:
-    endpoint, job, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
-    spec = JobSpec(job, count, count, join_timeout_s=120.0)
+    endpoint, job = sys.argv[1:3]
+    first, count, whole = (int(word) for word in sys.argv[3:])
+    spec = JobSpec(job, whole, whole, join_timeout_s=120.0)
     lines = await _input()
     _answer({})
     await lines.readline()
-    began = time.monotonic()
     agents = []
-    for number in range(count):
+    for number in range(first, first + count):
         agent = AgentId(f"node{number}", job)
         agents.append(Agent(connect([endpoint], agent, ClientOptions()), agent, spec))
     await asyncio.gather(*(agent.meet() for agent in agents))
     _answer(
         {
-            "assigned": max(agent.assigned_at for agent in agents) - began,
-            "ready": max(agent.ready_at for agent in agents) - began,
+            "assigned": max(agent.assigned_at for agent in agents),
+            "ready": max(agent.ready_at for agent in agents),
         }
     )
     await lines.read()

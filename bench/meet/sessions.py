@@ -1,4 +1,4 @@
-"""The driver's end of the process that holds the many sessions: one line asked, one line answered."""
+"""The driver's end of the processes that hold the many sessions: one line asked, one line answered."""
 
 from __future__ import annotations
 
@@ -18,19 +18,40 @@ if TYPE_CHECKING:
 _PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "many_agents.py")
 
 
+_PER_PROCESS = 10  # a gRPC channel takes two file descriptors
+
+
 class Sessions:
     def __init__(self, endpoint: str, job: str, count: int, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._process = subprocess.Popen(
-            [sys.executable, _PROGRAM, endpoint, job, str(count)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        self._pid = self._process.pid
+        self._processes = [
+            subprocess.Popen(
+                [
+                    sys.executable,
+                    _PROGRAM,
+                    endpoint,
+                    job,
+                    str(first),
+                    str(min(_PER_PROCESS, count - first)),
+                    str(count),
+                ],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+            for first in range(0, count, _PER_PROCESS)
+        ]
 
     def meet(self) -> dict[str, float]:
-        self._answer()  # it has read its modules
-        return self._ask("meet")
+        """Seconds from the word to the last agent's."""
+        for process in self._processes:
+            self._answer(process)  # it has read its modules
+        began = time.monotonic()
+        for process in self._processes:
+            assert process.stdin is not None
+            process.stdin.write(b"meet\n")
+            process.stdin.flush()
+        answers = [self._answer(process) for process in self._processes]
+        return {key: max(answer[key] for answer in answers) - began for key in ("assigned", "ready")}
 
     def stay(self, seconds: float) -> float:
         """The processor seconds that all the clients took meanwhile."""
@@ -38,24 +59,18 @@ class Sessions:
         time.sleep(seconds)
         return self._cpu_seconds() - before
 
-    def _ask(self, word: str) -> dict[str, float]:
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{word}\n".encode())
-        self._process.stdin.flush()
-        return self._answer()
-
-    def _answer(self) -> dict[str, float]:
-        assert self._process.stdout is not None
-        if not select.select([self._process.stdout], [], [], self._timeout_s)[0]:
+    def _answer(self, process: subprocess.Popen[bytes]) -> dict[str, float]:
+        assert process.stdout is not None
+        if not select.select([process.stdout], [], [], self._timeout_s)[0]:
             raise RunFailed(f"no answer within {self._timeout_s:g} s")
-        line = self._process.stdout.readline()
+        line = process.stdout.readline()
         if not line:
-            raise RunFailed(f"the clients ended with exit code {self._process.wait()}")
+            raise RunFailed(f"the clients ended with exit code {process.wait()}")
         answer: dict[str, float] = json.loads(line)
         return answer
 
     def _cpu_seconds(self) -> float:
-        return time.clock_gettime((~self._pid << 3) | 2)
+        return sum(time.clock_gettime((~process.pid << 3) | 2) for process in self._processes)
 
     def __enter__(self) -> Sessions:
         return self
@@ -63,6 +78,12 @@ class Sessions:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is not None:
-            self._process.kill()
-        self._process.communicate()
+        for process in self._processes:
+            if error is not None:
+                process.kill()
+            assert process.stdin is not None
+            process.stdin.close()
+        for process in self._processes:
+            assert process.stdout is not None
+            process.stdout.close()
+            process.wait()

@@ -6,6 +6,7 @@ import re
 import runpy
 import shutil
 import subprocess
+import sys
 
 import pytest
 from tidy import ROOT
@@ -32,13 +33,24 @@ def unknown_commands(text):
     return {*quoted, *re.findall(r"^make ([a-z-]+)", blocks, re.MULTILINE)} - targets()
 
 
+def options_of_the_service():
+    """As `ddp-rendezvous` and `ddpctl` explain themselves."""
+    asked = [("rendezvous.main", "serve"), ("rendezvous.main", "token"), ("rendezvous.ctl", "drain")]
+    helps = [
+        subprocess.run([sys.executable, "-m", module, word, "--help"], capture_output=True, text=True).stdout
+        for module, word in asked
+    ]
+    assert all(helps)
+    return set(re.findall(r"--[a-z][a-z-]+", "".join(helps)))
+
+
 def unknown_options(text):
     """Flags of ours that a page names; those of other programs stand in lines that name these."""
     lines = [
         line for line in text.splitlines() if not re.search(r"apt-get|pip|bench/|ruff|mypy|pytest", line)
     ]
     named = set(re.findall(r"(?<![\w-])(--[a-z][a-z-]+)", "\n".join(lines)))
-    known = {spelling for option in OPTIONS for spelling in option.spellings}
+    known = {spelling for option in OPTIONS for spelling in option.spellings} | options_of_the_service()
     return named - known - {"--epochs", "--checkpoint", "--metrics", "--lr"}
 
 

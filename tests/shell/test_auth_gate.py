@@ -67,7 +67,8 @@ async def outcome(
         try:
             await call.write(data)
             await call.done_writing()
-            await call.read()
+            while await call.read() is not grpc.aio.EOF:
+                pass
         except (grpc.RpcError, asyncio.InvalidStateError):
             pass
         found: grpc.StatusCode = await call.code()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 import time
 from typing import TYPE_CHECKING
 
@@ -43,21 +44,18 @@ def test_any_of_several_addresses_will_do() -> None:
 
 
 def test_a_service_that_accepts_and_never_answers_is_passed_over() -> None:
-    async def story(endpoint: str) -> None:
-        silent = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
-        port = silent.sockets[0].getsockname()[1]
+    async def story(silent: str, endpoint: str) -> None:
         for _ in range(3):
             at = time.monotonic()
-            async with agents([f"127.0.0.1:{port}", endpoint], TWO, ["a"]) as (a,):
+            async with agents([silent, endpoint], TWO, ["a"]) as (a,):
                 await a.expect(Waiting)
             assert time.monotonic() - at < 8.0
-        silent.close()
 
-    with serving() as service:
-        soon(story(service.endpoint))
+    with serving() as service, socket.create_server(("127.0.0.1", 0)) as silent:
+        soon(story(f"127.0.0.1:{silent.getsockname()[1]}", service.endpoint))
 
 
-def test_a_frozen_service_is_left_for_another(tmp_path: Path) -> None:
+def test_a_frozen_service_is_left_for_another() -> None:
     """Not shared state: only that the session moves on by itself, and joins where it comes to."""
 
     async def story(first: Service, second: Service) -> None:

@@ -1,0 +1,220 @@
+"""The pure parts of the service: what is said again, what is noted, what is bounded, what is shortened."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rendezvous.admissible import objection
+from rendezvous.conversation import Recital
+from rendezvous.events import (
+    AgentHeard,
+    AgentJoined,
+    AgentLeft,
+    AgentStopped,
+    Assigned,
+    CheckpointTaken,
+    Ended,
+    Event,
+    JobAborted,
+    NodeDrained,
+    RankFailed,
+    RanksFinished,
+    Refused,
+    Stop,
+    StoreOpened,
+)
+from rendezvous.fitting import ENDED_BYTES, fitted
+from rendezvous.journal import lines
+from rendezvous.limits import Allowance, Counts, LimitReached, Rates
+from rendezvous.machine import step
+from rendezvous.snapshot import SnapshotUnreadable, decode_state, encode_state
+from rendezvous.state import JobState
+from rendezvous.types import (
+    AgentId,
+    Assignment,
+    Cause,
+    Decision,
+    DecisionKind,
+    FailureClass,
+    JobSpec,
+    NodeFacts,
+    Outcome,
+    RestartBudget,
+    StoreAddress,
+)
+from rendezvous.view import view_of
+
+A = AgentId("a", "1")
+SPEC = JobSpec("job", 1, 1, budget=RestartBudget(1))
+FACTS = NodeFacts("a", "10.0.0.1", 2)
+JOIN = AgentJoined(A, SPEC, FACTS)
+CAUSE = Cause(
+    "a", 0, 0, FailureClass.USER_EXCEPTION, "ValueError: no", 1, traceback="Traceback ...", ran_s=9.0
+)
+STOP = Stop(1, Decision(DecisionKind.RESTART, "because", 1))
+
+
+def assigned(generation: int) -> Assigned:
+    return Assigned(Assignment(generation, 0, 1, 0, 2, 2, "default", 0, 2, 0, 0, "10.0.0.1"))
+
+
+# --- what is said again ------------------------------------------------------------------------------------
+
+
+def test_the_join_comes_first_then_the_reports_of_the_present_generation() -> None:
+    opened = StoreOpened(A, 1, StoreAddress("a", 1))
+    recital = Recital().said(JOIN).heard(assigned(1)).said(opened).said(RankFailed(A, 1, CAUSE))
+    assert recital.lines() == (JOIN, opened, RankFailed(A, 1, CAUSE))
+    assert recital.heard(assigned(1)).heard(STOP).lines() == recital.lines()
+    assert recital.heard(assigned(2)).lines() == (JOIN,)
+
+
+def test_the_answer_to_a_stop_is_kept_until_the_next_generation() -> None:
+    recital = Recital().said(JOIN).heard(assigned(1)).heard(STOP).said(AgentStopped(A, 1))
+    assert recital.lines() == (JOIN, AgentStopped(A, 1))
+
+
+def test_passing_moments_are_not_said_again() -> None:
+    recital = Recital().said(JOIN).heard(assigned(1)).said(AgentHeard(A)).said(CheckpointTaken(A, 1))
+    assert recital.lines() == (JOIN,)
+
+
+def test_who_was_given_up_begins_anew_and_who_left_says_so_last() -> None:
+    recital = Recital().said(JOIN).heard(assigned(1)).said(RanksFinished(A, 1))
+    assert recital.heard(Refused("given up", 75, retryable=True)).lines() == (JOIN,)
+    assert recital.said(AgentLeft(A, "bye")).lines() == (JOIN, RanksFinished(A, 1), AgentLeft(A, "bye"))
+
+
+def test_nothing_is_said_before_the_join() -> None:
+    assert Recital().said(RanksFinished(A, 1)).lines() == ()
+
+
+# --- what is noted -----------------------------------------------------------------------------------------
+
+
+def told(*events: Event) -> tuple[list[tuple[str, str]], JobState]:
+    state, found = JobState(), []
+    for at, event in enumerate(events):
+        after, _ = step(state, event, float(at))
+        found += [(line.kind, line.text) for line in lines(event, state, after)]
+        state = after
+    return found, state
+
+
+def test_a_life_in_lines() -> None:
+    found, state = told(
+        JOIN,
+        AgentHeard(A),
+        StoreOpened(A, 1, StoreAddress("10.0.0.1", 1)),
+        RankFailed(A, 1, CAUSE),
+        AgentStopped(A, 1),
+        AgentJoined(AgentId("b", "1"), SPEC, NodeFacts("b", "10.0.0.2", 2)),
+        NodeDrained("b", "disk"),
+        JobAborted("enough"),
+        AgentStopped(A, 2),
+    )
+    assert [kind for kind, _ in found] == [
+        *("joined", "sealed", "running", "decision", "stopping", "sealed", "joined", "excluded"),
+        *("decision", "stopping", "ended"),
+    ]
+    assert ("sealed", "generation 1: 2 ranks on 1 nodes") in found
+    assert ("decision", "fail: aborted by an operator: enough") in found
+    view = view_of("job", state, 9.0)
+    assert view.summary.reason == "aborted by an operator: enough"
+    assert [node.node for node in view.nodes] == ["a", "b"]
+    assert decode_state(encode_state(state)) == state
+
+
+# --- what is kept ------------------------------------------------------------------------------------------
+
+
+@given(st.binary(max_size=60))
+def test_bytes_that_are_no_snapshot_are_refused_in_words(data: bytes) -> None:
+    good = encode_state(JobState())
+    for broken in (data, good[:-3], good[: len(good) // 2] + data, b"ddp-job 1\n" + data):
+        if broken != good:
+            with pytest.raises(SnapshotUnreadable):
+                decode_state(broken)
+
+
+# --- what is bounded ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"lease_s": 0.0}, "the lease is 0"),
+        ({"min_nodes": 0}, "--nnodes 0:1"),
+        ({"max_nodes": 10**6}, "--nnodes 1:1000000"),
+        ({"budget": RestartBudget(-1)}, "the restart budget is -1"),
+        ({"budget": RestartBudget(1, 0.0)}, "the restart window is 0"),
+        ({"job_id": "x" * 129}, "the job id has 129 characters"),
+        ({"job_id": "a\x1b[31m"}, "cannot be printed"),
+    ],
+)
+def test_what_a_spec_may_not_ask_for(changed: dict[str, object], words: str) -> None:
+    assert objection(A, SPEC, FACTS) == ""
+    assert words in objection(A, replace(SPEC, **changed), FACTS)  # type: ignore[arg-type]
+
+
+def test_what_a_node_may_not_bring() -> None:
+    assert "wants to run 0 ranks" in objection(A, SPEC, replace(FACTS, nproc=0))
+    assert "the node name has 0" in objection(AgentId("", "1"), SPEC, FACTS)
+
+
+def test_an_allowance_fills_up_again() -> None:
+    allowance = Allowance(10.0, 5.0, at=0.0)
+    assert [allowance.take(0.0) for _ in range(5)] == [0.0] * 5
+    assert allowance.take(0.0) == pytest.approx(0.1)
+    assert allowance.take(0.0) == pytest.approx(0.2)
+    assert allowance.take(0.3) == 0.0
+    assert allowance.full_again(1.0)
+
+
+def test_rates_forget_who_has_been_quiet() -> None:
+    rates = Rates(1.0, 1)
+    for i in range(Rates._KEPT + 1):
+        assert rates.take(f"someone {i}", 10.0 * i) == 0.0
+    assert len(rates._known) <= 2
+
+
+def test_counts_are_per_identity_and_overall() -> None:
+    counts = Counts("streams", 2, 3)
+    for identity in ("a", "a", "b"):
+        counts.enter(identity)
+    with pytest.raises(LimitReached, match="a has 2 streams already"):
+        counts.enter("a")
+    with pytest.raises(LimitReached, match="the service has 3 streams already"):
+        counts.enter("c")
+    counts.leave("a")
+    counts.enter("c")
+    assert counts.total == 3
+
+
+# --- what is shortened -------------------------------------------------------------------------------------
+
+
+def size_of(message: object) -> int:
+    return len(repr(message))
+
+
+def test_a_long_outcome_keeps_its_first_cause_whole() -> None:
+    causes = tuple(replace(CAUSE, rank=r, traceback=f"{r} " * 4000) for r in range(256))
+    decisions = tuple(Decision(DecisionKind.RESTART, "why", g, causes[0]) for g in range(200))
+    long = Ended(Outcome(False, "failed", 1, causes[0], causes, 3, decisions))
+    short = fitted(long, size_of)
+    assert isinstance(short, Ended)
+    assert size_of(short) <= ENDED_BYTES < size_of(long)
+    assert short.outcome.first_cause == causes[0]
+    assert short.outcome.causes[0] == causes[0]
+    assert (short.outcome.reason, short.outcome.exit_code, short.outcome.restarts) == ("failed", 1, 3)
+
+
+def test_what_fits_is_left_alone() -> None:
+    message = Ended(Outcome(False, "failed", 1, CAUSE, (CAUSE,)))
+    assert fitted(message, size_of) == message
+    assert fitted(STOP, size_of) is STOP

@@ -1,0 +1,62 @@
+"""Flags over environment over file over defaults; and what is nonsense is told, not guessed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rendezvous.settings import SettingsUnusable, parse_serve
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_flags_win_over_environment_over_file_over_defaults(tmp_path: Path) -> None:
+    config = tmp_path / "rendezvous.toml"
+    config.write_text('store = "file:a"\nhistory = 3\nlog-format = "json"\nlisten = ["127.0.0.1:1"]\n')
+    environ = {
+        "DDP_RENDEZVOUS_HISTORY": "4",
+        "DDP_RENDEZVOUS_LOG_FORMAT": "text",
+        "DDP_RENDEZVOUS_REFLECTION": "yes",
+    }
+    settled = parse_serve(["--config", str(config), "--history", "5"], environ)
+    assert (settled["store"], settled["history"], settled["log_format"]) == ("file:a", 5.0, "text")
+    assert (settled["listen"], settled["reflection"], settled["max_jobs"]) == (["127.0.0.1:1"], True, 1000)
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "file", "words"),
+    [
+        (["--listen", "here"], {}, "", "'here' is not HOST:PORT"),
+        (["--listen", "127.0.0.1:99999"], {}, "", "is not HOST:PORT"),
+        ([], {"DDP_RENDEZVOUS_HISTORY": "long"}, "", "DDP_RENDEZVOUS_HISTORY is a number, not 'long'"),
+        ([], {"DDP_RENDEZVOUS_INSECURE": "perhaps"}, "", "is true or false, not 'perhaps'"),
+        ([], {}, "colour = 1\n", "there is no setting colour"),
+        ([], {}, "history = 'x'\n", "history is a number, not 'x'"),
+        ([], {}, "=\n", "cannot read"),
+        (["--history", "-1"], {}, "", "--history cannot be negative"),
+        (["--tls-cert", "x"], {}, "", "go together"),
+        (["--client-ca", "x"], {}, "", "--client-ca needs"),
+        (["--listen", "[::]:1"], {}, "", "can be reached from other machines"),
+        (["--listen", "10.0.0.1:1", "--tls-cert", "c", "--tls-key", "k"], {}, "", "no way to know who calls"),
+    ],
+)
+def test_nonsense_is_told(
+    argv: list[str], environ: dict[str, str], file: str, words: str, tmp_path: Path
+) -> None:
+    config = tmp_path / "rendezvous.toml"
+    config.write_text(file)
+    with pytest.raises(SettingsUnusable, match=words.replace("[", r"\[")):
+        parse_serve(["--config", str(config), *argv], environ)
+
+
+def test_the_generated_code_is_in_step_with_the_schema(tmp_path: Path) -> None:
+    subprocess.run([ROOT / "proto/generate.sh", sys.executable, tmp_path], check=True, timeout=60)
+    made = sorted(path.name for path in tmp_path.iterdir())
+    assert "rendezvous_pb2.py" in made
+    for name in made:
+        assert (tmp_path / name).read_text() == (ROOT / "rendezvous/pb" / name).read_text(), (
+            f"{name}: make proto"
+        )
