@@ -4,9 +4,9 @@
 
 Counted from the moment all N set off: until the last has its assignment (all of ours), and until the last knows
 where the ranks meet (c10d returns no sooner, so this is what is compared). c10d: N real handlers, each a process,
-connected before the clock starts. Ours: N real client sessions, up to 4,096 in one process, whose connecting is counted. Service
-and clients share the machine's processors. After that, ours stay for some seconds in which only heartbeats flow, one
-per second each.
+connected before the clock starts. Ours: N real client sessions, up to 4,096 in one process, whose connecting is
+counted. Service and clients share the machine's processors. After that, ours stay for some seconds in which only
+heartbeats flow, one per second each.
 """
 
 from __future__ import annotations

@@ -13,12 +13,9 @@ from rendezvous.client import OptionsUnusable
 if TYPE_CHECKING:
     from rendezvous.client import ClientOptions
 
-# A service that is frozen, or whose host vanished, is noticed within about three seconds.
 _OPTIONS = (
     ("grpc.max_receive_message_length", 4 * 1024 * 1024),
     ("grpc.keepalive_time_ms", 1_000),
-    ("grpc.keepalive_timeout_ms", 1_500),
-    ("grpc.http2.ping_timeout_ms", 1_500),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.min_reconnect_backoff_ms", 3_000),  # which is also how long a connection may take
     ("grpc.use_local_subchannel_pool", 1),
@@ -27,15 +24,27 @@ _OPTIONS = (
 )
 
 
-def open_channel(endpoint: str, options: ClientOptions) -> grpc.aio.Channel:
-    """Certificates are read anew each time. Raises `OptionsUnusable`."""
+PATIENCE_S = 2.5
+
+
+def open_channel(endpoint: str, options: ClientOptions, patience_s: float = PATIENCE_S) -> grpc.aio.Channel:
+    """A service that does not answer a ping within `patience_s` is frozen, or its host has vanished.
+
+    Certificates are read anew each time. Raises `OptionsUnusable`.
+    """
+    patience_ms = int(patience_s * 1000)
+    tuned = (
+        *_OPTIONS,
+        ("grpc.keepalive_timeout_ms", patience_ms),
+        ("grpc.http2.ping_timeout_ms", patience_ms),
+    )
     if not options.tls:
         if options.token and not options.insecure and not is_loopback(endpoint):
             raise OptionsUnusable(
                 f"the token would go to {endpoint} over a connection that others can read: set "
                 "DDP_RENDEZVOUS_CA_FILE (or DDP_RENDEZVOUS_TLS=1) for TLS, or DDP_RENDEZVOUS_INSECURE=1"
             )
-        return grpc.aio.insecure_channel(endpoint, options=_OPTIONS)
+        return grpc.aio.insecure_channel(endpoint, options=tuned)
     named = (("grpc.ssl_target_name_override", options.server_name),) if options.server_name else ()
     try:
         credentials = grpc.ssl_channel_credentials(
@@ -43,7 +52,7 @@ def open_channel(endpoint: str, options: ClientOptions) -> grpc.aio.Channel:
         )
     except OSError as error:
         raise OptionsUnusable(f"cannot read a certificate: {error}") from error
-    return grpc.aio.secure_channel(endpoint, credentials, options=(*_OPTIONS, *named))
+    return grpc.aio.secure_channel(endpoint, credentials, options=(*tuned, *named))
 
 
 def metadata(options: ClientOptions) -> tuple[tuple[str, str], ...]:

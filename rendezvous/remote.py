@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 
-from rendezvous.channel import metadata, open_channel
+from rendezvous.channel import PATIENCE_S, metadata, open_channel
 from rendezvous.client import OptionsUnusable
 from rendezvous.codec import HEARTBEAT, BadMessage, from_agent_bytes, read_to_agent
 from rendezvous.conversation import Moved, Recital
@@ -30,10 +30,12 @@ if TYPE_CHECKING:
 
 ATTEND = "/rendezvous.v1.Agents/Attend"
 
-_FIRST_ANSWER_S = 10.0
+_FIRST_ANSWER_S = 8.0
 _PAUSE_S = 0.05  # the first pause between streams; they double ...
 _LONGEST_PAUSE_S = 5.0  # ... up to this one
 _FAREWELL_S = 1.0
+_LATELY_S = 60.0
+_LONGEST_PATIENCE_S = 20.0
 _TRY_AGAIN, _NOT_ALLOWED, _MISFIT = 75, 77, 78
 _FOR_GOOD = {
     grpc.StatusCode.UNAUTHENTICATED: _NOT_ALLOWED,
@@ -44,7 +46,11 @@ _FOR_GOOD = {
 
 
 class _Broken(Exception):
-    """This stream is over, another may work. In words."""
+    """This stream is over, another may work. In words. `stood`: there had been a connection."""
+
+    def __init__(self, words: str, *, stood: bool) -> None:
+        super().__init__(words)
+        self.stood = stood
 
 
 class _Hopeless(Exception):
@@ -63,6 +69,7 @@ class RemoteSession:
         self._closing = False
         self._was_reached = False
         self._worked = False  # this stream did
+        self._breaks: list[float] = []  # when streams broke that a service had accepted
         self._moved: Moved | None = None
         self._loop = asyncio.get_running_loop()
         self._started_at = self._loop.time()
@@ -114,6 +121,8 @@ class RemoteSession:
                 await self._converse(endpoint)
             except _Broken as error:
                 words[endpoint] = str(error)
+                if error.stood:
+                    self._breaks.append(self._loop.time())
             except _Hopeless as error:
                 self._inbox.put_nowait(error.refused)
                 return
@@ -127,6 +136,16 @@ class RemoteSession:
                 at = (at + 1) % len(self._endpoints)
             await asyncio.sleep(self._pause_s(failures))
 
+    def _patience_s(self) -> float:
+        """Longer with each stream that broke lately.
+
+        A service that is merely busy, with thousands of agents joining, must not be made busier by agents that
+        leave it and come back.
+        """
+        since = self._loop.time() - _LATELY_S
+        self._breaks = [at for at in self._breaks if at > since]
+        return min(_LONGEST_PATIENCE_S, float(PATIENCE_S * 2 ** len(self._breaks)))
+
     def _sent_to(self) -> str:
         return "" if self._moved is None else self._moved.address
 
@@ -139,7 +158,7 @@ class RemoteSession:
 
     async def _converse(self, endpoint: str) -> None:
         try:
-            channel = open_channel(endpoint, self._options)
+            channel = open_channel(endpoint, self._options, self._patience_s())
         except OptionsUnusable as error:
             raise _Hopeless(Refused(str(error), _MISFIT)) from error
         call: Any = channel.stream_stream(ATTEND)(metadata=metadata(self._options))
@@ -151,7 +170,7 @@ class RemoteSession:
         except grpc.aio.AioRpcError as error:
             raise _judged(error) from error
         except TimeoutError as error:
-            raise _Broken(f"no answer within {_FIRST_ANSWER_S:g} s") from error
+            raise _Broken("no answer", stood=True) from error
         except BadMessage as error:
             raise _Hopeless(Refused(f"the service at {endpoint} says {error}", _MISFIT)) from error
         finally:
@@ -161,7 +180,7 @@ class RemoteSession:
             await channel.close()
 
     async def _read(self, call: Any) -> None:
-        async with asyncio.timeout(_FIRST_ANSWER_S):
+        async with asyncio.timeout(_FIRST_ANSWER_S + self._patience_s()):
             data = await call.read()
         while data is not grpc.aio.EOF:
             self._take(read_to_agent(data))
@@ -217,7 +236,8 @@ def _judged(error: grpc.aio.AioRpcError) -> Exception:
     code, words = error.code(), error.details() or "no reason given"
     if code in _FOR_GOOD:
         return _Hopeless(Refused(f"the rendezvous refuses this agent: {words}", _FOR_GOOD[code]))
-    return _Broken(f"{code.name.lower().replace('_', ' ')}: {words}")
+    stood = not words.startswith("failed to connect")
+    return _Broken(f"{code.name.lower().replace('_', ' ')}: {words}", stood=stood)
 
 
 def _unreachable(words: dict[str, str]) -> str:

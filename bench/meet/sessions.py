@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "many_agents.py")
 
 
-_PER_PROCESS = 10  # a gRPC channel takes two file descriptors
+_PER_PROCESS = 4096  # a gRPC channel takes two file descriptors
 
 
 class Sessions:

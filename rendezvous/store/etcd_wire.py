@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -18,6 +17,8 @@ from rendezvous.pb import etcd_pb2 as pb
 from rendezvous.store.protocol import StoreError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from google.protobuf.message import Message
 
     Metadata = tuple[tuple[str, str], ...]

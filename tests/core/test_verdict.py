@@ -318,5 +318,8 @@ def test_an_abort_on_the_way_out_does_not_hide_the_exception_before_it() -> None
 
 def test_an_abort_of_its_own_is_an_abort() -> None:
     thrown = "terminate called after throwing an instance of 'std::runtime_error'\n  what():  broken\n"
-    for stderr in ("terminate called without an active exception\n", traceback("ValueError: caught") + thrown):
+    for stderr in (
+        "terminate called without an active exception\n",
+        traceback("ValueError: caught") + thrown,
+    ):
         assert ended(None, stderr, signal=signal.SIGABRT).reason.startswith("killed by SIGABRT")

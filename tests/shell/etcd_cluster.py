@@ -13,13 +13,13 @@ import time
 import urllib.request
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 
 needs_etcd = pytest.mark.skipif(
