@@ -7,7 +7,7 @@ PYTEST := $(BIN)/python -m pytest -m "not soak and not gpu"
 NO_GPU := $(BIN)/python -c 'import sys, torch; sys.exit(torch.cuda.is_available())'
 SYSTEM_PACKAGES := PYTHON=$(PYTHON) tests/system-packages.sh
 
-.PHONY: install install-test install-bench demo test quick lint types fmt soak sim bench test-gpu options clean
+.PHONY: install install-test install-bench demo test quick lint types fmt soak sim bench test-gpu proto options clean
 
 install: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -70,6 +70,11 @@ bench: install-bench
 	$(BIN)/python bench/launch.py
 	$(BIN)/python bench/restart.py
 	$(BIN)/python bench/agent.py
+	$(BIN)/python bench/rendezvous.py
+
+# The generated code is committed; a test holds it in step with the schemas.
+proto: install-test
+	proto/generate.sh $(BIN)/python
 
 # docs/options.md is made from the table of options; a test holds the two together.
 options: install
