@@ -78,10 +78,11 @@ async def _serve_or_connect(
     own = await asyncio.to_thread(reach.own_address_of, endpoint.host, endpoint.port)
     if not own or not reach.is_free(own, endpoint.port):
         return await _connect(spec, host, incarnation, (endpoint,), own)
+    own, listen = _for_others_too(endpoint, own)
     key_file = os.environ.get(f"{ENV}TOKEN_KEYS", "")
     if why == "--rendezvous" and not key_file:
-        _refuse_strangers(endpoint, own)
-    stop_serving = await serve(str(Endpoint(own, endpoint.port)), key_file)
+        _refuse_strangers(endpoint, listen)
+    stop_serving = await serve(str(Endpoint(listen, endpoint.port)), key_file)
     met = await _connect(spec, host, incarnation, (Endpoint(own, endpoint.port),), own)
 
     async def leave() -> None:
@@ -89,6 +90,14 @@ async def _serve_or_connect(
         await stop_serving()
 
     return Met(met.session, met.agent, met.host, met.address, leave)
+
+
+def _for_others_too(endpoint: Endpoint, own: str) -> tuple[str, str]:
+    """Our address and the one to listen on. Debian's /etc/hosts gives a host's own name an address of loopback."""
+    outward = ""
+    if reach.is_loopback(own) and not reach.is_loopback(endpoint.host):
+        outward = reach.outward_address()
+    return (outward, "0.0.0.0") if outward else (own, own)
 
 
 def _refuse_strangers(endpoint: Endpoint, own: str) -> None:

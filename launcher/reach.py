@@ -37,13 +37,18 @@ def is_free(address: str, port: int) -> bool:
     return True
 
 
-def is_loopback(address: str) -> bool:
-    return address.startswith("127.") or address == "::1"
+def is_loopback(host: str) -> bool:
+    return host.startswith("127.") or host in ("::1", "localhost")
 
 
 def own_address_of(host: str, port: int) -> str:
     """The address of ours that `host` stands for; "" when it is another machine's."""
     return next((address for family, address in addresses_of(host, port) if is_own(family, address)), "")
+
+
+def outward_address() -> str:
+    """The address of ours that the default route leaves from; "" where there is none. Nothing is sent."""
+    return source_address("192.0.2.1", 9)  # kept for documentation: nobody's
 
 
 def source_address(host: str, port: int) -> str:
