@@ -57,6 +57,8 @@ def first_of(state: JobState, causes: Iterable[Cause]) -> Cause:
 def in_words(cause: Cause) -> str:
     if cause.failure is FailureClass.NODE_LOST:
         return cause.reason
+    if cause.failure is FailureClass.CONSEQUENCE:  # the cause itself may still be on its way
+        return f"rank {cause.rank} on {cause.node} lost its peers"
     return f"rank {cause.rank} on {cause.node}: {cause.reason}"
 
 

@@ -33,8 +33,10 @@ ATTEND = "/rendezvous.v1.Agents/Attend"
 _FIRST_ANSWER_S = 8.0
 _PAUSE_S = 0.05  # the first pause between streams; they double ...
 _LONGEST_PAUSE_S = 5.0  # ... up to this one
+_DOUBLINGS_IF_ANSWERED = 3  # a replica is there, and the job's next owner soon will be
 _FAREWELL_S = 1.0
 _LATELY_S = 60.0
+_SHUNNED_S = 10.0  # a frozen endpoint costs seconds with each try
 _LONGEST_PATIENCE_S = 20.0
 _TRY_AGAIN, _NOT_ALLOWED, _MISFIT = 75, 77, 78
 _FOR_GOOD = {
@@ -46,11 +48,11 @@ _FOR_GOOD = {
 
 
 class _Broken(Exception):
-    """This stream is over, another may work. In words. `stood`: there had been a connection."""
+    """This stream is over, another may work. In words. `silent`: it was given up, for nothing came any more."""
 
-    def __init__(self, words: str, *, stood: bool) -> None:
+    def __init__(self, words: str, *, silent: bool) -> None:
         super().__init__(words)
-        self.stood = stood
+        self.silent = silent
 
 
 class _Hopeless(Exception):
@@ -69,7 +71,8 @@ class RemoteSession:
         self._closing = False
         self._was_reached = False
         self._worked = False  # this stream did
-        self._breaks: list[float] = []  # when streams broke that a service had accepted
+        self._breaks: list[float] = []  # when streams fell silent that a service had accepted
+        self._silent_at: dict[str, float] = {}  # by endpoint
         self._moved: Moved | None = None
         self._loop = asyncio.get_running_loop()
         self._started_at = self._loop.time()
@@ -121,23 +124,38 @@ class RemoteSession:
                 await self._converse(endpoint)
             except _Broken as error:
                 words[endpoint] = str(error)
-                if error.stood:
+                if error.silent:
                     self._breaks.append(self._loop.time())
+                    self._silent_at[endpoint] = self._loop.time()
             except _Hopeless as error:
                 self._inbox.put_nowait(error.refused)
                 return
             if self._closing:
                 return
-            failures = 0 if self._worked else failures + 1
+            failures = self._failures(failures)
             if not self._was_reached and self._loop.time() - self._started_at > self._options.give_up_s:
                 self._inbox.put_nowait(Refused(_unreachable(words), _TRY_AGAIN))
                 return
             if not self._sent_to():
-                at = (at + 1) % len(self._endpoints)
+                at = self._next(at, endpoint)
             await asyncio.sleep(self._pause_s(failures))
 
+    def _failures(self, before: int) -> int:
+        if self._worked:
+            return 0
+        if self._moved is not None:
+            return min(before + 1, _DOUBLINGS_IF_ANSWERED * len(self._endpoints))
+        return before + 1
+
+    def _next(self, at: int, left: str) -> int:
+        """Rather not where it has just failed, nor where nothing came any more, though others may send us there."""
+        n, since = len(self._endpoints), self._loop.time() - _SHUNNED_S
+        others = [i % n for i in range(at + 1, at + n + 1) if self._endpoints[i % n] != left]
+        awake = (i for i in others if self._silent_at.get(self._endpoints[i], since) <= since)
+        return next(awake, others[0] if others else at)
+
     def _patience_s(self) -> float:
-        """Longer with each stream that broke lately.
+        """Longer with each stream that fell silent lately; one that was closed says nothing about patience.
 
         A service that is merely busy, with thousands of agents joining, must not be made busier by agents that
         leave it and come back.
@@ -170,7 +188,7 @@ class RemoteSession:
         except grpc.aio.AioRpcError as error:
             raise _judged(error) from error
         except TimeoutError as error:
-            raise _Broken("no answer", stood=True) from error
+            raise _Broken("no answer", silent=True) from error
         except BadMessage as error:
             raise _Hopeless(Refused(f"the service at {endpoint} says {error}", _MISFIT)) from error
         finally:
@@ -236,8 +254,8 @@ def _judged(error: grpc.aio.AioRpcError) -> Exception:
     code, words = error.code(), error.details() or "no reason given"
     if code in _FOR_GOOD:
         return _Hopeless(Refused(f"the rendezvous refuses this agent: {words}", _FOR_GOOD[code]))
-    stood = not words.startswith("failed to connect")
-    return _Broken(f"{code.name.lower().replace('_', ' ')}: {words}", stood=stood)
+    silent = "ping timeout" in words or "keepalive" in words  # gRPC tells it in words only
+    return _Broken(f"{code.name.lower().replace('_', ' ')}: {words}", silent=silent)
 
 
 def _unreachable(words: dict[str, str]) -> str:

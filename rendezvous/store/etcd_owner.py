@@ -111,12 +111,16 @@ class EtcdOwnership:
         if not answer.succeeded:
             (found,) = answer.responses[0].response_range.kvs
             if found.lease != lease.id:
-                return Owner(found.value.decode(), is_me=False, fence=found.create_revision)
+                return Owner(self._elsewhere(found.value), is_me=False, fence=found.create_revision)
             fence = found.create_revision  # by an attempt whose answer was lost
         if self._lease is None or self._lease.id != lease.id:
             return None
         claim = self._claims[job_id] = Claim(job_id, lease.id, fence)
         return self._mine(claim)
+
+    def _elsewhere(self, address: bytes) -> str:
+        """A key of a lease that we have given up, or of an earlier life of ours, says nothing: nobody is there yet."""
+        return "" if address.decode() == self._address else address.decode()
 
     def _mine(self, claim: Claim) -> Owner:
         return Owner(self._address, is_me=True, fence=claim.fence)

@@ -4,8 +4,9 @@ import pytest
 from job_story import Story, running, spec
 
 from rendezvous.events import Waiting
-from rendezvous.policy import judge
+from rendezvous.policy import in_words, judge
 from rendezvous.types import (
+    Cause,
     CrashLoop,
     DecisionKind,
     FailureClass,
@@ -127,3 +128,8 @@ def test_a_judgement_does_not_change_the_state() -> None:
     cause = story.fails("a", 0).state.causes[0]
     assert judge(before, cause, story.now) == judge(before, cause, story.now)
     assert before.charged == 0
+
+
+def test_a_consequence_is_never_told_as_the_cause() -> None:
+    lost = Cause("a", 0, 0, FailureClass.CONSEQUENCE, "Connection closed by peer", 1)
+    assert in_words(lost) == "rank 0 on a lost its peers"

@@ -125,7 +125,7 @@ class EtcdCluster:
 
     def start(self) -> None:
         for attempt in range(3):
-            ports = _free_ports(2 * self.n)
+            ports = free_ports(2 * self.n)
             self.members = [
                 Member(f"m{i}", self._folder / f"m{attempt}{i}", (ports[2 * i], ports[2 * i + 1]), self._tls)
                 for i in range(self.n)
@@ -190,7 +190,7 @@ def running(folder: Path, n: int = 3, tls: Certificates | None = None) -> Iterat
         cluster.stop()
 
 
-def _free_ports(n: int) -> list[int]:
+def free_ports(n: int) -> list[int]:
     sockets = [socket.socket() for _ in range(n)]
     try:
         for s in sockets:

@@ -12,9 +12,11 @@ import json
 import os
 import signal
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from etcd_cluster import _free_ports, needs_etcd, running
+import pytest
+from etcd_cluster import free_ports, needs_etcd, running
 from launched import eventually
 from served import Agent, Service, agents, serving, soon
 
@@ -28,6 +30,7 @@ from rendezvous.events import (
     StoreAt,
     StoreOpened,
 )
+from rendezvous.store.open import open_store
 from rendezvous.types import Cause, Decision, DecisionKind, FailureClass, JobSpec, RestartBudget, StoreAddress
 
 if TYPE_CHECKING:
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
     from launched import Launch, Launched
 
 _DECIDED_WITHIN_S = 6.0
+_ETCD_LEADER_GONE_S = 9.0  # its successor lets every lease stand for an election and a time to live more
 _JOB = JobSpec("job", 2, 2, "train.py", budget=RestartBudget(9), node_failure_limit=9)
 
 
@@ -46,7 +50,7 @@ _JOB = JobSpec("job", 2, 2, "train.py", budget=RestartBudget(9), node_failure_li
 
 class Replicas:
     def __init__(self, cluster: EtcdCluster) -> None:
-        self.endpoints = [f"127.0.0.1:{port}" for port in _free_ports(3)]
+        self.endpoints = [f"127.0.0.1:{port}" for port in free_ports(3)]
         store = cluster.url("replicas")
         self.all = [
             Service("--listen", at, "--store", store, "--log-format", "json") for at in self.endpoints
@@ -57,12 +61,14 @@ class Replicas:
     def who_said(self, kind: str, generation: int) -> list[Service]:
         """Once for each time it said so."""
         wanted = {"job": _JOB.job_id, "generation": generation, "kind": kind}
-        lines = [(replica, json.loads(line)) for replica in self.all for line in replica.log]
+        said = ((replica, line) for replica in self.all for line in replica.log)
+        lines = [(replica, json.loads(line)) for replica, line in said if line.startswith("{")]
         return [replica for replica, line in lines if wanted.items() <= line.items()]
 
     def owner_at(self, generation: int) -> Service:
-        (owner,) = eventually(lambda: self.who_said("running", generation), what=f"{generation} runs")
-        return owner
+        found: list[Service] = eventually(lambda: self.who_said("running", generation))
+        assert len(found) == 1
+        return found[0]
 
     def close(self) -> None:
         for replica in self.all:
@@ -105,27 +111,53 @@ async def fail_and_restart(both: list[Agent], generation: int) -> float:
     return took
 
 
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
+    with running(tmp_path_factory.mktemp("etcd")) as started:
+        yield started
+
+
 @needs_etcd
-def test_decisions_go_on_whatever_dies_and_none_is_taken_twice(tmp_path: Path) -> None:
+def test_a_replica_never_sends_anyone_to_itself(cluster: EtcdCluster) -> None:
+    """The key of its former lease, or of the life before a crash, stays in etcd for a while."""
+
+    async def story() -> None:
+        before = await open_store(cluster.url("itself"), "127.0.0.1:1")
+        after = await open_store(cluster.url("itself"), "127.0.0.1:1")
+        other = await open_store(cluster.url("itself"), "127.0.0.1:2")
+        try:
+            assert (await before.ownership.claim("job")).is_me
+            found = [await store.ownership.claim("job") for store in (after, other)]
+            assert [(owner.is_me, owner.address) for owner in found] == [(False, ""), (False, "127.0.0.1:1")]
+        finally:
+            for store in (before, after, other):
+                await store.close()
+
+    soon(story())
+
+
+@needs_etcd
+def test_decisions_go_on_whatever_dies_and_none_is_taken_twice(cluster: EtcdCluster) -> None:
     async def decided_after(what: str, harm: Callable[[], Any], both: list[Agent], generation: int) -> None:
         await asyncio.to_thread(harm)
         took = await fail_and_restart(both, generation)
         print(f"decided {took:.2f} s after {what}")
-        assert took <= _DECIDED_WITHIN_S, f"{took:.2f} s after {what}"
+        limit_s = _ETCD_LEADER_GONE_S if "leader" in what else _DECIDED_WITHIN_S
+        assert took <= limit_s, f"{took:.2f} s after {what}"
 
-    async def story(cluster: EtcdCluster, replicas: Replicas) -> None:
+    async def story(replicas: Replicas) -> None:
         async with agents(replicas.endpoints, _JOB, ["a", "b"]) as both:
             await asyncio.gather(*(start(agent, 1) for agent in both))
             first = await asyncio.to_thread(replicas.owner_at, 1)
-            await decided_after("its owner was killed", lambda: first.end(signal.SIGKILL), both, 1)
+            await decided_after("its owner was killed", partial(first.end, signal.SIGKILL), both, 1)
             second = await asyncio.to_thread(replicas.owner_at, 2)
-            hang = lambda: os.kill(second.pid, signal.SIGSTOP)  # noqa: E731
+            hang = partial(os.kill, second.pid, signal.SIGSTOP)
             await decided_after("its owner was cut off", hang, both, 2)
             third = await asyncio.to_thread(replicas.owner_at, 3)
             assert len({first, second, third}) == 3
             os.kill(second.pid, signal.SIGCONT)  # with the report that it had not read yet
             await asyncio.to_thread(second.await_line, "lease at etcd is given up")
-            await decided_after("a member of etcd was killed", cluster.leader().kill, both, 3)
+            await decided_after("the leader of etcd was killed", cluster.leader().kill, both, 3)
             for agent in both:
                 agent.session.send(RanksFinished(agent.id, 4))
             ended = [await agent.expect(Ended) for agent in both]
@@ -136,8 +168,8 @@ def test_decisions_go_on_whatever_dies_and_none_is_taken_twice(tmp_path: Path) -
         assert [replicas.who_said("decision", g) for g in (1, 2)] == [[second], [third]]
         assert len(replicas.who_said("decision", 3)) == 1
 
-    with running(tmp_path) as cluster, contextlib.closing(Replicas(cluster)) as replicas:
-        soon(story(cluster, replicas))
+    with contextlib.closing(Replicas(cluster)) as replicas:
+        soon(story(replicas))
 
 
 # --- one service, whose store is a file ------------------------------------------------------------------------
@@ -206,6 +238,6 @@ def test_ranks_do_not_notice_that_the_service_died_and_came_back(launch: Launch,
             decisions = [line for line in itertools.chain(first.log, second.log) if "kind=decision" in line]
             assert len([line for line in decisions if "restart: " in line]) == 1, decisions
     for node in nodes:
-        assert node.stderr().count("killed by SIGKILL") >= 1, node.stderr()
+        assert node.stderr().count("restarting with the same nodes") == 1, node.stderr()
         assert not (tmp_path / "steps-2-0").exists()
         node.assert_nothing_left()
