@@ -51,6 +51,8 @@ def unknown_options(text):
     ]
     named = set(re.findall(r"(?<![\w-])(--[a-z][a-z-]+)", "\n".join(lines)))
     known = {spelling for option in OPTIONS for spelling in option.spellings} | options_of_the_service()
+    benches = "".join(path.read_text() for path in (ROOT / "bench").glob("*.py"))
+    known |= set(re.findall(r'"(--[a-z][a-z-]+)"', benches))
     return named - known - {"--epochs", "--checkpoint", "--metrics", "--lr"}
 
 
