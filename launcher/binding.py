@@ -17,19 +17,17 @@ class Binding:
     warnings: tuple[str, ...] = ()
 
 
-class CannotBind(ValueError):
-    """This machine cannot do what was asked; the message names the flag, the reason and the cure."""
-
-
 def read_binding(spec: LaunchSpec) -> Binding:
+    """Raises `UsageError` where this machine cannot do what was asked."""
     if not spec.numa_binding and not spec.cpu_affinity:
         return Binding()
     from launcher.affinity import BindingError
+    from launcher.arguments import UsageError
 
     try:
         return _bound(spec)
     except BindingError as error:
-        raise CannotBind(f"{'--numa-binding' if spec.numa_binding else '--cpu-affinity'}: {error}") from None
+        raise UsageError(f"{'--numa-binding' if spec.numa_binding else '--cpu-affinity'}: {error}") from None
 
 
 def _bound(spec: LaunchSpec) -> Binding:

@@ -25,12 +25,12 @@ def tell(spec: LaunchSpec, folder: LogFolder, finish: Finish, all_shown: bool) -
         from launcher.facts import write_outcome
         from launcher.story import outcome_json, render_box
 
-        told = outcome_json(finish.outcome, log_dir=folder.path, budget=str(spec.budget))
+        budget = str(spec.budget)
+        told = outcome_json(finish.outcome, log_dir=folder.path, budget=budget)
         try:
             write_outcome(os.path.join(folder.path, "failure.json"), told)
         except OSError as error:
             _say(f"ddp-launch: cannot write {folder.path}/failure.json: {error.strerror}")
-        budget = str(spec.budget)
         box = render_box(
             finish.outcome,
             width=_width(),

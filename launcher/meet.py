@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from launcher.spec import LaunchSpec
-    from rendezvous.client import Session
+    from rendezvous.client import ClientOptions, Session
 
 _LOOPBACK = "127.0.0.1"
 _SLOTS = 256  # agents of one job on one host
@@ -62,7 +62,7 @@ async def meet(spec: LaunchSpec, incarnation: str) -> Met:
         case MayServe(endpoint, why):
             return await _serve_or_connect(spec, host, incarnation, endpoint, why)
         case Deployed(endpoints):
-            return await _connect(spec, host, incarnation, endpoints)
+            return await _connect(spec, host, incarnation, endpoints, _options(spec))
         case _:
             assert_never(place)
 
@@ -75,15 +75,16 @@ def _fqdn(spec: LaunchSpec, host: str) -> str:
 async def _serve_or_connect(
     spec: LaunchSpec, host: str, incarnation: str, endpoint: Endpoint, why: str
 ) -> Met:
+    options = _options(spec)
     own = await asyncio.to_thread(reach.own_address_of, endpoint.host, endpoint.port)
     if not own or not reach.is_free(own, endpoint.port):
-        return await _connect(spec, host, incarnation, (endpoint,), own)
+        return await _connect(spec, host, incarnation, (endpoint,), options, own)
     own, listen = _for_others_too(endpoint, own)
     key_file = os.environ.get(f"{ENV}TOKEN_KEYS", "")
-    if why == "--rendezvous" and not key_file:
+    if why == "--rendezvous" and not key_file and not options.insecure:
         _refuse_strangers(endpoint, listen)
     stop_serving = await serve(str(Endpoint(listen, endpoint.port)), key_file)
-    met = await _connect(spec, host, incarnation, (Endpoint(own, endpoint.port),), own)
+    met = await _connect(spec, host, incarnation, (Endpoint(own, endpoint.port),), options, own)
 
     async def leave() -> None:
         await met.leave()
@@ -102,7 +103,7 @@ def _for_others_too(endpoint: Endpoint, own: str) -> tuple[str, str]:
 
 def _refuse_strangers(endpoint: Endpoint, own: str) -> None:
     """Whoever reaches an open port can join the job: beyond loopback somebody must have said that this is fine."""
-    if os.environ.get(f"{ENV}INSECURE", "") not in ("", "0", "false", "no") or reach.is_loopback(own):
+    if reach.is_loopback(own):
         return
     raise CannotMeet(
         f"--rendezvous: serving on {endpoint} would let anyone who reaches it join the job; set {ENV}INSECURE=1 on "
@@ -110,13 +111,21 @@ def _refuse_strangers(endpoint: Endpoint, own: str) -> None:
     )
 
 
-async def _connect(
-    spec: LaunchSpec, host: str, incarnation: str, endpoints: tuple[Endpoint, ...], own: str = ""
-) -> Met:
+def _options(spec: LaunchSpec) -> ClientOptions:
     try:
-        options = client_options(os.environ, give_up_s=spec.join_timeout_s)
+        return client_options(os.environ, give_up_s=spec.join_timeout_s)
     except OptionsUnusable as error:
         raise CannotMeet(str(error)) from None
+
+
+async def _connect(
+    spec: LaunchSpec,
+    host: str,
+    incarnation: str,
+    endpoints: tuple[Endpoint, ...],
+    options: ClientOptions,
+    own: str = "",
+) -> Met:
     address = spec.local_addr or own or await asyncio.to_thread(_source_address, endpoints) or _LOOPBACK
     slot = _Slot.of(spec.run_id, host)
     agent = AgentId(slot.name, incarnation)

@@ -7,7 +7,7 @@ import resource
 import signal
 from typing import TYPE_CHECKING
 
-from launcher.binding import CannotBind, read_binding
+from launcher.binding import read_binding
 from launcher.template import cgroup, tree
 from launcher.worker_env import shared_env
 from launcher.zygote import Zygote, obstacle_to_warm_start
@@ -15,7 +15,6 @@ from launcher.zygote import Zygote, obstacle_to_warm_start
 if TYPE_CHECKING:
     from launcher.spec import LaunchSpec
 
-USAGE_ERROR = 2
 _OPEN_FILES = 1 << 16  # plenty: four for each rank
 
 
@@ -28,9 +27,8 @@ class ZygoteStarter:
         self._env = dict(os.environ) | shared_env(spec, os.environ, self.binding.omp_threads)
         self.obstacle = obstacle_to_warm_start(spec, self._env) if spec.warm_start else ""
         self.warm = spec.warm_start and not self.obstacle
-        self.cgroup = cgroup.place(
-            f"ddp-launch-{os.getpid()}"
-        )  # made by the zygote, which cleans up after us
+        # Made by the zygote, which cleans up after us.
+        self.cgroup = cgroup.place(f"ddp-launch-{os.getpid()}")
         self._signal_mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         self._open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
 
@@ -56,11 +54,7 @@ class ZygoteStarter:
 def run_agent(spec: LaunchSpec) -> int:
     _fill_standard_streams()
     tree.become_subreaper()
-    try:
-        starter = ZygoteStarter(spec)
-    except CannotBind as error:
-        _complain(f"error: {error}")
-        return USAGE_ERROR
+    starter = ZygoteStarter(spec)
     for warning in starter.binding.warnings:
         _complain(f"warning: {warning}")
     # Until the agent can answer them: a signal's own action would leave a log folder and half a start behind.

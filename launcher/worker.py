@@ -13,6 +13,7 @@ from launcher.facts import OomWatch, read_error_record
 from launcher.lines import RankLabel
 from launcher.spec import EntryKind
 from launcher.supervision import RankEnded
+from launcher.template.wire import CANNOT_START
 from launcher.verdict import RankEnd, cause_of
 from launcher.worker_env import RankPlace, rank_args, rank_env
 from launcher.zygote import SpawnOrder, rank_argv
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from rendezvous.types import Assignment, StoreAddress
 
 _CLOCK = "%Y-%m-%d %H:%M:%S"
-_CANNOT_START = 71
 _LAST_WORDS_S = 0.05  # for what a failed rank wrote just before it ended to be read from its pipe
 
 
@@ -109,7 +109,7 @@ class Workers:
         """All at once, and none for a reason of its own."""
         return [self._lost(local_rank, reason, 128 + signal.SIGKILL) for local_rank in list(self._live)]
 
-    def _lost(self, local_rank: int, reason: str, exit_code: int = _CANNOT_START) -> RankEnded:
+    def _lost(self, local_rank: int, reason: str, exit_code: int = CANNOT_START) -> RankEnded:
         started = self._live.pop(local_rank)
         cause = Cause(
             node=self._host,

@@ -20,8 +20,6 @@ from . import cgroup, rank, store, tree, wire
 if TYPE_CHECKING:
     import socket
 
-_CANNOT_START = 71
-
 
 @dataclass
 class _Child:
@@ -100,7 +98,9 @@ class Loop:
         for fd in fds:
             os.close(fd)
         if obstacle:
-            self._tell_end(child, obstacle=f"a rank cannot be started: {obstacle}", exit_code=_CANNOT_START)
+            self._tell_end(
+                child, obstacle=f"a rank cannot be started: {obstacle}", exit_code=wire.CANNOT_START
+            )
             return ""
         self._ranks[pid] = child
         self._tell({"event": "started", "rank": child.local_rank, "generation": child.generation, "pid": pid})

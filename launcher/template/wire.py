@@ -7,6 +7,7 @@ import socket
 from typing import Any
 
 Message = dict[str, Any]
+CANNOT_START = 71  # the exit code of a rank that the system would not start, on either side
 _LENGTH_BYTES = 4
 _MAX_FDS = 8
 
