@@ -27,7 +27,7 @@ def read_binding(spec: LaunchSpec) -> Binding:
     try:
         return _bound(spec)
     except BindingError as error:
-        raise UsageError(f"{'--numa-binding' if spec.numa_binding else '--cpu-affinity'}: {error}") from None
+        raise UsageError(str(error)) from None
 
 
 def _bound(spec: LaunchSpec) -> Binding:

@@ -294,3 +294,12 @@ def test_a_misspelt_variable_is_told_what_it_resembles() -> None:
     assert unknown_variables({"DDP_LAUNCH_NPROC": "2"}) == (
         "DDP_LAUNCH_NPROC: no such option; did you mean DDP_LAUNCH_NPROC_PER_NODE?",
     )
+
+
+def test_a_binding_that_cannot_be_had_is_one_line_that_names_its_flag_once() -> None:
+    ranks = str(len(os.sched_getaffinity(0)) + 1)
+    words = ("--numa-binding", "exclusive", "--nproc-per-node", ranks, "--no-python", "true")
+    ended = subprocess.run([sys.executable, "-m", "launcher", *words], capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert ended.stderr.count("\n") == 1
+    assert ended.stderr.startswith("ddp-launch: error: --numa-binding exclusive: local rank")
