@@ -2,11 +2,14 @@
 
     python bench/rendezvous.py [--rounds 5] [--sizes 8 32 128 1024 4096 10000] [--stores memory file etcd]
 
+All of it takes about four minutes: sizes beyond 1,024 are played at most twice, those beyond 4,096 once, and with the
+memory store only.
+
 Counted from the moment all N set off: until the last has its assignment (all of ours), and until the last knows
 where the ranks meet (c10d returns no sooner, so this is what is compared). c10d: N real handlers, each a process,
-connected before the clock starts. Ours: N real client sessions, up to 4,096 in one process, whose connecting is
-counted. Service and clients share the machine's processors. After that, ours stay for some seconds in which only
-heartbeats flow, one per second each.
+connected before the clock starts. Ours: N real client sessions, whose connecting is counted, in as many processes as
+there are processors (up to 256 in one). Service and clients share the machine's processors. After that, ours stay
+for some seconds in which only heartbeats flow, one per second each.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -39,6 +43,8 @@ ALONE = (1024, 4096, 10000)
 RATIO_TARGETS = {"memory": 0.03, "etcd": 0.1}
 SEALED_TARGETS = {1024: 0.6, 4096: 2.5}
 HEARTBEAT_TARGETS = {1024: 10.0}
+LARGE, HUGE = 1024, 4096  # beyond these a round takes long, and says as much as five
+_SPARE_FILES = 256  # a process's own, and the store's
 _AGENTS = os.path.join(ROOT, "bench", "meet", "torch_agents.py")
 
 
@@ -69,9 +75,15 @@ class Played:
 
 def play(size: int, contenders: Sequence[str], options: argparse.Namespace) -> list[Played]:
     played = {name: Played(name, size) for name in contenders}
+    if words := cannot(size):
+        print(words, file=sys.stderr)
+        for run in played.values():
+            run.problems.append(words)
+        return list(played.values())
+    warm_up, rounds = _effort(size, options)
     with contextlib.ExitStack() as stack:
         services = {store: stack.enter_context(serving(store)) for store in contenders if store != C10D}
-        for number in range(-options.warm_up, options.rounds):
+        for number in range(-warm_up, rounds):
             order = contenders if number % 2 == 0 else contenders[::-1]
             for name in order:
                 figures, problem = _attempt(name, size, services, options, number)
@@ -80,6 +92,21 @@ def play(size: int, contenders: Sequence[str], options: argparse.Namespace) -> l
                     played[name].rounds.append(figures)
                     played[name].problems += [problem] if problem else []
     return list(played.values())
+
+
+def _effort(size: int, options: argparse.Namespace) -> tuple[int, int]:
+    """Rounds that are thrown away, and rounds that count."""
+    if size <= LARGE:
+        return options.warm_up, options.rounds
+    return 0, min(options.rounds, 2 if size <= HUGE else 1)
+
+
+def cannot(size: int) -> str:
+    """Every session is a connection, which the service has a file descriptor for."""
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if allowed == resource.RLIM_INFINITY or size + _SPARE_FILES <= allowed:
+        return ""
+    return f"{size} agents need more file descriptors than the {allowed} that are allowed here (ulimit -Hn)"
 
 
 def _attempt(
@@ -221,7 +248,8 @@ def main() -> None:
     played: list[Played] = []
     for size in options.sizes:
         beside = [C10D] if size <= options.c10d_up_to else []
-        played += play(size, [*beside, *options.stores], options)
+        stores = options.stores if size <= HUGE else options.stores[:1]
+        played += play(size, [*beside, *stores], options)
     report(played, machine_line, options)
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rendezvous.types import AgentId, JobSpec, NodeFacts
+    from rendezvous.types import AgentId, Assignment, JobSpec, NodeFacts
 
 JOB_ID_CHARS = 128
 _NODES = 100_000
 _RANKS_PER_NODE = 4096
 _YEAR_S = 366 * 86_400.0
 _COUNT = 1_000_000
+_GENERATIONS = 1_000_000_000
 
 
 def objection(agent: AgentId, spec: JobSpec, facts: NodeFacts) -> str:
@@ -31,6 +32,17 @@ def objection(agent: AgentId, spec: JobSpec, facts: NodeFacts) -> str:
     return _number_objection(spec)
 
 
+def memory_objection(generation: int, running: Assignment | None) -> str:
+    """Why what an agent says it heard before cannot be taken seriously; empty: it can."""
+    if not 0 <= generation <= _GENERATIONS:
+        return f"generation {generation} is not within 0..{_GENERATIONS}"
+    if running is None:
+        return ""
+    if running.generation != generation or not 0 <= running.node_rank < running.n_nodes <= _NODES:
+        return f"node rank {running.node_rank} of {running.n_nodes} in generation {running.generation}"
+    return ""
+
+
 def _name_objection(name: str, what: str) -> str:
     if not 0 < len(name) <= JOB_ID_CHARS * 2 or (what == "the job id" and len(name) > JOB_ID_CHARS):
         return f"{what} has {len(name)} characters"
@@ -46,6 +58,7 @@ def _number_objection(spec: JobSpec) -> str:
         ("last call", spec.last_call_s, 0.0, _YEAR_S),
         ("bound of the last call", spec.last_call_bound_s, 0.0, _YEAR_S),
         ("replacement timeout", spec.replacement_timeout_s, 0.0, _YEAR_S),
+        ("wait before shrinking", spec.shrink_after_s, 0.0, _YEAR_S),
         ("stop budget", spec.stop_budget_s, 0.1, _YEAR_S),
         ("node cool-down", spec.node_cooldown_s, 0.1, _YEAR_S),
         ("restart window", _YEAR_S if spec.budget.window_s is None else spec.budget.window_s, 0.1, _YEAR_S),

@@ -11,14 +11,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rendezvous.events import AgentJoined, Ended, Refused, Tell
-from rendezvous.policy import growth
-from rendezvous.sealing import Result, gather, last_call, spec_of, waiting, where_it_stands
-from rendezvous.state import INCARNATIONS_KEPT, JobState, Member, Phase, is_live, member_of, world_nodes
-from rendezvous.stopping import after_loss, exclude, order_stop
-from rendezvous.types import Decision, DecisionKind, ScaleUp
+from rendezvous.frozen_map import FrozenMap
+from rendezvous.growing import consider_growth
+from rendezvous.policy import how_it_ended
+from rendezvous.recollection import is_forgotten, reminded
+from rendezvous.sealing import Result, gather, spec_of, waiting, where_it_stands
+from rendezvous.state import INCARNATIONS_KEPT, JobState, Member, Phase, member_of
+from rendezvous.stopping import after_loss, exclude
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from rendezvous.types import AgentId, JobSpec, NodeFacts
 
@@ -39,6 +41,7 @@ _FLAGS = {
     "scale_up": "--scale-up",
     "spares": "--spares",
     "last_call_s": "--last-call",
+    "shrink_after_s": "--replacement-timeout",
 }
 _FIRST_ASKED = ("entry_point", "nproc", "min_nodes", "max_nodes", "version")
 
@@ -57,10 +60,11 @@ def join(state: JobState, event: AgentJoined, now: float) -> Result:
         return state, (Tell(agent, refusal),)
     if state.spec is None:
         state = _founded(state, event.spec, now)
+    state = reminded(state, event)
     before = state.members.get(agent.node)
     if before is not None:
         state = retire(forget(state, [before]), before.agent)
-    newcomer = Member(agent, facts, state.arrivals)
+    newcomer = Member(agent, facts, state.arrivals, ran=event.running if is_forgotten(state) else None)
     state = _health_considered(_admitted(state, newcomer, now), newcomer, now)
     if before is not None and before.node_rank is not None:
         # The old agent's world is broken, and this node is to have a place in the next one.
@@ -106,26 +110,6 @@ def _arrived(state: JobState, newcomer: Member, now: float) -> Result:
     welcome = Tell(newcomer.agent, waiting(state, newcomer))
     state, effects = consider_growth(state, now)
     return state, (welcome, *effects)
-
-
-def consider_growth(state: JobState, now: float) -> Result:
-    """A node came to stand by (or was let back in): does the world grow for it at once?"""
-    if not is_live(state) or spec_of(state).scale_up is not ScaleUp.IMMEDIATE:
-        return state, ()
-    more = growth(state)
-    if more <= 0:
-        return state, ()
-    if more >= state.max_nodes - world_nodes(state):
-        return grow(state, now)
-    return replace(state, timers=last_call(state.timers, spec_of(state), now)), ()
-
-
-def grow(state: JobState, now: float) -> Result:
-    """Not when a node has finished already: the job is about to end by itself."""
-    if len(state.owing) < world_nodes(state):
-        return state, ()
-    more = "more nodes are here"
-    return order_stop(state, Decision(DecisionKind.GROW, f"{more}; growing the world", state.generation), now)
 
 
 # --- refusing ----------------------------------------------------------------------------------------
@@ -174,7 +158,7 @@ def _shown(value: object) -> str:
 def _too_late(state: JobState) -> Refused:
     assert state.outcome is not None
     code = _TURNED_AWAY if state.outcome.succeeded else state.outcome.exit_code
-    return Refused(f"the job is over: {state.outcome.reason}", code)
+    return Refused(f"the job is over: {how_it_ended(state.outcome)}", code)
 
 
 # --- signs of life, and their absence ------------------------------------------------------------------
@@ -187,6 +171,15 @@ def heard(state: JobState, agent: AgentId, now: float) -> Result:
             return state, (Tell(agent, Ended(state.outcome)),)
         return replace(state, leases=state.leases.plus(agent.node, now)), ()
     return state, (Tell(agent, _given_up(state, agent)),)
+
+
+def all_heard(state: JobState, heard: Mapping[AgentId, float]) -> JobState:
+    """Many signs of life at once, each with its instant: what `heard` would make of the members' ones by one."""
+    fresh = {agent.node: at for agent, at in heard.items() if member_of(state, agent) is not None}
+    if not fresh or state.outcome is not None:
+        return state
+    leases = FrozenMap((node, max(at, fresh.get(node, at))) for node, at in state.leases.items())
+    return replace(state, leases=leases)
 
 
 def _given_up(state: JobState, agent: AgentId) -> Refused:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 
-from rendezvous.admissible import objection
+from rendezvous.admissible import memory_objection, objection
 from rendezvous.attendance import Attendance, Cut
 from rendezvous.auth import Right
 from rendezvous.calls import held
@@ -54,7 +54,9 @@ class Agents:
                 return
             identity.require(Right.ATTEND, joined.spec.job_id)
             await self._await_turn(identity)
-            words = objection(joined.agent, joined.spec, joined.facts)
+            words = objection(joined.agent, joined.spec, joined.facts) or memory_objection(
+                joined.generation, joined.running
+            )
             if words:
                 await context.write(to_agent_bytes(Refused(words, _SPEC_UNUSABLE)))
                 return
@@ -96,7 +98,7 @@ class Agents:
         def busy() -> bool:
             return owner.backlog > backlog
 
-        attendance = Attendance(joined.agent, context, self._limits, owner.post, busy)
+        attendance = Attendance(joined.agent, context, self._limits, owner.heard, owner.post, busy)
         job.attach(attendance)
         try:
             owner.post(joined)

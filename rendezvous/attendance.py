@@ -14,7 +14,7 @@ import grpc
 import grpc.aio
 
 from rendezvous.codec import HEARTBEAT, BadMessage, read_from_agent, to_agent_bytes
-from rendezvous.events import AgentHeard, AgentJoined, AgentLeft
+from rendezvous.events import AgentJoined, AgentLeft
 from rendezvous.limits import Allowance
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from rendezvous.types import AgentId
 
 _PACE_EVERY = 64
-_SOON_S = 0.3
 _RESPITE_S = 0.05
 
 
@@ -39,51 +38,34 @@ class Cut(Exception):
 
 
 class Attendance:
-    """`hear` takes what the agent says; `busy` tells that the job cannot take more just now."""
+    """`alive` hears of every message and `hear` what it says; `busy` tells that the job cannot take more now."""
 
     def __init__(
         self,
         agent: AgentId,
         context: Any,
         limits: Limits,
+        alive: Callable[[AgentId], None],
         hear: Callable[[FromAgent], None],
         busy: Callable[[], bool],
     ) -> None:
         self.agent = agent
         self.has_left = False
-        self._context, self._limits, self._hear, self._busy = context, limits, hear, busy
-        self._heard = AgentHeard(agent)
+        self._context, self._limits, self._busy = context, limits, busy
+        self._alive, self._hear = alive, hear
         self._outbox: deque[bytes] = deque()
         self._unread = 0
-        self._soon: bytes | None = None
-        self._soon_timer: asyncio.TimerHandle | None = None
         self._news: asyncio.Future[None] | None = None
         self._closing = False
+        self._begun = False  # something was written
         self._cut: Cut | None = None
         self._task: asyncio.Task[Any] | None = None
 
     # --- outbound ----------------------------------------------------------------------------------
 
-    def put_soon(self, data: bytes) -> None:
-        """Word of how things stand while the agent waits: held back for a moment, and dropped for newer news.
-
-        When thousands join at once, the round seals before most of them would have read it.
-        """
-        if self._closing:
-            return
-        if self._soon is None:
-            self._soon_timer = asyncio.get_running_loop().call_later(_SOON_S, self._put_held_back)
-        self._soon = data
-
-    def _put_held_back(self) -> None:
-        data, self._soon = self._soon, None
-        if data is not None:
-            self.put(data)
-
     def put(self, data: bytes) -> None:
         if self._closing:
             return
-        self._drop_held_back()
         self._outbox.append(data)
         self._unread += len(data)
         few = len(self._outbox) <= self._limits.outbox_messages
@@ -92,12 +74,6 @@ class Attendance:
         else:
             self.cut(Cut(grpc.StatusCode.RESOURCE_EXHAUSTED, "this client reads too slowly"))
 
-    def _drop_held_back(self) -> None:
-        self._soon = None
-        if self._soon_timer is not None:
-            self._soon_timer.cancel()
-            self._soon_timer = None
-
     def move(self, moved: Moved) -> None:
         """The last word; the stream ends well once it is written."""
         self.put(to_agent_bytes(moved))
@@ -105,17 +81,20 @@ class Attendance:
 
     def close(self) -> None:
         self._closing = True
-        self._drop_held_back()
         self._wake()
 
     def cut(self, why: Cut) -> None:
-        """At once, whatever is unwritten."""
+        """At once, whatever is unwritten; but the first write must not be interrupted.
+
+        gRPC would not know that the metadata went with it, send them again with the status, and fail to send either.
+        """
         if self._cut is None:
             self._cut = why
             self._closing = True
             self._outbox.clear()
-            if self._task is not None:
+            if self._task is not None and self._begun:
                 self._task.cancel()
+            self._wake()
 
     def _wake(self) -> None:
         if self._news is not None and not self._news.done():
@@ -131,6 +110,7 @@ class Attendance:
                 while self._outbox:
                     data = self._outbox.popleft()
                     await self._context.write(data)
+                    self._begun = True
                     self._unread -= len(data)
                 if self._closing:
                     break
@@ -157,13 +137,13 @@ class Attendance:
         self.close()
 
     async def _read_all(self) -> None:
-        read, heard, hear, n = self._context.read, self._heard, self._hear, 0
+        read, agent, alive, n = self._context.read, self.agent, self._alive, 0
         loop = asyncio.get_running_loop()
         allowance = Allowance(self._limits.messages_per_s, self._limits.message_burst, at=loop.time())
         while (data := await read()) is not grpc.aio.EOF:
-            hear(heard)
+            alive(agent)
             if data != HEARTBEAT:
-                hear(self._understood(data))
+                self._hear(self._understood(data))
             n += 1
             if n % _PACE_EVERY == 0:
                 await asyncio.sleep(allowance.take(loop.time(), _PACE_EVERY))

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("rendezvous")
 _BEARER = "bearer "
-_RELOAD_S = 5.0
+_RELOAD_S = 1.0
 
 
 class Right(StrEnum):

@@ -36,6 +36,10 @@ class NotFound(Exception):
     """In words."""
 
 
+class NotNow(Exception):
+    """As the job stands, the order means nothing. In words."""
+
+
 @contextmanager
 def held(counts: Counts, identity: Identity) -> Iterator[None]:
     counts.enter(identity.name)
@@ -98,6 +102,8 @@ def _status(error: Exception) -> tuple[grpc.StatusCode, str, str]:
             return code.RESOURCE_EXHAUSTED, str(error), ""
         case BadMessage() | DecodeError() | UnicodeDecodeError():
             return code.INVALID_ARGUMENT, str(error), ""
+        case NotNow():
+            return code.FAILED_PRECONDITION, str(error), ""
         case NotFound():
             return code.NOT_FOUND, str(error), ""
         case Conflict():

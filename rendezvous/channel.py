@@ -15,19 +15,22 @@ if TYPE_CHECKING:
 
 _OPTIONS = (
     ("grpc.max_receive_message_length", 4 * 1024 * 1024),
-    ("grpc.keepalive_time_ms", 1_000),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.min_reconnect_backoff_ms", 3_000),  # which is also how long a connection may take
+    ("grpc.http2.bdp_probe", 0),  # a ping with each message, to tune windows that these messages never fill
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),
     ("grpc.enable_http_proxy", 0),
 )
 
 
-PATIENCE_S = 2.5
+PATIENCE_S = 1.6
+PING_AFTER_S = 0.8  # with nothing heard
 
 
-def open_channel(endpoint: str, options: ClientOptions, patience_s: float = PATIENCE_S) -> grpc.aio.Channel:
+def open_channel(
+    endpoint: str, options: ClientOptions, patience_s: float = PATIENCE_S, ping_after_s: float = PING_AFTER_S
+) -> grpc.aio.Channel:
     """A service that does not answer a ping within `patience_s` is frozen, or its host has vanished.
 
     Certificates are read anew each time. Raises `OptionsUnusable`.
@@ -35,6 +38,7 @@ def open_channel(endpoint: str, options: ClientOptions, patience_s: float = PATI
     patience_ms = int(patience_s * 1000)
     tuned = (
         *_OPTIONS,
+        ("grpc.keepalive_time_ms", int(ping_after_s * 1000)),
         ("grpc.keepalive_timeout_ms", patience_ms),
         ("grpc.http2.ping_timeout_ms", patience_ms),
     )
@@ -44,7 +48,7 @@ def open_channel(endpoint: str, options: ClientOptions, patience_s: float = PATI
                 f"the token would go to {endpoint} over a connection that others can read: set "
                 "DDP_RENDEZVOUS_CA_FILE (or DDP_RENDEZVOUS_TLS=1) for TLS, or DDP_RENDEZVOUS_INSECURE=1"
             )
-        return grpc.aio.insecure_channel(endpoint, options=tuned)
+        return grpc.aio.insecure_channel(_target(endpoint), options=tuned)
     named = (("grpc.ssl_target_name_override", options.server_name),) if options.server_name else ()
     try:
         credentials = grpc.ssl_channel_credentials(
@@ -52,7 +56,17 @@ def open_channel(endpoint: str, options: ClientOptions, patience_s: float = PATI
         )
     except OSError as error:
         raise OptionsUnusable(f"cannot read a certificate: {error}") from error
-    return grpc.aio.secure_channel(endpoint, credentials, options=(*tuned, *named))
+    return grpc.aio.secure_channel(_target(endpoint), credentials, options=(*tuned, *named))
+
+
+def _target(endpoint: str) -> str:
+    """An address that needs no name server is not sent through the machinery that asks one."""
+    host, _, port = endpoint.rpartition(":")
+    try:
+        address = ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return endpoint
+    return f"ipv4:{host}:{port}" if address.version == 4 else f"ipv6:[{address}]:{port}"
 
 
 def metadata(options: ClientOptions) -> tuple[tuple[str, str], ...]:

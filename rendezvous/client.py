@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from rendezvous.events import FromAgent, ToAgent
     from rendezvous.types import AgentId
@@ -20,6 +20,9 @@ class Session(Protocol):
         """Never blocks; messages arrive in the order they were sent."""
 
     async def receive(self) -> ToAgent: ...
+
+    def watch_contact(self, tell: Callable[[bool], None]) -> None:
+        """`tell` hears whenever the service goes out of reach (False) and is heard again (True)."""
 
     async def close(self) -> None: ...
 
@@ -71,12 +74,22 @@ def client_options(environ: Mapping[str, str], give_up_s: float = 600.0) -> Clie
 def _token(environ: Mapping[str, str]) -> str:
     path = environ.get(f"{ENV}TOKEN_FILE", "")
     if not path:
-        return environ.get(f"{ENV}TOKEN", "").strip()
+        return _one_line(environ.get(f"{ENV}TOKEN", ""), f"{ENV}TOKEN")
     try:
         with open(path, encoding="ascii") as file:
-            return file.read(8192).strip()
+            return _one_line(file.read(8192), path)
     except (OSError, UnicodeDecodeError) as error:
         raise OptionsUnusable(f"cannot read the token in {path}: {error}") from error
+
+
+def _one_line(text: str, where: str) -> str:
+    """gRPC would take anything else for a broken connection, and it would be tried again and again."""
+    token = text.strip()
+    if not (token.isascii() and token.isprintable()) or " " in token:
+        raise OptionsUnusable(
+            f"{where} is no token: `ddp-rendezvous token` prints one line of letters and digits"
+        )
+    return token
 
 
 def connect(endpoints: Sequence[str], agent: AgentId, options: ClientOptions) -> Session:

@@ -70,6 +70,7 @@ _MESSAGES: dict[type, Any] = {
     events.Refused: pb.Refused,
     events.Assigned: pb.Assigned,
     events.StoreAt: pb.StoreAt,
+    events.CheckpointRequested: pb.CheckpointRequested,
     events.Stop: pb.Stop,
     events.Ended: pb.Ended,
     view.JobSummary: pb.JobSummary,
@@ -98,6 +99,7 @@ _TO_AGENT: dict[str, Any] = {
     "stop": events.Stop,
     "ended": events.Ended,
     "moved": Moved,
+    "checkpoint": events.CheckpointRequested,
 }
 _BODY_OF = {kind: body for table in (_FROM_AGENT, _TO_AGENT) for body, kind in table.items()}
 

@@ -20,11 +20,14 @@ from rendezvous.events import (
     RanksFinished,
     Refused,
     Stop,
+    StoreAt,
     StoreOpened,
+    Waiting,
 )
 
 if TYPE_CHECKING:
     from rendezvous.events import ToAgent
+    from rendezvous.types import Assignment
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,7 @@ class Recital:
 
     joined: AgentJoined | None = None
     generation: int = 0
+    running: Assignment | None = None  # its ranks were not stopped
     reports: tuple[FromAgent, ...] = ()
     left: AgentLeft | None = None
 
@@ -53,28 +57,42 @@ class Recital:
                 return replace(self, left=message)
             case StoreOpened() | RankFailed() | RanksFinished() | AgentStopped():
                 kept = self._of(message.generation)
-                return replace(kept, reports=(*kept.reports, message))
+                running = None if isinstance(message, AgentStopped) else kept.running
+                return replace(kept, reports=(*kept.reports, message), running=running)
             case _:
                 return self  # a heartbeat, and a checkpoint whose moment passes
 
     def heard(self, message: ToAgent) -> Recital:
         match message:
-            case Assigned(assignment):
-                return self._of(assignment.generation)
+            case Assigned(assignment) if assignment.generation > self.generation:
+                return replace(self._of(assignment.generation), running=assignment)
             case Stop(generation):
-                return self._of(generation)
+                return replace(self._of(generation), running=None)
+            case Waiting():
+                return replace(self, running=None)
             case Refused(retryable=True):
-                return replace(self, reports=())
+                return replace(self, reports=(), running=None)
             case _:
                 return self
 
     def _of(self, generation: int) -> Recital:
         if generation <= self.generation:
             return self
-        return replace(self, generation=generation, reports=())
+        return replace(self, generation=generation, running=None, reports=())
 
     def lines(self) -> tuple[FromAgent, ...]:
         """Nothing before the join: a stream that does not begin with one is refused."""
         if self.joined is None:
             return ()
-        return (self.joined, *self.reports, *((self.left,) if self.left is not None else ()))
+        joined = replace(self.joined, generation=self.generation, running=self.running)
+        return (joined, *self.reports, *((self.left,) if self.left is not None else ()))
+
+    def asked_for_by(self, message: ToAgent) -> tuple[FromAgent, ...]:
+        """A service that tells again where this agent stands may have missed what it had reported."""
+        match message:
+            case Assigned(assignment) if assignment.generation == self.generation:
+                return self.reports
+            case StoreAt(generation) if generation == self.generation:
+                return self.reports
+            case _:
+                return ()

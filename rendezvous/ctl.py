@@ -8,7 +8,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from rendezvous.grpc_io import choose_engine
+from rendezvous.grpc_io import choose_engine, hush
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,13 +33,15 @@ _HELP = {
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     choose_engine()
+    hush()
     import grpc
 
     from rendezvous.client import OptionsUnusable, client_options
-    from rendezvous.ctl_calls import Service, carry_out
+    from rendezvous.ctl_calls import Service, carry_out, endpoints
 
     try:
-        service = Service(arguments.rendezvous.split(","), client_options(os.environ), arguments.timeout)
+        _check(arguments)
+        service = Service(endpoints(arguments.rendezvous), client_options(os.environ), arguments.timeout)
         return asyncio.run(carry_out(service, arguments))
     except OptionsUnusable as error:
         return _failed(str(error), 78)
@@ -54,30 +56,48 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 141
 
 
+def _check(arguments: argparse.Namespace) -> None:
+    from rendezvous.client import OptionsUnusable
+
+    if not 0 < arguments.timeout < 1e6:
+        raise OptionsUnusable(f"--timeout is a number of seconds above 0, not {arguments.timeout:g}")
+    words = (str(value) for value in vars(arguments).values())
+    if any(not word.isprintable() for word in words):  # bytes that are no UTF-8 among them
+        raise OptionsUnusable(
+            "an argument holds characters that cannot be printed; job ids and nodes have none"
+        )
+
+
 def _parser() -> argparse.ArgumentParser:
-    shared = argparse.ArgumentParser(add_help=False)
-    shared.add_argument(
-        "--rendezvous",
-        default=os.environ.get(_ENDPOINT_ENV, _DEFAULT),
-        metavar="HOST:PORT[,...]",
-        help=f"where the service is [{_ENDPOINT_ENV}; default: {_DEFAULT}]",
-    )
-    shared.add_argument("-o", "--output", choices=["text", "json"], default="text")
-    shared.add_argument(
-        "--timeout", type=float, default=10.0, metavar="SECONDS", help="for each call (default: 10)"
-    )
-    parser = argparse.ArgumentParser("ddpctl", description=__doc__)
+    parser = argparse.ArgumentParser("ddpctl", description=__doc__, parents=[_shared()])
+    parser.set_defaults(rendezvous=os.environ.get(_ENDPOINT_ENV, _DEFAULT), output="text", timeout=10.0)
     commands = parser.add_subparsers(dest="command", required=True)
+    shared = _shared()
     added = {name: commands.add_parser(name, help=words, parents=[shared]) for name, words in _HELP.items()}
     for name, command in added.items():
         if name != "list":
-            command.add_argument("job")
+            command.add_argument("job", help="its id, as `ddpctl list` shows it")
     for name in ("drain", "resume"):
-        added[name].add_argument("node")
+        added[name].add_argument("node", help="its name, as `ddpctl status` shows it")
     added["resize"].add_argument("nodes", help="N or MIN:MAX")
     for name in ("drain", "restart", "abort"):
         added[name].add_argument("--reason", default="", help="shown to everybody")
     return parser
+
+
+def _shared() -> argparse.ArgumentParser:
+    """For before and after the command; what is given in neither place is the main parser's to say."""
+    shared = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
+    shared.add_argument(
+        "--rendezvous",
+        metavar="HOST:PORT[,...]",
+        help=f"where the service is [{_ENDPOINT_ENV}; default: {_DEFAULT}]",
+    )
+    shared.add_argument(
+        "-o", "--output", choices=["text", "json"], help="for people (default) or for programs"
+    )
+    shared.add_argument("--timeout", type=float, metavar="SECONDS", help="for each call (default: 10)")
+    return shared
 
 
 def _in_words(error: Any, endpoints: str) -> tuple[str, int]:

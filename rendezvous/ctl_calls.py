@@ -15,6 +15,7 @@ from rendezvous.channel import metadata, open_channel
 from rendezvous.client import OptionsUnusable
 from rendezvous.ctl_text import event_line, job_table, job_text
 from rendezvous.pb import rendezvous_pb2 as pb
+from rendezvous.settings import PORT, SettingsUnusable, check_address
 
 if TYPE_CHECKING:
     import argparse
@@ -26,6 +27,7 @@ OPERATIONS = "/rendezvous.v1.Operations/"
 _OWNER = "rendezvous-owner"
 _ROUNDS = 3
 _PAUSE_S = 0.25
+_FOLLOWED_S = 60.0  # so long may a job that is followed be nowhere to be found
 
 
 class Service:
@@ -57,26 +59,31 @@ class Service:
             return getattr(pb, f"{method}Response").FromString(answer)
 
     async def notes(self, job_id: str, *, follow: bool) -> AsyncIterator[Any]:
-        """Followed across streams that break: none is told twice."""
-        seq, at, failures = 0, 0, 0
+        """Followed across streams that break, to whichever replica has the job: none is told twice."""
+        heard, at, failed_since, owner, found = pb.WatchEventsResponse(), 0, 0.0, "", False
+        loop = asyncio.get_running_loop()
         while True:
-            request = pb.WatchEventsRequest(job_id=job_id, after_seq=seq, follow=follow)
+            request = pb.WatchEventsRequest(
+                job_id=job_id, after_seq=heard.note.seq, telling=heard.telling, follow=follow
+            )
             try:
-                async with open_channel(self.endpoints[at % len(self.endpoints)], self._options) as channel:
-                    call: Any = channel.unary_stream(OPERATIONS + "WatchEvents")
-                    async for data in call(request.SerializeToString(), metadata=metadata(self._options)):
-                        note = pb.WatchEventsResponse.FromString(data).note
-                        seq, failures = note.seq, 0
-                        yield note
+                async for told in self._watched(owner or self.endpoints[at], request):
+                    heard, failed_since, found = told, 0.0, True
+                    yield told.note
                 return
             except grpc.aio.AioRpcError as error:
-                failures += 1
-                if error.code() is not grpc.StatusCode.UNAVAILABLE or failures > _ROUNDS * len(
-                    self.endpoints
-                ):
+                failed_since, owner = failed_since or loop.time(), _owner(error)
+                found, at = found or bool(owner), (at + 1) % len(self.endpoints)
+                patience_s = _FOLLOWED_S if follow and found else _ROUNDS * _PAUSE_S
+                if error.code() is not grpc.StatusCode.UNAVAILABLE or loop.time() - failed_since > patience_s:
                     raise
-                at += 1
                 await asyncio.sleep(_PAUSE_S)
+
+    async def _watched(self, endpoint: str, request: Any) -> AsyncIterator[Any]:
+        async with open_channel(endpoint, self._options) as channel:
+            call: Any = channel.unary_stream(OPERATIONS + "WatchEvents")
+            async for data in call(request.SerializeToString(), metadata=metadata(self._options)):
+                yield pb.WatchEventsResponse.FromString(data)
 
 
 def _owner(error: grpc.aio.AioRpcError) -> str:
@@ -106,17 +113,20 @@ async def _all_jobs(service: Service) -> list[Any]:
     """Each replica lists the jobs that it decides about."""
     jobs: dict[str, Any] = {}
     last: grpc.aio.AioRpcError | None = None
-    reached = 0
+    reached, silent = 0, list[str]()
     for endpoint in service.endpoints:
         try:
             answer = await service.ask(endpoint, "ListJobs", pb.ListJobsRequest())
         except grpc.aio.AioRpcError as error:
             last = error
+            silent.append(f"{endpoint} ({error.details() or error.code().name.lower()})")
             continue
         reached += 1
         jobs |= {job.job_id: job for job in answer.jobs}
     if last is not None and not reached:
         raise last
+    if silent:
+        sys.stderr.write(f"ddpctl: jobs may be missing, no answer from {', '.join(silent)}\n")
     return [jobs[job_id] for job_id in sorted(jobs)]
 
 
@@ -136,9 +146,23 @@ def _order(arguments: argparse.Namespace) -> tuple[str, Any]:
             return "AbortJob", pb.AbortJobRequest(job_id=job, reason=arguments.reason)
 
 
+def endpoints(text: str) -> list[str]:
+    """Raises `OptionsUnusable`."""
+    words = (word.strip() for word in text.split(","))
+    found = [word if ":" in word.rpartition("]")[2] else f"{word}:{PORT}" for word in words if word]
+    try:
+        for endpoint in found:
+            check_address(endpoint)
+    except SettingsUnusable as error:
+        raise OptionsUnusable(f"--rendezvous: {error}") from None
+    if not found:
+        raise OptionsUnusable("--rendezvous names no HOST:PORT")
+    return found
+
+
 def _nodes(text: str) -> tuple[int, int]:
     few, colon, many = text.partition(":")
-    if not few.isdigit() or (colon and not many.isdigit()) or len(text) > 15:
+    if not text.isascii() or not few.isdigit() or (colon and not many.isdigit()) or len(text) > 15:
         raise OptionsUnusable(f"{text!r} is not N or MIN:MAX")
     return int(few), int(many or few)
 

@@ -15,7 +15,7 @@ from rendezvous.owner import Conflict, JobOwner
 from rendezvous.state import JobState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from rendezvous.client import Session
     from rendezvous.events import Event, FromAgent, ToAgent
@@ -100,6 +100,9 @@ class _EmbeddedSession:
         if isinstance(message, BaseException):
             raise message
         return message
+
+    def watch_contact(self, tell: Callable[[bool], None]) -> None:
+        """It is in this very process."""
 
     async def close(self) -> None:
         await self._rendezvous.disconnect(self)

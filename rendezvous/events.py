@@ -28,6 +28,8 @@ class AgentJoined:
     agent: AgentId
     spec: JobSpec
     facts: NodeFacts
+    generation: int = 0  # the last one that it heard of
+    running: Assignment | None = None  # its place in that one, unless its ranks were stopped
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ class AgentStopped:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointTaken:
-    """A rank of this generation says that now is a good moment to change the world's size."""
+    """In answer to `CheckpointRequested`: all ranks of this node have taken one."""
 
     agent: AgentId
     generation: int
@@ -164,6 +166,7 @@ class Waiting:
     reason: str
     present: int
     wanted: int
+    stands_by: bool = False  # no short wait for the last nodes: a world runs without this one, or no service answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,13 +200,21 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointRequested:
+    """The world is to grow at a checkpoint: let the ranks take one, then answer `CheckpointTaken`."""
+
+    generation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """The job is over, and nothing of it runs here any more (or must not): say so and exit."""
 
     outcome: Outcome
 
 
-ToAgent = Waiting | Refused | Assigned | StoreAt | Stop | Ended
+ToAgent = Waiting | Refused | Assigned | StoreAt | CheckpointRequested | Stop | Ended
 
 # --- effects ---------------------------------------------------------------------------------------
 

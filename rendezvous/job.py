@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import uuid
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -12,17 +13,19 @@ import grpc
 
 from rendezvous.attendance import Attendance, Cut
 from rendezvous.codec import to_agent_bytes
+from rendezvous.conversation import Moved
 from rendezvous.events import AgentLost, Assigned, Refused, Waiting
 from rendezvous.fitting import fitted
 from rendezvous.journal import Note, lines
+from rendezvous.lull import Lull
 from rendezvous.owner import JobOwner
 from rendezvous.state import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rendezvous.conversation import Moved
     from rendezvous.events import Event, ToAgent
+    from rendezvous.journal import Line
     from rendezvous.metrics import Metrics
     from rendezvous.owner import JobStore
     from rendezvous.state import JobState
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("rendezvous")
 _NOTES_KEPT = 1000
 _WATCHER_NOTES = 1000
+_DOUBT_S = 0.2
+_CROWD = 64  # of more members, only one in so many is logged as it joins: a line costs as much as the join
 
 
 class Watcher:
@@ -41,6 +46,7 @@ class Watcher:
         for note in notes:
             self.queue.put_nowait(note)
         self.fell_behind = False
+        self.moved = False  # the job has; what follows is told elsewhere
 
     def tell(self, note: Note | None) -> None:
         try:
@@ -64,12 +70,14 @@ class Job:
         self.attendances: dict[AgentId, Attendance] = {}
         self.watchers: set[Watcher] = set()
         self.notes: deque[Note] = deque(maxlen=_NOTES_KEPT)
+        self.telling = uuid.uuid4().hex  # whose numbers the notes have
         self.idle_since = time.monotonic()
         self._holds, self._metrics, self._resume_grace_s = holds, metrics, resume_grace_s
         self._absent: dict[AgentId, asyncio.TimerHandle] = {}
         self._orders: dict[int, tuple[Event, asyncio.Future[None]]] = {}
         self._seq = 0
         self._last: tuple[ToAgent, bytes] | None = None
+        self._lull: Lull[Attendance, Waiting] = Lull(lambda to, word: to.put(self._encoded(word)))
         self._loaded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.owner = JobOwner(store, self._tell, note=self._note)
         self.task = asyncio.get_running_loop().create_task(self.owner.run(), name=f"job {job_id}")
@@ -117,6 +125,7 @@ class Job:
         if self.attendances.get(agent) is not attendance:
             return
         del self.attendances[agent]
+        self._lull.drop(attendance)
         self.idle_since = time.monotonic()
         member = self.state.members.get(agent.node)
         if attendance.has_left or self.task.done() or member is None or member.agent != agent:
@@ -134,11 +143,15 @@ class Job:
 
     def _tell(self, agent: AgentId, message: ToAgent) -> None:
         attendance = self.attendances.get(agent)
-        if attendance is None or not self._holds(self.job_id):
+        if attendance is None:
+            return
+        if not self._holds(self.job_id):
+            attendance.move(Moved("", _DOUBT_S, "this replica is in doubt about the job just now"))
             return
         if isinstance(message, Waiting):
-            attendance.put_soon(self._encoded(message))
+            self._lull.put(attendance, message)
         else:
+            self._lull.drop(attendance)
             attendance.put(self._encoded(message))
 
     def _encoded(self, message: ToAgent) -> bytes:
@@ -168,9 +181,8 @@ class Job:
             note = Note(self._seq, time.time(), after.generation, line.kind, line.node, line.text)
             self.notes.append(note)
             self._metrics.count("events", line.kind)
-            _log.info(
-                line.text, extra={"job": self.job_id, "generation": after.generation, "kind": line.kind}
-            )
+            extra = {"job": self.job_id, "generation": after.generation, "kind": line.kind}
+            _log.log(_level(line, after), line.text, extra=extra)
             for watcher in self.watchers:
                 watcher.tell(note)
         if after.phase is Phase.ENDED and before.phase is not Phase.ENDED:
@@ -191,9 +203,17 @@ class Job:
         for attendance in list(self.attendances.values()):
             attendance.move(moved)
         for watcher in self.watchers:
+            watcher.moved = True
             watcher.tell(None)
         for timer in self._absent.values():
             timer.cancel()
         self._absent.clear()
+        self._lull.close()
         self.task.cancel()
         await asyncio.wait([self.task])
+
+
+def _level(line: Line, after: JobState) -> int:
+    """What is not worth a line of the log is among the notes nevertheless."""
+    here = len(after.members)
+    return logging.DEBUG if line.kind == "joined" and here > _CROWD and here % _CROWD else logging.INFO

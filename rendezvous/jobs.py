@@ -17,6 +17,7 @@ from rendezvous.job import Job
 from rendezvous.limits import LimitReached
 from rendezvous.state import Phase
 from rendezvous.store.protocol import Deposed, StoreError
+from rendezvous.store.protocol import LimitReached as ValuesFull
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,6 +33,7 @@ _ENDED_AT = RESERVED + "ended-at"
 _IDLE_S = 60.0
 _TEND_EVERY_S = 10.0
 _HISTORY_EVERY_S = 3600.0
+_REFUSALS = (Deposed, StoreError)
 
 
 class Elsewhere(Exception):
@@ -50,6 +52,8 @@ class Jobs:
         self._history_s, self._resume_grace_s = history_s, resume_grace_s
         self._open: dict[str, Job] = {}
         self._opening: dict[str, asyncio.Task[Job]] = {}
+        self._leaving: dict[str, asyncio.Task[None]] = {}
+        self._over_since: dict[str, float] = {}  # as far as it could not be written down
         self._tasks: set[asyncio.Task[None]] = set()
         self.draining = False
         store.ownership.listen(self._lost, self._freed)
@@ -70,6 +74,8 @@ class Jobs:
         """Raises `Elsewhere`, `LimitReached`, `StoreError`."""
         if (job := self._open.get(job_id)) is not None:
             return job
+        if (leaving := self._leaving.get(job_id)) is not None:
+            await asyncio.wait([leaving])
         task = self._opening.get(job_id)
         if task is None:
             task = self._opening[job_id] = asyncio.get_running_loop().create_task(self._load(job_id))
@@ -158,11 +164,24 @@ class Jobs:
             now = time.monotonic()
             for job in list(self):
                 if job.is_idle and now - job.idle_since > _IDLE_S and _is_over(job):
-                    await self._put_away(job)
+                    await self._leave(job)
             if now >= history_at:
                 history_at = now + _HISTORY_EVERY_S
                 await self.forget_old(time.time())
             await asyncio.sleep(_TEND_EVERY_S)
+
+    async def _leave(self, job: Job) -> None:
+        """Whoever asks for the job meanwhile waits, and finds it put away."""
+        task = asyncio.get_running_loop().create_task(self._put_away(job))
+        self._leaving[job.job_id] = task
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        try:
+            await asyncio.shield(task)
+        except _REFUSALS as error:
+            _log.warning("the job cannot be put away: %s", error, extra={"job": job.job_id})
+        finally:
+            del self._leaving[job.job_id]
 
     async def _put_away(self, job: Job) -> None:
         del self._open[job.job_id]
@@ -171,29 +190,46 @@ class Jobs:
         if blank:
             await self._store.forget(job.job_id)
         else:
-            await self._mark_ended(job.job_id, time.time())
+            await self._over_at(job.job_id, time.time())
         await self._store.ownership.release(job.job_id)
 
-    async def _mark_ended(self, job_id: str, at: float) -> float:
+    async def _over_at(self, job_id: str, now: float) -> float:
+        """When it was first seen to be over."""
         values = self._store.values(job_id)
         known = await values.get(_ENDED_AT)
         if known is not None:
             return float(known.data)
-        await values.put(_ENDED_AT, str(at).encode())
-        return at
+        try:
+            await values.put(_ENDED_AT, str(now).encode())
+        except ValuesFull:
+            return self._over_since.setdefault(job_id, now)
+        return now
 
     async def forget_old(self, now: float) -> None:
-        for job_id in await self._store.jobs():
-            if job_id in self._open or job_id in self._opening:
-                continue
-            owner = await self._store.ownership.owner_of(job_id)
-            if owner is not None and owner.address and not owner.is_me:
-                continue
-            state, _ = await self._store.job(job_id).load()
-            if state.outcome is None and state.spec is not None:
-                continue
-            if state.spec is None or now - await self._mark_ended(job_id, now) > self._history_s:
-                await self._store.forget(job_id)
+        """Also what other replicas have left behind. What one job's store says against it concerns that job only."""
+        try:
+            stored = await self._store.jobs()
+        except StoreError as error:
+            _log.warning("the history cannot be looked through: %s", error)
+            return
+        for job_id in stored:
+            try:
+                await self._forget_if_old(job_id, now)
+            except _REFUSALS as error:
+                _log.warning("it stays in the history for now: %s", error, extra={"job": job_id})
+
+    async def _forget_if_old(self, job_id: str, now: float) -> None:
+        if job_id in self._open or job_id in self._opening:
+            return
+        owner = await self._store.ownership.owner_of(job_id)
+        if owner is not None and owner.address and not owner.is_me:
+            return
+        state, _ = await self._store.job(job_id).load()
+        if state.outcome is None and state.spec is not None:
+            return
+        if state.spec is None or now - await self._over_at(job_id, now) > self._history_s:
+            await self._store.forget(job_id)
+            self._over_since.pop(job_id, None)
 
     async def close(self, after_s: float) -> None:
         """No decision is made of it: agents go elsewhere, or come back; jobs stay as they are in the store."""

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rendezvous.events import AgentHeard, AgentJoined, AgentLeft, AgentLost
+from rendezvous.policy import how_it_ended
 from rendezvous.state import Phase, world_nodes
+from rendezvous.types import FailureClass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,7 +51,8 @@ def lines(event: Event | None, before: JobState, after: JobState) -> Iterator[Li
         yield from _exclusions(before, after)
     if after.decisions is not before.decisions:
         yield from (Line("decision", _said(d)) for d in _new_decisions(before, after))
-    if (after.min_nodes, after.max_nodes) != (before.min_nodes, before.max_nodes) and before.spec is not None:
+    agreed = before.spec is not None and after.spec is not None
+    if agreed and (after.min_nodes, after.max_nodes) != (before.min_nodes, before.max_nodes):
         yield Line("resized", f"now {after.min_nodes} to {after.max_nodes} nodes")
     if after.generation != before.generation and after.world is not None:
         ranks, nodes = after.world.size, world_nodes(after)
@@ -69,7 +72,16 @@ def _comings_and_goings(event: Event | None, before: JobState, after: JobState) 
         case _ if len(after.members) < len(before.members):
             for node in before.members:
                 if node not in after.members:
-                    yield Line("lost", f"{node} was lost: nothing was heard from it", node)
+                    yield Line("lost", _how_lost(node, after), node)
+
+
+def _how_lost(node: str, after: JobState) -> str:
+    """By a deadline: that of its lease, or of what it had to do."""
+    lost = (c for c in after.causes.values() if c.node == node and c.failure is FailureClass.NODE_LOST)
+    cause = next(lost, None)
+    return (
+        f"{node} was lost: nothing was heard from it" if cause is None else cause.reason.removeprefix("node ")
+    )
 
 
 def _same(before: JobState, after: JobState, node: str) -> bool:
@@ -109,6 +121,6 @@ def _phase(after: JobState) -> Iterator[Line]:
             yield Line("stopping", f"{len(after.owing)} nodes were told to stop")
         case Phase.ENDED:
             assert after.outcome is not None
-            yield Line("ended", after.outcome.reason)
+            yield Line("ended", how_it_ended(after.outcome))
         case _:
             pass

@@ -11,10 +11,10 @@ those names; here events find their rule, fences keep stale ones out, and deadli
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import assert_never
+from typing import TYPE_CHECKING, assert_never
 
 from rendezvous import orders
-from rendezvous.admission import check_leases, grow, heard, join, leave, lose
+from rendezvous.admission import check_leases, heard, join, leave, lose
 from rendezvous.events import (
     AgentHeard,
     AgentJoined,
@@ -38,11 +38,14 @@ from rendezvous.events import (
     StoreOpened,
     Tell,
 )
+from rendezvous.growing import checkpoint_taken, consider_checkpoint, grow
 from rendezvous.policy import growth
 from rendezvous.sealing import Result, seal, spec_of, tell_progress, world_of
 from rendezvous.state import JobState, Member, Phase, is_live, member_of, present
 from rendezvous.stopping import abort, finish_if_all_did, node_stopped, rank_failed, too_few_came
-from rendezvous.types import AgentId, ScaleUp
+
+if TYPE_CHECKING:
+    from rendezvous.types import AgentId
 
 
 def step(state: JobState, event: Event, now: float) -> Result:
@@ -115,9 +118,7 @@ def _report(
                 return state, ()
             return node_stopped(state, node, now)
         case CheckpointTaken():
-            if not is_live(state) or spec_of(state).scale_up is not ScaleUp.AT_CHECKPOINT:
-                return state, ()
-            return grow(state, now) if growth(state) else (state, ())
+            return checkpoint_taken(state, node, now)
         case _:
             assert_never(event)
 
@@ -128,7 +129,8 @@ def _store_opened(state: JobState, event: StoreOpened, member: Member) -> Result
     timers = replace(state.timers, give_up_at=None)
     state = replace(state, phase=Phase.RUNNING, store=event.store, timers=timers)
     told = StoreAt(event.generation, event.store)
-    return state, (Persist(), *(Tell(p.agent, told) for p in world_of(state).placements))
+    state, more = consider_checkpoint(state)
+    return state, (Persist(), *(Tell(p.agent, told) for p in world_of(state).placements), *more)
 
 
 def _rank_failed(state: JobState, event: RankFailed, member: Member, now: float) -> Result:

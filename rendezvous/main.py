@@ -12,7 +12,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from rendezvous.grpc_io import choose_engine
+from rendezvous.grpc_io import choose_engine, hush
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,6 +24,7 @@ _SPANS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 def main(argv: Sequence[str] | None = None) -> int:
     choose_engine()
+    hush()
     from rendezvous import settings
 
     parser = argparse.ArgumentParser("ddp-rendezvous", description=__doc__)
@@ -68,7 +69,7 @@ async def serve(settled: Mapping[str, Any]) -> int:
         _log.warning(warning)
     stop = _stop_signal()
     try:
-        store = await open_store(settled["store"], settled["advertise"] or settled["listen"][0])
+        store = await open_store(settled["store"])
     except StoreError as error:
         _say(error)
         return _CANNOT
@@ -86,12 +87,17 @@ async def serve(settled: Mapping[str, Any]) -> int:
 
 
 async def _run(server: Any, settled: Mapping[str, Any], stop: asyncio.Future[int]) -> None:
+    from rendezvous.server import CannotListen, in_words
     from rendezvous.web import Web
 
     web = Web(lambda: server.health.serving, server.metrics.text)
     if settled["http"]:
         host, _, port = settled["http"].rpartition(":")
-        _log.info("metrics at %s:%d", host, await web.listen(host.strip("[]"), int(port)))
+        try:
+            listening = await web.listen(host.strip("[]"), int(port))
+        except OSError as error:
+            raise CannotListen(f"cannot listen on {settled['http']} (--http): {in_words(error)}") from error
+        _log.info("metrics at %s:%d", host, listening)
     where = ", ".join(
         f"{a.rpartition(':')[0]}:{p}" for a, p in zip(settled["listen"], server.ports, strict=True)
     )
@@ -125,6 +131,7 @@ def _server_options(settled: Mapping[str, Any]) -> Any:
         certificates = Certificates(settled["tls_cert"], settled["tls_key"], settled["client_ca"])
     return ServerOptions(
         listen=tuple(settled["listen"]),
+        advertise=settled["advertise"],
         key_file=settled["token_keys"],
         certificates=certificates,
         history_s=settled["history"] * 86_400.0,
@@ -169,7 +176,10 @@ def seconds(text: str) -> float:
 def _add_key(path: str) -> int:
     from rendezvous.tokens import add_key
 
-    key_id = add_key(path)
+    try:
+        key_id = add_key(path)
+    except OSError as error:
+        raise ValueError(f"cannot write the key file {path}: {error.strerror}") from error
     sys.stdout.write(
         f"added key {key_id} to {path}; it signs new tokens, the others there still verify theirs\n"
     )

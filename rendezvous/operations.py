@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from rendezvous.auth import Right
-from rendezvous.calls import NotFound, held
+from rendezvous.calls import NotFound, NotNow, held
 from rendezvous.codec import BadMessage, encode
 from rendezvous.events import JobAborted, JobResized, NodeDrained, NodeResumed, RestartOrdered
 from rendezvous.jobs import Elsewhere
 from rendezvous.limits import Counts, LimitReached, Limits
 from rendezvous.pb import rendezvous_pb2 as pb
+from rendezvous.policy import how_it_ended
+from rendezvous.state import Phase
 from rendezvous.view import summary_of, view_of
 
 if TYPE_CHECKING:
@@ -76,27 +78,35 @@ class Operations:
         identity.require(Right.LOOK, request.job_id)
         with held(self._watches, identity):
             job = await self._found(request.job_id)
-            watcher = job.watch(request.after_seq)
+            watcher = job.watch(request.after_seq if request.telling in ("", job.telling) else 0)
             if not request.follow:
                 watcher.tell(None)
             try:
-                await self._relay(watcher, context)
+                await self._relay(watcher, job.telling, context)
             finally:
                 job.watchers.discard(watcher)
 
-    async def _relay(self, watcher: Watcher, context: Any) -> None:
+    async def _relay(self, watcher: Watcher, telling: str, context: Any) -> None:
         while not watcher.fell_behind:
             note = await watcher.queue.get()
+            if note is None and watcher.moved:
+                raise Elsewhere("")
             if note is None:
                 return
-            await context.write(pb.WatchEventsResponse(note=encode(note)).SerializeToString())
+            told = pb.WatchEventsResponse(note=encode(note), telling=telling)
+            await context.write(told.SerializeToString())
         raise LimitReached("this watcher reads too slowly")
 
     # --- orders ------------------------------------------------------------------------------------
 
     async def _ordered(self, job_id: str, order: Event) -> Any:
         job = await self._found(job_id)
-        return encode(summary_of(job_id, await job.carried_out(order)))
+        after = await job.carried_out(order)
+        if after.outcome is not None and not isinstance(order, JobAborted):
+            raise NotNow(f"job {job_id!r} is over: {how_it_ended(after.outcome)}")
+        if after.phase is Phase.FORMING and isinstance(order, RestartOrdered):
+            raise NotNow(f"job {job_id!r} is forming: it has no ranks that could be restarted")
+        return encode(summary_of(job_id, after))
 
     async def _drain(self, request: Any, identity: Identity) -> Any:
         order = NodeDrained(_node(request), _reason(request, identity))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rendezvous.admission import consider_growth
 from rendezvous.events import Persist
+from rendezvous.growing import consider_growth
 from rendezvous.policy import course, room_to_grow
 from rendezvous.sealing import Result, gather
 from rendezvous.state import Exclusion, JobState, Phase, is_live, world_nodes

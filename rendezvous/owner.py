@@ -5,6 +5,11 @@ committed. `JobOwner` is the shell around it: one queue, one consumer; each turn
 be) before any of its messages goes out. A lost compare-and-swap means that somebody else wrote: the turn
 is thrown away with its messages, the job is read anew, everyone is told where they stand in what was read,
 and the event is looked at again, which is safe because every event carries its own fence.
+
+Signs of life come by the thousand each second, and matter only when somebody's lease might have run out. They
+are kept aside with their instants until a deadline is due, and then taken all at once. A process that was held
+up (frozen for a while, or with thousands of joins to read) has not read them all: it looks at a deadline again once
+it had time for that, before it takes its own silence for that of the agents.
 """
 
 from __future__ import annotations
@@ -13,16 +18,20 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from rendezvous.admission import all_heard
 from rendezvous.events import AgentHeard, DeadlineReached, Persist, SetDeadline, Tell
 from rendezvous.machine import step
 from rendezvous.resume import resume
-from rendezvous.state import JobState
+from rendezvous.state import JobState, member_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from rendezvous.events import Effect, Event, ToAgent
     from rendezvous.types import AgentId
+
+_HELD_UP_S = 0.1  # a deadline that is noticed this late says that the process was held up ...
+_CATCH_UP_S = 2.0  # ... and gets as long again, up to this, to read what came meanwhile
 
 
 class Conflict(Exception):
@@ -59,6 +68,10 @@ class OwnedJob:
     def take(self, event: Event, now: float) -> Turn:
         return Turn(*step(self.state, event, now))
 
+    def hear(self, heard: Mapping[AgentId, float]) -> None:
+        """Nothing of it is written: leases begin anew where a state is read."""
+        self.state = all_heard(self.state, heard)
+
     def commit(self, turn: Turn, version: int) -> None:
         self.state, self.version = turn.state, version
 
@@ -89,7 +102,9 @@ class JobOwner:
         self._vouch = vouch
         self._note = note
         self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._heard: dict[AgentId, float] = {}
         self._alarm: asyncio.TimerHandle | None = None
+        self._catching_up = False
 
     @property
     def state(self) -> JobState:
@@ -104,6 +119,14 @@ class JobOwner:
         """Never blocks; how much a client may have under way is bounded where its messages come in."""
         self._events.put_nowait(event)
 
+    def heard(self, agent: AgentId) -> None:
+        """Who is no member, or is one of a job that is over, has an answer to hear, at once."""
+        state = self._job.state
+        if state.outcome is None and member_of(state, agent) is not None:
+            self._heard[agent] = asyncio.get_running_loop().time()
+        else:
+            self.post(AgentHeard(agent))
+
     async def run(self) -> None:
         """Until cancelled."""
         try:
@@ -115,6 +138,9 @@ class JobOwner:
 
     async def _take(self, event: Event) -> None:
         while True:
+            if isinstance(event, DeadlineReached) and self._heard:
+                self._job.hear(self._heard)
+                self._heard.clear()
             turn = self._job.take(event, asyncio.get_running_loop().time())
             version = self._job.version
             if turn.persists:
@@ -162,10 +188,19 @@ class JobOwner:
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
+        self._catching_up = False
         if at is not None:
-            self._alarm = asyncio.get_running_loop().call_at(at, self._ring)
+            loop = asyncio.get_running_loop()
+            at = max(at, loop.time())
+            self._alarm = loop.call_at(at, self._ring, at)
 
-    def _ring(self) -> None:
+    def _ring(self, due: float) -> None:
+        now = asyncio.get_running_loop().time()
+        if now - due > _HELD_UP_S and not self._catching_up:
+            self._catching_up = True
+            again = now + min(now - due, _CATCH_UP_S)
+            self._alarm = asyncio.get_running_loop().call_at(again, self._ring, again)
+            return
         for agent in self._vouch():
             self.post(AgentHeard(agent))
         self.post(DeadlineReached())

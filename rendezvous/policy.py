@@ -17,7 +17,7 @@ from rendezvous.types import Cause, Decision, DecisionKind, FailureClass, Policy
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from rendezvous.types import JobSpec, RestartBudget
+    from rendezvous.types import JobSpec, Outcome, RestartBudget
 
 # Failures that speak against the node they happened on; an exception of the script does not.
 _NODE_FAULTS = (
@@ -62,6 +62,14 @@ def in_words(cause: Cause) -> str:
     return f"rank {cause.rank} on {cause.node}: {cause.reason}"
 
 
+def how_it_ended(outcome: Outcome) -> str:
+    """For whoever sees no more of the outcome than these words: what failed, and why that was the end."""
+    first = outcome.first_cause
+    if first is None or first.reason in outcome.reason:
+        return outcome.reason
+    return f"{in_words(first)}; {outcome.reason}"
+
+
 # --- the judgement -----------------------------------------------------------------------------------
 
 
@@ -73,32 +81,44 @@ def judge(state: JobState, cause: Cause, now: float) -> Verdict:
     if action is PolicyAction.IGNORE:
         return _verdict(state, DecisionKind.IGNORE, f"{in_words(cause)}; ignored, as asked", cause)
     if action is PolicyAction.FAIL:
-        return _verdict(state, DecisionKind.FAIL, f"--failure-policy ends the job on {cause.failure}", cause)
+        return _verdict(
+            state, DecisionKind.FAIL, f"the failure policy ends the job on {cause.failure}", cause
+        )
     if loop := crash_loop(state, cause):
         return _verdict(state, DecisionKind.FAIL, loop, cause)
     if spent := _budget_spent(spec.budget, state, now):
         return _verdict(state, DecisionKind.FAIL, spent, cause)
     exclude, exclude_reason = _sits_out(state, cause, action)
     kind, how = course(state, without=exclude)
-    used = f"restart {charged_in_window(state, now) + 1} of {spec.budget.limit}"
+    used = f"restart {charged_in_window(state, now) + 1}{_of(spec.budget)}"
     without = f"{exclude} sits out: {exclude_reason}; " if exclude else ""
     reason = f"{in_words(cause)}; {without}{how} ({used})"
     return Verdict(Decision(kind, reason, state.generation, cause), exclude, exclude_reason)
 
 
-def judge_again(state: JobState, first: Cause) -> Verdict | None:
-    """All reports are in, and `first` is the first cause: is anything harsher due? The restart is paid."""
+def judge_again(state: JobState, first: Cause, now: float) -> Verdict | None:
+    """All reports are in, and `first` is the first cause: is anything harsher due? The restart is paid.
+
+    Where it turned out to be another cause than the one that everybody was stopped for, or where it goes on with other
+    nodes than was thought then (more were lost, or came back), the story is told anew.
+    """
     spec = state.spec
     assert spec is not None
     action = _action_for(spec, first)
     if action is PolicyAction.FAIL:
-        return _verdict(state, DecisionKind.FAIL, f"--failure-policy ends the job on {first.failure}", first)
+        return _verdict(
+            state, DecisionKind.FAIL, f"the failure policy ends the job on {first.failure}", first
+        )
     if loop := _loop_in_words(spec, next_streak(state, first)):
         return _verdict(state, DecisionKind.FAIL, loop, first)
     exclude, exclude_reason = _sits_out(state, first, action)
-    if exclude is None:
-        return None
     kind, how = course(state, without=exclude)
+    if exclude is None:
+        told = state.decision
+        if told is None or (first == told.cause and how in told.reason):
+            return None
+        used = f"restart {charged_in_window(state, now)}{_of(spec.budget)}"
+        return _verdict(state, kind, f"{in_words(first)}; {how} ({used})", first)
     return Verdict(
         Decision(kind, f"{exclude} sits out: {exclude_reason}; {how}", state.generation, first),
         exclude,
@@ -129,6 +149,10 @@ def charged_in_window(state: JobState, now: float) -> int:
     if window_s is None:
         return state.charged
     return sum(1 for at in state.charges if at > now - window_s)
+
+
+def _of(budget: RestartBudget) -> str:
+    return ", no limit" if budget.is_unlimited else f" of {budget.limit}"
 
 
 def _budget_spent(budget: RestartBudget, state: JobState, now: float) -> str:
@@ -176,7 +200,7 @@ def _sits_out(state: JobState, cause: Cause, action: PolicyAction) -> tuple[str 
     if node not in state.members or node in state.excluded:
         return None, ""
     if action is PolicyAction.RESTART_WITHOUT_NODE:
-        return node, f"--failure-policy excludes a node on {cause.failure}"
+        return node, f"the failure policy excludes a node on {cause.failure}"
     failed = state.node_failures.get(node, 0) + (1 if speaks_against_node(cause) else 0)
     limit = state.spec.node_failure_limit
     if 0 < limit <= failed and course(state, without=node)[0] is not DecisionKind.WAIT:
@@ -206,7 +230,9 @@ def course(state: JobState, without: str | None = None) -> tuple[DecisionKind, s
     if spare >= missing:
         return DecisionKind.RESTART_WITH_SPARE, f"restarting with {_count(missing, 'spare node')}"
     if stay + spare >= state.min_nodes:
-        return DecisionKind.SHRINK, f"going on with {stay + spare} of {before} nodes"
+        patience_s = state.spec.shrink_after_s if state.spec is not None else 0.0
+        unless = f" unless a replacement comes within {patience_s:g} s" if patience_s else ""
+        return DecisionKind.SHRINK, f"going on with {stay + spare} of {before} nodes{unless}"
     return DecisionKind.WAIT, f"waiting for {_count(state.min_nodes - stay - spare, 'replacement node')}"
 
 

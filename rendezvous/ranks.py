@@ -120,4 +120,5 @@ def assignment(
         restart_count=restart_count,
         max_restarts=max_restarts,
         store_host=world.placements[0].facts.address,
+        store_node=world.placements[0].agent.node,
     )

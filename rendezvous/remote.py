@@ -17,13 +17,15 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 
-from rendezvous.channel import PATIENCE_S, metadata, open_channel
+from rendezvous.channel import PATIENCE_S, PING_AFTER_S, metadata, open_channel
 from rendezvous.client import OptionsUnusable
 from rendezvous.codec import HEARTBEAT, BadMessage, from_agent_bytes, read_to_agent
 from rendezvous.conversation import Moved, Recital
-from rendezvous.events import AgentHeard, AgentJoined, Refused
+from rendezvous.events import AgentHeard, AgentJoined, Refused, Waiting
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rendezvous.client import ClientOptions
     from rendezvous.events import FromAgent, ToAgent
     from rendezvous.types import AgentId
@@ -35,9 +37,12 @@ _PAUSE_S = 0.05  # the first pause between streams; they double ...
 _LONGEST_PAUSE_S = 5.0  # ... up to this one
 _DOUBLINGS_IF_ANSWERED = 3  # a replica is there, and the job's next owner soon will be
 _FAREWELL_S = 1.0
+_EARLY_WORD_S = 4.0
 _LATELY_S = 60.0
 _SHUNNED_S = 10.0  # a frozen endpoint costs seconds with each try
 _LONGEST_PATIENCE_S = 20.0
+_CROWD = 400  # agents: more of them ask less often whether the service is alive, and wait longer for the answer ...
+_MOST_LEISURE = 5.0  # ... by as many times, up to this: it may well be busy with all the others
 _TRY_AGAIN, _NOT_ALLOWED, _MISFIT = 75, 77, 78
 _FOR_GOOD = {
     grpc.StatusCode.UNAUTHENTICATED: _NOT_ALLOWED,
@@ -69,11 +74,12 @@ class RemoteSession:
         self._inbox: asyncio.Queue[ToAgent | BaseException] = asyncio.Queue()
         self._news: asyncio.Future[None] | None = None
         self._closing = False
-        self._was_reached = False
+        self._was_reached = self._told_early = False
         self._worked = False  # this stream did
         self._breaks: list[float] = []  # when streams fell silent that a service had accepted
         self._silent_at: dict[str, float] = {}  # by endpoint
         self._moved: Moved | None = None
+        self._tell_contact: Callable[[bool], None] = _nobody_asks
         self._loop = asyncio.get_running_loop()
         self._started_at = self._loop.time()
         self._task = self._loop.create_task(self._run(), name="rendezvous session")
@@ -91,6 +97,9 @@ class RemoteSession:
         if isinstance(message, BaseException):
             raise message
         return message
+
+    def watch_contact(self, tell: Callable[[bool], None]) -> None:
+        self._tell_contact = tell
 
     async def close(self) -> None:
         """What was said is delivered, if that can be done in a moment."""
@@ -132,13 +141,24 @@ class RemoteSession:
                 return
             if self._closing:
                 return
+            if self._worked:
+                self._tell_contact(False)
             failures = self._failures(failures)
             if not self._was_reached and self._loop.time() - self._started_at > self._options.give_up_s:
                 self._inbox.put_nowait(Refused(_unreachable(words), _TRY_AGAIN))
                 return
+            self._say_that_nobody_answers(words)
             if not self._sent_to():
                 at = self._next(at, endpoint)
             await asyncio.sleep(self._pause_s(failures))
+
+    def _say_that_nobody_answers(self, words: dict[str, str]) -> None:
+        """Once, long before it is given up: a wrong address is seen at its first words, if there are any."""
+        if self._was_reached or self._told_early or self._loop.time() - self._started_at < _EARLY_WORD_S:
+            return
+        self._told_early = True
+        trying = f"{_unreachable(words)} Trying on for {self._options.give_up_s:g} s"
+        self._inbox.put_nowait(Waiting(trying, 0, 1, stands_by=True))
 
     def _failures(self, before: int) -> int:
         if self._worked:
@@ -149,10 +169,13 @@ class RemoteSession:
 
     def _next(self, at: int, left: str) -> int:
         """Rather not where it has just failed, nor where nothing came any more, though others may send us there."""
-        n, since = len(self._endpoints), self._loop.time() - _SHUNNED_S
+        n = len(self._endpoints)
         others = [i % n for i in range(at + 1, at + n + 1) if self._endpoints[i % n] != left]
-        awake = (i for i in others if self._silent_at.get(self._endpoints[i], since) <= since)
+        awake = (i for i in (*others, at) if not self._is_shunned(self._endpoints[i]))
         return next(awake, others[0] if others else at)
+
+    def _is_shunned(self, endpoint: str) -> bool:
+        return self._loop.time() - self._silent_at.get(endpoint, -_SHUNNED_S) < _SHUNNED_S
 
     def _patience_s(self) -> float:
         """Longer with each stream that fell silent lately; one that was closed says nothing about patience.
@@ -162,21 +185,31 @@ class RemoteSession:
         """
         since = self._loop.time() - _LATELY_S
         self._breaks = [at for at in self._breaks if at > since]
-        return min(_LONGEST_PATIENCE_S, float(PATIENCE_S * 2 ** len(self._breaks)))
+        return min(_LONGEST_PATIENCE_S, float(self._leisure() * PATIENCE_S * 2 ** len(self._breaks)))
+
+    def _leisure(self) -> float:
+        joined = self._recital.joined
+        nodes = 0 if joined is None else joined.spec.max_nodes
+        return min(max(1.0, nodes / _CROWD), _MOST_LEISURE)
 
     def _sent_to(self) -> str:
-        return "" if self._moved is None else self._moved.address
+        """Not where nothing came any more: whoever sends us there has yet to notice."""
+        if self._moved is None or self._is_shunned(self._moved.address):
+            return ""
+        return self._moved.address
 
     def _pause_s(self, failures: int) -> float:
         """All endpoints are tried before the pause grows."""
         if self._moved is not None:
-            return self._moved.after_s * random.uniform(1.0, 1.5)
+            after_s = self._moved.after_s if self._sent_to() else max(_PAUSE_S, self._moved.after_s)
+            return after_s * random.uniform(1.0, 1.5)
         rounds = min(failures // len(self._endpoints), 10)
         return float(random.uniform(0.2, 1.0) * min(_LONGEST_PAUSE_S, _PAUSE_S * 2**rounds))
 
     async def _converse(self, endpoint: str) -> None:
         try:
-            channel = open_channel(endpoint, self._options, self._patience_s())
+            ping_after_s = PING_AFTER_S * self._leisure()
+            channel = open_channel(endpoint, self._options, self._patience_s(), ping_after_s)
         except OptionsUnusable as error:
             raise _Hopeless(Refused(str(error), _MISFIT)) from error
         call: Any = channel.stream_stream(ATTEND)(metadata=metadata(self._options))
@@ -215,7 +248,12 @@ class RemoteSession:
         if isinstance(message, Moved):
             self._moved = message
             return
+        if not self._worked:
+            self._tell_contact(True)
         self._worked = self._was_reached = True
+        if again := self._recital.asked_for_by(message):
+            self._outbox.extend(from_agent_bytes(report) for report in again)
+            self._wake()
         self._recital = self._recital.heard(message)
         self._inbox.put_nowait(message)
 
@@ -247,7 +285,11 @@ class RemoteSession:
     def _beat_s(self) -> float:
         joined = self._recital.joined
         assert isinstance(joined, AgentJoined)
-        return joined.spec.lease_s / 3.0
+        return joined.spec.lease_s / 4.0
+
+
+def _nobody_asks(_held: bool) -> None:
+    pass
 
 
 def _judged(error: grpc.aio.AioRpcError) -> Exception:

@@ -10,10 +10,23 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rendezvous.events import Assigned, Effect, Ended, Persist, Stop, StoreAt, Tell, ToAgent, Waiting
+from rendezvous.events import (
+    Assigned,
+    CheckpointRequested,
+    Effect,
+    Ended,
+    Persist,
+    Stop,
+    StoreAt,
+    Tell,
+    ToAgent,
+    Waiting,
+)
 from rendezvous.frozen_map import EMPTY, FrozenMap
 from rendezvous.ranks import assignment, form_world, role_sizes
+from rendezvous.recollection import next_generation, nodes_remembered, remark, same_world_again
 from rendezvous.state import (
+    DECISIONS_KEPT,
     JobState,
     Member,
     Phase,
@@ -44,7 +57,7 @@ def world_of(state: JobState) -> World:
 def wanted(state: JobState) -> int:
     """This many nodes seal the round at once."""
     if state.generation == 0:
-        return state.max_nodes
+        return min(state.max_nodes, nodes_remembered(state) or state.max_nodes)
     return max(state.min_nodes, min(state.max_nodes, world_nodes(state)))
 
 
@@ -56,10 +69,12 @@ def gather(state: JobState, now: float, newcomer: Member | None = None) -> Resul
     here = present(state)
     if here >= wanted(state):
         return seal(state, now)
-    state = replace(state, timers=_settling(state, here, now, newcomer is not None))
+    timers = _settling(state, here, now, newcomer is not None)
+    if timers != state.timers:  # to copy a state costs more than all the rest of a join
+        state = replace(state, timers=timers)
     if newcomer is None:
         return state, ()
-    return state, (Tell(newcomer.agent, waiting(state, newcomer)),)
+    return state, (Tell(newcomer.agent, meanwhile(state, newcomer)),)
 
 
 def _settling(state: JobState, here: int, now: float, arrived: bool) -> Timers:
@@ -67,9 +82,10 @@ def _settling(state: JobState, here: int, now: float, arrived: bool) -> Timers:
     if arrived and timers.progress_at is None:
         timers = replace(timers, progress_at=now + PROGRESS_S)
     if here < state.min_nodes:
-        return replace(timers, settle_at=None, settle_bound_at=None)
-    if timers.settle_at is not None and not arrived:
-        return timers
+        settling = timers.settle_at is not None or timers.settle_bound_at is not None
+        return replace(timers, settle_at=None, settle_bound_at=None) if settling else timers
+    if timers.settle_at is not None and (not arrived or timers.settle_bound_at == timers.settle_at):
+        return timers  # nobody new, or a wait for replacements, whose length was asked for
     return last_call(timers, spec, now)
 
 
@@ -82,7 +98,7 @@ def last_call(timers: Timers, spec: JobSpec, now: float) -> Timers:
 
 def tell_progress(state: JobState) -> Result:
     state = replace(state, timers=replace(state.timers, progress_at=None))
-    return state, tuple(Tell(m.agent, waiting(state, m)) for m in by_arrival(state))
+    return state, tuple(Tell(m.agent, meanwhile(state, m)) for m in by_arrival(state))
 
 
 # --- sealing -----------------------------------------------------------------------------------------
@@ -117,8 +133,9 @@ def held_ranks(state: JobState) -> dict[str, int]:
 def seal(state: JobState, now: float) -> Result:
     """A world of the next generation; the caller knows that enough members are present."""
     chosen = choose(state)
-    generation = state.generation + 1
-    world = form_world(generation, [(m.agent, m.facts) for m in chosen], held_ranks(state))
+    again = same_world_again(state, chosen)
+    generation = next_generation(state) if again is None else again.generation
+    world = again or form_world(generation, [(m.agent, m.facts) for m in chosen], held_ranks(state))
     ranks = {p.agent.node: p.node_rank for p in world.placements}
     state = replace(
         state,
@@ -127,7 +144,10 @@ def seal(state: JobState, now: float) -> Result:
         world=world,
         role_sizes=role_sizes(world),
         store=None,
-        members=FrozenMap((n, replace(m, node_rank=ranks.get(n))) for n, m in state.members.items()),
+        members=FrozenMap(
+            (n, replace(m, node_rank=ranks.get(n), ran=None)) for n, m in state.members.items()
+        ),
+        decisions=(*state.decisions, *remark(state, again=again is not None))[-DECISIONS_KEPT:],
         owing=FrozenMap((n, True) for n in ranks),
         causes=EMPTY,
         decision=None,
@@ -144,7 +164,14 @@ def seal(state: JobState, now: float) -> Result:
 
 def _slice(state: JobState, place: Placement) -> Assignment:
     limit = spec_of(state).budget.limit
-    return assignment(world_of(state), place, state.role_sizes, state.generation - 1, limit)
+    mine = assignment(world_of(state), place, state.role_sizes, state.generation - 1, limit)
+    return replace(mine, reason=_why(state))
+
+
+def _why(state: JobState) -> str:
+    """The last word on the generation before: the stop was told with the first."""
+    before = (d.reason for d in reversed(state.decisions) if d.generation == state.generation - 1)
+    return next(before, "") if state.generation > 1 else ""
 
 
 # --- what a member is told ---------------------------------------------------------------------------
@@ -159,12 +186,26 @@ def where_it_stands(state: JobState, member: Member) -> tuple[ToAgent, ...]:
     if state.outcome is not None:
         return (Ended(state.outcome),)
     if member.node_rank is None:
-        return (waiting(state, member),)
+        return (meanwhile(state, member),)
     if state.phase is Phase.STOPPING:
         assert state.decision is not None
         return (Stop(state.generation, state.decision),)
     mine = Assigned(_slice(state, world_of(state).placements[member.node_rank]))
-    return (mine,) if state.store is None else (mine, StoreAt(state.generation, state.store))
+    if state.store is None:
+        return (mine,)
+    due = (checkpoint_request(state),) if member.agent.node in state.checkpoints_due else ()
+    return (mine, StoreAt(state.generation, state.store), *due)
+
+
+def checkpoint_request(state: JobState) -> CheckpointRequested:
+    return CheckpointRequested(state.generation, "more nodes are here; the world grows after it")
+
+
+def meanwhile(state: JobState, member: Member) -> ToAgent:
+    """Whose ranks run in a world that was forgotten is not told to wait: it would stop them."""
+    if state.phase is Phase.FORMING and member.ran is not None:
+        return Assigned(member.ran)
+    return waiting(state, member)
 
 
 def waiting(state: JobState, member: Member) -> Waiting:
@@ -172,9 +213,12 @@ def waiting(state: JobState, member: Member) -> Waiting:
     target = wanted(state) if here >= state.min_nodes else state.min_nodes
     exclusion = state.excluded.get(node)
     if exclusion is not None:
-        return Waiting(f"{node} sits out: {exclusion.reason}", here, target)
+        return Waiting(f"{node} sits out: {exclusion.reason}", here, target, stands_by=True)
     if state.phase is not Phase.FORMING:
-        return Waiting("the job runs without this node; it stands by", here, target)
+        role = "waits as a spare" if spec_of(state).spares else "stands by"
+        return Waiting(f"the job runs without this node; it {role}", here, target, stands_by=True)
+    if here >= state.min_nodes and state.generation:
+        return Waiting("waiting for a replacement; the job goes on smaller if none comes", here, target)
     if here >= state.min_nodes:
         return Waiting("enough nodes are here; a last call for more", here, target)
     missing = state.min_nodes - here

@@ -7,8 +7,11 @@ to come back, and the jobs stay in the store as they are.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
+import os
 import resource
+import socket
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -23,11 +26,11 @@ from rendezvous.jobs import Jobs
 from rendezvous.limits import MESSAGE_BYTES, Counts, Limits
 from rendezvous.metrics import Metrics
 from rendezvous.operations import Operations
+from rendezvous.reflection import NAMES as REFLECTION
+from rendezvous.reflection import Reflection
 from rendezvous.scratchpad import Scratchpad
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from rendezvous.store.protocol import Store
 
 _log = logging.getLogger("rendezvous")
@@ -42,6 +45,8 @@ _OPTIONS = (
     ("grpc.max_metadata_size", 16 * 1024),
     ("grpc.max_concurrent_streams", 4096),  # of one connection
     ("grpc.so_reuseport", 0),  # a second service on the same port is a mistake, and is told so
+    ("grpc.http2.bdp_probe", 0),  # no ping with each message to tune the windows ...
+    ("grpc.http2.lookahead_bytes", MESSAGE_BYTES),  # ... this is what a stream may have under way
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.max_connection_idle_ms", 300_000),  # a connection without a stream
     ("grpc.keepalive_time_ms", 30_000),  # a peer that vanished without a word
@@ -57,6 +62,7 @@ _FAREWELL_S = 5.0
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
     listen: tuple[str, ...]
+    advertise: str = ""  # default: the first of `listen`, with the port that it got
     key_file: str = ""
     certificates: Certificates | None = None
     history_s: float = 14 * 86_400.0
@@ -76,7 +82,7 @@ class Server:
     def __init__(self, store: Store, options: ServerOptions) -> None:
         self.metrics = Metrics()
         self.ports: list[int] = []
-        self._options = options
+        self._options, self._ownership = options, store.ownership
         limits = options.limits
         gate = Gate(options.key_file, self.metrics)
         self.jobs = Jobs(
@@ -85,29 +91,36 @@ class Server:
         self.health = Health((AGENTS, OPERATIONS, SCRATCHPAD))
         self.agents = Agents(self.jobs, gate, limits)
         self._calls = Calls(gate, self.metrics, Counts("calls", limits.calls_per_identity))
-        self._services: dict[str, Agents | Operations | Scratchpad | Health] = {
+        self._services: dict[str, Agents | Operations | Scratchpad | Health | Reflection] = {
             AGENTS: self.agents,
             OPERATIONS: Operations(self.jobs, gate, limits),
             SCRATCHPAD: Scratchpad(self.jobs, store),
             HEALTH: self.health,
         }
+        if options.reflection:
+            described = Reflection(tuple(self._services))
+            self._services |= dict.fromkeys(REFLECTION, described)
         self._server: grpc.aio.Server | None = None
         self._tending: asyncio.Task[None] | None = None
         self._declare_gauges()
 
     async def start(self) -> None:
         """Raises `CannotListen`."""
+        _collect_less_often()
         server = self._server = grpc.aio.server(options=_OPTIONS)
         for name, service in self._services.items():
             methods = grpc.method_handlers_generic_handler(name, service.methods(self._calls))
             server.add_generic_rpc_handlers((methods,))
-        if self._options.reflection:
-            _reflect(server, self._services)
         self.ports = [self._listen(server, address) for address in self._options.listen]
+        self._ownership.reachable_at(self._options.advertise or self._first_port())
         await self.jobs.resume_all()
         await server.start()
         self._tending = asyncio.get_running_loop().create_task(self.jobs.tend(), name="tend jobs")
         self.health.set(True)
+
+    def _first_port(self) -> str:
+        first = self._options.listen[0]
+        return first if first.startswith("unix:") else f"{first.rpartition(':')[0]}:{self.ports[0]}"
 
     def _listen(self, server: grpc.aio.Server, address: str) -> int:
         certificates = self._options.certificates
@@ -115,8 +128,10 @@ class Server:
             if certificates is None:
                 return server.add_insecure_port(address)
             return server.add_secure_port(address, server_credentials(certificates))
-        except (RuntimeError, OSError) as error:
-            raise CannotListen(f"cannot listen on {address}: {error}") from error
+        except RuntimeError as error:  # which refers to a log that nobody reads
+            raise CannotListen(f"cannot listen on {address}: {_why_not(address) or error}") from error
+        except OSError as error:
+            raise CannotListen(f"cannot listen on {address}: {in_words(error)}") from error
 
     async def close(self) -> None:
         """Also after a `start` that failed."""
@@ -145,12 +160,36 @@ class Server:
         return counted
 
 
-def _reflect(server: grpc.aio.Server, names: Iterable[str]) -> None:
+def in_words(error: OSError) -> str:
+    """The kernel's, without the numbers and brackets that libraries put around them."""
+    words = (
+        error.strerror if isinstance(error, socket.gaierror) or not error.errno else os.strerror(error.errno)
+    )
+    return ": ".join(filter(None, (error.filename, words or str(error))))
+
+
+def _why_not(address: str) -> str:
+    """What the kernel says to the same wish; nothing if it has none to refuse."""
+    if address.startswith("unix:"):
+        return ""
+    host, _, port = address.rpartition(":")
     try:
-        from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped,import-not-found,unused-ignore]
-    except ImportError as error:
-        raise CannotListen("--reflection needs a package: pip install grpcio-reflection") from error
-    reflection.enable_server_reflection((*names, reflection.SERVICE_NAME), server)
+        family, kind, _, _, where = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[
+            0
+        ]
+        with socket.socket(family, kind) as probe:
+            probe.bind(where)
+            probe.listen()
+    except OSError as error:
+        return in_words(error)
+    return ""
+
+
+def _collect_less_often() -> None:
+    """What a stream consists of lives as long as the stream: to walk it all for every few hundred new objects
+    takes a tenth of the time in which thousands join."""
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 def raise_file_limit() -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import math
+import re
 import tomllib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,7 +25,7 @@ class SettingsUnusable(ValueError):
 @dataclass(frozen=True, slots=True)
 class Setting:
     name: str
-    kind: str  # text, list, flag, number
+    kind: str  # text, list, flag, number, count
     default: Any
     help: str
     choices: tuple[str, ...] = ()
@@ -52,13 +54,13 @@ SETTINGS = (
     ),
     Setting("history", "number", 14.0, "days for which finished jobs are kept"),
     Setting("resume_grace", "number", 1.0, "seconds for which an agent may be gone before it counts as lost"),
-    Setting("max_jobs", "number", 1000, "jobs that are not over"),
-    Setting("max_agents", "number", 65_536, "agents, over all jobs"),
+    Setting("max_jobs", "count", 1000, "jobs that are not over"),
+    Setting("max_agents", "count", 65_536, "agents, over all jobs"),
     Setting("log_format", "text", "text", "text or json", ("text", "json")),
     Setting(
         "log_level", "text", "info", "debug, info, warning or error", ("debug", "info", "warning", "error")
     ),
-    Setting("reflection", "flag", False, "tell clients the schema (needs the package grpcio-reflection)"),
+    Setting("reflection", "flag", False, "tell clients the schema (grpc.reflection.v1)"),
 )
 _BY_NAME = {setting.name: setting for setting in SETTINGS}
 _TRUE, _FALSE = ("1", "true", "yes"), ("", "0", "false", "no")
@@ -76,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                 parser.add_argument(setting.flag, action="store_true", default=None, help=words)
             case "list":
                 parser.add_argument(setting.flag, action="append", help=words)
-            case "number":
+            case "number" | "count":
                 parser.add_argument(setting.flag, type=float, help=words)
             case _:
                 parser.add_argument(setting.flag, choices=setting.choices or None, help=words)
@@ -90,6 +92,11 @@ def settle(arguments: argparse.Namespace, environ: Mapping[str, str]) -> dict[st
         settled |= _from_file(config)
     settled |= {s.name: _from_text(s, environ[_env(s)], _env(s)) for s in SETTINGS if _env(s) in environ}
     given = {s.name: getattr(arguments, s.name) for s in SETTINGS}
+    if re.match(r"etcd://[^/@]*:[^/]*@", given["store"] or ""):
+        raise SettingsUnusable(
+            "--store holds a password, which everyone on this machine can read in the list of processes: write USER@, "
+            "and give the password with ?password-file=FILE or DDP_RENDEZVOUS_ETCD_PASSWORD"
+        )
     settled |= {name: value for name, value in given.items() if value is not None}
     _check(settled)
     return settled
@@ -115,7 +122,7 @@ def _from_toml(path: str, name: str, value: Any) -> Any:
     match setting.kind, value:
         case ("flag", bool()) | ("text", str()):
             return value
-        case ("number", int() | float()) if not isinstance(value, bool):
+        case ("number" | "count", int() | float()) if not isinstance(value, bool):
             return value
         case ("list", list()) if all(isinstance(item, str) for item in value):
             return value
@@ -130,7 +137,7 @@ def _from_text(setting: Setting, text: str, where: str) -> Any:
             return [item.strip() for item in text.split(",") if item.strip()]
         case "flag" if text.lower() in (*_TRUE, *_FALSE):
             return text.lower() in _TRUE
-        case "number":
+        case "number" | "count":
             try:
                 return float(text)
             except ValueError:
@@ -144,8 +151,8 @@ def _check(settled: Mapping[str, Any]) -> None:
     for setting in SETTINGS:
         if setting.choices and settled[setting.name] not in setting.choices:
             raise SettingsUnusable(f"{setting.flag} is one of {', '.join(setting.choices)}")
-        if setting.kind == "number" and not settled[setting.name] >= 0:
-            raise SettingsUnusable(f"{setting.flag} cannot be negative")
+        if setting.kind in ("number", "count"):
+            _check_number(setting, settled[setting.name])
     for address in (*settled["listen"], *filter(None, (settled["http"], settled["advertise"]))):
         check_address(address)
     if not settled["listen"]:
@@ -154,7 +161,28 @@ def _check(settled: Mapping[str, Any]) -> None:
         raise SettingsUnusable("--tls-cert and --tls-key go together")
     if settled["client_ca"] and not settled["tls_cert"]:
         raise SettingsUnusable("--client-ca needs --tls-cert and --tls-key")
+    _check_way_here(settled)
     _check_exposure(settled)
+
+
+def _check_number(setting: Setting, value: float) -> None:
+    if not math.isfinite(value):
+        raise SettingsUnusable(f"{setting.flag} is a number, not {value}")
+    if value < 0:
+        raise SettingsUnusable(f"{setting.flag} cannot be negative")
+    if setting.kind == "count" and (value < 1 or value != int(value)):
+        raise SettingsUnusable(f"{setting.flag} is a whole number from 1, not {value:g}")
+
+
+def _check_way_here(settled: Mapping[str, Any]) -> None:
+    """With several replicas, the others send agents to this one."""
+    first = settled["listen"][0]
+    everywhere = not first.startswith("unix:") and first.rpartition(":")[0] in ("0.0.0.0", "[::]", "::", "*")
+    if settled["store"].startswith("etcd:") and everywhere and not settled["advertise"]:
+        raise SettingsUnusable(
+            f"other replicas cannot send agents to {first}, which is every address of this machine: "
+            "--advertise HOST:PORT says at which of them agents reach it"
+        )
 
 
 def _check_exposure(settled: Mapping[str, Any]) -> None:
@@ -177,7 +205,8 @@ def check_address(address: str) -> None:
     if address.startswith("unix:"):
         return
     host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isdigit() or int(port) > 65_535:
+    digits = port.isascii() and port.isdigit() and len(port) <= 5
+    if not colon or not host or "/" in host or not digits or int(port) > 65_535:
         raise SettingsUnusable(f"{address!r} is not HOST:PORT")
 
 

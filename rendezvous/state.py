@@ -23,6 +23,7 @@ from rendezvous.frozen_map import EMPTY, FrozenMap
 # At run time, not for the checker only: the codec reads these annotations.
 from rendezvous.types import (  # noqa: TC001
     AgentId,
+    Assignment,
     Cause,
     Decision,
     JobSpec,
@@ -47,6 +48,7 @@ class Member:
     facts: NodeFacts
     arrival: int
     node_rank: int | None = None  # in the world of the current generation; None: stands by
+    ran: Assignment | None = None  # what it came with, until the next world is sealed
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +117,12 @@ class JobState:
     excluded: FrozenMap[str, Exclusion] = EMPTY
     node_failures: FrozenMap[str, int] = EMPTY
     owing: FrozenMap[str, bool] = EMPTY  # nodes yet to finish (RUNNING) or to stop (STOPPING)
+    checkpoints_due: FrozenMap[str, bool] = EMPTY  # nodes asked for a checkpoint, and yet to take it
     causes: FrozenMap[int, Cause] = EMPTY  # of this generation, by rank
     decision: Decision | None = None  # the one being carried out
+    forgotten: int = (
+        0  # a generation that agents have heard of; above `generation` if the state was lost since
+    )
     arrivals: int = 0
     charged: int = 0  # restarts that count against the budget, in all
     charges: tuple[float, ...] = ()  # when the latest of them were decided

@@ -21,7 +21,7 @@ from rendezvous.policy import (
     seriousness,
     speaks_against_node,
 )
-from rendezvous.sealing import Result, by_arrival, choose, gather, seal, spec_of, waiting, world_of
+from rendezvous.sealing import Result, by_arrival, choose, gather, seal, spec_of, waiting, wanted, world_of
 from rendezvous.state import (
     CAUSES_TOLD,
     DECISIONS_KEPT,
@@ -166,6 +166,7 @@ def order_stop(state: JobState, decision: Decision, now: float) -> Result:
         phase=Phase.STOPPING,
         decision=decision,
         owing=FrozenMap((agent.node, True) for _, agent in told),
+        checkpoints_due=EMPTY,
         timers=replace(
             state.timers,
             stop_by=now + spec_of(state).stop_budget_s,
@@ -195,7 +196,7 @@ def conclude(state: JobState, now: float) -> Result:
         return _aborted(state, decision) if decision.kind is DecisionKind.FAIL else _regroup(state, now)
     first = first_of(state, state.causes.values())
     final = decision
-    again = judge_again(state, first) if decision.kind is not DecisionKind.FAIL else None
+    again = judge_again(state, first, now) if decision.kind is not DecisionKind.FAIL else None
     state = _recorded(state, first)
     if again is not None:
         final = again.decision
@@ -226,10 +227,13 @@ def _regroup(state: JobState, now: float) -> Result:
         owing=EMPTY,
         timers=replace(state.timers, stop_by=None, give_up_at=now + spec_of(state).replacement_timeout_s),
     )
-    here = choose(state)
-    if len(here) >= state.min_nodes:
+    here, enough = choose(state), spec_of(state).shrink_after_s
+    if len(here) >= state.min_nodes and (not enough or len(here) >= wanted(state)):
         return seal(state, now)
-    if decision.kind is not DecisionKind.WAIT:
+    if len(here) >= state.min_nodes:
+        until = now + enough
+        state = replace(state, timers=replace(state.timers, settle_at=until, settle_bound_at=until))
+    elif decision.kind is not DecisionKind.WAIT:
         reason = f"{len(here)} of at least {state.min_nodes} nodes are left; waiting for a replacement"
         decision = replace(decision, kind=DecisionKind.WAIT, reason=reason)
         state = replace(_noted(state, decision), decision=decision)

@@ -43,12 +43,19 @@ class FailureClass(StrEnum):
     CONSEQUENCE = "consequence"
 
 
+UNLIMITED = 1_000_000  # restarts: more than anybody will see
+
+
 @dataclass(frozen=True, slots=True)
 class RestartBudget:
     """At most `limit` restarts, in all (`window_s` None) or within any `window_s` seconds."""
 
     limit: int = 0
     window_s: float | None = None
+
+    @property
+    def is_unlimited(self) -> bool:
+        return self.limit >= UNLIMITED
 
     def __str__(self) -> str:
         return str(self.limit) if self.window_s is None else f"{self.limit}/{self.window_s:g}s"
@@ -96,13 +103,14 @@ class JobSpec:
     last_call_s: float = 2.0
     last_call_bound_s: float = 30.0
     replacement_timeout_s: float = 60.0
-    lease_s: float = 3.0
+    lease_s: float = 4.0  # outlasts a link that is cut for 2 s, and what TCP needs to find its way back
     stop_budget_s: float = 45.0  # after a stop order, an agent silent about its reaping is treated as lost
     spares: int = 0
     scale_up: ScaleUp = ScaleUp.ON_RESTART
     node_failure_limit: int = 3  # a node that failed this often sits out ...
     node_cooldown_s: float = 600.0  # ... for this long
     rules: tuple[PolicyRule, ...] = ()
+    shrink_after_s: float = 0.0  # enough nodes are left after a loss: wait so long for a replacement first
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +189,8 @@ class Assignment:
     restart_count: int
     max_restarts: int
     store_host: str  # address of node rank 0, whose agent keeps the store
+    store_node: str = ""  # its name, for people
+    reason: str = ""  # why the generation before this one ended, in words
 
 
 @dataclass(frozen=True, slots=True)

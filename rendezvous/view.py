@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rendezvous.policy import how_it_ended
 from rendezvous.state import Phase, world_nodes
 
 # At run time, not for the checker only: the codec reads these annotations.
@@ -80,7 +81,7 @@ def summary_of(job_id: str, state: JobState) -> JobSummary:
 
 def _reason(state: JobState) -> str:
     if state.outcome is not None:
-        return state.outcome.reason
+        return how_it_ended(state.outcome)
     if state.decision is not None:
         return state.decision.reason
     if state.phase is Phase.FORMING:

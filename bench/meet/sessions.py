@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import select
 import subprocess
 import sys
@@ -18,12 +19,20 @@ if TYPE_CHECKING:
 _PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "many_agents.py")
 
 
-_PER_PROCESS = 4096  # a gRPC channel takes two file descriptors
+_FEWEST = 256  # are not worth a second process
+
+
+def _per_process(count: int) -> int:
+    """One process takes one processor; a gRPC channel takes two file descriptors."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    most = count if hard == resource.RLIM_INFINITY else (hard - _FEWEST) // 2
+    return min(most, max(_FEWEST, -(-count // (os.cpu_count() or 1))))
 
 
 class Sessions:
     def __init__(self, endpoint: str, job: str, count: int, timeout_s: float) -> None:
         self._timeout_s = timeout_s
+        share = _per_process(count)
         self._processes = [
             subprocess.Popen(
                 [
@@ -32,13 +41,13 @@ class Sessions:
                     endpoint,
                     job,
                     str(first),
-                    str(min(_PER_PROCESS, count - first)),
+                    str(min(share, count - first)),
                     str(count),
                 ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
             )
-            for first in range(0, count, _PER_PROCESS)
+            for first in range(0, count, share)
         ]
 
     def meet(self) -> dict[str, float]:

@@ -113,7 +113,7 @@ class AgentMessage(_message.Message):
     def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., store_opened: _Optional[_Union[StoreOpened, _Mapping]] = ..., rank_failed: _Optional[_Union[RankFailed, _Mapping]] = ..., ranks_finished: _Optional[_Union[RanksFinished, _Mapping]] = ..., agent_stopped: _Optional[_Union[AgentStopped, _Mapping]] = ..., checkpoint_taken: _Optional[_Union[CheckpointTaken, _Mapping]] = ...) -> None: ...
 
 class ServiceMessage(_message.Message):
-    __slots__ = ("waiting", "refused", "assigned", "store_at", "stop", "ended", "moved")
+    __slots__ = ("waiting", "refused", "assigned", "store_at", "stop", "ended", "moved", "checkpoint")
     WAITING_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     ASSIGNED_FIELD_NUMBER: _ClassVar[int]
@@ -121,6 +121,7 @@ class ServiceMessage(_message.Message):
     STOP_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
     MOVED_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     waiting: Waiting
     refused: Refused
     assigned: Assigned
@@ -128,7 +129,8 @@ class ServiceMessage(_message.Message):
     stop: Stop
     ended: Ended
     moved: Moved
-    def __init__(self, waiting: _Optional[_Union[Waiting, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., assigned: _Optional[_Union[Assigned, _Mapping]] = ..., store_at: _Optional[_Union[StoreAt, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., moved: _Optional[_Union[Moved, _Mapping]] = ...) -> None: ...
+    checkpoint: CheckpointRequested
+    def __init__(self, waiting: _Optional[_Union[Waiting, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., assigned: _Optional[_Union[Assigned, _Mapping]] = ..., store_at: _Optional[_Union[StoreAt, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., moved: _Optional[_Union[Moved, _Mapping]] = ..., checkpoint: _Optional[_Union[CheckpointRequested, _Mapping]] = ...) -> None: ...
 
 class AgentId(_message.Message):
     __slots__ = ("node", "incarnation")
@@ -139,14 +141,18 @@ class AgentId(_message.Message):
     def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ...) -> None: ...
 
 class Join(_message.Message):
-    __slots__ = ("agent", "spec", "facts")
+    __slots__ = ("agent", "spec", "facts", "generation", "running")
     AGENT_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     FACTS_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
     agent: AgentId
     spec: JobSpec
     facts: NodeFacts
-    def __init__(self, agent: _Optional[_Union[AgentId, _Mapping]] = ..., spec: _Optional[_Union[JobSpec, _Mapping]] = ..., facts: _Optional[_Union[NodeFacts, _Mapping]] = ...) -> None: ...
+    generation: int
+    running: Assignment
+    def __init__(self, agent: _Optional[_Union[AgentId, _Mapping]] = ..., spec: _Optional[_Union[JobSpec, _Mapping]] = ..., facts: _Optional[_Union[NodeFacts, _Mapping]] = ..., generation: _Optional[int] = ..., running: _Optional[_Union[Assignment, _Mapping]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ()
@@ -193,14 +199,16 @@ class CheckpointTaken(_message.Message):
     def __init__(self, generation: _Optional[int] = ...) -> None: ...
 
 class Waiting(_message.Message):
-    __slots__ = ("reason", "present", "wanted")
+    __slots__ = ("reason", "present", "wanted", "stands_by")
     REASON_FIELD_NUMBER: _ClassVar[int]
     PRESENT_FIELD_NUMBER: _ClassVar[int]
     WANTED_FIELD_NUMBER: _ClassVar[int]
+    STANDS_BY_FIELD_NUMBER: _ClassVar[int]
     reason: str
     present: int
     wanted: int
-    def __init__(self, reason: _Optional[str] = ..., present: _Optional[int] = ..., wanted: _Optional[int] = ...) -> None: ...
+    stands_by: bool
+    def __init__(self, reason: _Optional[str] = ..., present: _Optional[int] = ..., wanted: _Optional[int] = ..., stands_by: _Optional[bool] = ...) -> None: ...
 
 class Refused(_message.Message):
     __slots__ = ("reason", "exit_code", "retryable")
@@ -217,6 +225,14 @@ class Assigned(_message.Message):
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     assignment: Assignment
     def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ...) -> None: ...
+
+class CheckpointRequested(_message.Message):
+    __slots__ = ("generation", "reason")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    reason: str
+    def __init__(self, generation: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class StoreAt(_message.Message):
     __slots__ = ("generation", "store")
@@ -277,7 +293,7 @@ class PolicyRule(_message.Message):
     def __init__(self, failure: _Optional[_Union[FailureClass, str]] = ..., action: _Optional[_Union[PolicyAction, str]] = ..., exit_code: _Optional[int] = ...) -> None: ...
 
 class JobSpec(_message.Message):
-    __slots__ = ("job_id", "min_nodes", "max_nodes", "entry_point", "nproc", "version", "budget", "crash_loop", "join_timeout_s", "last_call_s", "last_call_bound_s", "replacement_timeout_s", "lease_s", "stop_budget_s", "spares", "scale_up", "node_failure_limit", "node_cooldown_s", "rules")
+    __slots__ = ("job_id", "min_nodes", "max_nodes", "entry_point", "nproc", "version", "budget", "crash_loop", "join_timeout_s", "last_call_s", "last_call_bound_s", "replacement_timeout_s", "lease_s", "stop_budget_s", "spares", "scale_up", "node_failure_limit", "node_cooldown_s", "rules", "shrink_after_s")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     MIN_NODES_FIELD_NUMBER: _ClassVar[int]
     MAX_NODES_FIELD_NUMBER: _ClassVar[int]
@@ -297,6 +313,7 @@ class JobSpec(_message.Message):
     NODE_FAILURE_LIMIT_FIELD_NUMBER: _ClassVar[int]
     NODE_COOLDOWN_S_FIELD_NUMBER: _ClassVar[int]
     RULES_FIELD_NUMBER: _ClassVar[int]
+    SHRINK_AFTER_S_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     min_nodes: int
     max_nodes: int
@@ -316,7 +333,8 @@ class JobSpec(_message.Message):
     node_failure_limit: int
     node_cooldown_s: float
     rules: _containers.RepeatedCompositeFieldContainer[PolicyRule]
-    def __init__(self, job_id: _Optional[str] = ..., min_nodes: _Optional[int] = ..., max_nodes: _Optional[int] = ..., entry_point: _Optional[str] = ..., nproc: _Optional[str] = ..., version: _Optional[str] = ..., budget: _Optional[_Union[RestartBudget, _Mapping]] = ..., crash_loop: _Optional[_Union[CrashLoop, _Mapping]] = ..., join_timeout_s: _Optional[float] = ..., last_call_s: _Optional[float] = ..., last_call_bound_s: _Optional[float] = ..., replacement_timeout_s: _Optional[float] = ..., lease_s: _Optional[float] = ..., stop_budget_s: _Optional[float] = ..., spares: _Optional[int] = ..., scale_up: _Optional[_Union[ScaleUp, str]] = ..., node_failure_limit: _Optional[int] = ..., node_cooldown_s: _Optional[float] = ..., rules: _Optional[_Iterable[_Union[PolicyRule, _Mapping]]] = ...) -> None: ...
+    shrink_after_s: float
+    def __init__(self, job_id: _Optional[str] = ..., min_nodes: _Optional[int] = ..., max_nodes: _Optional[int] = ..., entry_point: _Optional[str] = ..., nproc: _Optional[str] = ..., version: _Optional[str] = ..., budget: _Optional[_Union[RestartBudget, _Mapping]] = ..., crash_loop: _Optional[_Union[CrashLoop, _Mapping]] = ..., join_timeout_s: _Optional[float] = ..., last_call_s: _Optional[float] = ..., last_call_bound_s: _Optional[float] = ..., replacement_timeout_s: _Optional[float] = ..., lease_s: _Optional[float] = ..., stop_budget_s: _Optional[float] = ..., spares: _Optional[int] = ..., scale_up: _Optional[_Union[ScaleUp, str]] = ..., node_failure_limit: _Optional[int] = ..., node_cooldown_s: _Optional[float] = ..., rules: _Optional[_Iterable[_Union[PolicyRule, _Mapping]]] = ..., shrink_after_s: _Optional[float] = ...) -> None: ...
 
 class NodeFacts(_message.Message):
     __slots__ = ("host", "address", "nproc", "role", "node_rank", "scheduler_index", "topology", "healthy", "health_note")
@@ -371,7 +389,7 @@ class Cause(_message.Message):
     def __init__(self, node: _Optional[str] = ..., rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., failure: _Optional[_Union[FailureClass, str]] = ..., reason: _Optional[str] = ..., exit_code: _Optional[int] = ..., signal: _Optional[int] = ..., traceback: _Optional[str] = ..., step: _Optional[int] = ..., ran_s: _Optional[float] = ..., at: _Optional[str] = ..., log: _Optional[str] = ..., hint: _Optional[str] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("generation", "node_rank", "n_nodes", "rank_offset", "nproc", "world_size", "role", "role_rank_offset", "role_world_size", "restart_count", "max_restarts", "store_host")
+    __slots__ = ("generation", "node_rank", "n_nodes", "rank_offset", "nproc", "world_size", "role", "role_rank_offset", "role_world_size", "restart_count", "max_restarts", "store_host", "store_node", "reason")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     NODE_RANK_FIELD_NUMBER: _ClassVar[int]
     N_NODES_FIELD_NUMBER: _ClassVar[int]
@@ -384,6 +402,8 @@ class Assignment(_message.Message):
     RESTART_COUNT_FIELD_NUMBER: _ClassVar[int]
     MAX_RESTARTS_FIELD_NUMBER: _ClassVar[int]
     STORE_HOST_FIELD_NUMBER: _ClassVar[int]
+    STORE_NODE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
     generation: int
     node_rank: int
     n_nodes: int
@@ -396,7 +416,9 @@ class Assignment(_message.Message):
     restart_count: int
     max_restarts: int
     store_host: str
-    def __init__(self, generation: _Optional[int] = ..., node_rank: _Optional[int] = ..., n_nodes: _Optional[int] = ..., rank_offset: _Optional[int] = ..., nproc: _Optional[int] = ..., world_size: _Optional[int] = ..., role: _Optional[str] = ..., role_rank_offset: _Optional[int] = ..., role_world_size: _Optional[int] = ..., restart_count: _Optional[int] = ..., max_restarts: _Optional[int] = ..., store_host: _Optional[str] = ...) -> None: ...
+    store_node: str
+    reason: str
+    def __init__(self, generation: _Optional[int] = ..., node_rank: _Optional[int] = ..., n_nodes: _Optional[int] = ..., rank_offset: _Optional[int] = ..., nproc: _Optional[int] = ..., world_size: _Optional[int] = ..., role: _Optional[str] = ..., role_rank_offset: _Optional[int] = ..., role_world_size: _Optional[int] = ..., restart_count: _Optional[int] = ..., max_restarts: _Optional[int] = ..., store_host: _Optional[str] = ..., store_node: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class StoreAddress(_message.Message):
     __slots__ = ("host", "port", "kept")
@@ -461,20 +483,24 @@ class GetJobResponse(_message.Message):
     def __init__(self, job: _Optional[_Union[JobView, _Mapping]] = ...) -> None: ...
 
 class WatchEventsRequest(_message.Message):
-    __slots__ = ("job_id", "after_seq", "follow")
+    __slots__ = ("job_id", "after_seq", "follow", "telling")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     AFTER_SEQ_FIELD_NUMBER: _ClassVar[int]
     FOLLOW_FIELD_NUMBER: _ClassVar[int]
+    TELLING_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     after_seq: int
     follow: bool
-    def __init__(self, job_id: _Optional[str] = ..., after_seq: _Optional[int] = ..., follow: _Optional[bool] = ...) -> None: ...
+    telling: str
+    def __init__(self, job_id: _Optional[str] = ..., after_seq: _Optional[int] = ..., follow: _Optional[bool] = ..., telling: _Optional[str] = ...) -> None: ...
 
 class WatchEventsResponse(_message.Message):
-    __slots__ = ("note",)
+    __slots__ = ("note", "telling")
     NOTE_FIELD_NUMBER: _ClassVar[int]
+    TELLING_FIELD_NUMBER: _ClassVar[int]
     note: Note
-    def __init__(self, note: _Optional[_Union[Note, _Mapping]] = ...) -> None: ...
+    telling: str
+    def __init__(self, note: _Optional[_Union[Note, _Mapping]] = ..., telling: _Optional[str] = ...) -> None: ...
 
 class DrainNodeRequest(_message.Message):
     __slots__ = ("job_id", "node", "reason")

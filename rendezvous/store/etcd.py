@@ -123,7 +123,7 @@ class EtcdJob:
         return await unpack(found[0].value[TOKEN_BYTES:], self._job_id), found[0].mod_revision
 
     async def save(self, state: JobState, expected_version: int) -> int:
-        claim = self._standing()
+        claim = self._kept()
         value = os.urandom(TOKEN_BYTES) + await pack(state)
         if len(value) > _LARGEST:
             raise StoreError(f"job {self._job_id!r} has outgrown etcd: {len(value)} bytes packed")
@@ -133,18 +133,22 @@ class EtcdJob:
             [reading(one(self._owner_key)), reading(one(self._key))],
         )
         answer = await self._client.call(TXN, request)
-        self._standing()
         if answer.succeeded:
-            return answer.header.revision
+            return await self._told(claim, answer.header.revision)
         owner, held = (r.response_range.kvs for r in answer.responses)
         if not owner or owner[0].create_revision != claim.fence:
             raise Deposed(f"job {self._job_id!r} went to another replica")
         if held and held[0].value[:TOKEN_BYTES] == value[:TOKEN_BYTES]:
-            return held[0].mod_revision
+            return await self._told(claim, held[0].mod_revision)
         raise Conflict
 
-    def _standing(self) -> Claim:
+    def _kept(self) -> Claim:
         claim = self._claim
-        if claim is None or not self._ownership.stands(claim):
+        if claim is None or not self._ownership.is_kept(claim):
             raise Deposed(f"job {self._job_id!r} is not owned by this replica (any more)")
         return claim
+
+    async def _told(self, claim: Claim, revision: int) -> int:
+        """It is written; agents hear of it from whoever owns the job now, and that must be certain."""
+        await self._ownership.certain(claim)
+        return revision

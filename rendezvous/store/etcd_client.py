@@ -1,9 +1,10 @@
 """Calls to an etcd cluster that keep at it until they get through.
 
-One member is used at a time, and the next one as soon as it fails to answer; a member that hangs looks like
-one that is gone, since every attempt has its own short limit. The limit grows while nobody answers, so that a
-slow disk is not taken for a dead cluster for ever. An attempt whose answer was lost may have been carried out:
-every request made here can be repeated, and writes carry a token by which their author knows them again.
+One member is used at a time. When it fails to answer, all of them are asked at once, again and again, and the first
+that answers is used from then on: a member may be gone, or hang, or have passed the request on to a leader that is
+gone, and only its silence tells. Every attempt has its own short limit, which grows while nobody answers, so that a
+slow disk is not taken for a dead cluster for ever. A request may be carried out more than once, or without an
+answer: every request made here can be repeated, and writes carry a token by which their author knows them again.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import grpc
 import grpc.aio
 
 from rendezvous.pb import etcd_pb2 as pb
-from rendezvous.store.etcd_wire import AUTHENTICATE, Member, one_error_if_broken_off
+from rendezvous.store.etcd_wire import AUTHENTICATE, RANGE, Member, one_error_if_broken_off
 from rendezvous.store.protocol import StoreError
 
 if TYPE_CHECKING:
@@ -31,10 +32,12 @@ Q = TypeVar("Q", bound="Message")
 A = TypeVar("A", bound="Message")
 
 _log = logging.getLogger(__name__)
-_ATTEMPT_S = 1.0
+_ATTEMPT_S = 0.6  # what was sent by way of a leader that has died is never answered
+_ATTEMPTS_OF_A_LENGTH = 4
+_LOCAL_ANSWER_S = 0.3
 _LONGEST_ATTEMPT_S = 6.0  # a little more than etcd itself waits for its own quorum
 _SHORTEST_PAUSE_S = 0.02
-_LONGEST_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 0.3
 
 
 class Unreachable(Exception):
@@ -73,22 +76,59 @@ class EtcdClient:
         """`give_up_at` (monotonic): then `Unreachable`; None: keep trying."""
         failures = 0
         while True:
-            member = self.member()
-            limit_s = _within(
-                min(attempt_s * 2 ** (failures // len(self._members)), _LONGEST_ATTEMPT_S), give_up_at
-            )
-            used: Metadata = ()
-            try:
-                with one_error_if_broken_off():
-                    used = await self.metadata(limit_s)
-                    answer = await member.ask(method, request, used, limit_s)
-            except grpc.aio.AioRpcError as error:
-                self._judge(member, method.name, error, used)
-            else:
-                self._heard_from(member)
+            longest_s = min(attempt_s * 2 ** (failures // _ATTEMPTS_OF_A_LENGTH), _LONGEST_ATTEMPT_S)
+            limit_s = _within(longest_s, give_up_at)
+            asked = list(self._members) if failures else [self.member()]
+            answer = await self._first_answer(asked, method, request, limit_s)
+            if answer is not None:
                 return answer
             failures += 1
-            await _pause(failures - len(self._members), give_up_at)
+            await _pause(failures - 2, give_up_at)
+
+    async def _first_answer(
+        self, asked: list[Member], method: Method[Q, A], request: Q, limit_s: float
+    ) -> A | None:
+        """None: there was none."""
+        if len(asked) == 1:
+            return await self._ask(asked[0], method, request, limit_s)
+        attempts = [asyncio.ensure_future(self._ask(member, method, request, limit_s)) for member in asked]
+        try:
+            for attempt in asyncio.as_completed(attempts):
+                answer = await attempt
+                if answer is not None:
+                    return answer
+            return None
+        finally:
+            for task in attempts:
+                task.cancel()
+            await asyncio.gather(*attempts, return_exceptions=True)
+
+    async def _ask(self, member: Member, method: Method[Q, A], request: Q, limit_s: float) -> A | None:
+        used: Metadata = ()
+        try:
+            with one_error_if_broken_off():
+                used = await self.metadata(limit_s)
+                answer = await member.ask(method, request, used, limit_s)
+        except grpc.aio.AioRpcError as error:
+            self._judge(member, method.name, error, used)
+            return None
+        self._heard_from(member)
+        return answer
+
+    async def most_members_answer(self) -> bool:
+        """Each for itself, with a leader or without: if so, nobody else can have heard more of etcd than we."""
+        answers = await asyncio.gather(*(self._answers(member) for member in self._members))
+        return 2 * sum(answers) > len(self._members)
+
+    async def _answers(self, member: Member) -> bool:
+        request = pb.RangeRequest(key=b"\0", serializable=True, count_only=True)
+        try:
+            with one_error_if_broken_off():
+                used = (("token", self._token),) if self._token else ()
+                await member.ask(RANGE, request, used, _LOCAL_ANSWER_S)
+        except grpc.aio.AioRpcError as error:
+            return _verdict(error) is not _Verdict.AGAIN
+        return True
 
     async def metadata(self, limit_s: float = _ATTEMPT_S) -> Metadata:
         if self._token is None:
@@ -135,6 +175,7 @@ class EtcdClient:
                 raise StoreError(f"etcd at {member.endpoint} refuses {name}: {words(error)}") from error
 
     def _heard_from(self, member: Member) -> None:
+        self._at = self._members.index(member)
         if self._silent:
             self._silent = False
             _log.info("etcd at %s answers", member.endpoint)
@@ -192,7 +233,7 @@ def _within(limit_s: float, give_up_at: float | None) -> float:
 
 
 async def _pause(rounds: int, give_up_at: float | None) -> None:
-    """None before every member was tried once; then longer and longer, never in step with other replicas."""
+    """None before every member was asked once; then longer and longer, never in step with other replicas."""
     if rounds < 0:
         return
     longest_s = min(_SHORTEST_PAUSE_S * 2 ** min(rounds, 10), _LONGEST_PAUSE_S)

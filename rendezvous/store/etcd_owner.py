@@ -4,9 +4,12 @@ Every replica holds one lease. Owning a job is having created its owner key unde
 the lease does, and the revision at which it was created is the fence that every write of the job is checked
 against, inside etcd. So two replicas may both believe that they own a job, but only one of them can write.
 
-Belief is kept honest by the clock: a replica that could not renew its lease in time gives up all its jobs before
-etcd does, and one that was frozen (SIGSTOP, a paused virtual machine) finds upon waking that its time is over.
-A lease that was given up is revoked as soon as etcd can be reached, so that nobody has to wait for its end.
+Belief is kept honest by the clock: a replica that could not renew its lease in time is in doubt, and says nothing
+about its jobs until etcd has renewed it after all. One that was frozen (SIGSTOP, a paused virtual machine) wakes up
+in doubt, and hears that its time is over. While etcd elects a leader nobody can be told anything, and no lease ends;
+so as long as most members are within reach the doubt is waited out. A replica that does not even reach them is cut
+off, and gives its jobs up before another can have them. What was given up is revoked as soon as etcd can be
+reached, so that nobody has to wait for its end: a new leader would let it stand for an election and a lease more.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from rendezvous.store.etcd_follow import Changes, Follower, Picture
 from rendezvous.store.etcd_requests import created_at, deleting, name_in, one, putting, reading, when
 from rendezvous.store.etcd_wire import GRANT, KEEP_ALIVE, RANGE, REVOKE, TXN
 from rendezvous.store.lease import Lease
-from rendezvous.store.protocol import Owner, StoreError
+from rendezvous.store.protocol import Deposed, Owner, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,7 +58,8 @@ class EtcdOwnership:
         self._client, self._keys, self._address = client, keys, address
         self._lease: Lease | None = None
         self._leased = asyncio.Event()
-        self._doubted = asyncio.Event()
+        self._given_up = asyncio.Event()
+        self._news = asyncio.Event()  # of the lease, or of a claim
         self._claims: dict[str, Claim] = {}
         self._others: dict[str, Owner] = {}  # as far as heard
         self._lost: Callable[[str], None] = _ignore
@@ -70,13 +74,16 @@ class EtcdOwnership:
     def listen(self, lost: Callable[[str], None], freed: Callable[[str], None]) -> None:
         self._lost, self._freed = lost, freed
 
+    def reachable_at(self, address: str) -> None:
+        self._address = address
+
     async def close(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.wait(self._tasks)
         lease, self._lease = self._lease, None
         if lease is not None:
-            await self._revoke(lease)
+            await self._revoke(lease, _REVOKE_WITHIN_S)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         """Only a fault of ours ends a task before its time; without it nothing can be owned."""
@@ -88,7 +95,7 @@ class EtcdOwnership:
 
     async def claim(self, job_id: str) -> Owner:
         while True:
-            if self.holds(job_id):
+            if job_id in self._claims:
                 return self._mine(self._claims[job_id])
             await self._leased.wait()
             lease = self._lease
@@ -126,7 +133,7 @@ class EtcdOwnership:
         return Owner(self._address, is_me=True, fence=claim.fence)
 
     async def owner_of(self, job_id: str) -> Owner | None:
-        if self.holds(job_id):
+        if job_id in self._claims:
             return self._mine(self._claims[job_id])
         if job_id in self._others:
             return self._others[job_id]
@@ -139,18 +146,36 @@ class EtcdOwnership:
     def claim_of(self, job_id: str) -> Claim | None:
         return self._claims.get(job_id)
 
-    def stands(self, claim: Claim) -> bool:
-        return self._claims.get(claim.job_id) is claim and self.holds(claim.job_id)
+    def is_kept(self, claim: Claim) -> bool:
+        """Neither lost nor released, though perhaps in doubt: then etcd judges."""
+        return self._claims.get(claim.job_id) is claim
+
+    async def certain(self, claim: Claim) -> None:
+        """As soon as it is sure that the claim stands; `Deposed` once it is lost."""
+        while self.is_kept(claim):
+            if self.holds(claim.job_id):
+                return
+            await self._news.wait()
+        raise Deposed(f"job {claim.job_id!r} is not owned by this replica any more")
+
+    def _tell_news(self) -> None:
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+    def _let_go(self, job_id: str) -> Claim | None:
+        claim = self._claims.pop(job_id, None)
+        self._tell_news()
+        return claim
 
     async def release(self, job_id: str) -> None:
-        claim = self._claims.pop(job_id, None)
+        claim = self._let_go(job_id)
         if claim is not None:
             key = self._keys.owner(job_id)
             await self._client.call(TXN, when([created_at(key, claim.fence)], [deleting(key)]))
 
     def let_go(self, job_id: str) -> None:
         """Its owner key was deleted together with the job."""
-        self._claims.pop(job_id, None)
+        self._let_go(job_id)
 
     # --- the lease
 
@@ -172,35 +197,51 @@ class EtcdOwnership:
             if lease.is_certain(clock()):
                 break
             await self._revoke(lease)
-        self._doubted.clear()
+        self._given_up.clear()
         self._lease = lease
         self._leased.set()
         return lease
 
     async def _renew(self, lease: Lease) -> None:
         """Until it is over."""
-        now: Lease | None = lease
-        while now is not None and self._lease is not None:
-            await self._until_doubted(now.renewal_pause_s)
+        pause_s = lease.renewal_pause_s
+        while self._lease is not None:
+            await self._unless_given_up(pause_s)
             sent_at = clock()
-            give_up_at = time.monotonic() + now.certain_until - sent_at
-            request = pb.LeaseKeepAliveRequest(ID=now.id)
-            try:
-                answer = await self._client.call(
-                    KEEP_ALIVE, request, attempt_s=_RENEWAL_ATTEMPT_S, give_up_at=give_up_at
-                )
-            except Unreachable:
+            ttl_s = await self._ttl_of(lease)
+            if ttl_s is not None:
+                renewed = lease.renewed(sent_at, ttl_s)
+                if renewed is None:
+                    self._give_up("it ran out")
+                    return
+                lease = renewed
+                self._proven(lease)
+            elif not lease.is_certain(clock()) and not await self._client.most_members_answer():
                 self._give_up("it could not be renewed in time")
                 return
-            now = now.renewed(sent_at, clock(), float(answer.TTL))
-            if self._lease is not None:
-                self._lease = now or self._lease
-        self._give_up("it ran out")
+            pause_s = 0.0 if ttl_s is None else lease.renewal_pause_s
 
-    async def _until_doubted(self, pause_s: float) -> None:
+    async def _ttl_of(self, lease: Lease) -> float | None:
+        """Renewed by asking; None: no answer, this time. Each question is young, for its age is what it proves."""
+        give_up_at = time.monotonic() + _RENEWAL_ATTEMPT_S
+        request = pb.LeaseKeepAliveRequest(ID=lease.id)
+        try:
+            answer = await self._client.call(
+                KEEP_ALIVE, request, attempt_s=_RENEWAL_ATTEMPT_S, give_up_at=give_up_at
+            )
+        except Unreachable:
+            return None
+        return float(answer.TTL)
+
+    def _proven(self, lease: Lease) -> None:
+        if self._lease is not None:
+            self._lease = lease
+            self._tell_news()
+
+    async def _unless_given_up(self, pause_s: float) -> None:
         try:
             async with asyncio.timeout(pause_s):
-                await self._doubted.wait()
+                await self._given_up.wait()
         except TimeoutError:
             pass
 
@@ -209,14 +250,15 @@ class EtcdOwnership:
             return
         self._lease = None
         self._leased.clear()
-        self._doubted.set()
+        self._given_up.set()
         claims, self._claims = self._claims, {}
+        self._tell_news()
         _log.warning("the lease at etcd is given up: %s; jobs that were owned here: %d", why, len(claims))
         for job_id in claims:
             self._lost(job_id)
 
-    async def _revoke(self, lease: Lease) -> None:
-        give_up_at = time.monotonic() + _REVOKE_WITHIN_S
+    async def _revoke(self, lease: Lease, within_s: float | None = None) -> None:
+        give_up_at = None if within_s is None else time.monotonic() + within_s
         try:
             await self._client.call(REVOKE, pb.LeaseRevokeRequest(ID=lease.id), give_up_at=give_up_at)
         except (NotFound, Unreachable):
@@ -267,7 +309,7 @@ class EtcdOwnership:
         """Somebody has removed our key, though our lease stands."""
         claim = self._claims.get(job_id)
         if claim is not None and claim.fence < revision:
-            del self._claims[job_id]
+            self._let_go(job_id)
             self._lost(job_id)
 
 

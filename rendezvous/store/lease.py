@@ -3,6 +3,9 @@
 etcd counts a lease's time from when it handled the last renewal, which is no earlier than when that renewal was
 sent. So up to `ttl_s` after the sending the lease stands for certain, whatever became of the network since. A
 little less is believed, because two clocks do not run at quite the same rate.
+
+After that it is in doubt, not over: etcd alone ends leases, and it ends none while it elects a leader (a new one
+even prolongs them all). A renewal that etcd grants says that the lease, and what is owned under it, stood all along.
 """
 
 from __future__ import annotations
@@ -30,8 +33,6 @@ class Lease:
     def is_certain(self, now: float) -> bool:
         return now < self.certain_until
 
-    def renewed(self, sent_at: float, answered_at: float, ttl_s: float) -> Lease | None:
-        """None: over. An answer that comes after certainty ended does not bring it back: it was given up already."""
-        if ttl_s <= 0.0 or not self.is_certain(answered_at):
-            return None
-        return Lease(self.id, ttl_s, sent_at)
+    def renewed(self, sent_at: float, ttl_s: float) -> Lease | None:
+        """None: over. An answer to an old question leaves it in doubt, perhaps, but does not end it."""
+        return Lease(self.id, ttl_s, max(sent_at, self.proven_at)) if ttl_s > 0.0 else None

@@ -79,6 +79,9 @@ class Ownership(Protocol):
     def listen(self, lost: Callable[[str], None], freed: Callable[[str], None]) -> None:
         """`lost(job_id)`: this replica may not speak for the job from now on; `freed`: nobody owns it."""
 
+    def reachable_at(self, address: str) -> None:
+        """Where agents find this replica: known once it listens, and before it claims anything."""
+
     async def claim(self, job_id: str) -> Owner:
         """Become the owner if nobody is; who it is now."""
 
@@ -87,7 +90,8 @@ class Ownership(Protocol):
     def holds(self, job_id: str) -> bool:
         """Is this replica sure, at this instant, that it owns the job? To be asked before an agent is told anything.
 
-        It may say no a moment before `lost` is called (the process was frozen), and never yes after a no.
+        It may say no for a while without `lost` being called: the job is kept, but nothing may be said of it until
+        the answer is yes again, or the job lost after all. Nobody else owned it in between.
         """
 
     async def release(self, job_id: str) -> None:
@@ -101,7 +105,10 @@ class Store(Protocol):
     def ownership(self) -> Ownership: ...
 
     def job(self, job_id: str) -> JobStore:
-        """For its owner, and for good bound to the claim in force now: once that is lost, `save` is `Deposed`."""
+        """For its owner, and for good bound to the claim in force now: once that is lost, `save` is `Deposed`.
+
+        When a `save` returns, the replica is certain of the job (`holds`).
+        """
 
     def values(self, job_id: str) -> Values: ...
 

@@ -17,6 +17,9 @@ class SoleOwnership:
     def listen(self, lost: Callable[[str], None], freed: Callable[[str], None]) -> None:
         """Nothing is ever lost, or freed by others."""
 
+    def reachable_at(self, address: str) -> None:
+        self._me = Owner(address, is_me=True, fence=1)
+
     async def claim(self, job_id: str) -> Owner:
         return self._me
 

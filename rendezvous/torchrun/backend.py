@@ -32,6 +32,7 @@ from rendezvous.events import AgentJoined, StoreOpened
 from rendezvous.torchrun.link import JobOver, Link
 from rendezvous.torchrun.standing import Standing, come, finish, give_up, hand_out, leave
 from rendezvous.types import (
+    UNLIMITED,
     AgentId,
     Cause,
     CrashLoop,
@@ -61,8 +62,13 @@ _TRY_AGAIN = 75
 _NO_ERROR_FILE = "<N/A>"
 # torch's agent stops its ranks with a grace of 30 s, then kills and waits for up to 30 s more.
 _STOP_BUDGET_S = 75.0
-_UNBOUNDED = 1_000_000
 _FINAL = (FailureClass.USER_EXCEPTION, FailureClass.SIGNAL, FailureClass.EXIT_CODE)
+_OPTIONS = {
+    "--max-restarts 0": "--rdzv-conf max_restarts=0",
+    "--max-restarts": "--rdzv-conf max_restarts",
+    "--last-call": "--rdzv-conf last_call_timeout",
+    "--replacement-timeout": "--rdzv-conf join_timeout",
+}
 _SCHEDULER_INDEXES = ("SLURM_NODEID", "JOB_COMPLETION_INDEX")
 
 
@@ -244,7 +250,7 @@ def _job_spec(params: RendezvousParameters, join_timeout_s: float) -> JobSpec:
         min_nodes=params.min_nodes,
         max_nodes=params.max_nodes,
         version=f"torchrun {torch.__version__.partition('+')[0]}",
-        budget=RestartBudget(_UNBOUNDED if limit is None else limit),
+        budget=RestartBudget(UNLIMITED if limit is None else limit),
         crash_loop=CrashLoop(times=0),
         join_timeout_s=join_timeout_s,
         last_call_s=float(params.get_as_int("last_call_timeout", 2) or 0),
@@ -282,7 +288,7 @@ def _ending(standing: Standing) -> BaseException:
         refused = standing.refused
         assert refused is not None
         return (RendezvousConnectionError if refused.exit_code == _TRY_AGAIN else RendezvousStateError)(
-            refused.reason
+            _as_torchrun_has_it(refused.reason)
         )
     if outcome.succeeded:
         # A node that stood by. RendezvousGracefulExitError is meant for it, but torch 2.13's launcher takes
@@ -295,9 +301,9 @@ def _ending(standing: Standing) -> BaseException:
 def _in_words(outcome: Outcome) -> str:
     first = outcome.first_cause
     if first is None:
-        return f"the job is over: {outcome.reason}"
+        return f"the job is over: {_as_torchrun_has_it(outcome.reason)}"
     # That a final failure ends the job is a rule of our own making; the reason would only tell so.
-    more = "" if first.failure in _FINAL else f" ({outcome.reason})"
+    more = "" if first.failure in _FINAL else f" ({_as_torchrun_has_it(outcome.reason)})"
     return f"the job is over: on {first.node}, {first.reason}{more}"
 
 
@@ -306,10 +312,17 @@ def _why(standing: Standing) -> str:
         decision = standing.stop.decision
         if decision.kind is DecisionKind.FAIL and decision.cause is not None:
             return f"the job fails: on {decision.cause.node}, {decision.cause.reason}"
-        return f"{decision.reason}; torchrun stops its ranks and meets again"
+        return f"{_as_torchrun_has_it(decision.reason)}; torchrun stops its ranks and meets again"
     if standing.refused is not None:
-        return f"the rendezvous refuses this node: {standing.refused.reason}"
+        return f"the rendezvous refuses this node: {_as_torchrun_has_it(standing.refused.reason)}"
     return "the job went on without this node; torchrun stops its ranks and joins again"
+
+
+def _as_torchrun_has_it(words: str) -> str:
+    """The service speaks of ddp-launch's options; torchrun has others, and a --max-restarts that is another thing."""
+    for ours, theirs in _OPTIONS.items():
+        words = words.replace(ours, theirs)
+    return words
 
 
 def _final_cause(error: ChildFailedError) -> Cause:

@@ -14,6 +14,7 @@ from rendezvous.events import (
     AgentLeft,
     AgentStopped,
     Assigned,
+    CheckpointRequested,
     Ended,
     RankFailed,
     RanksFinished,
@@ -79,6 +80,8 @@ def hear(standing: Standing, message: ToAgent) -> Said:
             return replace(standing, refused=message), ()
         case Ended(outcome):
             return replace(standing, outcome=outcome), ()
+        case CheckpointRequested():  # torch's agent has no way to pass that on; the world grows when it restarts
+            return standing, ()
         case _:
             assert_never(message)
 

@@ -97,7 +97,7 @@ def test_a_rule_about_the_true_cause_counts_even_if_a_consequence_came_first() -
     story = running(spec(2, rules=rules), "a", "b").fails("a", 0, FailureClass.CONSEQUENCE)
     assert decision(story).kind is DecisionKind.RESTART
     story.fails("b", 2, FailureClass.OUT_OF_MEMORY).stop("a", "b")
-    assert outcome(story).reason == "--failure-policy ends the job on out-of-memory"
+    assert outcome(story).reason == "the failure policy ends the job on out-of-memory"
 
 
 def test_an_ignored_failure_is_noted_and_the_node_may_finish() -> None:
@@ -128,6 +128,15 @@ def test_an_elastic_job_shrinks_and_only_who_must_moves() -> None:
     story = running(spec(1, 3), "a", "b", "c").happens(AgentLost(agent("a"), "gone"))
     assert decision(story).kind is DecisionKind.SHRINK
     assert story.stop("b", "c").nodes() == ["c", "b"]
+
+
+def test_more_nodes_lost_while_the_others_stop_are_told_of_as_well() -> None:
+    story = running(spec(1, 3), "a", "b", "c").happens(AgentLost(agent("c"), "gone"))
+    assert decision(story).reason.endswith("going on with 2 of 3 nodes (restart 1 of 3)")
+    story.happens(AgentLost(agent("b"), "gone")).stop("a")
+    assert decision(story).reason.endswith("going on with 1 of 3 nodes (restart 1 of 3)")
+    (told,) = (each for each in story.told("a") if isinstance(each, Assigned))
+    assert told.assignment.reason == decision(story).reason
 
 
 def test_a_replacement_is_awaited_for_a_bounded_time() -> None:

@@ -8,9 +8,11 @@ from job_story import Story, agent, running, spec
 from rendezvous.events import (
     AgentHeard,
     AgentJoined,
+    AgentLeft,
     AgentLost,
     AgentStopped,
     Assigned,
+    CheckpointRequested,
     CheckpointTaken,
     Ended,
     Persist,
@@ -105,7 +107,7 @@ def test_an_empty_round_forgets_the_spec() -> None:
         (spec(2, entry_point="x.py"), "the entry point: the job has '', this node brings x.py"),
         (spec(2, nproc="8"), "--nproc-per-node: the job has '', this node brings 8"),
         (spec(2, restarts=9), "--max-restarts: the job has 3, this node brings 9"),
-        (spec(2, lease_s=9.0), "lease_s: the job has 3.0, this node brings 9.0"),
+        (spec(2, lease_s=9.0), "lease_s: the job has 4.0, this node brings 9.0"),
     ],
 )
 def test_specs_that_disagree_are_refused_and_the_round_goes_on(other: JobSpec, words: str) -> None:
@@ -203,7 +205,7 @@ def test_a_retired_life_stays_out() -> None:
 
 def test_scale_up_never_keeps_the_newcomer_standing_by() -> None:
     story = Story(spec(1, 3, scale_up=ScaleUp.NEVER)).joins("a").passes(2).runs().joins("b")
-    assert story.told("b") == [Waiting("the job runs without this node; it stands by", 2, 1)]
+    assert story.told("b") == [Waiting("the job runs without this node; it stands by", 2, 1, stands_by=True)]
     assert story.fails("a", 0).stop("a").nodes() == ["a"]
 
 
@@ -230,18 +232,75 @@ def test_spares_are_kept_back_from_growth() -> None:
     assert story.runs().joins("c").fails("a", 0).stop("a").nodes() == ["a", "b"]
 
 
-def test_scale_up_at_a_checkpoint_of_this_generation() -> None:
-    story = Story(spec(1, 3, scale_up=ScaleUp.AT_CHECKPOINT)).joins("a").passes(2).runs()
+ASKED = CheckpointRequested(1, "more nodes are here; the world grows after it")
+AT_CHECKPOINT = spec(2, 4, scale_up=ScaleUp.AT_CHECKPOINT)
+
+
+def test_scale_up_at_a_checkpoint_that_every_node_has_taken() -> None:
+    story = Story(AT_CHECKPOINT).joins("a", "b").passes(2).runs()
     before = story.state
-    assert story.happens(CheckpointTaken(agent("a"), 1)).state is before, "nobody stands by"
-    story.joins("b")
+    assert story.happens(CheckpointTaken(agent("a"), 1)).state is before, "nobody asked"
+    story.joins("c")
+    assert [story.told(node)[-1] for node in ("a", "b")] == [ASKED, ASKED]
     before = story.state
     assert story.happens(CheckpointTaken(agent("a"), 0)).state is before
-    assert story.happens(CheckpointTaken(agent("b"), 1)).state is before, "b runs nothing"
-    assert story.happens(CheckpointTaken(agent("a"), 1)).stop("a").nodes() == ["a", "b"]
-    patient = Story(spec(1, 3)).joins("a").passes(2).runs().joins("b")
-    before = patient.state
-    assert patient.happens(CheckpointTaken(agent("a"), 1)).state is before
+    assert story.happens(CheckpointTaken(agent("c"), 1)).state is before, "c runs nothing"
+    assert story.happens(CheckpointTaken(agent("a"), 1)).state.phase is Phase.RUNNING, "b writes yet"
+    again = story.state
+    assert story.happens(CheckpointTaken(agent("a"), 1)).state is again
+    assert not [m for m in story.joins("d").told("a") if m == ASKED], "asked once"
+    story.happens(CheckpointTaken(agent("b"), 1)).stop("a", "b")
+    assert story.nodes() == ["a", "b", "c", "d"]
+    assert story.state.charged == 0
+
+
+def test_a_checkpoint_is_asked_for_again_where_the_answer_may_be_lost_and_when_ranks_start() -> None:
+    story = Story(AT_CHECKPOINT).joins("a", "b").passes(2).joins("c")
+    assert not any(isinstance(m, CheckpointRequested) for m in story.told("a")), "its ranks do not run yet"
+    story.runs()
+    assert story.told("a") == [StoreAt(1, StoreAddress("h", 1)), ASKED]
+    story.happens(CheckpointTaken(agent("a"), 1))
+    assert ASKED not in story.joins("a").told("a"), "a has answered"
+    assert story.joins("b").told("b")[-1] == ASKED
+
+
+def test_a_checkpoint_for_nodes_that_are_gone_again_changes_nothing_and_the_next_is_asked_for() -> None:
+    story = Story(AT_CHECKPOINT).joins("a", "b").passes(2).runs().joins("c")
+    story.happens(AgentLeft(agent("c"), "changed its mind"))
+    for node in ("a", "b"):
+        story.happens(CheckpointTaken(agent(node), 1))
+    assert story.state.phase is Phase.RUNNING
+    assert story.joins("d").told("b") == [ASKED]
+
+
+# --- fewer nodes than it had
+
+
+PATIENT = spec(1, 3, shrink_after_s=20.0)
+
+
+def test_who_asked_for_it_waits_for_a_replacement_before_shrinking() -> None:
+    story = Story(PATIENT).joins("a", "b", "c").runs()
+    story.happens(AgentLost(agent("c"), "power")).stop("a", "b")
+    assert "unless a replacement comes within 20 s" in story.state.decisions[-1].reason
+    assert story.state.phase is Phase.FORMING
+    assert "waiting for a replacement" in story.told("a")[-1].reason  # type: ignore[union-attr]
+    assert story.passes(19).joins("d").nodes() == ["a", "b", "d"]
+
+
+def test_it_shrinks_when_no_replacement_comes_and_a_partial_one_does_not_shorten_the_wait() -> None:
+    story = Story(PATIENT).joins("a", "b", "c").runs()
+    for node in ("b", "c"):
+        story.happens(AgentLost(agent(node), "power"))
+    story.stop("a").passes(5).joins("d").passes(14)
+    assert story.state.phase is Phase.FORMING
+    assert story.passes(1).nodes() == ["a", "d"]
+
+
+def test_without_that_wish_survivors_go_on_at_once() -> None:
+    story = Story(spec(1, 3)).joins("a", "b", "c").runs()
+    story.happens(AgentLost(agent("c"), "power")).stop("a", "b")
+    assert (story.state.phase, story.nodes()) == (Phase.SEALED, ["a", "b"])
 
 
 def test_a_world_does_not_grow_when_a_node_has_finished_already() -> None:

@@ -6,6 +6,7 @@ from job_story import Story, running, spec
 from rendezvous.events import Waiting
 from rendezvous.policy import in_words, judge
 from rendezvous.types import (
+    UNLIMITED,
     Cause,
     CrashLoop,
     DecisionKind,
@@ -29,6 +30,11 @@ def test_the_budget_is_used_up_in_words() -> None:
     assert reason(story) == "restart budget used up (3 of 3)"
     assert story.state.outcome is not None
     assert story.state.outcome.restarts == 3
+
+
+def test_a_budget_without_a_limit_is_not_told_as_a_number() -> None:
+    story = running(JobSpec("job", budget=RestartBudget(UNLIMITED)), "a").fails("a", 0)
+    assert reason(story).endswith("restarting with the same nodes (restart 1, no limit)")
 
 
 def test_a_budget_per_window_forgets() -> None:
@@ -99,7 +105,8 @@ def test_a_node_can_be_left_out_on_its_first_failure() -> None:
     (waiting,) = story.told("a")
     assert isinstance(waiting, Waiting)
     assert (
-        waiting.reason == "a sits out: --failure-policy excludes a node on hardware; tried again after 600 s"
+        waiting.reason
+        == "a sits out: the failure policy excludes a node on hardware; tried again after 600 s"
     )
     story.passes(600)
     assert "a" not in story.state.excluded

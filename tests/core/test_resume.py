@@ -2,7 +2,16 @@ from __future__ import annotations
 
 from job_story import Story, agent, running, spec
 
-from rendezvous.events import AgentLost, Assigned, DeadlineReached, Ended, NodeDrained, Stop, StoreAt
+from rendezvous.events import (
+    AgentHeard,
+    AgentLost,
+    Assigned,
+    DeadlineReached,
+    Ended,
+    NodeDrained,
+    Stop,
+    StoreAt,
+)
 from rendezvous.resume import resume
 from rendezvous.state import Phase
 from rendezvous.types import JobSpec, RestartBudget
@@ -18,9 +27,42 @@ def taken_over(story: Story, now: float) -> Story:
 def test_everyone_is_told_where_it_stands_and_gets_a_fresh_lease() -> None:
     story = taken_over(running(spec(2), "a", "b", "c"), 5.0)
     assert [type(m) for m in story.told("b")] == [Assigned, StoreAt]
-    assert story.deadline == 8.0
-    story.now = 7.9
+    assert story.deadline == 9.0
+    story.now = 8.9
     assert story.happens(DeadlineReached()).state.phase is Phase.RUNNING
+
+
+def heard_from(story: Story, *nodes: str, until: float) -> Story:
+    """Twice a second from these, and nothing from anybody else."""
+    while story.now < until:
+        story.now += 0.5
+        for node in nodes:
+            story.happens(AgentHeard(agent(node)))
+        if story.deadline is not None and story.now >= story.deadline:
+            story.happens(DeadlineReached())
+    return story
+
+
+def test_an_agent_that_comes_back_late_finds_its_world_as_it_was() -> None:
+    """It had found nobody for long, and so tries every few seconds only."""
+    story = heard_from(taken_over(running(spec(2), "a", "b"), 100.0), "a", until=108.0)
+    assert story.state.phase is Phase.RUNNING
+    assert [type(m) for m in story.joins("b").told("b")] == [Assigned, StoreAt]
+    assert heard_from(story, "a", "b", until=120.0).state.phase is Phase.RUNNING
+
+
+def test_an_agent_that_does_not_come_back_is_lost_after_three_leases() -> None:
+    story = taken_over(running(spec(1, 2), "a", "b"), 100.0)
+    assert heard_from(story, "a", until=108.5).state.phase is Phase.RUNNING
+    assert heard_from(story, "a", until=112.0).state.phase is Phase.STOPPING
+    assert list(story.state.members) == ["a"]
+
+
+def test_who_was_heard_after_a_take_over_has_an_ordinary_lease() -> None:
+    story = heard_from(taken_over(running(spec(1, 2), "a", "b"), 100.0), "a", "b", until=102.0)
+    assert heard_from(story, "a", until=104.5).state.phase is Phase.RUNNING
+    assert heard_from(story, "a", until=108.0).state.phase is Phase.STOPPING
+    assert list(story.state.members) == ["a"]
 
 
 def test_what_was_left_of_a_timeout_is_left_of_it_on_another_clock() -> None:

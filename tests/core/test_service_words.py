@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rendezvous.admissible import objection
+from rendezvous.client import OptionsUnusable, client_options
 from rendezvous.conversation import Recital
 from rendezvous.events import (
     AgentHeard,
@@ -17,6 +18,7 @@ from rendezvous.events import (
     AgentStopped,
     Assigned,
     CheckpointTaken,
+    DeadlineReached,
     Ended,
     Event,
     JobAborted,
@@ -25,7 +27,9 @@ from rendezvous.events import (
     RanksFinished,
     Refused,
     Stop,
+    StoreAt,
     StoreOpened,
+    Tell,
 )
 from rendezvous.fitting import ENDED_BYTES, fitted
 from rendezvous.journal import lines
@@ -62,31 +66,46 @@ def assigned(generation: int) -> Assigned:
     return Assigned(Assignment(generation, 0, 1, 0, 2, 2, "default", 0, 2, 0, 0, "10.0.0.1"))
 
 
+def in_generation(generation: int, *, runs: bool) -> AgentJoined:
+    place = assigned(generation).assignment if runs else None
+    return replace(JOIN, generation=generation, running=place)
+
+
 # --- what is said again ------------------------------------------------------------------------------------
 
 
 def test_the_join_comes_first_then_the_reports_of_the_present_generation() -> None:
     opened = StoreOpened(A, 1, StoreAddress("a", 1))
     recital = Recital().said(JOIN).heard(assigned(1)).said(opened).said(RankFailed(A, 1, CAUSE))
-    assert recital.lines() == (JOIN, opened, RankFailed(A, 1, CAUSE))
-    assert recital.heard(assigned(1)).heard(STOP).lines() == recital.lines()
-    assert recital.heard(assigned(2)).lines() == (JOIN,)
+    reports = (opened, RankFailed(A, 1, CAUSE))
+    assert recital.lines() == (in_generation(1, runs=True), *reports)
+    assert recital.heard(assigned(1)).heard(STOP).lines() == (in_generation(1, runs=False), *reports)
+    assert recital.heard(assigned(2)).lines() == (in_generation(2, runs=True),)
+
+
+def test_where_it_stands_told_again_asks_for_the_reports() -> None:
+    """From a service that has lost the job's state, and did not take them when they came."""
+    recital = Recital().said(JOIN).heard(assigned(1)).said(RanksFinished(A, 1))
+    for again in (assigned(1), StoreAt(1, StoreAddress("a", 1))):
+        assert recital.asked_for_by(again) == (RanksFinished(A, 1),)
+    assert recital.asked_for_by(assigned(2)) == ()
 
 
 def test_the_answer_to_a_stop_is_kept_until_the_next_generation() -> None:
     recital = Recital().said(JOIN).heard(assigned(1)).heard(STOP).said(AgentStopped(A, 1))
-    assert recital.lines() == (JOIN, AgentStopped(A, 1))
+    assert recital.lines() == (in_generation(1, runs=False), AgentStopped(A, 1))
 
 
 def test_passing_moments_are_not_said_again() -> None:
     recital = Recital().said(JOIN).heard(assigned(1)).said(AgentHeard(A)).said(CheckpointTaken(A, 1))
-    assert recital.lines() == (JOIN,)
+    assert recital.lines() == (in_generation(1, runs=True),)
 
 
 def test_who_was_given_up_begins_anew_and_who_left_says_so_last() -> None:
     recital = Recital().said(JOIN).heard(assigned(1)).said(RanksFinished(A, 1))
-    assert recital.heard(Refused("given up", 75, retryable=True)).lines() == (JOIN,)
-    assert recital.said(AgentLeft(A, "bye")).lines() == (JOIN, RanksFinished(A, 1), AgentLeft(A, "bye"))
+    assert recital.heard(Refused("given up", 75, retryable=True)).lines() == (in_generation(1, runs=False),)
+    left = recital.said(AgentLeft(A, "bye"))
+    assert left.lines() == (in_generation(1, runs=True), RanksFinished(A, 1), AgentLeft(A, "bye"))
 
 
 def test_nothing_is_said_before_the_join() -> None:
@@ -127,6 +146,27 @@ def test_a_life_in_lines() -> None:
     assert view.summary.reason == "aborted by an operator: enough"
     assert [node.node for node in view.nodes] == ["a", "b"]
     assert decode_state(encode_state(state)) == state
+
+
+def test_who_is_given_up_for_what_it_did_not_do_hears_of_that() -> None:
+    """It is a member no more, so these words are all that it learns of the outcome."""
+    spec = replace(SPEC, budget=RestartBudget(0), join_timeout_s=2.0)
+    state, _ = step(JobState(), replace(JOIN, spec=spec), 0.0)
+    after, _ = step(state, DeadlineReached(), 2.0)
+    (answer,) = [e.message for e in step(after, AgentHeard(A), 3.0)[1] if isinstance(e, Tell)]
+    assert isinstance(answer, Refused)
+    ended = "node a did not open the store within 2 s; no restarts were allowed (--max-restarts 0)"
+    assert answer.reason == f"the job is over: {ended}"
+    noted = [(line.kind, line.text) for line in lines(DeadlineReached(), state, after)]
+    assert ("lost", "a did not open the store within 2 s") in noted
+    assert ("ended", ended) in noted
+
+
+@pytest.mark.parametrize("token", ["two\nlines", "gr\u00fcn", "a b", "\x7f"])
+def test_what_cannot_be_a_token_is_told_before_it_is_sent(token: str) -> None:
+    with pytest.raises(OptionsUnusable, match="DDP_RENDEZVOUS_TOKEN is no token"):
+        client_options({"DDP_RENDEZVOUS_TOKEN": token})
+    assert client_options({"DDP_RENDEZVOUS_TOKEN": "k.p.s\n"}).token == "k.p.s"
 
 
 # --- what is kept ------------------------------------------------------------------------------------------

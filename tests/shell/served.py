@@ -152,6 +152,8 @@ class Cable:
         self._to = (host, int(port))
         self._open: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._thawed = asyncio.Event()
+        self._thawed.set()
         self.connections = 0
 
     async def __aenter__(self) -> str:
@@ -161,11 +163,16 @@ class Cable:
     async def __aexit__(self, *_: object) -> None:
         self._server.close()
         self.cut()
+        self._thawed.set()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def cut(self) -> None:
         for writer in self._open:
             writer.transport.abort()
+
+    def freeze(self) -> None:
+        """From now on nothing comes through, and nothing says so."""
+        self._thawed.clear()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
@@ -178,6 +185,7 @@ class Cable:
     async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
             while data := await source.read(65536):
+                await self._thawed.wait()
                 sink.write(data)
                 await sink.drain()
         self._open.discard(sink)

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
+from etcd_cluster import free_ports
 from served import Agent, Cable, Service, agents, join_bytes, raw_stream, serving, soon
 
 from rendezvous.channel import open_channel
 from rendezvous.client import ClientOptions, connect
+from rendezvous.ctl import main as ctl
 from rendezvous.ctl_calls import Service as Operations
 from rendezvous.events import (
     AgentLeft,
@@ -218,8 +220,7 @@ def test_a_port_in_use_is_told_in_one_line(service: Service) -> None:
     second = Service("--listen", service.endpoint)
     assert second.wait() == 1
     said = "".join(second.log)
-    assert f"cannot listen on {service.endpoint}" in said
-    assert "Traceback" not in said
+    assert said == f"ddp-rendezvous: cannot listen on {service.endpoint}: Address already in use\n"
 
 
 # --- operators ---------------------------------------------------------------------------------------------
@@ -257,6 +258,9 @@ def test_orders_are_carried_out_and_answered(service: Service) -> None:
                 await agent.expect(Stop)
                 agent.session.send(AgentStopped(agent.id, 3))
             assert "aborted by an operator: enough" in (await a.expect(Ended)).outcome.reason
+        with pytest.raises(grpc.RpcError, match="job 'job' is over: aborted by an operator: enough"):
+            await ops.call("RestartJob", pb.RestartJobRequest(job_id="job"))
+        await ops.call("AbortJob", pb.AbortJobRequest(job_id="job"))  # which is what it is already
 
     soon(story())
 
@@ -298,10 +302,33 @@ def test_ddpctl_speaks_json_and_text(service: Service) -> None:
             ]
             nothing = await asyncio.to_thread(ddpctl, "status", "nope")
             assert (nothing.returncode, nothing.stderr) == (1, "ddpctl: there is no job 'nope'\n")
-            odd = await asyncio.to_thread(ddpctl, "resize", "job", "many")
-            assert (odd.returncode, odd.stderr) == (78, "ddpctl: 'many' is not N or MIN:MAX\n")
+            silent = f"127.0.0.1:{free_ports(1)[0]}"
+            partly = await asyncio.to_thread(ddpctl, "--rendezvous", f"{silent},{service.endpoint}", "list")
+            assert "running" in partly.stdout
+            assert f"ddpctl: jobs may be missing, no answer from {silent} (" in partly.stderr
 
     soon(story())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("resize", "job", "many"), "'many' is not N or MIN:MAX"),
+        (("resize", "job", "²"), "'²' is not N or MIN:MAX"),
+        (("list", "--rendezvous", ","), "--rendezvous names no HOST:PORT"),
+        (("--rendezvous", "127.0.0.1:99999", "list"), "--rendezvous: '127.0.0.1:99999' is not HOST:PORT"),
+        (("list", "--timeout", "nan"), "--timeout is a number of seconds above 0, not nan"),
+        (
+            ("status", "\udcff"),
+            "an argument holds characters that cannot be printed; job ids and nodes have none",
+        ),
+    ],
+)
+def test_ddpctl_tells_nonsense_in_one_line(
+    arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ctl(arguments) == 78
+    assert capsys.readouterr().err == f"ddpctl: {words}\n"
 
 
 # --- scripts -------------------------------------------------------------------------------------------------
@@ -355,6 +382,40 @@ def test_scripts_keep_values_and_meet_at_barriers(service: Service) -> None:
             assert (await enter("x")).arrived == 2  # passed, and open from now on
 
     soon(story())
+
+
+# --- the schema ---------------------------------------------------------------------------------------------
+
+
+def test_tools_are_told_the_schema_when_asked_to() -> None:
+    """The questions are grpcurl's, byte by byte."""
+    ours, others = b"rendezvous.v1.Operations", b"etcdserverpb.TxnRequest"
+    file = pb.DESCRIPTOR.name.encode()
+
+    async def story(endpoint: str, version: str) -> None:
+        async with open_channel(endpoint, ClientOptions()) as channel:
+            call: Any = channel.stream_stream(
+                f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo"
+            )
+            stream = call(timeout=10)
+
+            async def told(field: int, what: bytes) -> bytes:
+                await stream.write(bytes([field << 3 | 2, len(what)]) + what)
+                return bytes(await stream.read())
+
+            listed = await told(7, b"")
+            assert all(name in listed for name in (ours, b"rendezvous.v1.Agents", b"grpc.health.v1.Health"))
+            for field, what in ((3, file), (4, ours), (4, ours + b".ListJobs")):
+                assert pb.DESCRIPTOR.serialized_pb in await told(field, what), what
+            for field, what in ((3, b"other.proto"), (4, b"none.Such"), (4, others), (6, b"x")):
+                refused = await told(field, what)
+                assert pb.DESCRIPTOR.serialized_pb not in refused
+                assert b"here" in refused
+            await stream.done_writing()
+
+    with serving("--reflection") as service:
+        for version in ("v1", "v1alpha"):
+            soon(story(service.endpoint, version))
 
 
 # --- probes --------------------------------------------------------------------------------------------------

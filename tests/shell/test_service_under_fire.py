@@ -14,7 +14,7 @@ import pytest
 from served import Service, agents, join_bytes, raw_stream, serving, soon
 
 from rendezvous.codec import HEARTBEAT, from_agent_bytes
-from rendezvous.events import AgentStopped, Ended, RankFailed, RanksFinished
+from rendezvous.events import AgentStopped, Ended, RankFailed, RanksFinished, Waiting
 from rendezvous.types import AgentId, Cause, FailureClass, JobSpec
 
 if TYPE_CHECKING:
@@ -167,7 +167,8 @@ def test_a_client_that_does_not_read_is_cut_off_and_slows_nobody(service: Servic
 
 def test_limits_are_told_in_words() -> None:
     async def story(service: Service) -> None:
-        async with agents(service.endpoint, JobSpec("one", 4, 4), ["a"]):
+        async with agents(service.endpoint, JobSpec("one", 4, 4), ["a"]) as (a,):
+            await a.expect(Waiting)
             async with raw_stream(service.endpoint) as call:
                 await call.write(join_bytes(JobSpec("one", 4, 4), "b"))
                 await call.read()

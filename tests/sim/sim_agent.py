@@ -16,6 +16,7 @@ from rendezvous.events import (
     AgentLeft,
     AgentStopped,
     Assigned,
+    CheckpointRequested,
     CheckpointTaken,
     Ended,
     RankFailed,
@@ -111,6 +112,8 @@ class FakeAgent:
                 self._store_at(generation)
             case Stop(generation, _):
                 self._stop(generation)
+            case CheckpointRequested(generation) if generation == self.generation:
+                self._in(self.world.rng.uniform(0.0, 2.0), partial(self._checkpointed, generation))
             case Waiting():
                 self._reap(lambda: None)
             case Refused(retryable=True):
@@ -159,6 +162,10 @@ class FakeAgent:
         if generation == self.generation:
             self.say(AgentStopped(self.id, generation))
 
+    def _checkpointed(self, generation: int) -> None:
+        """Also when the ranks were stopped since: what comes too late must change nothing."""
+        self._send(CheckpointTaken(self.id, generation))
+
     # --- ranks
 
     def _reap(self, then) -> None:
@@ -189,8 +196,6 @@ class FakeAgent:
             self._in(rng.uniform(0.0, 3.0), partial(self._rank_fails, generation, failure))
         else:
             self._in(self.world.finish_s(generation), partial(self._finish, generation))
-        if rng.random() < 0.3:
-            self._in(1.0, lambda: self._send(CheckpointTaken(self.id, generation)))
 
     def _rank_fails(self, generation: int, failure: FailureClass) -> None:
         if self.running == generation and not self.reaping:

@@ -8,6 +8,7 @@ from rendezvous.events import (
     AgentHeard,
     AgentStopped,
     CheckpointTaken,
+    JobResized,
     Persist,
     RankFailed,
     RanksFinished,
@@ -16,7 +17,7 @@ from rendezvous.events import (
     Tell,
 )
 from rendezvous.state import JobState, Phase
-from rendezvous.types import DecisionKind, World
+from rendezvous.types import DecisionKind, ScaleUp, World
 
 if TYPE_CHECKING:
     from rendezvous.events import Effect, Event
@@ -54,6 +55,7 @@ def check_step(before: JobState, event: Event, after: JobState, effects: tuple[E
             _stable(before.world, after.world)
     if after.phase is Phase.STOPPING and before.phase is not Phase.STOPPING:
         _all_told_to_stop(after, effects)
+        _grown_at_a_checkpoint(before, event, after)
     if after.phase is not before.phase and after.phase is not Phase.FORMING:
         require(bool(persists), f"{after.phase} is not written")
 
@@ -88,6 +90,17 @@ def _stable(old: World, new: World) -> None:
         rank = held.get(p.agent.node)
         kept = rank is None or rank == p.node_rank or rank >= len(new.placements)
         require(kept, f"{p.agent.node} moved from node rank {rank} to {p.node_rank}")
+
+
+def _grown_at_a_checkpoint(before: JobState, event: Event, after: JobState) -> None:
+    """Of its own accord, and where that was asked for, a world stops to grow with the last node's checkpoint."""
+    decision, spec = after.decision, after.spec
+    if decision is None or decision.kind is not DecisionKind.GROW or isinstance(event, JobResized):
+        return
+    if spec is not None and spec.scale_up is ScaleUp.AT_CHECKPOINT:
+        due = list(before.checkpoints_due)
+        last = isinstance(event, CheckpointTaken) and due == [event.agent.node]
+        require(last, f"the world grows before the checkpoints of {due}")
 
 
 def _all_told_to_stop(state: JobState, effects: tuple[Effect, ...]) -> None:

@@ -61,6 +61,7 @@ class SimWorld:
             node_cooldown_s=5.0,
             spares=rng.choice((0, 0, 1)),
             scale_up=rng.choice(list(ScaleUp)),
+            shrink_after_s=rng.choice((0.0, 0.0, 5.0)),
         )
 
     # --- what agents and services ask of the world

@@ -54,8 +54,14 @@ MUTANTS = (
     Mutant(
         "the store's address is told without being written",
         "machine",
-        "return state, (Persist(), *(Tell(p.agent, told) for p in world_of(state).placements))",
-        "return state, tuple(Tell(p.agent, told) for p in world_of(state).placements)",
+        "return state, (Persist(), *(Tell(p.agent, told) for p in world_of(state).placements), *more)",
+        "return state, (*(Tell(p.agent, told) for p in world_of(state).placements), *more)",
+    ),
+    Mutant(
+        "one node's checkpoint is enough",
+        "growing",
+        "if len(state.checkpoints_due):\n        return state, ()\n    state = replace",
+        "state = replace",
     ),
     Mutant(
         "nobody waits for the reaping",
@@ -90,7 +96,7 @@ MUTANTS = (
     Mutant(
         "the generation number is used again",
         "sealing",
-        "generation = state.generation + 1",
+        "generation = next_generation(state) if again is None else again.generation",
         "generation = max(1, state.generation)",
     ),
     Mutant(

@@ -1,0 +1,156 @@
+"""Heartbeats are kept aside and taken all at once: nothing is decided differently for it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from rendezvous.admission import all_heard
+from rendezvous.embedded import MemoryJobStore
+from rendezvous.events import AgentHeard, AgentJoined, AgentStopped, Ended, JobAborted, Refused, Stop
+from rendezvous.machine import step
+from rendezvous.owner import JobOwner
+from rendezvous.state import JobState, Phase
+from rendezvous.types import AgentId, JobSpec, NodeFacts, RestartBudget
+
+LEASE_S = 0.4
+DEADLINE_S = 20.0
+
+
+def agent(node: str, incarnation: str = "1") -> AgentId:
+    return AgentId(node, incarnation)
+
+
+def joined(node: str, nodes: int = 2, lease_s: float = 3.0) -> AgentJoined:
+    spec = JobSpec("job", nodes, nodes, budget=RestartBudget(3), lease_s=lease_s)
+    return AgentJoined(agent(node), spec, NodeFacts(node, node, 1))
+
+
+def members(*nodes: str) -> JobState:
+    state = JobState()
+    for node in nodes:
+        state, _ = step(state, joined(node, nodes=9), 1.0)
+    return state
+
+
+def test_all_at_once_is_what_one_by_one_would_be() -> None:
+    state = members("a", "b", "c")
+    heard = {agent("c"): 2.5, agent("a"): 2.0}
+    one_by_one = state
+    for who, at in heard.items():
+        one_by_one, _ = step(one_by_one, AgentHeard(who), at)
+    assert dict(all_heard(state, heard).leases.items()) == dict(one_by_one.leases.items())
+    assert dict(one_by_one.leases.items()) == {"a": 2.0, "b": 1.0, "c": 2.5}
+
+
+def test_strangers_and_earlier_lives_renew_nothing() -> None:
+    state = members("a")
+    assert all_heard(state, {agent("x"): 2.0, agent("a", "0"): 2.0}) is state
+
+
+def test_a_lease_is_never_shortened() -> None:
+    state = members("a")
+    assert all_heard(state, {agent("a"): 0.5}).leases["a"] == 1.0
+
+
+class _Job:
+    """A real owner; who is told what ends up in `told`."""
+
+    def __init__(self) -> None:
+        self.told: asyncio.Queue[tuple[AgentId, object]] = asyncio.Queue()
+        self.owner = JobOwner(MemoryJobStore(), lambda who, word: self.told.put_nowait((who, word)))
+
+    async def __aenter__(self) -> _Job:
+        self._task = asyncio.get_running_loop().create_task(self.owner.run())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    async def expect(self, kind: type, who: AgentId) -> object:
+        async with asyncio.timeout(DEADLINE_S):
+            while True:
+                whom, word = await self.told.get()
+                if isinstance(word, kind) and whom == who:
+                    return word
+
+    async def sealed(self, *nodes: str) -> None:
+        for node in nodes:
+            self.owner.post(joined(node, len(nodes), LEASE_S))
+        async with asyncio.timeout(DEADLINE_S):
+            while self.owner.state.phase is not Phase.SEALED:
+                await self.told.get()
+
+
+def test_who_falls_silent_is_lost_and_who_is_heard_is_not() -> None:
+    async def story() -> None:
+        async with _Job() as job:
+            await job.sealed("a", "b")
+            beating = asyncio.get_running_loop().create_task(_beat(job, "a"))
+            word = await job.expect(Stop, agent("a"))
+            beating.cancel()
+            assert isinstance(word, Stop)
+            assert "b was lost" in word.decision.reason
+            assert "a" in job.owner.state.members
+
+    asyncio.run(story())
+
+
+async def _beat(job: _Job, node: str) -> None:
+    while True:
+        job.owner.heard(agent(node))
+        await asyncio.sleep(LEASE_S / 10)
+
+
+def test_who_is_no_member_is_told_at_once() -> None:
+    async def story() -> None:
+        async with _Job() as job:
+            await job.sealed("a")
+            job.owner.heard(agent("x"))
+            word = await job.expect(Refused, agent("x"))
+            assert isinstance(word, Refused)
+            assert word.retryable
+
+    asyncio.run(story())
+
+
+def test_a_member_of_a_job_that_is_over_is_told_so() -> None:
+    async def story() -> None:
+        async with _Job() as job:
+            await job.sealed("a")
+            job.owner.post(JobAborted("enough"))
+            await job.expect(Stop, agent("a"))
+            job.owner.post(AgentStopped(agent("a"), 1))
+            await job.expect(Ended, agent("a"))
+            job.owner.heard(agent("a"))
+            await job.expect(Ended, agent("a"))
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("held_up_s", [2 * LEASE_S, 3 * LEASE_S])
+def test_a_service_that_was_held_up_reads_before_it_judges(held_up_s: float) -> None:
+    """While the process stood still all the leases ran out; what the agents said meanwhile waits to be read."""
+
+    async def story() -> None:
+        async with _Job() as job:
+            await job.sealed("a", "b")
+            time.sleep(held_up_s)  # noqa: ASYNC251  # that is the hold-up
+            beating = [asyncio.get_running_loop().create_task(_late(job, node)) for node in ("a", "b")]
+            await asyncio.sleep(2 * LEASE_S)
+            for task in beating:
+                task.cancel()
+            assert sorted(job.owner.state.members) == ["a", "b"]
+            assert job.owner.state.phase is Phase.SEALED
+
+    asyncio.run(story())
+
+
+async def _late(job: _Job, node: str) -> None:
+    """Takes some turns of the loop, as reading a stream does."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+    await _beat(job, node)

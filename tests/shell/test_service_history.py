@@ -1,0 +1,81 @@
+"""Finished jobs are kept for a while and then forgotten, whatever else is wrong in the store."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from served import soon
+
+from rendezvous.jobs import Jobs
+from rendezvous.limits import Limits
+from rendezvous.metrics import Metrics
+from rendezvous.state import JobState, Phase
+from rendezvous.store.open import open_store
+from rendezvous.store.protocol import KEYS_PER_JOB
+from rendezvous.types import JobSpec, Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from rendezvous.store.protocol import Store
+
+_HISTORY_S = 100.0
+_RUNNING = JobState(spec=JobSpec("job"), phase=Phase.RUNNING)
+_ENDED = JobState(spec=JobSpec("job"), phase=Phase.ENDED, outcome=Outcome(True, "all ranks finished", 0))
+
+
+@asynccontextmanager
+async def kept(url: str) -> AsyncIterator[tuple[Store, Jobs]]:
+    store = await open_store(url)
+    jobs = Jobs(store, Limits(), Metrics(), history_s=_HISTORY_S, resume_grace_s=1.0)
+    try:
+        yield store, jobs
+    finally:
+        await jobs.close(0.0)
+        await store.close()
+
+
+def test_what_is_over_is_forgotten_when_its_time_is_up_and_nothing_else(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with kept(f"file:{tmp_path}/jobs") as (store, jobs):
+            await store.job("over").save(_ENDED, 0)
+            await store.job("running").save(_RUNNING, 0)
+            await jobs.forget_old(1000.0)  # seen to be over for the first time
+            await jobs.forget_old(1000.0 + _HISTORY_S)
+            assert await store.jobs() == ["over", "running"]
+            await jobs.forget_old(1001.0 + _HISTORY_S)
+            assert await store.jobs() == ["running"]
+            assert await store.values("over").get("rendezvous/ended-at") is None
+
+    soon(story())
+
+
+def test_a_job_that_cannot_be_read_does_not_keep_the_others(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with kept(f"file:{tmp_path}/jobs") as (store, jobs):
+            for job_id in ("a-damaged", "over"):
+                await store.job(job_id).save(_ENDED, 0)
+            with sqlite3.connect(tmp_path / "jobs") as database:
+                database.execute("UPDATE jobs SET state = x'00' WHERE job = 'a-damaged'")
+            database.close()
+            await jobs.forget_old(1000.0)
+            await jobs.forget_old(1001.0 + _HISTORY_S)
+            assert await store.jobs() == ["a-damaged"]
+
+    soon(story())
+
+
+def test_a_job_whose_scripts_filled_its_values_is_forgotten_all_the_same() -> None:
+    async def story() -> None:
+        async with kept("memory") as (store, jobs):
+            await store.job("full").save(_ENDED, 0)
+            for i in range(KEYS_PER_JOB):
+                await store.values("full").put(f"{i}", b"")
+            await jobs.forget_old(1000.0)
+            await jobs.forget_old(1001.0 + _HISTORY_S)
+            assert await store.jobs() == []
+
+    soon(story())
