@@ -113,6 +113,11 @@ class WatchedRun:
     def open_gate(self, ranks: int) -> None:
         os.write(self._gate, b"g" * ranks)
 
+    def mark(self, name: str) -> None:
+        """An empty file in the run's folder, where its ranks find it."""
+        with open(self._path(name), "w"):
+            pass
+
     def finish(self) -> float:
         """Follow the command to its successful end; the processor seconds of all its processes."""
         self.until(lambda run: run.pid in run.ended)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from launcher.options import GROUPS, Option, Reach
+from launcher.option import Option, Reach
+from launcher.options import GROUPS
 
 HEAD = """\
 # Options

@@ -12,20 +12,19 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
-from launcher import ending, supervision
-from launcher.join import job_spec, node_facts
-from launcher.log_folder import LogFolder
-from launcher.logs import LogPump
-from launcher.meet import CannotMeet, meet
-from launcher.spec import EntryKind
-from launcher.status import StatusLine
-from launcher.supervision import (
+from launcher import ending, reach, supervision
+from launcher.checkpoint import CheckpointQuestion
+from launcher.exchange import (
     Action,
+    AskCheckpoint,
+    CheckpointOver,
+    CheckpointSignal,
     Fact,
     Finish,
     GraceOver,
+    Isolated,
     OpenStore,
-    Phase,
+    ReachStore,
     Send,
     SignalRanks,
     StartFailed,
@@ -34,16 +33,24 @@ from launcher.supervision import (
     StopRequested,
     StoreFailed,
     StoreListens,
-    Supervision,
+    StoreReached,
     Sweep,
     Swept,
     ZygoteReplaced,
 )
+from launcher.isolation import IsolationWatch
+from launcher.join import job_spec, node_facts
+from launcher.log_folder import LogFolder
+from launcher.logs import LogPump
+from launcher.meet import CannotMeet, meet
+from launcher.spec import EntryKind
+from launcher.status import StatusLine
+from launcher.supervision import Phase, Supervision
 from launcher.template import tree
 from launcher.verdict import signal_name
 from launcher.version import VERSION
 from launcher.worker import Workers
-from rendezvous.events import AgentJoined, Stop
+from rendezvous.events import AgentJoined, Assigned, CheckpointRequested, Stop, Waiting
 from rendezvous.types import DecisionKind, StoreAddress
 
 if TYPE_CHECKING:
@@ -51,6 +58,7 @@ if TYPE_CHECKING:
     from launcher.start import ZygoteStarter
     from launcher.template.wire import Message
     from launcher.zygote import Zygote
+    from rendezvous.types import Assignment
 
 _EXIT_DRAIN_S = 5.0  # for a terminal that is slow to take the last lines
 _LAST_BREATH_S = 1.0  # from the end of its socket to the end of the zygote
@@ -66,6 +74,7 @@ class Agent:
         self._zygote_ready = False
         self._zygotes_lost = 0  # since ranks were last started
         self._facts: asyncio.Queue[Fact] = asyncio.Queue()
+        self._said = self._said_waiting = ""
         self._folder = LogFolder(spec)
         alone = spec.nproc == spec.max_nodes == 1
         self._logs = LogPump(spec.log, self._folder.path, file_limit=self._folder.file_limit, eager=alone)
@@ -78,7 +87,14 @@ class Agent:
         except CannotMeet as error:
             return await self._turned_away(error)
         agent, self._address = self._met.agent, self._met.address
-        self._ranks = Workers(self._spec, self._logs, self._met.host, self._starter.binding.cpus)
+        self._ranks = Workers(
+            self._spec, self._logs, self._met.host, self._starter.binding.cpus, self._starter.scratch
+        )
+        self._question = CheckpointQuestion(self._starter.scratch, self._ranks.ranks, self._checkpoint_over)
+        self._isolation = IsolationWatch(
+            self._spec.isolation_timeout_s, self._ranks.pids, lambda: self._logs.received, self._isolated
+        )
+        self._met.session.watch_contact(self._isolation.contact)
         facts = node_facts(self._spec, self._met.host, self._address, os.environ)
         join = AgentJoined(agent, job_spec(self._spec, VERSION), facts)
         self._state = Supervision(agent, join=join)
@@ -86,10 +102,13 @@ class Agent:
         self._loop.add_reader(self._zygote.fileno(), self._zygote_spoke)
         self._met.session.send(join)
         async with asyncio.TaskGroup() as tasks:
-            owned = [tasks.create_task(self._receive()), tasks.create_task(self._status.run())]
+            self._tasks = tasks
+            self._owned = {tasks.create_task(self._receive()), tasks.create_task(self._status.run())}
             finish = await self._consume()
-            for task in owned:
+            for task in self._owned:
                 task.cancel()
+        self._isolation.close()
+        self._question.withdraw()
         return await self._leave(finish)
 
     async def _consume(self) -> Finish:
@@ -109,7 +128,15 @@ class Agent:
                 self._met.session.send(message)
             case OpenStore(generation):
                 self._zygote.keep(generation, self._spec.master_addr or self._address, self._spec.master_port)
+            case ReachStore(assignment, store):
+                errand = self._tasks.create_task(self._reach(assignment, store))
+                self._owned.add(errand)
+                errand.add_done_callback(self._owned.discard)
+            case AskCheckpoint(assignment, reason, hurried):
+                grace_s = self._spec.checkpoint_grace_s if hurried else None
+                self._question.ask(assignment.generation, reason, grace_s)
             case StartRanks(assignment, store):
+                self._question.withdraw()  # one of an earlier generation
                 self._zygotes_lost = 0
                 for rank_ended in self._ranks.start(self._zygote, assignment, store):
                     self._facts.put_nowait(rank_ended)
@@ -128,17 +155,42 @@ class Agent:
         while True:
             self._facts.put_nowait(await self._met.session.receive())
 
+    async def _reach(self, assignment: Assignment, store: StoreAddress) -> None:
+        """Before ranks start: what they would find out after minutes, each on its own."""
+        obstacle = await reach.obstacle_to(store.host, store.port, listens=store.kept)
+        if obstacle:
+            here, there = self._state.agent.node, assignment.store_node
+            obstacle = reach.cannot_talk(here, there, store, assignment.generation, obstacle)
+        self._facts.put_nowait(StoreReached(assignment.generation, obstacle))
+
+    def _checkpoint_over(self, generation: int, taken: bool) -> None:
+        self._facts.put_nowait(CheckpointOver(generation, taken))
+
+    def _isolated(self, reason: str) -> None:
+        self._facts.put_nowait(Isolated(reason))
+
     def _watch_signals(self) -> None:
-        for signum in self._spec.signals:
+        for signum in set(self._spec.signals) - set(self._spec.checkpoint_signals):
             if signal.getsignal(signum) is signal.SIG_IGN and signum == signal.SIGHUP:
                 continue  # nohup: its user wants the job to survive the terminal
             self._loop.add_signal_handler(signum, self._stop_requested, signum)
         for signum in self._spec.forwarded_signals:
             self._loop.add_signal_handler(signum, self._zygote_signal, signum)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, (*self._spec.signals, *self._spec.forwarded_signals))
+        for signum in self._spec.checkpoint_signals:
+            self._loop.add_signal_handler(signum, self._checkpoint_signalled, signum)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, self._spec.awaited_signals)
 
     def _stop_requested(self, signum: int) -> None:
         self._facts.put_nowait(StopRequested(signum, signal_name(signum)))
+
+    def _checkpoint_signalled(self, signum: int) -> None:
+        if self._spec.checkpoint_if_watched and not self._question.is_watched(self._state.generation):
+            return (
+                self._stop_requested(signum) if signum in self._spec.signals else self._zygote_signal(signum)
+            )
+        name = signal_name(signum)
+        stop = StopRequested(signum, name) if signum in self._spec.signals else None
+        self._facts.put_nowait(CheckpointSignal(name, stop))
 
     def _zygote_signal(self, signum: int) -> None:
         self._zygote.signal(signum)
@@ -214,14 +266,33 @@ class Agent:
         self._status.update(self._state, fact)
         match fact:
             case Stop(_, decision) if before is Phase.RUNNING and decision.kind is not DecisionKind.FAIL:
-                self._logs.say(f"ddp-launch: {decision.reason}")
+                self._say_why(decision.reason)
+            case Assigned(assignment) if self._state.assignment == assignment:
+                self._say_why(assignment.reason)  # by now it is known which of several causes was the first
             case StopRequested(_, name) if before is Phase.RUNNING:
                 grace = self._spec.shutdown_timeout_s
                 self._logs.say(
                     f"ddp-launch: {name}: stopping the ranks (up to {grace:g} s; again to kill at once)"
                 )
+            case Waiting(reason, stands_by=True) if reason != self._said_waiting:
+                self._said_waiting = reason
+                self._logs.say(f"ddp-launch: {self._state.agent.node}: {reason}")
+            case StoreReached(_, problem) if problem:
+                self._logs.say(f"ddp-launch: {problem}")
+            case CheckpointRequested(_, reason) if before is Phase.RUNNING:
+                self._logs.say(f"ddp-launch: a checkpoint is asked for: {reason}")
+            case CheckpointSignal(name) if before is Phase.RUNNING:
+                grace = self._spec.checkpoint_grace_s
+                self._logs.say(f"ddp-launch: {name}: asking the ranks for a checkpoint (up to {grace:g} s)")
+            case Isolated(reason) if before is Phase.RUNNING:
+                self._logs.say(f"ddp-launch: stopping the ranks of this node: {reason}")
             case _:
                 pass
+
+    def _say_why(self, reason: str) -> None:
+        if reason and reason != self._said:
+            self._said = reason
+            self._logs.say(f"ddp-launch: {reason}")
 
     async def _turned_away(self, error: CannotMeet) -> int:
         self._zygote.close()
@@ -240,13 +311,15 @@ class Agent:
         await asyncio.to_thread(self._await_zygote)  # others may still hear from the service in this process
         await self._met.leave()
         exit_code = ending.tell(self._spec, self._folder, finish, all_shown)
-        signal.pthread_sigmask(signal.SIG_BLOCK, self._spec.signals)  # one more Ctrl-C must not change it
+        signal.pthread_sigmask(
+            signal.SIG_BLOCK, self._spec.awaited_signals
+        )  # one more Ctrl-C must not change it
         return exit_code
 
     def _await_zygote(self) -> None:
         if self._zygote_ready:
             tree.await_child(self._zygote.pid, _ZYGOTE_END_S)
-        self._starter.clean_up()  # one that still imports torch has nothing to end, and does not look up
+        self._starter.end()  # one that still imports torch has nothing to end, and does not look up
 
 
 def _in_words(wait_status: int | None) -> str:

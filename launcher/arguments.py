@@ -7,9 +7,13 @@ abbreviation that fits one option only, short switches joined (`-mr3`).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from launcher.options import BY_SHORT, BY_SPELLING, Option, matching, negates
+from launcher.options import BY_SHORT, BY_SPELLING, matching, negates
 from launcher.values import nearest, shown
+
+if TYPE_CHECKING:
+    from launcher.option import Option
 
 
 class UsageError(Exception):

@@ -76,6 +76,8 @@ def assemble(settings: Settings, entry: EntryPoint, here: Surroundings) -> tuple
     rendezvous = _rendezvous(work, max_nodes)
     join_timeout_s, last_call_s = _times(work)
     ends_job: tuple[int, ...] = settings["signals_to_handle"]
+    before_it_goes, if_watched = _checkpoint_signals(settings)
+    forwarded = tuple(each for each in _USER_SIGNALS if each not in ends_job)
     spec = LaunchSpec(
         entry=entry,
         run_id=run_id(settings, entry, max_nodes, here),
@@ -87,6 +89,7 @@ def assemble(settings: Settings, entry: EntryPoint, here: Surroundings) -> tuple
         role=settings["role"],
         rendezvous=rendezvous,
         local_addr=settings["local_addr"] or "",
+        interface=settings["interface"] or "",
         master_addr=settings["master_addr"] or "",
         master_port=(settings["master_port"] or 0) if max_nodes == 1 else 0,
         budget=settings["max_restarts"],
@@ -97,9 +100,14 @@ def assemble(settings: Settings, entry: EntryPoint, here: Surroundings) -> tuple
         join_timeout_s=join_timeout_s,
         last_call_s=last_call_s,
         replacement_timeout_s=settings["replacement_timeout"],
+        shrink_after_s=_shrink_after_s(settings),
+        isolation_timeout_s=settings["isolation_timeout"],
         shutdown_timeout_s=settings["shutdown_timeout"],
         signals=ends_job,
-        forwarded_signals=tuple(each for each in _USER_SIGNALS if each not in ends_job),
+        forwarded_signals=tuple(each for each in forwarded if if_watched or each not in before_it_goes),
+        checkpoint_signals=before_it_goes,
+        checkpoint_if_watched=if_watched,
+        checkpoint_grace_s=settings["checkpoint_grace"],
         signals_asked=settings.of("signals_to_handle").text or "",
         warm_start=settings["warm_start"],
         python=here.python,
@@ -110,6 +118,21 @@ def assemble(settings: Settings, entry: EntryPoint, here: Surroundings) -> tuple
         progress=settings["progress"],
     )
     return spec, work.warnings
+
+
+def _shrink_after_s(settings: Settings) -> float:
+    """Who asked for a wait has a replacement coming; who did not is better served by going on at once."""
+    asked = settings.of("replacement_timeout")
+    return float(asked.value) if asked.given else 0.0
+
+
+def _checkpoint_signals(settings: Settings) -> tuple[tuple[int, ...], bool]:
+    """Unless they were named: what schedulers send, if the ranks are known to look for requests."""
+    asked: tuple[int, ...] | None = settings["checkpoint_signal"]
+    if asked is not None:
+        return asked, False
+    stopping = (int(signal.SIGTERM),) if signal.SIGTERM in settings["signals_to_handle"] else ()
+    return (*stopping, int(signal.SIGUSR1)), True
 
 
 def _log(settings: Settings) -> LogSpec:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from launcher import checks, devices
+from launcher import checks, devices, tether
 from launcher.arguments import CommandLine, UsageError, read_arguments
-from launcher.assemble import Surroundings, assemble, entry_point
+from launcher.assemble import Surroundings, assemble, entry_point, run_id
 from launcher.config import Settings, config_path, merge, unknown_variables
 from launcher.config_file import read_config
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from launcher.spec import LaunchSpec
+    from launcher.tether import Tether
 
 USAGE_ERROR = 2
 
@@ -29,13 +31,13 @@ def main(argv: list[str] | None = None) -> int:
         line = read_arguments(sys.argv[1:] if argv is None else argv)
         if line.wants("help") or line.wants("version"):
             return _show(_help() if line.wants("help") else _version())
-        return _launch(line, os.environ)
+        return _launch(line, os.environ, tether.take_up(os.environ))
     except UsageError as error:
         _complain("error", str(error))
         return USAGE_ERROR
 
 
-def _launch(line: CommandLine, environ: Mapping[str, str]) -> int:
+def _launch(line: CommandLine, environ: Mapping[str, str], tethered: Tether | None) -> int:
     file = read_config(config_path(line, environ))
     settings = merge(line, environ, file)
     words = line.words or file.words
@@ -43,12 +45,28 @@ def _launch(line: CommandLine, environ: Mapping[str, str]) -> int:
         from launcher.usage import print_config_text
 
         return _show(print_config_text(settings, words, "command line" if line.words else file.name))
+    if settings["hosts"] or settings["hostfile"]:
+        return _launch_over_ssh(settings, words, environ)
     spec, warnings = prepare(settings, words, environ)
+    if tethered:
+        spec = replace(spec, tethered=True, local_addr=spec.local_addr or tethered.address)
     for warning in (*unknown_variables(environ), *warnings):
         _complain("warning", warning)
     from launcher.start import run_agent
 
     return run_agent(spec)
+
+
+def _launch_over_ssh(settings: Settings, words: tuple[str, ...], environ: Mapping[str, str]) -> int:
+    """The other hosts find the script where it is here; what else they need each of them checks for itself."""
+    entry = entry_point(settings, words)
+    folder = checks.check_folder()
+    checks.check_entry(entry, environ.get("PYTHON_EXEC", ""), environ, _entry_flag(settings))
+    from launcher.fleet import run_fleet
+
+    return run_fleet(
+        settings, words, run_id(settings, entry, 1, Surroundings(0, "", _stamp())), folder, environ
+    )
 
 
 def prepare(
@@ -73,8 +91,6 @@ def _entry_flag(settings: Settings) -> str:
 
 
 def _surroundings(settings: Settings, python: str, environ: Mapping[str, str]) -> Surroundings:
-    import time
-
     nproc = settings.of("nproc_per_node")
     try:
         ranks = devices.count_ranks(nproc.value, environ)
@@ -84,9 +100,15 @@ def _surroundings(settings: Settings, python: str, environ: Mapping[str, str]) -
     return Surroundings(
         nproc=ranks,
         python=python,
-        stamp=f"{time.strftime('%m%d-%H%M%S')}-{os.urandom(2).hex()}",
+        stamp=_stamp(),
         scheduler_job=f"{job}.{step}" if job and step else job,
     )
+
+
+def _stamp() -> str:
+    import time
+
+    return f"{time.strftime('%m%d-%H%M%S')}-{os.urandom(2).hex()}"
 
 
 def _help() -> str:

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from launcher.arguments import CommandLine, UsageError
-from launcher.options import BY_SPELLING, OPTIONS, Option, Reach, negates
+from launcher.option import Option, Reach
+from launcher.options import BY_SPELLING, OPTIONS, negates
 from launcher.values import BadValue, nearest, shown
 
 if TYPE_CHECKING:

@@ -8,10 +8,12 @@ import select
 import sys
 from typing import TYPE_CHECKING
 
+from launcher import tether
+
 if TYPE_CHECKING:
+    from launcher.exchange import Finish
     from launcher.log_folder import LogFolder
     from launcher.spec import LaunchSpec
-    from launcher.supervision import Finish
 
 _WIDTH = 100
 _PATIENCE_S = 5.0
@@ -20,7 +22,7 @@ _PATIENCE_S = 5.0
 def tell(spec: LaunchSpec, folder: LogFolder, finish: Finish, all_shown: bool) -> int:
     """Says how it ended; the exit code of the command. The logs stay where somebody may want to read them."""
     if finish.outcome is None:
-        _say(f"ddp-launch: {finish.reason}")
+        _say_last(spec, f"ddp-launch: {finish.reason}", "agent")
     elif not finish.outcome.succeeded:
         from launcher.facts import write_outcome
         from launcher.story import outcome_json, render_box
@@ -39,12 +41,17 @@ def tell(spec: LaunchSpec, folder: LogFolder, finish: Finish, all_shown: bool) -
             budget=budget,
             unicode=(sys.stderr.encoding or "").lower().startswith("utf"),
         )
-        _say(box)
+        _say_last(spec, box, "job")
     if not all_shown:
         _say(f"ddp-launch: the terminal was too slow for some of the output; all of it is in {folder.path}")
     elif folder.temporary and finish.exit_code == 0:
         folder.discard()
     return finish.exit_code
+
+
+def _say_last(spec: LaunchSpec, text: str, whose: str) -> None:
+    """To people, or to the one who started the agents of all hosts and tells it once."""
+    _say(tether.framed("ending", whose=whose, text=text) if spec.tethered else text)
 
 
 def _say(text: str) -> None:

@@ -99,6 +99,7 @@ class LogPump:
         self._log = log
         self._directory = directory
         self._file_limit = file_limit
+        self.received = 0  # bytes, from all ranks: whether they say anything
         self._eager = eager  # one rank may be talking to a person: prompts are shown
         self._err_fd = err_fd
         self._err = Terminal(err_fd)
@@ -296,6 +297,7 @@ class LogPump:
         if not chunk:
             self._end(stream)
             return
+        self.received += len(chunk)
         stream.file.write(chunk)
         with self._changed:
             stream.keep_tail(chunk)

@@ -10,13 +10,14 @@ import asyncio
 import contextlib
 import os
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, assert_never
 
 from launcher import reach
 from launcher.meeting import Deployed, Embedded, Endpoint, MayServe, NoMeetingPoint, meeting_point
 from rendezvous.client import ENV, OptionsUnusable, client_options, connect
 from rendezvous.embedded import EmbeddedRendezvous
+from rendezvous.grpc_io import hush
 from rendezvous.hosted import serve
 from rendezvous.types import AgentId
 
@@ -50,8 +51,10 @@ class CannotMeet(Exception):
 async def meet(spec: LaunchSpec, incarnation: str) -> Met:
     """Raises `CannotMeet`."""
     host = socket.gethostname()
+    if spec.interface and not spec.local_addr:
+        spec = replace(spec, local_addr=_address_of(spec.interface))
     try:
-        place = meeting_point(spec.rendezvous, spec.max_nodes, _fqdn(spec, host), os.environ)
+        place = meeting_point(spec.rendezvous, spec.max_nodes, _fqdn(spec, host), os.environ, spec.tethered)
     except NoMeetingPoint as error:
         raise CannotMeet(str(error)) from None
     match place:
@@ -65,6 +68,17 @@ async def meet(spec: LaunchSpec, incarnation: str) -> Met:
             return await _connect(spec, host, incarnation, endpoints, _options(spec))
         case _:
             assert_never(place)
+
+
+def _address_of(interface: str) -> str:
+    address = reach.address_of_interface(interface)
+    if not address:
+        known = reach.interfaces()
+        problem = (
+            "it has no address" if interface in known else f"there is none here; there are {', '.join(known)}"
+        )
+        raise CannotMeet(f"--interface {interface}: {problem}")
+    return address
 
 
 def _fqdn(spec: LaunchSpec, host: str) -> str:
@@ -129,6 +143,7 @@ async def _connect(
     address = spec.local_addr or own or await asyncio.to_thread(_source_address, endpoints) or _LOOPBACK
     slot = _Slot.of(spec.run_id, host)
     agent = AgentId(slot.name, incarnation)
+    hush()
     session = connect([str(endpoint) for endpoint in endpoints], agent, options)
 
     async def leave() -> None:

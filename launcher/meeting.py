@@ -6,6 +6,7 @@ else the scheduler, whose first node serves; else, for one node, this process.
     one node, nothing given                  the embedded service, in this process, no port
     --rendezvous a:29400                     the agent whose own address `a` is serves; the others connect
     --rendezvous a:29400,b:29400             a deployed service: everybody connects
+    --hosts a,b (over ssh)                   the command that starts all agents serves; everybody connects
     Slurm, several nodes                     the first node of the job, on a port made from the job's number
     Kubernetes Indexed Job, several nodes    the pod of index 0, under the headless service's name
 """
@@ -57,10 +58,13 @@ class NoMeetingPoint(ValueError):
     """The message says what to try."""
 
 
-def meeting_point(rendezvous: str, max_nodes: int, fqdn: str, environ: Mapping[str, str]) -> Meeting:
+def meeting_point(
+    rendezvous: str, max_nodes: int, fqdn: str, environ: Mapping[str, str], served: bool = False
+) -> Meeting:
+    """`served`: somebody serves at that address already, though it is this host's."""
     if rendezvous:
         endpoints = tuple(parse_endpoint(text) for text in rendezvous.split(",") if text.strip())
-        if len(endpoints) == 1:
+        if len(endpoints) == 1 and not served:
             return MayServe(endpoints[0], "--rendezvous")
         return Deployed(endpoints)
     if max_nodes == 1:

@@ -7,75 +7,12 @@ An option's text is parsed by `parse`, wherever it came from; a switch is an opt
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import IntEnum
-from typing import TYPE_CHECKING, Any
-
-from launcher import values
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-
-class Reach(IntEnum):
-    """Where an option may be given."""
-
-    FLAG = 0
-    ENVIRONMENT = 1
-    FILE = 2  # and everywhere before
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    flag: str
-    help: str
-    parse: Callable[[str], Any] = values.text
-    metavar: str = ""  # "": a switch
-    default: str | None = None
-    short: str = ""
-    negatable: bool = False  # a switch with a --no- twin
-    torchrun: bool = False
-    pet: bool = False  # torchrun reads PET_<DEST>
-    foreign: tuple[str, Callable[[str], str]] | None = None  # one more variable, and its text in our form
-    without_effect: str = ""  # accepted for torchrun's sake; why nothing comes of it
-    reach: Reach = Reach.FILE
-
-    @property
-    def dest(self) -> str:
-        return self.flag[2:].replace("-", "_")
-
-    @property
-    def is_switch(self) -> bool:
-        return not self.metavar
-
-    @property
-    def spellings(self) -> tuple[str, ...]:
-        return (self.flag, "--no-" + self.flag[2:]) if self.negatable else (self.flag,)
-
-    @property
-    def variables(self) -> tuple[str, ...]:
-        """In order of precedence."""
-        ours = (f"DDP_LAUNCH_{self.dest.upper()}",) if self.reach >= Reach.ENVIRONMENT else ()
-        return (*ours, f"PET_{self.dest.upper()}") if self.pet else ours
-
-
-def _ours(flag: str, metavar: str, default: str | None, parse: Callable[[str], Any], text: str) -> Option:
-    return Option(flag, text, parse, metavar, default)
-
-
-def _torch(
-    flag: str, metavar: str, default: str | None, parse: Callable[[str], Any], text: str, **more: Any
-) -> Option:
-    return Option(flag, text, parse, metavar, default, torchrun=True, **{"pet": True, **more})
-
-
-def _switch(flag: str, text: str, **more: Any) -> Option:
-    return Option(flag, text, values.switch, **{"default": "0", **more})
-
-
-def _torch_switch(flag: str, text: str, **more: Any) -> Option:
-    return _switch(flag, text, torchrun=True, pet=True, **more)
-
+from launcher import host_names, values
+from launcher.option import Option, Reach
+from launcher.option import ours as _ours
+from launcher.option import switch as _switch
+from launcher.option import torch as _torch
+from launcher.option import torch_switch as _torch_switch
 
 _ENTRY = (
     _torch_switch("--module", "the script is a module, run as python -m does", short="-m"),
@@ -155,11 +92,43 @@ _MEETING = (
         "TIME",
         "60",
         values.duration,
-        "wait so long for a machine to replace a lost one",
+        "wait so long for a machine to replace a lost one; with MIN:MAX, and MIN are left: not unless given",
     ),
     _torch("--master-addr", "HOST", None, values.host, "address of node rank 0, where the ranks meet"),
     _torch("--master-port", "PORT", None, values.port, "port on node rank 0 (default: any free one)"),
     _torch("--local-addr", "HOST", None, values.host, "address at which the other machines reach this one"),
+    _ours(
+        "--interface",
+        "NAME",
+        None,
+        values.interface,
+        "network interface whose address that is, and which the ranks use, e.g. eth0",
+    ),
+)
+
+_OVER_SSH = (
+    _ours(
+        "--hosts",
+        "HOST[:RANKS][,...]",
+        None,
+        host_names.hosts,
+        "start the agents of all these machines from here, over ssh, in the current folder",
+    ),
+    _ours("--hostfile", "FILE", None, values.path, "as --hosts: a machine a line, NAME or NAME slots=RANKS"),
+    _ours(
+        "--ssh",
+        "COMMAND",
+        "ssh -T -o BatchMode=yes -o ConnectTimeout=15 -o ServerAliveInterval=5 -o ExitOnForwardFailure=yes",
+        values.text,
+        "how to reach them",
+    ),
+    _ours(
+        "--send-env",
+        "NAME[=VALUE][,...]",
+        None,
+        values.names,
+        "environment to take along; PYTHONPATH, NCCL_*, GLOO_*, TORCH_*, OMP_NUM_THREADS and the like always go",
+    ),
 )
 
 _FAILURES = (
@@ -185,6 +154,13 @@ _FAILURES = (
         "per class of failure (out-of-memory, hardware, network, user-exception, signal, exit-code[:N], "
         "hang, node-lost): restart, exclude (restart without that machine), fail, ignore "
         "(default: restart while the budget lasts)",
+    ),
+    _ours(
+        "--isolation-timeout",
+        "TIME",
+        "5m",
+        values.positive_duration,
+        "stop ranks that make no progress while the rendezvous is out of reach, both for so long",
     ),
 )
 
@@ -220,6 +196,15 @@ _RANKS = (
         "from asking ranks to stop until they are killed",
         foreign=("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str),
     ),
+    _ours(
+        "--checkpoint-signal",
+        "NAME[,...]",
+        None,
+        values.signals,
+        "signals that ask the ranks for a checkpoint first; one that stops the job does so after it "
+        "(default: SIGTERM and SIGUSR1, if the script looks for requests)",
+    ),
+    _ours("--checkpoint-grace", "TIME", "60", values.duration, "time the ranks have for that checkpoint"),
 )
 
 _LOGS = (
@@ -333,6 +318,7 @@ GROUPS: tuple[tuple[str, tuple[Option, ...]], ...] = (
     ("What to run", _ENTRY),
     ("Machines and ranks", _PLACES),
     ("How they meet", _MEETING),
+    ("Several machines from one command", _OVER_SSH),
     ("When something fails", _FAILURES),
     ("Starting and stopping ranks", _RANKS),
     ("Logs and terminal", _LOGS),

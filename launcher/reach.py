@@ -1,9 +1,23 @@
-"""What this host can say of addresses: whether one is its own, and from which of them it reaches another."""
+"""What this host can say of addresses: which are its own, and which others it reaches from here."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import errno
+import fcntl
+import os
 import socket
+import struct
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rendezvous.types import StoreAddress
+
+_PATIENCE_S = 5.0  # a link that is gone for a moment is back by then
+_AGAIN_S = 0.2
+_SIOCGIFADDR = 0x8915
+_LINK_LOCAL = "20"  # as the kernel prints the scope
 
 
 def addresses_of(host: str, port: int) -> list[tuple[socket.AddressFamily, str]]:
@@ -61,3 +75,57 @@ def source_address(host: str, port: int) -> str:
                 continue
             return str(probe.getsockname()[0])
     return ""
+
+
+def interfaces() -> list[str]:
+    return [name for _, name in socket.if_nameindex()]
+
+
+def address_of_interface(name: str) -> str:
+    """Its IPv4 address, else one of IPv6 that others can use; "" without any."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asks, contextlib.suppress(OSError):
+        answer = fcntl.ioctl(asks, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+        return socket.inet_ntoa(answer[20:24])
+    with contextlib.suppress(OSError), open("/proc/net/if_inet6") as lines:
+        for line in lines:
+            digits, _index, _prefix, scope, _flags, interface = line.split()
+            if interface == name and scope != _LINK_LOCAL:
+                return socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))
+    return ""
+
+
+# --- reaching others -----------------------------------------------------------------------------------
+
+
+async def obstacle_to(host: str, port: int, *, listens: bool, within_s: float = _PATIENCE_S) -> str:
+    """Why nobody answers there, in words; "" when somebody does. `listens` False: a refusal is an answer, too."""
+    loop = asyncio.get_running_loop()
+    give_up_at = loop.time() + within_s
+    while True:
+        try:
+            async with asyncio.timeout_at(give_up_at):
+                _reader, writer = await asyncio.open_connection(host, port)
+        except TimeoutError:
+            return f"no answer within {within_s:g} s"
+        except OSError as error:
+            if isinstance(error, ConnectionRefusedError) and not listens:
+                return ""
+            if loop.time() + _AGAIN_S > give_up_at:
+                return _in_words(error)
+        else:
+            writer.close()
+            return ""
+        await asyncio.sleep(_AGAIN_S)
+
+
+def _in_words(error: OSError) -> str:
+    """Of a name that nobody knows, and of several addresses of which none answers, only the text says it."""
+    return os.strerror(error.errno).lower() if error.errno is not None and error.errno > 0 else str(error)
+
+
+def cannot_talk(here: str, there: str, store: StoreAddress, generation: int, why: str) -> str:
+    address = f"[{store.host}]:{store.port}" if ":" in store.host else f"{store.host}:{store.port}"
+    return (
+        f"{here} cannot reach {there} at {address} (store of generation {generation}): {why}; "
+        "try --interface or --local-addr, check the firewall"
+    )

@@ -69,6 +69,8 @@ class LaunchSpec:
     role: str = "default"
     rendezvous: str = ""  # HOST:PORT[,HOST:PORT...]; "": the embedded service
     local_addr: str = ""
+    interface: str = ""
+    tethered: bool = False  # started, and its end told, by a `ddp-launch --hosts`
     master_addr: str = ""
     master_port: int = 0  # 0: any free port, chosen by the one who binds it
     budget: RestartBudget = RestartBudget()
@@ -79,9 +81,15 @@ class LaunchSpec:
     join_timeout_s: float = 600.0
     last_call_s: float = 2.0
     replacement_timeout_s: float = 60.0
+    shrink_after_s: float = 0.0
+    isolation_timeout_s: float = 300.0
     shutdown_timeout_s: float = 30.0
     signals: tuple[int, ...] = ()  # those that end the job
     forwarded_signals: tuple[int, ...] = ()  # those that are handed on to the ranks while the job goes on
+    # These ask the ranks for a checkpoint first; one of `signals` then stops the job.
+    checkpoint_signals: tuple[int, ...] = ()
+    checkpoint_if_watched: bool = False  # only where the ranks look for requests
+    checkpoint_grace_s: float = 60.0
     signals_asked: str = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"  # as written; ranks see it in the environment
     warm_start: bool = True
     python: str = ""  # interpreter of the ranks
@@ -91,3 +99,8 @@ class LaunchSpec:
     numa_warnings: tuple[str, ...] = ()
     log: LogSpec = field(default_factory=LogSpec)
     progress: str = "auto"  # the live line: auto, always, never
+
+    @property
+    def awaited_signals(self) -> tuple[int, ...]:
+        """All that the agent answers."""
+        return tuple(dict.fromkeys((*self.signals, *self.forwarded_signals, *self.checkpoint_signals)))

@@ -8,7 +8,7 @@ import signal
 from typing import TYPE_CHECKING
 
 from launcher.binding import read_binding
-from launcher.template import cgroup, tree
+from launcher.template import cgroup, scratch, tree
 from launcher.worker_env import shared_env
 from launcher.zygote import Zygote, obstacle_to_warm_start
 
@@ -29,6 +29,7 @@ class ZygoteStarter:
         self.warm = spec.warm_start and not self.obstacle
         # Made by the zygote, which cleans up after us.
         self.cgroup = cgroup.place(f"ddp-launch-{os.getpid()}")
+        self.scratch = scratch.place(str(os.getpid()))
         self._signal_mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         self._open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
 
@@ -36,14 +37,21 @@ class ZygoteStarter:
         """With the limits and the signal mask that the agent was started with: ranks are to find those."""
         resource.setrlimit(resource.RLIMIT_NOFILE, self._open_files)
         try:
-            return Zygote.start(self._spec, self._env, self.cgroup, self.warm, self._signal_mask)
+            return Zygote.start(
+                self._spec, self._env, self.cgroup, self.scratch, self.warm, self._signal_mask
+            )
         finally:
             soft, hard = self._open_files
             wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
             resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
 
+    def end(self) -> None:
+        """After the last zygote."""
+        self.clean_up()
+        scratch.remove(self.scratch)
+
     def clean_up(self) -> None:
-        """After a zygote has ended: nothing of ours may be left, not even a folder."""
+        """After a zygote has ended: nothing of ours may be left, but for what the next one's ranks may use."""
         if self.cgroup and not cgroup.remove(self.cgroup):
             cgroup.kill(self.cgroup)
         tree.reap_all(os.getpid())
@@ -58,7 +66,7 @@ def run_agent(spec: LaunchSpec) -> int:
     for warning in starter.binding.warnings:
         _complain(f"warning: {warning}")
     # Until the agent can answer them: a signal's own action would leave a log folder and half a start behind.
-    signal.pthread_sigmask(signal.SIG_BLOCK, (*spec.signals, *spec.forwarded_signals))
+    signal.pthread_sigmask(signal.SIG_BLOCK, spec.awaited_signals)
     try:
         zygote = starter.start()
     except OSError as error:

@@ -11,9 +11,10 @@ from launcher.supervision import Phase
 from rendezvous.events import Assigned, Waiting
 
 if TYPE_CHECKING:
+    from launcher.exchange import Fact
     from launcher.logs import LogPump
     from launcher.spec import LaunchSpec
-    from launcher.supervision import Fact, Supervision
+    from launcher.supervision import Supervision
 
 
 class StatusLine:

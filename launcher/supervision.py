@@ -2,8 +2,8 @@
 
 Theory of operation
 -------------------
-    Joining --StoreAt--> Running --Stop--> Stopping --swept--> Joining (next generation)
-       |                    |                 |
+    Joining --StoreReached--> Running --Stop--> Stopping --swept--> Joining (next generation)
+       |                         |                 |
        +---- Ended, Refused, a stop signal: whatever runs is stopped first ----> Done
 
 The agent reports facts (`RankFailed`, `RanksFinished`, `AgentStopped`) and carries out decisions (`Assigned`,
@@ -13,13 +13,21 @@ Facts and messages of another generation than the current one change nothing.
 
     | state    | Assigned      | StoreAt | rank ended          | Stop          | Ended      | signal    | swept        |
     |----------|---------------|---------|---------------------|---------------|------------|-----------|--------------|
-    | Joining  | store         | start   | -                   | sweep, answer | exit       | exit      | -            |
+    | Joining  | store         | reach   | -                   | sweep, answer | exit       | exit      | -            |
     | Running  | stop, then so | -       | report              | signal, grace | stop, exit | stop,exit | -            |
     | Stopping | note          | -       | report; last: sweep | -             | note       | kill      | answer, exit |
     | Done     | -             | -       | -                   | -             | -          | -         | -            |
 
 Two answers of the service say that the world went on without us: `Waiting` while our ranks run, and a `Refused`
 that may be retried. Either way the ranks here are stopped first.
+
+Before ranks start, a node tries to reach the store; one that cannot reports that as the failure of its first rank,
+so that the service decides and everybody hears which two nodes cannot talk.
+
+A checkpoint is asked of the ranks by the service (the world is to grow) or by a scheduler's signal (this node is
+about to go). The ranks' answer goes where the question came from: `CheckpointTaken`, or the stop that the signal
+meant. Only one thing is decided here: ranks that make no progress while the service is out of reach for too long
+are stopped (`Isolated`, see launcher/progress.py), and that is told as soon as it can be.
 """
 
 from __future__ import annotations
@@ -28,20 +36,45 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import assert_never
 
+from launcher.exchange import (
+    Action,
+    AskCheckpoint,
+    CheckpointOver,
+    CheckpointSignal,
+    Fact,
+    Finish,
+    GraceOver,
+    Isolated,
+    OpenStore,
+    RankEnded,
+    ReachStore,
+    Send,
+    SignalRanks,
+    StartFailed,
+    StartGrace,
+    StartRanks,
+    StopRequested,
+    StoreFailed,
+    StoreListens,
+    StoreReached,
+    Sweep,
+    Swept,
+    ZygoteReplaced,
+)
 from rendezvous.events import (
     AgentJoined,
     AgentLeft,
     AgentStopped,
     Assigned,
+    CheckpointRequested,
+    CheckpointTaken,
     Ended,
-    FromAgent,
     RankFailed,
     RanksFinished,
     Refused,
     Stop,
     StoreAt,
     StoreOpened,
-    ToAgent,
     Waiting,
 )
 from rendezvous.types import (
@@ -51,7 +84,6 @@ from rendezvous.types import (
     Decision,
     DecisionKind,
     FailureClass,
-    Outcome,
     StoreAddress,
 )
 
@@ -66,125 +98,6 @@ class Phase(StrEnum):
     DONE = "done"
 
 
-# --- facts of this node ----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class StoreListens:
-    generation: int
-    store: StoreAddress
-
-
-@dataclass(frozen=True, slots=True)
-class StoreFailed:
-    """The port that was asked for cannot be had."""
-
-    generation: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class RankEnded:
-    """`cause` None: it ended well."""
-
-    generation: int
-    local_rank: int
-    cause: Cause | None
-
-
-@dataclass(frozen=True, slots=True)
-class Swept:
-    """Nothing that the generation's ranks had started is left."""
-
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class GraceOver:
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class StopRequested:
-    """A signal that ends the job reached this agent."""
-
-    signum: int
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class ZygoteReplaced:
-    """The zygote died, its ranks and the store with it; told after their `RankEnded`. Another one serves."""
-
-    reason: str
-    exit_code: int
-
-
-@dataclass(frozen=True, slots=True)
-class StartFailed:
-    """No rank can be started here, and none is left."""
-
-    reason: str
-
-
-Fact = (
-    ToAgent
-    | StoreListens
-    | StoreFailed
-    | RankEnded
-    | Swept
-    | GraceOver
-    | StopRequested
-    | ZygoteReplaced
-    | StartFailed
-)
-
-# --- what the shell is to do -----------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    message: FromAgent
-
-
-@dataclass(frozen=True, slots=True)
-class OpenStore:
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class StartRanks:
-    assignment: Assignment
-    store: StoreAddress
-
-
-@dataclass(frozen=True, slots=True)
-class SignalRanks:
-    signum: int
-
-
-@dataclass(frozen=True, slots=True)
-class StartGrace:
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class Sweep:
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """The agent is done. `outcome` None: it was stopped or refused; `reason` says how."""
-
-    exit_code: int
-    reason: str = ""
-    outcome: Outcome | None = None
-
-
-Action = Send | OpenStore | StartRanks | SignalRanks | StartGrace | Sweep | Finish
-
-
 @dataclass(frozen=True, slots=True)
 class Supervision:
     agent: AgentId
@@ -192,6 +105,9 @@ class Supervision:
     assignment: Assignment | None = None
     live: tuple[int, ...] = ()  # local ranks that have not ended
     store_told: bool = False  # this generation's store is known to the others
+    store: StoreAddress | None = None  # of this generation, once it is known here
+    checkpoint: str = ""  # the service asks this generation's ranks for one, and why
+    preempted: StopRequested | None = None  # to be carried out when the ranks have taken a checkpoint
     over: bool = False  # this generation was stopped here; what still speaks of it comes late
     job_failed: bool = False  # it ends once everything everywhere is stopped
     stop_signal: int = 0  # the signal we last sent the ranks
@@ -222,7 +138,9 @@ def step(state: Supervision, fact: Fact) -> Step:
         case StoreFailed(generation, reason):
             return _leave(state, reason, TRY_AGAIN) if state.awaits_store(generation) else (state, ())
         case StoreAt(generation, store):
-            return _start(state, generation, store)
+            return _store_at(state, generation, store)
+        case StoreReached():
+            return _store_reached(state, fact)
         case RankEnded():
             return _rank_ended(state, fact)
         case Stop(generation, decision):
@@ -239,6 +157,14 @@ def step(state: Supervision, fact: Fact) -> Step:
             return _finish(state, Finish(exit_code, reason))
         case StopRequested():
             return _stop_requested(state, fact)
+        case CheckpointRequested(generation, reason):
+            return _checkpoint_requested(state, generation, reason)
+        case CheckpointSignal():
+            return _checkpoint_signal(state, fact)
+        case CheckpointOver():
+            return _checkpoint_over(state, fact)
+        case Isolated(reason):
+            return _isolated(state, reason)
         case ZygoteReplaced():
             return _zygote_replaced(state, fact)
         case StartFailed(reason):
@@ -259,7 +185,8 @@ def _assigned(state: Supervision, assignment: Assignment) -> Step:
     if state.phase is not Phase.JOINING:  # the order to stop was lost on its way
         state = replace(state, overtaken_by=assignment)
         return _begin_stopping(state) if state.phase is Phase.RUNNING else (state, ())
-    state = replace(state, assignment=assignment, store_told=False, over=False, stop_signal=0)
+    state = replace(state, assignment=assignment, store_told=False, store=None, over=False, stop_signal=0)
+    state = replace(state, checkpoint="", preempted=None)
     return state, _if(assignment.node_rank == 0, OpenStore(assignment.generation))
 
 
@@ -269,11 +196,37 @@ def _store_listens(state: Supervision, generation: int, store: StoreAddress) -> 
     return replace(state, store_told=True), (Send(StoreOpened(state.agent, generation, store)),)
 
 
-def _start(state: Supervision, generation: int, store: StoreAddress) -> Step:
-    if state.assignment is None or not state.awaits_store(generation):
+def _store_at(state: Supervision, generation: int, store: StoreAddress) -> Step:
+    """Told twice to an agent that resumes its session."""
+    mine = state.assignment
+    if mine is None or not state.awaits_store(generation) or state.store is not None:
         return state, ()
-    live = tuple(range(state.assignment.nproc))
-    return replace(state, phase=Phase.RUNNING, live=live), (StartRanks(state.assignment, store),)
+    state = replace(state, store=store)
+    if mine.node_rank == 0:  # it is this node's own
+        return _start(state, mine, store)
+    return state, (ReachStore(mine, store),)
+
+
+def _store_reached(state: Supervision, fact: StoreReached) -> Step:
+    if state.assignment is None or state.store is None or not state.awaits_store(fact.generation):
+        return state, ()
+    if not fact.problem:
+        return _start(state, state.assignment, state.store)
+    return state, (_failed_for(state, state.assignment, fact.problem, FailureClass.NETWORK, TRY_AGAIN),)
+
+
+def _start(state: Supervision, assignment: Assignment, store: StoreAddress) -> Step:
+    state = replace(state, phase=Phase.RUNNING, live=tuple(range(assignment.nproc)))
+    asked = _if(bool(state.checkpoint), AskCheckpoint(assignment, state.checkpoint, hurried=False))
+    return state, (StartRanks(assignment, store), *asked)
+
+
+def _failed_for(
+    state: Supervision, assignment: Assignment, reason: str, failure: FailureClass, exit_code: int
+) -> Action:
+    """A failure of the node's that no rank of it can tell, told as its first rank's."""
+    cause = Cause(state.agent.node, assignment.rank_offset, 0, failure, reason, exit_code)
+    return Send(RankFailed(state.agent, assignment.generation, cause))
 
 
 def _rank_ended(state: Supervision, fact: RankEnded) -> Step:
@@ -293,6 +246,10 @@ def _rank_ended(state: Supervision, fact: RankEnded) -> Step:
 
 
 def _stop(state: Supervision, generation: int, decision: Decision) -> Step:
+    if generation > state.generation and state.join is not None:  # sealed and broken up while we were away
+        if state.phase is not Phase.JOINING:
+            return _given_up(state, state.join)
+        return state, (Send(AgentStopped(state.agent, generation)),)
     if generation != state.generation:
         return state, ()
     state = replace(state, job_failed=decision.kind is DecisionKind.FAIL)
@@ -301,7 +258,10 @@ def _stop(state: Supervision, generation: int, decision: Decision) -> Step:
 
 
 def _begin_stopping(state: Supervision) -> Step:
-    state = replace(state, phase=Phase.STOPPING, over=True)
+    if state.preempted is not None:  # this node goes all the same
+        signum, name = state.preempted.signum, state.preempted.name
+        return _leave(replace(state, preempted=None), f"stopped by {name}", 128 + signum)
+    state = replace(state, phase=Phase.STOPPING, over=True, checkpoint="")
     if not state.live:
         return state, (Sweep(state.generation),)
     state = replace(state, stop_signal=SIGTERM)
@@ -327,7 +287,8 @@ def _swept(state: Supervision, generation: int) -> Step:
     if rejoins and state.join is not None:
         return state, (Send(state.join),)
     if overtaken_by is not None:
-        return _assigned(state, overtaken_by)
+        state, actions = _assigned(state, overtaken_by)
+        return state, (*actions, *([Send(state.join)] if state.join else ()))  # its store was told meanwhile
     return state, (Send(AgentStopped(state.agent, generation)),)
 
 
@@ -359,13 +320,57 @@ def _finish(state: Supervision, finish: Finish) -> Step:
 def _stop_requested(state: Supervision, fact: StopRequested) -> Step:
     if state.phase is Phase.STOPPING and (state.finish is not None or state.job_failed):
         return _kill(state)
-    return _leave(state, f"stopped by {fact.name}", 128 + fact.signum)
+    return _leave(replace(state, preempted=None), f"stopped by {fact.name}", 128 + fact.signum)
 
 
 def _leave(state: Supervision, reason: str, exit_code: int) -> Step:
     """Of our own accord: the others are told first, and not waited for."""
     state, actions = _finish(state, Finish(exit_code, reason))
     return state, (Send(AgentLeft(state.agent, reason)), *actions)
+
+
+# --- checkpoints, and being cut off ------------------------------------------------------------------
+
+
+def _checkpoint_requested(state: Supervision, generation: int, reason: str) -> Step:
+    mine = state.assignment
+    if mine is None or generation != state.generation or state.over or state.checkpoint:
+        return state, ()
+    running = state.phase is Phase.RUNNING  # else at their start
+    state = replace(state, checkpoint=reason)
+    return state, _if(
+        running and bool(state.live) and state.preempted is None,
+        AskCheckpoint(mine, reason, hurried=False),
+    )
+
+
+def _checkpoint_signal(state: Supervision, fact: CheckpointSignal) -> Step:
+    """A second signal, or one while no rank runs, is not asked twice: it means what it always means."""
+    able = state.phase is Phase.RUNNING and bool(state.live) and state.preempted is None
+    if not able or state.assignment is None:
+        return (state, ()) if fact.stop is None else _stop_requested(state, fact.stop)
+    reason = f"{fact.name}: this node is about to go"
+    return replace(state, preempted=fact.stop), (AskCheckpoint(state.assignment, reason, hurried=True),)
+
+
+def _checkpoint_over(state: Supervision, fact: CheckpointOver) -> Step:
+    if fact.generation != state.generation or state.phase is not Phase.RUNNING:
+        return state, ()
+    wanted, stop = state.checkpoint, state.preempted
+    state = replace(state, checkpoint="", preempted=None)
+    told = _if(bool(wanted) and fact.taken, Send(CheckpointTaken(state.agent, state.generation)))
+    if stop is None:
+        return state, told
+    state, actions = _stop_requested(state, stop)
+    return state, (*told, *actions)
+
+
+def _isolated(state: Supervision, reason: str) -> Step:
+    if state.phase is not Phase.RUNNING or state.assignment is None or not state.live:
+        return state, ()
+    report = _failed_for(state, state.assignment, reason, FailureClass.NETWORK, TRY_AGAIN)
+    state, actions = _begin_stopping(state)
+    return state, (report, *actions)
 
 
 # --- the zygote --------------------------------------------------------------------------------------
@@ -385,10 +390,7 @@ def _store_lost(state: Supervision, assignment: Assignment, fact: ZygoteReplaced
     """Where its address is known already, ranks would wait for it in vain: that attempt has failed."""
     if not state.store_told:
         return OpenStore(assignment.generation)
-    cause = Cause(
-        state.agent.node, assignment.rank_offset, 0, FailureClass.SIGNAL, fact.reason, fact.exit_code
-    )
-    return Send(RankFailed(state.agent, assignment.generation, cause))
+    return _failed_for(state, assignment, fact.reason, FailureClass.SIGNAL, fact.exit_code)
 
 
 def _gave_up(state: Supervision, reason: str) -> Step:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from textwrap import fill, wrap
 from typing import TYPE_CHECKING
 
-from launcher.options import GROUPS, OPTIONS, Option
+from launcher.options import GROUPS, OPTIONS
 from launcher.values import shown
 
 if TYPE_CHECKING:
     from launcher.config import Settings
+    from launcher.option import Option
 
 _COLUMN = 30
 _USAGE = """\

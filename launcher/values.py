@@ -81,6 +81,17 @@ def run_id(value: str) -> str:
     return value
 
 
+def names(value: str) -> tuple[str, ...]:
+    """Variables, each a NAME, a NAME* or NAME=VALUE; ',,' is a comma."""
+    found = tuple(part.replace("\0", ",").strip() for part in value.replace(",,", "\0").split(","))
+    for each in found:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*(\*|=.*)?", each, re.DOTALL):
+            raise BadValue(
+                f"{shown(each)} names no variable", "NAME[=VALUE][,...]", "WANDB_API_KEY,MODE=fast"
+            )
+    return found
+
+
 def choice(*names: str) -> Callable[[str], str]:
     def parse(value: str) -> str:
         if value not in names:
@@ -146,6 +157,12 @@ def host(value: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9_.:%-]+", name):
         raise BadValue("not a host name or address", "a host name, IPv4 or IPv6 address", "10.0.0.1")
     return name
+
+
+def interface(value: str) -> str:
+    if not re.fullmatch(r"[^\s/]{1,15}", value):
+        raise BadValue("no name of a network interface", "its name", "eth0")
+    return value
 
 
 def endpoint(value: str) -> tuple[str, int]:

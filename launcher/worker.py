@@ -9,10 +9,10 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from launcher.exchange import RankEnded
 from launcher.facts import OomWatch, read_error_record
 from launcher.lines import RankLabel
 from launcher.spec import EntryKind
-from launcher.supervision import RankEnded
 from launcher.template.wire import CANNOT_START
 from launcher.verdict import RankEnd, cause_of
 from launcher.worker_env import RankPlace, rank_args, rank_env
@@ -38,8 +38,11 @@ class _Started:
 
 
 class Workers:
-    def __init__(self, spec: LaunchSpec, logs: LogPump, host: str, cpus: tuple[tuple[int, ...], ...]) -> None:
+    def __init__(
+        self, spec: LaunchSpec, logs: LogPump, host: str, cpus: tuple[tuple[int, ...], ...], scratch: str
+    ) -> None:
         self._spec = spec
+        self._scratch = scratch
         self._logs = logs
         self._host = host
         self._cpus = cpus
@@ -60,7 +63,7 @@ class Workers:
                 assignment.role,
                 assignment.generation,
             )
-            place = RankPlace(assignment, local_rank, store, self._logs.rank_directory(label))
+            place = RankPlace(assignment, local_rank, store, self._logs.rank_directory(label), self._scratch)
             self._live[local_rank] = _Started(label, place.directory)
             try:
                 fds = self._logs.open_rank(label)
@@ -85,6 +88,13 @@ class Workers:
             group=entry.kind is EntryKind.PROGRAM,
             store_kept=place.store.kept,
         )
+
+    def pids(self) -> list[int]:
+        return [started.pid for started in self._live.values() if started.pid]
+
+    def ranks(self) -> list[int]:
+        """Those that still run, by their global numbers."""
+        return [started.label.rank for started in self._live.values()]
 
     def note_started(self, message: Message) -> None:
         started = self._live.get(message["rank"])

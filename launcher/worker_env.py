@@ -12,12 +12,16 @@ if TYPE_CHECKING:
     from rendezvous.types import Assignment, StoreAddress
 
 
+_INTERFACE_OF = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+
+
 @dataclass(frozen=True, slots=True)
 class RankPlace:
     assignment: Assignment
     local_rank: int
     store: StoreAddress
     directory: str  # of this rank's logs
+    scratch: str = ""  # the node's, for as long as its agent lives
 
     @property
     def rank(self) -> int:
@@ -29,7 +33,14 @@ def shared_env(spec: LaunchSpec, environ: Mapping[str, str], omp_threads: int = 
     env = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")}
     if "OMP_NUM_THREADS" not in environ and (omp_threads or spec.nproc > 1):
         env["OMP_NUM_THREADS"] = str(omp_threads or 1)
+    if spec.interface:  # the ranks talk where the agents do
+        env |= {name: spec.interface for name in _INTERFACE_OF if name not in environ}
     return env
+
+
+def request_file(scratch: str, generation: int) -> str:
+    """There while a checkpoint is asked for; see launcher/checkpoint.py."""
+    return f"{scratch}/checkpoint-{generation}"
 
 
 def rank_env(spec: LaunchSpec, place: RankPlace, environ: Mapping[str, str]) -> dict[str, str]:
@@ -57,6 +68,9 @@ def rank_env(spec: LaunchSpec, place: RankPlace, environ: Mapping[str, str]) -> 
         "DDP_RANK_DIR": place.directory,
         "DDP_RESTART_COUNT": str(a.restart_count),
     }
+    if place.scratch:
+        env["DDP_SCRATCH"] = place.scratch
+        env["DDP_CHECKPOINT_REQUEST"] = request_file(place.scratch, a.generation)
     if spec.virtual_local_rank:
         env["CUDA_VISIBLE_DEVICES"] = _only_device(place.local_rank, environ.get("CUDA_VISIBLE_DEVICES"))
     return env

@@ -91,11 +91,12 @@ class Zygote:
         spec: LaunchSpec,
         env: dict[str, str],
         cgroup: str,
+        scratch: str,
         warm: bool,
         signal_mask: Iterable[int] = (),
     ) -> Zygote:
         ours, theirs = socket.socketpair()
-        config = {"fd": theirs.fileno(), "cgroup": cgroup, "agent": os.getpid()}
+        config = {"fd": theirs.fileno(), "cgroup": cgroup, "scratch": scratch, "agent": os.getpid()}
         if warm:
             argv = rank_argv(spec.entry, sys.executable, spec.entry.args)
             config |= {"path0": _path0(spec.entry), "pythonpath": env.get("PYTHONPATH")}

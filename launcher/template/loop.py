@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from . import cgroup, rank, store, tree, wire
+from . import cgroup, rank, scratch, store, tree, wire
 
 if TYPE_CHECKING:
     import socket
@@ -40,20 +40,27 @@ class Loop:
         self._left_over = 0
         self._reserved: socket.socket | None = None
         self._cgroup = ""
+        self._scratch = ""
+        self._scratch_lock = -1
         self._pid = os.getpid()
         self._wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
-    def serve(self, import_s: float, cgroup_folder: str) -> None:
+    def serve(self, import_s: float, cgroup_folder: str, scratch_folder: str) -> None:
         """Returns in a warm rank only; the zygote itself ends with the agent's socket."""
         tree.become_subreaper()
         tree.outlive_parent()  # from here on the end of the agent is seen on the socket, and cleaned up after
         if cgroup_folder and cgroup.enter(cgroup_folder):
             self._cgroup = cgroup_folder
+        with contextlib.suppress(OSError):  # no room: whoever wants to use it finds out
+            self._scratch_lock = scratch.make(scratch_folder)
+            self._scratch = scratch_folder
         if self._warm:
             _freeze_garbage()
+        self._unheard = _Unheard()
         signal.signal(signal.SIGCHLD, _woken)
         signal.set_wakeup_fd(self._wake_w, warn_on_full_buffer=False)
         self._tell({"event": "ready", "warm": self._warm, "reason": self._obstacle, "import_s": import_s})
+        scratch.remove_left_behind(scratch_folder)
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         poll.register(self._wake_r, select.POLLIN)
@@ -91,6 +98,7 @@ class Loop:
         if pid == 0:
             with rank.death_on_error():
                 self._forget_zygote()
+                self._unheard.hear_again()
                 rank.become(message, fds, parent=self._pid)
                 if not self._warm:
                     rank.execute(message["argv"])
@@ -112,6 +120,8 @@ class Loop:
         self._control.close()
         os.close(self._wake_r)
         os.close(self._wake_w)
+        if self._scratch_lock >= 0:
+            os.close(self._scratch_lock)
 
     def _keep(self, message: wire.Message) -> None:
         """Listens before it answers, so whoever learns the port can connect, however long the fork takes."""
@@ -203,11 +213,31 @@ class Loop:
         tree.reap_all(self._pid)
         if self._cgroup:
             cgroup.remove(self._cgroup)
+        if self._scratch:
+            scratch.remove(self._scratch)
         os._exit(0)
 
     def _tell(self, message: wire.Message) -> None:
         with contextlib.suppress(OSError):  # a dead agent: the next read of the socket ends us
             wire.send(self._control, message)
+
+
+class _Unheard:
+    """Signals that people and schedulers send to every process of a job: the agent answers them, for all.
+
+    Blocked as well as ignored, so that none is lost that is meant for a rank which is just being forked.
+    """
+
+    def __init__(self) -> None:
+        names = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+        signals = [signal.Signals[name] for name in names]
+        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+        self._answers = {each: signal.signal(each, signal.SIG_IGN) for each in signals}
+
+    def hear_again(self) -> None:
+        for signum, answer in self._answers.items():
+            signal.signal(signum, answer)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
 
 
 def _woken(_signum: int, _frame: Any) -> None:

@@ -36,7 +36,9 @@ def enter(hook_folder: str, before_ours: frozenset[str]) -> bool:
     from _ddp_launch import loop
 
     control = socket.socket(fileno=config["fd"])
-    loop.Loop(control, warm_obstacle=obstacle).serve(time.monotonic() - started, config["cgroup"])
+    loop.Loop(control, warm_obstacle=obstacle).serve(
+        time.monotonic() - started, config["cgroup"], config["scratch"]
+    )
     fast_exit.arrange()
     _leave(hook_folder)
     return users_own_exists

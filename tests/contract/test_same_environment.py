@@ -42,6 +42,16 @@ def _common(environment: dict[str, str]) -> dict[str, str]:
     }
 
 
+_OURS = (
+    "DDP_CHECKPOINT_REQUEST",
+    "DDP_GENERATION",
+    "DDP_JOB_ID",
+    "DDP_RANK_DIR",
+    "DDP_RESTART_COUNT",
+    "DDP_SCRATCH",
+)
+
+
 @pytest.mark.parametrize("case", _CASES)
 def test_as_under_torchrun(case: str, tmp_path: Path) -> None:
     nproc, torchruns, shared, env = _CASES[case]
@@ -58,7 +68,7 @@ def test_as_under_torchrun(case: str, tmp_path: Path) -> None:
             assert _common(found) == _common(expected)
             assert set(found) >= set(expected) & _OF_THIS_RUN
             ours = sorted(name for name in found if name.startswith("DDP_"))
-            assert ours == ["DDP_GENERATION", "DDP_JOB_ID", "DDP_RANK_DIR", "DDP_RESTART_COUNT"]
+            assert ours == list(_OURS)
 
 
 _DRAWS = """

@@ -239,6 +239,25 @@ def test_without_options() -> None:
 @pytest.mark.parametrize(
     ("argv", "facts"),
     [
+        ([], {"replacement_timeout_s": 60.0, "shrink_after_s": 0.0, "isolation_timeout_s": 300.0}),
+        (["--replacement-timeout", "20"], {"replacement_timeout_s": 20.0, "shrink_after_s": 20.0}),
+        (["--checkpoint-signal", "USR1"], {"checkpoint_signals": (10,), "forwarded_signals": (12,)}),
+        (
+            ["--checkpoint-signal", "TERM,USR2", "--checkpoint-grace", "2m"],
+            {"checkpoint_signals": (15, 12), "checkpoint_grace_s": 120.0, "signals": (15, 2, 1, 3)},
+        ),
+        (["--interface", "eth0"], {"interface": "eth0", "local_addr": ""}),
+    ],
+)
+def test_options_for_several_machines(argv: list[str], facts: dict[str, Any]) -> None:
+    spec, warnings = specify([*argv, "t.py"])
+    assert {name: getattr(spec, name) for name in facts} == facts
+    assert warnings == []
+
+
+@pytest.mark.parametrize(
+    ("argv", "facts"),
+    [
         (["-m", "pkg.train"], {"run_id": "pkg.train-1121-064412-3f2a"}),
         (["--rdzv-id", "run7", "t.py"], {"run_id": "run7"}),
         (["--nnodes", "2", "--rdzv-id", "x", "t.py"], {"run_id": "x"}),

@@ -8,16 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.supervision import (
-    SIGKILL,
-    SIGTERM,
+from launcher.exchange import (
     Action,
+    AskCheckpoint,
+    CheckpointOver,
+    CheckpointSignal,
     Fact,
     Finish,
     GraceOver,
+    Isolated,
     OpenStore,
-    Phase,
     RankEnded,
+    ReachStore,
     Send,
     SignalRanks,
     StartFailed,
@@ -26,10 +28,16 @@ from launcher.supervision import (
     StopRequested,
     StoreFailed,
     StoreListens,
-    Supervision,
+    StoreReached,
     Sweep,
     Swept,
     ZygoteReplaced,
+)
+from launcher.supervision import (
+    SIGKILL,
+    SIGTERM,
+    Phase,
+    Supervision,
     step,
 )
 from rendezvous.events import (
@@ -37,6 +45,8 @@ from rendezvous.events import (
     AgentLeft,
     AgentStopped,
     Assigned,
+    CheckpointRequested,
+    CheckpointTaken,
     Ended,
     RankFailed,
     RanksFinished,
@@ -82,7 +92,8 @@ def fail(generation: int = 1) -> Stop:
 NEW = Supervision(AGENT)
 SEALED = replace(NEW, assignment=assignment())
 TOLD = replace(SEALED, store_told=True)
-RUNNING = replace(TOLD, phase=Phase.RUNNING, live=(0, 1))
+REACHING = replace(NEW, assignment=assignment(node_rank=1), store=STORE)
+RUNNING = replace(TOLD, store=STORE, phase=Phase.RUNNING, live=(0, 1))
 LAST = replace(RUNNING, live=(1,))
 IDLE = replace(RUNNING, live=())
 STOPPING = replace(RUNNING, phase=Phase.STOPPING, over=True, stop_signal=SIGTERM)
@@ -98,6 +109,10 @@ GOODBYE = Send(AgentLeft(AGENT, STOPPED.reason))
 LOST = ZygoteReplaced("the zygote was lost", 137)
 CANNOT = StartFailed("no rank can be started here")
 GIVES_UP = (Send(AgentLeft(AGENT, CANNOT.reason)), Finish(75, CANNOT.reason))
+ASK = AskCheckpoint(assignment(), "more nodes", hurried=False)
+ASK_HURRIED = AskCheckpoint(assignment(), "SIGUSR1: this node is about to go", hurried=True)
+UNREACHED = Send(RankFailed(AGENT, 1, Cause("a", 2, 0, FailureClass.NETWORK, "no route", 75)))
+CUT_OFF = Send(RankFailed(AGENT, 1, Cause("a", 0, 0, FailureClass.NETWORK, "cut off", 75)))
 ZYGOTE_CAUSE = Cause("a", 0, 0, FailureClass.SIGNAL, LOST.reason, 137)
 
 # fact -> what is done about it in each state; a state that is not named does nothing
@@ -105,6 +120,7 @@ STATES = {
     "new": NEW,
     "sealed": SEALED,
     "told": TOLD,
+    "reaching": REACHING,
     "running": RUNNING,
     "last": LAST,
     "idle": IDLE,
@@ -115,25 +131,43 @@ STATES = {
     "rejoining": REJOINING,
     "done": DONE,
 }
-ENDS = {name: (Finish(5, OUTCOME.reason, OUTCOME),) for name in ("new", "sealed", "told", "rejoining")}
+JOINING = ("new", "sealed", "told", "reaching", "rejoining")
+ENDS = {name: (Finish(5, OUTCOME.reason, OUTCOME),) for name in JOINING}
 LEFT_BEHIND = {**dict.fromkeys(("running", "last"), TERM), "idle": (Sweep(1),)}
 TABLE: list[tuple[Fact, dict[str, tuple[Action, ...]]]] = [
     (Waiting("more nodes", 1, 2), LEFT_BEHIND),
     (Assigned(assignment(1)), {"new": (OpenStore(1),)}),
     (
         Assigned(assignment(2)),
-        {**dict.fromkeys(("new", "sealed", "told", "rejoining"), (OpenStore(2),)), **LEFT_BEHIND},
+        {**dict.fromkeys(JOINING, (OpenStore(2),)), **LEFT_BEHIND},
     ),
     (Assigned(assignment(2, node_rank=1)), LEFT_BEHIND),
-    (StoreListens(1, STORE), dict.fromkeys(("sealed", "told"), (Send(StoreOpened(AGENT, 1, STORE)),))),
+    (
+        StoreListens(1, STORE),
+        dict.fromkeys(("sealed", "told", "reaching"), (Send(StoreOpened(AGENT, 1, STORE)),)),
+    ),
     (StoreListens(0, STORE), {}),
     (
         StoreFailed(1, "port in use"),
-        dict.fromkeys(("sealed", "told"), (Send(AgentLeft(AGENT, "port in use")), Finish(75, "port in use"))),
+        dict.fromkeys(
+            ("sealed", "told", "reaching"), (Send(AgentLeft(AGENT, "port in use")), Finish(75, "port in use"))
+        ),
     ),
     (StoreFailed(0, "port in use"), {}),
     (StoreAt(1, STORE), dict.fromkeys(("sealed", "told"), (StartRanks(assignment(), STORE),))),
     (StoreAt(0, STORE), {}),
+    (StoreReached(1), {"reaching": (StartRanks(assignment(node_rank=1), STORE),)}),
+    (StoreReached(1, "no route"), {"reaching": (UNREACHED,)}),
+    (StoreReached(0, "no route"), {}),
+    (CheckpointRequested(1, "more nodes"), dict.fromkeys(("running", "last"), (ASK,))),
+    (CheckpointRequested(0, "more nodes"), {}),
+    (CheckpointOver(1, taken=True), {}),
+    (CheckpointOver(0, taken=True), {}),
+    (CheckpointSignal("SIGUSR1", None), dict.fromkeys(("running", "last"), (ASK_HURRIED,))),
+    (
+        Isolated("cut off"),
+        dict.fromkeys(("running", "last"), (CUT_OFF, *TERM)),
+    ),
     (
         RankEnded(1, 1, None),
         {
@@ -155,14 +189,14 @@ TABLE: list[tuple[Fact, dict[str, tuple[Action, ...]]]] = [
         restart(),
         {
             **dict.fromkeys(("running", "last"), TERM),
-            **dict.fromkeys(("sealed", "told", "idle", "rejoining"), (Sweep(1),)),
+            **dict.fromkeys(("sealed", "told", "reaching", "idle", "rejoining"), (Sweep(1),)),
         },
     ),
     (
         fail(),
         {
             **dict.fromkeys(("running", "last"), TERM),
-            **dict.fromkeys(("sealed", "told", "idle", "rejoining"), (Sweep(1),)),
+            **dict.fromkeys(("sealed", "told", "reaching", "idle", "rejoining"), (Sweep(1),)),
         },
     ),
     (restart(0), {}),
@@ -174,7 +208,7 @@ TABLE: list[tuple[Fact, dict[str, tuple[Action, ...]]]] = [
     (
         Refused("other spec", 78),
         {
-            **dict.fromkeys(("new", "sealed", "told", "rejoining"), (Finish(78, "other spec"),)),
+            **dict.fromkeys(JOINING, (Finish(78, "other spec"),)),
             **dict.fromkeys(("running", "last"), TERM),
             "idle": (Sweep(1),),
         },
@@ -182,7 +216,7 @@ TABLE: list[tuple[Fact, dict[str, tuple[Action, ...]]]] = [
     (
         StopRequested(15, "SIGTERM"),
         {
-            **dict.fromkeys(("new", "sealed", "told", "rejoining"), (GOODBYE, STOPPED)),
+            **dict.fromkeys(JOINING, (GOODBYE, STOPPED)),
             **dict.fromkeys(("running", "last"), (GOODBYE, *TERM)),
             "idle": (GOODBYE, Sweep(1)),
             **dict.fromkeys(("stopping", "last stopping", "sweeping"), (GOODBYE,)),
@@ -271,6 +305,12 @@ FACTS: st.SearchStrategy[Fact] = st.one_of(
     st.builds(StoreListens, GENERATIONS, st.just(STORE)),
     st.builds(StoreFailed, GENERATIONS, st.just("port in use")),
     st.builds(StoreAt, GENERATIONS, st.just(STORE)),
+    st.builds(StoreReached, GENERATIONS, st.sampled_from(("", "no route"))),
+    st.builds(CheckpointRequested, GENERATIONS, st.just("more nodes")),
+    st.builds(CheckpointOver, GENERATIONS, st.booleans()),
+    st.just(CheckpointSignal("SIGUSR1", None)),
+    st.just(CheckpointSignal("SIGTERM", StopRequested(15, "SIGTERM"))),
+    st.just(Isolated("cut off")),
     st.builds(RankEnded, GENERATIONS, st.integers(0, 1), CAUSES),
     st.builds(restart, GENERATIONS),
     st.builds(fail, GENERATIONS),
@@ -353,3 +393,84 @@ def test_overtaken_by_a_newer_world_it_takes_its_place_once_the_old_ranks_are_re
     state, actions = step(state, Swept(1))
     assert actions == (OpenStore(3),)
     assert step(state, StoreAt(3, STORE))[1] == (StartRanks(assignment(3), STORE),)
+
+
+def test_what_was_told_of_the_newer_world_meanwhile_is_asked_for_again() -> None:
+    state, _ = step(replace(RUNNING, live=(), join=JOIN), Assigned(assignment(3, node_rank=1)))
+    assert step(state, StoreAt(3, STORE)) == (state, ()), "the old ranks are not reaped yet"
+    state, actions = step(state, Swept(1))
+    assert actions == (Send(JOIN),)
+    assert step(state, StoreAt(3, STORE))[1] == (ReachStore(assignment(3, node_rank=1), STORE),)
+    assert step(state, restart(3))[1] == (Sweep(3),)
+
+
+def test_a_world_that_was_broken_up_before_it_was_heard_of_is_not_waited_for() -> None:
+    waiting = replace(REJOINING, join=JOIN)
+    assert step(waiting, restart(2)) == (waiting, (Send(AgentStopped(AGENT, 2)),))
+    state, actions = run(replace(RUNNING, live=(), join=JOIN), restart(2), Swept(1))
+    assert actions == [Sweep(1), Send(JOIN)]
+    assert step(state, restart(2))[1] == (Send(AgentStopped(AGENT, 2)),)
+
+
+# --- reaching the store, checkpoints, being cut off
+
+
+def test_a_node_that_does_not_keep_the_store_looks_whether_it_reaches_it_and_once() -> None:
+    state, actions = step(replace(REACHING, store=None), StoreAt(1, STORE))
+    assert (state, actions) == (REACHING, (ReachStore(assignment(node_rank=1), STORE),))
+    assert step(state, StoreAt(1, STORE)) == (state, ()), "told again when a session resumes"
+
+
+def test_who_cannot_reach_the_store_waits_for_the_decision() -> None:
+    state, actions = run(REACHING, StoreReached(1, "no route"), restart())
+    assert actions == [UNREACHED, Sweep(1)]
+    assert run(state, Swept(1))[1] == [Send(AgentStopped(AGENT, 1))]
+
+
+def test_a_checkpoint_asked_for_while_ranks_start_is_asked_of_them_then() -> None:
+    _, actions = run(REACHING, CheckpointRequested(1, "more nodes"), StoreReached(1))
+    assert actions[1:] == [AskCheckpoint(assignment(node_rank=1), "more nodes", hurried=False)]
+
+
+def test_the_answer_goes_where_the_question_came_from() -> None:
+    asked, _ = step(RUNNING, CheckpointRequested(1, "more nodes"))
+    assert step(asked, CheckpointOver(1, taken=True))[1] == (Send(CheckpointTaken(AGENT, 1)),)
+    assert step(asked, CheckpointOver(1, taken=False))[1] == ()
+    going, _ = step(RUNNING, CheckpointSignal("SIGTERM", StopRequested(15, "SIGTERM")))
+    for taken in (True, False):
+        state, actions = step(going, CheckpointOver(1, taken))
+        assert actions == (GOODBYE, *TERM)
+        assert state.finish == STOPPED
+
+
+def test_both_questions_get_their_answer() -> None:
+    both, _ = run(
+        RUNNING,
+        CheckpointSignal("SIGTERM", StopRequested(15, "SIGTERM")),
+        CheckpointRequested(1, "more nodes"),
+    )
+    _, actions = step(both, CheckpointOver(1, taken=True))
+    assert actions == (Send(CheckpointTaken(AGENT, 1)), GOODBYE, *TERM)
+
+
+@pytest.mark.parametrize("other", [restart(), Assigned(assignment(2)), Isolated("cut off")])
+def test_a_node_that_is_about_to_go_goes_whatever_stops_its_ranks_first(other: Fact) -> None:
+    state, _ = run(RUNNING, CheckpointSignal("SIGTERM", StopRequested(15, "SIGTERM")), other)
+    _, actions = run(state, RankEnded(1, 0, None), RankEnded(1, 1, None), Swept(1))
+    assert actions[-1] == STOPPED
+
+
+def test_a_second_signal_does_not_wait_for_the_checkpoint() -> None:
+    signal = CheckpointSignal("SIGTERM", StopRequested(15, "SIGTERM"))
+    assert run(RUNNING, signal, signal)[1][1:] == [GOODBYE, *TERM]
+    assert step(NEW, signal)[1] == (GOODBYE, STOPPED), "there is nobody to ask"
+
+
+def test_ranks_stopped_for_isolation_are_answered_for_once_the_service_is_back() -> None:
+    ends = (RankEnded(1, 0, CAUSE), RankEnded(1, 1, CAUSE), Swept(1))
+    state, actions = run(RUNNING, Isolated("cut off"), *ends)
+    assert actions[0] == CUT_OFF
+    assert actions[-1] == Send(AgentStopped(AGENT, 1))
+    assert step(state, Assigned(assignment(1)))[1] == (), "those ranks are gone"
+    assert run(state, restart(), Swept(1))[1] == [Sweep(1), Send(AgentStopped(AGENT, 1))]
+    assert step(state, Assigned(assignment(2)))[1] == (OpenStore(2),)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from launcher.spec import EntryKind, EntryPoint, LaunchSpec
-from launcher.worker_env import RankPlace, rank_args, rank_env, shared_env
+from launcher.worker_env import RankPlace, rank_args, rank_env, request_file, shared_env
 from rendezvous.types import Assignment, StoreAddress
 
 SPEC = LaunchSpec(EntryPoint(EntryKind.SCRIPT, "train.py"), "run-1", nproc=2)
@@ -52,6 +52,19 @@ def test_every_variable_of_a_rank() -> None:
         "DDP_RANK_DIR": "/logs/rank_5",
         "DDP_RESTART_COUNT": "2",
     }
+
+
+def test_where_a_checkpoint_is_asked_for_is_told_with_the_scratch_folder() -> None:
+    env = rank_env(SPEC, replace(PLACE, scratch="/dev/shm/mine"), {})
+    assert env["DDP_SCRATCH"] == "/dev/shm/mine"
+    assert env["DDP_CHECKPOINT_REQUEST"] == request_file("/dev/shm/mine", 3)
+
+
+def test_ranks_talk_where_the_agents_do_unless_they_were_told_otherwise() -> None:
+    spec = replace(SPEC, interface="ib0")
+    env = shared_env(spec, {"NCCL_SOCKET_IFNAME": "eth"})
+    assert env["GLOO_SOCKET_IFNAME"] == "ib0"
+    assert "NCCL_SOCKET_IFNAME" not in env
 
 
 def test_rank_0_hosts_the_store_where_nobody_keeps_it() -> None:

@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -56,12 +57,33 @@ def test_restart(tmp_path: Path) -> None:
     assert "0 without a figure" in page
 
 
+def test_recovery(tmp_path: Path) -> None:
+    """Without the loss of a node, which torchrun never recovers from."""
+    (table, _node), page = run_bench("recovery", tmp_path, "--node-rounds", "0")
+    for figures in only_round(table):
+        assert 0 < figures["gone"] < figures["reduced"]
+    assert "| first all-reduce of the next generation |" in page
+
+
 def test_agent(tmp_path: Path) -> None:
     (memory, _idle), _page = run_bench("agent", tmp_path, "--seconds", "0.2")
     for figures in only_round(memory):
         assert 0 < figures["agent_pss"] <= figures["agent_rss"]
         assert figures["agent_pss"] <= figures["launcher_pss"] < figures["job_pss"]
         assert figures["agent_cpu"] >= 0
+
+
+def test_cluster(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("<!-- cluster:begin -->\n<!-- cluster:end -->\n")
+    command = [sys.executable, os.path.join(ROOT, "bench", "cluster.py"), "--nodes", "3", "--ranks", "2"]
+    done = subprocess.run(
+        [*command, "--seconds", "0.2", "--write-docs", str(page)], capture_output=True, text=True, timeout=110
+    )
+    assert done.returncode == 0, done.stderr
+    share = re.search(r"\| agent, CPU over 0\.2 s \| ([0-9.]+) % \|", page.read_text())
+    assert share is not None
+    assert float(share[1]) < 100
 
 
 def test_a_run_that_hangs_is_counted_and_leaves_nothing(tmp_path: Path) -> None:
@@ -84,3 +106,14 @@ def tagged_processes(tag: str) -> list[int]:
             if process.environ().get("BENCH_SMOKE") == tag:
                 found.append(process.pid)
     return found
+
+
+def test_allreduce(tmp_path: Path) -> None:
+    (table,), page = run_bench("allreduce", tmp_path, "--ranks", "2", "--sizes", "4", "65536")
+    ranks, times = table
+    assert ranks == 2
+    for size in ("4", "65536"):
+        assert {"gloo", "shm, copy", "shm, in place", "ring"} <= set(times[size])
+        assert all(0 < seconds < 10 for (seconds,) in times[size].values())
+    assert "| 64 KB |" in page
+    assert "met" in page

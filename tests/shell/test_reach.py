@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
+from typing import Any
 
 import pytest
 
@@ -35,3 +37,34 @@ def test_a_port_that_somebody_listens_on_is_not_free() -> None:
         port = taken.getsockname()[1]
         assert not reach.is_free("127.0.0.1", port)
     assert reach.is_free("127.0.0.1", port)
+
+
+def test_an_interface_has_an_address_and_an_unknown_one_has_none() -> None:
+    assert reach.address_of_interface("lo") == "127.0.0.1"
+    assert reach.address_of_interface("nosuch0") == ""
+    assert "lo" in reach.interfaces()
+
+
+def obstacle(port: int, **how: Any) -> str:
+    return asyncio.run(reach.obstacle_to("127.0.0.1", port, within_s=0.3, **how))
+
+
+def test_whoever_listens_is_reached_and_a_refusal_is_an_answer_only_where_nobody_listens_yet() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = int(server.getsockname()[1])
+        assert obstacle(port, listens=True) == ""
+    assert obstacle(port, listens=True) == "connection refused"
+    assert obstacle(port, listens=False) == ""
+
+
+def test_one_who_never_answers_is_waited_for_and_no_longer() -> None:
+    """A full queue of connections: the kernel drops what comes, as a firewall does."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as server:
+        port = int(server.getsockname()[1])
+        filling = [socket.socket() for _ in range(4)]
+        for each in filling:
+            each.setblocking(False)
+            each.connect_ex(("127.0.0.1", port))
+        assert obstacle(port, listens=True) == "no answer within 0.3 s"
+        for each in filling:
+            each.close()

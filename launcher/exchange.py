@@ -1,0 +1,181 @@
+"""What the agent's machine is told, and what it asks for: facts of the node in, actions for the shell out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rendezvous.events import FromAgent, ToAgent
+
+if TYPE_CHECKING:
+    from rendezvous.types import Assignment, Cause, Outcome, StoreAddress
+
+# --- facts of this node ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StoreListens:
+    generation: int
+    store: StoreAddress
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFailed:
+    """The port that was asked for cannot be had."""
+
+    generation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoreReached:
+    """Whether this node reaches the store; `problem` says why not, "" that it does."""
+
+    generation: int
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RankEnded:
+    """`cause` None: it ended well."""
+
+    generation: int
+    local_rank: int
+    cause: Cause | None
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """Nothing that the generation's ranks had started is left."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class GraceOver:
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested:
+    """A signal that ends the job reached this agent."""
+
+    signum: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSignal:
+    """The scheduler says that this node is about to go. `stop`: what else the signal means, once that is done."""
+
+    name: str
+    stop: StopRequested | None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointOver:
+    """Every rank of this node has taken the checkpoint that was asked for, or the time for it is up."""
+
+    generation: int
+    taken: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Isolated:
+    """Cut off from the service for so long, and no progress for so long: these ranks wait for nobody."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ZygoteReplaced:
+    """The zygote died, its ranks and the store with it; told after their `RankEnded`. Another one serves."""
+
+    reason: str
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartFailed:
+    """No rank can be started here, and none is left."""
+
+    reason: str
+
+
+Fact = (
+    ToAgent
+    | StoreListens
+    | StoreFailed
+    | StoreReached
+    | RankEnded
+    | Swept
+    | GraceOver
+    | StopRequested
+    | CheckpointSignal
+    | CheckpointOver
+    | Isolated
+    | ZygoteReplaced
+    | StartFailed
+)
+
+# --- what the shell is to do -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    message: FromAgent
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStore:
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReachStore:
+    assignment: Assignment
+    store: StoreAddress
+
+
+@dataclass(frozen=True, slots=True)
+class AskCheckpoint:
+    """`hurried`: there is a deadline."""
+
+    assignment: Assignment
+    reason: str
+    hurried: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StartRanks:
+    assignment: Assignment
+    store: StoreAddress
+
+
+@dataclass(frozen=True, slots=True)
+class SignalRanks:
+    signum: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartGrace:
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The agent is done. `outcome` None: it was stopped or refused; `reason` says how."""
+
+    exit_code: int
+    reason: str = ""
+    outcome: Outcome | None = None
+
+
+Action = (
+    Send | OpenStore | ReachStore | StartRanks | AskCheckpoint | SignalRanks | StartGrace | Sweep | Finish
+)

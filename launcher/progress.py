@@ -1,0 +1,73 @@
+"""Do the ranks of this node still get on? What an agent asks itself once it is cut off from the service. Pure.
+
+Theory of operation
+-------------------
+A healthy run must go on through an outage of the service, and ranks that wait for peers which the others have long
+given up must not keep their GPUs for ever. Only the ranks can tell the two apart, so the agent looks at them: the
+ranks are stopped when the service has been out of reach for `--isolation-timeout` *and* the last sign of progress
+is that old, too.
+
+A sign of progress, from the most telling to the least: a training step that moved on (where ranks publish it), a
+line of output, processor time above what idle processes use. Each errs towards letting the ranks go on: a rank that
+spins in a collective looks busy, and then its own time limit has to end it. Stopping a healthy run would be the
+worse mistake. docs/decisions/0009 says more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+# A rank that waits, with all its threads, uses well under 1 % of a processor; one that trains, all of it.
+_IDLE_SHARE = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Signs:
+    """Of all ranks of the node together, as they grow."""
+
+    at: float
+    cpu_s: float = 0.0
+    output_bytes: int = 0
+    step: int | None = None  # of the rank that is furthest behind; None: nobody publishes it
+
+
+@dataclass(frozen=True, slots=True)
+class Isolation:
+    since: float
+    progress_at: float
+    seen: Signs
+
+
+def cut_off(signs: Signs) -> Isolation:
+    """Nobody has looked before: the ranks get the benefit of the doubt."""
+    return Isolation(signs.at, signs.at, signs)
+
+
+def look(isolation: Isolation, signs: Signs) -> Isolation:
+    moved = _moved(isolation.seen, signs)
+    return replace(isolation, seen=signs, progress_at=signs.at if moved else isolation.progress_at)
+
+
+def _moved(before: Signs, now: Signs) -> bool:
+    if before.step is not None and now.step is not None:
+        return now.step != before.step
+    busy = now.cpu_s - before.cpu_s > _IDLE_SHARE * (now.at - before.at)
+    return busy or now.output_bytes != before.output_bytes
+
+
+def is_over(isolation: Isolation, timeout_s: float) -> bool:
+    """Both have lasted: the silence of the service, and that of the ranks."""
+    return isolation.seen.at - max(isolation.since, isolation.progress_at) >= timeout_s
+
+
+def next_look_s(timeout_s: float) -> float:
+    """Often enough to be a tenth late at most, and seldom enough to cost nothing."""
+    return min(10.0, timeout_s / 10.0)
+
+
+def in_words(isolation: Isolation) -> str:
+    cut, still = (isolation.seen.at - then for then in (isolation.since, isolation.progress_at))
+    return (
+        f"cut off from the rendezvous for {cut:.0f} s, and its ranks made no progress for {still:.0f} s "
+        "(--isolation-timeout)"
+    )

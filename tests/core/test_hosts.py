@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+
+import pytest
+
+from launcher import hosts
+from launcher.arguments import UsageError, read_arguments
+from launcher.config import ConfigFile, Settings, merge
+from launcher.host_names import Host, read_hostfile
+from launcher.host_names import hosts as parse_hosts
+from launcher.hosts import Errand
+from launcher.values import BadValue
+
+
+def settings_of(*argv: str, **environ: str) -> Settings:
+    return merge(read_arguments([*argv, "train.py"]), environ, ConfigFile())
+
+
+def errand(**more: object) -> Errand:
+    settled = {
+        "program": "/opt/env/bin/ddp-launch",
+        "folder": "/home/ada/my work",
+        "run_id": "train-1",
+        "nnodes": (2, 2),
+        "rendezvous": "",
+        "color": "never",
+        "words": ("train.py", "--lr", "0.1 * 2"),
+    }
+    return Errand(**{**settled, **more})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("a,b", (Host("a"), Host("b"))),
+        ("a:4,ada@b:2", (Host("a", 4), Host("ada@b", 2))),
+        ("fd77::1", (Host("fd77::1"),)),
+        ("[fd77::1]:8,10.0.0.2", (Host("fd77::1", 8), Host("10.0.0.2"))),
+    ],
+)
+def test_hosts_and_their_ranks(text: str, found: tuple[Host, ...]) -> None:
+    assert parse_hosts(text) == found
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a,,b", "a,a:2", "-oProxyCommand=x", "a b", "a:0", "a:many", "a;reboot"]
+)
+def test_what_is_no_host_is_refused(text: str) -> None:
+    with pytest.raises(BadValue):
+        parse_hosts(text)
+
+
+def test_a_hostfile_as_mpi_writes_it() -> None:
+    text = "# rack 1\nnode1 slots=8 max_slots=8\n\n  ada@node2   # no number\nnode3:4\n"
+    assert read_hostfile(text) == (Host("node1", 8), Host("ada@node2"), Host("node3", 4))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "names no host"),
+        ("node1\nnode2 solts=3", "line 2: 'solts=3'"),
+        ("node1 slots=x", "line 1: x is not a number"),
+        ("node1\nnode1", "node1 is given twice"),
+    ],
+)
+def test_a_hostfile_that_is_wrong_names_the_line(text: str, words: str) -> None:
+    with pytest.raises(BadValue) as error:
+        read_hostfile(text)
+    assert words.replace("'", "") in str(error.value).replace("'", "")
+
+
+def test_the_world_is_all_hosts_but_the_spares_unless_said_otherwise() -> None:
+    three = parse_hosts("a,b,c")
+    assert hosts.world_of(settings_of(), three) == (3, 3)
+    assert hosts.world_of(settings_of("--spares", "1"), three) == (2, 2)
+    assert hosts.world_of(settings_of("--nnodes", "1:3"), three) == (1, 3)
+    with pytest.raises(UsageError, match="3 hosts were given"):
+        hosts.world_of(settings_of("--nnodes", "4"), three)
+    with pytest.raises(UsageError, match="leave none to train on"):
+        hosts.world_of(settings_of("--spares", "3"), three)
+
+
+def test_a_host_is_told_all_that_was_asked_for_wherever_that_was_said() -> None:
+    asked = settings_of("--max-restarts", "3", "--no-warm-start", "-m", DDP_LAUNCH_CRASH_LOOP="5/2s")
+    words = hosts.words_for(asked, errand(), "127.0.0.1:20001", Host("b", 4), 1)
+    assert words[0] == "/opt/env/bin/ddp-launch"
+    assert words[words.index("--") :] == ["--", "train.py", "--lr", "0.1 * 2"]
+    line = read_arguments(words[1:])
+    understood = merge(line, {}, ConfigFile())
+    assert understood["rendezvous"] == "127.0.0.1:20001"
+    assert understood["nnodes"] == (2, 2)
+    assert understood["nproc_per_node"] == "4"
+    assert understood["node_rank"] == 1
+    assert understood["module"] is True
+    assert understood["warm_start"] is False
+    assert understood["max_restarts"].limit == 3
+    assert understood["crash_loop"] == asked["crash_loop"]
+    assert line.words == ("train.py", "--lr", "0.1 * 2")
+
+
+def test_the_remote_command_survives_a_shell() -> None:
+    text = hosts.remote_command("/home/ada/my work", ["/bin/ddp-launch", "--", "a b", "$HOME"])
+    assert text == "cd '/home/ada/my work' && exec env DDP_TETHER=1 /bin/ddp-launch -- 'a b' '$HOME'"
+
+
+def test_secrets_never_stand_in_the_command_line() -> None:
+    asked = settings_of("--send-env", "WANDB_API_KEY,MODE=fast")
+    environ = {
+        "WANDB_API_KEY": "s3cret",
+        "NCCL_DEBUG": "INFO",
+        "HOME": "/root",
+        "PATH": str(PurePosixPath("/bin")),
+    }
+    assert hosts.carried_environment(environ, asked["send_env"]) == {
+        "WANDB_API_KEY": "s3cret",
+        "NCCL_DEBUG": "INFO",
+        "MODE": "fast",
+    }
+    assert "s3cret" not in " ".join(hosts.words_for(asked, errand(), "x:1", Host("b"), None))

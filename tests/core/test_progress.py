@@ -1,0 +1,63 @@
+"""When an agent that is cut off stops its ranks."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.progress import Signs, cut_off, in_words, is_over, look, next_look_s
+
+TIMEOUT_S = 10.0
+
+
+def over_after(*signs: Signs) -> bool:
+    isolation = cut_off(signs[0])
+    for each in signs[1:]:
+        isolation = look(isolation, each)
+    return is_over(isolation, TIMEOUT_S)
+
+
+def test_both_silences_must_have_lasted() -> None:
+    still = [Signs(float(at)) for at in range(100, 111)]
+    assert not over_after(*still[:-1])
+    assert over_after(*still)
+    busy_until_105 = [Signs(s.at, cpu_s=min(s.at, 105.0)) for s in still]
+    assert not over_after(*busy_until_105)
+    assert not over_after(*busy_until_105, Signs(114.9, cpu_s=105.0))
+    assert over_after(*busy_until_105, Signs(115.0, cpu_s=105.0))
+
+
+@pytest.mark.parametrize(
+    ("later", "goes_on"),
+    [
+        (Signs(110.0, cpu_s=9.0), True),
+        (Signs(110.0, output_bytes=1), True),
+        (Signs(110.0, cpu_s=0.4), False),  # what waiting costs
+        (Signs(110.0, cpu_s=-3.0), False),  # a child ended, and took its share along
+    ],
+)
+def test_signs_of_progress(later: Signs, goes_on: bool) -> None:
+    assert over_after(Signs(100.0), later) is not goes_on
+
+
+def test_where_steps_are_told_nothing_else_counts() -> None:
+    spinning = Signs(110.0, cpu_s=9.0, output_bytes=5, step=7)
+    assert over_after(Signs(100.0, step=7), spinning)
+    assert not over_after(Signs(100.0, step=6), spinning)
+
+
+@given(st.lists(st.floats(0.1, 5.0), min_size=1, max_size=60))
+def test_ranks_that_work_are_never_stopped_however_long_it_takes(pauses: list[float]) -> None:
+    at, signs = 0.0, [Signs(0.0)]
+    for pause in pauses:
+        at += pause
+        signs.append(Signs(at, cpu_s=at))
+        assert not over_after(*signs)
+
+
+def test_it_is_told_in_words_and_looked_at_often_enough() -> None:
+    isolation = look(look(cut_off(Signs(0.0)), Signs(5.0, output_bytes=1)), Signs(20.0, output_bytes=1))
+    assert "for 20 s" in in_words(isolation)
+    assert "no progress for 15 s" in in_words(isolation)
+    assert (next_look_s(2.0), next_look_s(3600.0)) == (0.2, 10.0)

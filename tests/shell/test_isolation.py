@@ -1,0 +1,81 @@
+"""An agent that is cut off from the service: healthy ranks go on, ranks that hang are stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+from launched import eventually
+from served import serving
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from launched import Launch, Launched
+
+# In its first generation it works, or waits for ever; later ones just end.
+TRAIN = """
+import os, sys, time
+path = os.path.join(os.environ["THERE"], f"{os.environ['DDP_GENERATION']}-{os.environ['RANK']}")
+with open(path + ".part", "w") as file:
+    file.write(str(os.getpid()))
+os.rename(path + ".part", path)
+if os.environ["DDP_GENERATION"] == "1":
+    while not os.path.exists(os.environ["FINISH"]):
+        match sys.argv[1]:
+            case "computes":
+                sum(range(100_000))
+            case "talks":
+                print("step", flush=True)
+                time.sleep(0.1)
+            case "hangs":
+                time.sleep(60)
+"""
+TIMEOUT_S = 2.0
+
+
+@pytest.fixture
+def listen() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return f"127.0.0.1:{free.getsockname()[1]}"
+
+
+def start(launch: Launch, folder: Path, listen: str, manner: str) -> Launched:
+    job = launch(
+        *("--rendezvous", listen, "--rdzv-id", f"job-{manner}", "--max-restarts", "1"),
+        *("--nproc-per-node", "2", "--isolation-timeout", f"{TIMEOUT_S:g}", "SCRIPT", manner),
+        source=TRAIN,
+        env={"FINISH": str(folder / "finish")},
+        fake_torch="",
+    )
+    job.await_there("1-0", "1-1")
+    return job
+
+
+def test_ranks_that_get_on_outlive_an_outage_and_ranks_that_hang_do_not(
+    launch: Launch, tmp_path: Path, listen: str
+) -> None:
+    store = ("--store", f"file:{tmp_path}/jobs")
+    with serving(*store, listen=listen) as service:
+        jobs = {manner: start(launch, tmp_path, listen, manner) for manner in ("computes", "talks", "hangs")}
+        service.end(signal.SIGKILL)
+    hung = [int((jobs["hangs"].there / f"1-{rank}").read_text()) for rank in (0, 1)]
+    eventually(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in hung), what="the hung ranks end")
+    said = jobs["hangs"].stderr()
+    assert "stopping the ranks of this node: cut off from the rendezvous for" in said
+    for manner in ("computes", "talks"):  # cut off for as long, and looked at as often
+        assert "cut off" not in jobs[manner].stderr()
+        for rank in (0, 1):
+            assert os.path.exists(f"/proc/{(jobs[manner].there / f'1-{rank}').read_text()}")
+    with serving(*store, listen=listen):
+        jobs["hangs"].await_there("2-0", "2-1")
+        assert "no progress" in jobs["hangs"].stderr()
+        assert jobs["hangs"].wait() == 0, jobs["hangs"].stderr()
+        (tmp_path / "finish").touch()
+        for manner in ("computes", "talks"):
+            assert jobs[manner].wait() == 0, jobs[manner].stderr()
+            assert not jobs[manner].is_there("2-0")(), "nothing was restarted"
+            jobs[manner].assert_nothing_left()

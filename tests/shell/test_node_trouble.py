@@ -1,0 +1,299 @@
+"""Several agents of one job, and a node that falls silent, dies, comes, goes, or cannot be reached."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+from launched import eventually
+from served import SOON_S, serving, soon
+
+from launcher.join import job_spec
+from launcher.spec import EntryKind, EntryPoint, LaunchSpec
+from launcher.version import VERSION
+from rendezvous.client import ClientOptions, connect
+from rendezvous.events import AgentJoined, AgentStopped, Assigned, Ended, Stop, StoreOpened
+from rendezvous.types import AgentId, NodeFacts, StoreAddress
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from launched import Launch, Launched
+    from served import Service
+
+# Says which world it sees, then works in step with its peers until the test lets this generation end.
+TRAIN = """
+import os, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+generation, rank = os.environ["DDP_GENERATION"], dist.get_rank()
+assert int(total.item()) == dist.get_world_size() == int(os.environ["WORLD_SIZE"])
+print("generation", generation, "rank", rank, "of", os.environ["WORLD_SIZE"], flush=True)
+def there(name):
+    return os.path.join(os.environ["THERE"], name)
+with open(there(f"{generation}-{rank}.part"), "w") as file:
+    file.write(str(os.getpid()))
+os.rename(there(f"{generation}-{rank}.part"), there(f"{generation}-{rank}"))
+over = torch.zeros(1)
+while not over.item():
+    over[0] = float(os.path.exists(os.environ["FINISH"]))
+    dist.all_reduce(over)
+    time.sleep(0.02)
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def service() -> Iterator[Service]:
+    with serving() as service:
+        yield service
+
+
+class Job:
+    """One job, at one service; its agents all run on this host, and see each other's files."""
+
+    def __init__(self, launch: Launch, folder: Path, endpoint: str) -> None:
+        self._launch, self._endpoint = launch, endpoint
+        self.script = folder / "train.py"
+        self.script.write_text(TRAIN)
+        self.end = folder / "finish"
+
+    def node(self, *words: str, endpoint: str = "") -> Launched:
+        where = ("--rendezvous", endpoint or self._endpoint, "--rdzv-id", "trouble")
+        env = {"FINISH": str(self.end)}
+        return self._launch(*where, "--nproc-per-node", "1", *words, str(self.script), env=env)
+
+    def finish(self, *nodes: Launched) -> None:
+        self.end.touch()
+        for node in nodes:
+            assert node.wait() == 0, node.stderr()
+            node.assert_nothing_left()
+
+
+@pytest.fixture
+def job(launch: Launch, tmp_path: Path, service: Service) -> Job:
+    return Job(launch, tmp_path, service.endpoint)
+
+
+def await_generation(nodes: tuple[Launched, ...], generation: int, ranks: int) -> None:
+    def all_there() -> bool:
+        found = {name for node in nodes for name in os.listdir(node.there)}
+        return {f"{generation}-{rank}" for rank in range(ranks)} <= found
+
+    what = "; ".join(node.stderr() for node in nodes)
+    eventually(all_there, 40.0, f"generation {generation} with {ranks} ranks: {what}")
+
+
+def pids(node: Launched, generation: int) -> list[int]:
+    return [int(path.read_text()) for path in node.there.glob(f"{generation}-?")]
+
+
+# --- silence
+
+
+def test_an_agent_that_sleeps_through_its_lease_comes_back_with_its_old_ranks_reaped(job: Job) -> None:
+    first, second = nodes = (
+        job.node("--nnodes", "2", "--max-restarts", "1"),
+        job.node("--nnodes", "2", "--max-restarts", "1"),
+    )
+    await_generation(nodes, 1, 2)
+    (old,) = pids(second, 1)
+    second.send(signal.SIGSTOP)
+    try:
+        eventually(lambda: "nothing heard from it for 4 s" in first.stderr(), what="given up")
+        assert os.path.exists(f"/proc/{old}"), "nobody has told that node anything"
+    finally:
+        second.send(signal.SIGCONT)
+    await_generation(nodes, 2, 2)
+    assert not os.path.exists(f"/proc/{old}")
+    job.finish(*nodes)
+
+
+class Way:
+    """The way from one agent to the service; it can be cut, and mended."""
+
+    def __init__(self, endpoint: str) -> None:
+        host, _, port = endpoint.rpartition(":")
+        self._to = (host, int(port))
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.endpoint = f"127.0.0.1:{self._server.getsockname()[1]}"
+        self._open: list[socket.socket] = []
+        self._is_cut = False
+        self.dialled = 0
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut(self) -> None:
+        self._is_cut = True
+        for end in self._open:
+            with_reset(end)
+        self._open.clear()
+
+    def mend(self) -> None:
+        self._is_cut = False
+
+    def close(self) -> None:
+        self._server.close()
+        self.cut()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._server.accept()
+            except OSError:
+                return
+            self.dialled += 1
+            if self._is_cut:
+                with_reset(near)
+                continue
+            far = socket.create_connection(self._to)
+            self._open += [near, far]
+            for source, sink in ((near, far), (far, near)):
+                threading.Thread(target=pump, args=(source, sink), daemon=True).start()
+
+
+def with_reset(end: socket.socket) -> None:
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    try:
+        end.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads it
+    except OSError:
+        pass
+    end.close()
+
+
+def pump(source: socket.socket, sink: socket.socket) -> None:
+    try:
+        while data := source.recv(65536):
+            sink.sendall(data)
+    except OSError:
+        pass
+
+
+@pytest.fixture
+def way(service: Service) -> Iterator[Way]:
+    way = Way(service.endpoint)
+    yield way
+    way.close()
+
+
+def test_a_way_that_breaks_for_a_moment_is_no_lost_node_and_one_that_stays_cut_is(job: Job, way: Way) -> None:
+    first = job.node("--nnodes", "2", "--max-restarts", "1")
+    second = job.node("--nnodes", "2", "--max-restarts", "1", endpoint=way.endpoint)
+    nodes = (first, second)
+    await_generation(nodes, 1, 2)
+    (old,) = pids(second, 1)
+    dialled = way.dialled
+    way.cut()
+    way.mend()
+    eventually(lambda: way.dialled > dialled, what="the session is resumed")
+    way.cut()
+    eventually(lambda: "was lost" in first.stderr(), what="given up")
+    assert first.stderr().count("restarting") + first.stderr().count("was lost") == 1, first.stderr()
+    assert os.path.exists(f"/proc/{old}"), "nobody has told that node anything"
+    way.mend()
+    await_generation(nodes, 2, 2)
+    assert not os.path.exists(f"/proc/{old}")
+    job.finish(*nodes)
+
+
+# --- spares, and worlds that change their size
+
+
+def test_a_spare_says_so_and_takes_the_place_of_a_lost_node(job: Job) -> None:
+    words = ("--nnodes", "2", "--spares", "1", "--max-restarts", "1")
+    first, second = job.node(*words), job.node(*words)
+    await_generation((first, second), 1, 2)
+    spare = job.node(*words)
+    eventually(lambda: "it waits as a spare" in spare.stderr(), what="the spare says what it is")
+    assert not pids(spare, 1)
+    eventually(spare.zygote, what="its zygote is there")
+    second.send(signal.SIGKILL)
+    await_generation((first, spare), 2, 2)
+    assert pids(spare, 2)
+    assert "restarting with 1 spare node" in first.stderr()
+    job.finish(first, spare)
+
+
+def test_a_world_grows_by_who_comes_and_shrinks_by_who_goes(job: Job) -> None:
+    words = ("--nnodes", "1:3", "--scale-up", "immediate", "--last-call", "0.2", "--max-restarts", "1")
+    first = job.node(*words)
+    await_generation((first,), 1, 1)
+    second = job.node(*words)
+    await_generation((first, second), 2, 2)
+    second.send(signal.SIGTERM)
+    assert second.wait() == 143
+    await_generation((first,), 3, 1)
+    job.finish(first)
+    assert [line.partition("] ")[2] for line in first.stdout().splitlines()] == [
+        "generation 1 rank 0 of 1",
+        "generation 2 rank 0 of 2",
+        "generation 3 rank 0 of 1",
+    ]
+
+
+def test_who_asked_for_it_waits_for_a_replacement_and_shrinks_without_one(job: Job) -> None:
+    words = ("--nnodes", "1:2", "--last-call", "20", "--replacement-timeout", "2", "--max-restarts", "1")
+    first, second = nodes = job.node(*words), job.node(*words)
+    await_generation(nodes, 1, 2)
+    second.send(signal.SIGKILL)
+    await_generation((first,), 2, 1)
+    assert "going on with 1 of 2 nodes unless a replacement comes within 2 s" in first.stderr()
+    job.finish(first)
+
+
+# --- addresses
+
+
+def test_nodes_that_cannot_talk_are_named_to_everybody(job: Job, service: Service) -> None:
+    """The other node says its store is where nobody listens, as behind a firewall that refuses."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = int(free.getsockname()[1])
+    node = job.node("--nnodes", "2", "--join-timeout", "30")
+
+    async def far_node() -> Ended:
+        entry = EntryPoint(EntryKind.SCRIPT, str(job.script))
+        asked = LaunchSpec(entry, "trouble", nproc_asked="1", min_nodes=2, max_nodes=2, join_timeout_s=30.0)
+        far, session = AgentId("far", "1"), connect([service.endpoint], AgentId("far", "1"), ClientOptions())
+        facts = NodeFacts("far", "127.0.0.1", 1, node_rank=0)
+        session.send(AgentJoined(far, job_spec(asked, VERSION), facts))
+        while True:
+            match await session.receive():
+                case Assigned(assignment):
+                    session.send(StoreOpened(far, assignment.generation, StoreAddress("127.0.0.1", port)))
+                case Stop(generation):
+                    session.send(AgentStopped(far, generation))
+                case Ended() as ended:
+                    await session.close()
+                    return ended
+
+    ended = soon(far_node())
+    assert node.wait(SOON_S) == 75, node.stderr()
+    why = (
+        f"{socket.gethostname()} cannot reach far at 127.0.0.1:{port} (store of generation 1): connection refused; "
+        "try --interface or --local-addr, check the firewall"
+    )
+    assert ended.outcome.first_cause is not None
+    assert ended.outcome.first_cause.reason == why
+    assert why in node.stderr()
+    assert not node.stdout(), "no rank was started"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
+def test_nodes_meet_on_an_interface_of_either_family(launch: Launch, tmp_path: Path, host: str) -> None:
+    with serving(listen=f"{host}:0") as service:
+        job = Job(launch, tmp_path, service.endpoint)
+        words = ("--nnodes", "2", "--interface", "lo") if host == "127.0.0.1" else ("--nnodes", "2")
+        nodes = job.node(*words), job.node(*words)
+        await_generation(nodes, 1, 2)
+        job.finish(*nodes)
+
+
+def test_an_interface_that_is_not_there_names_those_that_are(job: Job) -> None:
+    node = job.node("--nnodes", "2", "--interface", "nosuch0")
+    assert node.wait() == 2
+    assert "--interface nosuch0: there is none here; there are lo" in node.stderr()
