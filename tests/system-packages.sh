@@ -1,19 +1,29 @@
 #!/bin/sh
 # Installs what is missing of the system packages that are named, and nothing else:
-#   tests/system-packages.sh venv ip etcd
-# As root it uses apt-get; otherwise it says what to install. No service is started.
+#   tests/system-packages.sh venv ip etcd sshd?
+# As root it uses apt-get; otherwise it says what to install, and fails unless all that is missing may be (the ones
+# with a question mark: tests that need them are skipped). No service is started.
 set -eu
 
 python=${PYTHON:-python3}
 missing=
+wanting=0
 
-need() { missing="$missing $1"; }
+need() {
+    missing="$missing $1"
+    case $wanted in *\?) ;; *) wanting=1 ;; esac
+}
+
+header='import os, sysconfig; raise SystemExit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))'
 
 for wanted in "$@"; do
-    case $wanted in
+    case ${wanted%\?} in
         venv) "$python" -c 'import ensurepip, venv' 2>/dev/null || need python3-venv ;;
         ip) command -v ip >/dev/null || need iproute2 ;;
         etcd) command -v etcd >/dev/null || need etcd-server ;;
+        sshd) [ -x /usr/sbin/sshd ] && command -v ssh >/dev/null || need "openssh-server openssh-client" ;;
+        slurm) [ -x /usr/sbin/slurmctld ] || need "slurmctld slurmd slurm-client munge" ;;
+        cc) command -v cc >/dev/null && "$python" -c "$header" || need "gcc libc6-dev python3-dev" ;;
         *) echo "tests/system-packages.sh: unknown: $wanted" >&2; exit 2 ;;
     esac
 done
@@ -22,7 +32,7 @@ done
 if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
     echo "missing on this machine:$missing" >&2
     echo "on Debian, as root: apt-get install --no-install-recommends$missing" >&2
-    exit 1
+    exit "$wanting"
 fi
 
 # Debian asks this program before it starts a service of a package that was just installed.

@@ -1,0 +1,79 @@
+"""Pods of an Indexed Job as the agent sees them: names, an index, and addresses that come and go."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+from lab_job import LONG_S, TRAIN, Agent, Job, environment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from lab_host import Host
+    from lab_job import Undisturbed
+    from lab_network import Lab
+
+    Build = Callable[..., Lab]
+
+
+class Pods(Job):
+    """Hosts named NAME-INDEX; nothing is said of a rendezvous."""
+
+    def __init__(self, lab: Lab, folder: Path, *words: str) -> None:
+        super().__init__(lab, folder, "unused:1")
+        self._words = ("--rdzv-id", "lab", "--nproc-per-node", "1", *words)
+
+    def _start(self, host: Host) -> Agent:
+        out = self.folder.parent / f"agent-{len(self.agents)}-{host.name}"
+        command = (sys.executable, "-m", "launcher", *self._words, TRAIN, str(self.folder))
+        env = environment() | {"JOB_COMPLETION_INDEX": host.name.rpartition("-")[2]}
+        with out.open("wb") as file:
+            agent = Agent(host, host.start(*command, env=env, stdout=file, stderr=file), out)
+        self.agents.append(agent)
+        return agent
+
+
+def two_pods(lab: Build, folder: Path, *words: str) -> tuple[Lab, Pods]:
+    made = lab(0, "train-0", "train-1")
+    job = Pods(made, folder, "--nnodes", "2", "--max-restarts", "2", *words)
+    job.start(*made.hosts)
+    job.await_world(2)
+    return made, job
+
+
+def test_a_pod_is_replaced_under_its_index_with_a_new_address(
+    lab: Build, tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    made, job = two_pods(lab, tmp_path)
+    assert [job.ranks()[rank].host for rank in (0, 1)] == ["train-0", "train-1"]
+    job.await_steps()
+    first, second = made.hosts
+    made.power_off(second)
+    made.power_on(second, number=77)
+    (back,) = job.start(second)
+    ranks = job.await_world(2, after=1)
+    assert [ranks[rank].host for rank in (0, 1)] == ["train-0", "train-1"]
+    assert job.finish(job.agents[0], back) == [0, 0], job
+    job.assert_curve(undisturbed)
+    assert not first.leftovers()
+    job.assert_nothing_left()
+
+
+def test_a_pod_that_is_evicted_leaves_in_good_order_and_its_successor_takes_over(
+    lab: Build, tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    """SIGTERM, with the grace of a pod to end; no lease has to run out before the others know."""
+    made, job = two_pods(lab, tmp_path)
+    job.await_steps()
+    evicted = job.agents[1]
+    evicted.process.send(signal.SIGTERM)
+    assert evicted.process.wait(LONG_S) == 143, job
+    (back,) = job.start(made.hosts[1])
+    job.await_world(2, after=1)
+    assert job.finish(job.agents[0], back) == [0, 0], job
+    assert "train-1" in " ".join(job.agents[0].said())
+    job.assert_curve(undisturbed)
+    job.assert_nothing_left()

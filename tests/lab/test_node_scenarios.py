@@ -1,0 +1,78 @@
+"""What happens when a whole node is lost: its processes and its link at once, without a word to anybody."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lab_job import Job, Service
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from lab_job import Undisturbed
+    from lab_network import Lab
+
+    Build = Callable[..., Lab]
+
+
+def three_nodes(lab: Build, folder: Path) -> Job:
+    """Two are enough. The service has a host of its own."""
+    made = lab(3, "service")
+    service = Service(made.hosts[3], folder)
+    job = Job(made, folder, service.endpoint, "--nnodes", "2:3", "--last-call", "20", "--max-restarts", "1")
+    job.start(*made.hosts[:3])
+    job.await_world(3)
+    return job
+
+
+def assert_goes_on_without(job: Job, lost: int, undisturbed: Undisturbed) -> None:
+    made = job.lab
+    job.await_steps()
+    made.power_off(made.hosts[lost])
+    left = [agent for agent in job.agents if agent.host is not made.hosts[lost]]
+    ranks = job.await_world(2, after=1)
+    assert {rank.host for rank in ranks.values()} == {agent.host.name for agent in left}
+    job.await_steps()
+    assert job.finish(*left) == [0, 0], job
+    reason = f"node node{lost} was lost: nothing heard from it for 4 s; going on with 2 of 3 nodes"
+    assert job.story(*left) == [f"ddp-launch: {reason} (restart 1 of 1)"]
+    job.assert_curve(undisturbed)
+    job.assert_nothing_left()
+
+
+def test_a_node_is_powered_off(lab: Build, tmp_path: Path, undisturbed: Undisturbed) -> None:
+    job = three_nodes(lab, tmp_path)
+    other = next(r for r in job.ranks().values() if r.node_rank == 2)
+    assert_goes_on_without(job, int(other.host[-1]), undisturbed)
+
+
+def test_the_node_of_rank_0_and_the_store_is_powered_off(
+    lab: Build, tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    job = three_nodes(lab, tmp_path)
+    assert_goes_on_without(job, int(job.ranks()[0].host[-1]), undisturbed)
+
+
+def test_a_node_comes_back_with_a_new_address(lab: Build, tmp_path: Path, undisturbed: Undisturbed) -> None:
+    """The one that has rank 0 and the store: the others find both at the new address."""
+    made = lab(2, "service")
+    service = Service(made.hosts[2], tmp_path)
+    job = Job(made, tmp_path, service.endpoint, "--nnodes", "2", "--max-restarts", "1")
+    job.start(*made.hosts[:2])
+    first = job.await_world(2)[0]
+    lost = next(host for host in made.hosts if host.name == first.host)
+    (stayed,) = (agent for agent in job.agents if agent.host is not lost)
+    made.power_off(lost)
+    made.power_on(lost, number=99)
+    (back,) = job.start(lost)
+    ranks = job.await_world(2, after=1)
+    assert ranks[0].host == lost.name
+    assert ranks[0].store in ("10.77.0.99", "fd77::63")
+    job.await_steps()
+    assert job.finish(stayed, back) == [0, 0], job
+    (line,) = job.story(stayed)
+    assert line.startswith(f"ddp-launch: node {lost.name} ")
+    assert line.endswith("(restart 1 of 1)")
+    job.assert_curve(undisturbed)
+    job.assert_nothing_left()

@@ -1,0 +1,173 @@
+"""`srun ddp-launch`: nothing but the command, on a real Slurm; the scheduler's environment says the rest."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import slurm_cluster
+from lab_host import eventually
+from slurm_cluster import SlurmCluster
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from lab_network import Lab
+
+LAUNCH = os.path.join(os.path.dirname(sys.executable), "ddp-launch")
+LONG_S = 90.0
+TRAIN = """
+import os, signal, sys, time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+print("rank", rank, "of", int(total), "attempt", attempt, "on", os.environ["SLURMD_NODENAME"], flush=True)
+how = sys.argv[1] if len(sys.argv) > 1 else ""
+if how == "once" and rank == 2 and attempt == 0:
+    os.kill(os.getpid(), signal.SIGKILL)
+if how == "until-three" and total > 3:
+    while True:
+        time.sleep(0.1)
+        dist.all_reduce(total)
+dist.destroy_process_group()
+"""
+
+pytestmark = [
+    pytest.mark.skipif(bool(slurm_cluster.what_is_missing()), reason=slurm_cluster.what_is_missing()),
+    pytest.mark.timeout(240),
+]
+
+
+@pytest.fixture
+def slurm_folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="slurm-") as folder:
+        os.chmod(folder, 0o755)
+        yield Path(folder)
+
+
+@pytest.fixture
+def slurm(slurm_folder: Path, lab: Callable[..., Lab]) -> SlurmCluster:
+    """The folder comes first and goes last: after the daemons, which go with their hosts."""
+    return SlurmCluster(lab(4, "control"), slurm_folder)
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text(TRAIN)
+    return tmp_path / "train.py"
+
+
+def srun(slurm: SlurmCluster, out: Path, *words: str) -> int:
+    """Under srun every agent prints the story; the exit code is the worst of theirs."""
+    with out.open("wb") as file:
+        return slurm.start("srun", *words, stdout=file, stderr=file).wait(LONG_S)
+
+
+def test_a_job_of_four_nodes_finds_itself_and_ranks_follow_the_nodes(
+    slurm: SlurmCluster, script: Path
+) -> None:
+    out = script.with_suffix(".out")
+    code = srun(slurm, out, "-N4", LAUNCH, "--nnodes", "4", "--nproc-per-node", "1", str(script))
+    text = out.read_text()
+    assert code == 0, text
+    assert sorted(text.splitlines()) == [
+        f"[node{i}:{i}] rank {i} of 4 attempt 0 on node{i}" for i in range(4)
+    ]
+
+
+def test_a_rank_that_dies_is_started_again_on_all_nodes(slurm: SlurmCluster, script: Path) -> None:
+    out = script.with_suffix(".out")
+    words = (LAUNCH, "--nnodes", "4", "--nproc-per-node", "1", "--max-restarts", "1", str(script), "once")
+    code = srun(slurm, out, "-N4", *words)
+    text = out.read_text()
+    assert code == 0, text
+    assert text.count("of 4 attempt 0") == text.count("of 4 attempt 1") == 4
+
+
+def test_a_node_that_is_lost_is_done_without(
+    slurm: SlurmCluster, script: Path, lab: Callable[..., Lab]
+) -> None:
+    """`--no-kill`: Slurm leaves it to the agents what becomes of a step that lost a node."""
+    out = script.with_suffix(".out")
+    words = (
+        LAUNCH,
+        "--nnodes",
+        "3:4",
+        "--nproc-per-node",
+        "1",
+        "--max-restarts",
+        "1",
+        "--replacement-timeout",
+        "1s",
+    )
+    with out.open("wb") as file:
+        step = slurm.start(
+            "srun", "-N4", "--no-kill", *words, str(script), "until-three", stdout=file, stderr=file
+        )
+    eventually(lambda: out.read_text().count("of 4 attempt 0") == 4, LONG_S, "four ranks train")
+    slurm.lab.power_off(slurm.nodes[3])
+    eventually(lambda: out.read_text().count("of 3 attempt 1") == 3, LONG_S, "three ranks go on")
+    step.wait(LONG_S)
+    text = out.read_text()
+    assert "node3" in text
+    assert "Traceback" not in text
+
+
+ELASTIC = """
+import os, sys, time
+import torch, ddp
+from ddp import elastic
+
+folder = sys.argv[1]
+place = ddp.init()
+torch.manual_seed(0)
+model = ddp.DistributedDataParallel(torch.nn.Linear(4, 1))
+state = elastic.State(model=model, step=0, every=1, disk_every=10**6, folder=f"{folder}/commits")
+state.resume()
+print("rank", place.rank, "begins at step", state.step, flush=True)
+while not os.path.exists(f"{folder}/finish"):
+    model(torch.ones(2, 4)).sum().backward()
+    state.step += 1
+    state.commit()
+    if state.should_checkpoint():
+        state.checkpoint()
+        print("rank", place.rank, "saved step", state.step, flush=True)
+    time.sleep(0.01)
+state.close()
+ddp.shutdown()
+"""
+
+
+def test_a_job_that_is_requeued_saves_itself_first_and_goes_on_from_there(
+    slurm: SlurmCluster, tmp_path: Path
+) -> None:
+    """Pre-emption with requeue is the same: SIGTERM to every process of the step, then a new start elsewhere."""
+    (tmp_path / "train.py").write_text(ELASTIC)
+    batch, out = tmp_path / "job.sh", tmp_path / "out"
+    command = f"{LAUNCH} --nnodes 2 --nproc-per-node 1 {tmp_path}/train.py {tmp_path}"
+    batch.write_text(f"#!/bin/sh\nexec srun {command}\n")
+    streams = (f"--output={out}", f"--error={out}", "--open-mode=append", f"--chdir={tmp_path}")
+    job = slurm.submit(batch, "-N2", "--requeue", *streams)
+
+    def said(words: str) -> list[int]:
+        lines = out.read_text().splitlines() if out.exists() else []
+        return [int(line.rpartition(" ")[2]) for line in lines if words in line]
+
+    eventually(lambda: len(said("begins at step")) == 2, LONG_S, "two ranks train")
+    assert slurm.ask("scontrol", "requeue", job) == ""
+    eventually(lambda: len(said("begins at step")) == 4, 2 * LONG_S, "two ranks train again")
+    saved = said("saved step")
+    assert len(saved) == 2, out.read_text()
+    assert saved[0] == saved[1] > 0
+    assert said("begins at step") == [0, 0, saved[0], saved[0]]
+    (tmp_path / "finish").touch()
+    eventually(
+        lambda: slurm.about(job, "JobState") == "COMPLETED", LONG_S, f"it completes\n{out.read_text()}"
+    )
+    assert slurm.about(job, "Restarts") == "1"

@@ -1,0 +1,46 @@
+"""docs/operations.md promises what the lab's scenarios show, and leaves none of them out."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from tidy import ROOT
+
+SCENARIOS = [
+    *sorted((ROOT / "tests" / "lab").glob("test_*_scenarios.py")),
+    ROOT / "tests/lab/test_random_faults.py",
+]
+
+
+def scenarios(source: str) -> set[str]:
+    """Tests that run a job in the lab."""
+    functions = (node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef))
+    tests = (each for each in functions if each.name.startswith("test_"))
+    return {each.name for each in tests if any(argument.arg == "lab" for argument in each.args.args)}
+
+
+def promised(page: str) -> list[str]:
+    """The last cell of each row of the page's tables."""
+    return re.findall(r"^\|.*\| `(test_\w+)` \|$", page, re.MULTILINE)
+
+
+def test_every_row_has_its_scenario_and_every_scenario_its_row() -> None:
+    named = promised((ROOT / "docs" / "operations.md").read_text())
+    assert len(named) == len(set(named)) > 10
+    assert set(named) == set().union(*(scenarios(path.read_text()) for path in SCENARIOS))
+
+
+def test_every_row_says_what_happens() -> None:
+    page = (ROOT / "docs" / "operations.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| ") and not line.startswith("| what")]
+    assert len(rows) == len(promised(page))
+    for row in rows:
+        what, happens, _test = row.strip("| ").split(" | ")
+        assert len(what) > 5
+        assert len(happens) > 20
+
+
+def test_the_checks_can_fail() -> None:
+    assert scenarios("def test_a(lab): pass\ndef test_b(): pass\ndef c(lab): pass") == {"test_a"}
+    assert promised("| a rank raises | it restarts | `test_a` |\n| another | nobody knows |") == ["test_a"]
