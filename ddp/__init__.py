@@ -1,1 +1,33 @@
-"""The library inside a rank: process groups and the gradient reducer."""
+"""The library inside a rank: process groups and the gradient reducer.
+
+Names are fetched when they are asked for, so that `import ddp` costs nothing and a script loads what it uses.
+"""
+
+from __future__ import annotations
+
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ddp import elastic
+    from ddp.module import DistributedDataParallel
+    from ddp.place import InitError
+    from ddp.process_group import Place, init, shutdown
+
+__all__ = ["DistributedDataParallel", "InitError", "Place", "elastic", "init", "shutdown"]
+
+_FROM = {
+    "DistributedDataParallel": "ddp.module",
+    "InitError": "ddp.place",
+    "Place": "ddp.process_group",
+    "init": "ddp.process_group",
+    "shutdown": "ddp.process_group",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "elastic":
+        return resolve_name("ddp.elastic")
+    if name not in _FROM:
+        raise AttributeError(f"module 'ddp' has no attribute {name!r}")
+    return resolve_name(f"{_FROM[name]}:{name}")

@@ -1,0 +1,309 @@
+/* The collectives, in terms of phases and turns; see core.h for why two staging buffers are enough. */
+#include "core.h"
+
+#include <stdio.h>
+#include <string.h>
+
+const char *const kind_names[KINDS] = {"barrier", "all-reduce", "broadcast", "all-gather", "reduce-scatter", "reduce"};
+
+/* --- lists of tensors as one flat array -------------------------------------------------------------------------- */
+
+static int piece_at(const struct spans *list, size_t offset) {
+    int low = 0, high = list->number - 1;
+    while (low < high) {
+        int middle = (low + high + 1) / 2;
+        if (list->pieces[middle].start <= offset) low = middle;
+        else high = middle - 1;
+    }
+    return low;
+}
+
+static void copy(const struct spans *list, size_t offset, size_t bytes, char *flat, int out) {
+    if (!bytes) return;
+    for (int i = piece_at(list, offset); bytes; i++) {
+        const struct span *piece = &list->pieces[i];
+        size_t within = offset - piece->start, n = piece->bytes - within;
+        if (n > bytes) n = bytes;
+        if (out) memcpy(piece->at + within, flat, n);
+        else memcpy(flat, piece->at + within, n);
+        flat += n;
+        offset += n;
+        bytes -= n;
+    }
+}
+
+static void copy_in(const struct spans *list, size_t offset, size_t bytes, char *flat) {
+    copy(list, offset, bytes, flat, 0);
+}
+
+static void copy_out(const struct spans *list, size_t offset, size_t bytes, const char *flat) {
+    copy(list, offset, bytes, (char *)flat, 1);
+}
+
+/* Where this range lies, if one tensor holds it all. */
+static char *within_one(const struct spans *list, size_t offset, size_t bytes) {
+    if (!bytes || !list->number) return NULL;
+    const struct span *piece = &list->pieces[piece_at(list, offset)];
+    return offset + bytes <= piece->start + piece->bytes ? piece->at + (offset - piece->start) : NULL;
+}
+
+/* --- the first phase of an operation ----------------------------------------------------------------------------- */
+
+static const struct notice *notice_of(struct group *g, int member) {
+    return &g->shared->members[member].notices[g->sequence & 1];
+}
+
+static void put_up(struct group *g, struct operation *op, uint64_t place) {
+    g->shared->members[g->me].notices[++g->sequence & 1] = (struct notice){
+        op->kind, op->element, op->reduction, (uint32_t)op->root, op->count, place, op->divisor};
+}
+
+static void disagreement(struct group *g, int other) {
+    const struct notice *a = notice_of(g, 0), *b = notice_of(g, other);
+    char text[256];
+    if (a->kind != b->kind || a->count != b->count || a->element != b->element)
+        snprintf(text, sizeof text, "rank %d called %s of %llu x %s, rank %d %s of %llu x %s", g->ranks[0],
+                 kind_names[a->kind], (unsigned long long)a->count, element_names[a->element], g->ranks[other],
+                 kind_names[b->kind], (unsigned long long)b->count, element_names[b->element]);
+    else
+        snprintf(text, sizeof text, "ranks %d and %d called %s with different %s", g->ranks[0], g->ranks[other],
+                 kind_names[a->kind], a->root != b->root ? "roots" : "reductions");
+    pthread_mutex_lock(&g->mutex);
+    memcpy(g->failure, text, sizeof text);
+    pthread_mutex_unlock(&g->mutex);
+}
+
+static int agreed(struct group *g) {
+    const struct notice *a = notice_of(g, 0);
+    for (int r = 1; r < g->size; r++) {
+        const struct notice *b = notice_of(g, r);
+        if (a->kind == b->kind && a->element == b->element && a->reduction == b->reduction && a->root == b->root &&
+            a->count == b->count && a->divisor == b->divisor)
+            continue;
+        disagreement(g, r);
+        return fail(g, MISMATCH, g->ranks[r]);
+    }
+    return 0;
+}
+
+static int phase(struct group *g, struct operation *op) {
+    arrive(g);
+    return await_phase(g, op);
+}
+
+/* Every turn's first phase: the first of them is the one in which members compare what they were called for. */
+static int turn_begins(struct group *g, struct operation *op, size_t done, uint64_t place) {
+    if (!done) put_up(g, op, place);
+    if (phase(g, op)) return -1;
+    return done ? 0 : agreed(g);
+}
+
+/* --- all-reduce ---------------------------------------------------------------------------------------------------- */
+
+struct slice {
+    size_t begin, bytes;
+};
+
+/* A carrier's share of `count` elements; boundaries lie on cache lines. */
+static struct slice slice_of(struct group *g, struct operation *op, size_t count, int carrier) {
+    size_t bytes = element_bytes[op->element], line = LINE / bytes, lines = (count + line - 1) / line;
+    size_t begin = lines * (size_t)carrier / (size_t)g->carriers * line;
+    size_t end = lines * (size_t)(carrier + 1) / (size_t)g->carriers * line;
+    if (begin > count) begin = count;
+    if (end > count) end = count;
+    return (struct slice){begin * bytes, (end - begin) * bytes};
+}
+
+static int small_all_reduce(struct group *g, struct operation *op) {
+    const char *from[MAX_MEMBERS];
+    size_t bytes = op->output.bytes;
+    copy_in(&op->output, 0, bytes, staging_of(g, g->me));
+    if (turn_begins(g, op, 0, NOWHERE)) return -1;
+    for (int r = 0; r < g->size; r++) from[r] = staging_of(g, r);
+    char *direct = within_one(&op->output, 0, bytes), *to[1] = {direct ? direct : g->scratch};
+    reduce(op->element, op->reduction, op->divisor, op->count, g->size, from, 1, to);
+    if (!direct) copy_out(&op->output, 0, bytes, g->scratch);
+    g->turn++;
+    return 0;
+}
+
+/* My slice, summed over the members of this host and then over the hosts, is written to all of `to`. */
+static int reduce_slice(struct group *g, struct operation *op, size_t bytes, const char *const *from, int targets,
+                        char *const *to) {
+    size_t count = bytes / element_bytes[op->element];
+    if (!g->ring.nodes) {
+        reduce(op->element, op->reduction, op->divisor, count, g->size, from, targets, to);
+        return 0;
+    }
+    if (g->size > 1 || from[0] != to[0]) reduce(op->element, op->reduction, 1, count, g->size, from, 1, to);
+    if (ring_reduce(g, op, op->element, op->reduction, to[0], count)) return -1;
+    divide(op->element, op->divisor, count, to[0]);
+    for (int t = 1; t < targets; t++) memcpy(to[t], to[0], bytes);
+    return 0;
+}
+
+/* Everybody's tensor lies in the shared file: each slice is read there, and its result written there. Hosts that
+ * cannot do so are met on the ring in the same portions. */
+static int in_place(struct group *g, struct operation *op) {
+    const char *from[MAX_MEMBERS];
+    char *to[MAX_MEMBERS];
+    size_t bytes = op->output.bytes, portion = g->ring.nodes ? g->segment->staging : bytes;
+    for (size_t done = 0; g->me < g->carriers && done < bytes; done += portion) {
+        size_t n = bytes - done < portion ? bytes - done : portion;
+        struct slice mine = slice_of(g, op, n / element_bytes[op->element], g->me);
+        for (int r = 0; r < g->size; r++)
+            from[r] = g->segment->base + notice_of(g, r)->place + done + mine.begin;
+        for (int r = 0; r < g->size; r++) to[r] = (char *)from[(g->me + r) % g->size];
+        if (reduce_slice(g, op, mine.bytes, from, g->size, to)) return -1;
+    }
+    return phase(g, op);
+}
+
+/* Where a member's part of this turn lies: in the shared file anyway, or staged. */
+static char *part_of(struct group *g, int member, size_t done, uint64_t mine) {
+    uint64_t place = member == g->me ? mine : notice_of(g, member)->place;
+    return place == NOWHERE ? staging_of(g, member) : g->segment->base + place + done;
+}
+
+static char *own_slice(struct group *g, struct operation *op, size_t done, struct slice mine) {
+    return g->me < g->carriers ? within_one(&op->output, done + mine.begin, mine.bytes) : NULL;
+}
+
+static void stage(struct group *g, struct operation *op, size_t done, size_t count, char *own) {
+    for (int c = 0; c < g->carriers; c++) {
+        struct slice s = slice_of(g, op, count, c);
+        if (c != g->me || !own) copy_in(&op->output, done + s.begin, s.bytes, staging_of(g, g->me) + s.begin);
+    }
+}
+
+/* A host with one rank has nobody to share with: what is whole goes round the ring where it lies. */
+static int lonely_turn(struct group *g, struct operation *op, size_t count, char *own) {
+    char *to[1] = {own};
+    const char *from[1] = {own};
+    return reduce_slice(g, op, count * element_bytes[op->element], from, 1, to);
+}
+
+static int staged_turn(struct group *g, struct operation *op, size_t done, size_t count, uint64_t place, char *own) {
+    const char *from[MAX_MEMBERS];
+    struct slice mine = slice_of(g, op, count, g->me);
+    if (g->me < g->carriers) {
+        for (int r = 0; r < g->size; r++) from[r] = part_of(g, r, done, place) + mine.begin;
+        char *to[2] = {(char *)from[g->me], own};
+        if (own) from[g->me] = own;
+        int targets = own && own != to[0] ? 2 : 1;
+        if (reduce_slice(g, op, mine.bytes, from, targets, to)) return -1;
+    }
+    if (phase(g, op)) return -1;
+    for (int c = 0; c < g->carriers; c++) {
+        struct slice s = slice_of(g, op, count, c);
+        if (c == g->me && (own || place != NOWHERE)) continue;
+        copy_out(&op->output, done + s.begin, s.bytes, part_of(g, c, done, place) + s.begin);
+    }
+    g->turn++;
+    return 0;
+}
+
+static int all_reduce(struct group *g, struct operation *op) {
+    size_t bytes = op->output.bytes, one = element_bytes[op->element], room = g->segment->staging;
+    if (bytes <= SMALL && !g->ring.nodes) return small_all_reduce(g, op);
+    char *whole = within_one(&op->output, 0, bytes);
+    uint64_t place = whole ? place_of(g->segment, whole, bytes) : NOWHERE;
+    size_t done = 0;
+    int outside = 0;
+    do {
+        size_t n = bytes - done < room ? bytes - done : room;
+        char *own = place == NOWHERE ? own_slice(g, op, done, slice_of(g, op, n / one, g->me)) : NULL;
+        int lonely = g->size == 1 && own;
+        if (place == NOWHERE && !lonely) stage(g, op, done, n / one, own);
+        if (turn_begins(g, op, done, place)) return -1;
+        for (int r = 0; !done && r < g->size; r++) outside += notice_of(g, r)->place == NOWHERE;
+        if (!outside) return in_place(g, op);
+        if (lonely ? lonely_turn(g, op, n / one, own) : staged_turn(g, op, done, n / one, place, own)) return -1;
+        done += n;
+    } while (done < bytes);
+    /* Where somebody's own memory is read, it must not return before all have read. */
+    return outside < g->size ? phase(g, op) : 0;
+}
+
+/* --- the others: one phase per turn --------------------------------------------------------------------------------- */
+
+static int barrier(struct group *g, struct operation *op) {
+    if (turn_begins(g, op, 0, NOWHERE)) return -1;
+    if (!g->ring.nodes) return 0;
+    char nothing = 0;
+    if (g->me == 0 && ring_reduce(g, op, U8, MAXIMUM, &nothing, 1)) return -1;
+    return phase(g, op);
+}
+
+static int broadcast(struct group *g, struct operation *op) {
+    size_t bytes = op->output.bytes, room = g->segment->staging, done = 0;
+    do {
+        size_t n = bytes - done < room ? bytes - done : room;
+        if (g->me == op->root) copy_in(&op->output, done, n, staging_of(g, g->me));
+        if (turn_begins(g, op, done, NOWHERE)) return -1;
+        if (g->me != op->root) copy_out(&op->output, done, n, staging_of(g, op->root));
+        g->turn++;
+        done += n;
+    } while (done < bytes);
+    return 0;
+}
+
+static int all_gather(struct group *g, struct operation *op) {
+    size_t bytes = op->input.bytes, room = g->segment->staging, done = 0;
+    do {
+        size_t n = bytes - done < room ? bytes - done : room;
+        copy_in(&op->input, done, n, staging_of(g, g->me));
+        if (turn_begins(g, op, done, NOWHERE)) return -1;
+        for (int r = 0; r < g->size; r++)
+            copy_out(&op->output, (size_t)r * bytes + done, n, staging_of(g, r));
+        g->turn++;
+        done += n;
+    } while (done < bytes);
+    return 0;
+}
+
+/* Reduces what lies at `begin` of everybody's staging buffer into the output, from `done` on. */
+static void reduce_out(struct group *g, struct operation *op, size_t done, size_t bytes, size_t begin) {
+    const char *from[MAX_MEMBERS];
+    for (int r = 0; r < g->size; r++) from[r] = staging_of(g, r) + begin;
+    char *direct = within_one(&op->output, done, bytes), *to[1] = {direct};
+    /* A staged part of mine that nobody else reads serves as scratch. */
+    if (!direct) to[0] = staging_of(g, g->me) + begin;
+    reduce(op->element, op->reduction, op->divisor, bytes / element_bytes[op->element], g->size, from, 1, to);
+    if (!direct) copy_out(&op->output, done, bytes, to[0]);
+}
+
+static int reduce_scatter(struct group *g, struct operation *op) {
+    size_t bytes = op->output.bytes, done = 0, share = g->segment->staging / (size_t)g->size / LINE * LINE;
+    do {
+        size_t n = bytes - done < share ? bytes - done : share;
+        for (int r = 0; r < g->size; r++)
+            copy_in(&op->input, (size_t)r * bytes + done, n, staging_of(g, g->me) + (size_t)r * share);
+        if (turn_begins(g, op, done, NOWHERE)) return -1;
+        reduce_out(g, op, done, n, (size_t)g->me * share);
+        g->turn++;
+        done += n;
+    } while (done < bytes);
+    return 0;
+}
+
+static int reduce_to_root(struct group *g, struct operation *op) {
+    size_t bytes = op->output.bytes, room = g->segment->staging, done = 0;
+    do {
+        size_t n = bytes - done < room ? bytes - done : room;
+        copy_in(&op->output, done, n, staging_of(g, g->me));
+        if (turn_begins(g, op, done, NOWHERE)) return -1;
+        if (g->me == op->root) reduce_out(g, op, done, n, 0);
+        g->turn++;
+        done += n;
+    } while (done < bytes);
+    return 0;
+}
+
+int execute(struct group *g, struct operation *op) {
+    static int (*const routines[KINDS])(struct group *, struct operation *) = {
+        barrier, all_reduce, broadcast, all_gather, reduce_scatter, reduce_to_root};
+    op->deadline = now() + op->timeout_s;
+    if (look_around(g, op, 0)) return -1;
+    return routines[op->kind](g, op);
+}

@@ -1,0 +1,187 @@
+/* Collectives between the processes of one host, over memory that they share.
+ *
+ * Theory of operation
+ * -------------------
+ * The members of a group map one anonymous file: a page of state, two staging buffers per member, and a large
+ * sparse region per member in which tensors can be allocated, so that peers read them where they lie. The file
+ * has no name anywhere: when the last process is gone, however it went, so is the memory.
+ *
+ * Everything rests on one primitive, the *phase* (segment.c): a member arrives, and goes on when all have. The data
+ * moves in *turns* (collectives.c); turn t uses staging buffer t mod 2. Whoever writes for turn t+2 has seen all
+ * arrive in turn t+1, and nobody arrives there before it has done reading turn t: so two buffers suffice, and no
+ * further handshake is needed. In the first phase of an operation each member also says what it was called for;
+ * when they differ all see it, and nobody's memory is touched.
+ *
+ * Each element is reduced by one member, in the order of ranks, and handed to the others: results are the same bits
+ * everywhere and in every run. Across hosts, the member that reduced a slice takes it round a TCP ring first (ring.c).
+ *
+ * Operations run in the order they were posted (queue.c): on a thread of the group, or on the thread that waits
+ * for one that has not begun, which saves two switches.
+ *
+ * A wait looks every few milliseconds for what may have made it pointless: a member's socket that closed, a failure
+ * that another member noted in the shared page, the deadline, a signal. After a failure the group is broken for good.
+ */
+#ifndef DDP_CORE_H
+#define DDP_CORE_H
+
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum kind { BARRIER, ALL_REDUCE, BROADCAST, ALL_GATHER, REDUCE_SCATTER, REDUCE, KINDS };
+enum element { F64, F32, F16, BF16, I64, I32, I16, I8, U8, BOOL, ELEMENTS };
+enum reduction { SUM, PRODUCT, MINIMUM, MAXIMUM, BIT_AND, BIT_OR, BIT_XOR, REDUCTIONS };
+enum reason { INTACT, DIED, LEFT, LATE, ABORTED, MISMATCH, INTERRUPTED, LINK_LOST };
+
+#define LINE 64
+#define MAX_MEMBERS 256
+#define NOWHERE UINT64_MAX
+#define SMALL 16384 /* bytes; up to here everybody reduces everything: one phase instead of two */
+#define RING_SCRATCH (1 << 18)
+
+/* A piece of a user's tensor list, at `start` of the list seen as one flat array of bytes. */
+struct span {
+    char *at;
+    size_t start, bytes;
+};
+
+struct spans {
+    struct span *pieces;
+    int number;
+    size_t bytes;
+};
+
+struct operation {
+    struct operation *following;
+    uint64_t ticket;
+    enum kind kind;
+    enum element element;
+    enum reduction reduction;
+    int root;
+    size_t count;       /* elements that each member brings; of reduce-scatter: that each member gets */
+    double divisor;     /* 1 when the result is not divided */
+    double timeout_s, deadline;
+    struct spans input, output;
+};
+
+/* What a member says it was called for. */
+struct notice {
+    uint32_t kind, element, reduction, root;
+    uint64_t count, place; /* place: offset of its data in the shared file, or NOWHERE */
+    double divisor;
+};
+
+struct member {
+    _Alignas(LINE) struct notice notices[2];
+    _Alignas(LINE) _Atomic uint32_t arrived; /* phases, for telling who is missing */
+    _Atomic uint32_t left;
+};
+
+struct shared {
+    _Alignas(LINE) _Atomic uint32_t arrivals;
+    _Alignas(LINE) _Atomic uint32_t phase;
+    _Atomic uint32_t sleepers;
+    _Alignas(LINE) _Atomic uint64_t broken; /* reason, culprit, and who noticed; 0 while intact */
+    struct member members[MAX_MEMBERS];
+};
+
+struct block {
+    struct block *following;
+    size_t begin, end; /* offsets in the shared file */
+};
+
+/* The mapping; it outlives its group as long as a tensor lies in it. */
+struct segment {
+    _Atomic int users;
+    pthread_mutex_t mutex;
+    int file;
+    pid_t owner;
+    char *base;
+    size_t length, staging, region, mine, mine_end;
+    struct block *blocks;
+};
+
+struct ring {
+    int nodes, node;
+    int next, previous; /* sockets; -1 where this member carries nothing across */
+    int next_rank, previous_rank;
+    char *scratch;
+};
+
+struct group {
+    struct segment *segment;
+    struct shared *shared;
+    struct ring ring;
+    int size, me;
+    int carriers; /* how many members reduce and carry a slice each */
+    int peers[MAX_MEMBERS], ranks[MAX_MEMBERS];
+    int spins;
+    uint32_t phase, turn, sequence;
+    char *scratch;
+    int (*interrupted)(void); /* set while a thread that may get signals executes */
+
+    pthread_mutex_t mutex;
+    pthread_cond_t posted, finished;
+    pthread_t worker;
+    int has_worker, running, closed;
+    _Atomic int stopping, forked;
+    struct operation *first, *last;
+    uint64_t posted_ticket, wanted_ticket, done_ticket, failed_from;
+    char failure[512];
+    struct group *next_group;
+};
+
+/* kernels.c */
+extern const size_t element_bytes[ELEMENTS];
+extern const char *const element_names[ELEMENTS];
+int can_reduce(enum element, enum reduction);
+void reduce(enum element, enum reduction, double divisor, size_t count, int sources, const char *const *from,
+            int targets, char *const *to);
+void divide(enum element, double divisor, size_t count, char *data);
+
+/* segment.c */
+double now(void);
+int segment_open(struct segment **, int file, int members, int me, size_t staging, size_t region);
+void segment_release(struct segment *);
+size_t segment_length(int members, size_t staging, size_t region);
+char *staging_of(struct group *, int member);
+uint64_t place_of(struct segment *, const char *at, size_t bytes);
+char *segment_allocate(struct segment *, size_t bytes);
+void segment_free(struct segment *, char *at);
+void arrive(struct group *);
+int await_phase(struct group *, struct operation *);
+enum { IN_PHASE = 1, ON_THE_RING = 2 };
+int look_around(struct group *, struct operation *, int members_too);
+int fail(struct group *, enum reason, int culprit);
+void describe_failure(struct group *, struct operation *, char *text, size_t room);
+
+/* collectives.c */
+int execute(struct group *, struct operation *);
+extern const char *const kind_names[KINDS];
+
+/* ring.c */
+int ring_reduce(struct group *, struct operation *, enum element, enum reduction, char *data, size_t count);
+
+/* queue.c */
+int queue_start(struct group *);
+uint64_t queue_post(struct group *, struct operation *, int for_the_worker);
+int queue_wait(struct group *, uint64_t ticket, double timeout_s, int may_execute, int (*interrupted)(void));
+int queue_done(struct group *, uint64_t ticket);
+void queue_want(struct group *, uint64_t ticket);
+void queue_stop(struct group *);
+void remember_group(struct group *);
+void forget_group(struct group *);
+
+/* signals.c */
+int guard(int number, double patience_s);
+int overdue(void);
+void forgive(void);
+
+enum { DONE = 0, FAILED = -1, NOT_YET = -2, BROKEN_OFF = -3 };
+
+#endif

@@ -1,0 +1,67 @@
+"""Do all ranks wrap the same model in the same way? Asked at construction and when the buckets are rebuilt, so that
+a difference is an error with a name, and never a collective that waits for ever."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from ddp import plan
+from ddp.errors import different_plans
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch.distributed import ProcessGroup
+
+    Options = Sequence[tuple[str, object]]
+
+
+def same_model(
+    group: ProcessGroup, device: torch.device, parameters: Sequence[plan.ParameterFacts], options: Options
+) -> None:
+    """One small all-gather where all is well; the whole descriptions only where it is not."""
+    text = json.dumps([[dataclasses.asdict(facts) for facts in parameters], list(options)]).encode()
+    mine = [plan.model_fingerprint(parameters, options), len(text)]
+    answers = _gather(group, torch.tensor(mine, dtype=torch.int64, device=device))
+    if all(answer[0] == mine[0] for answer in answers):
+        return
+    longest = max(int(answer[1]) for answer in answers)
+    padded = torch.zeros(longest, dtype=torch.uint8, device=device)
+    padded[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(device)
+    texts = _gather(group, padded)
+    described = [json.loads(bytes(row[: int(answer[1])])) for row, answer in zip(texts, answers, strict=True)]
+    models = [[_facts(entry) for entry in entries] for entries, _ in described]
+    settings = [[(str(name), value) for name, value in chosen] for _, chosen in described]
+    raise RuntimeError(plan.disagreement(models, settings) or "DDP expects same model across all ranks.")
+
+
+def _facts(entry: dict[str, Any]) -> plan.ParameterFacts:
+    return plan.ParameterFacts(
+        **{**entry, "sizes": tuple(entry["sizes"]), "strides": tuple(entry["strides"])}
+    )
+
+
+def _gather(group: ProcessGroup, mine: torch.Tensor) -> list[list[int]]:
+    rows = [torch.zeros_like(mine) for _ in range(group.size())]
+    dist.all_gather(rows, mine, group=group)
+    return [row.tolist() for row in rows]
+
+
+def order_of_rank_0(group: ProcessGroup, device: torch.device, order: Sequence[int]) -> list[int]:
+    told = torch.tensor(order, dtype=torch.int32, device=device)
+    group.broadcast([told]).wait()
+    agreed: list[int] = told.tolist()
+    return agreed
+
+
+def same_plan(group: ProcessGroup, device: torch.device, number: int) -> None:
+    """`number`: what all ranks should have in common."""
+    if any(
+        row != [number] for row in _gather(group, torch.tensor([number], dtype=torch.int64, device=device))
+    ):
+        raise different_plans(group.rank())

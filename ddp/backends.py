@@ -1,0 +1,58 @@
+"""Which backend suits a job, and who lives with whom: pure functions of what is known of the ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The ranks of a group by host; hosts in the order of their lowest ranks."""
+
+    hosts: tuple[tuple[int, ...], ...]
+    rank: int
+
+    @property
+    def host(self) -> int:
+        return next(number for number, ranks in enumerate(self.hosts) if self.rank in ranks)
+
+    @property
+    def here(self) -> tuple[int, ...]:
+        return self.hosts[self.host]
+
+    @property
+    def member(self) -> int:
+        return self.here.index(self.rank)
+
+    @property
+    def carriers(self) -> int:
+        """How many ranks of each host reduce a slice and take it across; the smallest host decides for all."""
+        return min(len(ranks) for ranks in self.hosts)
+
+    @property
+    def carries(self) -> bool:
+        return len(self.hosts) > 1 and self.member < self.carriers
+
+    def carrier_at(self, host: int) -> int:
+        """The rank that carries there what this one carries here."""
+        return self.hosts[host % len(self.hosts)][self.member]
+
+
+def layout(host_keys: Sequence[str], rank: int) -> Layout:
+    hosts: dict[str, list[int]] = {}
+    for number, key in enumerate(host_keys):
+        hosts.setdefault(key, []).append(number)
+    return Layout(tuple(tuple(ranks) for ranks in hosts.values()), rank)
+
+
+def choose(device_type: str, world_size: int, local_world_size: int, has_native: bool) -> str:
+    """The fastest backend for a job, as measured (docs/performance.md), from what every rank knows alike."""
+    if device_type == "cuda":
+        return "nccl"
+    if device_type != "cpu" or not has_native:
+        return "gloo"
+    return "shm" if local_world_size == world_size else "hier"

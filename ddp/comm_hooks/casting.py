@@ -1,0 +1,54 @@
+"""Gradients of half the size on their way: as float16, or as bfloat16, which has the range of float32.
+
+They are divided by the number of ranks before they are cast, so that a sum overflows no sooner than a gradient does.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket
+
+from ddp.comm_hooks.plain import accepted, group_of
+from ddp.grad_bucket import result_of
+
+Hook = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
+
+
+def fp16(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    return _averaged_as(torch.float16, "fp16", state, bucket)
+
+
+def bf16(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    return _averaged_as(torch.bfloat16, "bf16", state, bucket)
+
+
+def fp16_around(hook: Hook) -> Hook:
+    """The hook is given float16, and what it gives back is cast again."""
+    return _around(torch.float16, "fp16_around", hook)
+
+
+def bf16_around(hook: Hook) -> Hook:
+    return _around(torch.bfloat16, "bf16_around", hook)
+
+
+def _averaged_as(
+    dtype: torch.dtype, name: str, state: Any, bucket: GradBucket
+) -> torch.futures.Future[torch.Tensor]:
+    buffer = accepted(bucket, name)
+    group = group_of(state)
+    small = (buffer / group.size()).to(dtype)
+    work = dist.all_reduce(small, group=group, async_op=True)
+    averaged: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda _done: buffer.copy_(small))
+    return averaged
+
+
+def _around(dtype: torch.dtype, name: str, hook: Hook) -> Hook:
+    def cast(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        buffer = accepted(bucket, name)
+        bucket.set_buffer(buffer.to(dtype))
+        return hook(state, bucket).then(lambda done: buffer.copy_(result_of(done)))
+
+    cast.__name__ = cast.__qualname__ = f"{name}({getattr(hook, '__name__', type(hook).__name__)})"
+    return cast

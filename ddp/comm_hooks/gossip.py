@@ -1,0 +1,74 @@
+"""GossipGraD (Daily and others 2018): with each step a rank averages its gradients with one partner only.
+
+What a step costs does not grow with the number of ranks; a gradient has reached all of them after about log2(ranks)
+steps. The order of the ranks is shuffled after each such round, the same everywhere. Replicas are not the same any
+more, only near each other: average the parameters now and then (`ddp.averaging`), and before they are saved.
+"""
+
+import random
+from enum import Enum
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket
+
+from ddp.comm_hooks.plain import NUMBERS, accepted
+from ddp.comm_hooks.resumable import Resumable
+from ddp.comm_hooks.staged import Stages
+
+
+class Topology(Enum):
+    DISSEMINATION = (
+        "dissemination"  # in turn 1, 2, 4, ... places further: sends to one rank, hears from another
+    )
+    CUBE = "cube"  # pairs that exchange; the number of ranks is a power of two
+
+
+class Gossip(Resumable):
+    def __init__(
+        self,
+        process_group: dist.ProcessGroup | None = None,
+        topology: str | Topology = Topology.DISSEMINATION,
+        *,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(process_group)
+        self.topology = Topology(topology)
+        self.seed = seed
+
+    def partners(self) -> tuple[int, int]:
+        """In this step, in terms of the group's ranks: to whom, and from whom."""
+        return partners(self.topology, self.group.size(), self.group.rank(), self.step, self.seed)
+
+
+def partners(topology: Topology, size: int, rank: int, step: int, seed: int) -> tuple[int, int]:
+    if topology is Topology.CUBE and size & (size - 1):
+        raise ValueError(
+            f"the topology 'cube' needs a power of two of ranks, not {size}; use 'dissemination'"
+        )
+    stages = max(1, (size - 1).bit_length())
+    round_, stage = divmod(step, stages)
+    order = list(range(size))
+    random.Random(seed * 1_000_003 + round_).shuffle(order)
+    place, distance = order.index(rank), 1 << stage
+    if topology is Topology.CUBE and size > 1:
+        return order[place ^ distance], order[place ^ distance]
+    return order[(place + distance) % size], order[(place - distance) % size]
+
+
+def gossip_grad(state: Gossip, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    return state.run(bucket, _stages(state, accepted(bucket, "gossip_grad", NUMBERS), bucket.index()))
+
+
+def _stages(state: Gossip, buffer: torch.Tensor, index: int) -> Stages:
+    to, source = state.partners()
+    if to == state.group.rank():
+        return buffer
+    theirs = torch.empty_like(buffer)
+    yield dist.batch_isend_irecv(
+        [
+            dist.P2POp(dist.isend, buffer, dist.get_global_rank(state.group, to), state.group, index),
+            dist.P2POp(dist.irecv, theirs, dist.get_global_rank(state.group, source), state.group, index),
+        ]
+    )
+    return buffer.add_(theirs).div_(2)

@@ -1,0 +1,70 @@
+"""What a hook remembers of each parameter from step to step, wherever its bucket has gone meanwhile."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, MutableMapping, Sequence
+
+
+class Memory:
+    def __init__(self) -> None:
+        self._kept: MutableMapping[torch.Tensor, torch.Tensor] = WeakIdKeyDictionary()
+
+    def get(self, parameter: torch.Tensor, shape: Sequence[int]) -> torch.Tensor | None:
+        """None: nothing is remembered, or it is of another shape, as the parameter is another by now."""
+        kept = self._kept.get(parameter)
+        return kept if kept is not None and kept.shape == torch.Size(shape) else None
+
+    def put(self, parameter: torch.Tensor, value: torch.Tensor) -> None:
+        self._kept[parameter] = value
+
+    def add_to(self, flat: torch.Tensor, parameters: Sequence[torch.Tensor]) -> None:
+        """`flat`: something of each parameter, side by side. What is remembered is added."""
+        for parameter, piece in _pieces(flat, parameters):
+            kept = self.get(parameter, piece.shape)
+            if kept is not None:
+                piece.add_(kept.to(piece.device))
+
+    def keep(self, flat: torch.Tensor, parameters: Sequence[torch.Tensor]) -> None:
+        """An overflow is not remembered: it would come back for ever."""
+        flat.nan_to_num_(0.0, 0.0, 0.0)
+        for parameter, piece in _pieces(flat, parameters):
+            self.put(parameter, piece)
+
+    def state_dict(self, module: torch.nn.Module) -> dict[str, torch.Tensor]:
+        return {
+            _name(name): self._kept[parameter].detach().clone()
+            for name, parameter in module.named_parameters()
+            if parameter in self._kept
+        }
+
+    def load_state_dict(self, module: torch.nn.Module, saved: Mapping[str, torch.Tensor]) -> None:
+        known = {_name(name): parameter for name, parameter in module.named_parameters()}
+        if unknown := sorted(set(saved) - set(known)):
+            raise ValueError(
+                f"the saved state of the communication hook is of another model: this one has no {unknown[0]!r}"
+            )
+        self._kept = WeakIdKeyDictionary()
+        for name, value in saved.items():
+            parameter = known[name]
+            self._kept[parameter] = value.to(parameter.device, copy=True)
+
+    def __reduce__(self) -> tuple[type[Memory], tuple[()]]:
+        return Memory, ()
+
+
+def _pieces(
+    flat: torch.Tensor, parameters: Sequence[torch.Tensor]
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    sizes = [parameter.numel() for parameter in parameters]
+    return list(zip(parameters, torch.split(flat[: sum(sizes)], sizes), strict=True))
+
+
+def _name(name: str) -> str:
+    """The same with and without DDP's wrapper around the module."""
+    return name.removeprefix("module.")

@@ -1,0 +1,146 @@
+"""PowerSGD (Vogels, Karimireddy, Jaggi 2019): a gradient matrix M travels as two thin factors, M ~ P Q'.
+
+One step of subspace iteration: P = mean of M Q over the ranks, made orthonormal; Q = mean of M' P; the average is
+P Q'. Q is taken up again in the next step, which makes the approximation follow the gradients. What M lost is added
+to the next gradient. Vectors, and matrices that are too small to gain from it, travel as they are, with P.
+"""
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket
+
+from ddp.comm_hooks.memory import Memory
+from ddp.comm_hooks.plain import accepted
+from ddp.comm_hooks.resumable import Resumable
+from ddp.comm_hooks.staged import Stages
+
+_WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+
+
+class PowerSGD(Resumable):
+    """`rank`: columns of the factors. `start_step`: how many steps to average as usual first: early gradients are no
+    matrices of low rank. `min_compression`: a matrix is compressed if that makes it smaller by more than this
+    factor. `warm_start`: begin with the factors of the step before."""
+
+    def __init__(
+        self,
+        process_group: dist.ProcessGroup | None = None,
+        rank: int = 1,
+        start_step: int = 1000,
+        *,
+        min_compression: float = 2.0,
+        error_feedback: bool = True,
+        warm_start: bool = True,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(process_group)
+        if rank < 1:
+            raise ValueError(f"rank={rank}: the factors have one column at least")
+        if start_step < 0:
+            raise ValueError(f"start_step={start_step}: give the number of steps to wait, 0 for none")
+        self.rank = rank
+        self.start_step = start_step
+        self.min_compression = min_compression
+        self.error_feedback = error_feedback
+        self.warm_start = warm_start
+        self.seed = seed
+        self.factors = Memory()
+
+    def _memories(self) -> dict[str, Memory]:
+        return {**super()._memories(), "factors": self.factors}
+
+    def compresses(self, shape: torch.Size) -> bool:
+        if len(shape) < 2 or not shape.numel():
+            return False
+        rows, columns = shape[0], shape.numel() // shape[0]
+        rank = min(self.rank, rows, columns)
+        return (rows + columns) * rank * self.min_compression < rows * columns
+
+
+def power_sgd(state: PowerSGD, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    buffer = accepted(bucket, "power_sgd")
+    parameters = bucket.parameters()
+    if state.step < state.start_step:
+        return state.run(bucket, _as_usual(state, buffer))
+    return state.run(bucket, _compressed(state, buffer, parameters, bucket.index()))
+
+
+def _as_usual(state: PowerSGD, buffer: torch.Tensor) -> Stages:
+    buffer.div_(state.group.size())
+    yield [dist.all_reduce(buffer, group=state.group, async_op=True)]
+    return buffer
+
+
+def _compressed(state: PowerSGD, buffer: torch.Tensor, parameters: list[torch.Tensor], index: int) -> Stages:
+    size = state.group.size()
+    numel = sum(parameter.numel() for parameter in parameters)
+    gradient = buffer[:numel].to(_WIDE.get(buffer.dtype, buffer.dtype), copy=True)
+    if state.error_feedback:
+        state.errors.add_to(gradient, parameters)
+    pieces = list(torch.split(gradient, [parameter.numel() for parameter in parameters]))
+    thin = [i for i, parameter in enumerate(parameters) if state.compresses(parameter.shape)]
+    matrices = [pieces[i].view(parameters[i].shape[0], -1) for i in thin]
+    whole = [pieces[i] for i in range(len(pieces)) if i not in set(thin)]
+
+    q = _first_factors(state, [parameters[i] for i in thin], matrices, index)
+    first = _side_by_side([*whole, *(m @ each for m, each in zip(matrices, q, strict=True))], gradient).div_(
+        size
+    )
+    yield [dist.all_reduce(first, group=state.group, async_op=True)]
+
+    shapes = [(m.shape[0], each.shape[1]) for m, each in zip(matrices, q, strict=True)]
+    averages = _apart(first, [*(piece.shape for piece in whole), *shapes])
+    p = [torch.linalg.qr(each).Q for each in averages[len(whole) :]]
+    second = _side_by_side([m.T @ each for m, each in zip(matrices, p, strict=True)], gradient).div_(size)
+    if matrices:
+        yield [dist.all_reduce(second, group=state.group, async_op=True)]
+
+    q = _apart(second, [each.shape for each in q])
+    average = torch.empty_like(gradient)
+    into = torch.split(average, [parameter.numel() for parameter in parameters])
+    for i, left, right in zip(thin, p, q, strict=True):
+        torch.mm(left, right.T, out=into[i].view(left.shape[0], -1))
+        state.factors.put(parameters[i], right.clone())
+    _keep_the_loss(state, gradient, into, thin, parameters)
+    for i, value in zip([i for i in range(len(pieces)) if i not in set(thin)], averages, strict=False):
+        into[i].copy_(value)
+    buffer[:numel].copy_(average)
+    return buffer
+
+
+def _keep_the_loss(
+    state: PowerSGD,
+    gradient: torch.Tensor,
+    approximations: tuple[torch.Tensor, ...],
+    thin: list[int],
+    parameters: list[torch.Tensor],
+) -> None:
+    if not state.error_feedback:
+        return
+    pieces = torch.split(gradient, [parameter.numel() for parameter in parameters])
+    for i in thin:
+        state.errors.keep(pieces[i] - approximations[i], [parameters[i]])
+
+
+def _first_factors(
+    state: PowerSGD, parameters: list[torch.Tensor], matrices: list[torch.Tensor], index: int
+) -> list[torch.Tensor]:
+    """The same on all ranks: what they had in the step before, or random numbers of one seed."""
+    source = torch.Generator().manual_seed(state.seed + 1_000_003 * state.step + 7_919 * index)
+    made = []
+    for parameter, matrix in zip(parameters, matrices, strict=True):
+        shape = (matrix.shape[1], min(state.rank, *matrix.shape))
+        kept = state.factors.get(parameter, shape) if state.warm_start else None
+        if kept is None or not bool(kept.isfinite().all()):
+            kept = torch.randn(shape, generator=source, dtype=matrix.dtype)
+        made.append(kept.to(matrix.device, matrix.dtype))
+    return made
+
+
+def _side_by_side(tensors: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+    return torch.cat([tensor.reshape(-1) for tensor in tensors]) if tensors else like.new_empty(0)
+
+
+def _apart(flat: torch.Tensor, shapes: list[torch.Size | tuple[int, int]]) -> list[torch.Tensor]:
+    sizes = [torch.Size(shape).numel() for shape in shapes]
+    return [piece.view(shape) for piece, shape in zip(torch.split(flat, sizes), shapes, strict=True)]

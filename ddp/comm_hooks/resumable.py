@@ -1,0 +1,57 @@
+"""What hooks with a state have in common: a group, a count of steps, and a memory, to be saved and loaded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from ddp.comm_hooks.memory import Memory
+from ddp.comm_hooks.staged import Staged
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import torch
+    from torch._C._distributed_c10d import GradBucket
+
+    from ddp.comm_hooks.staged import Stages
+
+
+class Resumable:
+    """`process_group`: None is the default group. A pickle leaves it out: set it again if it is another."""
+
+    def __init__(self, process_group: dist.ProcessGroup | None = None) -> None:
+        self.process_group = process_group
+        self.step = 0
+        self.errors = Memory()
+        self._staged = Staged()
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        group = self.process_group or dist.group.WORLD
+        assert group is not None, "there is no process group: call ddp.init() first"
+        return group
+
+    def run(self, bucket: GradBucket, stages: Stages) -> torch.futures.Future[torch.Tensor]:
+        """What `stages` does at its start, it does in the step that is now; the next bucket 0 is of the next step."""
+        future = self._staged.add(bucket, stages)
+        if bucket.is_last():
+            self.step += 1
+        return future
+
+    def _memories(self) -> dict[str, Memory]:
+        return {"errors": self.errors}
+
+    def state_dict(self, module: torch.nn.Module) -> dict[str, Any]:
+        """Of this rank: ranks make different errors. `module`: the model, or its wrapper."""
+        saved = {what: memory.state_dict(module) for what, memory in self._memories().items()}
+        return {"step": self.step, **saved}
+
+    def load_state_dict(self, module: torch.nn.Module, saved: Mapping[str, Any]) -> None:
+        for what, memory in self._memories().items():
+            memory.load_state_dict(module, saved[what])
+        self.step = saved["step"]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "process_group": None}

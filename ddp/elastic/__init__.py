@@ -1,0 +1,24 @@
+"""State that outlives the processes of a rank, and a sampler that knows where the epoch stands."""
+
+from __future__ import annotations
+
+from ddp.elastic.image import DamagedImage
+from ddp.elastic.request import CheckpointRequest, checkpoint_done, checkpoint_request, checkpoint_requested
+from ddp.elastic.resume import Resumed
+from ddp.elastic.sampler import ElasticSampler
+from ddp.elastic.scratch import ScratchError
+from ddp.elastic.state import State
+from ddp.elastic.writer import CommitError
+
+__all__ = [
+    "CheckpointRequest",
+    "CommitError",
+    "DamagedImage",
+    "ElasticSampler",
+    "Resumed",
+    "ScratchError",
+    "State",
+    "checkpoint_done",
+    "checkpoint_request",
+    "checkpoint_requested",
+]

@@ -1,0 +1,20 @@
+"""torch's generators of random numbers: each rank's own, so that dropout goes on as if nothing had been."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def get() -> dict[str, Any]:
+    states: dict[str, Any] = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def set(states: dict[str, Any]) -> None:
+    torch.set_rng_state(states["cpu"])
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])

@@ -1,0 +1,238 @@
+"""The bytes of one part of a commit: the same in memory and in a file.
+
+    prologue | head | skeleton | private | layout | data
+
+The *head* says in JSON whose part of which commit this is. The *layout* describes the tensors and where in
+the data each lies; it rarely changes from commit to commit and is made once. *Private* is what belongs to
+one rank alone (its generators of random numbers) and is never given to another. The prologue has the
+lengths, a checksum of everything before the data, one of the data, and a word that says whether the image
+is whole.
+
+In memory a dead writer is the only danger: it can have stopped anywhere, but what it had stored is there.
+So the word is taken away first and put back last, and no checksum of the data is needed. A file can be
+damaged in more ways: there the checksum counts.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+import zlib
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ddp.elastic.leaves import Leaf
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_MAGIC = b"ddpimg01"
+_PROLOGUE = struct.Struct(
+    "<8s4sIIQQQQQQ"
+)  # magic, state, index checksum, data checksum, five lengths, data's place
+_BLANK, _IN_MEMORY, _ON_DISK = b"none", b"memo", b"disk"
+_ALIGN = 64
+_PAGE = 4096
+_PIECE = 8 << 20  # what is read at once
+
+
+class DamagedImage(Exception):
+    """What is wrong with it, in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    number: int
+    era: str
+    part: int | None  # None: nothing but what is private
+    parts: int
+    rank: int
+    world_size: int
+    regions: int  # fingerprint of which regions of the modules' tensors are in here
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    leaves: tuple[Leaf, ...]
+    offsets: tuple[int, ...]  # -1: described, but not in here
+    n_bytes: int
+
+    @classmethod
+    def of(cls, leaves: list[Leaf], kept: list[bool]) -> Layout:
+        offsets, end = [], 0
+        for leaf, is_kept in zip(leaves, kept, strict=True):
+            offsets.append(end if is_kept else -1)
+            if is_kept:
+                end += -(-leaf.n_bytes // _ALIGN) * _ALIGN
+        return cls(tuple(leaves), tuple(offsets), end)
+
+    def packed(self) -> bytes:
+        rows = [
+            [leaf.path, str(leaf.dtype), leaf.shape, leaf.stride, leaf.region, leaf.sharded, offset]
+            for leaf, offset in zip(self.leaves, self.offsets, strict=True)
+        ]
+        return json.dumps([self.n_bytes, rows]).encode()
+
+    @classmethod
+    def unpacked(cls, data: bytes) -> Layout:
+        n_bytes, rows = json.loads(data)
+        leaves = tuple(
+            Leaf(path, _dtype(dtype), tuple(shape), tuple(stride), tuple((a, b) for a, b in region), sharded)
+            for path, dtype, shape, stride, region, sharded, _offset in rows
+        )
+        return cls(leaves, tuple(row[-1] for row in rows), n_bytes)
+
+
+def _dtype(text: str) -> torch.dtype:
+    dtype = getattr(torch, text.removeprefix("torch."))
+    if not isinstance(dtype, torch.dtype):
+        raise DamagedImage(f"unknown type {text}")
+    return dtype
+
+
+def saved(value: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+# --- writing -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """All but the data, ready to be written."""
+
+    sections: tuple[bytes, bytes, bytes, bytes]
+    data_bytes: int
+
+    @property
+    def data_at(self) -> int:
+        end = _PROLOGUE.size + sum(map(len, self.sections))
+        # Room to grow: the data's place must not move when a number gets one digit longer.
+        return -(-(end + _PAGE // 2) // _PAGE) * _PAGE
+
+    @property
+    def n_bytes(self) -> int:
+        return self.data_at + self.data_bytes
+
+
+def index_of(head: Head, skeleton: bytes, private: bytes, layout: bytes, data_bytes: int) -> Index:
+    said = {name: getattr(head, name) for name in Head.__slots__}
+    return Index((json.dumps(said).encode(), skeleton, private, layout), data_bytes)
+
+
+def begin(buffer: memoryview) -> None:
+    buffer[: _PROLOGUE.size] = _prologue(_BLANK, 0, 0, (0, 0, 0, 0), 0, 0)
+
+
+def finish(buffer: memoryview, index: Index) -> None:
+    """After the data has been put in its place."""
+    text = b"".join(index.sections)
+    buffer[_PROLOGUE.size : _PROLOGUE.size + len(text)] = text
+    lengths = tuple(map(len, index.sections))
+    buffer[: _PROLOGUE.size] = _prologue(
+        _IN_MEMORY, zlib.crc32(text), 0, lengths, index.data_bytes, index.data_at
+    )
+
+
+def _prologue(
+    state: bytes, index_sum: int, data_sum: int, lengths: tuple[int, ...], data_bytes: int, data_at: int
+) -> bytes:
+    return _PROLOGUE.pack(_MAGIC, state, index_sum, data_sum, *lengths, data_bytes, data_at)
+
+
+# --- reading -----------------------------------------------------------------------------------------
+
+
+class Image:
+    """Over bytes that somebody else keeps. Making one checks the index, not the data."""
+
+    def __init__(self, buffer: memoryview) -> None:
+        if len(buffer) < _PROLOGUE.size:
+            raise DamagedImage(f"{len(buffer)} bytes are too few")
+        magic, state, index_sum, self.data_sum, *lengths, data_bytes, data_at = _PROLOGUE.unpack(
+            buffer[: _PROLOGUE.size]
+        )
+        if magic != _MAGIC or state == _BLANK:
+            raise DamagedImage(
+                "it was not written to its end" if magic == _MAGIC else "it is not a commit's file"
+            )
+        self.on_disk = state == _ON_DISK
+        end = _PROLOGUE.size + sum(lengths)
+        if end > data_at or data_at + data_bytes > len(buffer):
+            raise DamagedImage(f"it has {len(buffer)} bytes of {data_at + data_bytes}")
+        if zlib.crc32(buffer[_PROLOGUE.size : end]) != index_sum:
+            raise DamagedImage("the checksum of its index is wrong")
+        sections, at = [], _PROLOGUE.size
+        for length in lengths:
+            sections.append(buffer[at : at + length])
+            at += length
+        self._head, self._skeleton, self._private, self._layout = sections
+        self.data = buffer[data_at : data_at + data_bytes]
+        self.whole = buffer[: data_at + data_bytes]
+        self.index_sum: int = index_sum
+        self.head = Head(**json.loads(bytes(self._head)))
+
+    @cached_property
+    def layout(self) -> Layout:
+        return Layout.unpacked(bytes(self._layout))
+
+    def skeleton(self) -> Any:
+        outer = _loaded(self._skeleton)
+        return outer | {"objects": _loaded(memoryview(outer["objects"]))}
+
+    def private(self) -> Any:
+        return _loaded(self._private)
+
+    def content_sum(self) -> int:
+        """Of what replicas have in common."""
+        result = zlib.crc32(self._layout)
+        for piece in pieces(self.data):
+            result = zlib.crc32(piece, result)
+        return result
+
+    def check_data(self) -> None:
+        if self.on_disk and data_checksum(self.data) != self.data_sum:
+            raise DamagedImage("the checksum of its data is wrong")
+
+    def tensor(self, number: int) -> torch.Tensor | None:
+        """A view of the image's bytes; None if that leaf is not in here."""
+        leaf, offset = self.layout.leaves[number], self.layout.offsets[number]
+        if offset < 0:
+            return None
+        return view(self.data, leaf, offset)
+
+
+def view(data: memoryview, leaf: Leaf, offset: int) -> torch.Tensor:
+    if not leaf.n_bytes:
+        return torch.empty(leaf.local_shape, dtype=leaf.dtype)
+    flat = torch.frombuffer(data, dtype=torch.uint8, count=leaf.n_bytes, offset=offset)
+    return flat.view(leaf.dtype).view(leaf.local_shape)
+
+
+def _loaded(section: memoryview) -> Any:
+    return torch.load(io.BytesIO(section), weights_only=True)
+
+
+def pieces(data: memoryview) -> Iterator[memoryview]:
+    """Small enough for others to get a word in between."""
+    return (data[at : at + _PIECE] for at in range(0, len(data), _PIECE))
+
+
+def data_checksum(data: memoryview) -> int:
+    result = 0
+    for piece in pieces(data):
+        result = zlib.crc32(piece, result)
+    return result
+
+
+def for_disk(image: Image, data_sum: int) -> bytes:
+    """The prologue of the same image in a file."""
+    lengths = tuple(map(len, (image._head, image._skeleton, image._private, image._layout)))
+    data_at = len(image.whole) - len(image.data)
+    return _prologue(_ON_DISK, image.index_sum, data_sum, lengths, len(image.data), data_at)

@@ -1,0 +1,139 @@
+"""From tensors to an image in a slot; and from there to disk, if it is to go there.
+
+What costs time at every step is one copy of the state into mapped memory. Everything that stays the same
+from commit to commit (the layout, and the views into the slots) is made once and kept for as long as the
+tensors look alike.
+"""
+
+from __future__ import annotations
+
+import io
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ddp import commits
+from ddp.elastic import generators, image, leaves
+
+if TYPE_CHECKING:
+    from ddp.elastic.contents import Captured
+    from ddp.elastic.scratch import Slot, Slots
+    from ddp.elastic.writer import Writer
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What every image of this rank in this generation says of itself."""
+
+    era: str
+    role: commits.Role
+    rank: int
+    world_size: int
+    regions: int
+
+    def head(self, number: int) -> image.Head:
+        role = self.role
+        return image.Head(number, self.era, role.part, role.parts, self.rank, self.world_size, self.regions)
+
+
+@dataclass(eq=False)
+class _Description:
+    """Of tensors that look like these."""
+
+    looks: list[Any]
+    layout: image.Layout
+    packed: bytes
+
+
+class Keeper:
+    def __init__(self, slots: Slots, writer: Writer | None, signature: Signature) -> None:
+        self._slots, self._writer, self._signature = slots, writer, signature
+        self._described: _Description | None = None
+        self._packed_objects: tuple[Any, bytes] = (None, b"")
+
+    def keep(self, captured: Captured, number: int, to_disk: bool) -> None:
+        tensors = [leaves.local(each) for each in captured.tensors]
+        described = self._describe(captured, tensors)
+        skeleton = image.saved(captured.skeleton | {"objects": self._objects(captured.skeleton["objects"])})
+        private = image.saved(generators.get())
+        head = self._signature.head(number)
+        index = image.index_of(head, skeleton, private, described.packed, described.layout.n_bytes)
+        slot = self._slots.next(index.n_bytes)
+        image.begin(slot.buffer)
+        _copy(self._views(slot, index.data_at, described), tensors, described.layout)
+        image.finish(slot.buffer, index)
+        self._slots.keep(slot)
+        if to_disk and self._writer is not None and head.part is not None:
+            name = commits.DiskName(commits.CommitName(number, head.era), head.part, head.parts)
+            slot.pinned = True
+            self._writer.write(image.Image(slot.buffer), name, done=lambda: setattr(slot, "pinned", False))
+
+    def _objects(self, skeleton: Any) -> bytes:
+        """Of an optimizer it is long, and the same from step to step."""
+        known, packed = self._packed_objects
+        if known is None or known != skeleton:
+            packed = image.saved(skeleton)
+            self._packed_objects = (skeleton if _never_changes(skeleton) else None, packed)
+        return packed
+
+    def _describe(self, captured: Captured, tensors: list[torch.Tensor]) -> _Description:
+        looks = [captured.paths, [(each.shape, each.stride(), each.dtype) for each in tensors]]
+        if self._described is None or self._described.looks != looks:
+            pairs = zip(captured.tensors, captured.paths, strict=True)
+            found = [leaves.leaf_of(tensor, path) for tensor, path in pairs]
+            role = self._signature.role
+            kept = [role.part is not None and (leaf.sharded or role.keeps_replicas) for leaf in found]
+            layout = image.Layout.of(found, kept)
+            _must_be_readable(image.saved(captured.skeleton))
+            self._described = _Description(looks, layout, layout.packed())
+        return self._described
+
+    def _views(self, slot: Slot, data_at: int, described: _Description) -> list[torch.Tensor]:
+        if slot.views is None or slot.views[:2] != (data_at, described):
+            layout = described.layout
+            data = slot.buffer[data_at : data_at + layout.n_bytes]
+            kept = [(leaf, at) for leaf, at in zip(layout.leaves, layout.offsets, strict=True) if at >= 0]
+            slot.views = (data_at, described, [image.view(data, leaf, at) for leaf, at in kept])
+        views: list[torch.Tensor] = slot.views[2]
+        return views
+
+    def flush(self) -> None:
+        if self._writer is not None:
+            self._writer.flush()
+
+    def raise_error(self) -> None:
+        if self._writer is not None:
+            self._writer.raise_error()
+
+    def remove(self) -> None:
+        self._described = None
+        self._slots.remove()
+
+
+def _never_changes(node: Any) -> bool:
+    """A skeleton is made anew for each commit, but not what it has for leaves: a counter in it may count on."""
+    if isinstance(node, dict):
+        return type(node) in (dict, OrderedDict) and all(map(_never_changes, node.values()))
+    if type(node) in (list, tuple):
+        return all(map(_never_changes, node))
+    return node is None or type(node) in (bool, int, float, str, bytes)
+
+
+def _copy(views: list[torch.Tensor], tensors: list[torch.Tensor], layout: image.Layout) -> None:
+    kept = [tensor for tensor, at in zip(tensors, layout.offsets, strict=True) if at >= 0]
+    with torch.no_grad():
+        if kept:
+            torch._foreach_copy_(views, kept)
+
+
+def _must_be_readable(skeleton: bytes) -> None:
+    """Now, and not when it is needed: files are read without executing anything that is in them."""
+    try:
+        torch.load(io.BytesIO(skeleton), weights_only=True)
+    except Exception as error:
+        raise TypeError(
+            "the state has values that torch.load(weights_only=True) will not read back; keep plain values and "
+            f"tensors, or allow the class with torch.serialization.add_safe_globals: {error}"
+        ) from error

@@ -1,0 +1,65 @@
+"""The few things that all ranks do together, over whatever group there is; alone, they cost nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch.distributed import ProcessGroup
+
+T = TypeVar("T")
+_PIECE = 64 << 20
+
+
+class Team:
+    def __init__(self, group: ProcessGroup | None) -> None:
+        self._group = group
+        self._together = dist.is_available() and dist.is_initialized()
+        self.rank = dist.get_rank(group) if self._together else 0
+        self.size = dist.get_world_size(group) if self._together else 1
+        self._device = _device_of(group) if self._together else torch.device("cpu")
+        self._flag = torch.zeros(1, dtype=torch.int32, device=self._device)
+
+    def gather(self, value: T) -> list[T]:
+        """Of every rank, in order. Values travel pickled, between the processes of one job."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value, group=self._group)
+        return values
+
+    def any(self, flag: bool) -> bool:
+        if self.size == 1:
+            return flag
+        self._flag.fill_(int(flag))
+        dist.all_reduce(self._flag, op=dist.ReduceOp.MAX, group=self._group)
+        return bool(self._flag.item())
+
+    def first(self, make: Callable[[], T]) -> T:
+        """What rank 0 makes, on every rank."""
+        return self.gather(make() if self.rank == 0 else None)[0]  # type: ignore[return-value]
+
+    def send(self, data: memoryview | None, root: int) -> memoryview:
+        """The root's bytes, on every rank."""
+        n_bytes = self.gather(len(data) if data is not None and self.rank == root else 0)[root]
+        if data is None or self.rank != root:
+            data = memoryview(bytearray(n_bytes))
+        flat = torch.frombuffer(data, dtype=torch.uint8)
+        source = root if self._group is None else dist.get_global_rank(self._group, root)
+        for piece in torch.split(flat, _PIECE):
+            there = piece.to(self._device)
+            dist.broadcast(there, source, group=self._group)
+            if self.rank != root and there is not piece:
+                piece.copy_(there)
+        return data
+
+
+def _device_of(group: ProcessGroup | None) -> torch.device:
+    """The CPU if the group can talk about what lies there, else this process's own device."""
+    kinds = (group or dist.group.WORLD)._device_types  # type: ignore[union-attr]
+    return next((kind for kind in kinds if kind.type == "cpu"), kinds[0])

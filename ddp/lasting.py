@@ -1,0 +1,78 @@
+"""A reducer over many steps: what one backward has taught is put to use before the next.
+
+Before each forward it is asked whether the backward before went well. The first one that did decides the buckets:
+rank 0 tells the order in which its gradients arrived, all ranks make the same plan of it, and compare. From then on
+the hooks follow the plan, fewer where the order proved steady.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddp import agreement, errors, plan
+from ddp.backward import Mode
+from ddp.reducer import Reducer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+# How often a changed order is learned anew before every parameter is watched for good.
+_MOST_LESSONS = 3
+
+
+class LastingReducer(Reducer):
+    def _ensure_prior_finished(self) -> None:
+        seen, lacking = self._round, self._lacking
+        self._lacking = None
+        if seen is not None and seen.begun and not seen.end_known:
+            self._round = None
+            lacking = {i for i, count in enumerate(seen.counts) if not count}
+        elif seen is not None and seen.end_known and not seen.ended:
+            self._abandon(seen)
+            return
+        if lacking and not self._looks_for_unused:
+            raise self._told(self._unfinished(sorted(lacking)))
+
+    def _unfinished(self, lacking: list[int]) -> RuntimeError:
+        if self.static_graph:
+            return errors.graph_changed(self._names(lacking), lacking, self.rank)
+        return errors.unfinished(
+            self._names(lacking), lacking, self.rank, find_unused=self.settings.find_unused
+        )
+
+    def _rebuild_buckets(self) -> bool:
+        """Before each forward: did the backward before go well, and is there something to learn from it?"""
+        self._ensure_prior_finished()
+        learned, self._lesson = self._lesson, None
+        if learned is None:
+            return False
+        rebuild = self._should_rebuild
+        if rebuild:
+            self._rebuild(learned.order)
+        if self._mode is Mode.OBSERVE:
+            self._expected = list(learned.expected)
+            self._own_order = learned.order
+        self._lessons += 1
+        steady = self._lessons <= _MOST_LESSONS and not self._hooked_by_others
+        self._watch_as(learned.mode if steady else Mode.COUNT)
+        return rebuild
+
+    def _rebuild(self, order: Sequence[int]) -> None:
+        group, device = self.sending.group, self.sending.device
+        agreed = agreement.order_of_rank_0(group, device, order)
+        chosen = self.sending.planned(agreed)
+        agreement.same_plan(group, device, plan.plan_fingerprint(chosen))
+        self.sending.adopt(chosen)
+        self._adopt(chosen)
+        self.rebuilt = True
+        self._round = None
+
+    def _watch_as(self, mode: Mode) -> None:
+        self._mode = mode
+        if mode is Mode.SENTINEL:
+            place = {member: i for i, member in enumerate(self._own_order)}
+            last = {max(chunk.members, key=place.__getitem__): i for i, chunk in enumerate(self._chunks)}
+            self._watch.sentinels(last, self._sentinel)
+        elif not self._hooked_by_others:
+            self._watch.every_parameter()

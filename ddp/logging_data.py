@@ -1,0 +1,153 @@
+"""What `_get_ddp_logging_data` tells: torch's keys, as far as a reducer in Python has something to say for them."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_ENVIRONMENT = {
+    "MASTER_PORT": "master_port",
+    "MASTER_ADDR": "master_addr",
+    "TORCH_DISTRIBUTED_DEBUG": "torch_distributed_debug",
+    "CUDA_VISIBLE_DEVICES": "cuda_visible_devices",
+}
+_OF_GLOO = {
+    "GLOO_SOCKET_IFNAME": "gloo_socket_ifname",
+    "GLOO_DEVICE_TRANSPORT": "gloo_device_transport",
+}
+_OF_NCCL = {
+    "NCCL_SOCKET_IFNAME": "nccl_socket_ifname",
+    "NCCL_BLOCKING_WAIT": "nccl_blocking_wait",
+    "NCCL_DEBUG": "nccl_debug",
+    "NCCL_NTHREADS": "nccl_nthreads",
+    "NCCL_IB_TIMEOUT": "nccl_ib_timeout",
+}
+_STAGES = ("forward_compute", "backward_compute", "backward_comm", "backward_compute_comm_overlap")
+_ALWAYS_SAMPLED = 10
+
+
+@dataclass
+class Data:
+    """The shape of torch's DDPLoggingData."""
+
+    strs_map: dict[str, str] = field(default_factory=dict)
+    ints_map: dict[str, int] = field(default_factory=dict)
+
+
+class Stopwatch:
+    """When the stages of a step began and ended, in nanoseconds. The first ten steps are timed, then every n-th."""
+
+    def __init__(self) -> None:
+        self.sample_rate = 100
+        self.iteration = 0
+        self.marks: dict[str, int] = {}
+        self.sums = dict.fromkeys(_STAGES, 0)
+        self.samples = 0
+
+    def next_iteration(self) -> None:
+        self.iteration += 1
+        self.marks.clear()
+
+    @property
+    def sampling(self) -> bool:
+        return self.iteration <= _ALWAYS_SAMPLED or self.iteration % self.sample_rate == 0
+
+    def mark(self, name: str) -> None:
+        if self.sampling:
+            self.marks[name] = time.time_ns()
+
+    def mark_first(self, name: str) -> None:
+        if name not in self.marks:
+            self.mark(name)
+
+    def spans(self) -> dict[str, int]:
+        at = self.marks
+        wanted = ("forward_start", "backward_start", "comm_start", "compute_end", "comm_end")
+        if any(name not in at for name in wanted):
+            return {}
+        overlap = max(0, min(at["compute_end"], at["comm_end"]) - at["comm_start"])
+        return {
+            "forward_compute": at["backward_start"] - at["forward_start"],
+            "backward_compute": at["compute_end"] - at["backward_start"],
+            "backward_comm": at["comm_end"] - at["comm_start"],
+            "backward_compute_comm_overlap": overlap,
+        }
+
+    def step_ended(self) -> None:
+        self.mark("comm_end")
+        if spans := self.spans():
+            self.samples += 1
+            for stage, span in spans.items():
+                self.sums[stage] += span
+
+
+class Log:
+    """In the place of torch's Logger."""
+
+    def __init__(self, refresh: Callable[[Log], None]) -> None:
+        self.data = Data()
+        self._refresh = refresh
+
+    def set_construction_data_and_log(
+        self,
+        module_name: str,
+        device_ids: Sequence[int],
+        output_device: int,
+        broadcast_buffers: bool,
+        has_sync_bn: bool,
+        static_graph: bool,
+    ) -> None:
+        strings, numbers = self.data.strs_map, self.data.ints_map
+        strings["module_name"] = module_name
+        strings["device_ids"] = ", ".join(map(str, device_ids))
+        backend = strings.get("backend_name")
+        told = _ENVIRONMENT | (_OF_GLOO if backend == "gloo" else _OF_NCCL if backend == "nccl" else {})
+        strings.update({key: os.environ.get(name, "N/A") for name, key in told.items()})
+        numbers["output_device"] = output_device
+        numbers["broadcast_buffers"] = int(broadcast_buffers)
+        numbers["has_sync_bn"] = int(has_sync_bn)
+        if static_graph:
+            numbers["static_graph"] = 1
+
+    def tell(self, strings: dict[str, str], numbers: dict[str, int]) -> None:
+        self.data.strs_map.update(strings)
+        self.data.ints_map.update(numbers)
+
+    def tell_times(self, watch: Stopwatch) -> None:
+        numbers = self.data.ints_map
+        for stage, span in watch.spans().items():
+            numbers[f"{stage}_time"] = span
+            numbers[f"avg_{stage}_time"] = watch.sums[stage] // max(1, watch.samples)
+        starts = {
+            "forward_compute_time_start": "forward_start",
+            "backward_compute_time_start": "backward_start",
+            "backward_compute_time_end": "compute_end",
+            "backward_comm_time_start": "comm_start",
+            "backward_comm_time_end": "comm_end",
+        }
+        numbers.update({key: watch.marks[name] for key, name in starts.items() if name in watch.marks})
+
+    def set_runtime_stats_and_log(self) -> None:
+        """Before a forward: what the steps before it have shown."""
+        self._refresh(self)
+
+    def set_error_and_log(self, error: str) -> None:
+        self.data.strs_map["error"] = error
+        self.data.ints_map["has_error"] = 1
+
+    def _set_comm_hook_name(self, name: str) -> None:
+        self.data.strs_map["comm_hook"] = name
+
+    def _set_uneven_input_join(self) -> None:
+        self.data.ints_map["join_uneven_inputs"] = 1
+
+    def _set_static_graph(self) -> None:
+        self.data.ints_map["static_graph"] = 1
+
+    def _get_ddp_logging_data(self) -> Data:
+        return self.data

@@ -1,0 +1,136 @@
+"""torch's tensors and reductions in the words of the compiled core: numbers, addresses, sizes."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed import ReduceOp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+BARRIER, ALL_REDUCE, BROADCAST, ALL_GATHER, REDUCE_SCATTER, REDUCE = range(6)
+SUM, PRODUCT, MINIMUM, MAXIMUM, BIT_AND, BIT_OR, BIT_XOR = range(7)
+
+_ELEMENTS = {
+    torch.float64: 0,
+    torch.float32: 1,
+    torch.float16: 2,
+    torch.bfloat16: 3,
+    torch.int64: 4,
+    torch.int32: 5,
+    torch.int16: 6,
+    torch.int8: 7,
+    torch.uint8: 8,
+    torch.bool: 9,
+}
+_HALVES = {torch.complex64: torch.float32, torch.complex128: torch.float64}
+_BYTE = _ELEMENTS[torch.uint8]
+_FLOATS = range(4)
+
+_KIND: Any = ReduceOp.RedOpType  # its members are not in torch's description
+_REDUCTIONS = {
+    _KIND.SUM: SUM,
+    _KIND.AVG: SUM,
+    _KIND.MAX: MAXIMUM,
+    _KIND.MIN: MINIMUM,
+    _KIND.PRODUCT: PRODUCT,
+    _KIND.BAND: BIT_AND,
+    _KIND.BOR: BIT_OR,
+    _KIND.BXOR: BIT_XOR,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    element: int
+    element_size: int
+    how: int
+    divisor: float
+
+
+def reduction_of(op: Any, dtype: torch.dtype, world_size: int) -> Reduction | None:
+    """None: not for the core. `op` is a ReduceOp, which is no key of a dictionary, as its kind is."""
+    return _reduction(getattr(op, "op", op), dtype, world_size)
+
+
+@functools.cache
+def _reduction(kind: Any, dtype: torch.dtype, world_size: int) -> Reduction | None:
+    how = _REDUCTIONS.get(kind)
+    real = _HALVES.get(dtype, dtype)
+    element = _ELEMENTS.get(real)
+    if how is None or element is None:
+        return None
+    averaged = kind == _KIND.AVG
+    if (how > SUM and real is not dtype) or (how > MAXIMUM and element in _FLOATS):
+        return None
+    if averaged and element not in _FLOATS:
+        return None
+    return Reduction(element, real.itemsize, how, float(world_size) if averaged else 1.0)
+
+
+def averaging(dtype: torch.dtype, divisor: float) -> Reduction | None:
+    real = _HALVES.get(dtype, dtype)
+    element = _ELEMENTS.get(real)
+    if element is None or element not in _FLOATS:
+        return None
+    return Reduction(element, real.itemsize, SUM, divisor)
+
+
+BYTES = Reduction(_BYTE, 1, SUM, 1.0)
+
+
+def suits(tensors: Sequence[torch.Tensor]) -> bool:
+    """Dense, in ordinary memory, and of one kind."""
+    if len(tensors) == 1:
+        return tensors[0].layout is torch.strided and tensors[0].is_cpu
+    if not tensors:
+        return False
+    dtype = tensors[0].dtype
+    return all(t.layout is torch.strided and t.is_cpu and t.dtype is dtype for t in tensors)
+
+
+@dataclass(slots=True)
+class Operands:
+    """`numbers`: address and size in turn; `kept` must live as long as they are in use."""
+
+    numbers: list[int]
+    size: int
+    kept: list[torch.Tensor]
+    after: Callable[[], None] | None
+
+
+def _in_order(tensor: torch.Tensor) -> bool:
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
+def operands(tensors: Sequence[torch.Tensor], written: bool, read: bool = True) -> Operands:
+    """A tensor that is not laid out in order is replaced by a copy, and written back afterwards."""
+    if len(tensors) == 1 and _in_order(tensors[0]):
+        (only,) = tensors
+        size = only.nbytes
+        return Operands([only.data_ptr(), size], size, list(tensors), None)
+    numbers: list[int] = []
+    kept: list[torch.Tensor] = []
+    replaced: list[tuple[torch.Tensor, torch.Tensor]] = []
+    size = 0
+    for tensor in tensors:
+        whole = tensor
+        if not _in_order(tensor):
+            whole = torch.empty(tensor.shape, dtype=tensor.dtype)
+            if read:
+                whole.copy_(tensor.detach())
+            if written:
+                replaced.append((tensor.detach(), whole))
+        numbers += (whole.data_ptr(), whole.nbytes)
+        size += whole.nbytes
+        kept.append(whole)
+
+    def write_back() -> None:
+        for tensor, whole in replaced:
+            tensor.copy_(whole)
+
+    return Operands(numbers, size, kept, write_back if replaced else None)

@@ -1,0 +1,42 @@
+"""Gradients become ready -> which buckets to launch now, in the order of the plan.
+
+All ranks must launch the same collectives in the same order, whatever the order in which their gradients become
+ready: bucket i + 1 is never launched before bucket i.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclass(frozen=True)
+class Readiness:
+    pending: tuple[int, ...]  # how many gradients each bucket still waits for
+    launched: int = 0  # buckets 0..launched-1 are on their way
+
+    @property
+    def complete(self) -> bool:
+        return self.launched == len(self.pending)
+
+
+def begin(sizes: Sequence[int]) -> Readiness:
+    """`sizes`: how many gradients belong to each bucket."""
+    if any(size < 1 for size in sizes):
+        raise ValueError("a bucket holds at least one gradient")
+    return Readiness(tuple(sizes))
+
+
+def arrived(state: Readiness, bucket: int, count: int = 1) -> tuple[Readiness, range]:
+    """`count` more gradients of a bucket are ready -> the buckets to launch now, in order."""
+    left = state.pending[bucket] - count
+    if count < 1 or left < 0:
+        raise ValueError(f"bucket {bucket} waits for {state.pending[bucket]} gradients, not for {count}")
+    pending = (*state.pending[:bucket], left, *state.pending[bucket + 1 :])
+    end = state.launched
+    while end < len(pending) and pending[end] == 0:
+        end += 1
+    return Readiness(pending, end), range(state.launched, end)

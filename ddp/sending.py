@@ -1,0 +1,246 @@
+"""How buckets travel: the plan in force, the storage of its buckets, the hook or the collective, and the divisor.
+
+A communication hook is given sums to make and divides by itself; without one, gradients are divided before they are
+added up, or by the group, where it offers that (see `ddp/transport.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from ddp import plan
+from ddp.bucket import AnyBucket, FlatBucket, LooseBucket, SparseBucket, gradient_strides
+from ddp.grad_bucket import GradBucket, result_of
+from ddp.plan import Kind
+from ddp.transport import Carrier
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch.distributed import ProcessGroup
+
+    from ddp.bucket import Used
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the module was given that concerns the reducer."""
+
+    groups: tuple[ProcessGroup, ...]
+    limit: plan.Limits
+    find_unused: bool = False
+    as_views: bool = False
+    skip_unused: bool = False
+
+
+def facts_of(parameter: torch.Tensor, name: str, sparse: bool) -> plan.ParameterFacts:
+    return plan.ParameterFacts(
+        name,
+        tuple(parameter.shape),
+        gradient_strides(parameter),
+        str(parameter.dtype),
+        str(parameter.device),
+        parameter.element_size(),
+        sparse,
+    )
+
+
+class Sending:
+    def __init__(
+        self,
+        parameters: Sequence[torch.Tensor],
+        names: Sequence[str],
+        sparse: Sequence[bool],
+        settings: Settings,
+    ) -> None:
+        self.parameters = list(parameters)
+        self.device = self.parameters[0].device
+        self.facts = [facts_of(*one) for one in zip(parameters, names, sparse, strict=True)]
+        self._settings = settings
+        self._carrier = Carrier(settings.groups, self.device)
+        self._hook: tuple[Any, Callable[[Any, GradBucket], Any]] | None = None
+        self._dtype: torch.dtype | None = None
+        self._divisor: float | None = None
+        self._joining: tuple[Any, bool] | None = None
+        self._futures: list[Any] = []
+        self._consumed = False
+        self.buckets: list[AnyBucket] = []
+        self.plan = plan.BucketPlan(())
+        self.start_over()
+
+    def gradients_are_consumed(self) -> None:
+        """The hook steps the optimizer and drops the gradients: there is nothing to hand over."""
+        self._consumed = True
+
+    @property
+    def backend_name(self) -> str:
+        return str(dist.get_backend(self.group))
+
+    @property
+    def gloo_threads(self) -> int | None:
+        if self.backend_name != "gloo":
+            return None
+        threads: int | None = getattr(self.group._get_backend(self.device).options, "_threads", None)
+        return threads
+
+    @property
+    def dtype_names(self) -> list[str]:
+        """As C++ calls them, in torch's logging data."""
+        called = {
+            "float32": "float",
+            "float64": "double",
+            "float16": "c10::Half",
+            "bfloat16": "c10::BFloat16",
+        }
+        plain = [facts.dtype.removeprefix("torch.") for facts in self.facts]
+        return [called.get(name, name) for name in plain]
+
+    @property
+    def group(self) -> ProcessGroup:
+        return self._carrier.groups[0]
+
+    # --- the plan ----------------------------------------------------------------------------------
+
+    @property
+    def _transport(self) -> plan.Transport:
+        plain = self._hook is None and self._dtype is None and not self._settings.as_views
+        return plan.Transport(lists=self._carrier.takes_lists, loose=plain)
+
+    def start_over(self) -> None:
+        """Back to the plan that knows nothing of any backward."""
+        self.adopt(plan.first_plan(self.facts, self._settings.limit, self._transport))
+
+    def planned(self, arrival: Sequence[int]) -> plan.BucketPlan:
+        return plan.rebuilt_plan(self.facts, arrival, self._settings.limit, self._transport)
+
+    def adopt(self, chosen: plan.BucketPlan) -> None:
+        self.plan = chosen
+        self.buckets = [self._storage(bucket) for bucket in chosen.buckets]
+
+    def _storage(self, bucket: plan.Bucket) -> AnyBucket:
+        members = [self.parameters[i] for i in bucket.members]
+        if bucket.kind is Kind.SPARSE:
+            return SparseBucket(members[0])
+        if bucket.kind is Kind.LOOSE:
+            return LooseBucket(members)
+        return FlatBucket(members, self._carrier, as_views=self._settings.as_views, dtype=self._dtype)
+
+    def register_hook(self, state: Any, hook: Callable[[Any, GradBucket], Any]) -> None:
+        if self._hook is not None:
+            raise RuntimeError("register_comm_hook or register_builtin_comm_hook can only be called once.")
+        self._hook = (state, hook)
+        self.start_over()
+
+    def use_dtype(self, dtype: torch.dtype | None) -> None:
+        """Gradients arrive in another dtype than that of the parameters."""
+        self._dtype = dtype
+        self.start_over()
+
+    def use_groups(self, groups: Sequence[ProcessGroup]) -> None:
+        self._carrier = Carrier(groups, self.device)
+        self.start_over()
+
+    # --- a bucket's way ----------------------------------------------------------------------------
+
+    def join_with(self, work: Any, static_world_size: bool) -> None:
+        """This step takes part in a `join`: `work` counts the ranks that still have input."""
+        self._joining = (work, static_world_size)
+
+    @property
+    def divisor(self) -> float:
+        if self._divisor is None:
+            self._divisor = float(self.group.size())
+            if self._joining is not None and not self._joining[1]:
+                self._divisor = float(result_of(self._joining[0].get_future()).item())
+        return self._divisor
+
+    def _divides(self, bucket: AnyBucket) -> bool:
+        """Whether the group divides. Not in a `join`: a rank that has no input left does not know by how many."""
+        lists = self._carrier.takes_lists and not isinstance(bucket, SparseBucket)
+        return lists and self._joining is None
+
+    def gather(self, number: int, start: int, end: int, before: Sequence[Any] | None) -> None:
+        bucket = self.buckets[number]
+        scale = None if self._hook is not None or self._divides(bucket) else 1 / self.divisor
+        bucket.gather(start, end, scale, before)
+
+    def launch(self, number: int) -> Any:
+        bucket = self.buckets[number]
+        if self._hook is not None:
+            return self.run_hook(self._shown(number, bucket.payload[0]))
+        if self._carrier.takes_lists and not isinstance(bucket, SparseBucket):
+            return self._carrier.average(
+                number, bucket.payload, self.divisor if self._divides(bucket) else 1.0
+            )
+        (tensor,) = bucket.payload
+        return self._carrier.sum(number, tensor)
+
+    def run_hook(self, bucket: GradBucket) -> Any:
+        """-> what can be waited for: the hook's future, or the collective's work."""
+        if self._hook is None:
+            buffer = bucket.buffer()
+            if self._carrier.takes_lists and not buffer.is_sparse:
+                return self._carrier.average(bucket.index(), [buffer], 1.0)
+            return self._carrier.sum(bucket.index(), buffer)
+        state, hook = self._hook
+        future = hook(state, bucket)
+        if not isinstance(future, torch.futures.Future | torch._C.Future):
+            raise RuntimeError(
+                "Please register your DDP communication hook as one that returns a torch.futures.Future: "
+                f"expected Future object, but got {type(future).__name__}."
+            )
+        return future
+
+    def sum_bucket(self, bucket: GradBucket) -> Any:
+        """-> Future. For hooks that want the plain all-reduce for a part of their work."""
+        return self._carrier.sum(bucket.index(), bucket.buffer()).get_future()
+
+    def zero_buckets(self) -> list[GradBucket]:
+        """What a rank sends that has no input left."""
+        return [self._shown(number, bucket.zeros()) for number, bucket in enumerate(self.buckets)]
+
+    def _shown(self, number: int, buffer: torch.Tensor) -> GradBucket:
+        names = [self.facts[i].name for i in self.plan.buckets[number].members]
+        last = number + 1 == len(self.buckets)
+        return GradBucket(number, last, buffer, self.buckets[number].parameters, names)
+
+    def tell_used(self, used: list[int]) -> tuple[torch.Tensor, Any]:
+        told = torch.tensor(used, dtype=torch.int32, device=self.device)
+        return told, self.group.allreduce([told])
+
+    def await_futures(self, futures: Sequence[Any]) -> None:
+        self._futures += futures
+
+    def finish(self, number: int, work: Any, used: Used) -> None:
+        bucket = self.buckets[number]
+        result = None
+        if work is not None and self._hook is not None:
+            result = result_of(work)
+        elif work is not None:
+            work.wait()
+        with torch.no_grad():
+            bucket.finish(result, _nothing if self._consumed else used)
+
+    @property
+    def late(self) -> int | None:
+        """A parameter whose gradient was touched after it had been gathered, if there is one."""
+        if self._hook is not None and self._settings.as_views:
+            return None  # the hook has a right to write into the bucket
+        for described, bucket in zip(self.plan.buckets, self.buckets, strict=True):
+            if bucket.late:
+                return described.members[0]
+        return None
+
+    def step_ended(self) -> None:
+        self._divisor, self._joining = None, None
+        futures, self._futures = self._futures, []
+        for future in futures:
+            future.wait()
+
+
+def _nothing(_member: int, _average: torch.Tensor) -> bool:
+    return False

@@ -1,0 +1,366 @@
+"""A process group whose CPU collectives run in the compiled core.
+
+What the core cannot do (point to point, all-to-all, sparse tensors, odd types), and everything where there is no
+core, goes to a backend of torch's: Gloo for CPU tensors, NCCL for those on GPUs, where there are any. They are called
+directly, never through the base class: a method that torch lets Python override keeps the GIL while it runs the
+base's, and Gloo's threads, which drop tensors under a lock of theirs, need the GIL for it.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import (
+    AllgatherOptions,
+    AllreduceCoalescedOptions,
+    AllToAllOptions,
+    BarrierOptions,
+    PrefixStore,
+)
+from torch.distributed import ReduceOp
+
+from ddp.operands import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    BARRIER,
+    BROADCAST,
+    BYTES,
+    REDUCE,
+    REDUCE_SCATTER,
+    Operands,
+    Reduction,
+    averaging,
+    operands,
+    reduction_of,
+    suits,
+)
+from ddp.work import InFlight, SharedWork
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddp.work import Core
+
+_NOTHING = Operands([], 0, [], None)
+
+
+# torch describes its own methods more narrowly than it calls them.
+_ProcessGroup: Any = dist.ProcessGroup
+
+
+class SharedGroup(_ProcessGroup):  # type: ignore[misc]
+    def __init__(
+        self,
+        name: str,
+        store: Any,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        core: Core | None,
+        whole_host: bool,
+    ) -> None:
+        super().__init__(rank, size)
+        self._name = name
+        self._world = size
+        self._timeout_s = timeout.total_seconds()
+        self._core = core
+        self._flight = InFlight(core) if core is not None else None
+        # Across hosts the core does all-reduce and barrier.
+        self._near = self._flight if whole_host else None
+        self._register_fallbacks(store, rank, size, timeout)
+
+    def _register_fallbacks(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+        kinds = dist.ProcessGroup.BackendType
+        gloo = dist.ProcessGroupGloo(PrefixStore("gloo/", store), rank, size, timeout=timeout)
+        self._set_default_backend(kinds.GLOO)
+        self._register_backend(torch.device("cpu"), kinds.GLOO, gloo)
+        if torch.cuda.is_available() and dist.is_nccl_available():
+            from torch.distributed import ProcessGroupNCCL
+
+            options = ProcessGroupNCCL.Options()
+            options._timeout = timeout
+            nccl = ProcessGroupNCCL(PrefixStore("nccl/", store), rank, size, options)
+            self._register_backend(torch.device("cuda"), kinds.NCCL, nccl)
+
+    def _past(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """Whose business these are, when they are none of the core's."""
+        return self._get_backend(tensors[0].device if tensors else torch.device("cpu"))
+
+    def getBackendName(self) -> str:
+        return self._name
+
+    # --- to the core ---------------------------------------------------------------------------------
+
+    def _post(
+        self,
+        flight: InFlight,
+        kind: int,
+        reduction: Reduction,
+        count: int,
+        given: Operands,
+        got: Operands,
+        result: list[torch.Tensor],
+        opts: Any = None,
+        root: int = 0,
+    ) -> SharedWork:
+        timeout_s = self._timeout_s
+        at_once = True
+        if opts is not None:
+            asked_s = opts.timeout.total_seconds()
+            timeout_s = asked_s if asked_s > 0 else timeout_s
+            at_once = bool(opts.asyncOp)
+        ticket = flight.core.post(
+            kind,
+            reduction.element,
+            reduction.how,
+            root,
+            count,
+            reduction.divisor,
+            timeout_s,
+            at_once,
+            given.numbers,
+            got.numbers,
+        )
+        return SharedWork(flight, ticket, result, (given.kept, got.kept), got.after)
+
+    def _all_reduce(
+        self, flight: InFlight, tensors: list[torch.Tensor], reduction: Reduction, opts: Any
+    ) -> SharedWork:
+        got = operands(tensors, written=True)
+        count = got.size // reduction.element_size
+        return self._post(flight, ALL_REDUCE, reduction, count, _NOTHING, got, tensors, opts)
+
+    # --- collectives that reduce -----------------------------------------------------------------------
+
+    def allreduce(self, tensors: Any, opts: Any = None, **named: Any) -> Any:
+        if isinstance(tensors, torch.Tensor):
+            tensors = [tensors]
+        opts = _reduce_options(dist.AllreduceOptions, opts, named)
+        flight = self._flight
+        if flight is not None and suits(tensors):
+            reduction = reduction_of(opts.reduceOp, tensors[0].dtype, self._world)
+            if reduction is not None:
+                return self._all_reduce(flight, list(tensors), reduction, opts)
+        return self._past(tensors).allreduce(tensors, opts)
+
+    def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:
+        opts = AllreduceCoalescedOptions() if opts is None else opts
+        flight = self._flight
+        if flight is not None and suits(tensors):
+            reduction = reduction_of(opts.reduceOp, tensors[0].dtype, self._world)
+            if reduction is not None:
+                return self._all_reduce(flight, list(tensors), reduction, opts)
+        return self._past(tensors).allreduce_coalesced(tensors, opts)
+
+    def reduce(self, tensors: Any, opts: Any = None, **named: Any) -> Any:
+        if isinstance(tensors, torch.Tensor):
+            tensors = [tensors]
+        opts = _reduce_options(dist.ReduceOptions, opts, named)
+        flight = self._near
+        reduction = None
+        if flight is not None and suits(tensors):
+            reduction = reduction_of(opts.reduceOp, tensors[0].dtype, self._world)
+        if flight is None or reduction is None:
+            return self._past(tensors).reduce(tensors, opts)
+        # As after Gloo, only the root's tensor is touched.
+        got = operands(tensors, written=self.rank() == opts.rootRank)
+        count = got.size // reduction.element_size
+        return self._post(flight, REDUCE, reduction, count, _NOTHING, got, tensors, opts, opts.rootRank)
+
+    def _scattered(self, output: torch.Tensor, given: Sequence[torch.Tensor], opts: Any) -> SharedWork | None:
+        flight = self._near
+        if flight is None or not suits([output, *given]):
+            return None
+        reduction = reduction_of(opts.reduceOp, output.dtype, self._world)
+        if reduction is None or sum(t.numel() for t in given) != output.numel() * self._world:
+            return None
+        got = operands([output], written=True, read=False)
+        count = got.size // reduction.element_size
+        parts = operands(given, written=False)
+        return self._post(flight, REDUCE_SCATTER, reduction, count, parts, got, [output], opts)
+
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        opts = dist.ReduceScatterOptions() if opts is None else opts
+        work = None
+        if len(outputs) == 1 and _alike(inputs[0]) and inputs[0][0].numel() == outputs[0].numel():
+            work = self._scattered(outputs[0], inputs[0], opts)
+        return self._past(outputs).reduce_scatter(outputs, inputs, opts) if work is None else work
+
+    def reduce_scatter_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> Any:
+        opts = dist.ReduceScatterOptions() if opts is None else opts
+        work = self._scattered(output, [given], opts)
+        return self._past([output])._reduce_scatter_base(output, given, opts) if work is None else work
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        opts = dist.ReduceScatterOptions() if opts is None else opts
+        pairs = list(zip(outputs, inputs, strict=True))
+        return _last([self.reduce_scatter_single(got, given, opts) for got, given in pairs], list(outputs))
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    # --- collectives that move bytes -------------------------------------------------------------------
+
+    def broadcast(self, tensors: Any, opts: Any = None, **named: Any) -> Any:
+        if isinstance(tensors, torch.Tensor):
+            tensors = [tensors]
+        if isinstance(opts, int):
+            named["root"] = opts
+            opts = None
+        if opts is None:
+            opts = dist.BroadcastOptions()
+            opts.rootRank = named.get("root", 0)
+        flight = self._near
+        if flight is None or not suits(tensors):
+            return self._past(tensors).broadcast(tensors, opts)
+        at_root = self.rank() == opts.rootRank
+        got = operands(tensors, written=not at_root, read=at_root)
+        return self._post(
+            flight, BROADCAST, BYTES, got.size, _NOTHING, got, list(tensors), opts, opts.rootRank
+        )
+
+    def _gathered(self, outputs: Sequence[torch.Tensor], given: torch.Tensor, opts: Any) -> SharedWork | None:
+        flight = self._near
+        if flight is None or not suits([given, *outputs]):
+            return None
+        if sum(t.numel() for t in outputs) != given.numel() * self._world:
+            return None
+        got = operands(outputs, written=True, read=False)
+        part = operands([given], written=False)
+        return self._post(flight, ALL_GATHER, BYTES, part.size, part, got, list(outputs), opts)
+
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        if isinstance(inputs, torch.Tensor):
+            outputs, inputs = [outputs], [inputs]
+        opts = AllgatherOptions() if opts is None else opts
+        work = None
+        if len(inputs) == 1 and _alike(outputs[0]) and outputs[0][0].numel() == inputs[0].numel():
+            work = self._gathered(outputs[0], inputs[0], opts)
+        return self._past(inputs).allgather(outputs, inputs, opts) if work is None else work
+
+    def all_gather_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> Any:
+        opts = AllgatherOptions() if opts is None else opts
+        work = self._gathered([output], given, opts)
+        return self._past([given])._allgather_base(output, given, opts) if work is None else work
+
+    _allgather_base = all_gather_single
+
+    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        opts = AllgatherOptions() if opts is None else opts
+        pairs = list(zip(outputs, inputs, strict=True))
+        return _last([self.all_gather_single(got, given, opts) for got, given in pairs], list(outputs))
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def barrier(self, opts: Any = None) -> Any:
+        opts = BarrierOptions() if opts is None else opts
+        if self._flight is None:
+            return self._get_backend(torch.device("cpu")).barrier(opts)
+        return self._post(self._flight, BARRIER, BYTES, 0, _NOTHING, _NOTHING, [], opts)
+
+    # --- what the core does not do ----------------------------------------------------------------------
+
+    def send(self, tensors: list[torch.Tensor], to: int, tag: int) -> Any:
+        return self._past(tensors).send(tensors, to, tag)
+
+    def recv(self, tensors: list[torch.Tensor], source: int, tag: int) -> Any:
+        return self._past(tensors).recv(tensors, source, tag)
+
+    def all_to_all_single(
+        self, output: torch.Tensor, given: torch.Tensor, got_splits: Any, given_splits: Any, opts: Any = None
+    ) -> Any:
+        opts = AllToAllOptions() if opts is None else opts
+        return self._past([given]).alltoall_base(output, given, got_splits, given_splits, opts)
+
+    alltoall_base = all_to_all_single
+
+    # --- the seam to the reducer -----------------------------------------------------------------------
+
+    def ddp_allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """Memory that peers can reduce where it lies; ordinary memory where there is none of that kind."""
+        if self._core is None or numel == 0:
+            return torch.empty(numel, dtype=dtype)
+        try:
+            block = self._core.allocate(numel * dtype.itemsize)
+        except MemoryError:
+            return torch.empty(numel, dtype=dtype)
+        return torch.frombuffer(block, dtype=dtype, count=numel)
+
+    def ddp_average(self, tensors: list[torch.Tensor], divisor: float) -> Any:
+        """Their sums over the ranks, divided, in place; the list counts as one array."""
+        flight = self._flight
+        if flight is not None and suits(tensors):
+            reduction = averaging(tensors[0].dtype, divisor)
+            if reduction is not None:
+                return self._all_reduce(flight, tensors, reduction, None)
+        for tensor in tensors:
+            tensor.div_(divisor)
+        return _last([self._past([tensor]).allreduce([tensor]) for tensor in tensors], tensors)
+
+    # --- the end ---------------------------------------------------------------------------------------
+
+    def abort(self) -> None:
+        """Breaks the group for all its members; whoever waits is released."""
+        if self._core is not None:
+            self._core.abort()
+        super().abort()
+
+    def shutdown(self) -> None:
+        core, flight = self._core, self._flight
+        self._core = self._flight = self._near = None
+        if core is not None and flight is not None:
+            core.close()
+            flight.close()
+        super().shutdown()
+
+
+class _Together(dist.Work):
+    """Several operations as one."""
+
+    def __init__(self, works: list[dist.Work], tensors: list[torch.Tensor]) -> None:
+        super().__init__()
+        self._works = works
+        self._tensors = tensors
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        for work in self._works:
+            work.wait(timeout)
+        return True
+
+    def is_completed(self) -> bool:
+        return all([work.is_completed() for work in self._works])
+
+    def is_success(self) -> bool:
+        return all(work.is_success() for work in self._works)
+
+    def result(self) -> list[torch.Tensor]:
+        return self._tensors
+
+    def get_future(self) -> Any:
+        together = torch.futures.collect_all([work.get_future() for work in self._works])
+        return together.then(lambda _done: self._tensors)
+
+
+def _last(works: list[dist.Work], tensors: list[torch.Tensor]) -> Any:
+    return works[0] if len(works) == 1 else _Together(works, tensors)
+
+
+def _alike(tensors: Sequence[torch.Tensor]) -> bool:
+    return all(t.numel() == tensors[0].numel() for t in tensors)
+
+
+def _reduce_options(kind: Any, opts: Any, named: dict[str, Any]) -> Any:
+    """torch's groups also take the reduction itself, and names."""
+    if opts is not None and not isinstance(opts, ReduceOp | ReduceOp.RedOpType):
+        return opts
+    made = kind()
+    chosen = named.get("op", opts)
+    if chosen is not None:
+        made.reduceOp = ReduceOp(chosen) if isinstance(chosen, ReduceOp.RedOpType) else chosen
+    if "root" in named:
+        made.rootRank = named["root"]
+    return made

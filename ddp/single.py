@@ -1,0 +1,24 @@
+"""Collectives whose many parts lie in one tensor, under the names that the installed torch has for them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    import torch
+
+# The first name is the newer one; torch warns of the other where both are there.
+_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+def all_gather(into: torch.Tensor, part: torch.Tensor, group: dist.ProcessGroup) -> Any:
+    """-> Work. `part` may be this rank's place in `into`."""
+    return _all_gather(into, part, group=group, async_op=True)
+
+
+def reduce_scatter(into: torch.Tensor, parts: torch.Tensor, group: dist.ProcessGroup) -> Any:
+    """-> Work, which may know nothing of futures."""
+    return _reduce_scatter(into, parts, group=group, async_op=True)

@@ -1,0 +1,63 @@
+"""The seam between the reducer and the groups that carry its buckets.
+
+A group may offer two methods of its own, and is then spared copies:
+
+    ddp_allocate(numel, dtype) -> Tensor         storage for a bucket where the group's peers can read it
+    ddp_average(tensors, divisor) -> Work        sum over the ranks, divided, in place, without a bucket
+
+Any other group is asked for a plain all-reduce of one tensor, which has been divided before. With several groups,
+bucket i goes to group i modulo their number: several collectives are then under way at once, in one order.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch.distributed import ProcessGroup
+
+
+class Carrier:
+    def __init__(self, groups: Sequence[ProcessGroup], device: torch.device) -> None:
+        self.groups = tuple(groups)
+        self._averages = [_offered(group, device, "ddp_average") for group in self.groups]
+        self._allocate = _offered(self.groups[0], device, "ddp_allocate")
+
+    @property
+    def takes_lists(self) -> bool:
+        """Whether many tensors may be averaged in one call, and the division is the group's own."""
+        return all(average is not None for average in self._averages)
+
+    def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        if self._allocate is not None and numel and device.type == "cpu":
+            storage: torch.Tensor = self._allocate(numel, dtype)
+            return storage
+        return torch.empty(numel, dtype=dtype, device=device)
+
+    def average(self, turn: int, tensors: list[torch.Tensor], divisor: float) -> Any:
+        """Only where `takes_lists`. -> Work"""
+        average = self._averages[turn % len(self.groups)]
+        if average is None:
+            raise TypeError("this group has no ddp_average")
+        return average(tensors, divisor)
+
+    def sum(self, turn: int, tensor: torch.Tensor) -> Any:
+        """-> Work, whose tensors are those that were given."""
+        if tensor.is_complex():
+            tensor = torch.view_as_real(tensor)
+        return self.groups[turn % len(self.groups)].allreduce([tensor])
+
+
+def _offered(group: ProcessGroup, device: torch.device, name: str) -> Callable[..., Any] | None:
+    """A method of the group, or of the backend that the group has for this kind of device."""
+    method = getattr(group, name, None)
+    if method is None:
+        try:
+            method = getattr(group._get_backend(device), name, None)
+        except (RuntimeError, AttributeError):
+            return None  # a group in Python, or one that has no backend for the device
+    return method

@@ -1,0 +1,76 @@
+"""Which parameters can a backward from these outputs reach, and which did any rank use at all?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+# An output may be any object; the tensors in one lie near its surface.
+_DEEPEST = 6
+_NOT_OUTPUTS = (str, bytes, int, float, complex, type, torch.nn.Module)
+
+
+def tensors_in(output: Any) -> list[torch.Tensor]:
+    """All tensors in the value of a forward: in lists, dicts, dataclasses, and attributes of other objects."""
+    found: list[torch.Tensor] = []
+    seen: set[int] = set()
+    _collect(output, found, seen, 0)
+    return found
+
+
+def _collect(value: Any, found: list[torch.Tensor], seen: set[int], depth: int) -> None:
+    if isinstance(value, torch.Tensor):
+        found.append(value)
+        return
+    if value is None or isinstance(value, _NOT_OUTPUTS) or depth > _DEEPEST or id(value) in seen:
+        return
+    seen.add(id(value))
+    for part in _parts(value):
+        _collect(part, found, seen, depth + 1)
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    if isinstance(value, list | tuple | set | frozenset):
+        return value
+    if isinstance(value, Mapping):
+        return value.values()
+    if is_dataclass(value):
+        return [getattr(value, field.name, None) for field in fields(value)]
+    if callable(value):
+        return ()
+    slots = getattr(type(value), "__slots__", ())
+    named = [slots] if isinstance(slots, str) else slots
+    return [*getattr(value, "__dict__", {}).values(), *(getattr(value, name, None) for name in named)]
+
+
+def unreachable(outputs: Sequence[torch.Tensor], accumulators: Sequence[Any]) -> frozenset[int]:
+    """Indices of the accumulators that no path of the autograd graph leads to from the outputs."""
+    sought = {accumulator: i for i, accumulator in enumerate(accumulators)}
+    missing = set(range(len(accumulators)))
+    stack = [output.grad_fn for output in outputs if output.grad_fn is not None]
+    # An output may be a parameter itself.
+    leaves = [output for output in outputs if output.grad_fn is None and output.requires_grad]
+    stack += [accumulator(leaf) for leaf in leaves]
+    seen = set(stack)
+    while stack and missing:
+        node = stack.pop()
+        index = sought.get(node)
+        if index is not None:
+            missing.discard(index)
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                stack.append(following)
+    return frozenset(missing)
+
+
+def accumulator(parameter: torch.Tensor) -> Any:
+    """The node of the autograd graph that adds to `.grad`; there is one per parameter."""
+    with torch.enable_grad():
+        return parameter.expand_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]

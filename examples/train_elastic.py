@@ -1,0 +1,70 @@
+"""Learns to read digits, as train_digits.py does, and keeps its state through whatever happens to its ranks.
+
+    .venv/bin/ddp-launch --nproc-per-node 2 --max-restarts 3 examples/train_elastic.py --folder /tmp/digits
+
+Every step is committed to memory, every hundredth to disk as well. Kill a rank: all go on from the step they were at.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+import torch.distributed as dist
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+from train_digits import draw_digits, reader
+
+import ddp
+from ddp import elastic
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--folder", default="digits-commits")
+    parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--samples", type=int, default=3072)
+    options = parser.parse_args()
+    place = ddp.init()
+    torch.manual_seed(1)  # the same first weights in every rank
+    model = ddp.DistributedDataParallel(reader().to(place.device))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.04, momentum=0.9)
+    digits = draw_digits(options.samples, seed=2)
+    dataset = TensorDataset(digits.images, digits.labels)
+    sampler = elastic.ElasticSampler(dataset)
+    loader = DataLoader(dataset, options.batch, sampler=sampler, generator=torch.Generator())
+    state = elastic.State(
+        model=model,
+        optimizer=optimizer,
+        sampler=sampler,
+        step=0,
+        total=0.0,
+        folder=options.folder,
+        disk_every=100,
+    )
+    resumed = state.resume()
+    if resumed and place.rank == 0:
+        print(f"going on after step {state.step}, from {'memory' if resumed.in_memory else 'disk'}")
+    for epoch in sampler.epochs(options.epochs):
+        for images, labels in loader:
+            loss = cross_entropy(model(images.to(place.device)), labels.to(place.device))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            mean = loss.detach().clone()
+            dist.all_reduce(mean)
+            state.step += 1
+            state.total += mean.item() / place.world_size
+            state.commit(samples=len(labels))
+            if state.should_checkpoint():
+                state.checkpoint()
+        if place.rank == 0:
+            print(f"epoch {epoch + 1}: mean loss so far {state.total / state.step:.4f}")
+    state.checkpoint()  # what the training was for
+    state.close()
+    ddp.shutdown()
+
+
+if __name__ == "__main__":
+    main()

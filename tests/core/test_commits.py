@@ -1,0 +1,185 @@
+"""Which commit is gone on from, who reads and who sends, what is pruned."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddp import commits
+from ddp.commits import CommitName, DiskName, Held, Member
+
+if TYPE_CHECKING:
+    import random
+
+A = CommitName(10, "a")
+B = CommitName(11, "a")
+
+
+def held(commit: CommitName, rank: int, part: int | None = None, parts: int = 1, **more: object) -> Held:
+    known = {"world_size": 2, "image": f"{commit.number}{commit.era}/{rank}", "in_memory": True} | more
+    return Held(commit, part, parts, rank, **known)  # type: ignore[arg-type]
+
+
+def replicas(commit: CommitName, world_size: int = 2) -> list[Held]:
+    return [held(commit, 0, 0), *(held(commit, rank) for rank in range(1, world_size))]
+
+
+def test_nothing_is_held() -> None:
+    assert commits.newest(((), ())) is None
+
+
+def test_the_newest_that_one_member_holds_is_enough_for_replicas() -> None:
+    choice = commits.newest((tuple(replicas(A) + replicas(B)), ()))
+    assert choice is not None
+    assert choice.commit == B
+    assert choice.parts[0][0].ranks == (0,)
+
+
+def test_a_rank_that_died_before_its_own_image_costs_one_commit() -> None:
+    """Rank 0 got as far as commit 11, rank 1 did not: with rank 1's random numbers it goes on from 10."""
+    node = tuple([*replicas(A), held(B, 0, 0)])
+    assert commits.newest((node, node)).commit == A  # type: ignore[union-attr]
+
+
+def test_but_not_where_its_image_is_lost_anyway() -> None:
+    node = (held(A, 0, 0), held(B, 0, 0))
+    assert commits.newest((node, ())).commit == B  # type: ignore[union-attr]
+    other_size = tuple([*replicas(A), held(B, 0, 0)])
+    assert commits.newest((other_size, other_size, other_size)).commit == B  # type: ignore[union-attr]
+
+
+def test_shards_are_all_there_or_it_does_not_count() -> None:
+    def shard(commit: CommitName, part: int) -> Held:
+        return held(commit, part, part, 2)
+
+    both, half = (shard(A, 0), shard(B, 0)), (shard(A, 1),)
+    assert commits.newest((both, half)).commit == A  # type: ignore[union-attr]
+    assert commits.newest(((shard(B, 0),), half)) is None
+
+
+def test_eras_do_not_mix() -> None:
+    """Two generations got as far as 11, each on one rank only."""
+    stale, fresh = CommitName(11, "a"), CommitName(11, "b")
+    choice = commits.newest(
+        ((held(A, 0, 0, 2), held(stale, 0, 0, 2)), (held(A, 1, 1, 2), held(fresh, 1, 1, 2)))
+    )
+    assert choice is not None
+    assert choice.commit == A
+
+
+def test_a_damaged_image_is_left_out() -> None:
+    node = tuple(replicas(A) + replicas(B))
+    bad = frozenset({node[2].image})
+    assert commits.newest((node, node), bad).commit == A  # type: ignore[union-attr]
+
+
+def test_memory_comes_before_disk_and_replicas_must_agree() -> None:
+    on_disk = held(A, 0, 0, image="disk", in_memory=False)
+    near, far = held(A, 0, 0, image="near"), held(A, 0, 0, image="far")
+    choice = commits.newest(((on_disk,), (far, on_disk), (near, on_disk)))
+    assert choice is not None
+    assert [source.image for source in choice.parts[0]] == ["far", "near", "disk"]
+    agreed = commits.agreeing(choice, {"far": 1, "near": 2, "disk": 1})
+    assert [source.image for source in agreed.parts[0]] == ["far", "disk"]
+
+
+def test_who_cannot_read_is_sent_it_and_nobody_else_is() -> None:
+    choice = commits.newest(((held(A, 0, 0, 2),), (held(A, 1, 1, 2),)))
+    assert choice is not None
+    (sent,) = commits.sendings(choice, ((0,), (0, 1)))
+    assert (sent.part, sent.root) == (0, 0)
+    assert not commits.sendings(choice, ((0,), (1,)))
+
+
+@given(
+    st.lists(
+        st.lists(
+            st.tuples(st.integers(1, 3), st.sampled_from("ab"), st.integers(0, 2), st.booleans()), max_size=6
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+    st.randoms(),
+)
+def test_all_that_is_chosen_is_there_whatever_the_order(
+    lists: list[list[tuple[int, str, int, bool]]], shuffle: random.Random
+) -> None:
+    ranks = [
+        [held(CommitName(number, era), part, part, 3, in_memory=memory, world_size=9,
+              image=f"{number}{era}{part}{memory}")
+         for number, era, part, memory in each]
+        for each in lists
+    ]  # fmt: skip
+    choice = commits.newest(tuple(map(tuple, ranks)))
+    shuffled = [shuffle.sample(each, len(each)) for each in ranks]
+    assert commits.newest(tuple(map(tuple, shuffled))) == choice
+    seen = {each.commit: set() for rank in ranks for each in rank}  # type: ignore[var-annotated]
+    for rank in ranks:
+        for each in rank:
+            seen[each.commit].add(each.part)
+    whole = sorted(commit for commit, parts in seen.items() if parts == {0, 1, 2})
+    assert (choice.commit if choice else None) == (whole[-1] if whole else None)
+    for part, sources in enumerate(choice.parts if choice else ()):
+        for source in sources:
+            for reader in source.ranks:
+                assert any(each.image == source.image and each.part == part for each in ranks[reader])
+
+
+# --- roles -------------------------------------------------------------------------------------------
+
+
+def test_replicas_are_kept_once_per_node_and_written_once() -> None:
+    found = commits.roles(tuple(Member(node, 0, 1) for node in ("x", "x", "y", "y")))
+    assert [role.part for role in found] == [0, None, 0, None]
+    assert [role.local_index for role in found] == [0, 1, 0, 1]
+    assert [role.writes_disk for role in found] == [True, False, False, False]
+
+
+def test_each_shard_is_kept_by_who_has_it_and_written_once() -> None:
+    """Two copies of two shards."""
+    found = commits.roles(tuple(Member("x", part, 2) for part in (0, 1, 0, 1)))
+    assert [role.part for role in found] == [0, 1, 0, 1]
+    assert [role.keeps_replicas for role in found] == [True, False, True, False]
+    assert [role.writes_disk for role in found] == [True, True, False, False]
+
+
+def test_ranks_with_other_models_are_refused() -> None:
+    with pytest.raises(ValueError, match="the same model"):
+        commits.roles((Member("x", 0, 2), Member("x", 0, 1)))
+
+
+def test_needs() -> None:
+    assert commits.parts_needed(2, same_regions=True, parts=4) == (0, 2)
+    assert commits.parts_needed(2, same_regions=False, parts=4) == (0, 1, 2, 3)
+
+
+# --- files -------------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 10**9), st.text("0123456789abcdef", min_size=1), st.integers(1, 9999), st.data())
+def test_a_file_name_says_what_it_is_of(number: int, era: str, parts: int, data: st.DataObject) -> None:
+    name = DiskName(CommitName(number, era), data.draw(st.integers(0, parts - 1)), parts)
+    assert commits.parsed(commits.file_name(name)) == name
+    assert commits.parsed(commits.file_name(name) + commits.UNFINISHED) is None
+    assert commits.parsed(commits.file_name(dataclasses.replace(name, part=parts))) is None
+
+
+def test_whole_commits_are_kept_and_what_is_older_goes() -> None:
+    def files(number: int, *parts: int) -> list[str]:
+        return [commits.file_name(DiskName(CommitName(number, "e"), part, 2)) for part in parts]
+
+    there = [*files(1, 0, 1), *files(2, 0), *files(3, 0, 1), *files(4, 0, 1), *files(5, 1), "notes.txt"]
+    left_behind = files(2, 1)[0] + commits.UNFINISHED
+    gone = commits.outdated([*there, left_behind], keep=2)
+    assert gone == sorted([*files(1, 0, 1), *files(2, 0), left_behind])
+    assert commits.outdated(there, keep=4) == []
+    assert not commits.outdated([file + commits.UNFINISHED for file in there], keep=1)
+
+
+def test_what_is_due() -> None:
+    assert [number for number in range(1, 9) if commits.is_due(number, 3)] == [3, 6]
+    assert not any(commits.is_due(number, 0) for number in range(5))

@@ -1,0 +1,233 @@
+"""What cannot give the same gradients on every rank is an error with a name, and what can go on goes on."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from test_training import batch, close, expected, gradients, loss_of, mlp
+from torch import nn
+
+from ddp import DistributedDataParallel
+
+if TYPE_CHECKING:
+    from ranks import Ranks
+
+
+class Choosing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.left, self.right = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.use = "left"
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = getattr(self, self.use)(x)
+        return out
+
+
+def unused(rank: int, use: tuple[str, str]) -> None:
+    wrapped = DistributedDataParallel(Choosing())
+    wrapped.module.use = use[rank]
+    loss_of(wrapped, batch(rank)).backward()
+    grads = [None if p.grad is None else p.grad.clone() for p in wrapped.parameters()]
+    everybodys: list[Any] = [None, None]
+    dist.all_gather_object(everybodys, grads)
+    for a, b in zip(*everybodys, strict=True):
+        assert (a is None and b is None) or torch.equal(a, b)
+    lacking = "right" if use[rank] == "left" else "left"
+    with pytest.raises(
+        RuntimeError, match=f"did not receive grad for rank {rank}: {lacking}.weight, {lacking}.bias"
+    ):
+        wrapped(batch(rank))
+    loss_of(wrapped, batch(rank)).backward()
+
+
+@pytest.mark.parametrize("use", [("left", "left"), ("left", "right")])
+def test_unused_parameters_are_named_and_leave_no_gradient_local(
+    two_ranks: Ranks, use: tuple[str, str]
+) -> None:
+    two_ranks(unused, use)
+
+
+def outside(rank: int) -> None:
+    wrapped = DistributedDataParallel(mlp())
+    loss_of(wrapped, batch(rank)).backward()
+    with pytest.raises(
+        RuntimeError, match=r"rank \d gave gradients to 4\.\w+.* Call the wrapped model itself"
+    ):
+        loss_of(wrapped.module, batch(rank)).backward()
+    with wrapped.no_sync():
+        loss_of(wrapped.module, batch(rank)).backward()
+    newer = DistributedDataParallel(wrapped.module)
+    newer.zero_grad()
+    loss_of(newer, batch(rank)).backward()
+    close(gradients(newer), expected(newer.module, 2))
+    loss_of(wrapped, batch(rank)).backward()
+
+
+def test_a_backward_past_the_wrapper_is_an_error_unless_it_is_meant(two_ranks: Ranks) -> None:
+    two_ranks(outside)
+
+
+class Trap(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+        raise ArithmeticError("trap")
+
+
+class Trapped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 3)
+        self.armed = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        out: torch.Tensor = self.second(Trap.apply(x) if self.armed else x)
+        return out
+
+
+def trapped(rank: int, where: tuple[bool, bool], at: int) -> None:
+    wrapped = DistributedDataParallel(Trapped(), bucket_cap_mb=0.0001)
+    for step in range(5):
+        wrapped.module.armed = where[rank] and step == at
+        wrapped.zero_grad()
+        if wrapped.module.armed:
+            with pytest.raises(ArithmeticError):
+                loss_of(wrapped, batch(rank, step)).backward()
+        else:
+            loss_of(wrapped, batch(rank, step)).backward()
+            if step != at:
+                close(gradients(wrapped), expected(wrapped.module, 2, step))
+
+
+def again(rank: int) -> None:
+    wrapped = DistributedDataParallel(Trapped())
+    for step in range(4):
+        wrapped.zero_grad()
+        out = wrapped(batch(rank, step))
+        trap = Trap.apply(out).sum()
+        with pytest.raises(ArithmeticError):
+            (trap + out.sum()).backward(retain_graph=True)
+        wrapped.zero_grad()
+        out.square().mean().backward()
+        close(gradients(wrapped), expected(wrapped.module, 2, step))
+
+
+def test_a_backward_after_one_that_raised_is_averaged(two_ranks: Ranks) -> None:
+    two_ranks(again)
+
+
+def forgotten(rank: int) -> None:
+    module = mlp()
+    for step in range(3):
+        wrapped = DistributedDataParallel(module)
+        for i in range(3):
+            wrapped.zero_grad()
+            loss_of(wrapped, batch(rank, i)).backward()
+        reducer = weakref.ref(wrapped.reducer)
+        del wrapped
+        assert reducer() is None, step
+    module.zero_grad()
+    loss_of(module, batch(rank)).backward()
+
+
+def test_a_wrapper_that_is_dropped_leaves_nothing_behind(two_ranks: Ranks) -> None:
+    two_ranks(forgotten)
+
+
+def left_aside(rank: int) -> None:
+    """A forward without a backward does not make the next one, under no_sync, communicate."""
+    wrapped = DistributedDataParallel(mlp())
+    loss = loss_of(wrapped, batch(rank))
+    with wrapped.no_sync():
+        loss_of(wrapped, batch(7)).backward()
+    local = gradients(wrapped)
+    wrapped.zero_grad()
+    loss_of(wrapped, batch(rank, 1)).backward()
+    wrapped.zero_grad()
+    loss.backward()
+    close(gradients(wrapped), expected(wrapped.module, 2))
+    wrapped.zero_grad()
+    with wrapped.no_sync():
+        loss_of(wrapped, batch(7)).backward()
+    close(gradients(wrapped), local)
+
+
+def test_what_belongs_to_no_sync_is_told_by_the_forward(two_ranks: Ranks) -> None:
+    two_ranks(left_aside)
+
+
+@pytest.mark.parametrize("where", [(True, True), (False, True)])
+@pytest.mark.parametrize("at", [0, 1, 3])
+def test_an_exception_in_a_backward_does_not_spoil_the_next(
+    two_ranks: Ranks, where: tuple[bool, bool], at: int
+) -> None:
+    two_ranks(trapped, where, at)
+
+
+def changed(rank: int) -> None:
+    module = mlp()
+    module[2].requires_grad_(False)
+    wrapped = DistributedDataParallel(module)
+    loss_of(wrapped, batch(rank)).backward()
+    module[2].requires_grad_(True)
+    with pytest.raises(RuntimeError, match=rf"on rank {rank}, 2.weight, 2.bias began to require a gradient"):
+        wrapped(batch(rank))
+    module[2].requires_grad_(False)
+    module[0].requires_grad_(False)
+    for step in range(3):
+        wrapped.zero_grad()
+        loss_of(wrapped, batch(rank, step)).backward()
+        close(gradients(wrapped), expected(module, 2, step))
+    module.add_module("head", nn.Linear(3, 1))
+    with pytest.raises(RuntimeError, match=r"head.weight, head.bias was added"):
+        wrapped(batch(rank))
+
+
+def test_parameters_may_be_frozen_but_not_unfrozen_or_added(two_ranks: Ranks) -> None:
+    two_ranks(changed)
+
+
+def differing(rank: int, what: str) -> str:
+    width, given = 4, {}
+    layer = nn.Linear(4, 4)
+    if what == "shape":
+        width += rank == 1
+    elif what == "dtype" and rank == 1:
+        layer = layer.double()
+    elif what == "option":
+        given = {"find_unused_parameters": rank == 1}
+    layers = [layer, nn.Linear(width, 4)]
+    if what == "count" and rank == 1:
+        layers.pop()
+    with pytest.raises(RuntimeError) as error:
+        DistributedDataParallel(nn.Sequential(*layers), **given)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("shape", "parameter '1.weight' (params[2]) of rank 1 with sizes [4, 5] appears not to match"),
+        ("dtype", "parameter '0.weight' (params[0]) of rank 1 with dtype torch.float64"),
+        (
+            "option",
+            "DDP was given find_unused_parameters=False on rank 0, but find_unused_parameters=True on rank 1",
+        ),
+        ("count", "Rank 0 has 4 params, while rank 1 has inconsistent 2 params"),
+    ],
+)
+def test_models_that_differ_are_told_apart_on_every_rank(three_ranks: Ranks, what: str, said: str) -> None:
+    said_by_all = three_ranks(differing, what)
+    assert len(set(said_by_all)) == 1
+    assert said in said_by_all[0]

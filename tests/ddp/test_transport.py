@@ -1,0 +1,159 @@
+"""Communication hooks, several groups, and groups that spare us copies."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from test_training import batch, close, expected, gradients, loss_of, mlp
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+from ddp import DistributedDataParallel
+from ddp.core_loading import native
+from ddp.plan import Kind
+
+if TYPE_CHECKING:
+    from ranks import Ranks
+
+    from ddp.grad_bucket import GradBucket
+
+
+def hooked(rank: int, given: dict[str, Any]) -> list[tuple[int, bool, list[tuple[int, ...]]]]:
+    wrapped = DistributedDataParallel(mlp(), bucket_cap_mb=0.005, **given)
+    seen: list[tuple[int, bool, list[tuple[int, ...]]]] = []
+
+    def hook(state: str, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        assert state == "mine"
+        pieces, parameters = bucket.gradients(), bucket.parameters()
+        assert [g.shape for g in pieces] == [p.shape for p in parameters]
+        assert sum(g.numel() for g in pieces) == bucket.buffer().numel()
+        seen.append((bucket.index(), bucket.is_last(), [tuple(p.shape) for p in parameters]))
+        return default_hooks.allreduce_hook(None, bucket)  # type: ignore[arg-type]
+
+    wrapped.register_comm_hook("mine", hook)
+    with pytest.raises(RuntimeError, match="can only be called once"):
+        wrapped.register_comm_hook(None, default_hooks.allreduce_hook)
+    for step in range(3):
+        wrapped.zero_grad()
+        loss_of(wrapped, batch(rank, step)).backward()
+        close(gradients(wrapped), expected(wrapped.module, 2, step))
+    return seen
+
+
+@pytest.mark.parametrize("given", [{}, {"gradient_as_bucket_view": True}, {"find_unused_parameters": True}])
+def test_a_hook_sees_every_bucket_in_order(two_ranks: Ranks, given: dict[str, Any]) -> None:
+    one, other = two_ranks(hooked, given)
+    assert one == other
+    assert (50, 6) in one[-1][2]  # the first layer comes last
+    assert [last for _, last, _ in one][-1]
+    for (index, last, _), (following, _, _) in itertools.pairwise(one):
+        assert following == (0 if last else index + 1)
+
+
+def unpromising(rank: int, answer: Any) -> str:
+    wrapped = DistributedDataParallel(mlp())
+
+    def hook(_state, bucket):  # type: ignore[no-untyped-def]  # as most are written
+        if answer is None:
+            return bucket.buffer()
+        future: torch.futures.Future[Any] = torch.futures.Future()
+        future.set_result(answer)
+        return future
+
+    wrapped.register_comm_hook(None, hook)
+    with pytest.raises(RuntimeError) as error:
+        loss_of(wrapped, batch(rank)).backward()
+    return str(error.value)
+
+
+def test_a_hook_that_promises_no_tensor_is_told_so(two_ranks: Ranks) -> None:
+    assert all("expected Future object, but got Tensor" in text for text in two_ranks(unpromising, None))
+    assert all("future holds str" in text for text in two_ranks(unpromising, "words"))
+
+
+def in_turns(rank: int) -> None:
+    groups = [dist.new_group() for _ in range(2)]
+    wrapped = DistributedDataParallel(mlp(), process_group=groups, bucket_cap_mb=0.0005)
+    assert len(wrapped.reducer.sending.plan.buckets) == 1
+    for step in range(4):
+        wrapped.zero_grad()
+        loss_of(wrapped, batch(rank, step)).backward()
+        close(gradients(wrapped), expected(wrapped.module, 2, step))
+    assert len(wrapped.reducer.sending.plan.buckets) > len(groups)
+    with pytest.raises(ValueError, match="empty list"):
+        DistributedDataParallel(mlp(), process_group=[])
+    alone = [dist.new_group([0]), dist.new_group([1])]
+    with pytest.raises(ValueError, match="same ranks"):
+        DistributedDataParallel(mlp(), process_group=[groups[0], alone[rank]])
+
+
+def test_buckets_take_turns_on_several_groups(two_ranks: Ranks) -> None:
+    two_ranks(in_turns)
+
+
+def two_sizes(rank: int) -> list[set[Kind]]:
+    import ddp.shm
+
+    ddp.shm.register()
+    group = dist.new_group(backend="shm")
+    kinds = []
+    for width, given in ((50, {}), (50, {"gradient_as_bucket_view": True}), (1400, {})):
+        torch.manual_seed(2)
+        model = nn.Sequential(
+            nn.Linear(6, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 3)
+        )
+        wrapped = DistributedDataParallel(model, process_group=group, **given)
+        for step in range(4):
+            wrapped.zero_grad()
+            loss_of(wrapped, batch(rank, step)).backward()
+            close(gradients(wrapped), expected(wrapped.module, 2, step))
+        kinds.append({bucket.kind for bucket in wrapped.reducer.sending.plan.buckets})
+        plain = default_hooks.allreduce_hook
+        wrapped.register_comm_hook(group, plain)
+        wrapped.zero_grad()
+        loss_of(wrapped, batch(rank)).backward()
+        close(gradients(wrapped), expected(wrapped.module, 2))
+    return kinds
+
+
+@pytest.mark.skipif(native() is None, reason="the compiled core is not there")
+def test_shared_memory_needs_no_bucket_for_a_small_model_and_has_it_in_its_segment_otherwise(
+    two_ranks: Ranks,
+) -> None:
+    assert two_ranks(two_sizes)[0] == [{Kind.LOOSE}, {Kind.FLAT}, {Kind.FLAT}]
+
+
+def uneven(rank: int, by_initial: bool, backend: str) -> None:
+    if backend == "shm":
+        import ddp.shm
+
+        ddp.shm.register()
+    wrapped = DistributedDataParallel(mlp(), process_group=dist.new_group(backend=backend))
+    with wrapped.join(divide_by_initial_world_size=by_initial):
+        for step in range(3 + 2 * rank):
+            wrapped.zero_grad()
+            wanted = expected(wrapped.module, 2, step)
+            if step >= 3:  # rank 0 has no input left, and contributes zeros
+                mine = copy_of_gradients(wrapped, batch(rank, step))
+                wanted = [g / (2 if by_initial else 1) for g in mine]
+            loss_of(wrapped, batch(rank, step)).backward()
+            close(gradients(wrapped), wanted)
+
+
+def copy_of_gradients(wrapped: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+    model = mlp()
+    model.load_state_dict(wrapped.module.state_dict())  # type: ignore[union-attr,operator]
+    loss_of(model, x).backward()
+    return gradients(model)
+
+
+@pytest.mark.parametrize("backend", ["gloo", "shm"])
+@pytest.mark.parametrize("by_initial", [True, False])
+def test_a_rank_without_input_contributes_zeros(two_ranks: Ranks, by_initial: bool, backend: str) -> None:
+    if backend == "shm" and native() is None:
+        pytest.skip("the compiled core is not there")
+    two_ranks(uneven, by_initial, backend)

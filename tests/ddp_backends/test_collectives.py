@@ -1,0 +1,76 @@
+"""Every collective of shm gives what Gloo gives, and the same bits on every rank."""
+
+from __future__ import annotations
+
+import pytest
+import same_as_gloo as work
+import torch
+
+INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
+HALVES = [torch.float16, torch.bfloat16]
+FLOATS = [torch.float64, torch.float32, *HALVES]
+COMPLEX = [torch.complex64, torch.complex128]
+ARITHMETIC = ["SUM", "PRODUCT", "MIN", "MAX"]
+BITS = ["BAND", "BOR", "BXOR"]
+REDUCTIONS = [
+    *((dtype, op) for dtype in FLOATS for op in ARITHMETIC),
+    *((dtype, op) for dtype in INTEGERS for op in (*ARITHMETIC, *BITS)),
+    *((torch.bool, op) for op in ("SUM", "PRODUCT", "MIN", "MAX", "BOR", "BAND", "BXOR")),
+    *((dtype, "SUM") for dtype in COMPLEX),
+]
+SOME = [(torch.float32, "SUM"), (torch.bfloat16, "MAX"), (torch.int64, "BXOR"), (torch.complex64, "SUM")]
+
+
+def same(answers):
+    assert all(answer == answers[0] for answer in answers)
+
+
+def named(pairs):
+    return [f"{str(dtype).removeprefix('torch.')}-{op}" for dtype, op in pairs]
+
+
+@pytest.mark.parametrize(("dtype", "op"), REDUCTIONS, ids=named(REDUCTIONS))
+def test_all_reduce(crew, dtype, op):
+    same(crew.run(work.all_reduce, dtype, op))
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, *COMPLEX], ids=str)
+def test_average(crew, dtype):
+    same(crew.run(work.average, dtype))
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_half_sums_are_rounded_once(crew, dtype):
+    crew.run(work.half_sums_are_rounded_once, dtype)
+
+
+@pytest.mark.parametrize(("dtype", "op"), SOME, ids=named(SOME))
+def test_reduce_and_reduce_scatter(crew, dtype, op):
+    crew.run(work.reduce_to_each_root, dtype, op)
+    crew.run(work.reduce_scatter, dtype, op)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.complex64, torch.float8_e4m3fn], ids=str)
+def test_broadcast_and_all_gather(crew, dtype):
+    if dtype is not torch.float8_e4m3fn:
+        same(crew.run(work.all_gather, dtype))
+        same(crew.run(work.broadcast, dtype))
+    else:
+        same(crew.run(work.bytes_of_any_type, dtype))
+
+
+def test_lists_of_tensors(crew):
+    crew.run(work.lists)
+
+
+def test_odd_layouts(crew):
+    crew.run(work.odd_layouts)
+
+
+def test_blocks_in_shared_memory(crew):
+    same(crew.run(work.shared_memory_blocks))
+
+
+def test_blocks_are_given_back(crew):
+    left = crew.run(work.blocks_are_given_back)
+    assert max(left) <= 0

@@ -1,0 +1,155 @@
+"""Ranks that die, hang, disagree or leave: the others hear of it at once, by name, and nothing is left over."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+import trouble
+from crew import Crew, Gone, Raised
+
+KINDS = ["all-reduce", "average", "broadcast", "all-gather", "reduce-scatter", "reduce", "barrier"]
+
+
+def in_shared_memory():
+    """Names there, but for those that other parts of the project give on purpose."""
+    ours = ("ddp-launch-", "ddp-elastic-", "ddp-scratch-")
+    return {name for name in os.listdir("/dev/shm") if not name.startswith(ours)}
+
+
+def wait_for(path, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not os.path.exists(path):
+        assert time.monotonic() < deadline, f"{path} has not come"
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_death_inside_a_collective(kind, tmp_path):
+    """Two wait in the collective when the third dies in it; each raises within a second and names it."""
+    before = in_shared_memory()
+    with Crew(3) as ranks:
+        assert not ranks.problems
+        ranks.tell(trouble.collectives_until_killed, kind, str(tmp_path / "ready"), ranks=[1])
+        ranks.tell(trouble.collectives_for_ever, kind, ranks=[0, 2])
+        wait_for(tmp_path / "ready")
+        killed = time.monotonic()
+        ranks.kill(1)
+        answers = ranks.answers([0, 2])
+        for at, said in answers:
+            assert at - killed < 1.0
+            assert "rank 1 died" in said, said
+        assert ranks.answers([1]) == [Gone(1)]
+    assert in_shared_memory() <= before
+
+
+def test_death_of_the_first_rank_while_others_wait():
+    """Also who joined long ago hears of it, though nobody else came."""
+    with Crew(3) as ranks:
+        ranks.tell(trouble.wait_for_somebody_who_does_not_come, "all-reduce", ranks=[1, 2])
+        killed = time.monotonic()
+        ranks.kill(0)
+        for at, said in ranks.answers([1, 2]):
+            assert at - killed < 1.0
+            assert "rank 0 died" in said
+
+
+def test_death_under_torchs_ddp(tmp_path):
+    with Crew(2) as ranks:
+        ranks.tell(trouble.train_until_a_peer_is_gone, str(tmp_path / "ready"))
+        wait_for(tmp_path / "ready")
+        killed = time.monotonic()
+        ranks.kill(1)
+        ((at, said),) = ranks.answers([0])
+        assert at - killed < 1.0
+        assert "rank 1 died" in said
+
+
+def test_death_of_a_rank_whose_child_lives_on(tmp_path):
+    with Crew(2) as ranks:
+        ranks.tell(trouble.wait_for_somebody_who_does_not_come, "barrier", ranks=[0])
+        ranks.tell(trouble.die_with_a_child, str(tmp_path / "child"), ranks=[1])
+        ((_at, said),) = ranks.answers([0])
+        os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)
+        assert "rank 1 died" in said
+
+
+def test_timeout_names_who_is_missing(crew):
+    for rank, answer in enumerate(crew.run(trouble.time_out_alone)):
+        if rank != 1:
+            after, said = answer
+            assert 0.4 < after < 30
+            assert "rank 1 has not joined all-reduce in time" in said
+
+
+def test_waiting_with_a_limit_breaks_nothing(pair):
+    assert pair.run(trouble.wait_with_a_limit) == [True, True]
+
+
+def test_abort_releases_who_waits(crew):
+    answers = crew.run(trouble.abort_from_another_thread)
+    aborted, _ = answers.pop(1)
+    for at, said in answers:
+        assert at - aborted < 1.0
+        assert "rank 1 aborted" in said
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("size", "rank 1 all-reduce of 100000 x float32"),
+        ("type", "rank 0 called all-reduce of 3 x float32, rank 1 all-reduce of 3 x int32"),
+        ("kind", "rank 0 called all-reduce of 3 x float32, rank 1 barrier"),
+        ("root", "different roots"),
+        ("reduction", "different reductions"),
+    ],
+)
+def test_disagreement_is_told_to_all(crew, how, words):
+    for said in crew.run(trouble.disagree, how):
+        assert words in said
+
+
+def test_a_rank_that_left(crew):
+    for rank, answer in enumerate(crew.run(trouble.leave_early)):
+        if rank != 1:
+            after, said = answer
+            assert after < 1.0 or crew.size > 2
+            assert "rank 1 has left" in said
+
+
+def test_leaving_with_work_under_way(crew):
+    said, *_others = crew.run(trouble.leave_with_work_under_way)
+    assert len(said) == 3
+    assert all("rank 0 aborted the process group" in each for each in said)
+
+
+def test_a_signal_gets_through(pair):
+    after, nothing = pair.run(trouble.signal_while_waiting)
+    assert 0.2 < after < 10
+    assert nothing is None
+
+
+def test_forked_children(crew):
+    for said in crew.run(trouble.use_in_a_child):
+        assert said == "this process group belongs to the parent process"
+
+
+def test_groups_leave_nothing_behind(crew):
+    for before, after in crew.run(trouble.groups_come_and_go, 5):
+        assert after == before
+
+
+def test_nothing_after_destroy():
+    with Crew(2) as ranks:
+        assert ranks.run(trouble.nothing_after_destroy) == [([], 0)] * 2
+
+
+def test_errors_are_of_torchs_kind():
+    with Crew(2) as ranks:
+        ranks.kill(1)
+        ranks.tell(trouble.collective, "all-reduce", ranks=[0])
+        (raised,) = ranks.answers([0])
+        assert isinstance(raised, Raised)
+        assert raised.kind == "DistBackendError"

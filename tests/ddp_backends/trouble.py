@@ -1,0 +1,273 @@
+"""What the ranks run when something is about to go wrong."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+BIG = 40_000_000  # bytes of many turns: whoever dies after a few leaves the others in the middle
+
+
+def collective(kind, numel=1000):
+    world = dist.get_world_size()
+    tensor, many = torch.ones(numel), torch.ones(numel * world)
+    group = dist.group.WORLD
+    match kind:
+        case "all-reduce":
+            dist.all_reduce(tensor)
+        case "average":
+            bucket = group.ddp_allocate(numel, torch.float32).fill_(1)
+            group.ddp_average([bucket], world).wait()
+        case "broadcast":
+            dist.broadcast(tensor, 1)
+        case "all-gather":
+            group._allgather_base(many, tensor).wait()
+        case "reduce-scatter":
+            group._reduce_scatter_base(tensor, many).wait()
+        case "reduce":
+            dist.reduce(tensor, 0)
+        case "barrier":
+            dist.barrier()
+
+
+def collectives_for_ever(kind):
+    """Until one fails; what it says."""
+    while True:
+        try:
+            collective(kind, BIG // 4 // 40)
+        except dist.DistBackendError as error:
+            return time.monotonic(), str(error)
+
+
+def collectives_until_killed(kind, ready):
+    """The death falls inside a collective: this thread does nothing else."""
+    collective(kind, BIG // 4 // 40)
+    open(ready, "w").close()
+    while True:
+        collective(kind, BIG // 4 // 40)
+
+
+def train_until_a_peer_is_gone(ready):
+    """torch's own DDP, whose C++ waits for our futures."""
+    from torch.nn.parallel import DistributedDataParallel
+    from training import model
+
+    module = DistributedDataParallel(model(), broadcast_buffers=False)
+    while True:
+        try:
+            module(torch.randn(8, 32)).square().mean().backward()
+        except RuntimeError as error:
+            return time.monotonic(), str(error)
+        if dist.get_rank() == 1:
+            open(ready, "w").close()
+
+
+def wait_for_somebody_who_does_not_come(kind):
+    try:
+        collective(kind)
+    except dist.DistBackendError as error:
+        return time.monotonic(), str(error)
+
+
+def time_out_alone():
+    group = dist.new_group(backend="shm", timeout=timedelta(seconds=0.5))
+    if dist.get_rank() == 1:
+        return None
+    began = time.monotonic()
+    try:
+        dist.all_reduce(torch.ones(3), group=group)
+    except dist.DistBackendError as error:
+        return time.monotonic() - began, str(error)
+
+
+def wait_with_a_limit():
+    group = dist.new_group(backend="shm")
+    tensor = torch.ones(3)
+    if dist.get_rank() != 0:
+        dist.barrier()
+        dist.all_reduce(tensor, group=group)
+        return True
+    work = dist.all_reduce(tensor, group=group, async_op=True)
+    try:
+        work.wait(timedelta(seconds=0.1))
+    except dist.DistBackendError:
+        assert not work.is_completed()
+        dist.barrier()
+        return work.wait() and work.is_success() and work.exception() is None
+
+
+def abort_from_another_thread():
+    """-> how long after the abort the waiter was released, and by what words."""
+    group = dist.new_group(backend="shm")
+    dist.barrier()
+    if dist.get_rank() == 1:
+        at = time.monotonic()
+        group.abort()
+        return at, ""
+    try:
+        dist.all_reduce(torch.ones(3), group=group)
+    except dist.DistBackendError as error:
+        return time.monotonic(), str(error)
+
+
+def disagree(how):
+    group = dist.new_group(backend="shm")
+    odd = dist.get_rank() == 1
+    try:
+        match how:
+            case "size":
+                dist.all_reduce(torch.ones(100_000 if odd else 3), group=group)
+            case "type":
+                dist.all_reduce(torch.ones(3, dtype=torch.int32 if odd else torch.float32), group=group)
+            case "root":
+                dist.broadcast(torch.ones(3), int(odd), group=group)
+            case "reduction":
+                dist.all_reduce(torch.ones(3), dist.ReduceOp.MAX if odd else dist.ReduceOp.SUM, group=group)
+            case "kind" if odd:
+                dist.barrier(group=group)
+            case _:
+                dist.all_reduce(torch.ones(3), group=group)
+    except dist.DistBackendError as error:
+        return str(error)
+
+
+def leave_early():
+    group = dist.new_group(backend="shm")
+    dist.all_reduce(torch.ones(3), group=group)
+    if dist.get_rank() == 1:
+        group.shutdown()
+        return None
+    began = time.monotonic()
+    try:
+        dist.all_reduce(torch.ones(3), group=group)
+    except dist.DistBackendError as error:
+        return time.monotonic() - began, str(error)
+
+
+def leave_with_work_under_way():
+    """Who leaves a group gets an outcome for all that was started: an error where it could not be done."""
+    group = dist.new_group(backend="shm")
+    if dist.get_rank() != 0:
+        dist.barrier()
+        return None
+    tensor = torch.ones(3)
+    works = [dist.all_reduce(tensor, group=group, async_op=True) for _ in range(3)]
+    future = works[1].get_future()
+    group.shutdown()
+    dist.barrier()
+    said = []
+    for wait in (works[0].wait, future.wait, works[2].wait):
+        try:
+            wait()
+        except RuntimeError as error:
+            said.append(str(error))
+    return said
+
+
+class Stop(Exception):
+    pass
+
+
+def signal_while_waiting():
+    """A signal's own code runs while the collective waits; what it raises comes out of it."""
+    group = dist.new_group(backend="shm")
+    dist.barrier()
+    if dist.get_rank() == 1:
+        return None
+
+    def stop(*_):
+        raise Stop
+
+    previous = signal.signal(signal.SIGUSR1, stop)
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR1))
+    timer.start()
+    began = time.monotonic()
+    try:
+        dist.all_reduce(torch.ones(3), group=group)
+    except Stop:
+        return time.monotonic() - began
+    finally:
+        timer.join()
+        signal.signal(signal.SIGUSR1, previous)
+
+
+def use_in_a_child():
+    """A forked child can neither use the group, nor harm it by leaving, nor keep its parent's death a secret."""
+    group = dist.group.WORLD
+    bucket = group.ddp_allocate(100_000, torch.float32).fill_(1)
+    dist.barrier()
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            dist.all_reduce(torch.ones(1))
+            said = "it worked"
+        except RuntimeError as error:
+            said = str(error)
+        os.write(writer, said.encode())
+        del bucket, group
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as answer:
+        said = answer.read()
+    os.waitpid(child, 0)
+    assert (bucket == 1).all()
+    group.ddp_average([bucket], 1.0).wait()
+    assert (bucket == dist.get_world_size()).all()
+    return said
+
+
+def die_with_a_child(pid_file):
+    """The child keeps all that it inherited; peers must learn of the parent's death all the same."""
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+    with open(pid_file, "w") as file:
+        file.write(str(child))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def belongings():
+    return (
+        sorted(os.readlink(f"/proc/self/fd/{n}").partition(":[")[0] for n in open_files()),
+        len(os.listdir("/proc/self/task")),
+    )
+
+
+def open_files():
+    return [n for n in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{n}")]
+
+
+def maps_of_shm():
+    with open("/proc/self/maps") as maps:
+        return sum("ddp-shm" in line for line in maps)
+
+
+def groups_come_and_go(times):
+    """What is left of many groups: files, threads, mappings."""
+
+    def once():
+        group = dist.new_group(backend="shm")
+        bucket = group.ddp_allocate(1000, torch.float32).fill_(1)
+        group.ddp_average([bucket], 1.0).get_future().wait()
+        dist.destroy_process_group(group)
+
+    once()
+    dist.barrier()
+    before = (*map(len, (belongings()[0],)), belongings()[1], maps_of_shm())
+    for _ in range(times):
+        once()
+    dist.barrier()
+    return before, (*map(len, (belongings()[0],)), belongings()[1], maps_of_shm())
+
+
+def nothing_after_destroy():
+    dist.destroy_process_group()
+    files, _threads = belongings()
+    return [f for f in files if "ddp-shm" in f], maps_of_shm()

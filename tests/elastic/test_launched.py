@@ -1,0 +1,143 @@
+"""State and launcher together: a node is replaced, a checkpoint is asked for, the examples as they stand."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from launched import Launched, eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+# Steps until FINISH is there; says how far it is, and where it came from.
+STEPS = """
+import os, time, torch, torch.distributed as dist
+import ddp
+from ddp import elastic
+place = ddp.init()
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+state = elastic.State(model=model, optimizer=optimizer, step=0, node="", folder=os.environ.get("FOLDER"))
+resumed = state.resume()
+
+def say(name, text=""):
+    path = os.path.join(os.environ["SAID"], name)
+    with open(path + ".part", "w") as file:
+        file.write(str(text))
+    os.rename(path + ".part", path)
+
+if resumed:
+    weights = model.module.weight.sum().item()
+    say(f"resumed-{os.environ['DDP_GENERATION']}-{place.rank}", f"{resumed.in_memory} {state.step} {weights!r}")
+over = torch.zeros(1)
+while not over.item():
+    optimizer.zero_grad()
+    model(torch.ones(2, 4)).square().mean().backward()
+    optimizer.step()
+    state.step += 1
+    state.commit()
+    if state.step == 5:
+        say(f"five-{place.rank}", os.getpid())
+    if state.should_checkpoint():
+        state.checkpoint()
+        say(f"checkpoint-{place.rank}", state.step)
+    over.fill_(os.path.exists(os.path.join(os.environ["SAID"], "finish")))
+    dist.all_reduce(over)
+state.close()
+ddp.shutdown()
+"""
+
+
+@pytest.fixture
+def said(tmp_path: Path) -> Path:
+    (tmp_path / "said").mkdir()
+    return tmp_path / "said"
+
+
+@pytest.fixture
+def launch(tmp_path: Path, said: Path) -> Iterator[Callable[..., Launched]]:
+    jobs: list[Launched] = []
+
+    def start(*words: str, **env: str) -> Launched:
+        folder = tmp_path / f"job{len(jobs)}"
+        jobs.append(Launched(folder, *words, env={"SAID": str(said)} | env))
+        return jobs[-1]
+
+    yield start
+    for job in jobs:
+        job.clean_up()
+
+
+def test_a_new_node_is_given_what_the_lost_one_had(launch: Callable[..., Launched], said: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    where = ("--nnodes", "2", "--rendezvous", f"127.0.0.1:{port}", "--rdzv-id", "elastic")
+    script = said / "train.py"
+    script.write_text(STEPS)
+    words = (*where, "--nproc-per-node", "1", "--max-restarts", "3", str(script))
+    first, lost = launch(*words), launch(*words)
+    eventually(lambda: {"five-0", "five-1"} <= set(os.listdir(said)), 60, "both nodes train")
+    lost.send(signal.SIGKILL)
+    launch(*words)
+    pairs = eventually(lambda: both_resumed(said), 60, "both go on")
+    for one, other in pairs:
+        assert one == other
+    in_memory, step, _weights = pairs[-1][0].split()
+    assert in_memory == "True"
+    assert int(step) >= 5
+    (said / "finish").touch()
+    assert first.wait(60) == 0, first.stderr()
+
+
+def both_resumed(said: Path) -> list[tuple[str, str]]:
+    """What the two ranks said, of each generation in which both have."""
+    firsts = sorted(said.glob("resumed-*-0"))
+    pairs = [(first, first.with_name(first.name[:-1] + "1")) for first in firsts]
+    return [(one.read_text(), other.read_text()) for one, other in pairs if other.exists()]
+
+
+def test_a_checkpoint_that_is_asked_for_is_on_disk_before_the_job_is_stopped(
+    launch: Callable[..., Launched], said: Path, tmp_path: Path
+) -> None:
+    commits = tmp_path / "commits"
+    script = said / "train.py"
+    script.write_text(STEPS)
+    words = ("--nproc-per-node", "2", "--checkpoint-signal", "SIGTERM", str(script))
+    job = launch(*words, FOLDER=str(commits))
+    eventually(lambda: {"five-0", "five-1"} <= set(os.listdir(said)), 60, "both train")
+    job.send(signal.SIGTERM)
+    assert job.wait(60) != 0
+    steps = {(said / f"checkpoint-{rank}").read_text() for rank in (0, 1)}
+    assert len(steps) == 1
+    assert len(list(commits.iterdir())) == 1
+    eventually(lambda: not job.processes(), 20, "nothing is left of it")
+    again = launch(*words, FOLDER=str(commits))
+    resumed = eventually(lambda: list(said.glob("resumed-1-0")), 60, "goes on")
+    eventually(lambda: list(said.glob("resumed-1-1")), 60, "goes on")
+    in_memory, step, _weights = resumed[0].read_text().split()
+    assert (in_memory, step) == ("False", steps.pop())
+    (said / "finish").touch()
+    assert again.wait(60) == 0, again.stderr()
+
+
+@pytest.mark.parametrize("name", ["train_elastic.py", "train_fsdp2.py"])
+def test_the_examples_go_on_where_they_were(
+    launch: Callable[..., Launched], tmp_path: Path, name: str
+) -> None:
+    folder = str(tmp_path / "commits")
+    fewer = ("--samples", "256") if name == "train_elastic.py" else ()
+    for epochs in (1, 2):
+        command = (str(EXAMPLES / name), "--folder", folder, "--epochs", str(epochs), *fewer)
+        job = launch("--nproc-per-node", "2", *command)
+        assert job.wait(100) == 0, job.stderr()
+        assert re.search(rf"epoch {epochs}: .*loss", job.stdout())
+        assert ("going on after step" in job.stdout()) == (epochs == 2)
+        assert (f"epoch {epochs - 1}:" in job.stdout()) is False

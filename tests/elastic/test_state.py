@@ -1,0 +1,316 @@
+"""What a State can keep, what it refuses and how it says so; in a world of one, without a launcher."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter, OrderedDict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+
+from ddp import elastic
+from ddp.elastic import scratch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(autouse=True)
+def own_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the launcher gives it to a node: what a State leaves there, the next one finds."""
+    (tmp_path / "scratch").mkdir(mode=0o700)
+    monkeypatch.setenv("DDP_SCRATCH", str(tmp_path / "scratch"))
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "test")
+
+
+@pytest.fixture
+def state_of() -> Iterator[Any]:
+    """Makes a State after the process of the one before has died, as far as that can be had in one process."""
+    made: list[elastic.State] = []
+
+    def make(**named: Any) -> elastic.State:
+        if made:
+            made[-1]._keeper = None
+        made.append(elastic.State(**named))
+        return made[-1]
+
+    yield make
+    made[-1].close()
+
+
+def test_what_is_kept_comes_back_as_it_was(state_of: Any) -> None:
+    strided = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    values = {
+        "step": 3,
+        "best": 0.25,
+        "name": "run",
+        "nothing": None,
+        "nested": {"a": [1, (2, torch.arange(3))], 7: OrderedDict(x=torch.ones(2, dtype=torch.bfloat16))},
+        "scalar": torch.tensor(5, dtype=torch.uint8),
+        "empty": torch.empty(0, 3),
+        "complex": torch.randn(3, dtype=torch.complex64),
+        "truth": torch.tensor([True, False]),
+        "strided": strided,
+        "sparse": torch.eye(3).to_sparse(),
+    }
+    state = state_of(**values)
+    state.resume()
+    state.commit()
+    blank = {
+        name: torch.zeros(1) if isinstance(value, torch.Tensor) else None for name, value in values.items()
+    }
+    again = state_of(**blank)
+    assert again.resume() == elastic.Resumed(1, in_memory=True, world_size=1)
+    for name in ("step", "best", "name", "nothing"):
+        assert getattr(again, name) == values[name]
+        assert type(getattr(again, name)) is type(values[name])
+    for name in ("scalar", "empty", "complex", "truth", "strided"):
+        kept = getattr(again, name)
+        assert kept.dtype == values[name].dtype  # type: ignore[attr-defined]
+        assert torch.equal(kept, values[name])  # type: ignore[arg-type]
+    assert again.strided.stride() == strided.stride()
+    assert torch.equal(again.sparse.to_dense(), torch.eye(3))
+    assert again.nested["a"][1][1].tolist() == [0, 1, 2]
+    assert type(again.nested[7]) is OrderedDict
+    assert again.nested[7]["x"].dtype == torch.bfloat16
+
+
+def test_what_was_given_back_is_the_script_s_own(state_of: Any) -> None:
+    """Training on must not write into the commit it came from."""
+    model = nn.Linear(3, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    state = state_of(model=model, optimizer=optimizer, x=torch.ones(3))
+    state.resume()
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    state.commit()
+    expected = [each["momentum_buffer"].clone() for each in optimizer.state.values()]
+    for _process in range(2):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        state = state_of(model=model, optimizer=optimizer, x=torch.zeros(3))
+        state.resume()
+        buffers = [each["momentum_buffer"] for each in optimizer.state.values()]
+        assert all(map(torch.equal, buffers, expected))
+        assert state.x.tolist() == [1, 1, 1]
+        for tensor in (*buffers, state.x):
+            tensor.fill_(7)
+
+
+class Counting:
+    """An object whose state dictionary hands out what it goes on changing."""
+
+    def __init__(self) -> None:
+        self.counts = Counter(a=1)
+        self.sparse = torch.eye(2).to_sparse()
+
+    def state_dict(self) -> dict[str, Any]:
+        return vars(self)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+
+
+def test_what_changes_in_place_is_committed_as_it_is_then(state_of: Any) -> None:
+    counting = Counting()
+    state = state_of(counting=counting)
+    state.resume()
+    for _step in range(3):
+        state.commit()
+        counting.counts["a"] += 1
+        counting.sparse.mul_(2)
+    state.commit()
+    again = Counting()
+    state_of(counting=again).resume()
+    assert again.counts == {"a": 4}
+    assert torch.equal(again.sparse.to_dense(), 8 * torch.eye(2))
+
+
+def test_names_in_the_commit_are_those_of_the_bare_model(state_of: Any) -> None:
+    """Wrapped or not, it is the same model."""
+
+    class Wrapper(nn.parallel.DistributedDataParallel):
+        def __init__(self, module: nn.Module) -> None:
+            nn.Module.__init__(self)
+            self.module = module
+
+    state = state_of(model=Wrapper(nn.Linear(2, 2)))
+    state.resume()
+    state.commit()
+    bare = nn.Linear(2, 2)
+    state_of(model=bare).resume()
+    assert torch.equal(bare.weight, state._contents._objects["model"].weight)
+
+
+def test_a_growing_state_gets_larger_slots(state_of: Any) -> None:
+    state = state_of(x=torch.zeros(1), text="")
+    state.resume()
+    for size in (10, 100_000, 10, 5000):
+        state.x, state.text = torch.full((size,), float(size)), "t" * size
+        state.commit()
+    again = state_of(x=torch.zeros(1), text="")
+    assert again.resume().number == 4
+    assert (again.x.tolist(), len(again.text)) == ([5000.0] * 5000, 5000)
+
+
+def test_two_commits_are_kept_and_a_torn_one_is_passed_over(state_of: Any, tmp_path: Path) -> None:
+    state = state_of(step=0)
+    state.resume()
+    for state.step in (1, 2, 3):
+        state.commit()
+    slots = sorted((tmp_path / "scratch" / "elastic").iterdir())
+    assert len(slots) == 2
+    newest = max(slots, key=lambda path: json.loads(_head(path))["number"])
+    with newest.open("r+b") as file:
+        file.write(bytes(64))  # as if its writer had stopped in the middle
+    again = state_of(step=0)
+    assert again.resume().number == 2
+    assert again.step == 2
+
+
+def _head(path: Path) -> str:
+    text = path.read_bytes()
+    begin = text.index(b'{"number"')
+    return text[begin : text.index(b"}", begin) + 1].decode()
+
+
+def test_memory_goes_when_the_training_is_over(state_of: Any, tmp_path: Path) -> None:
+    state = state_of(step=0)
+    state.resume()
+    state.commit()
+    state.close()
+    assert not list((tmp_path / "scratch").iterdir())
+
+
+def test_where_the_first_place_has_no_room_the_second_is_taken(
+    state_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DDP_SCRATCH", "/proc/nowhere")
+    monkeypatch.setattr(scratch.tempfile, "tempdir", str(tmp_path))  # type: ignore[attr-defined]
+    state = state_of(step=1)
+    state.resume()
+    state.commit()
+    assert state_of(step=0).resume().number == 1
+    monkeypatch.setattr(scratch.tempfile, "tempdir", "/proc")  # type: ignore[attr-defined]
+    state = state_of(step=0)
+    assert state.resume() is None
+    with pytest.raises(elastic.ScratchError, match=r"no place for a commit .*larger /dev/shm, or set TMPDIR"):
+        state.commit()
+
+
+def test_a_folder_that_others_could_write_to_is_not_used(tmp_path: Path) -> None:
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x").chmod(0o777)
+    with pytest.raises(elastic.ScratchError, match="not a folder of this user alone"):
+        scratch.made(tmp_path / "x")
+    (tmp_path / "mine").mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to(tmp_path / "mine")
+    with pytest.raises(elastic.ScratchError):
+        scratch.made(tmp_path / "link")
+
+
+def test_what_dead_jobs_left_is_swept_and_nothing_else(tmp_path: Path) -> None:
+    alive = scratch.folders({})[0].name
+    user, space, _owner, started = alive.removeprefix("ddp-elastic-").split("-")
+    dead, elsewhere = (f"ddp-elastic-{user}-{where}-999999999-{started}" for where in (space, "1"))
+    for name in (alive, dead, elsewhere, "other"):
+        (tmp_path / name).mkdir()
+    scratch.sweep(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} >= {alive, elsewhere, "other"}
+    assert not (tmp_path / dead).exists()
+
+
+# --- mistakes ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("named", "words"),
+    [
+        ({"every": -1}, "not negative"),
+        ({"keep": 0}, "from 1"),
+        ({"disk_every": 3}, "say where, State"),
+        ({"commit": 3}, "cannot be the name"),
+    ],
+)
+def test_what_cannot_be_asked_for(named: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        elastic.State(**named)
+
+
+def test_mistakes_are_told(state_of: Any) -> None:
+    state = state_of(step=0, sampler=elastic.ElasticSampler(10))
+    with pytest.raises(RuntimeError, match=r"state.resume\(\) comes first"):
+        state.commit(samples=1)
+    state.resume()
+    with pytest.raises(RuntimeError, match="has a State already"):
+        elastic.State(step=0).resume()
+    with pytest.raises(TypeError, match=r"commit\(samples=...\): say how many"):
+        state.commit()
+    with pytest.raises(AttributeError, match=r"no field 'stepp'; .*State\(stepp=...\)"):
+        state.stepp = 1
+    with pytest.raises(AttributeError, match="no field 'stepp'"):
+        assert state.stepp
+
+
+def test_values_that_could_not_be_read_back_are_refused_when_they_are_committed(state_of: Any) -> None:
+    state = state_of(path=Path("x"))
+    state.resume()
+    with pytest.raises(TypeError, match=r"weights_only=True\) will not read back"):
+        state.commit()
+    state.path = str(state.path)
+    state.commit()
+
+
+def test_a_commit_of_something_else_is_not_taken(state_of: Any) -> None:
+    state = state_of(model=nn.Linear(2, 2), sampler=elastic.ElasticSampler(10))
+    state.resume()
+    state.commit(samples=1)
+    with pytest.raises(ValueError, match=r"the commit is of model, sampler; this State has net, sampler"):
+        state_of(net=nn.Linear(2, 2), sampler=elastic.ElasticSampler(10)).resume()
+    with pytest.raises(ValueError, match="a dataset of 10 samples, this one has 11"):
+        state_of(model=nn.Linear(2, 2), sampler=elastic.ElasticSampler(11)).resume()
+
+
+# --- a checkpoint now --------------------------------------------------------------------------------
+
+
+def test_without_a_launcher_nobody_asks(
+    state_of: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("DDP_CHECKPOINT_REQUEST", raising=False)
+    state = state_of(step=0, folder=tmp_path / "commits")
+    state.resume()
+    assert not elastic.checkpoint_requested()
+    assert elastic.checkpoint_request() is None
+    assert not state.should_checkpoint()
+    state.checkpoint()
+    assert len(list((tmp_path / "commits").iterdir())) == 1
+
+
+def test_a_request_is_read_and_answered_once(
+    state_of: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    request = tmp_path / "checkpoint-1"
+    monkeypatch.setenv("DDP_CHECKPOINT_REQUEST", str(request))
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    state = state_of(step=0, folder=tmp_path / "commits")
+    state.resume()
+    assert elastic.checkpoint_request() is None
+    request.write_text('{"reason": "the node goes", "deadline_s": 30.0}\n')
+    os.utime(request, (request.stat().st_mtime - 10,) * 2)
+    asked = elastic.checkpoint_request()
+    assert asked is not None
+    assert asked.reason == "the node goes"
+    assert 0 < asked.remaining_s <= 20.5
+    assert state.should_checkpoint()
+    state.checkpoint()
+    assert (tmp_path / "checkpoint-1.done.0").exists()
+    assert not state.should_checkpoint(), "it has its answer"
+    request.write_text('{"reason": "", "deadline_s": null}\n')
+    assert elastic.checkpoint_request() == elastic.CheckpointRequest("", float("inf"))
+    request.write_text("not JSON")
+    assert elastic.checkpoint_request().reason == "a request that cannot be read"  # type: ignore[union-attr]
