@@ -10,7 +10,7 @@ SYSTEM_PACKAGES := PYTHON=$(PYTHON) tests/system-packages.sh
 .PHONY: install install-test install-bench demo test quick lint types fmt soak sim bench test-gpu proto options clean
 
 install: $(VENV)/.installed
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(VENV)/.installed: pyproject.toml constraints.txt $(wildcard ddp/_core/*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "ddp-launch needs Python 3.11 or newer; try make PYTHON=python3.12 install"; exit 1; }
 	@test -x $(BIN)/python || { $(SYSTEM_PACKAGES) venv && $(PYTHON) -m venv $(VENV); }
 	@echo "installing into $(VENV) (torch and a few small packages) ..."
@@ -23,7 +23,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 install-test: $(VENV)/.installed-test
 $(VENV)/.installed-test: $(VENV)/.installed tests/system-packages.sh
-	@$(SYSTEM_PACKAGES) ip etcd
+	@$(SYSTEM_PACKAGES) ip etcd 'cc?' 'sshd?' 'slurm?'
 	@echo "installing what the tests need ..."
 	@$(PIP) install -c constraints.txt -e '.[torch,test]'
 	@touch $@
@@ -69,8 +69,11 @@ test-gpu: install-test
 bench: install-bench
 	$(BIN)/python bench/launch.py
 	$(BIN)/python bench/restart.py
+	$(BIN)/python bench/recovery.py
 	$(BIN)/python bench/agent.py
+	$(BIN)/python bench/cluster.py
 	$(BIN)/python bench/rendezvous.py
+	$(BIN)/python bench/allreduce.py
 
 # The generated code is committed; a test holds it in step with the schemas.
 proto: install-test

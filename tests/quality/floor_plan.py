@@ -5,8 +5,33 @@ from __future__ import annotations
 # Pure: values in, values out. Everything else of a package is shell.
 CORE = {
     "launcher": {
-        *("affinity", "arguments", "assemble", "config", "crash_text", "join", "lines", "meeting", "options"),
-        *("spec", "story", "supervision", "symptoms", "usage", "values", "verdict", "version", "worker_env"),
+        *(
+            "affinity",
+            "arguments",
+            "assemble",
+            "config",
+            "crash_text",
+            "host_names",
+            "hosts",
+            "join",
+            "lines",
+            "meeting",
+            "options",
+        ),
+        *(
+            "exchange",
+            "option",
+            "progress",
+            "spec",
+            "story",
+            "supervision",
+            "symptoms",
+            "usage",
+            "values",
+            "verdict",
+            "version",
+            "worker_env",
+        ),
     },
     "rendezvous": {
         *(
@@ -16,23 +41,42 @@ CORE = {
             "events",
             "fitting",
             "frozen_map",
+            "growing",
             "journal",
             "machine",
             "orders",
             "policy",
             "ranks",
+            "recollection",
             "resume",
             "snapshot",
         ),
         *("sealing", "state", "stopping", "types", "view"),
     },
-    "ddp": set(),
+    "ddp": {
+        *("commits", "place", "sample_order"),  # elastic, init
+        "backends",
+        *("errors", "plan", "ready"),  # the reducer
+    },
 }
 SHELL = {
     "launcher": {
-        *("__init__", "__main__", "agent", "binding", "checks", "cli", "config_file", "devices", "ending"),
         *(
+            "__init__",
+            "__main__",
+            "agent",
+            "binding",
+            "checkpoint",
+            "checks",
+            "cli",
+            "config_file",
+            "devices",
+            "ending",
+        ),
+        *(
+            "isolation",
             "facts",
+            "fleet",
             "log_file",
             "log_folder",
             "logs",
@@ -41,6 +85,7 @@ SHELL = {
             "start",
             "status",
             "terminal",
+            "tether",
             "topology",
             "worker",
         ),
@@ -63,9 +108,11 @@ SHELL = {
             "jobs",
             "limits",
             "log_lines",
+            "lull",
             "main",
             "metrics",
             "operations",
+            "reflection",
             "remote",
             "scratchpad",
             "server",
@@ -74,7 +121,13 @@ SHELL = {
             "web",
         ),
     },
-    "ddp": {"__init__"},
+    "ddp": {
+        "__init__",
+        *("elastic", "process_group"),
+        *("core_loading", "operands", "ring", "segment", "shared_group", "shm", "work"),  # backends
+        *("agreement", "backward", "bucket", "engine", "grad_bucket", "interface", "lasting", "logging_data"),
+        *("module", "reducer", "sending", "strays", "transport", "unchanged", "unused", "watch"),
+    },
 }
 
 # Which modules of another package a package may import.
@@ -88,7 +141,7 @@ ABROAD = {
 # Third-party packages, by the package whose shell may import them. A core imports none.
 THIRD_PARTY = {
     "launcher": set(),
-    "rendezvous": {"grpc", "grpc_health", "grpc_reflection", "google"},
+    "rendezvous": {"grpc", "google"},
     "ddp": {"torch"},
 }
 # They run inside the zygote, which is there to import torch.
@@ -101,7 +154,19 @@ ZYGOTE_ONLY = {f"launcher.template.{name}" for name in ("warm", "plain", "loop",
 # What a core may import of the standard library: nothing that knows a clock, chance, or the world.
 PURE_STDLIB = {
     *("__future__", "binascii", "bisect", "collections", "dataclasses", "difflib", "enum", "functools"),
-    *("heapq", "ipaddress", "itertools", "json", "math", "operator", "re", "string", "textwrap", "types"),
+    *(
+        "heapq",
+        "ipaddress",
+        "itertools",
+        "json",
+        "math",
+        "operator",
+        "re",
+        "shlex",
+        "string",
+        "textwrap",
+        "types",
+    ),
     *("typing", "unicodedata", "zlib", "signal"),
 }
 # Of `signal`, a core may know the numbers and names, and set nothing.
@@ -119,5 +184,5 @@ MAX_FUNCTION_LINES = 60
 P90_FUNCTION_LINES = 25
 BANNED_WORDS = {"manager", "handler", "helper", "helpers", "utils", "util"}
 # What torch itself calls so.
-TORCHS_WORDS = {"torchrun_handler", "RendezvousHandler"}
+TORCHS_WORDS = {"torchrun_handler", "RendezvousHandler", "_ddp_init_helper"}
 BANNED_MODULES = BANNED_WORDS | {"common", "misc"}
