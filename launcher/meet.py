@@ -17,7 +17,6 @@ from launcher import reach
 from launcher.meeting import Deployed, Embedded, Endpoint, MayServe, NoMeetingPoint, meeting_point
 from rendezvous.client import ENV, OptionsUnusable, client_options, connect
 from rendezvous.embedded import EmbeddedRendezvous
-from rendezvous.grpc_io import hush
 from rendezvous.hosted import serve
 from rendezvous.types import AgentId
 
@@ -143,7 +142,7 @@ async def _connect(
     address = spec.local_addr or own or await asyncio.to_thread(_source_address, endpoints) or _LOOPBACK
     slot = _Slot.of(spec.run_id, host)
     agent = AgentId(slot.name, incarnation)
-    hush()
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what goes wrong we say ourselves, in fewer words
     session = connect([str(endpoint) for endpoint in endpoints], agent, options)
 
     async def leave() -> None:

@@ -104,7 +104,8 @@ class Agents:
             owner.post(joined)
             await attendance.run()
         except Cut as cut:
-            _log.warning("the stream of %s was cut: %s", joined.agent, cut.words, extra={"job": job.job_id})
+            extra = {"job": job.job_id, "generation": job.state.generation}
+            _log.warning("the stream of %s was cut: %s", joined.agent, cut.words, extra=extra)
             raise
         finally:
             job.detach(attendance)

@@ -119,6 +119,8 @@ class Attendance:
         except asyncio.CancelledError:
             if self._cut is None:
                 raise
+        except grpc.aio.BaseError:
+            pass  # nobody is there any more to write to
         finally:
             self._task = None
             reader.cancel()

@@ -56,6 +56,8 @@ class Recital:
             case AgentLeft():
                 return replace(self, left=message)
             case StoreOpened() | RankFailed() | RanksFinished() | AgentStopped():
+                if message.generation < self.generation:
+                    return self
                 kept = self._of(message.generation)
                 running = None if isinstance(message, AgentStopped) else kept.running
                 return replace(kept, reports=(*kept.reports, message), running=running)

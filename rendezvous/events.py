@@ -166,7 +166,9 @@ class Waiting:
     reason: str
     present: int
     wanted: int
-    stands_by: bool = False  # no short wait for the last nodes: a world runs without this one, or no service answers
+    stands_by: bool = (
+        False  # no short wait for the last nodes: a world runs without this one, or no service answers
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,3 +140,18 @@ def test_it_needs_neither_grpc_nor_torch() -> None:
     code = f"import sys, rendezvous.embedded; print({wanted})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+async def an_owner_begins() -> None:
+    store, begun = MemoryJobStore(), asyncio.Event()
+    before = await store.load()
+    owner = JobOwner(store, lambda *_: None, note=lambda *_: begun.set())
+    task = asyncio.get_running_loop().create_task(owner.run())
+    await begun.wait()
+    with pytest.raises(Conflict):
+        await store.save(*before)
+    task.cancel()
+
+
+def test_no_write_of_an_earlier_owner_lands_once_a_new_one_has_begun() -> None:
+    asyncio.run(asyncio.wait_for(an_owner_begins(), 10.0))

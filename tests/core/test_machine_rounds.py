@@ -200,6 +200,13 @@ def test_a_retired_life_stays_out() -> None:
     assert story.state is before
 
 
+def test_who_left_stays_out_with_that_life() -> None:
+    story = running(spec(1, 2), "a", "b").happens(AgentLeft(agent("b"), "goodbye"))
+    before = story.state
+    assert story.joins("b").told("b") == [Refused("this agent of b was replaced or has left", 77)]
+    assert story.state is before
+
+
 # --- more nodes than the world has
 
 

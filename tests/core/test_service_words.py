@@ -108,6 +108,12 @@ def test_who_was_given_up_begins_anew_and_who_left_says_so_last() -> None:
     assert left.lines() == (in_generation(1, runs=True), RanksFinished(A, 1), AgentLeft(A, "bye"))
 
 
+def test_the_last_words_of_an_older_generation_take_nothing_from_the_present_one() -> None:
+    """The order to stop was lost on its way: ranks of the older one are still reaped when the newer is assigned."""
+    present = Recital().said(JOIN).heard(assigned(2))
+    assert present.said(AgentStopped(A, 1)).lines() == present.lines()
+
+
 def test_nothing_is_said_before_the_join() -> None:
     assert Recital().said(RanksFinished(A, 1)).lines() == ()
 

@@ -1,8 +1,8 @@
 """A model of the agent's side of the protocol, with ranks that start, fail, finish and take time to reap.
 
-The contract that it models: an agent says its join, and all its reports of the current generation, again
-whenever its session resumes; it starts ranks only after its older ones are reaped; told to wait while
-ranks run, or that it was given up, it reaps them; it hears nothing of connections that are gone.
+What it says again whenever its session resumes is for the real `Recital` to know. The rest is modelled: it starts
+ranks only after its older ones are reaped; told to wait while ranks run, or that it was given up, it reaps them; it
+hears nothing of connections that are gone.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from rendezvous.conversation import Recital
 from rendezvous.events import (
     AgentHeard,
     AgentJoined,
@@ -50,7 +51,7 @@ class FakeAgent:
         self.reaping = False
         self.told_to_stop = False
         self.wait_for_reaping: list[object] = []  # what to look at again once the old ranks are gone
-        self.said: list[object] = []  # of this generation
+        self.recital = Recital().said(AgentJoined(self.id, self.spec, self.facts))
         self._in(0.0, self.connect)
         self._in(world.rng.random(), self.beat)
 
@@ -70,7 +71,7 @@ class FakeAgent:
         if self.connection is None:
             self._in(self.world.rng.uniform(0.1, 0.6), self.connect)
             return
-        for message in (AgentJoined(self.id, self.spec, self.facts), *self.said):
+        for message in self.recital.lines():
             self._send(message)
 
     def _send(self, message: object) -> None:
@@ -78,7 +79,7 @@ class FakeAgent:
             self.connection.send_up(message)
 
     def say(self, message: object) -> None:
-        self.said.append(message)
+        self.recital = self.recital.said(message)
         self._send(message)
 
     def beat(self) -> None:
@@ -105,6 +106,9 @@ class FakeAgent:
         if connection is not self.connection or not self.alive or self.over:
             return
         self.world.monitor.told(self, message)
+        for report in self.recital.asked_for_by(message):
+            self._send(report)
+        self.recital = self.recital.heard(message)
         match message:
             case Assigned(assignment):
                 self._assigned(assignment)
@@ -117,7 +121,6 @@ class FakeAgent:
             case Waiting():
                 self._reap(lambda: None)
             case Refused(retryable=True):
-                self.said = []
                 self._reap(lambda: self._in(0.1, self._join_again))
             case Refused() | Ended():
                 self.over, self.exit, self.running = True, message, None
@@ -133,7 +136,7 @@ class FakeAgent:
         self._reap(partial(self._open_store, assignment.generation))
 
     def _new_generation(self, generation: int) -> None:
-        self.generation, self.said, self.assignment, self.told_to_stop = generation, [], None, False
+        self.generation, self.assignment, self.told_to_stop = generation, None, False
 
     def _open_store(self, generation: int) -> None:
         if generation == self.generation and self.assignment and self.assignment.node_rank == 0:
@@ -147,7 +150,7 @@ class FakeAgent:
     def _store_at(self, generation: int) -> None:
         if generation != self.generation or self.told_to_stop or self.running == generation:
             return
-        if not self.said or not isinstance(self.said[-1], RanksFinished):
+        if not any(isinstance(report, RanksFinished) for report in self.recital.reports):
             self._reap(partial(self._start, generation))
 
     def _stop(self, generation: int) -> None:

@@ -142,6 +142,18 @@ MUTANTS = (
         "return (0, False, 0, 0)",
     ),
     Mutant(
+        "what was reported is not said again",
+        "conversation",
+        "replace(kept, reports=(*kept.reports, message), running=running)",
+        "replace(kept, running=running)",
+    ),
+    Mutant(
+        "one restart more than the budget has",
+        "policy",
+        "if used < budget.limit:",
+        "if used <= budget.limit:",
+    ),
+    Mutant(
         "a resumed session is told nothing",
         "admission",
         "return renewed, tuple(Tell(agent, m) for m in where_it_stands(state, known))",
