@@ -7,7 +7,7 @@ PYTEST := $(BIN)/python -m pytest -m "not soak and not gpu"
 NO_GPU := $(BIN)/python -c 'import sys, torch; sys.exit(torch.cuda.is_available())'
 SYSTEM_PACKAGES := PYTHON=$(PYTHON) tests/system-packages.sh
 
-.PHONY: install install-test install-bench demo test quick lint types fmt soak sim bench test-gpu proto options clean
+.PHONY: install install-test install-bench demo test quick lint types fmt soak sim bench test-gpu bench-gpu proto options clean
 
 install: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml constraints.txt $(wildcard ddp/_core/*)
@@ -66,6 +66,9 @@ sim: install-test
 test-gpu: install-test
 	@if $(NO_GPU); then echo "skipped: torch sees no GPU here"; else $(PYTEST) tests -m gpu; fi
 
+bench-gpu: install-bench
+	@if $(NO_GPU); then echo "skipped: torch sees no GPU here"; else $(BIN)/python bench/gpu.py; fi
+
 bench: install-bench
 	$(BIN)/python bench/launch.py
 	$(BIN)/python bench/restart.py
@@ -74,6 +77,7 @@ bench: install-bench
 	$(BIN)/python bench/cluster.py
 	$(BIN)/python bench/rendezvous.py
 	$(BIN)/python bench/allreduce.py
+	$(BIN)/python bench/ddp.py
 
 # The generated code is committed; a test holds it in step with the schemas.
 proto: install-test

@@ -14,6 +14,7 @@ import argparse
 import importlib.util
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -123,17 +124,24 @@ def measure(ranks: int, sizes: list[int], rounds: int, timeout_s: float) -> Tabl
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, os.path.abspath(__file__), "--as-rank", folder]
         command += ["--rounds", str(rounds), "--sizes", *map(str, sizes)]
-        if importlib.util.find_spec("mpi4py"):
-            _run(
-                ["mpirun", "--oversubscribe", "-n", str(ranks), "sh", "-c", _AS_MPI_RANK, "sh", *command],
-                timeout_s,
-            )
+        if start := _mpirun():
+            _run([*start, "-n", str(ranks), "sh", "-c", _AS_MPI_RANK, "sh", *command], timeout_s)
         else:
             _run_ranks(command, ranks, timeout_s)
         with open(os.path.join(folder, "times.json")) as file:
             times = {int(size): row for size, row in json.load(file).items()}
     names = [name for name in NAMES if name in next(iter(times.values()))]
     return Table(ranks, names, times)
+
+
+def _mpirun() -> list[str]:
+    """Of the MPI that was installed beside Python, else the system's; nothing where MPI or mpi4py is not there."""
+    beside = os.path.dirname(sys.executable)
+    found = shutil.which("mpirun", path=os.pathsep.join((beside, os.environ.get("PATH", os.defpath))))
+    if found is None or importlib.util.find_spec("mpi4py") is None:
+        return []
+    said = subprocess.run([found, "--version"], capture_output=True, text=True, timeout=30).stdout
+    return [found, "--oversubscribe", "--allow-run-as-root"] if "Open MPI" in said else [found]
 
 
 _AS_MPI_RANK = (
@@ -243,7 +251,7 @@ def main() -> None:
     machine_line = machine()
     tables = [measure(ranks, sizes, options.rounds, options.timeout) for ranks in options.ranks]
     notes = f"Rounds: {options.rounds}. Machine: {machine_line}."
-    if importlib.util.find_spec("mpi4py") is None:
+    if not _mpirun():
         notes = "mpi4py is not installed here, so MPI has no column. " + notes
     text = "\n\n".join([*map(text_of, tables), notes])
     print(text)

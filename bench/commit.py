@@ -8,6 +8,8 @@ Steps and commits alternate; medians are shown. The floor is a copy of the same 
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 import time
 from dataclasses import dataclass
 from statistics import median
@@ -15,6 +17,9 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
+
+# Beside this file lies a ddp.py, which is not the package.
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import ddp
 from ddp import elastic

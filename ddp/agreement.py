@@ -27,13 +27,13 @@ def same_model(
     """One small all-gather where all is well; the whole descriptions only where it is not."""
     text = json.dumps([[dataclasses.asdict(facts) for facts in parameters], list(options)]).encode()
     mine = [plan.model_fingerprint(parameters, options), len(text)]
-    answers = _gather(group, torch.tensor(mine, dtype=torch.int64, device=device))
+    answers = gathered(group, torch.tensor(mine, dtype=torch.int64, device=device))
     if all(answer[0] == mine[0] for answer in answers):
         return
     longest = max(int(answer[1]) for answer in answers)
     padded = torch.zeros(longest, dtype=torch.uint8, device=device)
     padded[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(device)
-    texts = _gather(group, padded)
+    texts = gathered(group, padded)
     described = [json.loads(bytes(row[: int(answer[1])])) for row, answer in zip(texts, answers, strict=True)]
     models = [[_facts(entry) for entry in entries] for entries, _ in described]
     settings = [[(str(name), value) for name, value in chosen] for _, chosen in described]
@@ -46,7 +46,7 @@ def _facts(entry: dict[str, Any]) -> plan.ParameterFacts:
     )
 
 
-def _gather(group: ProcessGroup, mine: torch.Tensor) -> list[list[int]]:
+def gathered(group: ProcessGroup, mine: torch.Tensor) -> list[list[int]]:
     rows = [torch.zeros_like(mine) for _ in range(group.size())]
     dist.all_gather(rows, mine, group=group)
     return [row.tolist() for row in rows]
@@ -62,6 +62,6 @@ def order_of_rank_0(group: ProcessGroup, device: torch.device, order: Sequence[i
 def same_plan(group: ProcessGroup, device: torch.device, number: int) -> None:
     """`number`: what all ranks should have in common."""
     if any(
-        row != [number] for row in _gather(group, torch.tensor([number], dtype=torch.int64, device=device))
+        row != [number] for row in gathered(group, torch.tensor([number], dtype=torch.int64, device=device))
     ):
         raise different_plans(group.rank())

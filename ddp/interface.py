@@ -35,6 +35,10 @@ class TorchReducer(LastingReducer):
         self._adopt(self.sending.plan)
         self._round, self._lesson, self.rebuilt = None, None, False
         self._watch_as(Mode.OBSERVE)
+        if self.tuning is not None:
+            self.tuning.stop("begins anew")
+        if self.settings.tuned:
+            self.tune()
 
     def _run_comm_hook(self, bucket: GradBucket) -> Any:
         return self.sending.run_hook(bucket)

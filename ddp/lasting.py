@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ddp import agreement, errors, plan
 from ddp.backward import Mode
 from ddp.reducer import Reducer
+from ddp.tuning import Tuning
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,6 +23,22 @@ _MOST_LESSONS = 3
 
 
 class LastingReducer(Reducer):
+    agreed_order: Sequence[int] = ()
+    tuning: Tuning | None = None
+
+    def tune(self) -> None:
+        """Finds the size of the buckets from now on, instead of keeping to the one that was given."""
+        self.tuning = Tuning(self)
+
+    def round_over(self) -> None:
+        if self.tuning is not None:
+            self.tuning.round_over()
+
+    def resize(self, limit: plan.Limits) -> None:
+        """Between two steps, on all ranks: other buckets in the same order."""
+        self._follow(self.sending.planned(self.agreed_order, limit))
+        self._watch_as(self._mode)
+
     def _ensure_prior_finished(self) -> None:
         seen, lacking = self._round, self._lacking
         self._lacking = None
@@ -59,14 +76,20 @@ class LastingReducer(Reducer):
         return rebuild
 
     def _rebuild(self, order: Sequence[int]) -> None:
-        group, device = self.sending.group, self.sending.device
-        agreed = agreement.order_of_rank_0(group, device, order)
-        chosen = self.sending.planned(agreed)
-        agreement.same_plan(group, device, plan.plan_fingerprint(chosen))
-        self.sending.adopt(chosen)
-        self._adopt(chosen)
+        self.agreed_order = agreement.order_of_rank_0(self.sending.group, self.sending.device, order)
+        self._follow(self.sending.planned(self.agreed_order))
         self.rebuilt = True
         self._round = None
+
+    def _follow(self, chosen: plan.BucketPlan) -> None:
+        agreement.same_plan(self.sending.group, self.sending.device, plan.plan_fingerprint(chosen))
+        self.sending.adopt(chosen)
+        self._adopt(chosen)
+
+    def settle(self, order: Sequence[int]) -> None:
+        """The buckets are those of this order from now on, whatever arrives: somebody lays out memory by them."""
+        self._rebuild(order)
+        self._watch_as(Mode.OBSERVE)
 
     def _watch_as(self, mode: Mode) -> None:
         self._mode = mode

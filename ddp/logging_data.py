@@ -48,6 +48,7 @@ class Stopwatch:
         self.marks: dict[str, int] = {}
         self.sums = dict.fromkeys(_STAGES, 0)
         self.samples = 0
+        self._listeners: list[Callable[[str], None]] = []
 
     def next_iteration(self) -> None:
         self.iteration += 1
@@ -58,8 +59,17 @@ class Stopwatch:
         return self.iteration <= _ALWAYS_SAMPLED or self.iteration % self.sample_rate == 0
 
     def mark(self, name: str) -> None:
+        for listener in self._listeners:
+            listener(name)
         if self.sampling:
             self.marks[name] = time.time_ns()
+
+    def tell(self, listener: Callable[[str], None]) -> None:
+        """Of every mark from now on, sampled or not."""
+        self._listeners = [*self._listeners, listener]
+
+    def forget(self, listener: Callable[[str], None]) -> None:
+        self._listeners = [one for one in self._listeners if one != listener]
 
     def mark_first(self, name: str) -> None:
         if name not in self.marks:

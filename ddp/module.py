@@ -37,7 +37,8 @@ _TORCHS = inspect.signature(TorchDistributedDataParallel.__init__)
 class DistributedDataParallel(TorchDistributedDataParallel):
     """In place of torch.nn.parallel.DistributedDataParallel, with the same arguments.
 
-    `process_group` may also be a list of groups of the same ranks: buckets then go to them in turn.
+    `process_group` may also be a list of groups of the same ranks: buckets then go to them in turn. With
+    `bucket_cap_mb="auto"` the first steps find out which size is best.
     """
 
     reducer: TorchReducer  # type: ignore[assignment]
@@ -55,6 +56,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         self.__dict__["_buffers_first"] = (
             chosen.get("forward_sync_buffers") is not None or chosen["broadcast_buffers"] is not False
         )
+        self.__dict__["_tunes_buckets"] = _asks_for_tuning(chosen)
         _without_what_is_deprecated(chosen)
         _keep_out_of_dynamo()
         super().__init__(**{**chosen, "init_sync": False})
@@ -76,8 +78,11 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             find_unused=self.find_unused_parameters,
             as_views=self.gradient_as_bucket_view,
             skip_unused=getattr(self, "skip_all_reduce_unused_params", False),
+            tuned=self.__dict__.get("_tunes_buckets", False),
         )
         self.reducer = TorchReducer(parameters, names, expect_sparse_gradient, settings)
+        if settings.tuned:
+            self.reducer.tune()
         self.reducer.wanted = _synchronizes(weakref.ref(self))
         if self.__dict__.pop("_agrees_first", False):
             self._agree(static_graph)
@@ -105,10 +110,11 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         )
 
     def _agree(self, static_graph: bool) -> None:
+        settings = self.reducer.settings
         options = [
             ("find_unused_parameters", self.find_unused_parameters),
             ("static_graph", static_graph),
-            ("bucket_cap_mb", self.bucket_bytes_cap / plan.MIB),
+            ("bucket_cap_mb", "auto" if settings.tuned else self.bucket_bytes_cap / plan.MIB),
             ("forward_sync_buffers", self.forward_sync_buffers),
         ]
         sending = self.reducer.sending
@@ -200,6 +206,20 @@ class DistributedDataParallel(TorchDistributedDataParallel):
 
 
 DistributedDataParallel.__init__.__signature__ = _TORCHS  # type: ignore[attr-defined]
+
+
+def _asks_for_tuning(chosen: dict[str, Any]) -> bool:
+    cap = chosen["bucket_cap_mb"]
+    if not isinstance(cap, str):
+        return False
+    if cap != "auto":
+        raise ValueError(
+            f'bucket_cap_mb={cap!r}: give a number of MiB, or "auto" to find the best in the first steps'
+        )
+    if chosen.get("bucket_cap_mb_list"):
+        raise ValueError('bucket_cap_mb="auto" and bucket_cap_mb_list exclude each other: leave one out')
+    chosen["bucket_cap_mb"] = None
+    return True
 
 
 def _without_what_is_deprecated(chosen: dict[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +41,7 @@ _REDUCTIONS = {
     _KIND.BOR: BIT_OR,
     _KIND.BXOR: BIT_XOR,
 }
+_MOST_KINDS = 16  # torch has ten
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +52,21 @@ class Reduction:
     divisor: float
 
 
-def reduction_of(op: Any, dtype: torch.dtype, world_size: int) -> Reduction | None:
-    """None: not for the core. `op` is a ReduceOp, which is no key of a dictionary, as its kind is."""
-    return _reduction(getattr(op, "op", op), dtype, world_size)
+class Reductions(dict[torch.dtype, "tuple[Reduction | None, ...]"]):
+    """For each type, what torch's kinds of reduction are to the core, by their numbers: an enumeration of torch's
+    takes long to hash. None: not for the core."""
+
+    def __init__(self, world_size: int) -> None:
+        super().__init__()
+        self._world_size = world_size
+
+    def __missing__(self, dtype: torch.dtype) -> tuple[Reduction | None, ...]:
+        kinds = {int(kind): kind for kind in _REDUCTIONS}
+        row = tuple(_reduction(kinds.get(number), dtype, self._world_size) for number in range(_MOST_KINDS))
+        self[dtype] = row
+        return row
 
 
-@functools.cache
 def _reduction(kind: Any, dtype: torch.dtype, world_size: int) -> Reduction | None:
     how = _REDUCTIONS.get(kind)
     real = _HALVES.get(dtype, dtype)
@@ -103,13 +112,13 @@ class Operands:
     after: Callable[[], None] | None
 
 
-def _in_order(tensor: torch.Tensor) -> bool:
+def in_order(tensor: torch.Tensor) -> bool:
     return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
 def operands(tensors: Sequence[torch.Tensor], written: bool, read: bool = True) -> Operands:
     """A tensor that is not laid out in order is replaced by a copy, and written back afterwards."""
-    if len(tensors) == 1 and _in_order(tensors[0]):
+    if len(tensors) == 1 and in_order(tensors[0]):
         (only,) = tensors
         size = only.nbytes
         return Operands([only.data_ptr(), size], size, list(tensors), None)
@@ -119,7 +128,7 @@ def operands(tensors: Sequence[torch.Tensor], written: bool, read: bool = True) 
     size = 0
     for tensor in tensors:
         whole = tensor
-        if not _in_order(tensor):
+        if not in_order(tensor):
             whole = torch.empty(tensor.shape, dtype=tensor.dtype)
             if read:
                 whole.copy_(tensor.detach())

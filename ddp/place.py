@@ -1,6 +1,7 @@
 """A rank's place in the job: read from the environment that a launcher has made, or that of a process alone.
 
-The variables are torchrun's. A script started without any launcher has none of them and is a world of one.
+The variables are torchrun's. A script started without any launcher has none of them and is a world of one; one that
+mpirun has started is told its place by MPI.
 Some but not all of them is somebody's mistake, and is said to be one: half a world would wait for the other
 half for ever.
 """
@@ -38,6 +39,17 @@ class Seat:
 
 
 ALONE = Seat(0, 1, 0, 1, 0, launched=False)
+
+
+# What Open MPI, MPICH and its kin, and PMIx tell each process that they start.
+_SIGNS_OF_MPI = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK")
+
+
+def started_by_mpi(environ: Mapping[str, str]) -> bool:
+    """By mpirun, and by no launcher that says what torch wants to know."""
+    if "RANK" in environ or "WORLD_SIZE" in environ:
+        return False
+    return any(environ.get(name) for name in _SIGNS_OF_MPI)
 
 
 def seat_of(environ: Mapping[str, str]) -> Seat:

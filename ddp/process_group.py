@@ -1,7 +1,8 @@
 """`ddp.init()`: the default process group, from what the launcher says, or of one process alone.
 
 A script that was started without a launcher is a world of one: its store lives in this process, and no port is opened
-for it. The backend can be named in the call or in DDP_BACKEND; what is not named is chosen by what there is.
+for it. One that mpirun has started learns its place, and where the store is, through MPI. The backend can be named in
+the call or in DDP_BACKEND; what is not named is chosen by what there is.
 """
 
 from __future__ import annotations
@@ -18,14 +19,24 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
-from ddp import backends, core_loading
-from ddp.place import ALONE, InitError, Seat, device_index, known_backend, seat_of, seconds
+from ddp import backends, core_loading, mpi
+from ddp.place import (
+    ALONE,
+    InitError,
+    Seat,
+    device_index,
+    known_backend,
+    seat_of,
+    seconds,
+    started_by_mpi,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _BACKEND, _TIMEOUT = "DDP_BACKEND", "DDP_TIMEOUT_S"
 _LOOPBACK = "lo"
+_MEET_WITHIN = timedelta(minutes=5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +64,8 @@ def init(
 ) -> Place:
     """Makes the default process group, once; called again it says the same.
 
-    `backend`: auto, or any that torch knows or that has been registered with it (gloo, nccl, mpi, cpu:gloo,cuda:nccl).
+    `backend`: auto, or any that torch knows or that has been registered with it (gloo, nccl, cpu:gloo,cuda:nccl); mpi
+    is torch's own where it was built with it, else goes through mpi4py.
     `device`: cpu, cuda, or one device; otherwise this rank's own accelerator if there is one. `timeout`: of a
     collective, in seconds.
     """
@@ -68,12 +80,13 @@ def init(
                 "say the same again, or ddp.shutdown() first"
             )
         return _place
-    seat = seat_of(os.environ)
+    by_mpi = started_by_mpi(os.environ)
+    seat = mpi.seat() if by_mpi else seat_of(os.environ)
     where = _device(seat, device)
     if where.type == "cuda":
         torch.cuda.set_device(where)
     chosen = _backend(backend, seat, where)
-    _make_group(chosen, seat, where, _limit(timeout))
+    _make_group(chosen, seat, where, _limit(timeout), by_mpi)
     _place, _asked = _described(seat, where, chosen), asked
     return _place
 
@@ -141,12 +154,9 @@ def _accelerator() -> torch.device:
 def _backend(asked: str, seat: Seat, device: torch.device) -> str:
     asked = os.environ.get(_BACKEND, "auto") if asked == "auto" else asked
     if asked != "auto":
-        _register_ours(asked)
         if asked == "mpi" and not dist.is_mpi_available():
-            raise InitError(
-                "this torch was built without MPI; take gloo or nccl, which need no MPI to start under mpirun: "
-                "ddp-launch, or RANK and WORLD_SIZE, say who is who"
-            )
+            asked = "mpi4py"
+        _register_ours(asked)
         return known_backend(asked, dist.Backend.backend_list)
     if device.type == "cpu":
         has_native = core_loading.native() is not None
@@ -160,9 +170,13 @@ def _backend(asked: str, seat: Seat, device: torch.device) -> str:
 
 
 def _register_ours(backend: str) -> None:
-    """Importing it registers `shm` and `hier` with torch.distributed."""
-    if {"shm", "hier"} & set(re.split("[:,]", backend)):
+    """Makes our own known to torch.distributed: importing ddp.shm does that for `shm` and `hier`."""
+    names = set(re.split("[:,]", backend))
+    if {"shm", "hier"} & names:
         importlib.import_module("ddp.shm")
+    if "mpi4py" in names:
+        mpi.library()
+        importlib.import_module("ddp.mpi_group").register()
 
 
 def _limit(timeout: timedelta | float | None) -> timedelta | None:
@@ -177,12 +191,19 @@ def _limit(timeout: timedelta | float | None) -> timedelta | None:
 # --- making it -----------------------------------------------------------------------------------------
 
 
-def _make_group(backend: str, seat: Seat, device: torch.device, timeout: timedelta | None) -> None:
+def _make_group(
+    backend: str, seat: Seat, device: torch.device, timeout: timedelta | None, by_mpi: bool
+) -> None:
     how: dict[str, Any] = {"backend": backend, "rank": seat.rank, "world_size": seat.world_size}
     if timeout is not None:
         how["timeout"] = timeout
     if device.type == "cuda":
         how["device_id"] = device
+    if by_mpi:
+        address, store = mpi.meeting(timeout or _MEET_WITHIN)
+        os.environ.setdefault("MASTER_ADDR", address)  # the ring of `hier` goes where this is seen from
+        dist.init_process_group(store=store, **how)
+        return
     if seat.launched:
         dist.init_process_group(init_method="env://", **how)
         return

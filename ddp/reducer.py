@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ddp.plan import BucketPlan
-    from ddp.sending import Settings
+    from ddp.sending import Carrying, Settings
 
 _log = logging.getLogger("ddp")
 _NONE_UNUSED: frozenset[int] = frozenset()
@@ -53,6 +53,8 @@ class Reducer:
         self.names = list(names)
         self.settings = settings
         self.sending = Sending(self.parameters, names, sparse, settings)
+        # Who is given the buckets: `sending`, or somebody in front of it who looks at a clock.
+        self.carrying: Carrying = self.sending
         self.static_graph = False
         self.rebuilt = False
         self.stopwatch = Stopwatch()
@@ -243,7 +245,7 @@ class Reducer:
         chunk = self._chunks[number]
         before = seen.before.of(self.sending.plan.buckets[chunk.bucket].members) if seen.before else None
         with torch.no_grad():
-            self.sending.gather(chunk.bucket, chunk.start, chunk.end, before)
+            self.carrying.gather(chunk.bucket, chunk.start, chunk.end, before)
             seen.gathered[number] = True
             seen.readiness, launches = arrived(seen.readiness, chunk.bucket, chunk.end - chunk.start)
             for bucket in launches:
@@ -254,9 +256,10 @@ class Reducer:
 
     def _launch(self, seen: Round, bucket: int) -> Any:
         members = self.sending.plan.buckets[bucket].members
-        if self.settings.skip_unused and seen.unused.issuperset(members):
+        skips = self.settings.skip_unused and not self.sending.hooked
+        if skips and seen.unused.issuperset(members):
             return None
-        return self.sending.launch(bucket)
+        return self.carrying.launch(bucket)
 
     def _all_launched(self, seen: Round) -> None:
         if self._looks_for_unused or (self.static_graph and self._mode is Mode.OBSERVE):
@@ -295,9 +298,13 @@ class Reducer:
             self._round, self.previous = None, seen
             self.sending.step_ended()
             self.stopwatch.step_ended()
+        self.round_over()
         if late is not None:
             raise self._unwelcome(late)
         self._learn(seen, task, lacking)
+
+    def round_over(self) -> None:
+        """All ranks come here once in every step that is averaged, and may talk."""
 
     def _anything_arrived(self, seen: Round) -> bool:
         before = seen.before
@@ -344,7 +351,7 @@ class Reducer:
 
     def _finish(self, seen: Round) -> None:
         for bucket, work in enumerate(seen.works):
-            self.sending.finish(bucket, work, partial(self._may_change, seen, bucket, work))
+            self.carrying.finish(bucket, work, partial(self._may_change, seen, bucket, work))
         if seen.used_work is not None:
             seen.used_work.wait()
             seen.used = seen.used_anywhere.tolist()
@@ -389,3 +396,4 @@ class Reducer:
                 parameter.grad = grad
                 if grad is not None and value is not None:
                     grad.copy_(value)
+        self.round_over()

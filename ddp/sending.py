@@ -7,7 +7,7 @@ added up, or by the group, where it offers that (see `ddp/transport.py`).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -35,6 +35,15 @@ class Settings:
     find_unused: bool = False
     as_views: bool = False
     skip_unused: bool = False
+    tuned: bool = False  # `limit` is only what to begin with
+
+
+class Carrying(Protocol):
+    """What a reducer does with a bucket."""
+
+    def gather(self, number: int, start: int, end: int, before: Sequence[Any] | None) -> None: ...
+    def launch(self, number: int) -> Any: ...
+    def finish(self, number: int, work: Any, used: Used) -> None: ...
 
 
 def facts_of(parameter: torch.Tensor, name: str, sparse: bool) -> plan.ParameterFacts:
@@ -66,8 +75,10 @@ class Sending:
         self._dtype: torch.dtype | None = None
         self._divisor: float | None = None
         self._joining: tuple[Any, bool] | None = None
+        self._ever_joined = False
         self._futures: list[Any] = []
         self._consumed = False
+        self._taker: Callable[[int, Used], None] | None = None
         self.buckets: list[AnyBucket] = []
         self.plan = plan.BucketPlan(())
         self.start_over()
@@ -75,6 +86,11 @@ class Sending:
     def gradients_are_consumed(self) -> None:
         """The hook steps the optimizer and drops the gradients: there is nothing to hand over."""
         self._consumed = True
+
+    def shards_go_to(self, taker: Callable[[int, Used], None]) -> None:
+        """The hook averages a shard of each bucket; `taker(bucket, used)` is called for each, in order, at the end."""
+        self._consumed, self._taker = True, taker
+        self._carrier.slack = self.group.size() - 1
 
     @property
     def backend_name(self) -> str:
@@ -106,16 +122,23 @@ class Sending:
     # --- the plan ----------------------------------------------------------------------------------
 
     @property
-    def _transport(self) -> plan.Transport:
+    def may_resize(self) -> bool:
+        """Whether buckets are ours alone, so that others of another size would do."""
+        settings = self._settings
+        others = self._hook is not None or self._dtype is not None or self._consumed or self._ever_joined
+        return not (others or settings.find_unused or settings.skip_unused)
+
+    @property
+    def transport(self) -> plan.Transport:
         plain = self._hook is None and self._dtype is None and not self._settings.as_views
         return plan.Transport(lists=self._carrier.takes_lists, loose=plain)
 
     def start_over(self) -> None:
         """Back to the plan that knows nothing of any backward."""
-        self.adopt(plan.first_plan(self.facts, self._settings.limit, self._transport))
+        self.adopt(plan.first_plan(self.facts, self._settings.limit, self.transport))
 
-    def planned(self, arrival: Sequence[int]) -> plan.BucketPlan:
-        return plan.rebuilt_plan(self.facts, arrival, self._settings.limit, self._transport)
+    def planned(self, arrival: Sequence[int], limit: plan.Limits | None = None) -> plan.BucketPlan:
+        return plan.rebuilt_plan(self.facts, arrival, limit or self._settings.limit, self.transport)
 
     def adopt(self, chosen: plan.BucketPlan) -> None:
         self.plan = chosen
@@ -135,6 +158,11 @@ class Sending:
         self._hook = (state, hook)
         self.start_over()
 
+    @property
+    def hooked(self) -> bool:
+        """A communication hook may count on being given every bucket."""
+        return self._hook is not None
+
     def use_dtype(self, dtype: torch.dtype | None) -> None:
         """Gradients arrive in another dtype than that of the parameters."""
         self._dtype = dtype
@@ -148,7 +176,7 @@ class Sending:
 
     def join_with(self, work: Any, static_world_size: bool) -> None:
         """This step takes part in a `join`: `work` counts the ranks that still have input."""
-        self._joining = (work, static_world_size)
+        self._joining, self._ever_joined = (work, static_world_size), True
 
     @property
     def divisor(self) -> float:
@@ -201,12 +229,26 @@ class Sending:
 
     def zero_buckets(self) -> list[GradBucket]:
         """What a rank sends that has no input left."""
+        self._ever_joined = True
         return [self._shown(number, bucket.zeros()) for number, bucket in enumerate(self.buckets)]
 
     def _shown(self, number: int, buffer: torch.Tensor) -> GradBucket:
         names = [self.facts[i].name for i in self.plan.buckets[number].members]
         last = number + 1 == len(self.buckets)
         return GradBucket(number, last, buffer, self.buckets[number].parameters, names)
+
+    def try_out(self, tensor: torch.Tensor) -> None:
+        """Sends a tensor the way that buckets go."""
+        if self._carrier.takes_lists:
+            self._carrier.average(0, [tensor], self.divisor).wait()
+        else:
+            self._carrier.sum(0, tensor).wait()
+        self.settle_device()
+
+    def settle_device(self) -> None:
+        """Only for a clock: waits until a device has done what it was told."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
     def tell_used(self, used: list[int]) -> tuple[torch.Tensor, Any]:
         told = torch.tensor(used, dtype=torch.int32, device=self.device)
@@ -223,6 +265,8 @@ class Sending:
         elif work is not None:
             work.wait()
         with torch.no_grad():
+            if self._taker is not None:
+                self._taker(number, used)
             bucket.finish(result, _nothing if self._consumed else used)
 
     @property

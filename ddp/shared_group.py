@@ -8,7 +8,6 @@ base's, and Gloo's threads, which drop tensors under a lock of theirs, need the 
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +15,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import (
     AllgatherOptions,
     AllreduceCoalescedOptions,
+    AllreduceOptions,
     AllToAllOptions,
     BarrierOptions,
     PrefixStore,
@@ -32,19 +32,22 @@ from ddp.operands import (
     REDUCE_SCATTER,
     Operands,
     Reduction,
+    Reductions,
     averaging,
+    in_order,
     operands,
-    reduction_of,
     suits,
 )
-from ddp.work import InFlight, SharedWork
+from ddp.work import FAILED, NOT_YET, FinishedWork, InFlight, SharedWork, Together
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from datetime import timedelta
 
     from ddp.work import Core
 
 _NOTHING = Operands([], 0, [], None)
+_SUM: int = int(ReduceOp.SUM)  # type: ignore[call-overload]
 
 
 # torch describes its own methods more narrowly than it calls them.
@@ -65,6 +68,7 @@ class SharedGroup(_ProcessGroup):  # type: ignore[misc]
         super().__init__(rank, size)
         self._name = name
         self._world = size
+        self._reductions = Reductions(size)
         self._timeout_s = timeout.total_seconds()
         self._core = core
         self._flight = InFlight(core) if core is not None else None
@@ -105,13 +109,10 @@ class SharedGroup(_ProcessGroup):  # type: ignore[misc]
         result: list[torch.Tensor],
         opts: Any = None,
         root: int = 0,
-    ) -> SharedWork:
-        timeout_s = self._timeout_s
-        at_once = True
+    ) -> dist.Work:
+        timeout_s, at_once = self._timeout_s, True
         if opts is not None:
-            asked_s = opts.timeout.total_seconds()
-            timeout_s = asked_s if asked_s > 0 else timeout_s
-            at_once = bool(opts.asyncOp)
+            timeout_s, at_once = self._limit_s(opts), bool(opts.asyncOp)
         ticket = flight.core.post(
             kind,
             reduction.element,
@@ -124,11 +125,46 @@ class SharedGroup(_ProcessGroup):  # type: ignore[misc]
             given.numbers,
             got.numbers,
         )
-        return SharedWork(flight, ticket, result, (given.kept, got.kept), got.after)
+        work = SharedWork(flight, ticket, result, (given.kept, got.kept), got.after)
+        if not at_once:
+            work.wait()
+        return work
+
+    def _limit_s(self, opts: Any) -> float:
+        asked = opts.timeout
+        return asked.total_seconds() if asked.days >= 0 and asked else self._timeout_s
+
+    def _reduced_at_once(self, flight: InFlight, tensors: Any, opts: Any) -> dist.Work | None:
+        """The way of most calls, which is short: one tensor, in order in memory, and the caller waits for it."""
+        (tensor,) = tensors
+        if not (tensor.is_cpu and tensor.layout is torch.strided and in_order(tensor)):
+            return None
+        reduction = self._reduction(opts, tensor.dtype)
+        if reduction is None:
+            return None
+        state = flight.core.all_reduce(
+            reduction.element,
+            reduction.how,
+            reduction.divisor,
+            self._limit_s(opts),
+            tensor.data_ptr(),
+            tensor.nbytes,
+        )
+        if state == NOT_YET:
+            return None
+        if state == FAILED:
+            raise dist.DistBackendError(flight.core.failure())
+        work = FinishedWork()
+        work.tensors = tensors
+        return work
+
+    def _reduction(self, opts: Any, dtype: torch.dtype) -> Reduction | None:
+        op = opts.reduceOp
+        return self._reductions[dtype][_SUM if op == ReduceOp.SUM else int(op.op)]  # comparing is the quicker
 
     def _all_reduce(
         self, flight: InFlight, tensors: list[torch.Tensor], reduction: Reduction, opts: Any
-    ) -> SharedWork:
+    ) -> dist.Work:
         got = operands(tensors, written=True)
         count = got.size // reduction.element_size
         return self._post(flight, ALL_REDUCE, reduction, count, _NOTHING, got, tensors, opts)
@@ -136,12 +172,16 @@ class SharedGroup(_ProcessGroup):  # type: ignore[misc]
     # --- collectives that reduce -----------------------------------------------------------------------
 
     def allreduce(self, tensors: Any, opts: Any = None, **named: Any) -> Any:
-        if isinstance(tensors, torch.Tensor):
+        if type(tensors) is not list and isinstance(tensors, torch.Tensor):
             tensors = [tensors]
-        opts = _reduce_options(dist.AllreduceOptions, opts, named)
+        opts = _reduce_options(AllreduceOptions, opts, named)
         flight = self._flight
+        if flight is not None and len(tensors) == 1 and not opts.asyncOp:
+            work = self._reduced_at_once(flight, tensors, opts)
+            if work is not None:
+                return work
         if flight is not None and suits(tensors):
-            reduction = reduction_of(opts.reduceOp, tensors[0].dtype, self._world)
+            reduction = self._reduction(opts, tensors[0].dtype)
             if reduction is not None:
                 return self._all_reduce(flight, list(tensors), reduction, opts)
         return self._past(tensors).allreduce(tensors, opts)
@@ -150,7 +190,7 @@ class SharedGroup(_ProcessGroup):  # type: ignore[misc]
         opts = AllreduceCoalescedOptions() if opts is None else opts
         flight = self._flight
         if flight is not None and suits(tensors):
-            reduction = reduction_of(opts.reduceOp, tensors[0].dtype, self._world)
+            reduction = self._reduction(opts, tensors[0].dtype)
             if reduction is not None:
                 return self._all_reduce(flight, list(tensors), reduction, opts)
         return self._past(tensors).allreduce_coalesced(tensors, opts)
@@ -162,7 +202,7 @@ class SharedGroup(_ProcessGroup):  # type: ignore[misc]
         flight = self._near
         reduction = None
         if flight is not None and suits(tensors):
-            reduction = reduction_of(opts.reduceOp, tensors[0].dtype, self._world)
+            reduction = self._reduction(opts, tensors[0].dtype)
         if flight is None or reduction is None:
             return self._past(tensors).reduce(tensors, opts)
         # As after Gloo, only the root's tensor is touched.
@@ -170,11 +210,11 @@ class SharedGroup(_ProcessGroup):  # type: ignore[misc]
         count = got.size // reduction.element_size
         return self._post(flight, REDUCE, reduction, count, _NOTHING, got, tensors, opts, opts.rootRank)
 
-    def _scattered(self, output: torch.Tensor, given: Sequence[torch.Tensor], opts: Any) -> SharedWork | None:
+    def _scattered(self, output: torch.Tensor, given: Sequence[torch.Tensor], opts: Any) -> dist.Work | None:
         flight = self._near
         if flight is None or not suits([output, *given]):
             return None
-        reduction = reduction_of(opts.reduceOp, output.dtype, self._world)
+        reduction = self._reduction(opts, output.dtype)
         if reduction is None or sum(t.numel() for t in given) != output.numel() * self._world:
             return None
         got = operands([output], written=True, read=False)
@@ -223,7 +263,7 @@ class SharedGroup(_ProcessGroup):  # type: ignore[misc]
             flight, BROADCAST, BYTES, got.size, _NOTHING, got, list(tensors), opts, opts.rootRank
         )
 
-    def _gathered(self, outputs: Sequence[torch.Tensor], given: torch.Tensor, opts: Any) -> SharedWork | None:
+    def _gathered(self, outputs: Sequence[torch.Tensor], given: torch.Tensor, opts: Any) -> dist.Work | None:
         flight = self._near
         if flight is None or not suits([given, *outputs]):
             return None
@@ -318,35 +358,8 @@ class SharedGroup(_ProcessGroup):  # type: ignore[misc]
         super().shutdown()
 
 
-class _Together(dist.Work):
-    """Several operations as one."""
-
-    def __init__(self, works: list[dist.Work], tensors: list[torch.Tensor]) -> None:
-        super().__init__()
-        self._works = works
-        self._tensors = tensors
-
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        for work in self._works:
-            work.wait(timeout)
-        return True
-
-    def is_completed(self) -> bool:
-        return all([work.is_completed() for work in self._works])
-
-    def is_success(self) -> bool:
-        return all(work.is_success() for work in self._works)
-
-    def result(self) -> list[torch.Tensor]:
-        return self._tensors
-
-    def get_future(self) -> Any:
-        together = torch.futures.collect_all([work.get_future() for work in self._works])
-        return together.then(lambda _done: self._tensors)
-
-
 def _last(works: list[dist.Work], tensors: list[torch.Tensor]) -> Any:
-    return works[0] if len(works) == 1 else _Together(works, tensors)
+    return works[0] if len(works) == 1 else Together(works, tensors)
 
 
 def _alike(tensors: Sequence[torch.Tensor]) -> bool:
@@ -355,7 +368,7 @@ def _alike(tensors: Sequence[torch.Tensor]) -> bool:
 
 def _reduce_options(kind: Any, opts: Any, named: dict[str, Any]) -> Any:
     """torch's groups also take the reduction itself, and names."""
-    if opts is not None and not isinstance(opts, ReduceOp | ReduceOp.RedOpType):
+    if type(opts) is kind:
         return opts
     made = kind()
     chosen = named.get("op", opts)

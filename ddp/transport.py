@@ -26,6 +26,8 @@ class Carrier:
         self.groups = tuple(groups)
         self._averages = [_offered(group, device, "ddp_average") for group in self.groups]
         self._allocate = _offered(self.groups[0], device, "ddp_allocate")
+        # How many elements of memory follow a bucket, so that it can be cut into equal shards.
+        self.slack = 0
 
     @property
     def takes_lists(self) -> bool:
@@ -33,10 +35,12 @@ class Carrier:
         return all(average is not None for average in self._averages)
 
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        room = numel + self.slack
         if self._allocate is not None and numel and device.type == "cpu":
-            storage: torch.Tensor = self._allocate(numel, dtype)
-            return storage
-        return torch.empty(numel, dtype=dtype, device=device)
+            storage: torch.Tensor = self._allocate(room, dtype)
+        else:
+            storage = torch.empty(room, dtype=dtype, device=device)
+        return storage[:numel] if self.slack else storage
 
     def average(self, turn: int, tensors: list[torch.Tensor], divisor: float) -> Any:
         """Only where `takes_lists`. -> Work"""

@@ -41,6 +41,9 @@ class Core(Protocol):
         /,
     ) -> int: ...
     def wait(self, ticket: int, timeout_s: float, may_execute: bool, /) -> int: ...
+    def all_reduce(
+        self, element: int, reduction: int, divisor: float, timeout_s: float, address: int, size: int, /
+    ) -> int: ...
     def state(self, ticket: int, /) -> int: ...
     def want(self, ticket: int, /) -> None: ...
     def failure(self) -> str: ...
@@ -191,3 +194,63 @@ class SharedWork(dist.Work):
         if self._error is not None:
             raise self._error
         return self._tensors
+
+
+class FinishedWork(dist.Work):
+    """Of an operation that was done before its caller went on. Made without a constructor of its own: that takes as
+    long as the operation."""
+
+    tensors: list[torch.Tensor]
+
+    def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+    def is_success(self) -> bool:
+        return True
+
+    def exception(self) -> None:
+        return None
+
+    def synchronize(self) -> None:
+        return None
+
+    def source_rank(self) -> int:
+        raise RuntimeError("a collective has no source rank")
+
+    def result(self) -> list[torch.Tensor]:
+        return self.tensors
+
+    def get_future(self) -> Any:
+        done: Any = torch.futures.Future()
+        done.set_result(self.tensors)
+        return done
+
+
+class Together(dist.Work):
+    """Several operations as one."""
+
+    def __init__(self, works: list[dist.Work], tensors: list[torch.Tensor]) -> None:
+        super().__init__()
+        self._works = works
+        self._tensors = tensors
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        for work in self._works:
+            work.wait(timeout)
+        return True
+
+    def is_completed(self) -> bool:
+        return all([work.is_completed() for work in self._works])
+
+    def is_success(self) -> bool:
+        return all(work.is_success() for work in self._works)
+
+    def result(self) -> list[torch.Tensor]:
+        return self._tensors
+
+    def get_future(self) -> Any:
+        together = torch.futures.collect_all([work.get_future() for work in self._works])
+        return together.then(lambda _done: self._tensors)

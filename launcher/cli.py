@@ -45,7 +45,8 @@ def _launch(line: CommandLine, environ: Mapping[str, str], tethered: Tether | No
         from launcher.usage import print_config_text
 
         return _show(print_config_text(settings, words, "command line" if line.words else file.name))
-    if settings["hosts"] or settings["hostfile"]:
+    # An agent that was started so finds the option again where it came from a variable or a file.
+    if not tethered and (settings["hosts"] or settings["hostfile"]):
         return _launch_over_ssh(settings, words, environ)
     spec, warnings = prepare(settings, words, environ)
     if tethered:
@@ -59,6 +60,10 @@ def _launch(line: CommandLine, environ: Mapping[str, str], tethered: Tether | No
 
 def _launch_over_ssh(settings: Settings, words: tuple[str, ...], environ: Mapping[str, str]) -> int:
     """The other hosts find the script where it is here; what else they need each of them checks for itself."""
+    from launcher import hosts
+
+    for warning in (*unknown_variables(environ), *hosts.check(settings, environ)):
+        _complain("warning", warning)
     entry = entry_point(settings, words)
     folder = checks.check_folder()
     checks.check_entry(entry, environ.get("PYTHON_EXEC", ""), environ, _entry_flag(settings))

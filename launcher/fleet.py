@@ -49,6 +49,7 @@ class Member:
         self.own_address = own_address  # "": another machine
         self.process: asyncio.subprocess.Process | None = None
         self.answered = False
+        self.over = False
         self.ending: dict[str, Any] = {}
         self.last_lines: list[str] = []
         self.exit_code = -1
@@ -78,12 +79,14 @@ class Fleet:
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
         stop_serving = await self._serve()
-        signals = tuple(signal.Signals(each) for each in self._settings["signals_to_handle"])
-        for signum in (*signals, signal.SIGUSR1, signal.SIGUSR2):
-            loop.add_signal_handler(signum, self._signalled, signum, signum in signals)
+        ending = {signal.Signals(each) for each in self._settings["signals_to_handle"]}
+        for signum in _awaited(self._settings):
+            loop.add_signal_handler(signum, self._signalled, signum, signum in ending)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _awaited(self._settings))
         async with asyncio.TaskGroup() as tasks:
             for rank, member in enumerate(self._members):
                 tasks.create_task(self._run_member(member, rank))
+        signal.pthread_sigmask(signal.SIG_BLOCK, _awaited(self._settings))  # one more Ctrl-C changes nothing
         await stop_serving()
         return self._finish()
 
@@ -100,21 +103,32 @@ class Fleet:
     async def _run_member(self, member: Member, rank: int) -> None:
         tries = 1 if member.own_address or not self._port else _FORWARD_TRIES
         for _ in range(tries):
-            await self._start(member, rank)
-            if member.answered or not any("forwarding failed" in line for line in member.last_lines):
+            if not self._stopping:
+                await self._start(member, rank)
+            taken = any("forwarding failed" in line for line in member.last_lines)
+            if member.answered or self._stopping or not taken:
                 break
-        if not member.answered and not self._stopping:
-            self._tell_of_absence(member)
+        member.over = True
+        died = member.exit_code != 0 and not member.ending  # an agent that can, says why it ends
+        if died and not self._stopping:
+            self._tell_of_loss(member)
 
     async def _start(self, member: Member, rank: int) -> None:
-        member.last_lines.clear()
-        member.process = await asyncio.create_subprocess_exec(
-            *self._command(member, rank),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is ours to hand on
-        )
+        command = self._command(member, rank)
+        try:
+            member.process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                start_new_session=True,  # Ctrl-C is ours to hand on
+            )
+        except OSError as error:
+            member.last_lines, member.exit_code = [f"{command[0]}: {error.strerror}"], _SSH_FAILED
+            return
+        member.last_lines = []
+        if self._stopping:  # meanwhile
+            self._terminate(member)
         assert member.process.stdout
         assert member.process.stderr
         member.send(_json_line({"env": self._env, "address": self._address_of(member)}))
@@ -144,15 +158,21 @@ class Fleet:
         found = (reach.source_address(host, 22) for host in elsewhere)
         return next((address for address in found if address), member.own_address)
 
-    def _tell_of_absence(self, member: Member) -> None:
-        """Without it the world may never be whole: with a fixed number of nodes nobody waits for the time-out."""
-        said = "; ".join(member.last_lines) or f"exit code {member.exit_code}"
-        how = (
-            "ssh to it failed" if member.exit_code == _SSH_FAILED else f"{self._errand.program} did not start"
-        )
-        self._say(f"error: {member.host.name}: {how}: {said}")
-        able = sum(each.answered or each.exit_code < 0 for each in self._members)
-        if able < self._errand.nnodes[0]:
+    def _tell_of_loss(self, member: Member) -> None:
+        """Where too few are left the world is never whole again: nobody else can come, so nobody waits."""
+        how = f"exit code {member.exit_code}"
+        if not member.answered:
+            failed = (
+                "ssh to it" if member.exit_code == _SSH_FAILED else f"the start of {self._errand.program}"
+            )
+            how = f"{failed} failed: {'; '.join(member.last_lines) or how}"
+        elif member.exit_code == _SSH_FAILED and not member.own_address:
+            how = "the connection to it was lost"
+        else:
+            how = f"its agent ended with {how}"
+        self._say(f"error: {member.host.name}: {how}")
+        left = sum(not each.over for each in self._members)
+        if left < self._errand.nnodes[0] and (self._port or not member.answered):
             self._short_of_hosts = True
             self._stop_all(signal.SIGTERM)
 
@@ -171,9 +191,13 @@ class Fleet:
         self._stopping += 1
         self._send_all(signum)
         for member in self._members:
-            if member.process and (not member.answered or self._stopping > 2):
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(member.process.pid, signal.SIGTERM)
+            if not member.answered or self._stopping > 2:
+                self._terminate(member)
+
+    def _terminate(self, member: Member) -> None:
+        if member.process:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(member.process.pid, signal.SIGTERM)
 
     def _send_all(self, signum: signal.Signals) -> None:
         for member in self._members:
@@ -230,7 +254,7 @@ class Fleet:
             self._room[terminal].set()
             if terminal.fd >= 0:
                 loop.remove_writer(terminal.fd)
-        elif self._room[terminal].is_set() or not loop.remove_writer(terminal.fd):
+        else:
             self._room[terminal].clear()
             loop.add_writer(terminal.fd, self._flush, terminal)
 
@@ -279,10 +303,20 @@ def run_fleet(
         words=words,
     )
 
+    # Until they can be handed on: none may end this process with hosts half started.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _awaited(settings))
+
     async def main() -> int:
         return await Fleet(settings, found, errand, env).run()
 
     return asyncio.run(main())
+
+
+def _awaited(settings: Settings) -> set[signal.Signals]:
+    signals = {signal.Signals(each) for each in settings["signals_to_handle"]}
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signals.discard(signal.SIGHUP)  # nohup: its user wants the job to survive the terminal
+    return {*signals, signal.SIGUSR1, signal.SIGUSR2}
 
 
 def _read_hostfile(setting: Setting) -> tuple[Host, ...]:

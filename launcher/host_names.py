@@ -54,7 +54,7 @@ def _slots(text: str | None) -> int | None:
 
 
 def _refuse_doubles(found: Sequence[Host]) -> None:
-    names = [host.name for host in found]
+    names = [host.bare for host in found]
     for name in names:
         if names.count(name) > 1:
             raise BadValue(

@@ -26,8 +26,30 @@ _OURS = {
     *("color", "config", "print_config", "version", "help"),
 }
 _CARRIED = ("PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", "DDP_RENDEZVOUS_*", "NCCL_*", "GLOO_*")
-_CARRIED_TOO = ("TORCH_*", "TORCHELASTIC_*", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
-ALWAYS_CARRIED = (*_CARRIED, *_CARRIED_TOO)
+_CARRIED_TOO = ("TORCH_*", "TORCHELASTIC_*", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTHON_EXEC")
+_OF_THE_LIBRARY = ("DDP_BACKEND", "DDP_TIMEOUT_S", "DDP_NATIVE")
+ALWAYS_CARRIED = (*_CARRIED, *_CARRIED_TOO, *_OF_THE_LIBRARY)
+_SEEN_TO = ("node_rank", "rdzv_endpoint", "master_addr", "master_port")
+
+
+def check(settings: Settings, environ: Mapping[str, str]) -> list[str]:
+    """A warning for each option that was given in vain; raises `UsageError` where one cannot be meant."""
+    ours = settings.of("hosts" if settings["hosts"] else "hostfile")
+    if settings["standalone"]:
+        raise settings.of("standalone").wrong(f"contradicts {ours.quoted}", "keep one of the two")
+    if settings["local_addr"]:
+        raise settings.of("local_addr").wrong(
+            f"every machine has another, and {ours.quoted} starts them all",
+            "name their network by --interface",
+        )
+    tasks = environ.get("SLURM_STEP_NUM_TASKS", "1")
+    if tasks.isdigit() and int(tasks) > 1:
+        raise ours.wrong(
+            f"srun has started this {tasks} times, and each would start them all",
+            "leave it out: srun starts the agents; or run the command once, without srun",
+        )
+    given = (settings.of(dest) for dest in _SEEN_TO)
+    return [f"{each.quoted}: {ours.option.flag} sees to that; ignored" for each in given if each.given]
 
 
 def world_of(settings: Settings, found: Sequence[Host]) -> tuple[int, int]:

@@ -119,7 +119,7 @@ _OVER_SSH = (
         "--ssh",
         "COMMAND",
         "ssh -T -o BatchMode=yes -o ConnectTimeout=15 -o ServerAliveInterval=5 -o ExitOnForwardFailure=yes",
-        values.text,
+        values.command,
         "how to reach them",
     ),
     _ours(

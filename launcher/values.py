@@ -8,6 +8,7 @@ and quotes the example in the same form (`--nnodes 1:3`, `DDP_LAUNCH_NNODES=1:3`
 from __future__ import annotations
 
 import re
+import shlex
 import signal
 from typing import TYPE_CHECKING
 
@@ -60,6 +61,16 @@ def text(value: str) -> str:
     if not value.strip():
         raise BadValue("empty; give a value, or leave it out")
     _encodable(value)
+    return value
+
+
+def command(value: str) -> str:
+    """Words as for a shell."""
+    text(value)
+    try:
+        shlex.split(value)
+    except ValueError:
+        raise BadValue("a quotation mark is not closed") from None
     return value
 
 

@@ -170,6 +170,7 @@ int ring_reduce(struct group *, struct operation *, enum element, enum reduction
 /* queue.c */
 int queue_start(struct group *);
 uint64_t queue_post(struct group *, struct operation *, int for_the_worker);
+int queue_run(struct group *, struct operation *, int (*interrupted)(void));
 int queue_wait(struct group *, uint64_t ticket, double timeout_s, int may_execute, int (*interrupted)(void));
 int queue_done(struct group *, uint64_t ticket);
 void queue_want(struct group *, uint64_t ticket);

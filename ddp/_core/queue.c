@@ -15,10 +15,8 @@ static struct group *all_groups;
 static pthread_mutex_t all_mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-static void run_first(struct group *g, int (*interrupted)(void)) {
-    struct operation *op = g->first;
-    g->first = op->following;
-    if (!g->first) g->last = NULL;
+/* Called, and returns, with the mutex held. */
+static void perform(struct group *g, struct operation *op, int (*interrupted)(void)) {
     g->running = 1;
     int broken = g->failed_from != 0;
     pthread_mutex_unlock(&g->mutex);
@@ -32,8 +30,15 @@ static void run_first(struct group *g, int (*interrupted)(void)) {
     }
     g->running = 0;
     g->done_ticket = op->ticket;
-    free(op);
     pthread_cond_broadcast(&g->finished);
+}
+
+static void run_first(struct group *g, int (*interrupted)(void)) {
+    struct operation *op = g->first;
+    g->first = op->following;
+    if (!g->first) g->last = NULL;
+    perform(g, op, interrupted);
+    free(op);
 }
 
 static void *work(void *argument) {
@@ -90,15 +95,29 @@ uint64_t queue_post(struct group *g, struct operation *op, int for_the_worker) {
     return ticket;
 }
 
+static int outcome(struct group *g, uint64_t ticket) {
+    if (g->failed_from && ticket >= g->failed_from) return FAILED;
+    return ticket <= g->done_ticket ? DONE : NOT_YET;
+}
+
+/* An operation whose caller waits for it, and that has nothing before it, need not be queued.
+ * NOT_YET: there is something before it, and nothing has been done. */
+int queue_run(struct group *g, struct operation *op, int (*interrupted)(void)) {
+    int result = NOT_YET;
+    pthread_mutex_lock(&g->mutex);
+    if (!g->first && !g->running) {
+        op->ticket = ++g->posted_ticket;
+        perform(g, op, interrupted);
+        result = outcome(g, op->ticket);
+    }
+    pthread_mutex_unlock(&g->mutex);
+    return result;
+}
+
 void queue_want(struct group *g, uint64_t ticket) {
     pthread_mutex_lock(&g->mutex);
     wake_worker(g, ticket);
     pthread_mutex_unlock(&g->mutex);
-}
-
-static int outcome(struct group *g, uint64_t ticket) {
-    if (g->failed_from && ticket >= g->failed_from) return FAILED;
-    return ticket <= g->done_ticket ? DONE : NOT_YET;
 }
 
 int queue_done(struct group *g, uint64_t ticket) {

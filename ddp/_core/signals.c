@@ -9,6 +9,7 @@
 
 static volatile sig_atomic_t unheeded;
 static volatile double unheeded_since;
+static volatile double forgiven_at = -1e9;
 static double patience_s;
 
 static void heed(int number) {
@@ -19,6 +20,7 @@ static void heed(int number) {
 static void on_signal(int number, siginfo_t *how, void *context) {
     (void)context;
     if (how->si_code <= 0 && how->si_pid == getppid()) heed(number);
+    else if (now() - forgiven_at < patience_s) return; /* of the broadcast that was answered already */
     else if (!unheeded) unheeded_since = now(), unheeded = number;
     else if (now() - unheeded_since > patience_s) heed(number); /* somebody means it */
 }
@@ -35,4 +37,4 @@ int guard(int number, double patience) {
 /* The signal that was not heeded, if that is longer ago than the patience; else 0. */
 int overdue(void) { return unheeded && now() - unheeded_since > patience_s ? unheeded : 0; }
 
-void forgive(void) { unheeded = 0; }
+void forgive(void) { forgiven_at = now(), unheeded = 0; }

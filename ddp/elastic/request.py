@@ -56,23 +56,28 @@ def watch() -> None:
         Path(f"{path}.watched.{os.environ.get('RANK', '0')}").touch(mode=0o600)
 
 
-def _heed_what_nobody_answered(asked: bool) -> None:
+def _forgive() -> None:
     native = core_loading.native()
-    if native is None:
-        return
-    if asked:
+    if native is not None:
         native.forgive_signal()
-    elif signum := native.overdue_signal():  # it was meant for this rank alone
-        signal.signal(signum, signal.SIG_DFL)
-        os.kill(os.getpid(), signum)
+
+
+def _heed_what_nobody_answered() -> None:
+    native = core_loading.native()
+    if native is not None and (signum := native.overdue_signal()):
+        os.kill(os.getpid(), signum)  # it was meant for this rank alone, and is heeded the second time
 
 
 def checkpoint_requested() -> bool:
     """As this rank sees it; no more once it has answered. Others may not have heard: State.should_checkpoint()."""
     path = _path()
     watch()
-    _heed_what_nobody_answered(asked=not path or os.path.exists(path))
-    return bool(path) and os.path.exists(path) and not os.path.exists(_answer(path))
+    asked = bool(path) and os.path.exists(path)
+    if asked or not path:
+        _forgive()
+    else:
+        _heed_what_nobody_answered()
+    return asked and not os.path.exists(_answer(path))
 
 
 def checkpoint_request() -> CheckpointRequest | None:
@@ -97,4 +102,6 @@ def checkpoint_done() -> None:
     """This rank's checkpoint is durable. Without a launcher there is nobody to tell."""
     path = _path()
     if path:
+        # A node that is asked last counts what was taken just before: its ranks may never see the question.
+        _forgive()
         Path(_answer(path)).touch(mode=0o600)

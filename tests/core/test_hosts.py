@@ -44,7 +44,7 @@ def test_hosts_and_their_ranks(text: str, found: tuple[Host, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "a,,b", "a,a:2", "-oProxyCommand=x", "a b", "a:0", "a:many", "a;reboot"]
+    "text", ["", "a,,b", "a,a:2", "a,ada@a", "-oProxyCommand=x", "a b", "a:0", "a:many", "a;reboot"]
 )
 def test_what_is_no_host_is_refused(text: str) -> None:
     with pytest.raises(BadValue):
@@ -80,6 +80,29 @@ def test_the_world_is_all_hosts_but_the_spares_unless_said_otherwise() -> None:
         hosts.world_of(settings_of("--nnodes", "4"), three)
     with pytest.raises(UsageError, match="leave none to train on"):
         hosts.world_of(settings_of("--spares", "3"), three)
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "said"),
+    [
+        (("--standalone",), {}, "--standalone: contradicts --hosts a"),
+        (("--local-addr", "10.0.0.1"), {}, "name their network by --interface"),
+        ((), {"SLURM_STEP_NUM_TASKS": "4"}, "srun has started this 4 times"),
+    ],
+)
+def test_what_cannot_be_meant_of_several_hosts_is_refused(
+    words: tuple[str, ...], environ: dict[str, str], said: str
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        hosts.check(settings_of("--hosts", "a", *words), environ)
+
+
+def test_what_is_seen_to_is_said_to_be_given_in_vain() -> None:
+    given = settings_of("--hostfile", "x", "--node-rank", "1", PET_MASTER_ADDR="b")
+    assert hosts.check(given, {"SLURM_STEP_NUM_TASKS": "1"}) == [
+        "--node-rank 1: --hostfile sees to that; ignored",
+        "PET_MASTER_ADDR=b: --hostfile sees to that; ignored",
+    ]
 
 
 def test_a_host_is_told_all_that_was_asked_for_wherever_that_was_said() -> None:

@@ -104,7 +104,10 @@ def ours_and_torchs(hook):
         model.register_comm_hook(make(), function)
         seen.append([backward(model, step) for step in range(4)])
     # Before the order of arrival is known, and after.
-    return [max((a - b).abs().max().item() for a, b in zip(x, y)) for x, y in zip(*seen)]
+    return [
+        max((a - b).abs().max().item() for a, b in zip(x, y, strict=True))
+        for x, y in zip(*seen, strict=False)
+    ]
 
 
 def distance_from_the_average(hook, steps=4):
@@ -114,7 +117,7 @@ def distance_from_the_average(hook, steps=4):
     for step in range(steps):
         wanted = true_averages(model, step)
         got = backward(model, step)
-        error = max((a - b).abs().max().item() for a, b in zip(got, wanted))
+        error = max((a - b).abs().max().item() for a, b in zip(got, wanted, strict=True))
         found.append((error, max(b.abs().max().item() for b in wanted), same_everywhere(got)))
     return found
 
@@ -126,7 +129,7 @@ def full_rank():
     return max(
         (a - b).abs().max().item()
         for step in range(3)
-        for a, b in zip(backward(model, step), true_averages(model, step))
+        for a, b in zip(backward(model, step), true_averages(model, step), strict=True)
     )
 
 
@@ -136,7 +139,7 @@ def all_of_the_elements():
     return max(
         (a - b).abs().max().item()
         for step in range(3)
-        for a, b in zip(backward(model, step), true_averages(model, step))
+        for a, b in zip(backward(model, step), true_averages(model, step), strict=True)
     )
 
 
@@ -158,13 +161,13 @@ def nothing_is_lost(hook, which="ours", steps=5):
     got = [torch.zeros_like(p) for p in model.parameters()]
     wanted = [torch.zeros_like(p) for p in model.parameters()]
     for step in range(steps):
-        for total, average in zip(wanted, true_averages(model, step)):
+        for total, average in zip(wanted, true_averages(model, step), strict=True):
             total += average
-        for total, average in zip(got, backward(model, step)):
+        for total, average in zip(got, backward(model, step), strict=True):
             total += average
     remembered = state.state_dict(model)["errors"]
     difference, kept = 0.0, 0.0
-    for (name, _), handed_out, due in zip(model.module.named_parameters(), got, wanted):
+    for (name, _), handed_out, due in zip(model.module.named_parameters(), got, wanted, strict=True):
         open_ = remembered.get(name, torch.zeros(due.numel())).clone()
         dist.all_reduce(open_)
         open_ /= dist.get_world_size()
@@ -181,14 +184,16 @@ def goes_on_as_before(hook):
     saved = pickle.loads(pickle.dumps(state.state_dict(model)))
     settings = pickle.loads(pickle.dumps(state))
     wanted = [backward(model, step) for step in range(4, 7)]
-    make, function = HOOKS[hook]
+    _, function = HOOKS[hook]
     again = DistributedDataParallel(mlp(), bucket_cap_mb=SMALL_BUCKETS_MB)
     again.reducer._rebuild(model.reducer._own_order)  # the buckets that the other has by now
     again.register_comm_hook(settings, function)
     again.reducer._rebuild(model.reducer._own_order)
     settings.load_state_dict(again.module, saved)
     got = [backward(again, step) for step in range(4, 7)]
-    return settings.step, all(torch.equal(a, b) for x, y in zip(got, wanted) for a, b in zip(x, y))
+    return settings.step, all(
+        torch.equal(a, b) for x, y in zip(got, wanted, strict=True) for a, b in zip(x, y, strict=False)
+    )
 
 
 def of_another_model(hook):
@@ -246,7 +251,7 @@ def half_precision(hook):
         sum(loss_of(plain, batch(step, r, torch.bfloat16)) / size for r in range(size)).backward()
         model.zero_grad()
         loss_of(model, batch(step, dist.get_rank(), torch.bfloat16)).backward()
-        for p, q in zip(model.parameters(), plain.parameters()):
+        for p, q in zip(model.parameters(), plain.parameters(), strict=True):
             worst = max(worst, ((p.grad - q.grad).norm() / q.grad.norm()).item())
     return worst, same_everywhere([p.grad for p in model.parameters()])
 
@@ -262,5 +267,31 @@ def gossips():
         plain.zero_grad()
         (loss_of(plain, batch(step, rank)) / 2 + loss_of(plain, batch(step, source)) / 2).backward()
         got = backward(model, step)
-        right.append(all(torch.allclose(a, p.grad, atol=1e-6) for a, p in zip(got, plain.parameters())))
+        right.append(
+            all(torch.allclose(a, p.grad, atol=1e-6) for a, p in zip(got, plain.parameters(), strict=True))
+        )
     return right, state.step
+
+
+class LastUnused(nn.Module):
+    """Its first layer, whose bucket is the last, is not used."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(5)
+        self.unused, self.used = nn.Linear(60, 60), nn.Linear(20, 60)
+
+    def forward(self, x):
+        return self.used(x)
+
+
+def every_bucket_comes(hook):
+    make, function = HOOKS[hook]
+    options = {"find_unused_parameters": True, "skip_all_reduce_unused_params": True}
+    model = DistributedDataParallel(LastUnused(), bucket_cap_mb=SMALL_BUCKETS_MB, **options)
+    model.register_comm_hook(make(), function)
+    for step in range(3):
+        model.zero_grad()
+        model(batch(step, dist.get_rank())).square().mean().backward()
+    grads = [p.grad for p in model.module.used.parameters()]
+    return same_everywhere(grads), [p.grad for p in model.module.unused.parameters()] == [None, None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ddp import DistributedDataParallel
 from ddp.comm_hooks import Gossip, PowerSGD, Quantized, TopK
 from ddp.comm_hooks.gossip import Topology, partners
 
@@ -50,7 +52,13 @@ def test_both_classes_give_the_same(crew_of: CrewOf, hook: str) -> None:
 @pytest.mark.parametrize(
     ("hook", "share"),
     # A rounding to 11 and to 8 bits; half a level of 127 both ways, with a scale that three ranks may make larger.
-    [("all_reduce", 1e-6), ("fp16", 2**-10), ("bf16", 2**-6), ("quantized", 4 / 127), ("quantized_chunks", 8 / 127)],
+    [
+        ("all_reduce", 1e-6),
+        ("fp16", 2**-10),
+        ("bf16", 2**-6),
+        ("quantized", 4 / 127),
+        ("quantized_chunks", 8 / 127),
+    ],
 )
 def test_what_is_lost_is_bounded(crew_of: CrewOf, hook: str, share: float) -> None:
     for found in crew_of("gloo", 3).run(trials.distance_from_the_average, hook):
@@ -107,6 +115,13 @@ def test_what_a_hook_cannot_average_is_named(
 @pytest.mark.parametrize("hook", ["fp16", "power", "quantized_chunks", "top_k"])
 def test_an_overflow_is_seen_and_not_kept(crew_of: CrewOf, hook: str) -> None:
     assert crew_of("gloo", 2).run(trials.overflow_is_seen_and_forgotten, hook) == [(True, True)] * 2
+
+
+@pytest.mark.parametrize("hook", ["power", "quantized"])
+def test_the_last_bucket_comes_though_it_is_unused(crew_of: CrewOf, hook: str) -> None:
+    if "skip_all_reduce_unused_params" not in inspect.signature(DistributedDataParallel).parameters:
+        pytest.skip("this torch skips no buckets")
+    assert crew_of("gloo", 2).run(trials.every_bucket_comes, hook) == [(True, True)] * 2
 
 
 @pytest.mark.parametrize("hook", ["all_reduce", "fp16", "power", "quantized_chunks", "top_k"])

@@ -56,7 +56,8 @@ CORE = {
     "ddp": {
         *("commits", "place", "sample_order"),  # elastic, init
         "backends",
-        *("errors", "plan", "ready"),  # the reducer
+        *("errors", "plan", "ready", "timeline", "tune"),  # the reducer
+        "shards",
     },
 }
 SHELL = {
@@ -123,10 +124,12 @@ SHELL = {
     },
     "ddp": {
         "__init__",
-        *("elastic", "process_group"),
-        *("core_loading", "operands", "ring", "segment", "shared_group", "shm", "work"),  # backends
+        *("elastic", "mpi", "process_group"),
+        *("averaging", "comm_hooks", "sharded_buckets", "sharded_optimizer", "single", "whole_state"),
+        *("core_loading", "mpi_group", "operands", "ring", "segment", "shared_group", "shm", "work"),  # backends
         *("agreement", "backward", "bucket", "engine", "grad_bucket", "interface", "lasting", "logging_data"),
-        *("module", "reducer", "sending", "strays", "transport", "unchanged", "unused", "watch"),
+        *("module", "reducer", "sending", "strays", "tracing", "transport", "tuning", "unchanged", "unused"),
+        "watch",
     },
 }
 
@@ -142,7 +145,7 @@ ABROAD = {
 THIRD_PARTY = {
     "launcher": set(),
     "rendezvous": {"grpc", "google"},
-    "ddp": {"torch"},
+    "ddp": {"torch", "mpi4py"},
 }
 # They run inside the zygote, which is there to import torch.
 MAY_IMPORT_TORCH = {"launcher.template.warm", "launcher.template.store"}
@@ -163,6 +166,7 @@ PURE_STDLIB = {
         "operator",
         "re",
         "shlex",
+        "statistics",
         "string",
         "textwrap",
         "types",

@@ -12,6 +12,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import psutil
+import pytest
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -117,3 +118,28 @@ def test_allreduce(tmp_path: Path) -> None:
         assert all(0 < seconds < 10 for (seconds,) in times[size].values())
     assert "| 64 KB |" in page
     assert "met" in page
+
+
+def test_hierarchical(tmp_path: Path) -> None:
+    page, figures = tmp_path / "page.md", tmp_path / "figures.json"
+    page.write_text("<!-- hierarchical:begin -->\n<!-- hierarchical:end -->\n")
+    command = [sys.executable, os.path.join(ROOT, "bench", "hierarchical.py"), "--rounds", "1"]
+    command += ["--rates", "1gbit", "--models", "MLP, 1M", "--sizes", "65536"]
+    done = subprocess.run(
+        [*command, "--json", str(figures), "--write-docs", str(page)],
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr
+    if done.stdout.startswith("skipped: "):
+        pytest.skip(done.stdout.strip())
+    tables = json.loads(figures.read_text())["tables"]
+    assert [(one["ranks_each"], one["what"]) for one in tables] == [
+        (2, "MLP, 1M"),
+        (2, "65536"),
+        (1, "65536"),
+    ]
+    assert set(tables[0]["taken"]) == {"torch, Gloo", "ours, Gloo", "ours, hier"}
+    assert all(0 < seconds < 60 for one in tables for (seconds,) in one["taken"].values())
+    assert "| 1gbit | MLP, 1M |" in page.read_text()

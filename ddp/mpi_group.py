@@ -1,0 +1,362 @@
+"""The backend `mpi4py`: torch.distributed's collectives through mpi4py, for a torch that was built without MPI.
+
+Theory of operation
+-------------------
+Each group has a communicator and one thread, which makes blocking MPI calls in the order in which they were asked for;
+so the order is the same on all ranks if the program's is. MPI is told addresses, never objects, and knows no half
+precision: such numbers are summed in float32 and rounded once. A call to MPI cannot be broken off: a timeout is told to
+who waits, and the call stays where it is. What is not a collective is refused, with the name of a backend that can.
+"""
+
+from __future__ import annotations
+
+import zlib
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotInTime
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ReduceOp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mpi4py import MPI
+
+NAME = "mpi4py"
+
+_TYPES = {
+    torch.float64: "DOUBLE",
+    torch.float32: "FLOAT",
+    torch.int64: "INT64_T",
+    torch.int32: "INT32_T",
+    torch.int16: "INT16_T",
+    torch.int8: "INT8_T",
+    torch.uint8: "UINT8_T",
+    torch.bool: "UINT8_T",
+}
+_HALVES = (torch.float16, torch.bfloat16)
+_KIND: Any = ReduceOp.RedOpType  # its members are not in torch's description
+_REDUCTIONS = {
+    _KIND.SUM: "SUM",
+    _KIND.AVG: "SUM",
+    _KIND.MIN: "MIN",
+    _KIND.MAX: "MAX",
+    _KIND.PRODUCT: "PROD",
+    _KIND.BAND: "BAND",
+    _KIND.BOR: "BOR",
+    _KIND.BXOR: "BXOR",
+}
+# A byte that stands for true stays 1.
+_OF_BOOLS = {"SUM": "MAX", "PROD": "MIN"}
+_NO_TIMEOUT = timedelta(0)
+
+# torch describes its own methods more narrowly than it calls them.
+_ProcessGroup: Any = dist.ProcessGroup
+
+
+# --- torch's tensors in MPI's words --------------------------------------------------------------------
+
+
+def _suits(tensors: Sequence[torch.Tensor]) -> None:
+    for tensor in tensors:
+        if tensor.layout is not torch.strided:
+            raise NotImplementedError("the backend mpi4py takes no sparse tensors; gloo does")
+        if not tensor.is_cpu:
+            raise NotImplementedError(
+                f"the backend mpi4py takes no tensors on {tensor.device}; nccl or gloo do"
+            )
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = tensor.detach().resolve_conj().resolve_neg()
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def _countable(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """One new array of a type that MPI can add up."""
+    flat = torch.cat([_real(tensor).reshape(-1) for tensor in tensors])
+    return flat.float() if flat.dtype in _HALVES else flat
+
+
+def _spread(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
+    """An array of that kind, back to where it came from."""
+    at = 0
+    for tensor in tensors:
+        n = tensor.numel() * (2 if tensor.is_complex() else 1)
+        part = flat[at : at + n]
+        whole = torch.view_as_complex(part.view(-1, 2)) if tensor.is_complex() else part
+        tensor.detach().copy_(whole.view(tensor.shape))
+        at += n
+
+
+def _bytes_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([tensor.detach().reshape(-1).resolve_conj().resolve_neg() for tensor in tensors]).view(
+        -1
+    )
+
+
+def _described(mpi: Any, flat: torch.Tensor, as_bytes: bool = False) -> list[Any]:
+    """MPI counts for itself: of some arrays it wants to know the whole length, of others each rank's part."""
+    memory = mpi.memory.fromaddress(flat.data_ptr(), flat.nbytes)
+    return [memory, mpi.BYTE if as_bytes else getattr(mpi, _TYPES[flat.dtype])]
+
+
+def _operation(mpi: Any, opts: Any, tensor: torch.Tensor) -> tuple[Any, bool]:
+    """-> MPI's operation, and whether the result is to be divided by the number of ranks"""
+    kind = opts.reduceOp.op
+    name = _REDUCTIONS.get(kind)
+    real = _real(tensor).dtype
+    whole = not (real.is_floating_point or tensor.is_complex())
+    averaged = bool(kind == _KIND.AVG)
+    if name is None or (averaged and whole) or (name.startswith("B") and not whole):
+        raise NotImplementedError(f"the backend mpi4py has no {kind} of {tensor.dtype}; gloo or nccl may")
+    if real not in _TYPES and real not in _HALVES:
+        raise NotImplementedError(f"the backend mpi4py does not reduce {tensor.dtype}; gloo may")
+    if tensor.is_complex() and name != "SUM":
+        raise NotImplementedError(
+            f"the backend mpi4py only adds complex numbers up, it has no {kind} of them"
+        )
+    if real is torch.bool:
+        name = _OF_BOOLS.get(name, name)
+    return getattr(mpi, name), averaged
+
+
+# --- an operation under way ----------------------------------------------------------------------------
+
+
+class MpiWork(dist.Work):
+    def __init__(self, under_way: Future[None], tensors: list[torch.Tensor], timeout_s: float) -> None:
+        super().__init__()
+        self._under_way = under_way
+        self._tensors = tensors
+        self._timeout_s = timeout_s
+        self._future: Any = None
+
+    def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
+        limit_s = timeout.total_seconds()
+        limit_s = limit_s if limit_s > 0 else self._timeout_s
+        try:
+            self._under_way.result(limit_s)
+        except NotInTime:
+            raise dist.DistBackendError(
+                f"the collective is not done after {limit_s:g} s: a rank has not joined it, or is gone; "
+                "MPI cannot say which, nor break it off"
+            ) from None
+        return True
+
+    def is_completed(self) -> bool:
+        return self._under_way.done()
+
+    def is_success(self) -> bool:
+        return self.is_completed() and self.exception() is None
+
+    def exception(self) -> BaseException | None:
+        return self._under_way.exception() if self._under_way.done() else None
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def source_rank(self) -> int:
+        raise RuntimeError("a collective has no source rank")
+
+    def result(self) -> list[torch.Tensor]:
+        return self._tensors
+
+    def get_future(self) -> Any:
+        """An error reaches torch's C++ only if a callback raises it."""
+        if self._future is None:
+            done: Any = torch.futures.Future()
+            self._future = done.then(lambda _none: self._outcome())
+            self._under_way.add_done_callback(lambda _done: done.set_result(None))
+        return self._future
+
+    def _outcome(self) -> list[torch.Tensor]:
+        self._under_way.result()
+        return self._tensors
+
+
+# --- the group -----------------------------------------------------------------------------------------
+
+
+class MpiGroup(_ProcessGroup):  # type: ignore[misc]
+    def __init__(self, mpi: Any, communicator: MPI.Intracomm, timeout: timedelta) -> None:
+        super().__init__(communicator.rank, communicator.size)
+        self._mpi = mpi
+        self._communicator = communicator
+        self._world = communicator.size
+        self._timeout_s = timeout.total_seconds()
+        self._thread = ThreadPoolExecutor(1, "ddp-mpi")
+
+    def getBackendName(self) -> str:
+        return NAME
+
+    def _start(self, call: Callable[[], None], tensors: list[torch.Tensor], opts: Any) -> MpiWork:
+        asked_s = opts.timeout.total_seconds() if opts is not None else 0.0
+        under_way = self._thread.submit(self._told_as_torchs, call)
+        return MpiWork(under_way, tensors, asked_s if asked_s > 0 else self._timeout_s)
+
+    def _told_as_torchs(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except self._mpi.Exception as error:
+            raise dist.DistBackendError(f"MPI: {error}") from error
+
+    # --- collectives that reduce ---
+
+    def allreduce(self, tensors: Any, opts: Any = None) -> MpiWork:
+        tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        opts = dist.AllreduceOptions() if opts is None else opts
+        _suits(tensors)
+        operation, averaged = _operation(self._mpi, opts, tensors[0])
+
+        def call() -> None:
+            flat = _countable(tensors)
+            self._communicator.Allreduce(self._mpi.IN_PLACE, _described(self._mpi, flat), operation)
+            _spread(flat.div_(self._world) if averaged else flat, tensors)
+
+        return self._start(call, tensors, opts)
+
+    def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any) -> MpiWork:
+        return self.allreduce(tensors, opts)
+
+    def reduce(self, tensors: Any, opts: Any) -> MpiWork:
+        tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        _suits(tensors)
+        operation, averaged = _operation(self._mpi, opts, tensors[0])
+
+        def call() -> None:
+            flat = _countable(tensors)
+            there = self._communicator.rank == opts.rootRank
+            given = self._mpi.IN_PLACE if there else _described(self._mpi, flat)
+            got = _described(self._mpi, flat) if there else None
+            self._communicator.Reduce(given, got, operation, opts.rootRank)
+            if there:
+                _spread(flat.div_(self._world) if averaged else flat, tensors)
+
+        return self._start(call, tensors, opts)
+
+    def _scattered(self, output: torch.Tensor, parts: Sequence[torch.Tensor], opts: Any) -> MpiWork:
+        opts = dist.ReduceScatterOptions() if opts is None else opts
+        _suits([output, *parts])
+        if sum(part.numel() for part in parts) != output.numel() * self._world:
+            raise ValueError("reduce-scatter takes as many elements for each rank as it gives back")
+        operation, averaged = _operation(self._mpi, opts, output)
+
+        def call() -> None:
+            flat = _countable(parts)
+            got = torch.empty(flat.numel() // self._world, dtype=flat.dtype)
+            given = _described(self._mpi, flat)
+            self._communicator.Reduce_scatter_block(given, _described(self._mpi, got), operation)
+            _spread(got.div_(self._world) if averaged else got, [output])
+
+        return self._start(call, [output], opts)
+
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> MpiWork:
+        if len(outputs) != 1:
+            raise NotImplementedError("the backend mpi4py reduce-scatters one tensor at a time")
+        return self._scattered(outputs[0], inputs[0], opts)
+
+    def reduce_scatter_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> MpiWork:
+        return self._scattered(output, [given], opts)
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    # --- collectives that move bytes ---
+
+    def broadcast(self, tensors: Any, opts: Any = None) -> MpiWork:
+        tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        opts = dist.BroadcastOptions() if opts is None else opts
+        _suits(tensors)
+
+        def call() -> None:
+            for tensor in tensors:
+                flat = _bytes_of([tensor])
+                self._communicator.Bcast(_described(self._mpi, flat, as_bytes=True), opts.rootRank)
+                if self._communicator.rank != opts.rootRank:
+                    tensor.detach().copy_(flat.view(tensor.shape))
+
+        return self._start(call, tensors, opts)
+
+    def _gathered(self, outputs: Sequence[torch.Tensor], given: torch.Tensor, opts: Any) -> MpiWork:
+        _suits([given, *outputs])
+        if sum(output.numel() for output in outputs) != given.numel() * self._world:
+            raise ValueError("all-gather gives back as many elements of each rank as it takes")
+
+        def call() -> None:
+            mine = _bytes_of([given])
+            all_of_them = torch.empty(mine.numel() * self._world, dtype=mine.dtype)
+            sent = _described(self._mpi, mine, as_bytes=True)
+            self._communicator.Allgather(sent, _described(self._mpi, all_of_them, as_bytes=True))
+            at = 0
+            for output in outputs:
+                output.detach().copy_(all_of_them[at : at + output.numel()].view(output.shape))
+                at += output.numel()
+
+        return self._start(call, list(outputs), opts)
+
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> MpiWork:
+        if len(inputs) != 1:
+            raise NotImplementedError("the backend mpi4py all-gathers one tensor at a time")
+        return self._gathered(outputs[0], inputs[0], opts)
+
+    def all_gather_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> MpiWork:
+        return self._gathered([output], given, opts)
+
+    _allgather_base = all_gather_single
+
+    def barrier(self, opts: Any = None) -> MpiWork:
+        return self._start(self._communicator.Barrier, [], opts)
+
+    # --- what there is not ---
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise NotImplementedError(f"the backend mpi4py has no {what}; gloo has: ddp.init(backend='gloo')")
+
+    def send(self, *_: Any, **__: Any) -> NoReturn:
+        self._refuse("send and recv")
+
+    recv = recv_anysource = send
+
+    def gather(self, *_: Any, **__: Any) -> NoReturn:
+        self._refuse("gather")
+
+    def scatter(self, *_: Any, **__: Any) -> NoReturn:
+        self._refuse("scatter")
+
+    def alltoall(self, *_: Any, **__: Any) -> NoReturn:
+        self._refuse("all-to-all")
+
+    alltoall_base = all_to_all_single = alltoall
+
+    # --- the end ---
+
+    def shutdown(self) -> None:
+        self._thread.shutdown(wait=True)
+        if self._communicator is not None and self._communicator != self._mpi.COMM_NULL:
+            self._communicator.Free()
+
+
+def create(asked: Any, _options: Any = None) -> MpiGroup:
+    from mpi4py import MPI
+
+    ranks = list(asked.global_ranks_in_group) or list(range(asked.group_size))
+    world = MPI.COMM_WORLD
+    if ranks[asked.group_rank] != world.rank or ranks[-1] >= world.size:
+        raise RuntimeError(
+            f"this is rank {ranks[asked.group_rank]}, but to MPI it is {world.rank} of {world.size}: "
+            "the backend mpi4py is for scripts that mpirun has started"
+        )
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        raise RuntimeError(
+            "this MPI cannot be called by several threads, as the backend mpi4py does; take gloo"
+        )
+    tag = zlib.crc32(str(asked.group_id).encode()) % 32768
+    return MpiGroup(MPI, world.Create_group(world.group.Incl(ranks), tag), asked.timeout)
+
+
+def register() -> None:
+    if NAME.upper() not in dist.Backend._plugins:
+        dist.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu"])

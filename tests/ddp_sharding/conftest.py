@@ -1,0 +1,3 @@
+from crews import crew_of
+
+__all__ = ["crew_of"]

@@ -1,0 +1,96 @@
+"""`--hosts` where every host is this one: no ssh is needed. tests/lab has the real thing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launched import Launched, eventually
+
+if TYPE_CHECKING:
+    from launched import Launch
+
+BOTH = ("--hosts", "127.0.0.1:1,localhost:1")
+SAYS = """
+import os
+print("here", os.environ["RANK"], flush=True)
+open(os.path.join(os.environ["THERE"], "here-" + os.environ["RANK"]), "w").close()
+"""
+STAYS = SAYS + "import time\ntime.sleep(600)"
+LINES = 30_000
+FLOODS = f"for number in range({LINES}):\n    print('x' * 100, number)"
+
+
+def agents(job: Launched) -> list[int]:
+    text = Path(f"/proc/{job.agent.pid}/task/{job.agent.pid}/children").read_text()
+    return [int(pid) for pid in text.split()]
+
+
+def test_hosts_from_the_environment_are_not_for_their_agents(launch: Launch) -> None:
+    """Each of them would start all hosts again, and so on."""
+    job = launch("--no-warm-start", source=SAYS, env={"DDP_LAUNCH_HOSTS": BOTH[1]})
+    assert job.wait(60) == 0, job.stderr()
+    assert sorted(line.split("] ")[1] for line in job.stdout().splitlines()) == ["here 0", "here 1"]
+
+
+def test_a_slow_reader_gets_everything(launch: Launch) -> None:
+    reader, writer = os.pipe()
+    job = launch("--no-warm-start", *BOTH, source=FLOODS, stdout=writer)
+    os.close(writer)
+    lines = 0
+    with os.fdopen(reader, "rb", buffering=0) as stream:
+        while piece := stream.read(4096):  # less than there is at any time: the writer always waits
+            lines += piece.count(b"\n")
+    assert job.wait(60) == 0, job.stderr()
+    assert lines == 2 * LINES
+
+
+def test_a_host_whose_agent_is_lost_is_named_and_nobody_waits_for_it(launch: Launch) -> None:
+    job = launch("--no-warm-start", *BOTH, "--max-restarts", "3", source=STAYS)
+    job.await_there("here-0", "here-1")
+    os.kill(agents(job)[1], signal.SIGKILL)
+    assert job.wait(50) == 1, "before --replacement-timeout: nobody can replace it"
+    assert "ddp-launch: error: localhost: its agent ended with exit code -9" in job.stderr()
+    job.assert_nothing_left(10.0)
+
+
+def test_a_host_that_cannot_start_is_named_and_nobody_waits_for_it(launch: Launch) -> None:
+    job = launch("--hosts", "127.0.0.1:1,localhost", "--nproc-per-node", "gpu", source=STAYS)
+    assert job.wait(50) == 1
+    assert "ddp-launch: error: localhost: its agent ended with exit code 2" in job.stderr()
+    job.assert_nothing_left(10.0)
+
+
+def test_without_ssh_there_is_one_clear_line(launch: Launch) -> None:
+    job = launch("--hosts", "192.0.2.1", "--ssh", "no-such-ssh -T", source=SAYS)
+    assert job.wait(30) == 1
+    assert (
+        job.stderr()
+        == "ddp-launch: error: 192.0.2.1: ssh to it failed: no-such-ssh: No such file or directory\n"
+    )
+
+
+def test_nohup_survives_the_terminal_and_ctrl_c_stops_all(launch: Launch) -> None:
+    def ignore_hangups() -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    job = launch("--no-warm-start", *BOTH, source=STAYS, preexec_fn=ignore_hangups)
+    job.await_there("here-0", "here-1")
+    job.send(signal.SIGHUP)
+    job.send(signal.SIGINT)
+    assert job.wait(60) == 128 + signal.SIGINT, job.stderr()
+    assert "SIGHUP" not in job.stderr()
+    job.assert_nothing_left(10.0)
+
+
+def test_ctrl_c_at_any_moment_of_the_start_leaves_nothing(launch: Launch) -> None:
+    for delay in ("0.05", "0.15", "0.3"):
+        job = launch(*BOTH, source=STAYS)
+        subprocess.run(["sleep", delay], check=True)  # chance decides what is met: all of it must be well
+        job.send(signal.SIGINT)
+        code = job.wait(60)
+        assert code in (128 + signal.SIGINT, -signal.SIGINT), job.stderr()
+        eventually(lambda job=job: not job.processes(), 20, "nothing is left")
