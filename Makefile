@@ -77,6 +77,7 @@ bench: install-bench
 	$(BIN)/python bench/cluster.py
 	$(BIN)/python bench/rendezvous.py
 	$(BIN)/python bench/allreduce.py
+	$(BIN)/python bench/hierarchical.py
 	$(BIN)/python bench/ddp.py
 
 # The generated code is committed; a test holds it in step with the schemas.

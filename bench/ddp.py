@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import statistics
 import sys
 from dataclasses import dataclass
@@ -219,6 +220,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.quick:
         options.rounds, options.ranks = 3, options.ranks[:1]
+    # Whoever stops us stops the ranks.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     machine_line = machine()
     found = everything(options)
     if not found:

@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -260,6 +261,8 @@ def main() -> None:
     if problem := why_not():
         print(f"skipped: {problem}")
         return
+    # Also who is told to end takes the ranks and the namespaces down.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     machine_line = machine()
     found = measure(options)
     notes = f"Rounds: {options.rounds}. Machine: {machine_line}."

@@ -295,7 +295,8 @@ class Reducer:
             self._finish(seen)
         finally:
             self._compare_with_previous(seen)
-            self._round, self.previous = None, seen
+            # It is remembered, but what it holds of gradients is not: they may be let go of before the next.
+            self._round, self.previous, seen.works, seen.before = None, seen, [], None
             self.sending.step_ended()
             self.stopwatch.step_ended()
         self.round_over()

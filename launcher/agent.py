@@ -45,12 +45,12 @@ from launcher.logs import LogPump
 from launcher.meet import CannotMeet, meet
 from launcher.spec import EntryKind
 from launcher.status import StatusLine
-from launcher.supervision import Phase, Supervision
+from launcher.supervision import TRY_AGAIN, Phase, Supervision
 from launcher.template import tree
 from launcher.verdict import signal_name
 from launcher.version import VERSION
 from launcher.worker import Workers
-from rendezvous.events import AgentJoined, Assigned, CheckpointRequested, Stop, Waiting
+from rendezvous.events import AgentJoined, Assigned, CheckpointRequested, Refused, Stop, Waiting
 from rendezvous.types import DecisionKind, StoreAddress
 
 if TYPE_CHECKING:
@@ -92,7 +92,11 @@ class Agent:
         )
         self._question = CheckpointQuestion(self._starter.scratch, self._ranks.ranks, self._checkpoint_over)
         self._isolation = IsolationWatch(
-            self._spec.isolation_timeout_s, self._ranks.pids, lambda: self._logs.received, self._isolated
+            self._spec.isolation_timeout_s,
+            self._spec.join_timeout_s,
+            self._ranks.pids,
+            lambda: self._logs.received,
+            self,
         )
         self._met.session.watch_contact(self._isolation.contact)
         facts = node_facts(self._spec, self._met.host, self._address, os.environ)
@@ -166,8 +170,16 @@ class Agent:
     def _checkpoint_over(self, generation: int, taken: bool) -> None:
         self._facts.put_nowait(CheckpointOver(generation, taken))
 
-    def _isolated(self, reason: str) -> None:
+    def isolated(self, reason: str) -> None:
         self._facts.put_nowait(Isolated(reason))
+
+    def waiting_alone(self, give_up_s: float) -> None:
+        if self._state.phase is not Phase.DONE:
+            text = "cannot reach the rendezvous any more, and no rank runs here"
+            self._logs.say(f"ddp-launch: {text}; trying on for {give_up_s:g} s")
+
+    def out_of_reach(self, reason: str) -> None:
+        self._facts.put_nowait(Refused(reason, TRY_AGAIN))
 
     def _watch_signals(self) -> None:
         for signum in set(self._spec.signals) - set(self._spec.checkpoint_signals):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from launcher import progress
 from launcher.progress import Signs
@@ -16,18 +16,29 @@ if TYPE_CHECKING:
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
-class IsolationWatch:
-    """`tell` hears once, in words, when the ranks are to be stopped; again only after contact was there again."""
+class Listener(Protocol):
+    def isolated(self, reason: str) -> None:
+        """The ranks are to be stopped."""
 
+    def waiting_alone(self, give_up_s: float) -> None:
+        """No rank runs, and nobody can say what comes next. Once for each time that contact is lost."""
+
+    def out_of_reach(self, reason: str) -> None:
+        """And it stayed so."""
+
+
+class IsolationWatch:
     def __init__(
         self,
         timeout_s: float,
+        give_up_s: float,
         pids: Callable[[], Iterable[int]],
         output_bytes: Callable[[], int],
-        tell: Callable[[str], None],
+        listener: Listener,
     ) -> None:
-        self._timeout_s = timeout_s
-        self._pids, self._output_bytes, self._tell = pids, output_bytes, tell
+        self._timeout_s, self._give_up_s = timeout_s, give_up_s
+        self._pids, self._output_bytes, self._listener = pids, output_bytes, listener
+        self._told_of_waiting = False
         self._loop = asyncio.get_running_loop()
         self._isolation: progress.Isolation | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -37,6 +48,7 @@ class IsolationWatch:
             self.close()
         elif self._isolation is None:
             self._isolation = progress.cut_off(self._signs())
+            self._told_of_waiting = False
             self._look_later()
 
     def close(self) -> None:
@@ -45,19 +57,30 @@ class IsolationWatch:
             self._timer.cancel()
 
     def _look_later(self) -> None:
-        self._timer = self._loop.call_later(progress.next_look_s(self._timeout_s), self._look)
+        self._timer = self._loop.call_later(
+            progress.next_look_s(min(self._timeout_s, self._give_up_s)), self._look
+        )
 
     def _look(self) -> None:
         assert self._isolation is not None
         self._isolation = progress.look(self._isolation, self._signs())
         if progress.is_over(self._isolation, self._timeout_s):
-            self._tell(progress.in_words(self._isolation))
+            self._listener.isolated(progress.in_words(self._isolation))
             self._isolation = progress.cut_off(self._isolation.seen)
-        self._look_later()
+        if self._isolation.idle_since is not None and not self._told_of_waiting:
+            self._told_of_waiting = True
+            self._listener.waiting_alone(self._give_up_s)
+        if progress.is_hopeless(self._isolation, self._give_up_s):
+            self._listener.out_of_reach(
+                f"the rendezvous was out of reach for {self._give_up_s:g} s, and no rank runs here (--join-timeout)"
+            )
+        else:
+            self._look_later()
 
     def _signs(self) -> Signs:
-        pids = [pid for rank in self._pids() for pid in (rank, *tree.descendants(rank))]
-        return Signs(self._loop.time(), sum(map(_cpu_s, pids)), self._output_bytes())
+        ranks = tuple(self._pids())
+        pids = [pid for rank in ranks for pid in (rank, *tree.descendants(rank))]
+        return Signs(self._loop.time(), sum(map(_cpu_s, pids)), self._output_bytes(), len(ranks))
 
 
 def _cpu_s(pid: int) -> float:

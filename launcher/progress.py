@@ -11,6 +11,9 @@ A sign of progress, from the most telling to the least: a training step that mov
 line of output, processor time above what idle processes use. Each errs towards letting the ranks go on: a rank that
 spins in a collective looks busy, and then its own time limit has to end it. Stopping a healthy run would be the
 worse mistake. docs/decisions/0009 says more.
+
+Where no rank runs, there is nothing to protect and nobody to decide what comes next: the agent tries to get through
+for as long as it would have waited to join, and then ends.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ class Signs:
     at: float
     cpu_s: float = 0.0
     output_bytes: int = 0
+    ranks: int = 1
     step: int | None = None  # of the rank that is furthest behind; None: nobody publishes it
 
 
@@ -36,16 +40,19 @@ class Isolation:
     since: float
     progress_at: float
     seen: Signs
+    idle_since: float | None = None  # no rank has run from then on
 
 
 def cut_off(signs: Signs) -> Isolation:
     """Nobody has looked before: the ranks get the benefit of the doubt."""
-    return Isolation(signs.at, signs.at, signs)
+    return Isolation(signs.at, signs.at, signs, None if signs.ranks else signs.at)
 
 
 def look(isolation: Isolation, signs: Signs) -> Isolation:
     moved = _moved(isolation.seen, signs)
-    return replace(isolation, seen=signs, progress_at=signs.at if moved else isolation.progress_at)
+    idle_since = None if signs.ranks else isolation.idle_since or signs.at
+    progress_at = signs.at if moved else isolation.progress_at
+    return replace(isolation, seen=signs, progress_at=progress_at, idle_since=idle_since)
 
 
 def _moved(before: Signs, now: Signs) -> bool:
@@ -57,7 +64,13 @@ def _moved(before: Signs, now: Signs) -> bool:
 
 def is_over(isolation: Isolation, timeout_s: float) -> bool:
     """Both have lasted: the silence of the service, and that of the ranks."""
+    if isolation.idle_since is not None:
+        return False
     return isolation.seen.at - max(isolation.since, isolation.progress_at) >= timeout_s
+
+
+def is_hopeless(isolation: Isolation, give_up_s: float) -> bool:
+    return isolation.idle_since is not None and isolation.seen.at - isolation.idle_since >= give_up_s
 
 
 def next_look_s(timeout_s: float) -> float:

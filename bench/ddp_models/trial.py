@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _RANK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "rank.py")
-_LOOK_EVERY_S = 0.02
+_LOOK_EVERY_S = 0.1
 
 
 @dataclass(frozen=True)

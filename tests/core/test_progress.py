@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.progress import Signs, cut_off, in_words, is_over, look, next_look_s
+from launcher.progress import Signs, cut_off, in_words, is_hopeless, is_over, look, next_look_s
 
 TIMEOUT_S = 10.0
 
@@ -61,3 +61,18 @@ def test_it_is_told_in_words_and_looked_at_often_enough() -> None:
     assert "for 20 s" in in_words(isolation)
     assert "no progress for 15 s" in in_words(isolation)
     assert (next_look_s(2.0), next_look_s(3600.0)) == (0.2, 10.0)
+
+
+def test_a_node_without_ranks_is_not_isolated_but_hopeless_in_the_end() -> None:
+    isolation = cut_off(Signs(0.0, ranks=2))
+    isolation = look(isolation, Signs(10.0, ranks=0))
+    assert isolation.idle_since == 10.0
+    isolation = look(isolation, Signs(40.0, ranks=0))
+    assert not is_over(isolation, 5.0)
+    assert not is_hopeless(isolation, 31.0)
+    assert is_hopeless(isolation, 30.0)
+    assert not is_hopeless(look(isolation, Signs(50.0, ranks=1)), 30.0)
+
+
+def test_a_node_that_never_had_ranks_waits_from_the_moment_contact_was_lost() -> None:
+    assert is_hopeless(look(cut_off(Signs(5.0, ranks=0)), Signs(6.0, ranks=0)), 1.0)

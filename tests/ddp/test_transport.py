@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import time
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,6 +14,7 @@ from test_training import batch, close, expected, gradients, loss_of, mlp
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
+import ddp.shm
 from ddp import DistributedDataParallel
 from ddp.core_loading import native
 from ddp.plan import Kind
@@ -157,3 +160,29 @@ def test_a_rank_without_input_contributes_zeros(two_ranks: Ranks, by_initial: bo
     if backend == "shm" and native() is None:
         pytest.skip("the compiled core is not there")
     two_ranks(uneven, by_initial, backend)
+
+
+def let_go(rank: int, backend: str) -> list[bool]:
+    """The gradient of a parameter as large as a bucket is averaged where it lies: nobody else needs it afterwards."""
+    ddp.shm.register()
+    layer = nn.Linear(1024, 512, bias=False)
+    wrapped = DistributedDataParallel(layer, bucket_cap_mb=1, process_group=dist.new_group(backend=backend))
+    assert [bucket.kind for bucket in wrapped.reducer.sending.plan.buckets] == [Kind.LOOSE]
+    gone = []
+    for keep in (True, False, True, False):
+        wrapped(torch.ones(2, 1024)).sum().backward()
+        grad = weakref.ref(layer.weight.grad)
+        wrapped.zero_grad(set_to_none=not keep)
+        deadline = time.monotonic() + 5
+        while not keep and grad() is not None and time.monotonic() < deadline:
+            time.sleep(0.001)  # Gloo's thread has it in its hand a little longer than we
+        gone.append(grad() is None)
+    return gone
+
+
+@pytest.mark.parametrize(
+    "backend",
+    ["gloo", pytest.param("shm", marks=pytest.mark.skipif(native() is None, reason="no compiled core"))],
+)
+def test_a_gradient_that_is_let_go_of_is_gone(two_ranks: Ranks, backend: str) -> None:
+    assert two_ranks(let_go, backend) == [[False, True, False, True]] * 2

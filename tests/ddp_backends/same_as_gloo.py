@@ -269,3 +269,27 @@ def bytes_of_any_type(dtype):
     dist.broadcast(tensor, 1)
     assert digest(tensor) == digest(data(999, torch.float32, 0, 1).to(dtype))
     return digest(tensor)
+
+
+def done_before_it_returns():
+    """A blocking call of one tensor: what it returns is done, whatever it is asked; also behind others under way."""
+    group, world = dist.group.WORLD, dist.get_world_size()
+    opts = dist.AllreduceOptions()
+    opts.asyncOp = False
+    tensor, before = torch.ones(3), torch.ones(1 << 20)
+    for under_way in (False, True):
+        waiting = dist.all_reduce(before, async_op=True) if under_way else None
+        work = group.allreduce([tensor.fill_(1)], opts)
+        assert tensor.tolist() == [world] * 3
+        assert work.is_completed()
+        assert work.is_success()
+        assert work.wait()
+        assert work.exception() is None
+        assert work.result()[0] is tensor
+        assert work.get_future().wait()[0] is tensor
+        if waiting is not None:
+            waiting.wait()
+            assert before[0].item() == world
+    negative = torch.tensor([1 - 2j]).conj().imag  # contiguous, and yet not what lies in memory
+    dist.all_reduce(negative)
+    assert negative.tolist() == [2.0 * world]

@@ -74,3 +74,7 @@ def test_blocks_in_shared_memory(crew):
 def test_blocks_are_given_back(crew):
     left = crew.run(work.blocks_are_given_back)
     assert max(left) <= 0
+
+
+def test_a_blocking_call_is_done_when_it_returns(crew):
+    crew.run(work.done_before_it_returns)

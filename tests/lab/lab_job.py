@@ -244,7 +244,10 @@ class Job:
         assert {point.step for point in points} == set(range(1, last + 1))
         for point in points:
             expected = losses[point.step - 1]
-            assert abs(point.loss - expected) <= 1e-9 * abs(expected), f"{point}, undisturbed {expected}"
+            # Sums in another order differ in the last bit, and training blows that up tenfold in some 250 steps. A
+            # step left out or taken twice shows at once, in the first digits.
+            close = min(1e-6, 1e-12 * 10 ** (point.step / 250)) * abs(expected)
+            assert abs(point.loss - expected) <= close, f"{point}, undisturbed {expected}"
 
     def assert_nothing_left(self) -> None:
         def left() -> dict[str, object]:

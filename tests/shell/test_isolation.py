@@ -79,3 +79,24 @@ def test_ranks_that_get_on_outlive_an_outage_and_ranks_that_hang_do_not(
             assert jobs[manner].wait() == 0, jobs[manner].stderr()
             assert not jobs[manner].is_there("2-0")(), "nothing was restarted"
             jobs[manner].assert_nothing_left()
+
+
+def test_an_agent_whose_ranks_failed_while_it_was_cut_off_says_so_and_ends_after_the_join_timeout(
+    launch: Launch, tmp_path: Path, listen: str
+) -> None:
+    with serving("--store", f"file:{tmp_path}/jobs", listen=listen) as service:
+        job = launch(
+            *("--rendezvous", listen, "--rdzv-id", "job", "--max-restarts", "1", "--join-timeout", "3"),
+            *("--nproc-per-node", "2", "--isolation-timeout", "1", "SCRIPT", "hangs"),
+            source=TRAIN,
+            env={"FINISH": str(tmp_path / "finish")},
+            fake_torch="",
+        )
+        job.await_there("1-0", "1-1")
+        service.end(signal.SIGKILL)
+    os.kill(int((job.there / "1-0").read_text()), signal.SIGKILL)
+    assert job.wait() == 75
+    said = job.stderr()
+    assert said.count("cannot reach the rendezvous any more, and no rank runs here; trying on for 3 s") == 1
+    assert "the rendezvous was out of reach for 3 s" in said
+    job.assert_nothing_left()
