@@ -126,7 +126,16 @@ SHELL = {
         "__init__",
         *("elastic", "mpi", "process_group"),
         *("averaging", "comm_hooks", "sharded_buckets", "sharded_optimizer", "single", "whole_state"),
-        *("core_loading", "mpi_group", "operands", "ring", "segment", "shared_group", "shm", "work"),  # backends
+        *(
+            "core_loading",
+            "mpi_group",
+            "operands",
+            "ring",
+            "segment",
+            "shared_group",
+            "shm",
+            "work",
+        ),  # backends
         *("agreement", "backward", "bucket", "engine", "grad_bucket", "interface", "lasting", "logging_data"),
         *("module", "reducer", "sending", "strays", "tracing", "transport", "tuning", "unchanged", "unused"),
         "watch",
