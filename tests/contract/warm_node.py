@@ -26,7 +26,11 @@ class WarmNode:
     def __init__(self, script: Path, env: Mapping[str, str] | None = None) -> None:
         self._entry = EntryPoint(EntryKind.SCRIPT, str(script))
         self._zygote = Zygote.start(
-            LaunchSpec(self._entry, "warm-node"), clean_env(env), cgroup="", warm=True
+            LaunchSpec(self._entry, "warm-node"),
+            clean_env(env),
+            cgroup="",
+            scratch=str(script.parent / f"scratch-{os.urandom(4).hex()}"),
+            warm=True,
         )
         self._generation = 0
         ready = self._next("ready")

@@ -109,6 +109,8 @@ def _serve(rank, size, backend, folder, pipe, settings, timeout_s):
     import torch
     import torch.distributed as dist
 
+    import ddp.shm  # noqa: F401  # the server may be another test's, which imported other things
+
     torch.set_num_threads(1)
     store = dist.FileStore(os.path.join(folder, "store"), size)
 

@@ -60,12 +60,13 @@ PASSING = [
     "test_dump_DDP_relevant_env_vars",
     "test_get_data_parallel_params",
     "test_grads_same_across_ranks_with_no_sync",
-    "test_invalid_static_graph",
     "test_stateless_api_with_ddp",
     "test_static_graph_api_cpu",
     "test_static_graph_multi_forward",
     "test_undefined_grad_parity_unused_parameters",
 ]
+# `test_invalid_static_graph` is the one that passes under torch's class and not under ours: it expects a model to be of
+# no use after an error in its backward. Ours goes on, and says of the next backward what is wrong with that one.
 # One waits for a timeout, the other trains for a while.
 SLOW = [
     "test_ddp_hook_parity_powerSGD",
