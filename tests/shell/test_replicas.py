@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from launched import Launch, Launched
 
 _DECIDED_WITHIN_S = 3.0
-_AFTER_ELECTION_S = 1.0
+_AFTER_ELECTION_S = 2.0
 _JOB = JobSpec("job", 2, 2, "train.py", budget=RestartBudget(9), node_failure_limit=9)
 
 
