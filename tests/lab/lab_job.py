@@ -115,7 +115,8 @@ class Job:
         self.lab, self.folder = lab, folder / "shared"
         for name in ("ranks", "orders"):
             (self.folder / name).mkdir(parents=True)
-        self._words = ("--rendezvous", rendezvous, "--rdzv-id", "lab", "--nproc-per-node", "1", *words)
+        place = ("--rendezvous", rendezvous) if rendezvous else ()
+        self._words = (*place, "--rdzv-id", "lab", "--nproc-per-node", "1", *words)
         self.agents: list[Agent] = []
 
     # --- what is done to it ------------------------------------------------------------------------
@@ -123,11 +124,15 @@ class Job:
     def start(self, *hosts: Host) -> list[Agent]:
         return [self._start(host) for host in hosts]
 
+    def _environment(self, _host: Host) -> dict[str, str]:
+        return environment()
+
     def _start(self, host: Host) -> Agent:
         out = self.folder.parent / f"agent-{len(self.agents)}-{host.name}"
         command = (sys.executable, "-m", "launcher", *self._words, TRAIN, str(self.folder))
         with out.open("wb") as file:
-            agent = Agent(host, host.start(*command, env=environment(), stdout=file, stderr=file), out)
+            process = host.start(*command, env=self._environment(host), stdout=file, stderr=file)
+        agent = Agent(host, process, out)
         self.agents.append(agent)
         return agent
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import signal
-import sys
 from typing import TYPE_CHECKING
 
-from lab_job import LONG_S, TRAIN, Agent, Job, environment
+from lab_job import LONG_S, Job
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,23 +21,13 @@ if TYPE_CHECKING:
 class Pods(Job):
     """Hosts named NAME-INDEX; nothing is said of a rendezvous."""
 
-    def __init__(self, lab: Lab, folder: Path, *words: str) -> None:
-        super().__init__(lab, folder, "unused:1")
-        self._words = ("--rdzv-id", "lab", "--nproc-per-node", "1", *words)
-
-    def _start(self, host: Host) -> Agent:
-        out = self.folder.parent / f"agent-{len(self.agents)}-{host.name}"
-        command = (sys.executable, "-m", "launcher", *self._words, TRAIN, str(self.folder))
-        env = environment() | {"JOB_COMPLETION_INDEX": host.name.rpartition("-")[2]}
-        with out.open("wb") as file:
-            agent = Agent(host, host.start(*command, env=env, stdout=file, stderr=file), out)
-        self.agents.append(agent)
-        return agent
+    def _environment(self, host: Host) -> dict[str, str]:
+        return super()._environment(host) | {"JOB_COMPLETION_INDEX": host.name.rpartition("-")[2]}
 
 
 def two_pods(lab: Build, folder: Path, *words: str) -> tuple[Lab, Pods]:
     made = lab(0, "train-0", "train-1")
-    job = Pods(made, folder, "--nnodes", "2", "--max-restarts", "2", *words)
+    job = Pods(made, folder, "", "--nnodes", "2", "--max-restarts", "2", *words)
     job.start(*made.hosts)
     job.await_world(2)
     return made, job
