@@ -34,7 +34,7 @@ A = TypeVar("A", bound="Message")
 _log = logging.getLogger(__name__)
 _ATTEMPT_S = 0.6  # what was sent by way of a leader that has died is never answered
 _ATTEMPTS_OF_A_LENGTH = 4
-_LOCAL_ANSWER_S = 0.3
+_LOCAL_ANSWER_S = 0.5
 _LONGEST_ATTEMPT_S = 6.0  # a little more than etcd itself waits for its own quorum
 _SHORTEST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 0.3
