@@ -38,6 +38,7 @@ _FLAGS = {
     "version": "the version of ddp-launch",
     "budget": "--max-restarts",
     "rules": "--failure-policy",
+    "stragglers": "--stragglers",
     "scale_up": "--scale-up",
     "spares": "--spares",
     "last_call_s": "--last-call",
@@ -191,13 +192,13 @@ def _given_up(state: JobState, agent: AgentId) -> Refused:
 
 
 def forget(state: JobState, gone: Sequence[Member]) -> JobState:
-    members, leases, claims = state.members, state.leases, state.claims
+    members, leases, claims, health = state.members, state.leases, state.claims, state.health
     for member in gone:
         node, rank = member.agent.node, member.facts.node_rank
-        members, leases = members.minus(node), leases.minus(node)
+        members, leases, health = members.minus(node), leases.minus(node), health.minus(node)
         if rank is not None and claims.get(rank) == node:
             claims = claims.minus(rank)
-    return replace(state, members=members, leases=leases, claims=claims)
+    return replace(state, members=members, leases=leases, claims=claims, health=health)
 
 
 def retire(state: JobState, agent: AgentId) -> JobState:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_h
 
 from google.protobuf.message import DecodeError
 
-from rendezvous import events, types, view
+from rendezvous import events, rank_view, sight, stragglers, types, view
 from rendezvous.conversation import Moved
 from rendezvous.journal import Note
 from rendezvous.pb import rendezvous_pb2 as pb
@@ -35,7 +35,18 @@ T = TypeVar("T")
 NAME_CHARS = 256  # of names, addresses, paths ...
 TEXT_CHARS = 4096  # ... of sentences ...
 LONG_TEXT_CHARS = 16 * 1024  # ... and of tracebacks
-_SENTENCES = ("reason", "health_note", "hint", "excluded", "text", "entry_point", "log")
+_SENTENCES = (
+    "reason",
+    "news",
+    "complaints",
+    "place",
+    "health_note",
+    "hint",
+    "excluded",
+    "text",
+    "entry_point",
+    "log",
+)
 _CLIPPED = {"traceback": LONG_TEXT_CHARS, "reason": TEXT_CHARS, "hint": TEXT_CHARS, "log": TEXT_CHARS}
 
 HEARTBEAT = pb.AgentMessage(heartbeat=pb.Heartbeat()).SerializeToString()
@@ -77,6 +88,18 @@ _MESSAGES: dict[type, Any] = {
     view.NodeView: pb.NodeView,
     view.Failure: pb.Failure,
     view.JobView: pb.JobView,
+    events.RanksStill: pb.RanksStill,
+    events.Examined: pb.Examined,
+    events.PhaseTimes: pb.PhaseTimes,
+    events.NodeHealth: pb.NodeHealth,
+    events.Notice: pb.Notice,
+    stragglers.Pace: pb.Pace,
+    types.StragglerRule: pb.StragglerRule,
+    events.Examine: pb.Examine,
+    events.Accused: pb.Accused,
+    sight.Sight: pb.Sight,
+    rank_view.Collective: pb.Collective,
+    rank_view.GroupView: pb.GroupView,
     Note: pb.Note,
     Moved: pb.Moved,
 }
@@ -90,6 +113,10 @@ _FROM_AGENT: dict[str, Any] = {
     "ranks_finished": events.RanksFinished,
     "agent_stopped": events.AgentStopped,
     "checkpoint_taken": events.CheckpointTaken,
+    "ranks_still": events.RanksStill,
+    "examined": events.Examined,
+    "phase_times": events.PhaseTimes,
+    "node_health": events.NodeHealth,
 }
 _TO_AGENT: dict[str, Any] = {
     "waiting": events.Waiting,
@@ -100,6 +127,9 @@ _TO_AGENT: dict[str, Any] = {
     "ended": events.Ended,
     "moved": Moved,
     "checkpoint": events.CheckpointRequested,
+    "examine": events.Examine,
+    "accused": events.Accused,
+    "notice": events.Notice,
 }
 _BODY_OF = {kind: body for table in (_FROM_AGENT, _TO_AGENT) for body, kind in table.items()}
 

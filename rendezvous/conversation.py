@@ -16,6 +16,7 @@ from rendezvous.events import (
     AgentStopped,
     Assigned,
     FromAgent,
+    NodeHealth,
     RankFailed,
     RanksFinished,
     Refused,
@@ -47,6 +48,7 @@ class Recital:
     generation: int = 0
     running: Assignment | None = None  # its ranks were not stopped
     reports: tuple[FromAgent, ...] = ()
+    health: NodeHealth | None = None  # the last word on it
     left: AgentLeft | None = None
 
     def said(self, message: FromAgent) -> Recital:
@@ -55,6 +57,8 @@ class Recital:
                 return replace(self, joined=message)
             case AgentLeft():
                 return replace(self, left=message)
+            case NodeHealth():
+                return replace(self, health=message)
             case StoreOpened() | RankFailed() | RanksFinished() | AgentStopped():
                 if message.generation < self.generation:
                     return self
@@ -87,7 +91,8 @@ class Recital:
         if self.joined is None:
             return ()
         joined = replace(self.joined, generation=self.generation, running=self.running)
-        return (joined, *self.reports, *((self.left,) if self.left is not None else ()))
+        health = (self.health,) if self.health is not None else ()
+        return (joined, *self.reports, *health, *((self.left,) if self.left is not None else ()))
 
     def asked_for_by(self, message: ToAgent) -> tuple[FromAgent, ...]:
         """A service that tells again where this agent stands may have missed what it had reported."""

@@ -46,6 +46,9 @@ def job_text(job: Any) -> str:
         parts.append(
             _table(("NODE", "RANK", "RANKS", "ADDRESS", "HEARD", "STATE"), map(_node_row, job.nodes))
         )
+    unwell = [f"  {_printable(n.node)}: {_printable(text)}" for n in job.nodes for text in n.health]
+    if unwell:
+        parts.append("\n".join(["health:", *unwell]))
     if job.decisions:
         parts.append("\n".join(["decisions:", *(f"  {_decision(d)}" for d in job.decisions)]))
     if job.HasField("outcome") and job.outcome.HasField("first_cause"):

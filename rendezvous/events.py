@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rendezvous.sight import Sight
+from rendezvous.stragglers import Pace
 from rendezvous.types import (
     AgentId,
     Assignment,
@@ -90,6 +92,42 @@ class CheckpointTaken:
     generation: int
 
 
+@dataclass(frozen=True, slots=True)
+class RanksStill:
+    """Some ranks of this node show no sign of life for longer than is in order. Said again while that lasts."""
+
+    agent: AgentId
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """In answer to `Examine`: all ranks of this node, those included that have ended."""
+
+    agent: AgentId
+    generation: int
+    sights: tuple[Sight, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseTimes:
+    """What the ranks of this node have spent their time on, since they began. Those of which nothing is known are
+    left out."""
+
+    agent: AgentId
+    generation: int
+    paces: tuple[Pace, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeHealth:
+    """Something about the node has changed: `news` says what, `complaints` is all that is wrong with it now."""
+
+    agent: AgentId
+    news: str
+    complaints: tuple[str, ...] = ()
+
+
 # --- from the service's own shell, or an operator ----------------------------------------------------
 
 
@@ -144,6 +182,10 @@ FromAgent = (
     | RanksFinished
     | AgentStopped
     | CheckpointTaken
+    | RanksStill
+    | Examined
+    | PhaseTimes
+    | NodeHealth
 )
 Event = (
     FromAgent
@@ -210,13 +252,38 @@ class CheckpointRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class Examine:
+    """Somewhere ranks stand still: say at once how those of this node are."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Accused:
+    """A rank of this node is held to be the reason: look where it stands, then send `RankFailed` with this cause."""
+
+    generation: int
+    cause: Cause
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Nothing to do, only to be shown."""
+
+    generation: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """The job is over, and nothing of it runs here any more (or must not): say so and exit."""
 
     outcome: Outcome
 
 
-ToAgent = Waiting | Refused | Assigned | StoreAt | CheckpointRequested | Stop | Ended
+ToAgent = (
+    Waiting | Refused | Assigned | StoreAt | CheckpointRequested | Examine | Accused | Notice | Stop | Ended
+)
 
 # --- effects ---------------------------------------------------------------------------------------
 

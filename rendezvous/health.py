@@ -6,6 +6,7 @@ Without generated code, so that a process that also loads another copy of that s
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -13,6 +14,7 @@ import grpc
 if TYPE_CHECKING:
     from rendezvous.calls import Calls
 
+TIME_METADATA = "rendezvous-time"  # seconds since the epoch: who asks can tell how far its own clock is off
 SERVING = b"\x08\x01"
 NOT_SERVING = b"\x08\x02"
 _UNKNOWN_SERVICE = b"\x08\x03"
@@ -52,6 +54,7 @@ class Health:
         status = self._status(_service(data))
         if status == _UNKNOWN_SERVICE:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such service here")
+        await context.send_initial_metadata(((TIME_METADATA, f"{time.time():.6f}"),))
         return status
 
     async def _watch(self, data: bytes, context: Any) -> None:

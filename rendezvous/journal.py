@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rendezvous.events import AgentHeard, AgentJoined, AgentLeft, AgentLost
+from rendezvous.events import AgentHeard, AgentJoined, AgentLeft, AgentLost, NodeHealth, PhaseTimes
 from rendezvous.policy import how_it_ended
 from rendezvous.state import Phase, world_nodes
+from rendezvous.stragglers import in_words, keeps_up
 from rendezvous.types import FailureClass
 
 if TYPE_CHECKING:
@@ -59,6 +60,10 @@ def lines(event: Event | None, before: JobState, after: JobState) -> Iterator[Li
         yield Line("sealed", f"generation {after.generation}: {ranks} ranks on {nodes} nodes")
     if after.phase is not before.phase:
         yield from _phase(after)
+    if isinstance(event, NodeHealth):
+        yield Line("health", f"{event.agent.node}: {event.news}", event.agent.node)
+    if isinstance(event, PhaseTimes):
+        yield from _race(before, after)
 
 
 def _comings_and_goings(event: Event | None, before: JobState, after: JobState) -> Iterator[Line]:
@@ -96,6 +101,16 @@ def _exclusions(before: JobState, after: JobState) -> Iterator[Line]:
     for node in before.excluded:
         if node not in after.excluded:
             yield Line("readmitted", f"{node} may take part again", node)
+
+
+def _race(before: JobState, after: JobState) -> Iterator[Line]:
+    standings = before.race.standings
+    for rank, standing in after.race.named:
+        if rank not in standings or not standings[rank].named:
+            yield Line("straggler", in_words(rank, standing.node, standing.slowness), standing.node)
+    for rank, standing in before.race.named:
+        if rank not in after.race.standings:
+            yield Line("keeps-up", keeps_up(rank, standing.node), standing.node)
 
 
 def _new_decisions(before: JobState, after: JobState) -> list[Decision]:

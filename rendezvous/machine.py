@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, assert_never
 
-from rendezvous import orders
+from rendezvous import examination, orders, stragglers
 from rendezvous.admission import check_leases, heard, join, leave, lose
 from rendezvous.events import (
     AgentHeard,
@@ -25,13 +25,18 @@ from rendezvous.events import (
     DeadlineReached,
     Effect,
     Event,
+    Examined,
     JobAborted,
     JobResized,
     NodeDrained,
+    NodeHealth,
     NodeResumed,
+    Notice,
     Persist,
+    PhaseTimes,
     RankFailed,
     RanksFinished,
+    RanksStill,
     RestartOrdered,
     SetDeadline,
     StoreAt,
@@ -41,8 +46,9 @@ from rendezvous.events import (
 from rendezvous.growing import checkpoint_taken, consider_checkpoint, grow
 from rendezvous.policy import growth
 from rendezvous.sealing import Result, seal, spec_of, tell_progress, world_of
-from rendezvous.state import JobState, Member, Phase, is_live, member_of, present
+from rendezvous.state import JobState, Member, Phase, is_live, member_of, present, world_nodes
 from rendezvous.stopping import abort, finish_if_all_did, node_stopped, rank_failed, too_few_came
+from rendezvous.types import StragglerPolicy
 
 if TYPE_CHECKING:
     from rendezvous.types import AgentId
@@ -82,6 +88,10 @@ def _react(state: JobState, event: Event, now: float) -> Result:
             return lose(state, [member], f"was lost: {reason}", now) if member else (state, ())
         case StoreOpened() | RankFailed() | RanksFinished() | AgentStopped() | CheckpointTaken():
             return _report(state, event, now)
+        case RanksStill() | Examined() | PhaseTimes():
+            return _report(state, event, now)
+        case NodeHealth():
+            return _node_health(state, event), ()
         case DeadlineReached():
             return _due(state, now)
         case _:
@@ -97,7 +107,14 @@ def _living(state: JobState, agent: AgentId) -> Member | None:
 
 def _report(
     state: JobState,
-    event: StoreOpened | RankFailed | RanksFinished | AgentStopped | CheckpointTaken,
+    event: StoreOpened
+    | RankFailed
+    | RanksFinished
+    | AgentStopped
+    | CheckpointTaken
+    | RanksStill
+    | Examined
+    | PhaseTimes,
     now: float,
 ) -> Result:
     member = _living(state, event.agent)
@@ -119,6 +136,12 @@ def _report(
             return node_stopped(state, node, now)
         case CheckpointTaken():
             return checkpoint_taken(state, node, now)
+        case RanksStill():
+            return examination.ranks_still(state, now)
+        case Examined():
+            return examination.examined(state, member, event.sights, now)
+        case PhaseTimes():
+            return _paced(state, event, member)
         case _:
             assert_never(event)
 
@@ -141,7 +164,33 @@ def _rank_failed(state: JobState, event: RankFailed, member: Member, now: float)
     cause = (
         event.cause if event.cause.node == event.agent.node else replace(event.cause, node=event.agent.node)
     )
-    return rank_failed(state, cause, now)
+    state, effects = rank_failed(state, cause, now)
+    return examination.answered(state, cause.rank, now), effects
+
+
+def _paced(state: JobState, event: PhaseTimes, member: Member) -> Result:
+    rule, place = spec_of(state).stragglers, world_of(state).placements[member.node_rank or 0]
+    ranks = range(place.rank_offset, place.rank_offset + member.facts.nproc)
+    paces = tuple(pace for pace in event.paces if pace.rank in ranks)
+    if state.phase is not Phase.RUNNING or rule.policy is StragglerPolicy.OFF:
+        return state, ()
+    race, news = stragglers.told(state.race, event.agent.node, paces, world_nodes(state), rule)
+    homes = {p.agent.node: p.agent for p in world_of(state).placements}
+    keeper = world_of(state).placements[0].agent  # where people look first
+    said = [
+        Tell(agent, Notice(state.generation, each.text))
+        for each in news
+        for agent in dict.fromkeys((keeper, homes[each.node]))
+    ]
+    return replace(state, race=race), tuple(said)
+
+
+def _node_health(state: JobState, event: NodeHealth) -> JobState:
+    node = event.agent.node
+    if _living(state, event.agent) is None or state.health.get(node, ()) == event.complaints:
+        return state
+    told = state.health.plus(node, event.complaints) if event.complaints else state.health.minus(node)
+    return replace(state, health=told)
 
 
 def _finished(state: JobState) -> Result:
@@ -224,4 +273,5 @@ _DUE = (
     ("settle_at", _settled),
     ("give_up_at", _give_up),
     ("progress_at", _progress),
+    ("examine_at", examination.due),
 )

@@ -57,6 +57,8 @@ def first_of(state: JobState, causes: Iterable[Cause]) -> Cause:
 def in_words(cause: Cause) -> str:
     if cause.failure is FailureClass.NODE_LOST:
         return cause.reason
+    if cause.uncertain:
+        return f"{cause.failure}; {cause.reason}"
     if cause.failure is FailureClass.CONSEQUENCE:  # the cause itself may still be on its way
         return f"rank {cause.rank} on {cause.node} lost its peers"
     return f"rank {cause.rank} on {cause.node}: {cause.reason}"
@@ -199,7 +201,7 @@ def _sits_out(state: JobState, cause: Cause, action: PolicyAction) -> tuple[str 
     node = cause.node
     if node not in state.members or node in state.excluded:
         return None, ""
-    if action is PolicyAction.RESTART_WITHOUT_NODE:
+    if action is PolicyAction.RESTART_WITHOUT_NODE and not cause.uncertain:
         return node, f"the failure policy excludes a node on {cause.failure}"
     failed = state.node_failures.get(node, 0) + (1 if speaks_against_node(cause) else 0)
     limit = state.spec.node_failure_limit
@@ -209,7 +211,7 @@ def _sits_out(state: JobState, cause: Cause, action: PolicyAction) -> tuple[str 
 
 
 def speaks_against_node(cause: Cause) -> bool:
-    return cause.failure in _NODE_FAULTS
+    return cause.failure in _NODE_FAULTS and not cause.uncertain
 
 
 def course(state: JobState, without: str | None = None) -> tuple[DecisionKind, str]:

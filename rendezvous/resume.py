@@ -32,7 +32,7 @@ def resume(state: JobState, now: float) -> Result:
 
 def _on_this_clock(state: JobState, now: float) -> JobState:
     by_s = now - state.as_of
-    timers, heard_at = state.timers.shifted(by_s), now
+    timers, heard_at = replace(state.timers.shifted(by_s), examine_at=None), now
     if state.spec is not None and len(state.members) and state.outcome is None:
         timers = replace(timers, lease_check_at=now + state.spec.lease_s)
         heard_at = now + (_FIRST_LEASE - 1.0) * state.spec.lease_s
@@ -47,4 +47,5 @@ def _on_this_clock(state: JobState, now: float) -> JobState:
         leases=FrozenMap((node, heard_at) for node in state.members),
         excluded=FrozenMap(excluded),
         charges=tuple(at + by_s for at in state.charges),
+        examination=None,
     )

@@ -10,11 +10,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from rendezvous import versions
 from rendezvous.events import (
     Assigned,
     CheckpointRequested,
     Effect,
     Ended,
+    Notice,
     Persist,
     Stop,
     StoreAt,
@@ -34,6 +36,7 @@ from rendezvous.state import (
     present,
     world_nodes,
 )
+from rendezvous.stragglers import Race
 from rendezvous.types import DecisionKind, ScaleUp
 
 if TYPE_CHECKING:
@@ -150,6 +153,7 @@ def seal(state: JobState, now: float) -> Result:
         decisions=(*state.decisions, *remark(state, again=again is not None))[-DECISIONS_KEPT:],
         owing=FrozenMap((n, True) for n in ranks),
         causes=EMPTY,
+        race=Race(),
         decision=None,
         timers=Timers(
             give_up_at=now + spec_of(state).join_timeout_s,
@@ -158,6 +162,8 @@ def seal(state: JobState, now: float) -> Result:
         ),
     )
     told = [Tell(p.agent, Assigned(_slice(state, p))) for p in world.placements]
+    if differ := versions.warning(world):
+        told += [Tell(p.agent, Notice(generation, differ)) for p in world.placements]
     left_out = [Tell(m.agent, waiting(state, m)) for m in by_arrival(state) if m.node_rank is None]
     return state, (Persist(), *told, *left_out)
 
@@ -222,4 +228,11 @@ def waiting(state: JobState, member: Member) -> Waiting:
     if here >= state.min_nodes:
         return Waiting("enough nodes are here; a last call for more", here, target)
     missing = state.min_nodes - here
-    return Waiting(f"waiting for {missing} more node{'s' if missing > 1 else ''}", here, target)
+    reason = f"waiting for {missing} more node{'s' if missing > 1 else ''}{_left_out(state)}"
+    return Waiting(reason, here, target)
+
+
+def _left_out(state: JobState) -> str:
+    """Those who wait for more nodes are to know why some of those that are here do not count."""
+    told = [f"{node} sits out: {why.reason}" for node, why in state.excluded.items() if node in state.members]
+    return f" ({'; '.join(told[:3])})" if told else ""

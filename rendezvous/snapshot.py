@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import Enum
 from functools import cache
 from operator import attrgetter
@@ -37,7 +37,7 @@ class SnapshotUnreadable(ValueError):
 
 
 def encode_state(state: JobState) -> bytes:
-    classes = {cls.__name__: [f.name for f in fields(cls)] for cls in _classes(JobState)}
+    classes = {cls.__name__: [f.name for f in _kept(cls)] for cls in _classes(JobState)}
     document = {"schema": classes, "state": _encoder(JobState)(state)}
     text = json.dumps(document, separators=(",", ":"), allow_nan=False)
     return _MAGIC + zlib.compress(text.encode(), _LEVEL)
@@ -75,6 +75,10 @@ def _hints(cls: type) -> dict[str, Any]:
     return get_type_hints(cls)
 
 
+def _kept(cls: Any) -> list[Field[Any]]:
+    return [f for f in fields(cls) if f.metadata.get("kept", True)]
+
+
 @cache
 def _classes(root: type) -> tuple[type, ...]:
     """Every dataclass that a `root` may hold, itself first."""
@@ -84,7 +88,7 @@ def _classes(root: type) -> tuple[type, ...]:
         if is_dataclass(kind) and isinstance(kind, type):
             if kind not in found:
                 found[kind] = None
-                for f in fields(kind):
+                for f in _kept(kind):
                     visit(_hints(kind)[f.name])
             return
         for part in get_args(kind):
@@ -118,7 +122,7 @@ def _encoder(kind: Any) -> Callable[[Any], Any]:
 
 
 def _row_encoder(kind: type) -> Callable[[Any], Any]:
-    names = [f.name for f in fields(kind)]
+    names = [f.name for f in _kept(kind)]
     coders = [_encoder(_hints(kind)[name]) for name in names]
     row = attrgetter(*names) if len(names) > 1 else lambda value: (getattr(value, names[0]),)
     changing = [(i, coder) for i, coder in enumerate(coders) if coder is not _plain]
@@ -180,7 +184,7 @@ class _Decoder:
 
     def _row(self, kind: Any) -> Callable[[Any], Any]:
         columns = self._schema[kind.__name__]
-        known = {f.name: f for f in fields(kind)}
+        known = {f.name: f for f in _kept(kind)}
         for name in columns:
             if name not in known:
                 raise ValueError(f"{kind.__name__} has no field {name}")

@@ -15,12 +15,14 @@ process that wrote it, `as_of` tells how late it was there; `rendezvous.resume` 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 
 from rendezvous.frozen_map import EMPTY, FrozenMap
 
 # At run time, not for the checker only: the codec reads these annotations.
+from rendezvous.sight import Sight  # noqa: TC001
+from rendezvous.stragglers import Race
 from rendezvous.types import (  # noqa: TC001
     AgentId,
     Assignment,
@@ -32,6 +34,8 @@ from rendezvous.types import (  # noqa: TC001
     StoreAddress,
     World,
 )
+
+NOT_KEPT = {"kept": False}  # a field that is no part of a snapshot: its agents say it again
 
 
 class Phase(StrEnum):
@@ -77,6 +81,7 @@ class Timers:
     settle_bound_at: float | None = None  # ... but no later than this
     stop_by: float | None = None  # STOPPING: who is silent by then is lost
     progress_at: float | None = None  # FORMING: tell everyone how many are here
+    examine_at: float | None = None  # RUNNING: an examination goes on, with what there is by then
     lease_check_at: float | None = None
     readmit_at: float | None = None  # the first exclusion runs out
 
@@ -89,6 +94,7 @@ class Timers:
             self.settle_at,
             self.stop_by,
             self.progress_at,
+            self.examine_at,
             self.lease_check_at,
             self.readmit_at,
         )
@@ -98,6 +104,23 @@ class Timers:
             return None if at is None else at + by_s
 
         return Timers(*(moved(getattr(self, f.name)) for f in fields(self)))
+
+
+class Stage(StrEnum):
+    ASKING = "asking"  # not every node has said how its ranks are
+    PATIENCE = "patience"  # it was found to be in order, for now
+    ACCUSING = "accusing"  # the accused ranks' agents look where they stand
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """Why do ranks stand still? See rendezvous/examination.py."""
+
+    stage: Stage
+    asked: int = 0  # how often, one time after the other
+    owing: FrozenMap[str, bool] = EMPTY  # nodes that have not answered
+    sights: FrozenMap[str, tuple[Sight, ...]] = EMPTY  # by node
+    accused: FrozenMap[int, Cause] = EMPTY  # by rank: what to say if its agent does not
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +154,9 @@ class JobState:
     failures: tuple[tuple[int, Cause], ...] = ()  # (generation, first cause), the latest FAILURES_KEPT
     outcome: Outcome | None = None
     timers: Timers = Timers()
+    examination: Examination | None = field(default=None, metadata=NOT_KEPT)
+    race: Race = field(default=Race(), metadata=NOT_KEPT)  # who is slower than others in this generation
+    health: FrozenMap[str, tuple[str, ...]] = field(default=EMPTY, metadata=NOT_KEPT)  # complaints, by node
     deadline_at: float | None = None  # what was last asked for with SetDeadline
     as_of: float = 0.0
 

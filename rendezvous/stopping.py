@@ -32,7 +32,8 @@ from rendezvous.state import (
     Phase,
     Timers,
 )
-from rendezvous.types import Cause, Decision, DecisionKind, FailureClass, Outcome
+from rendezvous.stragglers import left_out
+from rendezvous.types import Cause, Decision, DecisionKind, FailureClass, Outcome, StragglerPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -167,8 +168,10 @@ def order_stop(state: JobState, decision: Decision, now: float) -> Result:
         decision=decision,
         owing=FrozenMap((agent.node, True) for _, agent in told),
         checkpoints_due=EMPTY,
+        examination=None,
         timers=replace(
             state.timers,
+            examine_at=None,
             stop_by=now + spec_of(state).stop_budget_s,
             give_up_at=None,
             settle_at=None,
@@ -227,6 +230,7 @@ def _regroup(state: JobState, now: float) -> Result:
         owing=EMPTY,
         timers=replace(state.timers, stop_by=None, give_up_at=now + spec_of(state).replacement_timeout_s),
     )
+    state = _without_stragglers(state, now)
     here, enough = choose(state), spec_of(state).shrink_after_s
     if len(here) >= state.min_nodes and (not enough or len(here) >= wanted(state)):
         return seal(state, now)
@@ -238,6 +242,15 @@ def _regroup(state: JobState, now: float) -> Result:
         decision = replace(decision, kind=DecisionKind.WAIT, reason=reason)
         state = replace(_noted(state, decision), decision=decision)
     return state, (Persist(), *(Tell(m.agent, waiting(state, m)) for m in by_arrival(state)))
+
+
+def _without_stragglers(state: JobState, now: float) -> JobState:
+    if spec_of(state).stragglers.policy is not StragglerPolicy.EXCLUDE:
+        return state
+    here = [node for node in state.members if node not in state.excluded]
+    for node, reason in left_out(state.race, here, state.min_nodes).items():
+        state = exclude(state, node, reason, now)
+    return state
 
 
 def exclude(state: JobState, node: str, reason: str, now: float, *, for_health: bool = False) -> JobState:
@@ -315,6 +328,7 @@ def end(state: JobState, outcome: Outcome, decision: Decision | None = None) -> 
         state = _noted(state, decision)
     outcome = replace(outcome, decisions=state.decisions)
     state = replace(state, phase=Phase.ENDED, outcome=outcome, owing=EMPTY, timers=Timers(), store=None)
+    state = replace(state, examination=None)
     return state, (Persist(), *(Tell(m.agent, Ended(outcome)) for m in by_arrival(state)))
 
 

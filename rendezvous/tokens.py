@@ -22,6 +22,7 @@ from fnmatch import fnmatchcase
 
 _SECRET_BYTES = 32
 _TOKEN_CHARS = 4096
+_PREFLIGHT = ".preflight"  # the job in which the nodes of another one measure their links beforehand
 
 
 class Role(StrEnum):
@@ -48,7 +49,8 @@ class Grant:
     until: float  # seconds since the epoch
 
     def covers(self, job_id: str) -> bool:
-        return fnmatchcase(job_id, self.job)
+        """A job's pre-flight is part of it."""
+        return fnmatchcase(job_id, self.job) or fnmatchcase(job_id.removesuffix(_PREFLIGHT), self.job)
 
 
 @dataclass(frozen=True, slots=True)

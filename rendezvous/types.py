@@ -87,6 +87,21 @@ class PolicyRule:
     exit_code: int | None = None
 
 
+class StragglerPolicy(StrEnum):
+    """What follows when a rank is slower than its peers for a while."""
+
+    OFF = "off"
+    REPORT = "report"
+    EXCLUDE = "exclude"  # its node sits out at the next restart, if enough nodes are left
+
+
+@dataclass(frozen=True, slots=True)
+class StragglerRule:
+    policy: StragglerPolicy = StragglerPolicy.REPORT
+    factor: float = 1.5
+    window_s: float = 20.0
+
+
 @dataclass(frozen=True, slots=True)
 class JobSpec:
     """What a job asks of the rendezvous. Every agent of the job must bring the same one."""
@@ -111,6 +126,7 @@ class JobSpec:
     node_cooldown_s: float = 600.0  # ... for this long
     rules: tuple[PolicyRule, ...] = ()
     shrink_after_s: float = 0.0  # enough nodes are left after a loss: wait so long for a replacement first
+    stragglers: StragglerRule = StragglerRule()
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +142,7 @@ class NodeFacts:
     topology: str = ""
     healthy: bool = True
     health_note: str = ""
+    versions: str = ""  # "torch=2.13.0 python=3.11.7": what should be the same on all nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +162,8 @@ class Cause:
     at: str = ""  # wall clock of its node, for people only; nothing is decided by it
     log: str = ""
     hint: str = ""  # what usually helps, in one line
+    uncertain: bool = False  # the rank may be innocent, and its node is
+    place: str = ""  # where its script was: "in backward, bucket 3 of 7"
 
 
 @dataclass(frozen=True, slots=True)

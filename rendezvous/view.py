@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rendezvous.policy import how_it_ended
 from rendezvous.state import Phase, world_nodes
+from rendezvous.stragglers import in_words
 
 # At run time, not for the checker only: the codec reads these annotations.
 from rendezvous.types import Cause, Decision, JobSpec, Outcome, StoreAddress  # noqa: TC001
@@ -44,6 +45,7 @@ class NodeView:
     excluded: str = ""
     failures: int = 0
     owing: bool = False
+    health: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,13 @@ def _node(state: JobState, member: Member, now: float) -> NodeView:
         excluded=exclusion.reason if exclusion is not None else "",
         failures=_failures(state, node),
         owing=node in state.owing,
+        health=(*state.health.get(node, ()), *_slow(state, node)),
     )
+
+
+def _slow(state: JobState, node: str) -> list[str]:
+    named = sorted(pair for pair in state.race.named if pair[1].node == node)
+    return [in_words(rank, node, standing.slowness) for rank, standing in named]
 
 
 def _failures(state: JobState, node: str) -> int:

@@ -16,8 +16,12 @@ _METRICS = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Web:
-    def __init__(self, ready: Callable[[], bool], metrics: Callable[[], str]) -> None:
-        self._ready, self._metrics = ready, metrics
+    """`alive`: it answers, and that is not all there is to being alive."""
+
+    def __init__(
+        self, ready: Callable[[], bool], metrics: Callable[[], str], alive: Callable[[], bool] = lambda: True
+    ) -> None:
+        self._ready, self._metrics, self._alive = ready, metrics, alive
         self._at_once = 0
         self._server: asyncio.Server | None = None
 
@@ -50,8 +54,10 @@ class Web:
         if len(words) != 3 or words[0] not in (b"GET", b"HEAD"):
             return _response("405 Method Not Allowed", _TEXT, "only GET\n")
         match words[1].split(b"?")[0]:
-            case b"/livez":
+            case b"/livez" if self._alive():
                 return _response("200 OK", _TEXT, "alive\n")
+            case b"/livez":
+                return _response("503 Service Unavailable", _TEXT, "stands still\n")
             case b"/readyz" if self._ready():
                 return _response("200 OK", _TEXT, "ready\n")
             case b"/readyz":

@@ -48,6 +48,21 @@ class DecisionKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DECISION_KIND_FAIL: _ClassVar[DecisionKind]
     DECISION_KIND_FINISH: _ClassVar[DecisionKind]
 
+class RankPhase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    RANK_PHASE_UNSPECIFIED: _ClassVar[RankPhase]
+    RANK_PHASE_STARTING: _ClassVar[RankPhase]
+    RANK_PHASE_DATA: _ClassVar[RankPhase]
+    RANK_PHASE_FORWARD: _ClassVar[RankPhase]
+    RANK_PHASE_BACKWARD: _ClassVar[RankPhase]
+    RANK_PHASE_COMMUNICATE: _ClassVar[RankPhase]
+    RANK_PHASE_OPTIMIZER: _ClassVar[RankPhase]
+    RANK_PHASE_CHECKPOINT: _ClassVar[RankPhase]
+    RANK_PHASE_EVALUATION: _ClassVar[RankPhase]
+    RANK_PHASE_SECTION: _ClassVar[RankPhase]
+    RANK_PHASE_IDLE: _ClassVar[RankPhase]
+    RANK_PHASE_EXITING: _ClassVar[RankPhase]
+
 class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     PHASE_UNSPECIFIED: _ClassVar[Phase]
@@ -56,6 +71,13 @@ class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PHASE_RUNNING: _ClassVar[Phase]
     PHASE_STOPPING: _ClassVar[Phase]
     PHASE_ENDED: _ClassVar[Phase]
+
+class StragglerPolicy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    STRAGGLER_POLICY_UNSPECIFIED: _ClassVar[StragglerPolicy]
+    STRAGGLER_POLICY_OFF: _ClassVar[StragglerPolicy]
+    STRAGGLER_POLICY_REPORT: _ClassVar[StragglerPolicy]
+    STRAGGLER_POLICY_EXCLUDE: _ClassVar[StragglerPolicy]
 SCALE_UP_UNSPECIFIED: ScaleUp
 SCALE_UP_NEVER: ScaleUp
 SCALE_UP_ON_RESTART: ScaleUp
@@ -85,15 +107,31 @@ DECISION_KIND_GROW: DecisionKind
 DECISION_KIND_WAIT: DecisionKind
 DECISION_KIND_FAIL: DecisionKind
 DECISION_KIND_FINISH: DecisionKind
+RANK_PHASE_UNSPECIFIED: RankPhase
+RANK_PHASE_STARTING: RankPhase
+RANK_PHASE_DATA: RankPhase
+RANK_PHASE_FORWARD: RankPhase
+RANK_PHASE_BACKWARD: RankPhase
+RANK_PHASE_COMMUNICATE: RankPhase
+RANK_PHASE_OPTIMIZER: RankPhase
+RANK_PHASE_CHECKPOINT: RankPhase
+RANK_PHASE_EVALUATION: RankPhase
+RANK_PHASE_SECTION: RankPhase
+RANK_PHASE_IDLE: RankPhase
+RANK_PHASE_EXITING: RankPhase
 PHASE_UNSPECIFIED: Phase
 PHASE_FORMING: Phase
 PHASE_SEALED: Phase
 PHASE_RUNNING: Phase
 PHASE_STOPPING: Phase
 PHASE_ENDED: Phase
+STRAGGLER_POLICY_UNSPECIFIED: StragglerPolicy
+STRAGGLER_POLICY_OFF: StragglerPolicy
+STRAGGLER_POLICY_REPORT: StragglerPolicy
+STRAGGLER_POLICY_EXCLUDE: StragglerPolicy
 
 class AgentMessage(_message.Message):
-    __slots__ = ("join", "heartbeat", "leave", "store_opened", "rank_failed", "ranks_finished", "agent_stopped", "checkpoint_taken")
+    __slots__ = ("join", "heartbeat", "leave", "store_opened", "rank_failed", "ranks_finished", "agent_stopped", "checkpoint_taken", "ranks_still", "examined", "phase_times", "node_health")
     JOIN_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     LEAVE_FIELD_NUMBER: _ClassVar[int]
@@ -102,6 +140,10 @@ class AgentMessage(_message.Message):
     RANKS_FINISHED_FIELD_NUMBER: _ClassVar[int]
     AGENT_STOPPED_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_TAKEN_FIELD_NUMBER: _ClassVar[int]
+    RANKS_STILL_FIELD_NUMBER: _ClassVar[int]
+    EXAMINED_FIELD_NUMBER: _ClassVar[int]
+    PHASE_TIMES_FIELD_NUMBER: _ClassVar[int]
+    NODE_HEALTH_FIELD_NUMBER: _ClassVar[int]
     join: Join
     heartbeat: Heartbeat
     leave: Leave
@@ -110,10 +152,14 @@ class AgentMessage(_message.Message):
     ranks_finished: RanksFinished
     agent_stopped: AgentStopped
     checkpoint_taken: CheckpointTaken
-    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., store_opened: _Optional[_Union[StoreOpened, _Mapping]] = ..., rank_failed: _Optional[_Union[RankFailed, _Mapping]] = ..., ranks_finished: _Optional[_Union[RanksFinished, _Mapping]] = ..., agent_stopped: _Optional[_Union[AgentStopped, _Mapping]] = ..., checkpoint_taken: _Optional[_Union[CheckpointTaken, _Mapping]] = ...) -> None: ...
+    ranks_still: RanksStill
+    examined: Examined
+    phase_times: PhaseTimes
+    node_health: NodeHealth
+    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., store_opened: _Optional[_Union[StoreOpened, _Mapping]] = ..., rank_failed: _Optional[_Union[RankFailed, _Mapping]] = ..., ranks_finished: _Optional[_Union[RanksFinished, _Mapping]] = ..., agent_stopped: _Optional[_Union[AgentStopped, _Mapping]] = ..., checkpoint_taken: _Optional[_Union[CheckpointTaken, _Mapping]] = ..., ranks_still: _Optional[_Union[RanksStill, _Mapping]] = ..., examined: _Optional[_Union[Examined, _Mapping]] = ..., phase_times: _Optional[_Union[PhaseTimes, _Mapping]] = ..., node_health: _Optional[_Union[NodeHealth, _Mapping]] = ...) -> None: ...
 
 class ServiceMessage(_message.Message):
-    __slots__ = ("waiting", "refused", "assigned", "store_at", "stop", "ended", "moved", "checkpoint")
+    __slots__ = ("waiting", "refused", "assigned", "store_at", "stop", "ended", "moved", "checkpoint", "examine", "accused", "notice")
     WAITING_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     ASSIGNED_FIELD_NUMBER: _ClassVar[int]
@@ -122,6 +168,9 @@ class ServiceMessage(_message.Message):
     ENDED_FIELD_NUMBER: _ClassVar[int]
     MOVED_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    EXAMINE_FIELD_NUMBER: _ClassVar[int]
+    ACCUSED_FIELD_NUMBER: _ClassVar[int]
+    NOTICE_FIELD_NUMBER: _ClassVar[int]
     waiting: Waiting
     refused: Refused
     assigned: Assigned
@@ -130,7 +179,10 @@ class ServiceMessage(_message.Message):
     ended: Ended
     moved: Moved
     checkpoint: CheckpointRequested
-    def __init__(self, waiting: _Optional[_Union[Waiting, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., assigned: _Optional[_Union[Assigned, _Mapping]] = ..., store_at: _Optional[_Union[StoreAt, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., moved: _Optional[_Union[Moved, _Mapping]] = ..., checkpoint: _Optional[_Union[CheckpointRequested, _Mapping]] = ...) -> None: ...
+    examine: Examine
+    accused: Accused
+    notice: Notice
+    def __init__(self, waiting: _Optional[_Union[Waiting, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., assigned: _Optional[_Union[Assigned, _Mapping]] = ..., store_at: _Optional[_Union[StoreAt, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., moved: _Optional[_Union[Moved, _Mapping]] = ..., checkpoint: _Optional[_Union[CheckpointRequested, _Mapping]] = ..., examine: _Optional[_Union[Examine, _Mapping]] = ..., accused: _Optional[_Union[Accused, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ...) -> None: ...
 
 class AgentId(_message.Message):
     __slots__ = ("node", "incarnation")
@@ -198,6 +250,36 @@ class CheckpointTaken(_message.Message):
     generation: int
     def __init__(self, generation: _Optional[int] = ...) -> None: ...
 
+class RanksStill(_message.Message):
+    __slots__ = ("generation",)
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    def __init__(self, generation: _Optional[int] = ...) -> None: ...
+
+class PhaseTimes(_message.Message):
+    __slots__ = ("generation", "paces")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    PACES_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    paces: _containers.RepeatedCompositeFieldContainer[Pace]
+    def __init__(self, generation: _Optional[int] = ..., paces: _Optional[_Iterable[_Union[Pace, _Mapping]]] = ...) -> None: ...
+
+class NodeHealth(_message.Message):
+    __slots__ = ("news", "complaints")
+    NEWS_FIELD_NUMBER: _ClassVar[int]
+    COMPLAINTS_FIELD_NUMBER: _ClassVar[int]
+    news: str
+    complaints: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, news: _Optional[str] = ..., complaints: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Examined(_message.Message):
+    __slots__ = ("generation", "sights")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    SIGHTS_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    sights: _containers.RepeatedCompositeFieldContainer[Sight]
+    def __init__(self, generation: _Optional[int] = ..., sights: _Optional[_Iterable[_Union[Sight, _Mapping]]] = ...) -> None: ...
+
 class Waiting(_message.Message):
     __slots__ = ("reason", "present", "wanted", "stands_by")
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -250,6 +332,28 @@ class Stop(_message.Message):
     decision: Decision
     def __init__(self, generation: _Optional[int] = ..., decision: _Optional[_Union[Decision, _Mapping]] = ...) -> None: ...
 
+class Examine(_message.Message):
+    __slots__ = ("generation",)
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    def __init__(self, generation: _Optional[int] = ...) -> None: ...
+
+class Accused(_message.Message):
+    __slots__ = ("generation", "cause")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    cause: Cause
+    def __init__(self, generation: _Optional[int] = ..., cause: _Optional[_Union[Cause, _Mapping]] = ...) -> None: ...
+
+class Notice(_message.Message):
+    __slots__ = ("generation", "text")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    text: str
+    def __init__(self, generation: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
+
 class Ended(_message.Message):
     __slots__ = ("outcome",)
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
@@ -293,7 +397,7 @@ class PolicyRule(_message.Message):
     def __init__(self, failure: _Optional[_Union[FailureClass, str]] = ..., action: _Optional[_Union[PolicyAction, str]] = ..., exit_code: _Optional[int] = ...) -> None: ...
 
 class JobSpec(_message.Message):
-    __slots__ = ("job_id", "min_nodes", "max_nodes", "entry_point", "nproc", "version", "budget", "crash_loop", "join_timeout_s", "last_call_s", "last_call_bound_s", "replacement_timeout_s", "lease_s", "stop_budget_s", "spares", "scale_up", "node_failure_limit", "node_cooldown_s", "rules", "shrink_after_s")
+    __slots__ = ("job_id", "min_nodes", "max_nodes", "entry_point", "nproc", "version", "budget", "crash_loop", "join_timeout_s", "last_call_s", "last_call_bound_s", "replacement_timeout_s", "lease_s", "stop_budget_s", "spares", "scale_up", "node_failure_limit", "node_cooldown_s", "rules", "shrink_after_s", "stragglers")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     MIN_NODES_FIELD_NUMBER: _ClassVar[int]
     MAX_NODES_FIELD_NUMBER: _ClassVar[int]
@@ -314,6 +418,7 @@ class JobSpec(_message.Message):
     NODE_COOLDOWN_S_FIELD_NUMBER: _ClassVar[int]
     RULES_FIELD_NUMBER: _ClassVar[int]
     SHRINK_AFTER_S_FIELD_NUMBER: _ClassVar[int]
+    STRAGGLERS_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     min_nodes: int
     max_nodes: int
@@ -334,10 +439,41 @@ class JobSpec(_message.Message):
     node_cooldown_s: float
     rules: _containers.RepeatedCompositeFieldContainer[PolicyRule]
     shrink_after_s: float
-    def __init__(self, job_id: _Optional[str] = ..., min_nodes: _Optional[int] = ..., max_nodes: _Optional[int] = ..., entry_point: _Optional[str] = ..., nproc: _Optional[str] = ..., version: _Optional[str] = ..., budget: _Optional[_Union[RestartBudget, _Mapping]] = ..., crash_loop: _Optional[_Union[CrashLoop, _Mapping]] = ..., join_timeout_s: _Optional[float] = ..., last_call_s: _Optional[float] = ..., last_call_bound_s: _Optional[float] = ..., replacement_timeout_s: _Optional[float] = ..., lease_s: _Optional[float] = ..., stop_budget_s: _Optional[float] = ..., spares: _Optional[int] = ..., scale_up: _Optional[_Union[ScaleUp, str]] = ..., node_failure_limit: _Optional[int] = ..., node_cooldown_s: _Optional[float] = ..., rules: _Optional[_Iterable[_Union[PolicyRule, _Mapping]]] = ..., shrink_after_s: _Optional[float] = ...) -> None: ...
+    stragglers: StragglerRule
+    def __init__(self, job_id: _Optional[str] = ..., min_nodes: _Optional[int] = ..., max_nodes: _Optional[int] = ..., entry_point: _Optional[str] = ..., nproc: _Optional[str] = ..., version: _Optional[str] = ..., budget: _Optional[_Union[RestartBudget, _Mapping]] = ..., crash_loop: _Optional[_Union[CrashLoop, _Mapping]] = ..., join_timeout_s: _Optional[float] = ..., last_call_s: _Optional[float] = ..., last_call_bound_s: _Optional[float] = ..., replacement_timeout_s: _Optional[float] = ..., lease_s: _Optional[float] = ..., stop_budget_s: _Optional[float] = ..., spares: _Optional[int] = ..., scale_up: _Optional[_Union[ScaleUp, str]] = ..., node_failure_limit: _Optional[int] = ..., node_cooldown_s: _Optional[float] = ..., rules: _Optional[_Iterable[_Union[PolicyRule, _Mapping]]] = ..., shrink_after_s: _Optional[float] = ..., stragglers: _Optional[_Union[StragglerRule, _Mapping]] = ...) -> None: ...
+
+class StragglerRule(_message.Message):
+    __slots__ = ("policy", "factor", "window_s")
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    FACTOR_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_S_FIELD_NUMBER: _ClassVar[int]
+    policy: StragglerPolicy
+    factor: float
+    window_s: float
+    def __init__(self, policy: _Optional[_Union[StragglerPolicy, str]] = ..., factor: _Optional[float] = ..., window_s: _Optional[float] = ...) -> None: ...
+
+class Pace(_message.Message):
+    __slots__ = ("rank", "steps", "data_s", "forward_s", "backward_s", "optimizer_s", "idle_s", "waiting_s")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    DATA_S_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_S_FIELD_NUMBER: _ClassVar[int]
+    BACKWARD_S_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZER_S_FIELD_NUMBER: _ClassVar[int]
+    IDLE_S_FIELD_NUMBER: _ClassVar[int]
+    WAITING_S_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    steps: int
+    data_s: float
+    forward_s: float
+    backward_s: float
+    optimizer_s: float
+    idle_s: float
+    waiting_s: float
+    def __init__(self, rank: _Optional[int] = ..., steps: _Optional[int] = ..., data_s: _Optional[float] = ..., forward_s: _Optional[float] = ..., backward_s: _Optional[float] = ..., optimizer_s: _Optional[float] = ..., idle_s: _Optional[float] = ..., waiting_s: _Optional[float] = ...) -> None: ...
 
 class NodeFacts(_message.Message):
-    __slots__ = ("host", "address", "nproc", "role", "node_rank", "scheduler_index", "topology", "healthy", "health_note")
+    __slots__ = ("host", "address", "nproc", "role", "node_rank", "scheduler_index", "topology", "healthy", "health_note", "versions")
     HOST_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     NPROC_FIELD_NUMBER: _ClassVar[int]
@@ -347,6 +483,7 @@ class NodeFacts(_message.Message):
     TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
     HEALTHY_FIELD_NUMBER: _ClassVar[int]
     HEALTH_NOTE_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
     host: str
     address: str
     nproc: int
@@ -356,10 +493,11 @@ class NodeFacts(_message.Message):
     topology: str
     healthy: bool
     health_note: str
-    def __init__(self, host: _Optional[str] = ..., address: _Optional[str] = ..., nproc: _Optional[int] = ..., role: _Optional[str] = ..., node_rank: _Optional[int] = ..., scheduler_index: _Optional[int] = ..., topology: _Optional[str] = ..., healthy: _Optional[bool] = ..., health_note: _Optional[str] = ...) -> None: ...
+    versions: str
+    def __init__(self, host: _Optional[str] = ..., address: _Optional[str] = ..., nproc: _Optional[int] = ..., role: _Optional[str] = ..., node_rank: _Optional[int] = ..., scheduler_index: _Optional[int] = ..., topology: _Optional[str] = ..., healthy: _Optional[bool] = ..., health_note: _Optional[str] = ..., versions: _Optional[str] = ...) -> None: ...
 
 class Cause(_message.Message):
-    __slots__ = ("node", "rank", "local_rank", "failure", "reason", "exit_code", "signal", "traceback", "step", "ran_s", "at", "log", "hint")
+    __slots__ = ("node", "rank", "local_rank", "failure", "reason", "exit_code", "signal", "traceback", "step", "ran_s", "at", "log", "hint", "uncertain", "place")
     NODE_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     LOCAL_RANK_FIELD_NUMBER: _ClassVar[int]
@@ -373,6 +511,8 @@ class Cause(_message.Message):
     AT_FIELD_NUMBER: _ClassVar[int]
     LOG_FIELD_NUMBER: _ClassVar[int]
     HINT_FIELD_NUMBER: _ClassVar[int]
+    UNCERTAIN_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
     node: str
     rank: int
     local_rank: int
@@ -386,7 +526,9 @@ class Cause(_message.Message):
     at: str
     log: str
     hint: str
-    def __init__(self, node: _Optional[str] = ..., rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., failure: _Optional[_Union[FailureClass, str]] = ..., reason: _Optional[str] = ..., exit_code: _Optional[int] = ..., signal: _Optional[int] = ..., traceback: _Optional[str] = ..., step: _Optional[int] = ..., ran_s: _Optional[float] = ..., at: _Optional[str] = ..., log: _Optional[str] = ..., hint: _Optional[str] = ...) -> None: ...
+    uncertain: bool
+    place: str
+    def __init__(self, node: _Optional[str] = ..., rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., failure: _Optional[_Union[FailureClass, str]] = ..., reason: _Optional[str] = ..., exit_code: _Optional[int] = ..., signal: _Optional[int] = ..., traceback: _Optional[str] = ..., step: _Optional[int] = ..., ran_s: _Optional[float] = ..., at: _Optional[str] = ..., log: _Optional[str] = ..., hint: _Optional[str] = ..., uncertain: _Optional[bool] = ..., place: _Optional[str] = ...) -> None: ...
 
 class Assignment(_message.Message):
     __slots__ = ("generation", "node_rank", "n_nodes", "rank_offset", "nproc", "world_size", "role", "role_rank_offset", "role_world_size", "restart_count", "max_restarts", "store_host", "store_node", "reason")
@@ -419,6 +561,80 @@ class Assignment(_message.Message):
     store_node: str
     reason: str
     def __init__(self, generation: _Optional[int] = ..., node_rank: _Optional[int] = ..., n_nodes: _Optional[int] = ..., rank_offset: _Optional[int] = ..., nproc: _Optional[int] = ..., world_size: _Optional[int] = ..., role: _Optional[str] = ..., role_rank_offset: _Optional[int] = ..., role_world_size: _Optional[int] = ..., restart_count: _Optional[int] = ..., max_restarts: _Optional[int] = ..., store_host: _Optional[str] = ..., store_node: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Sight(_message.Message):
+    __slots__ = ("rank", "known", "still_s", "limit_s", "phase", "phase_s", "step", "section", "message", "calls", "groups", "alive", "process", "busy", "wchan")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    STILL_S_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_S_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    PHASE_S_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    SECTION_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    CALLS_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    ALIVE_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
+    BUSY_FIELD_NUMBER: _ClassVar[int]
+    WCHAN_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    known: bool
+    still_s: float
+    limit_s: float
+    phase: RankPhase
+    phase_s: float
+    step: int
+    section: str
+    message: str
+    calls: _containers.RepeatedCompositeFieldContainer[Collective]
+    groups: _containers.RepeatedCompositeFieldContainer[GroupView]
+    alive: bool
+    process: str
+    busy: bool
+    wchan: str
+    def __init__(self, rank: _Optional[int] = ..., known: _Optional[bool] = ..., still_s: _Optional[float] = ..., limit_s: _Optional[float] = ..., phase: _Optional[_Union[RankPhase, str]] = ..., phase_s: _Optional[float] = ..., step: _Optional[int] = ..., section: _Optional[str] = ..., message: _Optional[str] = ..., calls: _Optional[_Iterable[_Union[Collective, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[GroupView, _Mapping]]] = ..., alive: _Optional[bool] = ..., process: _Optional[str] = ..., busy: _Optional[bool] = ..., wchan: _Optional[str] = ...) -> None: ...
+
+class Collective(_message.Message):
+    __slots__ = ("number", "group", "seq", "op", "dtype", "numel", "shape", "peer", "is_async", "entered_s", "finished_s")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    OP_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    NUMEL_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    IS_ASYNC_FIELD_NUMBER: _ClassVar[int]
+    ENTERED_S_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_S_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    group: str
+    seq: int
+    op: str
+    dtype: str
+    numel: int
+    shape: int
+    peer: int
+    is_async: bool
+    entered_s: float
+    finished_s: float
+    def __init__(self, number: _Optional[int] = ..., group: _Optional[str] = ..., seq: _Optional[int] = ..., op: _Optional[str] = ..., dtype: _Optional[str] = ..., numel: _Optional[int] = ..., shape: _Optional[int] = ..., peer: _Optional[int] = ..., is_async: _Optional[bool] = ..., entered_s: _Optional[float] = ..., finished_s: _Optional[float] = ...) -> None: ...
+
+class GroupView(_message.Message):
+    __slots__ = ("name", "size", "members", "entered", "finished")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    ENTERED_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    size: int
+    members: str
+    entered: int
+    finished: int
+    def __init__(self, name: _Optional[str] = ..., size: _Optional[int] = ..., members: _Optional[str] = ..., entered: _Optional[int] = ..., finished: _Optional[int] = ...) -> None: ...
 
 class StoreAddress(_message.Message):
     __slots__ = ("host", "port", "kept")
@@ -621,7 +837,7 @@ class JobView(_message.Message):
     def __init__(self, summary: _Optional[_Union[JobSummary, _Mapping]] = ..., spec: _Optional[_Union[JobSpec, _Mapping]] = ..., nodes: _Optional[_Iterable[_Union[NodeView, _Mapping]]] = ..., store: _Optional[_Union[StoreAddress, _Mapping]] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ...) -> None: ...
 
 class NodeView(_message.Message):
-    __slots__ = ("node", "incarnation", "address", "nproc", "role", "node_rank", "rank_offset", "heard_s", "present", "excluded", "failures", "owing")
+    __slots__ = ("node", "incarnation", "address", "nproc", "role", "node_rank", "rank_offset", "heard_s", "present", "excluded", "failures", "owing", "health")
     NODE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -634,6 +850,7 @@ class NodeView(_message.Message):
     EXCLUDED_FIELD_NUMBER: _ClassVar[int]
     FAILURES_FIELD_NUMBER: _ClassVar[int]
     OWING_FIELD_NUMBER: _ClassVar[int]
+    HEALTH_FIELD_NUMBER: _ClassVar[int]
     node: str
     incarnation: str
     address: str
@@ -646,7 +863,8 @@ class NodeView(_message.Message):
     excluded: str
     failures: int
     owing: bool
-    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., nproc: _Optional[int] = ..., role: _Optional[str] = ..., node_rank: _Optional[int] = ..., rank_offset: _Optional[int] = ..., heard_s: _Optional[float] = ..., present: _Optional[bool] = ..., excluded: _Optional[str] = ..., failures: _Optional[int] = ..., owing: _Optional[bool] = ...) -> None: ...
+    health: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., nproc: _Optional[int] = ..., role: _Optional[str] = ..., node_rank: _Optional[int] = ..., rank_offset: _Optional[int] = ..., heard_s: _Optional[float] = ..., present: _Optional[bool] = ..., excluded: _Optional[str] = ..., failures: _Optional[int] = ..., owing: _Optional[bool] = ..., health: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("generation", "cause")

@@ -10,12 +10,16 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, assert_never
 
 from rendezvous.events import (
+    Accused,
     AgentJoined,
     AgentLeft,
     AgentStopped,
     Assigned,
     CheckpointRequested,
     Ended,
+    Examine,
+    Examined,
+    Notice,
     RankFailed,
     RanksFinished,
     Refused,
@@ -80,6 +84,12 @@ def hear(standing: Standing, message: ToAgent) -> Said:
             return replace(standing, refused=message), ()
         case Ended(outcome):
             return replace(standing, outcome=outcome), ()
+        case Examine(
+            generation
+        ):  # there is nothing to be seen of torch's ranks, and nobody need wait for that
+            return standing, (Examined(standing.agent, generation, ()),)
+        case Accused() | Notice():
+            return standing, ()
         case CheckpointRequested():  # torch's agent has no way to pass that on; the world grows when it restarts
             return standing, ()
         case _:

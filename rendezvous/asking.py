@@ -1,0 +1,108 @@
+"""What an agent asks of the service beside its session: values of the scratchpad, and what time it is there."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
+
+from rendezvous.channel import metadata, open_channel
+from rendezvous.health import TIME_METADATA
+from rendezvous.pb import rendezvous_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rendezvous.client import ClientOptions
+
+_SCRATCHPAD = "/rendezvous.v1.Scratchpad/"
+_HEALTH_CHECK = "/grpc.health.v1.Health/Check"
+_OWNER = "rendezvous-owner"
+_CALL_S = 5.0
+_PAUSE_S = 0.2
+_AGAIN = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.NOT_FOUND,  # the job is just being written down, or the value by somebody else
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+)
+
+
+class NotAnswered(Exception):
+    """In words."""
+
+
+class Scratch:
+    """The values of one job. Raises `NotAnswered` when it could not be done within the time."""
+
+    def __init__(self, endpoints: Sequence[str], options: ClientOptions, job_id: str) -> None:
+        self._endpoints, self._options, self._job_id = list(endpoints), options, job_id
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    async def close(self) -> None:
+        for channel in self._channels.values():
+            await channel.close()
+
+    async def put(self, key: str, value: bytes, within_s: float) -> None:
+        await self._call("PutValue", pb.PutValueRequest(job_id=self._job_id, key=key, value=value), within_s)
+
+    async def get(self, key: str, within_s: float) -> bytes:
+        """Waits until it is there."""
+        request = pb.GetValueRequest(job_id=self._job_id, key=key, wait_s=_CALL_S / 2)
+        answer = await self._call("GetValue", request, within_s)
+        return bytes(answer.value)
+
+    async def _call(self, method: str, request: Any, within_s: float) -> Any:
+        """At one endpoint after another, or where one of them sends us."""
+        loop = asyncio.get_running_loop()
+        give_up_at, at, sent_to = loop.time() + within_s, 0, ""
+        while True:
+            endpoint = sent_to or self._endpoints[at % len(self._endpoints)]
+            try:
+                return await self._ask(endpoint, method, request)
+            except grpc.aio.AioRpcError as error:
+                if error.code() not in _AGAIN or loop.time() > give_up_at:
+                    raise NotAnswered(f"{error.code().name.lower()}: {error.details()}") from error
+                sent_to, at = _owner(error), at + 1
+            await asyncio.sleep(_PAUSE_S * random.uniform(0.5, 1.5))
+
+    async def _ask(self, endpoint: str, method: str, request: Any) -> Any:
+        if endpoint not in self._channels:
+            self._channels[endpoint] = open_channel(endpoint, self._options)
+        call: Any = self._channels[endpoint].unary_unary(_SCRATCHPAD + method)
+        data = await call(request.SerializeToString(), metadata=metadata(self._options), timeout=_CALL_S)
+        return getattr(pb, f"{method}Response").FromString(data)
+
+
+def _owner(error: grpc.aio.AioRpcError) -> str:
+    trailing = error.trailing_metadata() or ()
+    return next((str(value) for key, value in trailing if key == _OWNER), "")
+
+
+async def clock_offset(endpoint: str, options: ClientOptions, asks: int = 4) -> tuple[float, float] | None:
+    """The service's clock less ours, and within which bound; of the quickest of several answers. None: it does not say.
+
+    The service read its clock between our question and its answer. Whenever that was, it is no further from the middle
+    than half the round trip.
+    """
+    best: tuple[float, float] | None = None
+    async with open_channel(endpoint, options) as channel:
+        for _ in range(asks):
+            check: Any = channel.unary_unary(_HEALTH_CHECK)
+            call = check(b"", timeout=_CALL_S)
+            began = time.time()
+            since = time.monotonic()
+            try:
+                told = await call.initial_metadata()
+            except grpc.aio.AioRpcError:
+                return best
+            half_s = (time.monotonic() - since) / 2
+            await call.code()
+            theirs = next((str(value) for key, value in told if key == TIME_METADATA), "")
+            if theirs and (best is None or half_s < best[1]):
+                best = (float(theirs) - (began + half_s), half_s)
+    return best

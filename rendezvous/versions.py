@@ -1,0 +1,83 @@
+"""Which nodes have other versions than most: each node tells its own as "torch=2.13.0 nccl=2.27.3 python=3.11.7".
+
+What a node does not tell is not compared. What most nodes have counts as right; between equals, what the first has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from rendezvous.types import World
+
+_NODES_NAMED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    what: str  # "torch"
+    node: str
+    version: str
+    usual: str  # what most have ...
+    example: str  # ... this one, say
+
+
+def read(text: str) -> dict[str, str]:
+    parts = (part.partition("=") for part in text.split())
+    return {name: version for name, _, version in parts if version}
+
+
+def differences(told: Sequence[tuple[str, str]]) -> tuple[Difference, ...]:
+    """`told`: nodes and what they said."""
+    if not told or all(text == told[0][1] for _, text in told):
+        return ()
+    known = [(node, read(text)) for node, text in told]
+    names = dict.fromkeys(name for _, versions in known for name in versions)
+    return tuple(each for name in names for each in _of_one(name, known))
+
+
+def _of_one(what: str, known: Sequence[tuple[str, dict[str, str]]]) -> Iterable[Difference]:
+    counts: dict[str, int] = {}
+    example: dict[str, str] = {}
+    for node, versions in known:
+        if what in versions:
+            counts[versions[what]] = counts.get(versions[what], 0) + 1
+            example.setdefault(versions[what], node)
+    usual = max(counts, key=lambda version: counts[version])
+    for node, versions in known:
+        if versions.get(what, usual) != usual:
+            yield Difference(what, node, versions[what], usual, example[usual])
+
+
+def matters(difference: Difference) -> bool:
+    """Ranks will not work together, or not for long: NCCL wants one version, torch the same minor one."""
+    match difference.what:
+        case "nccl":
+            return True
+        case "torch":
+            return _minor(difference.version) != _minor(difference.usual)
+        case _:
+            return False
+
+
+def _minor(version: str) -> list[str]:
+    return version.split(".")[:2]
+
+
+def warning(world: World) -> str:
+    """One sentence about a world whose nodes differ; "" for one whose nodes do not."""
+    found = differences([(p.agent.node, p.facts.versions) for p in world.placements])
+    told: dict[tuple[str, str, str], list[str]] = {}
+    for each in found:
+        told.setdefault((each.what, each.version, each.usual), []).append(each.node)
+    parts = [f"{_listed(nodes)} {'has' if len(nodes) == 1 else 'have'} {what} {version} (most nodes: {usual})"
+             for (what, version, usual), nodes in told.items()]  # fmt: skip
+    return f"not all nodes have the same software: {'; '.join(parts[:4])}" if parts else ""
+
+
+def _listed(nodes: Sequence[str]) -> str:
+    more = len(nodes) - _NODES_NAMED
+    return ", ".join(nodes[:_NODES_NAMED]) + (f" and {more} more" if more > 0 else "")
