@@ -28,10 +28,17 @@ _HELP = {
     "restart": "stop all ranks and start them again; costs nothing of the restart budget",
     "abort": "end a job",
 }
+_SUBMIT = (
+    "render a job file for Kubernetes, Slurm or plain machines, and submit it with kubectl, sbatch or ssh"
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
+    if arguments.command == "submit":
+        from rendezvous.submit.command import carry_out as submit
+
+        return submit(arguments)
     choose_engine()
     hush()
     import grpc
@@ -82,6 +89,9 @@ def _parser() -> argparse.ArgumentParser:
     added["resize"].add_argument("nodes", help="N or MIN:MAX")
     for name in ("drain", "restart", "abort"):
         added[name].add_argument("--reason", default="", help="shown to everybody")
+    from rendezvous.submit.command import add as add_submit
+
+    add_submit(commands.add_parser("submit", help=_SUBMIT))
     return parser
 
 

@@ -87,6 +87,7 @@ async def serve(settled: Mapping[str, Any]) -> int:
 
 
 async def _run(server: Any, settled: Mapping[str, Any], stop: asyncio.Future[int]) -> None:
+    from rendezvous.notify import Notifier
     from rendezvous.server import CannotListen, in_words
     from rendezvous.web import Web
 
@@ -103,7 +104,12 @@ async def _run(server: Any, settled: Mapping[str, Any], stop: asyncio.Future[int
     )
     kept = "in memory: jobs end with this process" if settled["store"] == "memory" else "in its store"
     _log.info("serving at %s; jobs are kept %s", where, kept)
+    notifier = Notifier()
+    notifier.say(f"READY=1\nSTATUS=serving at {where}")
+    turning = asyncio.create_task(notifier.keep_saying())
     signum = await stop
+    turning.cancel()
+    notifier.say("STOPPING=1")
     _log.info("%s: agents are sent elsewhere; jobs stay as they are", signal.Signals(signum).name)
     await web.close()
 

@@ -1,0 +1,30 @@
+# The rendezvous service: no torch, no shell needed, nobody's root, nothing to write but what is mounted.
+#   make images BASE=python:3.13-slim-bookworm@sha256:...
+# BASE is a Python of 3.11 or newer; name it by digest, so that the same build gives the same image.
+ARG BASE
+FROM ${BASE} AS build
+WORKDIR /src
+COPY deploy/docker/service.requirements.txt ./
+RUN python3 -m venv /opt/ddp-launch \
+ && /opt/ddp-launch/bin/pip install --no-cache-dir --disable-pip-version-check --only-binary :all: \
+        --require-hashes -r service.requirements.txt
+COPY pyproject.toml README.md LICENSE ./
+COPY rendezvous rendezvous
+COPY launcher launcher
+COPY ddp ddp
+RUN /opt/ddp-launch/bin/pip install --no-cache-dir --disable-pip-version-check --no-deps --no-build-isolation . \
+ && /opt/ddp-launch/bin/pip uninstall --yes --disable-pip-version-check setuptools \
+ && /opt/ddp-launch/bin/python -m compileall -q /opt/ddp-launch/lib
+
+FROM ${BASE}
+COPY --from=build /opt/ddp-launch /opt/ddp-launch
+ENV PATH=/opt/ddp-launch/bin:$PATH \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1
+USER 10001:10001
+EXPOSE 29400 9400
+# For engines without probes of their own; DDP_RENDEZVOUS_HTTP says where, and without it nothing is looked at.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=10s \
+    CMD ["python3", "-m", "rendezvous.probe"]
+ENTRYPOINT ["ddp-rendezvous"]
+CMD ["serve"]

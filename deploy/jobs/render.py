@@ -1,0 +1,33 @@
+"""Writes down what `ddpctl submit --dry-run` makes of the job files here, for those who would rather read than run it.
+
+`python deploy/jobs/render.py` writes them anew; a test holds the two together.
+"""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parents[1]))
+
+from rendezvous.submit import kubernetes, slurm  # noqa: E402
+from rendezvous.submit.job_file import read  # noqa: E402
+from rendezvous.submit.yaml_text import documents  # noqa: E402
+
+
+def rendered() -> dict[Path, str]:
+    found: dict[Path, str] = {}
+    for path in sorted(HERE.glob("*.toml")):
+        data = tomllib.loads(path.read_text())
+        for kind in ("job", "jobset", "trainjob"):
+            job = read({**data, "kubernetes": {**data.get("kubernetes", {}), "kind": kind}})
+            found[HERE / "kubernetes" / f"{path.stem}-{kind}.yaml"] = documents(kubernetes.objects(job))
+        found[HERE / "slurm" / f"{path.stem}.sbatch"] = slurm.script(read(data))
+    return found
+
+
+if __name__ == "__main__":
+    for path, text in rendered().items():
+        path.write_text(text)
