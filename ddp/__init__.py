@@ -10,34 +10,47 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ddp import averaging, comm_hooks, elastic
+    from ddp.comm_error import CommError
     from ddp.module import DistributedDataParallel
+    from ddp.numerics import NumericsError, check_numerics
     from ddp.place import InitError
     from ddp.process_group import Place, init, shutdown
+    from ddp.sections import section, status
     from ddp.sharded_optimizer import ShardedOptimizer
     from ddp.tracing import trace
 
 __all__ = [
+    "CommError",
     "DistributedDataParallel",
     "InitError",
+    "NumericsError",
     "Place",
     "ShardedOptimizer",
     "averaging",
+    "check_numerics",
     "comm_hooks",
     "elastic",
     "init",
+    "section",
     "shutdown",
+    "status",
     "trace",
 ]
 
 _MODULES = {"averaging", "comm_hooks", "elastic"}
 
 _FROM = {
+    "CommError": "ddp.comm_error",
     "DistributedDataParallel": "ddp.module",
     "InitError": "ddp.place",
+    "NumericsError": "ddp.numerics",
     "Place": "ddp.process_group",
     "ShardedOptimizer": "ddp.sharded_optimizer",
+    "check_numerics": "ddp.numerics",
     "init": "ddp.process_group",
+    "section": "ddp.sections",
     "shutdown": "ddp.process_group",
+    "status": "ddp.sections",
     "trace": "ddp.tracing",
 }
 

@@ -22,11 +22,16 @@ if TYPE_CHECKING:
 
 
 def same_model(
-    group: ProcessGroup, device: torch.device, parameters: Sequence[plan.ParameterFacts], options: Options
+    group: ProcessGroup,
+    device: torch.device,
+    parameters: Sequence[plan.ParameterFacts],
+    state: Sequence[plan.Entry],
+    options: Options,
 ) -> None:
-    """One small all-gather where all is well; the whole descriptions only where it is not."""
-    text = json.dumps([[dataclasses.asdict(facts) for facts in parameters], list(options)]).encode()
-    mine = [plan.model_fingerprint(parameters, options), len(text)]
+    """One small all-gather where all is well; the whole descriptions only where something differs."""
+    facts = [dataclasses.asdict(each) for each in parameters]
+    text = json.dumps([facts, list(state), list(options)]).encode()
+    mine = [plan.model_fingerprint(parameters, [("state", tuple(state)), *options]), len(text)]
     answers = gathered(group, torch.tensor(mine, dtype=torch.int64, device=device))
     if all(answer[0] == mine[0] for answer in answers):
         return
@@ -35,9 +40,11 @@ def same_model(
     padded[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(device)
     texts = gathered(group, padded)
     described = [json.loads(bytes(row[: int(answer[1])])) for row, answer in zip(texts, answers, strict=True)]
-    models = [[_facts(entry) for entry in entries] for entries, _ in described]
-    settings = [[(str(name), value) for name, value in chosen] for _, chosen in described]
-    raise RuntimeError(plan.disagreement(models, settings) or "DDP expects same model across all ranks.")
+    models = [[_facts(entry) for entry in entries] for entries, _, _ in described]
+    settings = [[(str(name), value) for name, value in chosen] for _, _, chosen in described]
+    difference = plan.disagreement(models, settings) or plan.first_unlike([sent for _, sent, _ in described])
+    if difference:
+        raise RuntimeError(difference)
 
 
 def _facts(entry: dict[str, Any]) -> plan.ParameterFacts:

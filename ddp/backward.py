@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import repeat
+from operator import is_not
 from typing import TYPE_CHECKING, Any
 
 from ddp.plan import Kind
@@ -72,13 +74,18 @@ class Baseline:
             return True
         return grad is not self.grads[index] or grad._version != self.versions[index]
 
+    def all_arrived(self, members: Sequence[int], grads: Sequence[torch.Tensor | None]) -> bool:
+        if self.grads is None:
+            return all(map(is_not, grads, repeat(None)))
+        return all(map(self.arrived, members, grads))
+
     def of(self, members: Sequence[int]) -> list[Any] | None:
         return None if self.grads is None else [self.grads[i] for i in members]
 
 
 def baseline(parameters: Sequence[torch.Tensor], *, exact: bool) -> Baseline:
     grads = [parameter.grad for parameter in parameters]
-    if all(grad is None for grad in grads):
+    if not any(map(is_not, grads, repeat(None))):
         return Baseline(None, [])
     return Baseline(list(grads), [-1 if grad is None else grad._version for grad in grads], exact)
 
@@ -120,6 +127,18 @@ def new_round(
         gathered=[False] * len(chunks),
         unused=unused,
     )
+
+
+def absent(seen: Round, mode: Mode, chunks: Sequence[Chunk], parameters: Sequence[torch.Tensor]) -> list[int]:
+    """Parameters of which nothing has arrived in this backward, as far as can be told."""
+    if mode is not Mode.SENTINEL:
+        return [i for i, count in enumerate(seen.counts) if not count and i not in seen.settled]
+    before = seen.before
+    assert before is not None
+    if not before.exact:
+        return []
+    rest = [i for n, chunk in enumerate(chunks) if not seen.gathered[n] for i in chunk.members]
+    return [i for i in rest if not before.arrived(i, parameters[i].grad)]
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+from operator import attrgetter, is_not
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 
 # A tensor of this many bytes is scaled while it is copied; smaller ones are copied together and scaled after.
 _SCALED_ALONE_BYTES = 16 * 1024
+# There may be thousands of gradients: these are asked for in loops that run in C.
+_version_of = attrgetter("_version")
+_wants_gradient = attrgetter("requires_grad")
 
 
 class FlatBucket:
@@ -115,16 +119,16 @@ class FlatBucket:
         self._countable &= not self._as_views or before is None
         self._late |= self._as_views and self._countable and self.flat._version != self._versions[0]
         grads = [parameter.grad for parameter in self.parameters[start:end]]
-        if before is None and self._may_release and not any(g is None or g.requires_grad for g in grads):
+        if before is None and self._may_release and _are_plain(grads):
             self._gather_together(start, end, grads, scale)
-            for i in range(start, end):
-                self.parameters[i].grad = self.targets[i]
+            for parameter, target in zip(self.parameters[start:end], self.targets[start:end], strict=True):
+                parameter.grad = target
         else:
             self._gather_one_by_one(start, grads, scale, before or [None] * len(self.parameters))
         if self._as_views:
             self._versions = [self.flat._version]
         else:
-            self._versions[start:end] = [target._version for target in self.targets[start:end]]
+            self._versions[start:end] = map(_version_of, self.targets[start:end])
 
     def _gather_one_by_one(
         self, start: int, grads: list[Any], scale: float | None, before: Sequence[Any]
@@ -171,7 +175,7 @@ class FlatBucket:
         tensors = [self.flat] if self._as_views else self.targets
         return (
             self._late
-            or (self._countable and [tensor._version for tensor in tensors] != self._versions)
+            or (self._countable and list(map(_version_of, tensors)) != self._versions)
             or any(grad._version != version for grad, version in self._kept_versions)
         )
 
@@ -271,6 +275,11 @@ class SparseBucket:
         else:
             self.parameters[0].grad.copy_(average)
         self.payload = []
+
+
+def _are_plain(grads: Sequence[torch.Tensor | None]) -> bool:
+    """They are all there, and no graph hangs on any."""
+    return all(map(is_not, grads, itertools.repeat(None))) and not any(map(_wants_gradient, grads))
 
 
 AnyBucket = FlatBucket | LooseBucket | SparseBucket

@@ -7,6 +7,7 @@ the hooks follow the plan, fewer where the order proved steady.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ddp import agreement, errors, plan
@@ -15,7 +16,7 @@ from ddp.reducer import Reducer
 from ddp.tuning import Tuning
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 
 # How often a changed order is learned anew before every parameter is watched for good.
@@ -26,6 +27,11 @@ class LastingReducer(Reducer):
     agreed_order: Sequence[int] = ()
     tuning: Tuning | None = None
 
+    @cached_property
+    def at_round_over(self) -> list[Callable[[], None]]:
+        """Called on all ranks at the end of each step that was averaged; they may talk, and may raise."""
+        return []
+
     def tune(self) -> None:
         """Finds the size of the buckets from now on, instead of keeping to the one that was given."""
         self.tuning = Tuning(self)
@@ -33,6 +39,8 @@ class LastingReducer(Reducer):
     def round_over(self) -> None:
         if self.tuning is not None:
             self.tuning.round_over()
+        for listener in tuple(self.at_round_over):
+            listener()
 
     def resize(self, limit: plan.Limits) -> None:
         """Between two steps, on all ranks: other buckets in the same order."""

@@ -8,6 +8,7 @@ at construction, communication hooks, and the checks for changes of the module.
 from __future__ import annotations
 
 import inspect
+import os
 import warnings
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from torch._C._distributed_c10d import _DEFAULT_FIRST_BUCKET_BYTES, BuiltinCommH
 from torch.distributed.utils import _sync_module_states
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
 
-from ddp import agreement, plan
+from ddp import agreement, plan, torch_marks
 from ddp.grad_bucket import GradBucket
 from ddp.interface import TorchReducer
 from ddp.logging_data import Log
@@ -59,6 +60,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         self.__dict__["_tunes_buckets"] = _asks_for_tuning(chosen)
         _without_what_is_deprecated(chosen)
         _keep_out_of_dynamo()
+        torch_marks.install()
         super().__init__(**{**chosen, "init_sync": False})
 
     # --- construction ------------------------------------------------------------------------------
@@ -95,6 +97,10 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             self.module, [*parameters, *self._delay_all_reduce_params], self.parameters_to_ignore
         )
         self._open_log(static_graph)
+        if os.environ.get("DDP_CHECK_NUMERICS"):
+            from ddp.numerics import check_as_asked
+
+            check_as_asked(self)
         self._passing_sync_batchnorm_handle(self.module)
 
     def _limits(self, static_graph: bool) -> plan.Limits:
@@ -118,15 +124,25 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             ("forward_sync_buffers", self.forward_sync_buffers),
         ]
         sending = self.reducer.sending
-        agreement.same_model(sending.group, sending.device, sending.facts, options)
+        buffers_too = self.__dict__.pop("_buffers_first", True)
+        state = self._state_to_send(buffers_too)
+        agreement.same_model(sending.group, sending.device, sending.facts, state, options)
         _sync_module_states(
             module=self.module,
             process_group=self.process_group,
             broadcast_bucket_size=self.broadcast_bucket_size,
             src=0,
             params_and_buffers_to_ignore=self.parameters_to_ignore,
-            broadcast_buffers=self.__dict__.pop("_buffers_first", True),
+            broadcast_buffers=buffers_too,
         )
+
+    def _state_to_send(self, buffers_too: bool) -> list[plan.Entry]:
+        named = [*self.module.named_parameters(), *(self.module.named_buffers() if buffers_too else ())]
+        return [
+            (name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+            for name, tensor in named
+            if name not in self.parameters_to_ignore
+        ]
 
     def _open_log(self, static_graph: bool) -> None:
         self.logger = Log(self.reducer.refresh)
@@ -157,6 +173,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled() and not self._delay_all_reduce_all_params:
             self._unchanged.check(self.reducer.rank)
+        self.reducer.sending.within_join = self._join_config.enable
         return super()._pre_forward(*inputs, **kwargs)
 
     def _post_forward(self, output: Any) -> Any:

@@ -23,10 +23,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    # A tensor that rank 0 sends at first: name, sizes, dtype.
+    Entry = tuple[str, Sequence[int], str]
+
 MIB = 1024 * 1024
 DEFAULT_CAP_BYTES = 25 * MIB
 # Below this a copy costs less than a collective of its own.
 LEAST_LOOSE_BYTES = MIB
+# From here on it is the other way round, however large the buckets are, where a bucket is of no help to the group.
+SURELY_LOOSE_BYTES = 8 * MIB
 # A model of this size needs no bucket where the group takes lists; a larger one gains from copying while it is hot.
 SMALL_MODEL_BYTES = 6 * MIB
 _NO_LIMIT = 2**63 - 1
@@ -142,6 +147,8 @@ def _separated(
 
 def _loose_alone(facts: ParameterFacts, limit: Limits, transport: Transport) -> bool:
     enough = max(limit.largest, LEAST_LOOSE_BYTES)
+    if not transport.lists:
+        enough = min(enough, SURELY_LOOSE_BYTES)
     return transport.loose and not facts.sparse and facts.nbytes >= enough
 
 
@@ -187,9 +194,13 @@ def fingerprint(*things: object) -> int:
 
 
 def model_fingerprint(parameters: Sequence[ParameterFacts], options: Sequence[tuple[str, object]]) -> int:
-    """Names, and on which device of its kind a parameter lies, may well differ from rank to rank."""
-    shapes = [(p.sizes, p.strides, p.dtype, p.device.partition(":")[0], p.sparse) for p in parameters]
+    """On which device of its kind a parameter lies may well differ from rank to rank."""
+    shapes = [(p.name, p.sizes, p.strides, p.dtype, kind_of_device(p), p.sparse) for p in parameters]
     return fingerprint(shapes, tuple(options))
+
+
+def kind_of_device(facts: ParameterFacts) -> str:
+    return facts.device.partition(":")[0]
 
 
 def plan_fingerprint(plan: BucketPlan) -> int:
@@ -214,9 +225,42 @@ def disagreement(
                     f"with {difference[1]} appears not to match {difference[0]} of the same param in process 0, "
                     f"{a.name!r} with {difference[2]}."
                 )
+        if elsewhere := _other_order([p.name for p in ours], [p.name for p in theirs], rank):
+            return elsewhere
         for (option, a_value), (_, b_value) in zip(settings, options[rank], strict=True):
             if a_value != b_value:
                 return f"DDP was given {option}={a_value} on rank 0, but {option}={b_value} on rank {rank}."
+    return ""
+
+
+def _other_order(ours: Sequence[str], theirs: Sequence[str], rank: int) -> str:
+    """Other names are a rank's own business; the same ones elsewhere would average unlike with unlike."""
+    if ours == theirs or sorted(ours) != sorted(theirs):
+        return ""
+    i = next(i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b)
+    return (
+        f"DDP verifies model across all ranks: parameter {theirs[i]!r} (params[{i}]) of rank {rank} stands where "
+        f"process 0 has {ours[i]!r}. Make the layers in the same order on all ranks (the order of a set differs)."
+    )
+
+
+def first_unlike(states: Sequence[Sequence[Entry]]) -> str:
+    """What rank 0 would send at first, and another has no place for, in words. Empty: nothing."""
+    ours = states[0]
+    for rank, theirs in enumerate(states):
+        for (name, *here), (other, *there) in zip(ours, theirs, strict=False):
+            if here != there:
+                return (
+                    f"DDP copies the state of rank 0 to all: {name!r} there is {here[1]} {here[0]}, "
+                    f"{other!r} in its place on rank {rank} is {there[1]} {there[0]}."
+                )
+        if len(ours) != len(theirs):
+            more, where = (ours, 0) if len(ours) > len(theirs) else (theirs, rank)
+            first = more[min(len(ours), len(theirs))][0]
+            return (
+                f"DDP copies the state of rank 0 to all: {len(ours)} parameters and buffers there, "
+                f"{len(theirs)} on rank {rank}; the first that only rank {where} has is {first!r}."
+            )
     return ""
 
 
@@ -225,6 +269,7 @@ def _difference(a: ParameterFacts, b: ParameterFacts) -> tuple[str, str, str] | 
         ("sizes", list(a.sizes), list(b.sizes)),
         ("strides", list(a.strides), list(b.strides)),
         ("dtype", a.dtype, b.dtype),
+        ("device", kind_of_device(a), kind_of_device(b)),
         ("kind of gradient", "sparse" if a.sparse else "dense", "sparse" if b.sparse else "dense"),
     )
     for what, at_first, here in pairs:

@@ -19,7 +19,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
-from ddp import backends, core_loading, mpi
+from ddp import backends, core_loading, guard, mpi, torch_marks
+from ddp.comm_error import explained
 from ddp.place import (
     ALONE,
     InitError,
@@ -86,7 +87,11 @@ def init(
     if where.type == "cuda":
         torch.cuda.set_device(where)
     chosen = _backend(backend, seat, where)
-    _make_group(chosen, seat, where, _limit(timeout), by_mpi)
+    torch_marks.install()
+    watching = guard.start()
+    with explained("the meeting of all ranks"):
+        _make_group(chosen, seat, where, _limit(timeout), by_mpi)
+    watching.wake()
     _place, _asked = _described(seat, where, chosen), asked
     return _place
 

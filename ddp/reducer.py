@@ -24,7 +24,7 @@ import torch
 from torch.autograd.profiler import record_function
 
 from ddp import engine, errors, strays
-from ddp.backward import Baseline, Lesson, Mode, Round, baseline, cut, lesson, new_round
+from ddp.backward import Baseline, Lesson, Mode, Round, absent, baseline, cut, lesson, new_round
 from ddp.logging_data import Stopwatch
 from ddp.ready import arrived
 from ddp.sending import Sending
@@ -234,7 +234,8 @@ class Reducer:
             raise self._unwelcome(chunk.members[-1])
         before = seen.before
         assert before is not None
-        if before.exact and all(before.arrived(i, self.parameters[i].grad) for i in chunk.members):
+        grads = [self.parameters[i].grad for i in chunk.members]
+        if before.exact and before.all_arrived(chunk.members, grads):
             self._gather(seen, number)
         else:
             seen.disorder = True
@@ -317,16 +318,8 @@ class Reducer:
         """Parameters whose gradients were to come and did not."""
         if self.static_graph and self._mode is Mode.OBSERVE:
             return []  # what is used at first is what is used ever after
-        if self._mode is Mode.SENTINEL:
-            before = seen.before
-            assert before is not None
-            if not before.exact:
-                return []
-            rest = [i for n, chunk in enumerate(self._chunks) if not seen.gathered[n] for i in chunk.members]
-            absent = [i for i in rest if not before.arrived(i, self.parameters[i].grad)]
-        else:
-            absent = [i for i, count in enumerate(seen.counts) if not count and i not in seen.settled]
-        return [i for i in absent if self.parameters[i].requires_grad and i not in seen.unused]
+        lost = absent(seen, self._mode, self._chunks, self.parameters)
+        return [i for i in lost if self.parameters[i].requires_grad and i not in seen.unused]
 
     def _complete(self, seen: Round) -> None:
         """What has not been gathered goes as it is."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 import torch.distributed as dist
 
-from ddp import plan
+from ddp import comm_error, plan, status_page
 from ddp.bucket import AnyBucket, FlatBucket, LooseBucket, SparseBucket, gradient_strides
 from ddp.grad_bucket import GradBucket, result_of
 from ddp.plan import Kind
@@ -76,10 +76,14 @@ class Sending:
         self._divisor: float | None = None
         self._joining: tuple[Any, bool] | None = None
         self._ever_joined = False
+        # Also where nobody counts for this model: only the first of several in a `join` is told who has input left.
+        self.within_join = False
         self._futures: list[Any] = []
         self._consumed = False
         self._taker: Callable[[int, Used], None] | None = None
         self.buckets: list[AnyBucket] = []
+        self._page = status_page.page()
+        self._launched = 0
         self.plan = plan.BucketPlan(())
         self.start_over()
 
@@ -179,6 +183,11 @@ class Sending:
         self._joining, self._ever_joined = (work, static_world_size), True
 
     @property
+    def joins(self) -> bool:
+        """Whether some ranks may be without input in this step."""
+        return self._joining is not None
+
+    @property
     def divisor(self) -> float:
         if self._divisor is None:
             self._divisor = float(self.group.size())
@@ -189,7 +198,7 @@ class Sending:
     def _divides(self, bucket: AnyBucket) -> bool:
         """Whether the group divides. Not in a `join`: a rank that has no input left does not know by how many."""
         lists = self._carrier.takes_lists and not isinstance(bucket, SparseBucket)
-        return lists and self._joining is None
+        return lists and self._joining is None and not self.within_join
 
     def gather(self, number: int, start: int, end: int, before: Sequence[Any] | None) -> None:
         bucket = self.buckets[number]
@@ -198,14 +207,28 @@ class Sending:
 
     def launch(self, number: int) -> Any:
         bucket = self.buckets[number]
-        if self._hook is not None:
-            return self.run_hook(self._shown(number, bucket.payload[0]))
-        if self._carrier.takes_lists and not isinstance(bucket, SparseBucket):
-            return self._carrier.average(
-                number, bucket.payload, self.divisor if self._divides(bucket) else 1.0
-            )
-        (tensor,) = bucket.payload
-        return self._carrier.sum(number, tensor)
+        self._launched += 1
+        self._page.buckets(len(self.buckets), self._launched, 0)
+        try:
+            if self._hook is not None:
+                return self.run_hook(self._shown(number, bucket.payload[0]))
+            if self._carrier.takes_lists and not isinstance(bucket, SparseBucket):
+                return self._carrier.average(
+                    number, bucket.payload, self.divisor if self._divides(bucket) else 1.0
+                )
+            (tensor,) = bucket.payload
+            return self._carrier.sum(number, tensor)
+        except RuntimeError as error:
+            self._explain(error, number)
+            raise
+
+    def _explain(self, error: RuntimeError, number: int) -> None:
+        """Raises what says more, where communication has failed."""
+        names = [self.facts[i].name for i in self.plan.buckets[number].members]
+        way = "all_reduce" if self._hook is None else "the communication hook"
+        group = str(getattr(self.group, "group_desc", ""))
+        doing = comm_error.Doing(way, group, None, number, len(self.buckets), tuple(names))
+        comm_error.explain(error, doing)
 
     def run_hook(self, bucket: GradBucket) -> Any:
         """-> what can be waited for: the hook's future, or the collective's work."""
@@ -260,10 +283,17 @@ class Sending:
     def finish(self, number: int, work: Any, used: Used) -> None:
         bucket = self.buckets[number]
         result = None
-        if work is not None and self._hook is not None:
-            result = result_of(work)
-        elif work is not None:
-            work.wait()
+        before = self._page.mark(status_page.COMMUNICATE)
+        try:
+            if work is not None and self._hook is not None:
+                result = result_of(work)
+            elif work is not None:
+                work.wait()
+        except RuntimeError as error:
+            self._explain(error, number)
+            raise
+        self._page.back(before)
+        self._page.buckets(len(self.buckets), self._launched, number + 1)
         with torch.no_grad():
             if self._taker is not None:
                 self._taker(number, used)
@@ -280,7 +310,7 @@ class Sending:
         return None
 
     def step_ended(self) -> None:
-        self._divisor, self._joining = None, None
+        self._divisor, self._joining, self._launched = None, None, 0
         futures, self._futures = self._futures, []
         for future in futures:
             future.wait()

@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from ddp.work import Core
 
 _NOTHING = Operands([], 0, [], None)
+# To wake a thread for so little, and to share a processor with it, takes longer than what could be hidden.
+_NOT_WORTH_WAKING_BYTES = 4 << 20
 _SUM: int = int(ReduceOp.SUM)  # type: ignore[call-overload]
 
 
@@ -109,10 +111,12 @@ class SharedGroup(_ProcessGroup):  # type: ignore[misc]
         result: list[torch.Tensor],
         opts: Any = None,
         root: int = 0,
+        wakes: bool = True,
     ) -> dist.Work:
-        timeout_s, at_once = self._timeout_s, True
+        """`wakes`: it begins now, on the core's thread; else when somebody waits for it, on that one's thread."""
+        timeout_s, waits = self._timeout_s, False
         if opts is not None:
-            timeout_s, at_once = self._limit_s(opts), bool(opts.asyncOp)
+            timeout_s, waits = self._limit_s(opts), not opts.asyncOp
         ticket = flight.core.post(
             kind,
             reduction.element,
@@ -121,12 +125,12 @@ class SharedGroup(_ProcessGroup):  # type: ignore[misc]
             count,
             reduction.divisor,
             timeout_s,
-            at_once,
+            wakes and not waits,
             given.numbers,
             got.numbers,
         )
         work = SharedWork(flight, ticket, result, (given.kept, got.kept), got.after)
-        if not at_once:
+        if waits:
             work.wait()
         return work
 
@@ -336,7 +340,10 @@ class SharedGroup(_ProcessGroup):  # type: ignore[misc]
         if flight is not None and suits(tensors):
             reduction = averaging(tensors[0].dtype, divisor)
             if reduction is not None:
-                return self._all_reduce(flight, tensors, reduction, None)
+                got = operands(tensors, written=True)
+                count = got.size // reduction.element_size
+                wakes = self._near is None or got.size > _NOT_WORTH_WAKING_BYTES
+                return self._post(flight, ALL_REDUCE, reduction, count, _NOTHING, got, tensors, wakes=wakes)
         for tensor in tensors:
             tensor.div_(divisor)
         return _last([self._past([tensor]).allreduce([tensor]) for tensor in tensors], tensors)

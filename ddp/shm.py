@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from ddp import core_loading, ring, segment
+from ddp import collective_marks, core_loading, ring, segment
 from ddp.backends import Layout, layout
 from ddp.shared_group import SharedGroup
+from ddp.work import FinishedWork, SharedWork, Together
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -184,6 +185,7 @@ def register() -> bool:
     for name, create in (("shm", create_shm), ("hier", create_hier)):
         if name.upper() not in dist.Backend._plugins:
             dist.Backend.register_backend(name, create, extended_api=True, devices=["cpu"])
+    collective_marks.watch(SharedGroup, (SharedWork, FinishedWork, Together))
     return core_loading.native() is not None
 
 

@@ -76,6 +76,11 @@ class InFlight:
                 works.popleft()
 
     def promise(self, work: SharedWork, done: Any) -> None:
+        if threading.current_thread() is self._thread:
+            # A callback has begun it, and may wait for it right there: nobody else completes futures.
+            work.finish()
+            done.set_result(None)
+            return
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._complete, name="ddp-futures", daemon=True)

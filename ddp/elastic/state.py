@@ -23,6 +23,7 @@ from ddp.elastic.resume import Resumed
 from ddp.elastic.sampler import ElasticSampler
 from ddp.elastic.team import Team
 from ddp.elastic.writer import Writer
+from ddp.sections import checkpointing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -131,16 +132,18 @@ class State:
         self._number += 1
         to_disk = commits.is_due(self._number, self._disk_every)
         if to_disk or commits.is_due(self._number, self._every):
-            keeper.keep(self._contents.capture(), self._number, to_disk)
+            with checkpointing():
+                keeper.keep(self._contents.capture(), self._number, to_disk)
 
     def checkpoint(self) -> None:
         """A commit to disk, now, and all of it there when this returns. Collective; answers a request for one."""
         team, keeper = self._resumed()
         self._number += 1
-        keeper.keep(self._contents.capture(), self._number, to_disk=True)
-        keeper.flush()
-        team.gather(None)  # a rank that writes nothing itself must not speak for those that do
-        request.checkpoint_done()
+        with checkpointing():
+            keeper.keep(self._contents.capture(), self._number, to_disk=True)
+            keeper.flush()
+            team.gather(None)  # a rank that writes nothing itself must not speak for those that do
+            request.checkpoint_done()
 
     def should_checkpoint(self) -> bool:
         """Whether a checkpoint is asked for on any node: the same answer on all ranks. One tiny collective."""

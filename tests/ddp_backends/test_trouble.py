@@ -125,6 +125,10 @@ def test_leaving_with_work_under_way(crew):
     assert all("rank 0 aborted the process group" in each for each in said)
 
 
+def test_waiting_in_a_callback(pair):
+    assert pair.run(trouble.wait_in_a_callback) == [[4.0, 4.0, 4.0]] * 2
+
+
 def test_a_signal_gets_through(pair):
     after, nothing = pair.run(trouble.signal_while_waiting)
     assert 0.2 < after < 10

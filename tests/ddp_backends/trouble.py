@@ -170,6 +170,17 @@ def leave_with_work_under_way():
     return said
 
 
+def wait_in_a_callback():
+    """As torch's PowerSGD hook does: a callback of one future begins another collective and waits for it."""
+
+    def again(done):
+        (tensor,) = done.value()
+        return dist.all_reduce(tensor, async_op=True).get_future().wait()[0]
+
+    first = dist.all_reduce(torch.ones(3), async_op=True).get_future()
+    return first.then(again).wait().tolist()
+
+
 class Stop(Exception):
     pass
 

@@ -473,6 +473,47 @@ def one_rank_of_three_has_another_shape(trial: Trial) -> None:
         trial.wrap(module)
 
 
+@better(
+    torch=(),
+    ours="raised RuntimeError in construction",
+    says={"outcome": ["'mask'", "rank 1"]},
+)
+def one_rank_has_another_buffer(trial: Trial) -> None:
+    """Under torch's class the first collective waits for ever, or copies what it should not."""
+    module = nn.Linear(4, 4)
+    module.register_buffer("mask", torch.ones(2 + trial.rank))
+    with Course(trial, module):
+        trial.wrap(module)
+
+
+class InWhateverOrder(nn.Module):
+    def __init__(self, names: str) -> None:
+        super().__init__()
+        for name in names:
+            self.add_module(name, nn.Linear(4, 4))
+            nn.init.constant_(getattr(self, name).weight, 1.0 if name == "a" else -2.0)
+            nn.init.zeros_(getattr(self, name).bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(self.a(x).relu())
+
+
+@better(
+    torch=SILENT,
+    ours="raised RuntimeError in construction",
+    says={"outcome": [r"'b\.weight'", r"'a\.weight'", "rank 1"]},
+)
+def layers_in_another_order_on_one_rank(trial: Trial) -> None:
+    module = InWhateverOrder("ba" if trial.rank == 1 else "ab")
+
+    def work(m: Any, rank: int) -> None:
+        square(m(trial.data(4, 4, rank=rank))).backward()
+
+    with Course(trial, module) as course:
+        work(trial.wrap(module), trial.rank)
+        course.ends(module, work)
+
+
 @better(torch="raised TypeError in registering", ours=(RIGHT, "raised TypeError in registering"))
 def compression_to_bf16_without_a_gpu(trial: Trial) -> None:
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook

@@ -28,14 +28,14 @@ def load_cases() -> tuple[list[Case], list[Divergence]]:
     return register.CASES, register.DIVERGENCES
 
 
-def seen(case: Case, world_size: int, side: str) -> list[Transcript]:
-    task = Task(case.module, case.function, side, case.arguments)
+def seen(case: Case, world_size: int, side: str, backend: str = "gloo") -> list[Transcript]:
+    task = Task(case.module, case.function, side, case.arguments, backend=backend)
     return pool_of(world_size).run(task)
 
 
-def compare(case: Case, world_size: int, second: str = SECOND) -> list[str]:
-    """Empty where the two classes cannot be told apart by this case."""
-    torchs, ours = (seen(case, world_size, side) for side in ("torch", second))
+def compare(case: Case, world_size: int, second: str = SECOND, over: str = "gloo") -> list[str]:
+    """Empty where the two classes cannot be told apart by this case. torch's is always over Gloo."""
+    torchs, ours = seen(case, world_size, "torch"), seen(case, world_size, second, over)
     found = [
         f"a case must note its errors: {each.remarked(ENDED)}" for each in torchs if each.remarked(ENDED)
     ]
@@ -57,8 +57,8 @@ def unsaid(case: Case, transcript: Transcript) -> list[str]:
     return found
 
 
-def outcome(case: Case, side: str) -> tuple[set[str], list[str]]:
-    transcripts = seen(case, case.world_sizes[0], side)
+def outcome(case: Case, side: str, over: str = "gloo") -> tuple[set[str], list[str]]:
+    transcripts = seen(case, case.world_sizes[0], side, over)
     outcomes = {str(dict(each.notes).get("outcome", dict(each.notes))) for each in transcripts}
     remarks = [f"{label}: {text}" for each in transcripts for label, text in each.remarks]
     missing = [m for each in transcripts for m in unsaid(case, each)] if side != "torch" else []

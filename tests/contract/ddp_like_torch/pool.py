@@ -41,6 +41,7 @@ class Task:
     side: str = "torch"
     arguments: tuple[Any, ...] = ()
     group_timeout_s: float = 30.0
+    backend: str = "gloo"
 
 
 class Pool:

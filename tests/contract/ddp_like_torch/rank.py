@@ -50,7 +50,9 @@ def _carry_out(task: Any, number: int, world_size: int, store: Any, outliving: l
     torch.manual_seed(number)
     random.seed(number)
     timeout = timedelta(seconds=task.group_timeout_s)
-    dist.init_process_group("gloo", store=store, rank=number, world_size=world_size, timeout=timeout)
+    if task.backend == "shm":
+        importlib.import_module("ddp.shm")
+    dist.init_process_group(task.backend, store=store, rank=number, world_size=world_size, timeout=timeout)
     outliving[:-1] = []
     outliving.append(dist.group.WORLD)
     trial = Trial(number, world_size, task.side)

@@ -1,0 +1,30 @@
+"""A rank that has done its work ends as it said, though threads of Gloo want the GIL while the interpreter ends."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).with_name("late_end.py")
+
+
+def test_an_end_without_an_abort(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's own: "terminate called without an active exception", exit by SIGABRT, every time."""
+    pytest.importorskip("ddp._ending", reason="the extension was not built")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    command = [sys.executable, str(PROGRAM), str(tmp_path)]
+    with subprocess.Popen([*command, "1", port]) as peer:
+        try:
+            done = subprocess.run(
+                [*command, "0", port], capture_output=True, text=True, timeout=120, check=False
+            )
+        finally:
+            peer.kill()
+    assert (done.returncode, done.stderr) == (3, "")
