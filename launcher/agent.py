@@ -7,26 +7,33 @@ through the queue; only the consumer touches the state. See launcher/supervision
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import time
 from typing import TYPE_CHECKING
 
 from launcher import ending, reach, supervision
+from launcher.announcer import Announcer
 from launcher.checkpoint import CheckpointQuestion
 from launcher.exchange import (
     Action,
     AskCheckpoint,
+    BreakOff,
     CheckpointOver,
     CheckpointSignal,
     Fact,
     Finish,
     GraceOver,
     Isolated,
+    LookAtRanks,
     OpenStore,
+    RanksSeen,
+    RanksStandStill,
     ReachStore,
     Send,
     SignalRanks,
+    StacksTaken,
     StartFailed,
     StartGrace,
     StartRanks,
@@ -36,8 +43,12 @@ from launcher.exchange import (
     StoreReached,
     Sweep,
     Swept,
+    TakeStacks,
     ZygoteReplaced,
 )
+from launcher.health.communication import CommunicationWatch
+from launcher.health.node_watch import NodeWatch
+from launcher.health.watch import HangWatch
 from launcher.isolation import IsolationWatch
 from launcher.join import job_spec, node_facts
 from launcher.log_folder import LogFolder
@@ -45,23 +56,29 @@ from launcher.logs import LogPump
 from launcher.meet import CannotMeet, meet
 from launcher.spec import EntryKind
 from launcher.status import StatusLine
-from launcher.supervision import TRY_AGAIN, Phase, Supervision
+from launcher.supervised import Phase, Supervision
+from launcher.supervision import TRY_AGAIN
 from launcher.template import tree
 from launcher.verdict import signal_name
 from launcher.version import VERSION
 from launcher.worker import Workers
-from rendezvous.events import AgentJoined, Assigned, CheckpointRequested, Refused, Stop, Waiting
-from rendezvous.types import DecisionKind, StoreAddress
+from rendezvous.events import AgentJoined, Refused
+from rendezvous.types import StoreAddress
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+    from typing import Any
+
+    from launcher.preflight.agents import Preflight
     from launcher.spec import LaunchSpec
     from launcher.start import ZygoteStarter
     from launcher.template.wire import Message
     from launcher.zygote import Zygote
-    from rendezvous.types import Assignment
+    from rendezvous.types import Assignment, Cause
 
 _EXIT_DRAIN_S = 5.0  # for a terminal that is slow to take the last lines
 _LAST_BREATH_S = 1.0  # from the end of its socket to the end of the zygote
+_GRACE_OF_ACCUSED_S = 1.0  # of ranks that have not got on for long, and are in everybody's way
 _ZYGOTES = 3  # lost without a rank in between: it is not by accident
 _ZYGOTE_END_S = 15.0  # beyond its own bound for processes that will not die
 
@@ -74,14 +91,15 @@ class Agent:
         self._zygote_ready = False
         self._zygotes_lost = 0  # since ranks were last started
         self._facts: asyncio.Queue[Fact] = asyncio.Queue()
-        self._said = self._said_waiting = ""
         self._folder = LogFolder(spec)
         alone = spec.nproc == spec.max_nodes == 1
         self._logs = LogPump(spec.log, self._folder.path, file_limit=self._folder.file_limit, eager=alone)
         self._status = StatusLine(spec, self._logs)
+        self._announcer = Announcer(spec, self._logs.say)
 
     async def run(self) -> int:
         self._loop = asyncio.get_running_loop()
+        preflight = self._begin_preflight()
         try:
             self._met = await meet(self._spec, f"{os.getpid()}-{time.time_ns():x}")
         except CannotMeet as error:
@@ -96,15 +114,37 @@ class Agent:
             self._spec.join_timeout_s,
             self._ranks.pids,
             lambda: self._logs.received,
+            self._ranks.pages.step,
             self,
+        )
+        self._communication = CommunicationWatch(
+            self._starter.scratch, self._met.host, self._ranks, self._logs.say, self._facts.put_nowait
+        )
+        await self._communication.begin()
+        self._hangs = HangWatch(
+            self._spec.hang,
+            self._ranks.pages.views,
+            lambda generation: self._facts.put_nowait(RanksStandStill(generation)),
+        )
+        self._care = NodeWatch(
+            *(self._spec, self._folder.path, self._ranks.pages, self._hangs),
+            *(self._logs.say, self._met.session.send),
         )
         self._met.session.watch_contact(self._isolation.contact)
         facts = node_facts(self._spec, self._met.host, self._address, os.environ)
         join = AgentJoined(agent, job_spec(self._spec, VERSION), facts)
         self._state = Supervision(agent, join=join)
         self._watch_signals()
+        if preflight is not None:
+            try:
+                join = await preflight.checked(join, self._met, self._facts)
+            except CannotMeet as error:
+                await self._met.leave()
+                return await self._turned_away(error)
+            self._state = Supervision(agent, join=join)
         self._loop.add_reader(self._zygote.fileno(), self._zygote_spoke)
         self._met.session.send(join)
+        await self._care.begin(lambda: self._state)
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             self._owned = {tasks.create_task(self._receive()), tasks.create_task(self._status.run())}
@@ -112,15 +152,26 @@ class Agent:
             for task in self._owned:
                 task.cancel()
         self._isolation.close()
+        self._hangs.end()
+        self._communication.end()
+        await self._care.end()
         self._question.withdraw()
         return await self._leave(finish)
+
+    def _begin_preflight(self) -> Preflight | None:
+        if self._spec.preflight == "off":
+            return None
+        from launcher.preflight.agents import Preflight
+
+        return Preflight(self._spec, lambda line: self._logs.say(f"ddp-launch: {line}"))
 
     async def _consume(self) -> Finish:
         while True:
             fact = await self._facts.get()
             before = self._state.phase
             self._state, actions = supervision.step(self._state, fact)
-            self._tell_people(fact, before)
+            self._status.update(self._state, fact)
+            self._announcer.tell(fact, self._state, before)
             for action in actions:
                 if isinstance(action, Finish):
                     return action
@@ -133,9 +184,7 @@ class Agent:
             case OpenStore(generation):
                 self._zygote.keep(generation, self._spec.master_addr or self._address, self._spec.master_port)
             case ReachStore(assignment, store):
-                errand = self._tasks.create_task(self._reach(assignment, store))
-                self._owned.add(errand)
-                errand.add_done_callback(self._owned.discard)
+                self._run_errand(self._reach(assignment, store))
             case AskCheckpoint(assignment, reason, hurried):
                 grace_s = self._spec.checkpoint_grace_s if hurried else None
                 self._question.ask(assignment.generation, reason, grace_s)
@@ -144,14 +193,29 @@ class Agent:
                 self._zygotes_lost = 0
                 for rank_ended in self._ranks.start(self._zygote, assignment, store):
                     self._facts.put_nowait(rank_ended)
-            case SignalRanks(signum):
-                self._ranks.note_stop(signum)
-                self._zygote.signal(signum)
-            case StartGrace(generation):
-                grace = self._spec.shutdown_timeout_s
-                self._loop.call_later(grace, self._facts.put_nowait, GraceOver(generation))
+                self._hangs.begin(assignment.generation)
+                self._care.ranks_started(assignment.generation)
+            case LookAtRanks(generation):
+                self._communication.begin_dump(generation)
+                self._facts.put_nowait(RanksSeen(generation, self._hangs.sights()))
+            case TakeStacks(generation, cause):
+                self._run_errand(self._take_stacks(generation, cause))
+            case BreakOff(generation, reason):
+                self._communication.break_off(generation, reason)
+            case SignalRanks(signum, only):
+                if only is None:
+                    self._ranks.note_stop(signum)
+                self._zygote.signal(signum, only)
+            case StartGrace(generation, of_accused):
+                grace = min(self._spec.shutdown_timeout_s, _GRACE_OF_ACCUSED_S if of_accused else math.inf)
+                self._loop.call_later(grace, self._facts.put_nowait, GraceOver(generation, of_accused))
             case Sweep(generation):
                 self._zygote.sweep(generation)
+
+    def _run_errand(self, errand: Coroutine[Any, Any, None]) -> None:
+        task = self._tasks.create_task(errand)
+        self._owned.add(task)
+        task.add_done_callback(self._owned.discard)
 
     # --- where facts come from ---------------------------------------------------------------------
 
@@ -166,6 +230,12 @@ class Agent:
             here, there = self._state.agent.node, assignment.store_node
             obstacle = reach.cannot_talk(here, there, store, assignment.generation, obstacle)
         self._facts.put_nowait(StoreReached(assignment.generation, obstacle))
+
+    async def _take_stacks(self, generation: int, cause: Cause) -> None:
+        cause = await self._ranks.with_stacks(cause)
+        self._facts.put_nowait(
+            StacksTaken(generation, await self._communication.with_dumps(generation, cause))
+        )
 
     def _checkpoint_over(self, generation: int, taken: bool) -> None:
         self._facts.put_nowait(CheckpointOver(generation, taken))
@@ -223,7 +293,7 @@ class Agent:
             case "started":
                 self._ranks.note_started(message)
             case "exited":
-                self._facts.put_nowait(self._ranks.ended(message))
+                self._facts.put_nowait(self._care.explained(self._ranks.ended(message)))
             case "keeping":
                 self._store_listens(message)
             case "swept":
@@ -273,38 +343,6 @@ class Agent:
     def _tell_of_plain_start(self, reason: str) -> None:
         if self._spec.warm_start and reason and self._spec.entry.kind is not EntryKind.PROGRAM:
             self._logs.say(f"ddp-launch: ranks start without the warm start: {reason}")
-
-    def _tell_people(self, fact: Fact, before: Phase) -> None:
-        self._status.update(self._state, fact)
-        match fact:
-            case Stop(_, decision) if before is Phase.RUNNING and decision.kind is not DecisionKind.FAIL:
-                self._say_why(decision.reason)
-            case Assigned(assignment) if self._state.assignment == assignment:
-                self._say_why(assignment.reason)  # by now it is known which of several causes was the first
-            case StopRequested(_, name) if before is Phase.RUNNING:
-                grace = self._spec.shutdown_timeout_s
-                self._logs.say(
-                    f"ddp-launch: {name}: stopping the ranks (up to {grace:g} s; again to kill at once)"
-                )
-            case Waiting(reason, stands_by=True) if reason != self._said_waiting:
-                self._said_waiting = reason
-                self._logs.say(f"ddp-launch: {self._state.agent.node}: {reason}")
-            case StoreReached(_, problem) if problem:
-                self._logs.say(f"ddp-launch: {problem}")
-            case CheckpointRequested(_, reason) if before is Phase.RUNNING:
-                self._logs.say(f"ddp-launch: a checkpoint is asked for: {reason}")
-            case CheckpointSignal(name) if before is Phase.RUNNING:
-                grace = self._spec.checkpoint_grace_s
-                self._logs.say(f"ddp-launch: {name}: asking the ranks for a checkpoint (up to {grace:g} s)")
-            case Isolated(reason) if before is Phase.RUNNING:
-                self._logs.say(f"ddp-launch: stopping the ranks of this node: {reason}")
-            case _:
-                pass
-
-    def _say_why(self, reason: str) -> None:
-        if reason and reason != self._said:
-            self._said = reason
-            self._logs.say(f"ddp-launch: {reason}")
 
     async def _turned_away(self, error: CannotMeet) -> int:
         self._zygote.close()

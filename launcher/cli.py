@@ -24,13 +24,18 @@ if TYPE_CHECKING:
     from launcher.tether import Tether
 
 USAGE_ERROR = 2
+_DOCTOR = "doctor"  # as the very first word; a program of that name is ./doctor
 
 
 def main(argv: list[str] | None = None) -> int:
     try:
-        line = read_arguments(sys.argv[1:] if argv is None else argv)
+        words = sys.argv[1:] if argv is None else argv
+        examines = words[:1] == [_DOCTOR]
+        line = read_arguments(words[1:] if examines else words)
         if line.wants("help") or line.wants("version"):
             return _show(_help() if line.wants("help") else _version())
+        if examines:
+            return _examine(line, os.environ)
         return _launch(line, os.environ, tether.take_up(os.environ))
     except UsageError as error:
         _complain("error", str(error))
@@ -56,6 +61,15 @@ def _launch(line: CommandLine, environ: Mapping[str, str], tethered: Tether | No
     from launcher.start import run_agent
 
     return run_agent(spec)
+
+
+def _examine(line: CommandLine, environ: Mapping[str, str]) -> int:
+    settings = merge(line, environ, read_config(config_path(line, environ)))
+    checks.check_surroundings(settings)
+    here = _surroundings(settings, environ.get("PYTHON_EXEC", "") or sys.executable, environ)
+    from launcher.preflight import doctor
+
+    return doctor.run(settings, line.words, environ, here)
 
 
 def _launch_over_ssh(settings: Settings, words: tuple[str, ...], environ: Mapping[str, str]) -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rendezvous.events import FromAgent, ToAgent
 
 if TYPE_CHECKING:
+    from rendezvous.sight import Sight
     from rendezvous.types import Assignment, Cause, Outcome, StoreAddress
 
 # --- facts of this node ----------------------------------------------------------------------------
@@ -54,6 +55,7 @@ class Swept:
 @dataclass(frozen=True, slots=True)
 class GraceOver:
     generation: int
+    of_accused: bool = False  # only theirs
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,37 @@ class Isolated:
 
 
 @dataclass(frozen=True, slots=True)
+class RanksStandStill:
+    """Some rank shows no sign of life for longer than is in order."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class RanksSeen:
+    """How all ranks of this node are, as `LookAtRanks` asked."""
+
+    generation: int
+    sights: tuple[Sight, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StacksTaken:
+    """Where an accused rank stands, as far as that could be seen: in the cause's traceback."""
+
+    generation: int
+    cause: Cause
+
+
+@dataclass(frozen=True, slots=True)
+class CommunicationFailed:
+    """A rank's process group reports an error while the rank itself still waits."""
+
+    generation: int
+    cause: Cause
+
+
+@dataclass(frozen=True, slots=True)
 class ZygoteReplaced:
     """The zygote died, its ranks and the store with it; told after their `RankEnded`. Another one serves."""
 
@@ -114,6 +147,10 @@ Fact = (
     | CheckpointSignal
     | CheckpointOver
     | Isolated
+    | RanksStandStill
+    | RanksSeen
+    | StacksTaken
+    | CommunicationFailed
     | ZygoteReplaced
     | StartFailed
 )
@@ -153,13 +190,36 @@ class StartRanks:
 
 
 @dataclass(frozen=True, slots=True)
+class BreakOff:
+    """Peers are lost: whoever waits for them in a collective is released, and told why."""
+
+    generation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class SignalRanks:
     signum: int
+    only: tuple[int, ...] | None = None  # these local ranks; None: all
 
 
 @dataclass(frozen=True, slots=True)
 class StartGrace:
     generation: int
+    of_accused: bool = False  # a short one: they were given their time
+
+
+@dataclass(frozen=True, slots=True)
+class LookAtRanks:
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class TakeStacks:
+    """Of the cause's rank, and of what it has started."""
+
+    generation: int
+    cause: Cause
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,5 +237,16 @@ class Finish:
 
 
 Action = (
-    Send | OpenStore | ReachStore | StartRanks | AskCheckpoint | SignalRanks | StartGrace | Sweep | Finish
+    Send
+    | OpenStore
+    | ReachStore
+    | StartRanks
+    | AskCheckpoint
+    | LookAtRanks
+    | TakeStacks
+    | BreakOff
+    | SignalRanks
+    | StartGrace
+    | Sweep
+    | Finish
 )

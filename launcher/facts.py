@@ -130,7 +130,7 @@ class OomWatch:
         self._vmstat_before = _counter(vmstat)
         self._kmsg = _open_at_end(kmsg)
         with suppress(OSError):
-            self.add_cgroup(*_own_cgroups())
+            self.add_cgroup(*own_cgroups("memory"))
 
     def add_cgroup(self, *folders: str) -> None:
         """Watch these too: a cgroup of version 1 does not count what happens further in."""
@@ -218,8 +218,8 @@ def _counter(path: str) -> int | None:
     return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)
 
 
-def _own_cgroups() -> list[str]:
-    """Folders of this process's memory cgroups, as seen through the mounts of this mount namespace."""
+def own_cgroups(wanted: str) -> list[str]:
+    """Folders of this process's cgroups of that controller, as seen through the mounts of this mount namespace."""
     own: dict[str, str] = {}
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
@@ -229,8 +229,8 @@ def _own_cgroups() -> list[str]:
         mount, _, source = line.partition(" - ")
         root, point = mount.split()[3:5]
         kind, _, options = source.split()[:3]
-        if kind == "cgroup" and "memory" in options.split(","):
-            controller = "memory"
+        if kind == "cgroup" and wanted in options.split(","):
+            controller = wanted
         elif kind == "cgroup2":
             controller = "cgroup2"
         else:

@@ -34,10 +34,11 @@ class IsolationWatch:
         give_up_s: float,
         pids: Callable[[], Iterable[int]],
         output_bytes: Callable[[], int],
+        step: Callable[[], int | None],
         listener: Listener,
     ) -> None:
         self._timeout_s, self._give_up_s = timeout_s, give_up_s
-        self._pids, self._output_bytes, self._listener = pids, output_bytes, listener
+        self._pids, self._output_bytes, self._step, self._listener = pids, output_bytes, step, listener
         self._told_of_waiting = False
         self._loop = asyncio.get_running_loop()
         self._isolation: progress.Isolation | None = None
@@ -80,7 +81,8 @@ class IsolationWatch:
     def _signs(self) -> Signs:
         ranks = tuple(self._pids())
         pids = [pid for rank in ranks for pid in (rank, *tree.descendants(rank))]
-        return Signs(self._loop.time(), sum(map(_cpu_s, pids)), self._output_bytes(), len(ranks))
+        cpu_s = sum(map(_cpu_s, pids))
+        return Signs(self._loop.time(), cpu_s, self._output_bytes(), len(ranks), self._step())
 
 
 def _cpu_s(pid: int) -> float:

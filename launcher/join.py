@@ -33,6 +33,7 @@ def job_spec(spec: LaunchSpec, version: str) -> JobSpec:
         spares=spec.spares,
         scale_up=spec.scale_up,
         rules=spec.rules,
+        stragglers=spec.stragglers,
     )
 
 

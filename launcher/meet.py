@@ -10,12 +10,20 @@ import asyncio
 import contextlib
 import os
 import socket
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, assert_never
 
 from launcher import reach
-from launcher.meeting import Deployed, Embedded, Endpoint, MayServe, NoMeetingPoint, meeting_point
-from rendezvous.client import ENV, OptionsUnusable, client_options, connect
+from launcher.meeting import (
+    Deployed,
+    Embedded,
+    Endpoint,
+    MayServe,
+    NoMeetingPoint,
+    meeting_point,
+    parse_endpoint,
+)
+from rendezvous.client import ENV, ClientOptions, OptionsUnusable, client_options, connect
 from rendezvous.embedded import EmbeddedRendezvous
 from rendezvous.hosted import serve
 from rendezvous.types import AgentId
@@ -24,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from launcher.spec import LaunchSpec
-    from rendezvous.client import ClientOptions, Session
+    from rendezvous.client import Session
 
 _LOOPBACK = "127.0.0.1"
 _SLOTS = 256  # agents of one job on one host
@@ -37,6 +45,8 @@ class Met:
     host: str  # this node's name, as its output lines show it
     address: str  # where the other nodes reach this one
     leave: Callable[[], Awaitable[None]]
+    endpoints: tuple[str, ...] = ()  # of the service; none where it is in this process
+    options: ClientOptions = field(default_factory=ClientOptions)
 
 
 class CannotMeet(Exception):
@@ -103,7 +113,16 @@ async def _serve_or_connect(
         await met.leave()
         await stop_serving()
 
-    return Met(met.session, met.agent, met.host, met.address, leave)
+    return replace(met, leave=leave)
+
+
+async def beside(met: Met, spec: LaunchSpec) -> Met:
+    """A second session of this node, of another job: `spec` has its id."""
+    endpoints = tuple(parse_endpoint(endpoint) for endpoint in met.endpoints)
+    addressed = replace(spec, local_addr=met.address)
+    return await _connect(
+        addressed, socket.gethostname(), met.agent.incarnation, endpoints, met.options, met.address
+    )
 
 
 def _for_others_too(endpoint: Endpoint, own: str) -> tuple[str, str]:
@@ -143,13 +162,14 @@ async def _connect(
     slot = _Slot.of(spec.run_id, host)
     agent = AgentId(slot.name, incarnation)
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what goes wrong we say ourselves, in fewer words
-    session = connect([str(endpoint) for endpoint in endpoints], agent, options)
+    named = tuple(str(endpoint) for endpoint in endpoints)
+    session = connect(named, agent, options)
 
     async def leave() -> None:
         await session.close()
         slot.close()
 
-    return Met(session, agent, slot.name, address, leave)
+    return Met(session, agent, slot.name, address, leave, named, options)
 
 
 def _source_address(endpoints: tuple[Endpoint, ...]) -> str:

@@ -8,6 +8,8 @@ An option's text is parsed by `parse`, wherever it came from; a switch is an opt
 from __future__ import annotations
 
 from launcher import host_names, values
+from launcher.health.budget_text import hang_timeout
+from launcher.health_options import HEALTH, WATCHING
 from launcher.option import Option, Reach
 from launcher.option import ours as _ours
 from launcher.option import switch as _switch
@@ -156,6 +158,15 @@ _FAILURES = (
         "(default: restart while the budget lasts)",
     ),
     _ours(
+        "--hang-timeout",
+        "auto|off|TIME[,...]",
+        "auto",
+        hang_timeout,
+        "how long ranks may stand still within a step before the reason is looked for and the job restarted; then, as "
+        "NAME=TIME, budgets of their own: start, first-step, checkpoint, evaluation (each 30m); auto: at least 2m, "
+        "20 of the longest steps, 10m for ranks that may be at work",
+    ),
+    _ours(
         "--isolation-timeout",
         "TIME",
         "5m",
@@ -170,6 +181,13 @@ _RANKS = (
         "fork ranks from a process that has torch imported already",
         default="1",
         negatable=True,
+    ),
+    _ours(
+        "--trace-collectives",
+        "on|off",
+        "on",
+        values.choice("on", "off"),
+        "whether ranks note each call of torch.distributed, for whoever has to say why they hang",
     ),
     _switch("--cpu-affinity", "without GPUs: give each rank its own CPUs, and as many OpenMP threads"),
     _torch(
@@ -320,6 +338,8 @@ GROUPS: tuple[tuple[str, tuple[Option, ...]], ...] = (
     ("How they meet", _MEETING),
     ("Several machines from one command", _OVER_SSH),
     ("When something fails", _FAILURES),
+    ("Is this machine fit?", HEALTH),
+    ("Is all well while it runs?", WATCHING),
     ("Starting and stopping ranks", _RANKS),
     ("Logs and terminal", _LOGS),
     ("This command", _COMMAND),

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import IntFlag, StrEnum
 
-from rendezvous.types import CrashLoop, PolicyRule, RestartBudget, ScaleUp
+from launcher.health.budgets import Budgets
+from rendezvous.types import CrashLoop, PolicyRule, RestartBudget, ScaleUp, StragglerRule
 
 
 class EntryKind(StrEnum):
@@ -83,6 +84,7 @@ class LaunchSpec:
     replacement_timeout_s: float = 60.0
     shrink_after_s: float = 0.0
     isolation_timeout_s: float = 300.0
+    hang: Budgets = Budgets()
     shutdown_timeout_s: float = 30.0
     signals: tuple[int, ...] = ()  # those that end the job
     forwarded_signals: tuple[int, ...] = ()  # those that are handed on to the ranks while the job goes on
@@ -92,6 +94,11 @@ class LaunchSpec:
     checkpoint_grace_s: float = 60.0
     signals_asked: str = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"  # as written; ranks see it in the environment
     warm_start: bool = True
+    preflight: str = "quick"  # off, quick, full
+    preflight_paths: tuple[str, ...] = ()  # folders beside that of the logs
+    trace_collectives: bool = True
+    stragglers: StragglerRule = StragglerRule()
+    health_address: tuple[str, int] | None = None
     python: str = ""  # interpreter of the ranks
     numa_binding: str = ""  # "", node, socket, exclusive, core-complex
     cpu_affinity: bool = False  # CPU-only nodes: a disjoint share of CPUs per rank, OMP threads to match

@@ -7,14 +7,14 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from launcher.supervision import Phase
+from launcher.supervised import Phase
 from rendezvous.events import Assigned, Waiting
 
 if TYPE_CHECKING:
     from launcher.exchange import Fact
     from launcher.logs import LogPump
     from launcher.spec import LaunchSpec
-    from launcher.supervision import Supervision
+    from launcher.supervised import Supervision
 
 
 class StatusLine:

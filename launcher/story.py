@@ -94,6 +94,8 @@ def headline(outcome: Outcome) -> str:
             "the job failed, and no rank reports a cause of its own; "
             "most likely the network or a peer outside this job"
         )
+    if cause.uncertain:
+        return f"the job {'hung' if cause.failure is FailureClass.HANG else 'failed'}: {cause.reason}"
     if cause.failure is FailureClass.NODE_LOST or cause.rank < 0:
         return f"node {cause.node} failed first: {cause.reason}"
     return f"rank {cause.rank} on {cause.node} failed first: {cause.reason}"
@@ -134,6 +136,8 @@ def _when(cause: Cause) -> str:
         parts.append(f"{_duration(cause.ran_s)} after its start")
     if cause.step is not None:
         parts.append(f"at step {cause.step}")
+    if cause.place:
+        parts.append(cause.place)
     return ", ".join(parts)
 
 
@@ -194,6 +198,7 @@ def _cause_json(cause: Cause) -> dict[str, object]:
         "signal_name": signal_name(cause.signal) if cause.signal else None,
         "traceback": cause.traceback,
         "step": cause.step,
+        "place": cause.place,
         "ran_s": cause.ran_s,
         "at": cause.at,
         "log": cause.log,

@@ -27,29 +27,34 @@ so that the service decides and everybody hears which two nodes cannot talk.
 A checkpoint is asked of the ranks by the service (the world is to grow) or by a scheduler's signal (this node is
 about to go). The ranks' answer goes where the question came from: `CheckpointTaken`, or the stop that the signal
 meant. Only one thing is decided here: ranks that make no progress while the service is out of reach for too long
-are stopped (`Isolated`, see launcher/progress.py), and that is told as soon as it can be.
+are stopped (`Isolated`, see launcher/progress.py), and that is told as soon as it can be. What follows where ranks
+stand still is in launcher/health/inquiry.py; of a generation that is stopped, an accused rank gets a short grace.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import replace
 from typing import assert_never
 
 from launcher.exchange import (
     Action,
     AskCheckpoint,
+    BreakOff,
     CheckpointOver,
     CheckpointSignal,
+    CommunicationFailed,
     Fact,
     Finish,
     GraceOver,
     Isolated,
     OpenStore,
     RankEnded,
+    RanksSeen,
+    RanksStandStill,
     ReachStore,
     Send,
     SignalRanks,
+    StacksTaken,
     StartFailed,
     StartGrace,
     StartRanks,
@@ -61,7 +66,10 @@ from launcher.exchange import (
     Swept,
     ZygoteReplaced,
 )
+from launcher.health.inquiry import step as inquire
+from launcher.supervised import Phase, Step, Supervision
 from rendezvous.events import (
+    Accused,
     AgentJoined,
     AgentLeft,
     AgentStopped,
@@ -69,6 +77,8 @@ from rendezvous.events import (
     CheckpointRequested,
     CheckpointTaken,
     Ended,
+    Examine,
+    Notice,
     RankFailed,
     RanksFinished,
     Refused,
@@ -78,7 +88,6 @@ from rendezvous.events import (
     Waiting,
 )
 from rendezvous.types import (
-    AgentId,
     Assignment,
     Cause,
     Decision,
@@ -89,42 +98,10 @@ from rendezvous.types import (
 
 SIGTERM, SIGKILL = 15, 9
 TRY_AGAIN = 75
-
-
-class Phase(StrEnum):
-    JOINING = "joining"
-    RUNNING = "running"
-    STOPPING = "stopping"
-    DONE = "done"
-
-
-@dataclass(frozen=True, slots=True)
-class Supervision:
-    agent: AgentId
-    phase: Phase = Phase.JOINING
-    assignment: Assignment | None = None
-    live: tuple[int, ...] = ()  # local ranks that have not ended
-    store_told: bool = False  # this generation's store is known to the others
-    store: StoreAddress | None = None  # of this generation, once it is known here
-    checkpoint: str = ""  # the service asks this generation's ranks for one, and why
-    preempted: StopRequested | None = None  # to be carried out when the ranks have taken a checkpoint
-    over: bool = False  # this generation was stopped here; what still speaks of it comes late
-    job_failed: bool = False  # it ends once everything everywhere is stopped
-    stop_signal: int = 0  # the signal we last sent the ranks
-    join: AgentJoined | None = None  # what to say again when the service has given us up
-    rejoins: bool = False  # it did: join anew once everything here is stopped
-    overtaken_by: Assignment | None = None  # a world was sealed while our ranks of an older one still ran
-    finish: Finish | None = None  # what to do once everything here is stopped
-
-    @property
-    def generation(self) -> int:
-        return -1 if self.assignment is None else self.assignment.generation
-
-    def awaits_store(self, generation: int) -> bool:
-        return self.phase is Phase.JOINING and generation == self.generation and not self.over
-
-
-Step = tuple[Supervision, tuple[Action, ...]]
+_PEERS_STAY = (
+    DecisionKind.GROW,
+    DecisionKind.FINISH,
+)  # until they are stopped: they may still finish together
 
 
 def step(state: Supervision, fact: Fact) -> Step:
@@ -145,8 +122,8 @@ def step(state: Supervision, fact: Fact) -> Step:
             return _rank_ended(state, fact)
         case Stop(generation, decision):
             return _stop(state, generation, decision)
-        case GraceOver(generation):
-            return _grace_over(state, generation)
+        case GraceOver():
+            return _grace_over(state, fact)
         case Swept(generation):
             return _swept(state, generation)
         case Ended(outcome):
@@ -169,6 +146,10 @@ def step(state: Supervision, fact: Fact) -> Step:
             return _zygote_replaced(state, fact)
         case StartFailed(reason):
             return _gave_up(state, reason)
+        case Examine() | Accused() | RanksStandStill() | RanksSeen() | StacksTaken() | CommunicationFailed():
+            return inquire(state, fact)
+        case Notice():
+            return state, ()
         case Waiting():  # for a world; if ours still runs, it is one that the others have left
             return _begin_stopping(state) if state.phase is Phase.RUNNING else (state, ())
         case _:
@@ -186,7 +167,7 @@ def _assigned(state: Supervision, assignment: Assignment) -> Step:
         state = replace(state, overtaken_by=assignment)
         return _begin_stopping(state) if state.phase is Phase.RUNNING else (state, ())
     state = replace(state, assignment=assignment, store_told=False, store=None, over=False, stop_signal=0)
-    state = replace(state, checkpoint="", preempted=None)
+    state = replace(state, checkpoint="", preempted=None, accused=())
     return state, _if(assignment.node_rank == 0, OpenStore(assignment.generation))
 
 
@@ -254,7 +235,22 @@ def _stop(state: Supervision, generation: int, decision: Decision) -> Step:
         return state, ()
     state = replace(state, job_failed=decision.kind is DecisionKind.FAIL)
     # In Joining it was sealed, and broken up before the ranks started: a store may run already.
-    return _begin_stopping(state) if state.phase in (Phase.JOINING, Phase.RUNNING) else (state, ())
+    if state.phase not in (Phase.JOINING, Phase.RUNNING):
+        return state, ()
+    released = _released(state, _why(decision)) if decision.kind not in _PEERS_STAY else ()
+    state, actions = _begin_stopping(state)
+    return state, (*released, *actions)
+
+
+def _why(decision: Decision) -> str:
+    cause = decision.cause
+    who = f"rank {cause.rank} on {cause.node}" if cause is not None and not cause.uncertain else ""
+    return f"{who}: {cause.reason}" if cause is not None and who else decision.reason
+
+
+def _released(state: Supervision, reason: str) -> tuple[Action, ...]:
+    """Of a world that has lost somebody: nothing that its ranks do together can succeed any more."""
+    return _if(state.phase is Phase.RUNNING and bool(state.live), BreakOff(state.generation, reason))
 
 
 def _begin_stopping(state: Supervision) -> Step:
@@ -265,12 +261,17 @@ def _begin_stopping(state: Supervision) -> Step:
     if not state.live:
         return state, (Sweep(state.generation),)
     state = replace(state, stop_signal=SIGTERM)
-    return state, (SignalRanks(SIGTERM), StartGrace(state.generation))
+    hurry = _if(bool(state.accused), StartGrace(state.generation, of_accused=True))
+    return state, (SignalRanks(SIGTERM), *hurry, StartGrace(state.generation))
 
 
-def _grace_over(state: Supervision, generation: int) -> Step:
-    due = generation == state.generation and state.phase is Phase.STOPPING and bool(state.live)
-    return _kill(state) if due else (state, ())
+def _grace_over(state: Supervision, fact: GraceOver) -> Step:
+    if fact.generation != state.generation or state.phase is not Phase.STOPPING or not state.live:
+        return state, ()
+    if not fact.of_accused:
+        return _kill(state)
+    still = tuple(rank for rank in state.accused if rank in state.live)
+    return state, _if(bool(still), SignalRanks(SIGKILL, still))
 
 
 def _kill(state: Supervision) -> Step:
@@ -369,8 +370,9 @@ def _isolated(state: Supervision, reason: str) -> Step:
     if state.phase is not Phase.RUNNING or state.assignment is None or not state.live:
         return state, ()
     report = _failed_for(state, state.assignment, reason, FailureClass.NETWORK, TRY_AGAIN)
+    released = _released(state, reason)
     state, actions = _begin_stopping(state)
-    return state, (report, *actions)
+    return state, (report, *released, *actions)
 
 
 # --- the zygote --------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from launcher import device_symptoms
 from rendezvous.types import FailureClass
 
 if TYPE_CHECKING:
@@ -30,12 +31,13 @@ _NETWORK_TYPES = frozenset(
     "URLError MaxRetryError NewConnectionError ConnectTimeout ReadTimeout ConnectTimeoutError ProtocolError "
     "SSLError".split()
 )
+_OF_DEVICES = ("cuda", "gpu", "nvidia", "nccl", "hip error", "gloo", "c10d", "xid")
 _MEMORY = (
     "cuda out of memory",
     "hip out of memory",
     "xpu out of memory",
     "cuda error: out of memory",
-    "cuda failure 'out of memory'",
+    "'out of memory'",  # as NCCL quotes CUDA
     "can't allocate memory",
     "cannot allocate memory",
     "not enough memory: you tried to allocate",
@@ -43,18 +45,6 @@ _MEMORY = (
     "insufficient shared memory (shm)",
     "is killed by signal: killed",
     "bad_alloc",
-)
-_HARDWARE = (
-    "uncorrectable",
-    "ecc error",
-    "nvlink",
-    "unspecified launch failure",
-    "fallen off the bus",
-    "hardware stack error",
-    "devices unavailable",
-    "busy or unavailable",
-    "unknown error",
-    "launch timed out and was terminated",
 )
 _REACH = (
     "eaddrinuse",
@@ -88,6 +78,12 @@ _PEER_GONE = (
     "wait timeout after",
     "store->get",
     "remote_error",
+    "died (noticed by rank",
+    "has left the process group; this rank",
+    "has not joined",
+    "aborted the process group; this rank",
+    "lost its connection to rank",
+    "interrupted rank",
 )
 _PEER_GONE_IN_COLLECTIVE = (
     "connection reset by peer",
@@ -117,22 +113,6 @@ _HINTS = (
     ),
     ("address already in use", "another process has that port; port 0 takes any free one"),
     ("eaddrinuse", "another process has that port; leave --master-port out and a free one is chosen"),
-    (
-        "device-side assert",
-        "an index or label out of range, as a rule; CUDA_LAUNCH_BLOCKING=1 shows the line",
-    ),
-    ("illegal memory access", "CUDA_LAUNCH_BLOCKING=1 shows the line; compute-sanitizer finds the access"),
-    ("uncorrectable", "a failing GPU: look for Xid errors in dmesg on that node, and take it out of service"),
-    ("ecc error", "a failing GPU: look for Xid errors in dmesg on that node, and take it out of service"),
-    (
-        "fallen off the bus",
-        "a failing GPU: look for Xid errors in dmesg on that node, and take it out of service",
-    ),
-    ("nvlink", "see nvidia-smi nvlink --status on that node"),
-    (
-        "unspecified launch failure",
-        "a bad kernel or a failing GPU: look for Xid errors in dmesg on that node",
-    ),
     ("nccl", "NCCL_DEBUG=INFO tells more; NCCL_SOCKET_IFNAME chooses the network interface"),
     ("expected to have finished reduction", "some parameters got no gradient: find_unused_parameters=True"),
     ("invalid device ordinal", "more ranks on this node than GPUs that they may see (--nproc-per-node)"),
@@ -147,22 +127,22 @@ def class_of(raised: Raised) -> FailureClass:
         classes = [class_of(part) for part in raised.parts]
         own = [c for c in classes if c is not FailureClass.CONSEQUENCE]
         return own[0] if own else FailureClass.CONSEQUENCE
+    if raised.type == "ddp.CommError":
+        return FailureClass.CONSEQUENCE  # unless what it is chained to says otherwise
     words = raised.message.lower()
     if raised.short_type.endswith("MemoryError") or _any(words, _MEMORY):
         return FailureClass.OUT_OF_MEMORY
-    if raised.type in _LIBRARY_TYPES or raised.short_type in _LIBRARY_TYPES:
+    if _is_of_library(raised):
         return _library_class(raised, words)
     return _python_class(raised, words)
 
 
 def _library_class(raised: Raised, words: str) -> FailureClass:
-    about_device = _any(words, ("cuda", "gpu", "nvidia", "nccl", "hip error"))
-    if about_device and (_any(words, _HARDWARE) or re.search(r"\bxid\b", words)):
-        return FailureClass.HARDWARE
     by_type = raised.short_type.rpartition("::")[2]
     in_collective = by_type.startswith("Dist") or _called_distributed(raised)
-    if _any(words, ("remote process exited", "ncclremoteerror", "connection closed by remote peer")):
-        return FailureClass.CONSEQUENCE
+    known = device_symptoms.symptom(words) if in_collective or _any(words, _OF_DEVICES) else None
+    if known is not None:
+        return known.failure
     if _any(words, _REACH) and (in_collective or _any(words, ("gloo", "nccl", "c10d", "socket"))):
         return FailureClass.NETWORK
     if _any(words, _PEER_GONE) or (in_collective and _any(words, _PEER_GONE_IN_COLLECTIVE)):
@@ -184,7 +164,8 @@ def _python_class(raised: Raised, words: str) -> FailureClass:
 
 
 def _called_distributed(raised: Raised) -> bool:
-    return bool(raised.files) and "/torch/distributed/" in raised.files[-1]
+    called = [file for file in raised.files if not file.endswith("/ddp/collective_marks.py")]
+    return bool(called) and "/torch/distributed/" in called[-1]
 
 
 def hint_of(raised: Raised) -> str:
@@ -197,7 +178,18 @@ def hint_of(raised: Raised) -> str:
         return _SHADOWED
     if raised.short_type == "OutOfMemoryError":
         words = "cuda out of memory " + words
-    return next((hint for needle, hint in _HINTS if needle in words), "")
+    plain = next((hint for needle, hint in _HINTS if needle in words), "")
+    known = device_symptoms.symptom(words) if _is_of_library(raised) else None
+    return known.hint if known is not None and not _any(words, _MEMORY) else plain
+
+
+def mismatched(raised: Raised) -> bool:
+    """Ranks do not fit together, and nobody can tell from one of them which is the odd one."""
+    return _is_of_library(raised) and device_symptoms.is_mismatch(raised.message.lower())
+
+
+def _is_of_library(raised: Raised) -> bool:
+    return raised.type in _LIBRARY_TYPES or raised.short_type in _LIBRARY_TYPES
 
 
 _SHADOWED = "a ddp.py or folder ddp beside the script hides the library of that name: rename it"

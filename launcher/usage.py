@@ -17,10 +17,12 @@ _USAGE = """\
 usage: ddp-launch [options] script.py [args ...]
        ddp-launch [options] -m module [args ...]
        ddp-launch [options] --no-python program [args ...]
+       ddp-launch doctor [--json] [options]
 
 Starts one data-parallel PyTorch job on this machine, or this machine's part of it, watches its ranks
 and heals it. Options end at the script; what follows it is the script's own. Without options, all
-devices of this machine train.
+devices of this machine train. `doctor` starts nothing: it looks whether this machine is fit for a job,
+alone or, with --nnodes, together with the others.
 """
 _SOURCES = (
     "An option may also come from a variable DDP_LAUNCH_<OPTION> (DDP_LAUNCH_MAX_RESTARTS=3; 1 or 0 for a "
@@ -33,7 +35,8 @@ _EXIT_CODES = (
     ("0", "every rank succeeded"),
     ("N", "the first rank to fail ended with N; 128+S when signal S ended it"),
     ("2", "the command line, a variable or the file is wrong; nothing was started"),
-    ("71", "the system would not start a rank (a limit on processes or open files)"),
+    ("124", "its ranks stood still, and restarts were used up (--hang-timeout)"),
+    ("71", "this machine cannot run a rank (a limit on processes or open files, a failed pre-flight check)"),
     ("75", "try again later: the rendezvous service cannot be reached"),
     ("77", "the rendezvous service refused this machine"),
     ("78", "the machines of the job disagree about it, or the configuration cannot work"),

@@ -92,6 +92,10 @@ def run_id(value: str) -> str:
     return value
 
 
+def paths(value: str) -> tuple[str, ...]:
+    return tuple(path(part) for part in value.split(","))
+
+
 def names(value: str) -> tuple[str, ...]:
     """Variables, each a NAME, a NAME* or NAME=VALUE; ',,' is a comma."""
     found = tuple(part.replace("\0", ",").strip() for part in value.replace(",,", "\0").split(","))

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import re
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from launcher.crash_text import MAX_LINE_CHARS, Crash, Raised, bounded, clean_lines, last_native, last_raised
-from launcher.symptoms import class_of, hint_of
+from launcher.symptoms import class_of, hint_of, mismatched
 from rendezvous.types import Cause, FailureClass
 
 STOPPED = "stopped by the launcher"
@@ -37,6 +37,7 @@ _SIGNAL_HINTS: dict[int, str] = {
     signal.SIGILL: "a library was built for another kind of CPU than this node's",
     signal.SIGXCPU: "the CPU time limit of this node (ulimit -t) was reached",
 }
+_MISFIT = "the ranks' collectives do not fit together"
 _GLIBC = ("double free", "free(): ", "malloc(): ", "corrupted ", "*** stack smashing", "Assertion `")
 
 
@@ -69,6 +70,8 @@ class RankEnd:
     at: str = ""
     log: str = ""
     stopped_at_ns: int = 0  # wall clock of this node when we first sent one; 0: not known
+    step: int | None = None  # as its page says, and where its script was
+    place: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,7 @@ class _Account:
     hint: str = ""
     exit_code: int | None = None  # None: as the process ended
     signal: int = 0
+    uncertain: bool = False  # the error is not this rank's alone
 
 
 def shell_code(end: RankEnd) -> int:
@@ -104,11 +108,13 @@ def cause_of(end: RankEnd) -> Cause:
         exit_code=shell_code(end) if account.exit_code is None else account.exit_code,
         signal=account.signal,
         traceback=account.traceback,
-        step=end.error_record.step if end.error_record else None,
+        step=end.error_record.step if end.error_record and end.error_record.step is not None else end.step,
         ran_s=end.ran_s,
         at=end.at,
         log=end.log,
         hint=account.hint,
+        place=end.place,
+        uncertain=account.uncertain,
     )
 
 
@@ -136,9 +142,7 @@ def _recorded(end: RankEnd) -> _Account | None:
     if end.exit_code:
         return account
     # Stopped, or crashed on its way out, while the exception was already written down.
-    return _Account(
-        account.failure, account.reason, account.traceback, account.hint, exit_code=record.exit_code or 1
-    )
+    return replace(account, exit_code=record.exit_code or 1)
 
 
 def _came_of_our_stop(end: RankEnd, record: ErrorRecord) -> bool:
@@ -168,7 +172,9 @@ def _of_chain(crash: Crash) -> _Account:
         at = max(i for i, c in enumerate(classes) if c is not FailureClass.CONSEQUENCE)
         told, failure = crash.chain[at], classes[at]
     hint = next((h for h in map(hint_of, (told, *reversed(crash.chain))) if h), "")
-    return _Account(failure, told.headline, crash.text, hint)
+    misfit = mismatched(told)
+    reason = f"{_MISFIT}: {told.headline}" if misfit else told.headline
+    return _Account(failure, reason, crash.text, hint, uncertain=misfit)
 
 
 # --- stopped -----------------------------------------------------------------------------------------
@@ -207,6 +213,11 @@ def _signalled(end: RankEnd) -> _Account | None:
         reason = f"killed by {name}" + (f" ({words})" if words else "") + (f": {said}" if said else "")
         return _Account(FailureClass.SIGNAL, reason, hint=hint, signal=end.signal)
     raised = crash.chain[0]
+    if mismatched(raised):
+        reason = f"{_MISFIT}: {_native_headline(raised)}"
+        return _Account(
+            class_of(raised), reason, crash.text, hint_of(raised), signal=end.signal, uncertain=True
+        )
     found = class_of(raised)
     failure = FailureClass.SIGNAL if found is FailureClass.USER_EXCEPTION else found
     if raised.type == "Fatal Python error":
@@ -225,7 +236,7 @@ def _aborted_on_its_way_out(end: RankEnd, lines: list[str]) -> _Account | None:
     if crash is None or crash.lines_after > _ENDS_STDERR:
         return None
     account = _of_chain(crash)
-    return _Account(account.failure, account.reason, account.traceback, account.hint, exit_code=1)
+    return replace(account, exit_code=1)
 
 
 def _native_headline(raised: Raised) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
@@ -11,6 +12,9 @@ from typing import TYPE_CHECKING
 
 from launcher.exchange import RankEnded
 from launcher.facts import OomWatch, read_error_record
+from launcher.health import page, stacks
+from launcher.health.pages import Pages
+from launcher.health.stack_text import known_better
 from launcher.lines import RankLabel
 from launcher.spec import EntryKind
 from launcher.template.wire import CANNOT_START
@@ -20,10 +24,13 @@ from launcher.zygote import SpawnOrder, rank_argv
 from rendezvous.types import Cause, FailureClass
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from launcher.logs import LogPump
     from launcher.spec import LaunchSpec
     from launcher.template.wire import Message
     from launcher.zygote import Zygote
+    from rendezvous.rank_view import RankView
     from rendezvous.types import Assignment, StoreAddress
 
 _CLOCK = "%Y-%m-%d %H:%M:%S"
@@ -35,6 +42,7 @@ class _Started:
     label: RankLabel
     directory: str
     pid: int = 0
+    at: float = 0.0  # on the monotonic clock
 
 
 class Workers:
@@ -47,6 +55,8 @@ class Workers:
         self._host = host
         self._cpus = cpus
         self._oom = OomWatch()
+        self.pages = Pages(trace_collectives=spec.trace_collectives)
+        self.env_for_guards: Callable[[RankPlace], dict[str, str]] = lambda _place: {}
         self._live: dict[int, _Started] = {}
         self._stop_signal = 0
         self._stopped_at_ns = 0
@@ -83,10 +93,26 @@ class Workers:
             generation=place.assignment.generation,
             argv=rank_argv(entry, self._spec.python, args),
             args=args if args != entry.args else None,
-            env=rank_env(self._spec, place, os.environ),
+            env=self._env(place),
             cpus=self._cpus[place.local_rank] if self._cpus else (),
             group=entry.kind is EntryKind.PROGRAM,
             store_kept=place.store.kept,
+            is_python=entry.kind is not EntryKind.PROGRAM,
+        )
+
+    def _env(self, place: RankPlace) -> dict[str, str]:
+        page = self.pages.open(place.local_rank, place.rank)
+        return rank_env(self._spec, place, os.environ) | page | self.env_for_guards(place)
+
+    def folders(self) -> dict[int, str]:
+        """Of the logs of those that still run, by their global numbers."""
+        return {started.label.rank: started.directory for started in self._live.values()}
+
+    def local_rank_of(self, rank: int, generation: int) -> int | None:
+        """If it still runs."""
+        labels = (started.label for started in self._live.values())
+        return next(
+            (each.local_rank for each in labels if (each.rank, each.generation) == (rank, generation)), None
         )
 
     def pids(self) -> list[int]:
@@ -99,7 +125,16 @@ class Workers:
     def note_started(self, message: Message) -> None:
         started = self._live.get(message["rank"])
         if started is not None and started.label.generation == message["generation"]:
-            self._live[message["rank"]] = replace(started, pid=message["pid"])
+            self._live[message["rank"]] = replace(started, pid=message["pid"], at=time.monotonic())
+            self.pages.started(message["rank"], message["pid"])
+
+    async def with_stacks(self, cause: Cause) -> Cause:
+        """The cause, and where its rank stands; all that was found lies beside the rank's logs."""
+        started = self._live.get(cause.local_rank)
+        where = await stacks.stacks_of(started.pid) if started is not None and started.pid else "it has ended"
+        text = f"{where}\n\n{cause.traceback}" if cause.traceback else where
+        cause = replace(known_better(cause, where), traceback=text, at=time.strftime(_CLOCK))
+        return cause if started is None else _on_disk(started, cause)
 
     def note_stop(self, signum: int) -> None:
         self._stop_signal = signum
@@ -110,9 +145,10 @@ class Workers:
         if message["obstacle"]:
             return self._lost(local_rank, message["obstacle"], message["exit_code"])
         started = self._live.pop(local_rank)
+        last = self.pages.ended(local_rank)
         cause = None
         if message["exit_code"] != 0:
-            cause = cause_of(self._end_of(started, message))
+            cause = cause_of(self._end_of(started, message, last))
         return RankEnded(message["generation"], local_rank, cause)
 
     def lost_with_zygote(self, reason: str) -> list[RankEnded]:
@@ -133,7 +169,7 @@ class Workers:
         )
         return RankEnded(started.label.generation, local_rank, cause)
 
-    def _end_of(self, started: _Started, message: Message) -> RankEnd:
+    def _end_of(self, started: _Started, message: Message, last: RankView | None) -> RankEnd:
         label = started.label
         self._logs.catch_up(label.rank, label.generation, _LAST_WORDS_S)
         killed = message["signal"] == signal.SIGKILL and self._stop_signal != signal.SIGKILL
@@ -151,7 +187,16 @@ class Workers:
             at=time.strftime(_CLOCK),
             log=os.path.join(started.directory, "stderr.log"),
             stopped_at_ns=self._stopped_at_ns,
+            step=last.step or None if last else None,
+            place=page.in_words(last) if last else "",
         )
+
+
+def _on_disk(started: _Started, cause: Cause) -> Cause:
+    log = os.path.join(started.directory, "stacks.txt")
+    with contextlib.suppress(OSError), open(log, "w") as file:  # a full disk must not hide the reason
+        file.write(f"{cause.reason}\n\n{cause.traceback}\n")
+    return replace(cause, log=log, ran_s=time.monotonic() - started.at)
 
 
 def _cannot_open(error: OSError) -> str:

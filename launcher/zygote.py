@@ -76,6 +76,7 @@ class SpawnOrder:
     cpus: tuple[int, ...]
     group: bool
     store_kept: bool
+    is_python: bool = True  # rather than a program of any kind
 
 
 class Zygote:
@@ -137,6 +138,7 @@ class Zygote:
             "cpus": order.cpus,
             "group": order.group,
             "store_kept": order.store_kept,
+            "is_python": order.is_python,
         }
         self._send(message, fds)
 

@@ -13,7 +13,9 @@ and the exit are the interpreter's own: there is nothing to imitate.
 
 *Plain.* Where that cannot be had (another interpreter, no Python at all, `--no-warm-start`, a script whose
 folder shadows what torch imports), the same loop runs in a small interpreter of its own and each child executes
-its command. One loop serves both; they differ in what the child does after the fork.
+its command. One loop serves both; they differ in what the child does after the fork. A Python child passes through
+the same hook (`executed`), which leaves one thing behind: when the script imports torch, the marks of `tracing` follow,
+as they do in a warm rank at its start.
 
 *Nothing outlives the job.* The zygote is a child subreaper: whatever a rank leaves behind (double forks, new
 sessions) becomes the zygote's child and is found by `tree`. When the agent dies, for whatever reason, the

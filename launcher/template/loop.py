@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from . import cgroup, rank, scratch, store, tree, wire
+from . import cgroup, rank, scratch, stacks, store, tree, wire
 
 if TYPE_CHECKING:
     import socket
@@ -101,7 +101,8 @@ class Loop:
                 self._unheard.hear_again()
                 rank.become(message, fds, parent=self._pid)
                 if not self._warm:
-                    rank.execute(message["argv"])
+                    rank.execute(message["argv"], is_python=message["is_python"])
+                stacks.listen()
                 return "rank"
         for fd in fds:
             os.close(fd)
@@ -167,6 +168,8 @@ class Loop:
         for pid, child in self._ranks.items():
             if wanted is None or child.local_rank in wanted:
                 _send_signal(pid, message["signal"], to_group=child.group)
+                if message["signal"] == signal.SIGTERM:  # one that is stopped takes it only when it goes on
+                    _send_signal(pid, signal.SIGCONT, to_group=child.group)
 
     def _reap(self) -> None:
         with contextlib.suppress(BlockingIOError):

@@ -8,7 +8,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
-from . import store, tree
+from . import executed, store, tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +38,9 @@ def become(message: Message, fds: list[int], parent: int) -> None:
         store.join_instead_of_hosting()
 
 
-def execute(argv: list[str]) -> NoReturn:
+def execute(argv: list[str], *, is_python: bool) -> NoReturn:
+    if is_python:
+        executed.announce()
     for ignored_by_python in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(ignored_by_python, signal.SIG_DFL)
     try:

@@ -10,7 +10,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from . import descriptors, fast_exit
+from . import descriptors, fast_exit, threshold
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,14 +22,15 @@ def enter(hook_folder: str, before_ours: frozenset[str]) -> bool:
     """Serve as the zygote; in each rank, return whether the user has a sitecustomize of their own."""
     config = json.loads(os.environ.pop(CONFIG_VARIABLE))
     descriptors.close_inherited(config["fd"])
-    _hide_hook(hook_folder, config["pythonpath"])
+    threshold.hide_hook(hook_folder, config["pythonpath"])
     atexit.register(_drop_imported_modules)  # registered first, so it runs last
     early = frozenset(sys.modules)
-    users_own_exists = _import_users_sitecustomize()
+    users_own_exists = threshold.import_users_sitecustomize()
     settled = before_ours | (frozenset(sys.modules) - early) | {"sitecustomize", "_ddp_launch"}
     before_torch = frozenset(sys.modules)
     started = time.monotonic()
     _die_with_agent(config["agent"])
+    put_marks = _load_marks()
     obstacle = _quietly(_import_torch) or _shadowed(config["path0"], settled)
     _imported.extend(sys.modules.keys() - before_torch - {"__mp_main__"})  # that one is the script
 
@@ -39,30 +40,10 @@ def enter(hook_folder: str, before_ours: frozenset[str]) -> bool:
     loop.Loop(control, warm_obstacle=obstacle).serve(
         time.monotonic() - started, config["cgroup"], config["scratch"]
     )
+    put_marks()
     fast_exit.arrange()
-    _leave(hook_folder)
+    threshold.leave(hook_folder)
     return users_own_exists
-
-
-def _hide_hook(folder: str, pythonpath: str | None) -> None:
-    sys.path.remove(folder)
-    sys.path_importer_cache.pop(folder, None)
-    if pythonpath is None:
-        del os.environ["PYTHONPATH"]
-    else:
-        os.environ["PYTHONPATH"] = pythonpath
-
-
-def _import_users_sitecustomize() -> bool:
-    ours = sys.modules.pop("sitecustomize")
-    try:
-        import sitecustomize  # noqa: F401
-    except ImportError as error:
-        if error.name != "sitecustomize":
-            raise
-        sys.modules["sitecustomize"] = ours
-        return False
-    return True
 
 
 def _die_with_agent(agent: int) -> None:
@@ -70,6 +51,13 @@ def _die_with_agent(agent: int) -> None:
     from _ddp_launch import tree
 
     tree.die_with_parent(agent)
+
+
+def _load_marks() -> Callable[[], None]:
+    from _ddp_launch import tracing
+
+    load: Callable[[], Callable[[], None]] = tracing.load
+    return load()
 
 
 def _quietly(do_import: Callable[[], str]) -> str:
@@ -146,15 +134,3 @@ def _drop_imported_modules() -> None:
         gc.collect()
     kept = [sys.modules.pop(name) for name in _imported if name in sys.modules]
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
-
-
-def _leave(hook_folder: str) -> None:
-    """Undo what a script could see of us."""
-    for name in [name for name in sys.modules if name.partition(".")[0] == "_ddp_launch"]:
-        del sys.modules[name]
-    here = os.path.dirname(hook_folder)
-    sys.path_importer_cache.pop(here, None)
-    lines = sys.modules.get("linecache")
-    if lines is not None:
-        for file in [file for file in lines.cache if file.startswith(here)]:
-            del lines.cache[file]

@@ -7,20 +7,40 @@ _modules_before_ours = frozenset(sys.modules)
 import os  # noqa: E402
 
 
-def _enter_zygote() -> bool:
-    here = os.path.dirname(os.path.abspath(__file__))
+def _ours_by_path(here: str) -> None:
     package = type(sys)("_ddp_launch")
     package.__path__ = [os.path.dirname(here)]
     sys.modules["_ddp_launch"] = package
+
+
+def _enter_zygote(here: str) -> bool:
     from _ddp_launch import warm
 
     users_own_exists: bool = warm.enter(here, _modules_before_ours)  # returns in a rank only
     return users_own_exists
 
 
+def _enter_rank(here: str) -> bool:
+    """What fails here costs the launcher a look at the rank, and the rank nothing."""
+    from _ddp_launch import executed, threshold
+
+    try:
+        executed.enter(here)
+    except Exception:
+        pass
+    users_own_exists: bool = threshold.import_users_sitecustomize()
+    threshold.leave(here)
+    return users_own_exists
+
+
+_here = os.path.dirname(os.path.abspath(__file__))
+_is_zygote = "_DDP_LAUNCH_ZYGOTE" in os.environ
 try:
-    _users_own_exists = _enter_zygote()
+    _ours_by_path(_here)
+    _users_own_exists = _enter_zygote(_here) if _is_zygote else _enter_rank(_here)
 except BaseException:
+    if not _is_zygote:
+        raise  # the user's own sitecustomize: its errors are the user's to see
     # Going on would run the user's script here, outside any job.
     import traceback
 

@@ -1,0 +1,58 @@
+"""What people are told of the agent's facts on the terminal, each thing once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from launcher.exchange import CheckpointSignal, Isolated, StopRequested, StoreReached
+from launcher.supervised import Phase
+from rendezvous.events import Assigned, CheckpointRequested, Notice, Stop, Waiting
+from rendezvous.types import DecisionKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from launcher.exchange import Fact
+    from launcher.spec import LaunchSpec
+    from launcher.supervised import Supervision
+
+
+class Announcer:
+    def __init__(self, spec: LaunchSpec, say: Callable[[str], None]) -> None:
+        self._spec, self._say_line = spec, say
+        self._said = self._said_waiting = ""
+
+    def say(self, text: str) -> None:
+        self._say_line(f"ddp-launch: {text}")
+
+    def tell(self, fact: Fact, state: Supervision, before: Phase) -> None:
+        """`state`: after the fact; `before`: the phase it was in."""
+        match fact:
+            case Stop(_, decision) if before is Phase.RUNNING and decision.kind is not DecisionKind.FAIL:
+                self._say_why(decision.reason)
+            case Assigned(assignment) if state.assignment == assignment:
+                self._say_why(assignment.reason)  # by now it is known which of several causes was the first
+            case StopRequested(_, name) if before is Phase.RUNNING:
+                grace = self._spec.shutdown_timeout_s
+                self.say(f"{name}: stopping the ranks (up to {grace:g} s; again to kill at once)")
+            case Waiting(reason, stands_by=True) if reason != self._said_waiting:
+                self._said_waiting = reason
+                self.say(f"{state.agent.node}: {reason}")
+            case Notice(_, text):
+                self.say(text)
+            case StoreReached(_, problem) if problem:
+                self.say(problem)
+            case CheckpointRequested(_, reason) if before is Phase.RUNNING:
+                self.say(f"a checkpoint is asked for: {reason}")
+            case CheckpointSignal(name) if before is Phase.RUNNING:
+                grace = self._spec.checkpoint_grace_s
+                self.say(f"{name}: asking the ranks for a checkpoint (up to {grace:g} s)")
+            case Isolated(reason) if before is Phase.RUNNING:
+                self.say(f"stopping the ranks of this node: {reason}")
+            case _:
+                pass
+
+    def _say_why(self, reason: str) -> None:
+        if reason and reason != self._said:
+            self._said = reason
+            self.say(reason)

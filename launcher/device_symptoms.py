@@ -1,0 +1,208 @@
+"""What NCCL, CUDA, the network's drivers and Gloo say when something breaks: its class, and a hint in words.
+
+The class decides what follows: --failure-policy has an action for each. `restart` marks what that should be, as far
+as the message alone can tell: RESTART as it is, EXCLUDE the node (hardware=exclude), or FAIL, since it would only
+happen again (user-exception=fail). docs/communication-errors.md shows this table; the first line that fits counts.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+from rendezvous.types import FailureClass as Class
+
+
+class Restart(StrEnum):
+    RESTART = "restart"
+    EXCLUDE = "exclude"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Symptom:
+    said: tuple[str, ...]  # lower-cased; any of them
+    failure: Class
+    restart: Restart
+    hint: str
+
+    def fits(self, words: str) -> bool:
+        return any(needle in words for needle in self.said)
+
+
+_DMESG = "look for Xid errors in dmesg on that node, and take it out of service"
+_LOCKED = (
+    "the limit on locked memory is too small for RDMA: ulimit -l unlimited (docker: --ulimit memlock=-1)"
+)
+_INTERFACE = "NCCL_SOCKET_IFNAME or --interface chooses the network interface; is that one up on this node?"
+
+TABLE: tuple[Symptom, ...] = (
+    # --- this script, on every node alike
+    Symptom(
+        ("collective mismatch", "doesn't match expected size", "members disagree about"),
+        Class.USER_EXCEPTION,
+        Restart.FAIL,
+        "ranks called different collectives, or the same one with different shapes or types: compare what each calls",
+    ),
+    Symptom(
+        ("duplicate gpu detected",),
+        Class.USER_EXCEPTION,
+        Restart.FAIL,
+        "two ranks use one GPU: torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before the group is made",
+    ),
+    Symptom(
+        ("ncclinvalidusage", "ncclinvalidargument"),
+        Class.USER_EXCEPTION,
+        Restart.FAIL,
+        "NCCL was called in a way that it does not allow: NCCL_DEBUG=WARN says which",
+    ),
+    Symptom(
+        ("device-side assert",),
+        Class.USER_EXCEPTION,
+        Restart.FAIL,
+        "an index or label out of range, as a rule; CUDA_LAUNCH_BLOCKING=1 shows the line",
+    ),
+    Symptom(
+        ("illegal memory access",),
+        Class.USER_EXCEPTION,
+        Restart.FAIL,
+        "CUDA_LAUNCH_BLOCKING=1 shows the line; compute-sanitizer finds the access",
+    ),
+    # --- memory of this node
+    Symptom(
+        ("creating shared memory segment", "no space left on device", "shm_open"),
+        Class.OUT_OF_MEMORY,
+        Restart.RESTART,
+        "/dev/shm is too small: docker run --shm-size=8g (or --ipc=host)",
+    ),
+    Symptom(
+        ("ibv_reg_mr", "ibv_reg_mr_iova2", "fi_mr_reg"),
+        Class.NETWORK,
+        Restart.EXCLUDE,
+        _LOCKED,
+    ),
+    # --- a device
+    Symptom(("fallen off the bus",), Class.HARDWARE, Restart.EXCLUDE, f"the GPU is gone: {_DMESG}"),
+    Symptom(
+        ("nvlink", "nvswitch", "fabric manager", "system not yet initialized"),
+        Class.HARDWARE,
+        Restart.EXCLUDE,
+        "see nvidia-smi nvlink --status and the fabric manager's service on that node",
+    ),
+    Symptom(
+        ("uncorrectable", "ecc error", "row remap"),
+        Class.HARDWARE,
+        Restart.EXCLUDE,
+        f"a failing GPU: {_DMESG}",
+    ),
+    Symptom(
+        ("hardware stack error", "unspecified launch failure", "launch timed out and was terminated"),
+        Class.HARDWARE,
+        Restart.EXCLUDE,
+        "a bad kernel or a failing GPU: look for Xid errors in dmesg on that node",
+    ),
+    Symptom(
+        (
+            "devices unavailable",
+            "busy or unavailable",
+            "cuda failure 999",
+            "'unknown error'",
+            "cuda error: unknown error",
+        ),
+        Class.HARDWARE,
+        Restart.EXCLUDE,
+        "the GPU, or its driver, is in a bad state: nvidia-smi on that node says whether it answers",
+    ),
+    # --- somebody else
+    Symptom(
+        ("ncclremoteerror", "remote process exited", "connection closed by remote peer", "remote_error"),
+        Class.CONSEQUENCE,
+        Restart.RESTART,
+        "a peer went first, or the network between: the first cause is another rank's",
+    ),
+    Symptom(
+        ("watchdog caught collective operation timeout",),
+        Class.CONSEQUENCE,
+        Restart.RESTART,
+        "some rank did not come, or the network stands: the flight recorders' dumps in the log folder say who",
+    ),
+    # --- the network
+    Symptom(
+        ("with status=12", "retry_exc", "transport retry counter exceeded"),
+        Class.NETWORK,
+        Restart.RESTART,
+        "a peer stopped answering over InfiniBand/RoCE: its port, a cable or the switch (ibstat, perfquery)",
+    ),
+    Symptom(
+        ("got async event", "port error", "ibv_", "net/ib", "wr_flush", "local work queue operation error"),
+        Class.NETWORK,
+        Restart.EXCLUDE,
+        "InfiniBand/RoCE trouble on this node: ibstat, and dmesg for mlx5 messages",
+    ),
+    Symptom(
+        ("net/ofi", "fi_cq_readerr", "libfabric", "efa provider"),
+        Class.NETWORK,
+        Restart.RESTART,
+        "EFA/libfabric lost a peer: fi_info -p efa on both nodes; the security group must allow all within itself",
+    ),
+    Symptom(
+        ("no socket interface found", "network is down", "no such device or address"),
+        Class.NETWORK,
+        Restart.EXCLUDE,
+        _INTERFACE,
+    ),
+    Symptom(
+        ("no route to host", "network is unreachable"),
+        Class.NETWORK,
+        Restart.RESTART,
+        "nodes cannot reach each other there: " + _INTERFACE,
+    ),
+    Symptom(
+        ("ncclsystemerror", "unhandled system error"),
+        Class.NETWORK,
+        Restart.RESTART,
+        "NCCL_DEBUG=INFO tells more; " + _INTERFACE,
+    ),
+)
+# The number in "NVRM: Xid (PCI:0000:3b:00): 79, ..."; those that say something about the device or the script.
+XIDS: dict[int, str] = {
+    13: "a kernel's illegal instruction or access (the script's, as a rule)",
+    31: "a kernel touched memory that is not mapped (the script's, as a rule)",
+    43: "the GPU stopped processing (the script's, as a rule)",
+    45: "the process was ended while the GPU worked for it",
+    48: "an uncorrectable memory error (ECC)",
+    61: "the GPU's microcontroller failed",
+    62: "the GPU's microcontroller halted",
+    63: "a memory page or row is being retired",
+    64: "a memory page or row could not be retired",
+    69: "a kernel's fault in the graphics engine",
+    74: "an NVLink error",
+    79: "the GPU has fallen off the bus",
+    92: "many correctable memory errors",
+    94: "a contained uncorrectable memory error",
+    95: "an uncontained uncorrectable memory error",
+    119: "the GPU's system processor does not answer",
+    120: "the GPU's system processor failed",
+    140: "an unrecovered memory error",
+}
+_OF_THE_SCRIPT = {13, 31, 43, 45, 69}
+_XID = re.compile(r"\bxid\s*(?:\([^)]*\))?\s*:?\s*(\d{1,3})\b", re.IGNORECASE)
+
+
+def symptom(words: str) -> Symptom | None:
+    """Of a message in lower case."""
+    number = xid_in(words)
+    if number is not None and number not in _OF_THE_SCRIPT:
+        meaning = XIDS.get(number, "see NVIDIA's list of Xid errors")
+        return Symptom((), Class.HARDWARE, Restart.EXCLUDE, f"Xid {number}: {meaning}: {_DMESG}")
+    return next((each for each in TABLE if each.fits(words)), None)
+
+
+def xid_in(text: str) -> int | None:
+    found = _XID.search(text)
+    return int(found[1]) if found else None
+
+
+def is_mismatch(words: str) -> bool:
+    return TABLE[0].fits(words)

@@ -1,0 +1,47 @@
+"""The text of `--hang-timeout` -> the budgets of ranks, or what is wrong with it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from launcher.health.budgets import Budgets
+from launcher.values import BadValue, positive_duration, shown
+
+_FORM = ("auto, off or TIME, then any of start, first-step, checkpoint, evaluation", "30s,first-step=20m")
+
+
+def hang_timeout(value: str) -> Budgets:
+    first, *rest = (part.strip() for part in value.split(","))
+    match first.lower():
+        case "off" if not rest:
+            return Budgets(enabled=False)
+        case "auto":
+            budgets = Budgets()
+        case _:
+            budgets = Budgets(step_s=_time(first))
+    for part in rest:
+        budgets = _with(budgets, part)
+    return budgets
+
+
+def _with(budgets: Budgets, part: str) -> Budgets:
+    name, equals, text = part.partition("=")
+    time_s = _time(text) if equals else 0.0
+    match name.strip():
+        case "start" if equals:
+            return replace(budgets, start_s=time_s)
+        case "first-step" if equals:
+            return replace(budgets, first_step_s=time_s)
+        case "checkpoint" if equals:
+            return replace(budgets, checkpoint_s=time_s)
+        case "evaluation" if equals:
+            return replace(budgets, evaluation_s=time_s)
+        case _:
+            raise BadValue(f"{shown(part)} is not understood", *_FORM)
+
+
+def _time(text: str) -> float:
+    try:
+        return positive_duration(text)
+    except BadValue:
+        raise BadValue(f"{shown(text)} is not a time", *_FORM) from None

@@ -1,0 +1,108 @@
+"""Communication as the agent sees it: who has lost whom, breaking off, and the flight recorders' dumps.
+
+A rank whose collective failed raises, and ends soon: its end tells more than we could, so its report is only said to
+people when the rank lives on. A group that reports an error by itself is another matter: whoever waits for it goes on
+waiting, so that is a failure of the rank at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from launcher import devices
+from launcher.crash_text import Raised
+from launcher.exchange import CommunicationFailed, Fact
+from launcher.health import dumps, nccl_env
+from launcher.health.flight_recorder import analysed
+from launcher.health.guards import Guards, Lost
+from launcher.symptoms import class_of, hint_of
+from rendezvous.types import Cause, FailureClass
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from launcher.worker import Workers
+    from launcher.worker_env import RankPlace
+
+_LIVES_ON_S = 2.0
+_SIGNAL_FIRST_S = 0.02
+
+
+class CommunicationWatch:
+    def __init__(
+        self,
+        scratch: str,
+        host: str,
+        ranks: Workers,
+        say: Callable[[str], None],
+        happened: Callable[[Fact], None],
+    ) -> None:
+        self._host, self._ranks, self._say, self._happened = host, ranks, say, happened
+        self._scratch = scratch
+        self._guards = Guards(scratch, self)
+        self._dump: tuple[int, asyncio.Task[str]] | None = None
+        self._said_for = self._broken_off = -1  # generations
+
+    async def begin(self) -> None:
+        await self._guards.listen()
+        gpus = devices.nvidia_gpus(os.environ) or devices.amd_gpus(os.environ)
+        self._ranks.env_for_guards = partial(self._env, bool(gpus))
+
+    def _env(self, gpus: bool, place: RankPlace) -> dict[str, str]:
+        nccl = nccl_env.shared(os.environ) | nccl_env.of_rank(place.directory, place.scratch, os.environ)
+        return self._guards.env() | (nccl if gpus else {})
+
+    def end(self) -> None:
+        if self._dump is not None:
+            self._dump[1].cancel()
+        self._guards.close()
+
+    def break_off(self, generation: int, reason: str) -> None:
+        """A moment after the signal that comes with it, so that a script's handler is the first thing to run."""
+        self._broken_off = generation
+        loop = asyncio.get_running_loop()
+        loop.call_later(_SIGNAL_FIRST_S, self._guards.break_off, generation, reason)
+
+    def begin_dump(self, generation: int) -> None:
+        """The flight recorders of this node's ranks, into the folders of their logs, while others look elsewhere."""
+        if self._dump is None or self._dump[1].done():
+            self._dump = generation, asyncio.get_running_loop().create_task(self._dumped(generation))
+
+    async def _dumped(self, generation: int) -> str:
+        found = await dumps.gather(self._guards, self._scratch, generation, self._ranks.folders())
+        return "\n".join(finding.words for finding in analysed(found))
+
+    async def with_dumps(self, generation: int, cause: Cause) -> Cause:
+        """And what the recorders say together, if anything."""
+        if self._dump is None or self._dump[0] != generation:
+            return cause
+        said = await self._dump[1]
+        told = f"flight recorders of this node:\n{said}" if said else ""
+        return replace(cause, traceback="\n\n".join(text for text in (cause.traceback, told) if text))
+
+    def communication_failed(self, lost: Lost) -> None:
+        local_rank = self._ranks.local_rank_of(lost.rank, lost.generation)
+        if local_rank is None or lost.generation <= self._broken_off:
+            return
+        if lost.asynchronous:
+            cause = asynchronous_cause(self._host, local_rank, lost)
+            self._happened(CommunicationFailed(lost.generation, cause))
+        elif self._said_for < lost.generation:
+            self._said_for = lost.generation
+            asyncio.get_running_loop().call_later(_LIVES_ON_S, self._say_if_it_lives_on, lost)
+
+    def _say_if_it_lives_on(self, lost: Lost) -> None:
+        lives = self._ranks.local_rank_of(lost.rank, lost.generation) is not None
+        if lives and lost.generation > self._broken_off:
+            self._say(f"ddp-launch: rank {lost.rank} goes on after an error of communication: {lost.text}")
+
+
+def asynchronous_cause(host: str, local_rank: int, lost: Lost) -> Cause:
+    raised = Raised("torch.distributed.DistBackendError", lost.text)
+    found = class_of(raised)
+    failure = FailureClass.NETWORK if found is FailureClass.USER_EXCEPTION else found
+    return Cause(host, lost.rank, local_rank, failure, lost.text, exit_code=1, hint=hint_of(raised))

@@ -1,0 +1,147 @@
+"""The flight recorders' dumps: asked for, gathered and read.
+
+A rank's guard writes its dump as JSON. Where the guard cannot run, since something holds the interpreter, torch's own
+watchdog thread still serves a pipe, and writes a pickle; that is NCCL's alone. A pickle may name any function to be
+called, so the reader knows none: lists, dicts, numbers and texts come through, and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import json
+import os
+import pickle
+import re
+import sys
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from launcher.health.flight_recorder import Dump, Finding, NotADump, analysed, dump_of
+from launcher.health.nccl_env import DUMP_FILE, PIPE_FILE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from launcher.health.guards import Guards
+
+WITHIN_S = 2.0
+JSON_NAME = "flight-recorder.json"
+_MOST_BYTES = 64 << 20
+_LOOK_AGAIN_S = 0.05
+
+
+class _NothingCalled(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> NoReturn:
+        raise NotADump(f"the pickle wants to call {module}.{name}")
+
+    def persistent_load(self, pid: Any) -> NoReturn:
+        raise NotADump("the pickle refers to something outside it")
+
+
+def read(path: str, rank: int) -> Dump:
+    """Raises NotADump."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(_MOST_BYTES + 1)
+    except OSError as error:
+        raise NotADump(f"{path}: {error.strerror}") from None
+    return parsed(data, rank)
+
+
+def parsed(data: bytes, rank: int) -> Dump:
+    if len(data) > _MOST_BYTES:
+        raise NotADump("more than a flight recorder holds")
+    try:
+        plain = json.loads(data) if data[:1] == b"{" else _NothingCalled(io.BytesIO(data)).load()
+    except NotADump:
+        raise
+    except Exception as error:  # an unpickler fails in many ways on bytes that are no pickle
+        raise NotADump(f"{type(error).__name__}: {error}") from None
+    return dump_of(rank, plain)
+
+
+async def gather(
+    guards: Guards, scratch: str, generation: int, folders: Mapping[int, str], within_s: float = WITHIN_S
+) -> list[Dump]:
+    """Of the ranks of this node, by their folders; those that do not come in time are left out."""
+    for rank, folder in folders.items():
+        for path in (os.path.join(folder, JSON_NAME), _pickled(folder, rank)):
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+    pipes = [rank for rank in folders if _ring(scratch, rank)]
+    files = {rank: os.path.join(folder, JSON_NAME) for rank, folder in folders.items()}
+    answers = await guards.dump(generation, files, within_s / 2)
+    waited_for = [rank for rank in pipes if answers.get(rank) != ""]
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(within_s / 2 if answers else within_s):
+            await _written(waited_for, folders)
+    return await asyncio.to_thread(_read_all, folders)
+
+
+async def _written(ranks: list[int], folders: Mapping[int, str]) -> None:
+    """torch tells nobody when it has written a dump."""
+    for rank in ranks:
+        while not os.path.exists(_pickled(folders[rank], rank)):  # noqa: ASYNC110, ASYNC240
+            await asyncio.sleep(_LOOK_AGAIN_S)
+
+
+def _pickled(folder: str, rank: int) -> str:
+    return os.path.join(folder, f"{DUMP_FILE}{rank}")
+
+
+def _ring(scratch: str, rank: int) -> bool:
+    """Asks torch's watchdog, where one listens. Any byte does."""
+    try:
+        fd = os.open(os.path.join(scratch, f"{PIPE_FILE}{rank}.pipe"), os.O_WRONLY | os.O_NONBLOCK)
+    except OSError:
+        return False
+    with contextlib.suppress(OSError):
+        os.write(fd, b"1\n")
+    os.close(fd)
+    return True
+
+
+def _read_all(folders: Mapping[int, str]) -> list[Dump]:
+    found = []
+    for rank, folder in folders.items():
+        for path in (os.path.join(folder, JSON_NAME), _pickled(folder, rank)):
+            with contextlib.suppress(NotADump):
+                found.append(read(path, rank))
+                break
+    return found
+
+
+# --- for people --------------------------------------------------------------------------------------
+
+
+def analysed_folder(folder: str) -> tuple[int, tuple[Finding, ...]]:
+    """All dumps below a folder, of as many nodes as have put theirs there. -> how many ranks, what they say"""
+    found: dict[int, Dump] = {}
+    for place, _folders, names in sorted(os.walk(folder)):
+        rank = _rank_of(place)
+        for name in names:
+            pickled = re.fullmatch(re.escape(DUMP_FILE) + r"(\d+)|nccl_trace_rank_(\d+)", name)
+            of = int(pickled[1] or pickled[2]) if pickled else rank if name == JSON_NAME else None
+            if of is not None and of not in found:
+                with contextlib.suppress(NotADump):
+                    found[of] = read(os.path.join(place, name), of)
+    return len(found), analysed(found.values())
+
+
+def _rank_of(folder: str) -> int | None:
+    named = re.search(r"(\d+)$", os.path.basename(folder))
+    return int(named[1]) if named else None
+
+
+def _main(folder: str) -> int:
+    count, findings = analysed_folder(folder)
+    lines = [finding.words for finding in findings] or ["nothing in them that does not fit together"]
+    sys.stdout.write(
+        "\n".join((f"dumps of {count} ranks:", *lines)) + "\n" if count else f"{folder}: no dumps\n"
+    )
+    return 0 if count else 1
+
+
+if __name__ == "__main__":
+    sys.exit(_main(sys.argv[1] if len(sys.argv) == 2 else "."))

@@ -1,0 +1,189 @@
+"""What torch's flight recorders say together: which ranks are missing from which collective.
+
+Each rank's recorder holds the last collectives of each process group, by their number in it. Ranks of a group must
+enter the same ones in the same order, so the first number at which they part tells who went astray:
+
+    different   some entered another collective under that number, or one of another shape
+    missing     some have not come to it, and the others are in it
+    unfinished  all are in it, and it does not end: the network, a device, or a peer whose dump is not here
+
+Dumps are read by launcher/health/dumps.py; they are not believed further than their shape.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+MAX_RANKS_SAID = 16
+# Whose tensors are of one shape on all ranks; of the others each may bring its own.
+_OF_ONE_SHAPE = ("all_reduce", "allreduce", "broadcast", "reduce", "_reduce_scatter_base", "_all_gather_base")
+
+
+class NotADump(ValueError):
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    sequence: int
+    op: str  # "all_reduce"
+    sizes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+    done: bool
+
+    @property
+    def words(self) -> str:
+        shapes = ", ".join(
+            f"{'x'.join(map(str, size))} {dtype}".strip()
+            for size, dtype in zip(self.sizes, (*self.dtypes, *[""] * len(self.sizes)), strict=False)
+        )
+        return f"{self.op}({shapes})"
+
+    @property
+    def signature(self) -> tuple[object, ...]:
+        return (self.op, self.sizes, self.dtypes) if self.op in _OF_ONE_SHAPE else (self.op,)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Of one rank's recorder."""
+
+    name: str
+    description: str
+    members: tuple[int, ...]  # () where the recorder does not say
+    entries: tuple[Entry, ...]  # by number
+
+
+@dataclass(frozen=True, slots=True)
+class Dump:
+    rank: int
+    groups: tuple[Group, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    group: str
+    kind: str  # different, missing, unfinished
+    sequence: int
+    entered: tuple[tuple[str, tuple[int, ...]], ...]  # what, by whom; most ranks first
+    missing: tuple[int, ...] = ()
+    unheard: tuple[int, ...] = ()  # members without a dump
+
+    @property
+    def words(self) -> str:
+        where = f"group {self.group}, collective #{self.sequence}"
+        sides = "; ".join(f"{ranks_in_words(ranks)} in {what}" for what, ranks in self.entered)
+        told = {
+            "different": f"{where}: ranks have entered different ones: {sides}",
+            "missing": f"{where}: {ranks_in_words(self.missing)} not there; {sides}",
+            "unfinished": f"{where}: all have entered it and it does not end: {sides}",
+        }[self.kind]
+        return told + (f" (no dump of {ranks_in_words(self.unheard)})" if self.unheard else "")
+
+
+def ranks_in_words(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:MAX_RANKS_SAID]))
+    more = f" and {len(ranks) - MAX_RANKS_SAID} more" if len(ranks) > MAX_RANKS_SAID else ""
+    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}{more}"
+
+
+# --- one recorder ------------------------------------------------------------------------------------
+
+
+def dump_of(rank: int, plain: object) -> Dump:
+    """From what was unpickled, or was JSON: torch writes the same fields in both."""
+    if not isinstance(plain, dict) or not isinstance(plain.get("entries"), list):
+        raise NotADump("not a dump of torch's flight recorder")
+    members = _members(plain.get("pg_config"))
+    by_group: dict[tuple[str, str], dict[int, Entry]] = {}
+    for each in plain["entries"]:
+        if isinstance(each, dict) and not each.get("is_p2p"):
+            group, entry = _entry(each)
+            by_group.setdefault(group, {})[entry.sequence] = entry
+    return Dump(
+        rank,
+        tuple(
+            Group(name, description, members.get(name, ()), tuple(sorted(entries.values(), key=_number)))
+            for (name, description), entries in sorted(by_group.items())
+        ),
+    )
+
+
+def _number(entry: Entry) -> int:
+    return entry.sequence
+
+
+def _entry(each: Mapping[str, Any]) -> tuple[tuple[str, str], Entry]:
+    try:
+        name, description = (str(part) for part in each["process_group"])
+        op = str(each["profiling_name"]).rpartition(":")[2]
+        sizes = tuple(tuple(int(n) for n in size) for size in each.get("input_sizes") or ())
+        dtypes = tuple(str(dtype) for dtype in each.get("input_dtypes") or ())
+        done = bool(each.get("retired")) or each.get("state") == "completed"
+        return (name, description), Entry(int(each["collective_seq_id"]), op, sizes, dtypes, done)
+    except (KeyError, TypeError, ValueError) as error:
+        raise NotADump(f"an entry of the flight recorder is not understood: {error}") from None
+
+
+def _members(configured: object) -> dict[str, tuple[int, ...]]:
+    found: dict[str, tuple[int, ...]] = {}
+    if isinstance(configured, dict):
+        for name, config in configured.items():
+            ranks = config.get("ranks") if isinstance(config, dict) else None
+            if isinstance(ranks, str):
+                try:
+                    ranks = json.loads(ranks)
+                except ValueError:
+                    continue
+            if isinstance(ranks, list) and all(isinstance(rank, int) for rank in ranks):
+                found[str(name)] = tuple(ranks)
+    return found
+
+
+# --- all of them -------------------------------------------------------------------------------------
+
+
+def analysed(dumps: Iterable[Dump]) -> tuple[Finding, ...]:
+    """One finding for each group that is not at rest; what says most comes first."""
+    by_group: dict[str, dict[int, Group]] = {}
+    for dump in sorted(dumps, key=lambda each: each.rank):
+        for group in dump.groups:
+            by_group.setdefault(group.name, {})[dump.rank] = group
+    found = [each for groups in by_group.values() if (each := _finding(groups)) is not None]
+    order = ("different", "missing", "unfinished")
+    return tuple(sorted(found, key=lambda each: (order.index(each.kind), each.group)))
+
+
+def _finding(groups: Mapping[int, Group]) -> Finding | None:
+    one = next(iter(groups.values()))
+    name = one.description if one.description not in ("", "undefined") else one.name
+    members = max((group.members for group in groups.values()), key=len)
+    unheard = tuple(rank for rank in members if rank not in groups)
+    entered = {rank: {entry.sequence: entry for entry in group.entries} for rank, group in groups.items()}
+    for sequence in sorted({number for entries in entered.values() for number in entries}):
+        at = {rank: entries[sequence] for rank, entries in entered.items() if sequence in entries}
+        behind = tuple(rank for rank, entries in entered.items() if max(entries) < sequence)
+        sides = _sides(at)
+        if len(sides) > 1:
+            return Finding(name, "different", sequence, sides, behind, unheard)
+        pending = any(not entry.done for entry in at.values())
+        if behind and pending:
+            return Finding(name, "missing", sequence, sides, behind, unheard)
+        if pending and all(not entry.done for entry in at.values()):
+            return Finding(name, "missing" if unheard else "unfinished", sequence, sides, unheard, unheard)
+    return None
+
+
+def _sides(at: Mapping[int, Entry]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    counted = Counter(entry.signature for entry in at.values())
+    sides = []
+    for signature, _count in counted.most_common():
+        ranks = tuple(rank for rank, entry in at.items() if entry.signature == signature)
+        sides.append((at[ranks[0]].words, ranks))
+    return tuple(sides)

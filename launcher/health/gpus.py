@@ -1,0 +1,92 @@
+"""GPUs as NVML sees them, where nvidia-ml-py is installed; without it, or without a driver, there is nothing to see.
+
+Heat and power are policy as long as the driver only keeps to the cap that it was given; what is told is what holds
+clocks down beyond that. An Xid is one line of the driver's in the kernel's log; NVML hands them on as they come.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from launcher.health.vitals import Gpu
+
+# Bits of nvml.h, which the binding has called by two names.
+_SLOWED_BY = {0x40: "heat", 0x20: "heat", 0x80: "a lack of power", 0x08: "a hardware slowdown"}
+_MOST_XIDS = 16
+
+
+def open_gpus() -> Gpus | None:
+    try:
+        nvml = importlib.import_module("pynvml")
+    except ImportError:
+        return None
+    try:
+        nvml.nvmlInit()
+        return Gpus(nvml)
+    except (nvml.NVMLError, AttributeError):  # no driver; or a binding of other names than ours
+        return None
+
+
+class Gpus:
+    def __init__(self, nvml: Any) -> None:
+        self._nvml = nvml
+        self._devices = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+        newer = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
+        self._reasons = newer or nvml.nvmlDeviceGetCurrentClocksThrottleReasons
+        self._events = self._watched()
+
+    def _watched(self) -> Any:
+        """None where the driver does not offer it."""
+        nvml = self._nvml
+        try:
+            events = nvml.nvmlEventSetCreate()
+            for device in self._devices:
+                nvml.nvmlDeviceRegisterEvents(device, nvml.nvmlEventTypeXidCriticalError, events)
+        except nvml.NVMLError:
+            return None
+        return events
+
+    def look(self) -> tuple[Gpu, ...]:
+        xids = self._xids()
+        return tuple(self._one(i, device, tuple(xids.get(i, ()))) for i, device in enumerate(self._devices))
+
+    def _xids(self) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {}
+        nvml = self._nvml
+        for _ in range(_MOST_XIDS if self._events is not None else 0):
+            try:
+                event = nvml.nvmlEventSetWait_v2(self._events, 0)
+                index = int(nvml.nvmlDeviceGetIndex(event.device))
+            except nvml.NVMLError:  # a timeout: nothing has happened
+                break
+            found.setdefault(index, []).append(int(event.eventData))
+        return found
+
+    def _one(self, index: int, device: Any, xids: tuple[int, ...]) -> Gpu:
+        nvml = self._nvml
+        try:
+            memory = nvml.nvmlDeviceGetMemoryInfo(device)
+            reasons = int(self._reasons(device))
+            temperature = int(nvml.nvmlDeviceGetTemperature(device, nvml.NVML_TEMPERATURE_GPU))
+            slowed_by = [word for bit, word in _SLOWED_BY.items() if reasons & bit]
+            return Gpu(
+                index,
+                int(nvml.nvmlDeviceGetUtilizationRates(device).gpu),
+                temperature,
+                int(memory.used),
+                int(memory.total),
+                tuple(dict.fromkeys(slowed_by)),
+                self._ecc(device),
+                xids,
+            )
+        except nvml.NVMLError as error:
+            return Gpu(index, xids=xids, lost=str(error))
+
+    def _ecc(self, device: Any) -> int:
+        nvml = self._nvml
+        try:
+            kind, since = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+            return int(nvml.nvmlDeviceGetTotalEccErrors(device, kind, since))
+        except nvml.NVMLError:
+            return 0  # it has none

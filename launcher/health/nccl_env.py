@@ -1,0 +1,55 @@
+"""What NCCL's and torch's watchdogs are told, so that ours is the first deadline and a dying rank dies at once.
+
+Only what the user has not set, and only where ranks use GPUs: elsewhere nothing of it is read.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+DUMP_FILE = "flight-recorder-"  # + rank, in the folder of the rank's logs; a pickle of torch's
+PIPE_FILE = (
+    "flight-recorder-pipe-"  # + rank + ".pipe", in the node's scratch folder: not every disk has pipes
+)
+
+# Name, value, why; docs/communication-errors.md shows this table.
+SHARED: tuple[tuple[str, str, str], ...] = (
+    (
+        "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC",
+        "500",
+        "after a timeout torch waits four times this for all dumps before it lets the rank die: 2 s, not 60 s",
+    ),
+    (
+        "TORCH_NCCL_DUMP_ON_TIMEOUT",
+        "1",
+        "a rank whose collective times out leaves its flight recorder's dump",
+    ),
+    ("TORCH_FR_BUFFER_SIZE", "2000", "the flight recorder is on, with the last 2,000 collectives"),
+    ("TORCH_INCLUDE_STACK_TRACE", "0", "no stacks in dumps: those need the interpreter, which may be held"),
+)
+OF_RANK: tuple[tuple[str, str], ...] = (
+    ("TORCH_FR_DUMP_TEMP_FILE", "dumps go into the folder of the rank's logs"),
+    ("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "through this pipe the launcher asks for a dump"),
+)
+_FORMERLY = {  # what the same is called by older versions of torch: their user's wish holds
+    "TORCH_FR_DUMP_TEMP_FILE": "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
+    "TORCH_FR_BUFFER_SIZE": "TORCH_NCCL_TRACE_BUFFER_SIZE",
+}
+
+
+def _free(name: str, environ: Mapping[str, str]) -> bool:
+    return name not in environ and _FORMERLY.get(name, name) not in environ
+
+
+def shared(environ: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value, _why in SHARED if _free(name, environ)}
+
+
+def of_rank(directory: str, scratch: str, environ: Mapping[str, str]) -> dict[str, str]:
+    told = {"TORCH_FR_DUMP_TEMP_FILE": f"{directory}/{DUMP_FILE}"}
+    if scratch:
+        told["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] = f"{scratch}/{PIPE_FILE}"
+    return {name: value for name, value in told.items() if _free(name, environ)}

@@ -1,0 +1,140 @@
+"""What the agent notices of its node and of its ranks' pace while they run, and whom it tells.
+
+Changes of the node's health go to the terminal and to the service. What the ranks spend their time on goes to the
+service every window. Both are there for whoever asks over HTTP, with `--health-port`: /livez (this answer comes from
+the agent's own loop, and no rank stands still for too long), /readyz (the ranks run) and /metrics.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from launcher.health import exposition, stillness, vitals
+from launcher.health.paces import paces
+from launcher.health.sampler import Node, Sampler
+from launcher.health.vitals import Health, Vitals
+from launcher.supervised import Phase
+from rendezvous.events import NodeHealth, PhaseTimes
+from rendezvous.types import StragglerPolicy
+from rendezvous.web import Web
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from launcher.exchange import RankEnded
+    from launcher.health.pages import Pages
+    from launcher.health.watch import HangWatch
+    from launcher.spec import LaunchSpec
+    from launcher.supervised import Supervision
+    from rendezvous.events import FromAgent
+
+_LOOK_S = 5.0
+
+
+class NodeWatch:
+    def __init__(
+        self,
+        spec: LaunchSpec,
+        folder: str,
+        pages: Pages,
+        hangs: HangWatch,
+        say: Callable[[str], None],
+        send: Callable[[FromAgent], None],
+    ) -> None:
+        self._spec, self._pages, self._hangs, self._say, self._send = spec, pages, hangs, say, send
+        self._loop = asyncio.get_running_loop()
+        self._health = Health()
+        self._state: Callable[[], Supervision] | None = None
+        self._sampler = Sampler(partial(Node, [folder]), self._from_thread, _LOOK_S)
+        self._web: Web | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def begin(self, state: Callable[[], Supervision]) -> None:
+        """The agent has joined."""
+        self._state = state
+        self._sampler.start()
+        if self._spec.health_address is None:
+            return
+        web = Web(self._is_ready, self._metrics, self._is_alive)
+        host, port = self._spec.health_address
+        try:
+            port = await web.listen(host, port)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            return self._tell_people(
+                f"--health-port {host}:{port}: cannot listen: {reason}; going on without"
+            )
+        self._web = web
+        self._tell_people(f"health is told at http://{host}:{port}/livez, /readyz and /metrics")
+
+    async def end(self) -> None:
+        self._sampler.close()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._web is not None:
+            await self._web.close()
+
+    def _tell_people(self, text: str) -> None:
+        self._say(f"ddp-launch: {text}")
+
+    # --- the node ----------------------------------------------------------------------------------
+
+    def _from_thread(self, seen: Vitals) -> None:
+        with suppress(RuntimeError):  # the loop was closed meanwhile
+            self._loop.call_soon_threadsafe(self._looked, seen)
+
+    def _looked(self, seen: Vitals) -> None:
+        self._health, news = vitals.judge(self._health, seen)
+        self._sampler.pause_s = vitals.next_look_s(self._health, _LOOK_S)
+        for text in news:
+            self._tell_people(f"{self._state_now.agent.node}: {text}")
+            self._send(NodeHealth(self._state_now.agent, text, self._health.texts))
+
+    def explained(self, ended: RankEnded) -> RankEnded:
+        """With what was to be seen before a rank died."""
+        seen = vitals.before_death(self._health, self._loop.time())
+        if ended.cause is None or not seen:
+            return ended
+        hint = "; ".join(filter(None, (ended.cause.hint, seen)))
+        return replace(ended, cause=replace(ended.cause, hint=hint))
+
+    # --- its ranks ---------------------------------------------------------------------------------
+
+    def ranks_started(self, generation: int) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._spec.stragglers.policy is not StragglerPolicy.OFF:
+            self._tell_paces(generation, begun=True)
+        if texts := self._health.texts:  # the service forgets what it knows of a node that it gives up
+            self._send(NodeHealth(self._state_now.agent, "; ".join(texts), texts))
+
+    def _tell_paces(self, generation: int, *, begun: bool = False) -> None:
+        if self._state_now.phase is Phase.DONE or (not begun and self._state_now.generation != generation):
+            return
+        if not begun:
+            self._send(PhaseTimes(self._state_now.agent, generation, paces(self._pages.views())))
+        window_s = self._spec.stragglers.window_s
+        self._timer = self._loop.call_later(window_s, self._tell_paces, generation)
+
+    # --- whoever asks ------------------------------------------------------------------------------
+
+    @property
+    def _state_now(self) -> Supervision:
+        assert self._state is not None, "it has begun"
+        return self._state()
+
+    def _is_ready(self) -> bool:
+        return self._state_now.phase is Phase.RUNNING and bool(self._state_now.live)
+
+    def _is_alive(self) -> bool:
+        return self._state_now.phase is not Phase.RUNNING or not stillness.is_overdue(self._hangs.sights())
+
+    def _metrics(self) -> str:
+        state = self._state_now
+        restarts = state.assignment.restart_count if state.assignment is not None else 0
+        running = exposition.Running(max(0, state.generation), restarts, len(state.live), self._is_ready())
+        return exposition.text(running, self._pages.views(), self._health)

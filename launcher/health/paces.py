@@ -1,0 +1,32 @@
+"""What is known of the ranks -> what the service compares across the world. See rendezvous/stragglers.py."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rendezvous.rank_view import RankPhase
+from rendezvous.stragglers import Pace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rendezvous.rank_view import RankView
+
+_COLUMNS = {
+    RankPhase.DATA: "data_s",
+    RankPhase.FORWARD: "forward_s",
+    RankPhase.BACKWARD: "backward_s",
+    RankPhase.OPTIMIZER: "optimizer_s",
+    RankPhase.IDLE: "idle_s",
+    RankPhase.COMMUNICATE: "waiting_s",
+}
+
+
+def paces(views: Iterable[RankView]) -> tuple[Pace, ...]:
+    """Of ranks that have finished a step. Checkpoints, evaluations and sections are no part of one."""
+    return tuple(_pace(view) for view in views if view.known and view.process.alive and view.step > 0)
+
+
+def _pace(view: RankView) -> Pace:
+    spent = {_COLUMNS[phase]: seconds for phase, seconds in view.phase_times if phase in _COLUMNS}
+    return Pace(view.rank, view.step, **spent)

@@ -1,0 +1,250 @@
+"""A rank's page: bytes in, what they say of the rank out. docs/status-page.md has the layout. Pure.
+
+The rank writes while we read, and waits for nobody. A block is believed only if its counter was even before it was
+copied and is the same after; else it is copied again, and when that does not help (the writer died or was stopped
+in the middle of it) what the block said before stays in force. So a block is old or new, never a mix.
+
+The writer is a rank, and may have lost its mind: whatever lies on its page is read without an error.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rendezvous.rank_view import Buckets, Collective, GroupView, ProcessView, RankPhase, RankView, Section
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SIZE = 4096
+MAGIC = b"ddp-page"
+VERSION = 1
+TRACE_COLLECTIVES = 1
+_TRIES = 8
+_SECOND = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Where it lies, and what follows its counter."""
+
+    at: int
+    fields: struct.Struct
+
+    @property
+    def end(self) -> int:
+        return self.at + 8 + self.fields.size
+
+
+HEADER = Block(0, struct.Struct("=8sIIIIQ"))  # has no counter: magic, version, size, wishes, pid, opened at
+PROGRESS = Block(64, struct.Struct("=II5Q12Q4I3Q"))
+SECTION = Block(256, struct.Struct("=QQ104s"))
+MESSAGE = Block(384, struct.Struct("=Q240s"))
+ERROR = Block(640, struct.Struct("=Q368s"))
+_COLLECTIVE = struct.Struct("=5QIIiI20s12s")
+_GROUP = struct.Struct("=II2Q40s24s")
+RING = tuple(Block(at, _COLLECTIVE) for at in range(1024, 2560, 96))
+GROUPS = tuple(Block(at, _GROUP) for at in range(2560, 3712, 96))
+BLOCKS = (PROGRESS, SECTION, MESSAGE, ERROR, *RING, *GROUPS)
+_PLACE = {block.at: place for place, block in enumerate(BLOCKS)}
+_ASYNC = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What was on the page: of each block what follows its counter, or zeros while nothing else is known."""
+
+    head: bytes
+    bodies: tuple[bytes, ...]  # in the order of BLOCKS
+
+
+NOTHING = Snapshot(bytes(HEADER.fields.size), tuple(bytes(block.fields.size) for block in BLOCKS))
+
+
+def header(wishes: int) -> bytes:
+    """What is on a page before a rank is given it."""
+    return HEADER.fields.pack(MAGIC, VERSION, SIZE, wishes, 0, 0)
+
+
+def snapshot(look: Callable[[int, int], bytes], before: Snapshot = NOTHING) -> Snapshot:
+    """`look(at, size)` copies bytes of the page, and never before the copy that was asked for last."""
+    head = look(0, HEADER.fields.size)
+    if _writer(head) != _writer(before.head):
+        before = NOTHING  # another process has claimed the page
+    found = (_body(look, block) for block in BLOCKS)
+    bodies = tuple(old if new is None else new for new, old in zip(found, before.bodies, strict=True))
+    return Snapshot(head, bodies)
+
+
+def _writer(head: bytes) -> tuple[int, int]:
+    *_rest, pid, opened_at = HEADER.fields.unpack(head)
+    return pid, opened_at
+
+
+def _body(look: Callable[[int, int], bytes], block: Block) -> bytes | None:
+    for _ in range(_TRIES):
+        counter = look(block.at, 8)
+        if _is_odd(counter):
+            continue
+        body = look(block.at + 8, block.fields.size)
+        if look(block.at, 8) == counter:
+            return body
+    return None
+
+
+def _is_odd(counter: bytes) -> bool:
+    (number,) = struct.unpack("=Q", counter)
+    return bool(number & 1)
+
+
+# --- what it means -----------------------------------------------------------------------------------
+
+
+def view(seen: Snapshot, now_ns: int, rank: int, process: ProcessView) -> RankView:
+    pid, _opened_at = _writer(seen.head)
+    if not pid:
+        return RankView(rank, process=process)
+    return _Reading(seen, now_ns).view(rank, pid, process)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    seen: Snapshot
+    now_ns: int
+
+    def _fields(self, block: Block) -> tuple[int, ...]:
+        return block.fields.unpack(self.seen.bodies[_PLACE[block.at]])
+
+    def _ago(self, at: int) -> float:
+        return max(0, self.now_ns - at) / _SECOND if at else 0.0
+
+    def view(self, rank: int, pid: int, process: ProcessView) -> RankView:
+        number, _, since, step, step_since, last_ns, mean_ns, *rest = self._fields(PROGRESS)
+        message_at, message = self._said(MESSAGE)
+        error_at, error = self._said(ERROR)
+        collectives, times = self._collectives()
+        moments = (since, step_since, rest[-3], rest[-2], message_at, error_at, *times)
+        return RankView(
+            rank=rank,
+            pid=pid,
+            known=True,
+            phase=_phase(number),
+            phase_s=self._ago(since),
+            quiet_s=self._ago(max(moments)),
+            step=_number(step),
+            step_s=self._ago(step_since),
+            last_step_s=last_ns / _SECOND,
+            mean_step_s=mean_ns / _SECOND,
+            phase_times=self._phase_times(number, since, rest[:12]),
+            buckets=self._buckets(rest[12:18]),
+            collectives=collectives,
+            groups=self._groups(),
+            group_timeout_s=rest[18] / _SECOND,
+            section=self._section(),
+            message=message,
+            error=error,
+            process=process,
+        )
+
+    def _phase_times(self, now: int, since: int, spent: list[int]) -> tuple[tuple[RankPhase, float], ...]:
+        times = {_phase(i): spent[i] / _SECOND for i in range(len(_PHASES))}
+        times[_phase(now)] += self._ago(since)
+        return tuple((phase, time) for phase, time in times.items() if time)
+
+    def _buckets(self, fields: list[int]) -> Buckets | None:
+        of, launched, finished, _, launched_at, finished_at = fields
+        if not of:
+            return None
+        return Buckets(of, launched, finished, self._ago(launched_at), self._ago(finished_at))
+
+    def _section(self) -> Section | None:
+        since, timeout_ns, name = self._fields(SECTION)
+        text = _text(name)
+        timeout_s = timeout_ns / _SECOND if timeout_ns else None
+        return Section(text, timeout_s, self._ago(since)) if text else None
+
+    def _said(self, block: Block) -> tuple[int, str]:
+        at, text = self._fields(block)
+        return at, _text(text)
+
+    def _groups(self) -> tuple[GroupView, ...]:
+        shown = sorted(self._fields(block) for block in GROUPS)
+        return tuple(
+            GroupView(_text(name), size & 0x7FFF_FFFF, _text(members), _number(entered), _number(finished))
+            for number, size, entered, finished, name, members in shown
+            if number
+        )
+
+    def _collectives(self) -> tuple[tuple[Collective, ...], list[int]]:
+        """And all the moments that the ring knows of."""
+        names = {number: _text(name) for number, *_, name, _ in map(self._fields, GROUPS)}
+        shown = sorted(fields for fields in map(self._fields, RING) if fields[0])
+        times = [at for fields in shown for at in (fields[2], fields[3])]
+        return tuple(self._collective(fields, names) for fields in shown), times
+
+    def _collective(self, fields: tuple[int, ...], names: dict[int, str]) -> Collective:
+        number, seq, entered, finished, numel, shape, group, peer, flags, op, dtype = fields
+        finished_s = self._ago(finished) if finished else None
+        is_async = bool(flags & _ASYNC)
+        told = (
+            _text(op),
+            _text(dtype),
+            _number(numel),
+            shape,
+            peer,
+            is_async,
+            self._ago(entered),
+            finished_s,
+        )
+        return Collective(_number(number), names.get(group, ""), _number(seq), *told)
+
+
+_PHASES = tuple(RankPhase)
+
+
+def _phase(number: int) -> RankPhase:
+    return _PHASES[number] if number < len(_PHASES) else RankPhase.IDLE
+
+
+def _number(field: int) -> int:
+    """As far as a message can carry it."""
+    return field & 0x7FFF_FFFF_FFFF_FFFF
+
+
+def _text(field: int | bytes) -> str:
+    assert isinstance(field, bytes)
+    return field.partition(b"\0")[0].decode(errors="replace")
+
+
+# --- in words ----------------------------------------------------------------------------------------
+
+
+def in_words(rank: RankView) -> str:
+    """Where a rank is, or was: "in backward, bucket 3 of 7"; "" when there is nothing to tell."""
+    place = f"in its section {rank.section.name!r}" if rank.section is not None else _PLACES[rank.phase]
+    words = [place] if place else []
+    waiting = rank.waiting_in
+    buckets = rank.buckets
+    if buckets is not None and buckets.finished < buckets.of and rank.phase in _IN_BACKWARD:
+        words.append(f"bucket {buckets.finished + 1} of {buckets.of}")
+    elif waiting:
+        words.append(f"waiting in {waiting[0].op} #{waiting[0].seq}")
+    return ", ".join(words)
+
+
+_IN_BACKWARD = (RankPhase.BACKWARD, RankPhase.COMMUNICATE)
+_PLACES = {
+    RankPhase.STARTING: "",
+    RankPhase.DATA: "in its data loader",
+    RankPhase.FORWARD: "in forward",
+    RankPhase.BACKWARD: "in backward",
+    RankPhase.COMMUNICATE: "communicating",
+    RankPhase.OPTIMIZER: "in the optimizer",
+    RankPhase.CHECKPOINT: "in a checkpoint",
+    RankPhase.EVALUATION: "in evaluation",
+    RankPhase.SECTION: "in a section of its own",
+    RankPhase.IDLE: "",
+    RankPhase.EXITING: "",
+}

@@ -1,0 +1,147 @@
+"""The pages of this node's ranks: made, handed out by path, read at our own pace, kept until their end has been told.
+
+A page is memory without a name: a rank finds it through our own descriptor, and nothing is left behind when we are
+gone. Ranks that cannot be given one run without. The views hold what the page says and what the system says of the
+process; both are there for a rank that is dead.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import TYPE_CHECKING
+
+from launcher.health import page
+from rendezvous.rank_view import ProcessView, RankPhase
+
+if TYPE_CHECKING:
+    from rendezvous.rank_view import RankView
+
+_VARIABLE = "DDP_STATUS_PAGE"
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_IDLE_SHARE = 0.01  # of a processor: what a process uses that does nothing but wait, with all its threads
+
+_MAY_BE_WAITING = (RankPhase.BACKWARD, RankPhase.COMMUNICATE)
+_TELLING_S = 0.5  # processor time is counted in steps of a hundredth of a second
+
+
+@dataclass(slots=True)
+class _Sheet:
+    rank: int
+    fd: int
+    memory: mmap.mmap
+    pid: int = 0
+    alive: bool = True
+    seen: page.Snapshot = page.NOTHING
+    cpu_s: float = 0.0
+    looked_at: float = 0.0
+    process: ProcessView = field(default_factory=ProcessView)
+
+
+class Pages:
+    def __init__(self, *, trace_collectives: bool = True) -> None:
+        self._wishes = page.TRACE_COLLECTIVES if trace_collectives else 0
+        self._sheets: dict[int, _Sheet] = {}
+        self._lock = Lock()
+
+    def open(self, local_rank: int, rank: int) -> dict[str, str]:
+        """-> what the rank's environment says of it; nothing, where there can be no page."""
+        self.close(local_rank)
+        try:
+            fd = os.memfd_create("ddp-status-page")
+        except (OSError, AttributeError):
+            return {}
+        try:
+            os.ftruncate(fd, page.SIZE)
+            os.pwrite(fd, page.header(self._wishes), 0)
+            memory = mmap.mmap(fd, page.SIZE, prot=mmap.PROT_READ)
+        except OSError:
+            os.close(fd)
+            return {}
+        self._sheets[local_rank] = _Sheet(rank, fd, memory)
+        return {_VARIABLE: f"/proc/{os.getpid()}/fd/{fd}"}
+
+    def started(self, local_rank: int, pid: int) -> None:
+        if local_rank in self._sheets:
+            self._sheets[local_rank].pid = pid
+
+    def ended(self, local_rank: int) -> RankView | None:
+        """Its last view; the page is kept until the next rank takes its place."""
+        sheet = self._sheets.get(local_rank)
+        if sheet is not None:
+            sheet.alive = False
+        return self.view(local_rank)
+
+    def views(self) -> tuple[RankView, ...]:
+        """One look at all the ranks of this node that have been started, those that have ended included."""
+        return tuple(self._look(sheet) for sheet in self._sheets.values())
+
+    def view(self, local_rank: int) -> RankView | None:
+        sheet = self._sheets.get(local_rank)
+        return None if sheet is None else self._look(sheet)
+
+    def step(self) -> int | None:
+        """Of the rank that is furthest behind, while all of them may be waiting for others, however busy they look.
+
+        None: at least one does something else, or nobody knows.
+        """
+        alive = [view for view in self.views() if view.process.alive]
+        steps = [view.step for view in alive if view.known and view.phase in _MAY_BE_WAITING]
+        return min(steps) if steps and len(steps) == len(alive) else None
+
+    def close(self, local_rank: int) -> None:
+        sheet = self._sheets.pop(local_rank, None)
+        if sheet is not None:
+            sheet.memory.close()
+            os.close(sheet.fd)
+
+    def close_all(self) -> None:
+        for local_rank in list(self._sheets):
+            self.close(local_rank)
+
+    def _look(self, sheet: _Sheet) -> RankView:
+        def look(at: int, size: int) -> bytes:
+            with (
+                self._lock
+            ):  # nobody waits for it: leaving and taking it keeps our loads in this order on any CPU
+                return sheet.memory[at : at + size]
+
+        sheet.seen = page.snapshot(look, sheet.seen)
+        now = time.monotonic()
+        sheet.process = _process(sheet, now)
+        return page.view(sheet.seen, time.monotonic_ns(), sheet.rank, sheet.process)
+
+
+def _process(sheet: _Sheet, now: float) -> ProcessView:
+    if not sheet.alive:
+        return ProcessView(alive=False, state="Z", cpu_s=sheet.cpu_s, cpu_moved=False)
+    stat = _stat(sheet.pid)
+    if stat is None:
+        return ProcessView(alive=bool(not sheet.pid), cpu_s=sheet.cpu_s)
+    state, cpu_s = stat
+    passed, used = now - sheet.looked_at, cpu_s - sheet.cpu_s
+    moved = sheet.process.cpu_moved
+    if passed >= _TELLING_S:
+        moved = used > _IDLE_SHARE * passed
+        sheet.cpu_s, sheet.looked_at = cpu_s, now
+    return ProcessView(True, state, cpu_s, moved, _wchan(sheet.pid))
+
+
+def _stat(pid: int) -> tuple[str, float] | None:
+    if not pid:
+        return None
+    with suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()
+        return fields[0].decode(), sum(map(int, fields[11:15])) / _TICKS_PER_S
+    return None
+
+
+def _wchan(pid: int) -> str:
+    with suppress(OSError), open(f"/proc/{pid}/wchan") as file:
+        name = file.read().strip()
+        return "" if name == "0" else name
+    return ""

@@ -1,0 +1,192 @@
+"""Looks at this node now and then, in a thread of its own: a log folder on a dead file server, or a driver that hangs,
+may hold up whoever asks, and that must not be the agent.
+
+What is read: the memory and CPU cgroups (either version) up to the tightest limit, /proc/meminfo, memory pressure
+where the kernel tells it, swapping, network interfaces and InfiniBand ports, free space, and GPUs through NVML where
+nvidia-ml-py is installed. Whatever cannot be read is left out.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from launcher.facts import own_cgroups
+from launcher.health.gpus import open_gpus
+from launcher.health.vitals import Disk, Memory, Nic, Throttling, Vitals
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+# Of a host's own making: their drops say nothing of the network.
+_NOT_NETWORK = (
+    *("lo", "veth", "docker", "br-", "virbr", "cni", "cali", "flannel", "lxc", "ifb", "dummy", "tap", "tun"),
+    "bonding_masters",
+)
+_IB_ERRORS = ("symbol_error", "port_rcv_errors", "link_error_recovery", "local_link_integrity_errors")
+
+
+class Node:
+    """`root` stands before /proc and /sys."""
+
+    def __init__(self, disks: Sequence[str] = (), *, root: str = "") -> None:
+        self._root, self._disks = root, tuple(disks)
+        self._memory_folders = self._upwards("memory")
+        self._cpu_folders = self._upwards("cpu")
+        self._gpus = open_gpus()
+
+    def _upwards(self, controller: str) -> list[str]:
+        """From our own cgroup to the outermost that can be seen."""
+        folders: list[str] = []
+        with suppress(OSError):
+            for folder in own_cgroups(controller):
+                while os.path.exists(os.path.join(self._root + folder, "cgroup.procs")):
+                    folders.append(self._root + folder)
+                    folder = os.path.dirname(folder)
+        return folders
+
+    def look(self) -> Vitals:
+        return Vitals(
+            at=time.monotonic(),
+            memory=max(self._memories(), key=lambda memory: memory.share, default=None),
+            stalled=self._stalled(),
+            swapped=self._swapped(),
+            throttling=self._throttling(),
+            nics=(*self._nics(), *self._ports()),
+            gpus=self._gpus.look() if self._gpus is not None else (),
+            disks=tuple(_disks(self._disks)),
+        )
+
+    # --- memory --------------------------------------------------------------------------------------
+
+    def _memories(self) -> Iterator[Memory]:
+        machine = _table(f"{self._root}/proc/meminfo")
+        total = machine.get("MemTotal:", 0) << 10
+        kills = 0
+        for folder in self._memory_folders:
+            memory = _of_cgroup(folder, total)
+            if memory is not None:
+                kills = max(kills, memory.oom_kills)
+                yield memory
+        if total:
+            used = total - (machine.get("MemAvailable:", 0) << 10)
+            yield Memory("the machine's memory", used, total, kills)
+
+    def _stalled(self) -> float:
+        for folder in (*self._memory_folders, f"{self._root}/proc/pressure"):
+            name = "memory" if folder.endswith("/pressure") else "memory.pressure"
+            for line in _read(f"{folder}/{name}").splitlines():
+                if line.startswith("full "):
+                    return float(line.split()[1].partition("=")[2])
+        return 0.0
+
+    def _swapped(self) -> int:
+        counts = _table(f"{self._root}/proc/vmstat")
+        return (counts.get("pswpin", 0) + counts.get("pswpout", 0)) * _PAGE_BYTES
+
+    # --- CPU -----------------------------------------------------------------------------------------
+
+    def _throttling(self) -> Throttling | None:
+        for folder in self._cpu_folders:
+            words = _read(f"{folder}/cpu.max").split()
+            if not words:
+                words = [_read(f"{folder}/cpu.cfs_{each}_us").strip() for each in ("quota", "period")]
+            if not all(word.isdecimal() for word in words):
+                continue  # "max", or -1: no quota here
+            counts = _table(f"{folder}/cpu.stat")
+            cpus = int(words[0]) / int(words[1])
+            return Throttling(counts.get("nr_periods", 0), counts.get("nr_throttled", 0), cpus)
+        return None
+
+    # --- network -------------------------------------------------------------------------------------
+
+    def _nics(self) -> Iterator[Nic]:
+        for line in _read(f"{self._root}/proc/net/dev").splitlines()[2:]:
+            name, _, numbers = line.partition(":")
+            name, counts = name.strip(), numbers.split()
+            if not name.startswith(_NOT_NETWORK) and len(counts) >= 12:
+                carrier = _read(f"{self._root}/sys/class/net/{name}/carrier").strip() == "1"
+                errors, drops = int(counts[2]) + int(counts[10]), int(counts[3]) + int(counts[11])
+                yield Nic(name, errors, drops, carrier)
+
+    def _ports(self) -> Iterator[Nic]:
+        infiniband = f"{self._root}/sys/class/infiniband"
+        with suppress(OSError):
+            for device in sorted(os.listdir(infiniband)):
+                for port in sorted(os.listdir(f"{infiniband}/{device}/ports")):
+                    place = f"{infiniband}/{device}/ports/{port}"
+                    errors = [_read(f"{place}/counters/{each}").strip() for each in _IB_ERRORS]
+                    total = sum(int(each) for each in errors if each.isdecimal())
+                    up = _read(f"{place}/state").startswith("4:")
+                    yield Nic(f"{device}/{port}", total, 0, up)
+
+
+def _of_cgroup(folder: str, machine: int) -> Memory | None:
+    """None where there is no limit that the machine does not set anyway."""
+    second = os.path.exists(f"{folder}/memory.max")
+    limit = _read(f"{folder}/{'memory.max' if second else 'memory.limit_in_bytes'}").strip()
+    if not limit.isdecimal() or not 0 < int(limit) < machine:
+        return None
+    used = _read(f"{folder}/{'memory.current' if second else 'memory.usage_in_bytes'}").strip()
+    counts = _table(f"{folder}/memory.stat")
+    droppable = ("inactive_file", "slab_reclaimable") if second else ("total_inactive_file",)
+    kills = _table(f"{folder}/{'memory.events' if second else 'memory.oom_control'}").get("oom_kill", 0)
+    taken = int(used) if used.isdecimal() else 0
+    free = sum(counts.get(name, 0) for name in droppable)
+    return Memory("the cgroup's limit", max(0, taken - free), int(limit), kills)
+
+
+def _disks(paths: Sequence[str]) -> Iterator[Disk]:
+    for path in paths:
+        with suppress(OSError):
+            found = os.statvfs(path)
+            yield Disk(path, found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)
+
+
+def _table(path: str) -> dict[str, int]:
+    """Of a file whose lines begin with a name and a number."""
+    pairs = (line.split() for line in _read(path).splitlines())
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) > 1 and pair[1].isdecimal()}
+
+
+def _read(path: str) -> str:
+    """Empty if it cannot be read."""
+    try:
+        fd = os.open(path, os.O_RDONLY)
+    except OSError:
+        return ""
+    try:
+        return os.read(fd, 1 << 16).decode(errors="replace")
+    except OSError:  # the carrier of an interface that is down
+        return ""
+    finally:
+        os.close(fd)
+
+
+class Sampler:
+    """Calls `tell` in its own thread, once for each look; `pause_s` says when the next one is due."""
+
+    def __init__(self, node: Callable[[], Node], tell: Callable[[Vitals], None], pause_s: float) -> None:
+        self.pause_s = pause_s
+        self._node, self._tell = node, tell
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="health", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """Not waited for: it may be stuck in what it reads."""
+        self._over.set()
+
+    def _run(self) -> None:
+        node = self._node()
+        while not self._over.is_set():
+            vitals = node.look()
+            if not self._over.is_set():
+                self._tell(vitals)
+            self._over.wait(self.pause_s)

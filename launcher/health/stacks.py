@@ -1,0 +1,184 @@
+"""Where does a rank stand? Its Python stacks, and what the kernel says of its threads; two seconds at most.
+
+The rank's own interpreter is asked first (launcher/template/stacks.py), then py-spy or eu-stack where one is installed.
+A process that is stopped, or in uninterruptible sleep, cannot answer, and that is said. All of it happens in a thread
+that nobody waits for longer than the budget: what /proc says of a sick process may itself take its time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from launcher.health.stack_text import main_thread_first
+from launcher.template import tree
+from launcher.template.stacks import MEMORY, SIGNAL
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+BUDGET_S = 2.0
+_ANSWER_S = 0.5  # the interpreter needs a few milliseconds
+_GLANCE_S = 0.01
+_TOOL_S = 1.3
+_CHILDREN = 6
+_THREADS = 12
+_LARGEST = 256 * 1024
+_TOOLS = (("py-spy", ("dump", "--pid")), ("eu-stack", ("-n", "48", "-p")))
+
+
+async def stacks_of(pid: int, budget_s: float = BUDGET_S) -> str:
+    """The rank's own main thread first."""
+    loop = asyncio.get_running_loop()
+    found: asyncio.Future[str] = loop.create_future()
+
+    def answer(text: str) -> None:
+        if not found.done():
+            found.set_result(text)
+
+    def look() -> None:
+        text = look_at(pid)
+        with suppress(RuntimeError):  # the loop is closed: nobody wants to know any more
+            loop.call_soon_threadsafe(answer, text)
+
+    threading.Thread(target=look, name="stacks", daemon=True).start()
+    try:
+        return await asyncio.wait_for(found, budget_s)
+    except TimeoutError:
+        return f"its stacks could not be taken within {budget_s:g} s"
+
+
+def look_at(pid: int) -> str:
+    children = tree.descendants(pid)[:_CHILDREN]
+    tool = _start_tool(pid)
+    parts = [_of_process(pid, "")]
+    parts += [_of_process(child, f"child {child} ({_read(child, 'comm') or 'ended'})") for child in children]
+    parts += [_kernel(pid), _outcome(tool)]
+    return "\n\n".join(part for part in parts if part)
+
+
+# --- Python ----------------------------------------------------------------------------------------------
+
+
+def _of_process(pid: int, title: str) -> str:
+    said = _python(pid)
+    if not said and title:
+        return ""  # a child that is no Python of ours
+    return f"{title}:\n{said}" if title else said or "its Python stack cannot be seen: it does not answer"
+
+
+def _python(pid: int) -> str:
+    state = _state(pid)
+    if not state:
+        return "the process has ended"
+    if state in ("T", "t"):
+        return "it is stopped, and cannot answer with its Python stack"
+    memory = _memory(pid)
+    if memory is None or not _catches(pid, SIGNAL):
+        return ""
+    try:
+        with open(memory, "rb") as file:
+            before = os.fstat(file.fileno()).st_size
+            os.kill(pid, SIGNAL)
+            _await_growth(file.fileno(), before)
+            file.seek(before)
+            return main_thread_first(file.read(_LARGEST).decode(errors="replace"))
+    except OSError:
+        return ""
+
+
+def _await_growth(fd: int, before: int) -> None:
+    """Until it has grown, and has then stayed as it is from one glance to the next."""
+    deadline, size = time.monotonic() + _ANSWER_S, before
+    while time.monotonic() < deadline:
+        time.sleep(_GLANCE_S)
+        now = os.fstat(fd).st_size
+        if now > before and now == size:
+            return
+        size = now
+
+
+def _memory(pid: int) -> str | None:
+    folder = f"/proc/{pid}/fd"
+    with suppress(OSError):
+        for name in os.listdir(folder):
+            with suppress(OSError):
+                if os.readlink(f"{folder}/{name}").startswith(f"/memfd:{MEMORY}"):
+                    return f"{folder}/{name}"
+    return None
+
+
+def _catches(pid: int, signum: int) -> bool:
+    caught = next((line for line in _lines(pid, "status") if line.startswith("SigCgt:")), "")
+    return bool(caught) and bool(int(caught.split()[1], 16) >> (signum - 1) & 1)
+
+
+# --- the kernel, and other tools ------------------------------------------------------------------------
+
+
+def _kernel(pid: int) -> str:
+    rows = []
+    for task in _tasks(pid):
+        state, name = _state(pid, f"task/{task}/"), _read(pid, f"task/{task}/comm")
+        where = _read(pid, f"task/{task}/wchan")
+        call = _read(pid, f"task/{task}/syscall").split(" ")[0]
+        words = [f"thread {task} ({name}): {state}"]
+        words += [f"in {where}"] if where not in ("", "0") else []
+        words += [f"system call {call}"] if call.isdigit() else []
+        rows.append(", ".join(words))
+        rows += [f"    {line}" for line in _lines(pid, f"task/{task}/stack")[:16]]
+    return "\n".join(rows)
+
+
+def _tasks(pid: int) -> list[str]:
+    with suppress(OSError):
+        return sorted(os.listdir(f"/proc/{pid}/task"), key=int)[:_THREADS]
+    return []
+
+
+def _state(pid: int, where: str = "") -> str:
+    return _read(pid, f"{where}stat").rpartition(")")[2].strip()[:1]
+
+
+def _read(pid: int, name: str) -> str:
+    with suppress(OSError), open(f"/proc/{pid}/{name}", errors="replace") as file:
+        return file.read().strip()
+    return ""
+
+
+def _lines(pid: int, name: str) -> list[str]:
+    return _read(pid, name).splitlines()
+
+
+def _start_tool(pid: int) -> subprocess.Popen[str] | None:
+    for name, words in _installed():
+        with suppress(OSError):
+            quiet = subprocess.DEVNULL
+            return subprocess.Popen(
+                [name, *words, str(pid)], stdin=quiet, stdout=subprocess.PIPE, stderr=quiet, text=True
+            )
+    return None
+
+
+def _installed() -> Iterator[tuple[str, tuple[str, ...]]]:
+    for name, words in _TOOLS:
+        if (path := shutil.which(name)) is not None:
+            yield path, words
+
+
+def _outcome(tool: subprocess.Popen[str] | None) -> str:
+    if tool is None:
+        return ""
+    try:
+        text, _ = tool.communicate(timeout=_TOOL_S)
+    except subprocess.TimeoutExpired:
+        tool.kill()
+        tool.communicate()
+        return ""
+    return f"{os.path.basename(str(tool.args[0]))}:\n{text[:_LARGEST].strip()}" if text.strip() else ""  # type: ignore[index]

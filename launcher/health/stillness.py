@@ -1,0 +1,198 @@
+"""Does any rank stand still for longer than is in order for what it does? Pure.
+
+Theory of operation
+-------------------
+A rank shows a sign of life whenever it writes its page: a phase, a step, a collective, a word of its own. From look
+to look the agent adds up the time without one. Only time in which the agent itself looked counts: a machine that was
+suspended, or an agent that was, finds its ranks as it left them. A rank that goes on after it was stopped begins
+anew.
+
+How long is in order depends on what the rank does:
+
+    | it ...                                      | TIME given | auto                                          |
+    |---------------------------------------------|------------|-----------------------------------------------|
+    | has not begun, or waits for the others to   | start      | 30 min                                        |
+    | has not finished its first step             | first-step | 30 min                                        |
+    | takes a checkpoint                          | checkpoint | 30 min                                        |
+    | evaluates, or is in another section         | evaluation | 30 min                                        |
+    | is in a section with a timeout of its own   | that one   | that one                                      |
+    | loads data, or runs code without a name     | TIME       | 10 min, or 20 of its longest steps            |
+    | is elsewhere in a step, and uses processor  | TIME       | 10 min, or 20 of its longest steps            |
+    | is elsewhere in a step, and uses none       | TIME       | 2 min, or 20 of its longest steps             |
+    | is stopped by a signal, or has ended        | TIME       | 2 min, or 20 of its longest steps             |
+
+`auto` is meant for scripts that know nothing of us: it gives a rank that may still be at work the ten minutes after
+which torch itself gives up by default, and a script that gives its groups more than half an hour gets that. A rank that
+has never written its page is not judged, and says nothing of others; one that has ended is no reason to ask, but may
+be the answer.
+A limit says when to ask what is wrong, not who is at fault: see rendezvous/diagnosis.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from launcher.health.budgets import ASLEEP_S, AT_WORK_S
+from rendezvous.rank_view import RankPhase, RankView
+from rendezvous.sight import CALLS_TOLD, GROUPS_TOLD, Sight
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from launcher.health.budgets import Budgets
+    from rendezvous.rank_view import Collective, GroupView
+
+_STEPS = 20.0
+_LONGEST_DEFAULT_S = 1800.0  # of torch's, for a group: Gloo's
+_CALLS_OF_START = 50  # a script without steps has begun when it has been through so many collectives
+_STRIDE = 3.0  # a look that comes later than so many periods says that we were held up
+_WORDS_CHARS = 200
+_NAME_CHARS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Stillness:
+    """Of one process of a rank, as its agent has watched it."""
+
+    pid: int
+    still_s: float = 0.0
+    stopped: bool = False
+    longest_step_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    at: float
+    ranks: tuple[tuple[int, Stillness], ...] = ()
+
+    def of(self, rank: int) -> Stillness | None:
+        return next((seen for number, seen in self.ranks if number == rank), None)
+
+
+def look(watch: Watch, views: Iterable[RankView], now: float, period_s: float) -> Watch:
+    passed_s = min(max(0.0, now - watch.at), _STRIDE * period_s)
+    known = dict(watch.ranks)
+    return Watch(now, tuple((view.rank, _seen(known.get(view.rank), view, passed_s)) for view in views))
+
+
+def _seen(before: Stillness | None, view: RankView, passed_s: float) -> Stillness:
+    stopped = view.process.alive and view.process.state in ("T", "t")
+    if before is None or (before.pid != view.pid and view.process.alive):
+        return Stillness(view.pid, stopped=stopped)
+    still_s = before.still_s + passed_s
+    if view.known and view.process.alive:
+        still_s = min(still_s, view.quiet_s)
+    if before.stopped and not stopped:
+        still_s = 0.0
+    longest = max(before.longest_step_s, view.last_step_s)
+    return replace(before, still_s=still_s, stopped=stopped, longest_step_s=longest)
+
+
+def limit_s(view: RankView, seen: Stillness, budgets: Budgets) -> float | None:
+    """How long it may go without a sign of life. None: as long as it likes."""
+    if not budgets.enabled:
+        return None
+    if not view.process.alive or seen.stopped:
+        return _asleep_s(view, seen, budgets)
+    if view.section is not None and view.section.timeout_s is not None:
+        return view.section.timeout_s
+    match view.phase:
+        case _ if not view.known:
+            return budgets.start_s
+        case RankPhase.STARTING:
+            return budgets.start_s
+        case RankPhase.CHECKPOINT:
+            return budgets.checkpoint_s
+        case RankPhase.EVALUATION | RankPhase.SECTION:
+            return budgets.evaluation_s
+        case _ if not _has_begun(view):
+            return budgets.first_step_s
+        case RankPhase.DATA | RankPhase.IDLE:
+            return _at_work_s(view, seen, budgets)
+        case RankPhase.COMMUNICATE | RankPhase.EXITING:
+            return _asleep_s(view, seen, budgets)
+        case _:
+            return (
+                _at_work_s(view, seen, budgets) if view.process.cpu_moved else _asleep_s(view, seen, budgets)
+            )
+
+
+def _has_begun(view: RankView) -> bool:
+    return view.step > 0 or (bool(view.collectives) and view.collectives[-1].number > _CALLS_OF_START)
+
+
+def _at_work_s(view: RankView, seen: Stillness, budgets: Budgets) -> float:
+    return budgets.step_s or max(AT_WORK_S, _STEPS * seen.longest_step_s, _asked_of_torch_s(view))
+
+
+def _asleep_s(view: RankView, seen: Stillness, budgets: Budgets) -> float:
+    return budgets.step_s or max(ASLEEP_S, _STEPS * seen.longest_step_s, _asked_of_torch_s(view))
+
+
+def _asked_of_torch_s(view: RankView) -> float:
+    """A script that gives its groups more time than torch would means it."""
+    return view.group_timeout_s if view.group_timeout_s > _LONGEST_DEFAULT_S else 0.0
+
+
+# --- what is told of it ----------------------------------------------------------------------------------
+
+
+def sights(watch: Watch, views: Iterable[RankView], budgets: Budgets) -> tuple[Sight, ...]:
+    return tuple(_sight(view, watch.of(view.rank) or Stillness(view.pid), budgets) for view in views)
+
+
+def is_overdue(told: Iterable[Sight]) -> bool:
+    return any(sight.known and sight.alive and sight.is_overdue for sight in told)
+
+
+def _sight(view: RankView, seen: Stillness, budgets: Budgets) -> Sight:
+    limit, still_s = limit_s(view, seen, budgets), seen.still_s
+    if view.section is not None and view.section.timeout_s is not None and not seen.stopped:
+        still_s = (
+            view.section.since_s
+        )  # a section with a timeout says how long it takes, not how long it is quiet
+    return Sight(
+        rank=view.rank,
+        known=view.known,
+        still_s=still_s,
+        limit_s=limit,
+        phase=view.phase,
+        phase_s=view.phase_s,
+        step=view.step,
+        section=view.section.name[:_WORDS_CHARS] if view.section is not None else "",
+        message=view.message[:_WORDS_CHARS],
+        calls=tuple(map(_short, _worth_telling(view))),
+        groups=_groups(view),
+        alive=view.process.alive,
+        process=view.process.state if view.process.alive else "Z",
+        busy=view.process.alive and view.process.cpu_moved and view.process.state not in ("T", "t"),
+        wchan=view.process.wchan[:_WORDS_CHARS],
+    )
+
+
+def _worth_telling(view: RankView) -> list[Collective]:
+    """Those that it waits in, oldest first, before those that it is done with, latest first."""
+    done = [call for call in view.collectives if call.finished_s is not None]
+    chosen = [*view.waiting_in[:CALLS_TOLD], *reversed(done)][:CALLS_TOLD]
+    return sorted(chosen, key=lambda call: call.number)
+
+
+def _short(call: Collective) -> Collective:
+    return replace(
+        call, group=call.group[:_NAME_CHARS], op=call.op[:_NAME_CHARS], dtype=call.dtype[:_NAME_CHARS]
+    )
+
+
+def _groups(view: RankView) -> tuple[GroupView, ...]:
+    """Where there are too many, those in which it waits come first."""
+    waited = [call.group for call in view.waiting_in]
+    ordered = sorted(view.groups, key=lambda group: group.name not in waited)
+    return tuple(
+        replace(
+            group,
+            name=group.name[:_NAME_CHARS],
+            members=group.members if len(group.members) <= _NAME_CHARS else "",
+        )
+        for group in ordered[:GROUPS_TOLD]
+    )

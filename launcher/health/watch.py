@@ -1,0 +1,63 @@
+"""Looks at the ranks' pages now and then, and says when one of them stands still for too long.
+
+What that means is said in launcher/health/stillness.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from launcher.health import stillness
+from launcher.health.stillness import Watch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from launcher.health.budgets import Budgets
+    from rendezvous.rank_view import RankView
+    from rendezvous.sight import Sight
+
+_AGAIN_S = 5.0  # a service that has just come up knows nothing of what we said
+
+
+class HangWatch:
+    def __init__(
+        self, budgets: Budgets, views: Callable[[], tuple[RankView, ...]], tell: Callable[[int], None]
+    ) -> None:
+        self._budgets, self._views, self._tell = budgets, views, tell
+        self._loop = asyncio.get_running_loop()
+        self._watch = Watch(self._loop.time())
+        self._timer: asyncio.TimerHandle | None = None
+        self._generation = -1
+        self._told_at = float("-inf")
+
+    def begin(self, generation: int) -> None:
+        """The ranks of this generation are started."""
+        self.end()
+        self._generation = generation
+        self._watch = Watch(self._loop.time())
+        self._told_at = float("-inf")
+        if self._budgets.enabled:
+            self._later()
+
+    def end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def sights(self) -> tuple[Sight, ...]:
+        """How the ranks are, at this moment."""
+        views, now = self._views(), self._loop.time()
+        self._watch = stillness.look(self._watch, views, now, self._budgets.period_s)
+        return stillness.sights(self._watch, views, self._budgets)
+
+    def _later(self) -> None:
+        self._timer = self._loop.call_later(self._budgets.period_s, self._look)
+
+    def _look(self) -> None:
+        self._later()
+        told = self.sights()
+        if stillness.is_overdue(told) and self._loop.time() - self._told_at >= _AGAIN_S:
+            self._told_at = self._loop.time()
+            self._tell(self._generation)

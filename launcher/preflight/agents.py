@@ -1,0 +1,135 @@
+"""The agent's pre-flight: begun as soon as the agent runs, concluded before it joins."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from launcher.exchange import StopRequested
+from launcher.meet import CannotMeet, beside
+from launcher.preflight import checkup, host
+from launcher.preflight.checkup import Clock, Grade, skipped
+from launcher.preflight.look import look
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from launcher.exchange import Fact
+    from launcher.meet import Met
+    from launcher.preflight.checkup import Check, Report
+    from launcher.spec import LaunchSpec
+    from rendezvous.events import AgentJoined
+    from rendezvous.types import NodeFacts
+
+UNFIT = 71
+_CLOCK_S = 3.0
+_NOTE_CHARS = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Fitness:
+    """What the node brings along when it joins."""
+
+    healthy: bool
+    note: str
+    versions: str
+
+    def of(self, facts: NodeFacts) -> NodeFacts:
+        return replace(facts, healthy=self.healthy, health_note=self.note, versions=self.versions)
+
+
+class Preflight:
+    """Within a running loop; `say` hears what people should know."""
+
+    def __init__(self, spec: LaunchSpec, say: Callable[[str], None]) -> None:
+        self._spec, self._say = spec, say
+        self._looking = asyncio.create_task(look(spec, spec.preflight))
+
+    async def checked(self, join: AgentJoined, met: Met, facts: asyncio.Queue[Fact]) -> AgentJoined:
+        """The join with what was found. A signal that ends the job is not kept waiting: there is less to tell then.
+
+        Raises `CannotMeet`.
+        """
+        concluding = asyncio.create_task(self.conclude(met))
+        stop = asyncio.create_task(_asked_to_stop(facts))
+        try:
+            await asyncio.wait((concluding, stop), return_when=asyncio.FIRST_COMPLETED)
+            return replace(join, facts=concluding.result().of(join.facts)) if concluding.done() else join
+        except CannotMeet:
+            raise
+        except Exception as error:  # a check that cannot be made is no reason not to start
+            self._say(f"pre-flight: could not be made ({type(error).__name__}: {error})")
+            return join
+        finally:
+            concluding.cancel()
+            stop.cancel()
+            await asyncio.wait((concluding, stop))
+
+    async def conclude(self, met: Met) -> Fitness:
+        """Raises `CannotMeet` on a machine that is unfit, where no other one could do without it."""
+        report, clock = await asyncio.gather(self._looking, clock_checks(met))
+        report = report.plus(clock)
+        if self._spec.preflight == "full" and self._spec.max_nodes > 1:
+            report = report.plus(await self._meet(met, report))
+        for line in spoken(report.checks):
+            self._say(f"pre-flight: {line}")
+        failed = checkup.failures(report.checks)
+        if failed and self._spec.max_nodes == 1:
+            raise CannotMeet(
+                f"this machine has failed its pre-flight check: {failed}; `ddp-launch doctor` shows all of it, "
+                "--preflight off starts ranks nevertheless",
+                UNFIT,
+            )
+        return Fitness(not failed, failed[:_NOTE_CHARS], str(report.versions))
+
+    async def _meet(self, met: Met, report: Report) -> tuple[Check, ...]:
+        from launcher.preflight import meeting  # which loads gRPC
+
+        spec = replace(self._spec, run_id=self._spec.run_id + meeting.SUFFIX)
+        other = await beside(met, spec)
+        try:
+            return await meeting.compare(
+                other, spec, report, mtu_of(spec), lambda what: self._say(f"pre-flight: {what}")
+            )
+        finally:
+            await other.leave()
+
+
+async def _asked_to_stop(facts: asyncio.Queue[Fact]) -> None:
+    """Ends when that is in the queue, and leaves there what it has looked at."""
+    seen: list[Fact] = []
+    try:
+        while not (seen and isinstance(seen[-1], StopRequested)):
+            seen.append(await facts.get())
+    finally:
+        for fact in seen:
+            facts.put_nowait(fact)
+
+
+def mtu_of(spec: LaunchSpec) -> int:
+    there = host.network(spec).interface
+    return 0 if there is None else there.mtu
+
+
+async def clock_checks(met: Met) -> tuple[Check, ...]:
+    if not met.endpoints:
+        return ()
+    from rendezvous.asking import clock_offset
+
+    try:
+        found = await asyncio.wait_for(clock_offset(met.endpoints[0], met.options), _CLOCK_S)
+    except TimeoutError:
+        return (skipped("clock", f"the service did not answer within {_CLOCK_S:g} s"),)
+    if found is None:
+        return (skipped("clock", "the service does not tell its time"),)
+    return (checkup.judge_clock(Clock(*found)),)
+
+
+def spoken(checks: Sequence[Check]) -> list[str]:
+    """For an agent's own lines: only what is not as it should be."""
+    return [
+        f"{check.name}: {check.found}" + (f"; {check.advice}" if check.advice else "")
+        for check in checks
+        if check.grade in (Grade.WARN, Grade.FAIL)
+    ]

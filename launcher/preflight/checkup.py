@@ -1,0 +1,333 @@
+"""What the facts about a machine mean for a job: each becomes a check, with its floor and what to do about it.
+
+Three grades. `fail`: ranks would not run here, or would hold up all the others; such a node is left out of the job.
+`warn`: they run, and somebody should know. `skipped` says why nothing can be said. Where a sound machine might look
+bad (a busy GPU, a slow disk, a small /dev/shm) the grade is `warn`: a check that turns away sound machines is
+soon switched off.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+KB, MB, GB = 1 << 10, 1 << 20, 1 << 30
+
+
+class Grade(StrEnum):
+    OK = "ok"
+    SKIPPED = "skipped"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+_EXIT_CODES = {Grade.OK: 0, Grade.SKIPPED: 0, Grade.WARN: 1, Grade.FAIL: 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    name: str
+    grade: Grade
+    found: str  # or why it was skipped
+    floor: str = ""
+    advice: str = ""  # what to do; empty where nothing is to be done
+
+
+def exit_code(checks: Iterable[Check]) -> int:
+    return max((_EXIT_CODES[check.grade] for check in checks), default=0)
+
+
+def failures(checks: Iterable[Check]) -> str:
+    """In one line, for the service and the other nodes; "" for a healthy node."""
+    return "; ".join(f"{check.name}: {check.found}" for check in checks if check.grade is Grade.FAIL)
+
+
+def skipped(name: str, why: str) -> Check:
+    return Check(name, Grade.SKIPPED, why)
+
+
+def overdue(name: str, within_s: float) -> Check:
+    """Whoever looked is still waiting: a disk or a driver that does not answer."""
+    found = f"no answer within {within_s:g} s"
+    return Check(name, Grade.WARN, found, advice="look at the kernel's log for a disk or driver that hangs")
+
+
+def _graded(
+    name: str, found: str, floor: str, advice: str, *, warn: bool = False, fail: bool = False
+) -> Check:
+    grade = Grade.FAIL if fail else Grade.WARN if warn else Grade.OK
+    return Check(name, grade, found, floor, advice if grade is not Grade.OK else "")
+
+
+def of_bytes(count: float) -> str:
+    for unit, size in (("GB", GB), ("MB", MB), ("KB", KB)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}" if count < 1000 * size else f"{count / size:.0f} {unit}"
+    return f"{count:.0f} bytes"
+
+
+# --- memory and limits -------------------------------------------------------------------------------
+
+_RANK_BYTES = 384 * MB  # torch alone, and a little
+_HOPELESS_BYTES = 128 * MB
+_SHM_FLOOR = 512 * MB
+_FILES_FLOOR, _FILES_HOPELESS = 4096, 128
+_LOCKED_FLOOR = GB
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    total: int
+    available: int
+    limit: int | None = None  # of the control group
+    used: int = 0  # of that limit
+
+
+def judge_memory(memory: Memory, ranks: int) -> Check:
+    left, where = memory.available, f"of {of_bytes(memory.total)}"
+    if memory.limit is not None and memory.limit - memory.used < left:
+        left, where = (
+            max(0, memory.limit - memory.used),
+            f"of the control group's limit of {of_bytes(memory.limit)}",
+        )
+    floor = ranks * _RANK_BYTES
+    advice = "end what else runs here, raise the limit, or run fewer ranks (--nproc-per-node)"
+    return _graded(
+        "memory",
+        f"{of_bytes(left)} free {where}",
+        f"at least {of_bytes(floor)} for {ranks} rank{'s' if ranks > 1 else ''}",
+        advice,
+        warn=left < floor,
+        fail=left < _HOPELESS_BYTES,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SharedMemory:
+    total: int
+    free: int
+
+
+def judge_shared_memory(shm: SharedMemory | None) -> Check:
+    if shm is None:
+        return Check(
+            "/dev/shm",
+            Grade.WARN,
+            "not there",
+            f"at least {of_bytes(_SHM_FLOOR)}",
+            "mount a tmpfs at /dev/shm: DataLoader workers and NCCL share memory there",
+        )
+    small, full = shm.total < _SHM_FLOOR, shm.free < _SHM_FLOOR
+    default = " (a container's default)" if shm.total == 64 * MB else ""
+    return _graded(
+        "/dev/shm",
+        f"{of_bytes(shm.free)} free of {of_bytes(shm.total)}{default}",
+        f"at least {of_bytes(_SHM_FLOOR)}",
+        "docker run --shm-size=8g (or --ipc=host); in Kubernetes an emptyDir of medium Memory at /dev/shm"
+        if small
+        else "remove what earlier jobs have left there",
+        warn=small or full,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    open_files: int  # the hard limit; -1: none
+    locked_bytes: int  # -1: no limit
+    pins_memory: bool = False  # there is a device here that wants memory locked
+
+
+def judge_limits(limits: Limits) -> tuple[Check, ...]:
+    files = limits.open_files
+    open_files = _graded(
+        "open files",
+        "unlimited" if files < 0 else f"{files} at most",
+        f"at least {_FILES_FLOOR}",
+        "raise it: ulimit -Hn 65536, LimitNOFILE= of the unit, or docker run --ulimit nofile=65536",
+        warn=0 <= files < _FILES_FLOOR,
+        fail=0 <= files < _FILES_HOPELESS,
+    )
+    if not limits.pins_memory:
+        return open_files, skipped("locked memory", "no GPU and no InfiniBand device that needs it")
+    locked = limits.locked_bytes
+    return open_files, _graded(
+        "locked memory",
+        "unlimited" if locked < 0 else f"{of_bytes(locked)} at most",
+        "unlimited",
+        "raise it: ulimit -l unlimited, LimitMEMLOCK=infinity, or docker run --ulimit memlock=-1",
+        warn=0 <= locked < _LOCKED_FLOOR,
+    )
+
+
+# --- disks -------------------------------------------------------------------------------------------
+
+_DISK_FLOOR, _DISK_HOPELESS = GB, 32 * MB
+_WRITE_FLOOR = 20 * MB  # per second ...
+_STALLED = MB  # ... of a write long enough to tell; a short one may just have come in between others
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    what: str  # "logs", "checkpoints"
+    path: str
+    total: int = 0
+    free: int = 0
+    write_bps: float | None = None  # bytes per second, through to the disk
+    problem: str = ""
+    glimpse: bool = False  # written for a moment only
+
+
+def judge_storage(storage: Storage) -> Check:
+    name = f"{storage.what} in {storage.path}"
+    if storage.problem:
+        return Check(
+            name, Grade.FAIL, storage.problem, advice="name another folder, or make this one writable"
+        )
+    floor = _STALLED if storage.glimpse else _WRITE_FLOOR
+    slow = storage.write_bps is not None and storage.write_bps < floor
+    scarce = storage.total > 0 and storage.free < _DISK_FLOOR
+    speed = "" if storage.write_bps is None else f", writes {of_bytes(storage.write_bps)}/s"
+    advice = "make room there, or name another folder" if scarce else "name a folder on a faster disk"
+    return _graded(
+        name,
+        (f"{of_bytes(storage.free)} free of {of_bytes(storage.total)}" if storage.total else "room unknown")
+        + speed,
+        f"at least {of_bytes(_DISK_FLOOR)}, {of_bytes(floor)}/s",
+        advice,
+        warn=scarce or slow,
+        fail=scarce and storage.free < _DISK_HOPELESS,
+    )
+
+
+# --- name, network, clock ----------------------------------------------------------------------------
+
+_CLOCK_FLOOR_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    name: str
+    address: str = ""
+    mtu: int = 0
+    up: bool = True
+    speed: int = 0  # Mbit/s as its driver says; 0: it does not
+    exists: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    host: str
+    addresses: tuple[str, ...] = ()  # what the name stands for
+    interface: Interface | None = None
+    asked: bool = False  # by --interface
+    alone: bool = True  # a job of this one machine
+
+
+def judge_network(network: Network) -> tuple[Check, ...]:
+    return _judge_name(network), _judge_interface(network)
+
+
+def _judge_name(network: Network) -> Check:
+    host, addresses = network.host, network.addresses
+    advice = f"add {host} to /etc/hosts or the name service, or give --interface"
+    if not addresses:
+        return Check("host name", Grade.WARN, f"nobody knows {host}", "an address", advice)
+    inward = all(address.startswith("127.") or address == "::1" for address in addresses)
+    lost = inward and not network.alone and not network.asked
+    return _graded(
+        "host name",
+        f"{host} is {', '.join(addresses[:4])}",
+        "an address that others reach",
+        advice,
+        warn=lost,
+    )
+
+
+def _judge_interface(network: Network) -> Check:
+    there = network.interface
+    if there is None:
+        return skipped("interface", "no route leads out of this machine")
+    if not there.exists:
+        advice = "ip link shows which there are; give one of them as --interface"
+        return Check("interface", Grade.FAIL, f"there is no {there.name}", "up", advice)
+    speed = f", {there.speed} Mbit/s" if there.speed else ""
+    return _graded(
+        "interface",
+        f"{there.name} is {'up' if there.up else 'down'}, {there.address or 'no address'}, MTU {there.mtu}{speed}",
+        "up",
+        f"ip link set {there.name} up; look at cable and switch",
+        warn=not there.up or not there.address,
+        fail=network.asked and not there.up,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """The service's clock less ours, and how far that may be off."""
+
+    offset_s: float
+    within_s: float
+
+
+def judge_clock(clock: Clock) -> Check:
+    """Only what is certain counts: an offset that a slow round trip may have made up is none."""
+    certain = max(0.0, abs(clock.offset_s) - clock.within_s)
+    way = "behind" if clock.offset_s > 0 else "ahead of"
+    exact = f"{abs(clock.offset_s):.3f} s {way} the service's, to within {clock.within_s:.3f} s"
+    return _graded(
+        "clock",
+        exact,
+        f"at most {_CLOCK_FLOOR_S:g} s",
+        "let chrony or ntpd keep it: the times of logs do not compare, and tokens may not be valid yet",
+        warn=certain > _CLOCK_FLOOR_S,
+    )
+
+
+# --- versions ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Versions:
+    python: str = ""
+    torch: str = ""
+    cuda: str = ""
+    nccl: str = ""
+    driver: str = ""
+
+    def __str__(self) -> str:
+        """As NodeFacts carries them."""
+        return " ".join(f"{name}={getattr(self, name)}" for name in self.__slots__ if getattr(self, name))
+
+
+def judge_versions(versions: Versions) -> Check:
+    if not versions.torch:
+        found = f"no torch in the ranks' Python {versions.python}".rstrip()
+        return Check(
+            "versions", Grade.WARN, found, "torch", "install it, or name the right Python in PYTHON_EXEC"
+        )
+    return Check("versions", Grade.OK, ", ".join(part.replace("=", " ") for part in str(versions).split(" ")))
+
+
+# --- a node as a whole ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All checks of one node."""
+
+    node: str
+    level: str
+    checks: tuple[Check, ...] = ()
+    versions: Versions = field(default_factory=Versions)
+    took_s: float = 0.0
+
+    @property
+    def healthy(self) -> bool:
+        return not failures(self.checks)
+
+    def plus(self, more: Sequence[Check]) -> Report:
+        return Report(self.node, self.level, (*self.checks, *more), self.versions, self.took_s)

@@ -1,0 +1,114 @@
+"""`ddp-launch doctor`: the pre-flight by itself, shown in full. Exit codes: 0 fit, 1 with warnings, 2 unfit.
+
+Alone it needs no service and no network. With `--nnodes N`, and with whatever tells the nodes of a job where to meet,
+it waits for the others, and all of them measure their links; it has to be started on each node, as a job is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from launcher.arguments import UsageError
+from launcher.assemble import Surroundings, assemble
+from launcher.config import Settings, unknown_variables
+from launcher.meet import CannotMeet, meet
+from launcher.preflight import table
+from launcher.preflight.agents import clock_checks, mtu_of
+from launcher.preflight.checkup import exit_code
+from launcher.preflight.look import look
+from launcher.spec import EntryKind, EntryPoint
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from launcher.preflight.checkup import Check, Report
+    from launcher.spec import LaunchSpec
+
+_ENTRY = EntryPoint(EntryKind.PROGRAM, "doctor")
+_TRIES = 20  # earlier examinations that a service may remember under the same name
+
+
+def run(settings: Settings, words: tuple[str, ...], environ: Mapping[str, str], here: Surroundings) -> int:
+    if words:
+        raise UsageError(f"doctor: takes no script, found {words[0]!r}; its options are those of ddp-launch")
+    spec, warnings = assemble(settings, _ENTRY, here)
+    if spec.preflight == "off":
+        raise settings.of("preflight").wrong("leaves the doctor nothing to do", "quick or full")
+    if not settings.of("preflight").given:
+        spec = replace(spec, preflight="full")
+    for warning in (*unknown_variables(environ), *warnings):
+        _say(f"warning: {warning}")
+    with contextlib.suppress(KeyboardInterrupt):
+        return asyncio.run(_examine(spec, bool(settings["json"])))
+    return 128 + signal.SIGINT
+
+
+async def _examine(spec: LaunchSpec, as_json: bool) -> int:
+    report = await look(spec, spec.preflight)
+    if spec.max_nodes > 1:
+        try:
+            report = await _with_others(spec, report)
+        except CannotMeet as error:
+            _say(f"error: {error}")
+            return 2
+    _show(_as_json(report) if as_json else _as_table(report))
+    return exit_code(report.checks)
+
+
+async def _with_others(spec: LaunchSpec, report: Report) -> Report:
+    from launcher.preflight import meeting
+
+    began = time.monotonic()
+    checks: tuple[Check, ...] = ()
+    for number in range(1, _TRIES):
+        named = spec if number == 1 else replace(spec, run_id=f"{spec.run_id}.{number}")
+        met = await meet(named, f"{os.getpid()}-{time.time_ns():x}")
+        try:
+            report = replace(report, node=met.host)
+            clock = await clock_checks(met) if number == 1 else ()
+            if spec.preflight != "full":
+                return report.plus(clock)
+            report = report.plus(clock)
+            checks = await meeting.compare(met, named, report, mtu_of(spec), _say)
+        finally:
+            await met.leave()
+        if not meeting.came_too_late(checks):
+            break
+    return replace(report.plus(checks), took_s=report.took_s + time.monotonic() - began)
+
+
+def _as_table(report: Report) -> str:
+    try:
+        width = os.get_terminal_size(1).columns
+    except OSError:
+        width = 100
+    color = os.isatty(1) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return table.table(report, width=max(60, min(width, 120)), color=color)
+
+
+def _as_json(report: Report) -> str:
+    return json.dumps(table.as_json(report), indent=2, ensure_ascii=False)
+
+
+def _show(text: str) -> None:
+    _write(1, text)
+
+
+def _say(text: str) -> None:
+    _write(2, f"ddp-launch: doctor: {text}")
+
+
+def _write(fd: int, text: str) -> None:
+    encoding = getattr(sys.stdout if fd == 1 else sys.stderr, "encoding", None) or "utf-8"
+    left = f"{text}\n".encode(encoding, "replace")
+    with contextlib.suppress(OSError):  # its reader has seen enough; the exit code says it too
+        while left:
+            left = left[os.write(fd, left) :]

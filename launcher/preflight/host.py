@@ -1,0 +1,210 @@
+"""Memory, limits, name, interface and disks of this machine, as the kernel tells them. Nothing of it needs root."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import resource
+import socket
+import struct
+import tempfile
+import time
+from typing import TYPE_CHECKING
+
+from launcher import reach
+from launcher.preflight.checkup import KB, MB, Interface, Limits, Memory, Network, SharedMemory, Storage
+
+if TYPE_CHECKING:
+    from launcher.spec import LaunchSpec
+
+_SHM = "/dev/shm"
+_SIOCGIFFLAGS, _SIOCGIFMTU, _IFF_UP = 0x8913, 0x8921, 0x1
+_NO_LIMIT = 1 << 60  # control groups of version 1 write a number like that where there is none
+
+
+# --- memory ------------------------------------------------------------------------------------------
+
+
+def memory(root: str = "/") -> Memory:
+    told = {}
+    for line in _read(os.path.join(root, "proc/meminfo")).splitlines():
+        name, _, value = line.partition(":")
+        words = value.split()
+        if words and words[0].isdecimal():
+            told[name] = int(words[0]) * KB
+    limit, used = _group_memory(root)
+    return Memory(told.get("MemTotal", 0), told.get("MemAvailable", told.get("MemFree", 0)), limit, used)
+
+
+def _group_memory(root: str) -> tuple[int | None, int]:
+    """The tightest limit of our control group and those above it, with what is used of it and cannot be given back."""
+    tightest: tuple[int | None, int] = (None, 0)
+    for line in _read(os.path.join(root, "proc/self/cgroup")).splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        mount = os.path.join(root, "sys/fs/cgroup", *(["memory"] if controllers else []))
+        names = _VERSION_1 if controllers else _VERSION_2
+        for folder in _above(mount, path):
+            limit, used = _limit_in(folder, *names)
+            if limit is not None and (tightest[0] is None or limit - used < tightest[0] - tightest[1]):
+                tightest = (limit, used)
+    return tightest
+
+
+_VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_VERSION_2 = ("memory.max", "memory.current", "inactive_file")
+
+
+def _above(mount: str, path: str) -> list[str]:
+    """Inside a container `path` may be the host's and not exist: the mount itself counts in any case."""
+    parts = [part for part in path.split("/") if part]
+    return [os.path.join(mount, *parts[:depth]) for depth in range(len(parts) + 1)]
+
+
+def _limit_in(folder: str, limit_name: str, used_name: str, cache_name: str) -> tuple[int | None, int]:
+    text, used = (_read(os.path.join(folder, name)).strip() for name in (limit_name, used_name))
+    if not text.isdecimal() or not used.isdecimal() or int(text) >= _NO_LIMIT:
+        return None, 0
+    cached = 0
+    for line in _read(os.path.join(folder, "memory.stat")).splitlines():
+        name, _, value = line.partition(" ")
+        if name == cache_name and value.isdecimal():
+            cached = int(value)
+    return int(text), max(0, int(used) - cached)
+
+
+def shared_memory() -> SharedMemory | None:
+    try:
+        found = os.statvfs(_SHM)
+    except OSError:
+        return None
+    return SharedMemory(found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
+
+
+def limits() -> Limits:
+    _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    pins = bool(_names("/sys/class/infiniband")) or os.path.exists("/proc/driver/nvidia/version")
+    return Limits(
+        -1 if files == resource.RLIM_INFINITY else files,
+        -1 if locked == resource.RLIM_INFINITY else locked,
+        pins,
+    )
+
+
+# --- network -----------------------------------------------------------------------------------------
+
+
+def network(spec: LaunchSpec) -> Network:
+    host = socket.gethostname()
+    found = tuple(dict.fromkeys(address for _, address in reach.addresses_of(host, 0)))
+    return Network(
+        host,
+        found,
+        _interface(spec),
+        asked=bool(spec.interface or spec.local_addr),
+        alone=spec.max_nodes == 1 or _is_here(spec),
+    )
+
+
+def _is_here(spec: LaunchSpec) -> bool:
+    """All nodes of the job are agents on this machine."""
+    return not spec.tethered and reach.is_loopback(spec.rendezvous.rpartition(":")[0])
+
+
+def _interface(spec: LaunchSpec) -> Interface | None:
+    """The one that was asked for, else the one that the default route leaves by."""
+    name = spec.interface
+    if name:
+        if name not in reach.interfaces():
+            return Interface(name, exists=False)
+        return _described(name, reach.address_of_interface(name))
+    address = spec.local_addr or reach.outward_address()
+    named = [each for each in reach.interfaces() if address and reach.address_of_interface(each) == address]
+    return _described(named[0], address) if named else None
+
+
+def _described(name: str, address: str) -> Interface:
+    speed = _read(f"/sys/class/net/{name}/speed").strip()
+    return Interface(
+        name,
+        address,
+        _asked_of(name, _SIOCGIFMTU, "i"),
+        bool(_asked_of(name, _SIOCGIFFLAGS, "H") & _IFF_UP)
+        and _read(f"/sys/class/net/{name}/carrier").strip() != "0",
+        int(speed) if speed.isdecimal() else 0,
+    )
+
+
+def _asked_of(name: str, request: int, form: str) -> int:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asks:
+        try:
+            answer = fcntl.ioctl(asks, request, struct.pack("16s24x", name.encode()[:15]))
+        except OSError:
+            return 0
+    return int(struct.unpack_from(form, answer, 16)[0])
+
+
+# --- disks -------------------------------------------------------------------------------------------
+
+_BLOCK = bytes(MB)
+
+
+def storage(what: str, path: str, *, most_bytes: int, most_s: float, glimpse: bool) -> Storage:
+    """Writes a file without a name there, for as long and as much as allowed, through to the disk."""
+    folder = _first_that_exists(path)
+    try:
+        room = os.statvfs(folder)
+    except OSError as error:
+        return Storage(what, path, problem=_in_words(error))
+    total, free = room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize
+    if total:  # some file systems do not say
+        most_bytes = min(most_bytes, free // 4)
+    try:
+        speed = _written(folder, most_bytes, most_s) if most_bytes >= MB else None
+    except OSError as error:
+        return Storage(what, path, total, free, problem=f"cannot be written to ({_in_words(error)})")
+    return Storage(what, path, total, free, speed, glimpse=glimpse)
+
+
+def _first_that_exists(path: str) -> str:
+    """A folder that is missing is made by whoever needs it, not by a check."""
+    path = os.path.abspath(path)
+    while not os.path.exists(path) and path != os.path.dirname(path):
+        path = os.path.dirname(path)
+    return path
+
+
+def _written(folder: str, most_bytes: int, most_s: float) -> float:
+    """The file has lost its name before it has any content: nothing is left of it, however this process ends."""
+    fd, name = tempfile.mkstemp(prefix=".ddp-launch-", dir=folder)
+    try:
+        os.unlink(name)
+        began, written = time.monotonic(), 0
+        while written < most_bytes and time.monotonic() - began < most_s:
+            written += os.write(fd, _BLOCK)
+        os.fdatasync(fd)
+        return written / max(1e-6, time.monotonic() - began)
+    finally:
+        os.close(fd)
+
+
+def _in_words(error: OSError) -> str:
+    return (error.strerror or str(error)).lower()
+
+
+def _names(folder: str) -> list[str]:
+    with contextlib.suppress(OSError):
+        return sorted(os.listdir(folder))
+    return []
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read(1 << 16)
+    except OSError:
+        return ""

@@ -1,0 +1,287 @@
+"""Which nodes measure the link between them, in which round, and what the measurements say about whom.
+
+In a round every node talks to at most one other, so that nobody shares a network card with a second test. The pairs
+are those of a round-robin tournament (the circle method). Up to 20 nodes or so all rounds of it are played, and
+every link is measured; beyond that 4 log2(n) of them, spread over the tournament, so that each node meets that many
+others: its own network card is then still judged by many witnesses, but not every pair has met. More is not to be
+had in so few rounds: a node that is to find the one slow link among its n - 1 has to use each of them by itself.
+
+Judging: the best quarter of all measurements says what this network can do. Whoever is slow with all the partners
+he met (and met at least two) is slow himself, and his measurements say nothing more about anybody else. What is
+slow then is a link between two good ends. Slow measurements are taken again, up to three times and the quietest
+way there is, before anybody is named: the best one counts. Nodes that share a host do not measure a network.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from launcher.preflight.checkup import Check, Grade, skipped
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+Pair = tuple[int, int]  # the first connects to the second
+
+_ROUNDS_PER_DOUBLING = 4
+
+
+def schedule(n: int) -> tuple[tuple[Pair, ...], ...]:
+    """Rounds of pairs of node ranks; nobody is in two pairs of a round, no pair is in two rounds."""
+    if n < 2:
+        return ()
+    seats = n + n % 2  # with an odd number, one sits out each round
+    whole = seats - 1
+    rounds = min(whole, _ROUNDS_PER_DOUBLING * (n - 1).bit_length())
+    return tuple(_round(n, seats, at * whole // rounds) for at in range(rounds))
+
+
+def _round(n: int, seats: int, turn: int) -> tuple[Pair, ...]:
+    """The last seat stays, the others move one place each turn."""
+    moving = seats - 1
+    circle = [(turn + at) % moving for at in range(moving)]
+    pairs = [(seats - 1, circle[0])]
+    pairs += [(circle[at], circle[-at]) for at in range(1, seats // 2)]
+    return tuple(sorted(_directed(*sorted(pair)) for pair in pairs if max(pair) < n))
+
+
+def _directed(low: int, high: int) -> Pair:
+    """About as many connect as are connected to, so that a closed port shows."""
+    return (low, high) if (low + high) % 2 else (high, low)
+
+
+def in_rounds(pairs: Iterable[Pair], at_once: int) -> tuple[tuple[Pair, ...], ...]:
+    """These pairs, no node twice in a round and no more than `at_once` in one."""
+    rounds: list[list[Pair]] = []
+    for pair in pairs:
+        for taken in rounds:
+            if len(taken) < at_once and not any(end in other for other in taken for end in pair):
+                taken.append(pair)
+                break
+        else:
+            rounds.append([pair])
+    return tuple(tuple(each) for each in rounds)
+
+
+# --- measurements --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What two nodes have measured. Bits per second each way; None: it did not come to that."""
+
+    pair: Pair
+    there_bps: float | None = None  # from the one who connected
+    back_bps: float | None = None
+    rtt_s: float | None = None
+    problem: str = ""
+
+    @property
+    def bps(self) -> float:
+        known = [each for each in (self.there_bps, self.back_bps) if each is not None]
+        return min(known) if known and not self.problem else 0.0
+
+
+def better_of(first: Link, second: Link) -> Link:
+    """A disturbance makes a link slower and never faster."""
+    if first.problem or second.problem:
+        return second if first.problem else first
+    rtts = [each for each in (first.rtt_s, second.rtt_s) if each is not None]
+    best = first if first.bps > second.bps else second
+    return replace(best, rtt_s=min(rtts, default=None))
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """What this network can do; zeros where too little was measured to tell."""
+
+    bps: float = 0.0
+    rtt_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SlowNode:
+    node: int
+    bps: float
+    rtt_s: float
+    partners: int
+    unreachable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    baseline: Baseline = Baseline()
+    nodes: tuple[SlowNode, ...] = ()
+    links: tuple[Link, ...] = ()  # slow ones between good ends
+    measured: int = 0
+
+
+SLOW_FACTOR = 2.5  # of the baseline's bandwidth: a warning ...
+BAD_FACTOR = 5.0  # ... and a failure
+_RTT_FACTOR, _RTT_MARGIN_S = 4.0, 0.001
+_BAD_RTT_FACTOR, _BAD_RTT_MARGIN_S = 20.0, 0.010
+_FLOOR_BPS = 100e6  # of any network that gradients should go over, as a whole
+_FLOOR_RTT_S = 0.050
+_ALL = 0.8  # of one's partners: a lucky measurement does not acquit
+
+
+def baseline(links: Iterable[Link]) -> Baseline:
+    sound = [link for link in links if not link.problem]
+    if not sound:
+        return Baseline()
+    rates = sorted((link.bps for link in sound), reverse=True)
+    times = sorted(link.rtt_s for link in sound if link.rtt_s is not None)
+    return Baseline(rates[len(rates) // 4], times[len(times) // 4] if times else 0.0)
+
+
+def is_slow(link: Link, best: Baseline) -> bool:
+    return _falls_short(link, best.bps / SLOW_FACTOR, _limit_of_rtt(best))
+
+
+def _limit_of_rtt(best: Baseline) -> float:
+    return max(best.rtt_s * _RTT_FACTOR, best.rtt_s + _RTT_MARGIN_S)
+
+
+def is_bad(link: Link, best: Baseline) -> bool:
+    """So slow that the job is better off without it."""
+    limit = max(best.rtt_s * _BAD_RTT_FACTOR, best.rtt_s + _BAD_RTT_MARGIN_S)
+    return _falls_short(link, best.bps / BAD_FACTOR, limit)
+
+
+def _falls_short(link: Link, bps: float, rtt_s: float) -> bool:
+    return bool(link.problem) or link.bps < bps or (link.rtt_s or 0.0) > rtt_s
+
+
+def suspects(links: Sequence[Link], hosts: Mapping[int, str], *, again: bool = False) -> tuple[Pair, ...]:
+    """What is to be measured once more before anybody is named. `again`: what is beyond doubt has been already."""
+    counted = _between_hosts(links, hosts)
+    best = baseline(counted)
+    slow = [link for link in counted if is_slow(link, best)]
+    return tuple(link.pair for link in slow if not (again and is_bad(link, best)))
+
+
+def _between_hosts(links: Iterable[Link], hosts: Mapping[int, str]) -> list[Link]:
+    """Two agents on one host that cannot talk to each other are a finding all the same."""
+    return [link for link in links if link.problem or hosts[link.pair[0]] != hosts[link.pair[1]]]
+
+
+def judge(links: Sequence[Link], hosts: Mapping[int, str]) -> Findings:
+    counted = _between_hosts(links, hosts)
+    best = baseline(counted)
+    slow = [link for link in counted if is_slow(link, best)]
+    guilty = _slow_nodes(counted, slow)
+    named = [node.node for node in guilty]
+    between = tuple(link for link in slow if link.pair[0] not in named and link.pair[1] not in named)
+    return Findings(best, guilty, between, len(counted))
+
+
+def _slow_nodes(counted: Sequence[Link], slow: Sequence[Link]) -> tuple[SlowNode, ...]:
+    met: dict[int, int] = {}
+    for link in counted:
+        for end in link.pair:
+            met[end] = met.get(end, 0) + 1
+    found = []
+    for node, partners in sorted(met.items()):
+        own = [link for link in slow if node in link.pair]
+        if partners < 2 or len(own) < _ALL * partners:
+            continue
+        rates, times = (
+            sorted(link.bps for link in own),
+            sorted(link.rtt_s for link in own if link.rtt_s is not None),
+        )
+        unreachable = all(link.problem for link in own)
+        typical = times[len(times) // 2] if times else 0.0
+        found.append(SlowNode(node, rates[len(rates) // 2], typical, partners, unreachable))
+    return tuple(found)
+
+
+# --- in words --------------------------------------------------------------------------------------------
+
+
+def checks_of(me: int, findings: Findings, names: Mapping[int, str]) -> tuple[Check, ...]:
+    """What node `me` has to say about its links, and about those of others, in which it has no part."""
+    best, floor = findings.baseline, _floor(findings.baseline)
+    own = [node for node in findings.nodes if node.node == me]
+    mine = sorted((link for link in findings.links if me in link.pair), key=_worst_first)
+    if own:
+        first = _of_slow_node(own[0], best, floor)
+    elif mine:
+        first = _of_slow_links(me, mine, best, floor, names)
+    else:
+        first = _of_the_network(best, floor, findings.measured)
+    return first, *_elsewhere(me, findings, names)
+
+
+def _floor(best: Baseline) -> str:
+    return f"at least {_rate(best.bps / SLOW_FACTOR)}, at most {_time(_limit_of_rtt(best))}"
+
+
+def _of_slow_node(own: SlowNode, best: Baseline, floor: str) -> Check:
+    if own.unreachable:
+        found = f"none of the {own.partners} nodes that were tried can talk to this one"
+        return Check("links", Grade.FAIL, found, floor, "look at its firewall, --interface and cable")
+    bad = is_bad(Link((own.node, own.node), own.bps, own.bps, own.rtt_s), best)
+    found = f"slow with all {own.partners} partners: {_rate(own.bps)}, {_time(own.rtt_s)}; others {_rate(best.bps)}"
+    advice = "look at its network card, cable and switch port (ethtool), and at what else uses them"
+    return Check("links", Grade.FAIL if bad else Grade.WARN, found, floor, advice)
+
+
+def _worst_first(link: Link) -> tuple[bool, float]:
+    return (not link.problem, link.bps)
+
+
+def _of_slow_links(
+    me: int, mine: Sequence[Link], best: Baseline, floor: str, names: Mapping[int, str]
+) -> Check:
+    """Where a link is broken the job runs with one of its ends: the one of the higher rank gives way."""
+    others = [names[link.pair[0] if link.pair[1] == me else link.pair[1]] for link in mine]
+    gives_way = any(link.problem and me == max(link.pair) for link in mine)
+    found = "; ".join(
+        f"the link to {other}: {_told(link)}" for other, link in zip(others[:4], mine, strict=False)
+    )
+    found += f"; others {_rate(best.bps)}" if best.bps else ""
+    advice = f"both ends are fine with others: look at the path between here and {others[0]}"
+    if not best.bps:
+        advice = "look at firewalls, --interface and cables; at which end it is, two nodes cannot tell"
+    return Check("links", Grade.FAIL if gives_way else Grade.WARN, found, floor, advice)
+
+
+def _of_the_network(best: Baseline, floor: str, measured: int) -> Check:
+    if not measured:
+        return skipped("links", "all nodes are on one host")
+    found = f"as good as the others': {_rate(best.bps)}, {_time(best.rtt_s)}"
+    if best.bps >= _FLOOR_BPS and best.rtt_s <= _FLOOR_RTT_S:
+        return Check("links", Grade.OK, found, floor)
+    advice = "the network as a whole is slow: is this the right one? (--interface)"
+    return Check(
+        "links", Grade.WARN, found, f"at least {_rate(_FLOOR_BPS)}, at most {_time(_FLOOR_RTT_S)}", advice
+    )
+
+
+def _told(link: Link) -> str:
+    return link.problem or f"{_rate(link.bps)}, {_time(link.rtt_s or 0.0)}"
+
+
+def _elsewhere(me: int, findings: Findings, names: Mapping[int, str]) -> tuple[Check, ...]:
+    """Nothing that this node could mend, so it changes no grade."""
+    told = [
+        f"{names[node.node]} is {'cut off' if node.unreachable else f'slow with all: {_rate(node.bps)}'}"
+        for node in findings.nodes
+        if node.node != me
+    ]
+    told += [
+        f"between {names[link.pair[0]]} and {names[link.pair[1]]}: {_told(link)}"
+        for link in findings.links
+        if me not in link.pair
+    ]
+    more = f"; and {len(told) - 8} more" if len(told) > 8 else ""
+    return (Check("links elsewhere", Grade.OK, "; ".join(told[:8]) + more),) if told else ()
+
+
+def _rate(bps: float) -> str:
+    return f"{bps / 1e9:.3g} Gbit/s" if bps >= 1e9 else f"{bps / 1e6:.3g} Mbit/s"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e3:.2g} ms" if seconds < 1.0 else f"{seconds:.2g} s"

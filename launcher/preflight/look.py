@@ -1,0 +1,127 @@
+"""Gathers the facts of this node and has them judged: everything at once, and each part only for so long."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import sys
+import tempfile
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+from launcher.preflight import checkup, gpu_checkup, gpus, host, versions
+from launcher.preflight.aside import aside
+from launcher.preflight.checkup import MB, Check, Grade, Report, skipped
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from launcher.spec import LaunchSpec
+
+    Part = Callable[[], tuple[Check, ...]]
+
+_PART_S = 3.0
+_GPUS_S = 8.0  # a driver that nobody keeps loaded initializes its devices first
+_FULL_PART_S = 20.0
+_TRIAL_S = 90.0  # to import torch on a cold file system is most of it
+_QUICK_BYTES, _QUICK_WRITE_S = 2 * MB, 0.05
+_FULL_BYTES, _FULL_WRITE_S = 256 * MB, 1.0
+
+
+async def look(spec: LaunchSpec, level: str) -> Report:
+    """`level`: quick or full."""
+    began = time.monotonic()
+    full = level == "full"
+    work = [_bounded(name, part, _bound_of(name, full)) for name, part in _parts(spec, full)]
+    found = [check for checks in await asyncio.gather(*work) for check in checks]
+    if full:
+        found += await _trials(spec)
+    had = versions.versions(spec.python)
+    took_s = time.monotonic() - began
+    return Report(socket.gethostname(), level, tuple(found), had, took_s)
+
+
+def _parts(spec: LaunchSpec, full: bool) -> Iterator[tuple[str, Part]]:
+    wants_gpus = spec.nproc_asked == "gpu"
+    yield "memory", lambda: (checkup.judge_memory(host.memory(), spec.nproc),)
+    yield "/dev/shm", lambda: (checkup.judge_shared_memory(host.shared_memory()),)
+    yield "limits", lambda: checkup.judge_limits(host.limits())
+    for what, path in _paths(spec):
+        yield f"{what} in {path}", partial(_stored, what, path, full)
+    yield "network", lambda: checkup.judge_network(host.network(spec))
+    yield "versions", lambda: (_versions(spec),)
+    yield "GPUs", lambda: gpu_checkup.judge_gpus(gpus.gpus(), wanted=wants_gpus)
+
+
+def _stored(what: str, path: str, full: bool) -> tuple[Check, ...]:
+    most_bytes, most_s = (_FULL_BYTES, _FULL_WRITE_S) if full else (_QUICK_BYTES, _QUICK_WRITE_S)
+    found = host.storage(what, path, most_bytes=most_bytes, most_s=most_s, glimpse=not full)
+    return (checkup.judge_storage(found),)
+
+
+def _paths(spec: LaunchSpec) -> Iterator[tuple[str, str]]:
+    yield "logs", os.path.abspath(spec.log.directory or tempfile.gettempdir())
+    for path in spec.preflight_paths:
+        yield "checkpoints", os.path.abspath(path)
+
+
+def _versions(spec: LaunchSpec) -> Check:
+    if spec.python and os.path.realpath(spec.python) != os.path.realpath(sys.executable):
+        return skipped("versions", f"the ranks run in another Python: {spec.python}")
+    return checkup.judge_versions(versions.versions(spec.python))
+
+
+def _bound_of(name: str, full: bool) -> float:
+    return _FULL_PART_S if full else _GPUS_S if name == "GPUs" else _PART_S
+
+
+async def _bounded(name: str, part: Part, within_s: float) -> tuple[Check, ...]:
+    try:
+        return await asyncio.wait_for(aside(part, name), within_s)
+    except TimeoutError:
+        return (checkup.overdue(name, within_s),)
+    except Exception as error:  # a check that cannot be made says so, and is no reason not to start
+        return (skipped(name, f"could not be looked at ({type(error).__name__}: {error})"),)
+
+
+# --- at work ---------------------------------------------------------------------------------------------
+
+
+async def _trials(spec: LaunchSpec) -> tuple[Check, ...]:
+    program = os.path.join(os.path.dirname(__file__), "trial.py")
+    command = (spec.python or sys.executable, "-P", program)
+    try:
+        child = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+    except OSError as error:
+        return (skipped("at work", f"{command[0]} cannot be started ({error.strerror})"),)
+    try:
+        out, err = await asyncio.wait_for(child.communicate(), _TRIAL_S)
+    except TimeoutError:
+        found = f"nothing came of it within {_TRIAL_S:g} s"
+        return (Check("at work", Grade.FAIL, found, advice="look for a device or a driver that hangs"),)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            child.kill()
+    return _read_trials(out, err, child.returncode or 0)
+
+
+def _read_trials(out: bytes, err: bytes, returncode: int) -> tuple[Check, ...]:
+    try:
+        told = json.loads(out)
+    except ValueError:
+        last = err.decode(errors="replace").strip().splitlines()[-1:] or [""]
+        found = f"it ended with {returncode}: {last[0][:300]}"
+        return (Check("at work", Grade.FAIL, found, advice="run a small script that uses torch by hand"),)
+    if "problem" in told:
+        return (skipped("at work", told["problem"]),)
+    trials = [gpu_checkup.Trial(**each) for each in told["trials"]]
+    return tuple(gpu_checkup.judge_trial(trial, trials) for trial in trials)

@@ -1,0 +1,330 @@
+"""All nodes of a job measure the links between them, and compare what they have installed.
+
+They form a world like that of any job (whose id ends in `.preflight`), and write to its scratchpad:
+
+    card/RANK        how to reach this node's listener, and its versions
+    heard/STAGE/RANK what it has measured
+    again/STAGE      from node rank 0: what looked slow, to be measured once more, and longer (stages 1 to 3)
+    verdict          from node rank 0: who and what is slow, who differs
+
+Node rank 0 judges, with `launcher.preflight.link_plan`. When all have read the verdict, the job has succeeded and is
+over. A node that comes later finds it so, and goes without: it cannot measure links of nodes that are training.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from launcher.join import job_spec, node_facts
+from launcher.meet import CannotMeet
+from launcher.preflight import link_plan, wire
+from launcher.preflight.aside import aside
+from launcher.preflight.checkup import Check, Grade, skipped
+from launcher.preflight.link_plan import Baseline, Findings, Link, SlowNode
+from launcher.version import VERSION
+from rendezvous import versions
+from rendezvous.asking import NotAnswered, Scratch
+from rendezvous.events import (
+    AgentJoined,
+    AgentLeft,
+    Assigned,
+    Ended,
+    RanksFinished,
+    Refused,
+    Stop,
+    StoreOpened,
+    Waiting,
+)
+from rendezvous.types import RestartBudget, StoreAddress
+from rendezvous.versions import Difference
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from launcher.meet import Met
+    from launcher.preflight.checkup import Report
+    from launcher.preflight.link_plan import Pair
+    from launcher.spec import LaunchSpec
+    from rendezvous.types import Assignment
+
+SUFFIX = ".preflight"
+_TOO_LATE = "the job is over"
+_START_S = 10.0  # for a partner to come to the round: it may be held up by a slow link of the round before
+_WORD_S = 120.0  # for what another node writes; one that is lost ends the meeting much sooner
+_PARTING_S = 15.0
+_MOST_PAIRS, _MOST_NAMED = 1000, 64
+_STAGES = 3  # a busy CPU slows a link down now and then, a fault always
+_STAGE_NUMBERS = 10_000
+_SEND_S = 0.2
+
+
+class _CutShort(Exception):
+    """In words. `over`: the others have done without this node."""
+
+    def __init__(self, words: str, *, over: bool = False) -> None:
+        super().__init__(words)
+        self.over = over
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What a node says of itself to the others."""
+
+    node: str
+    host: str  # nodes of equal host share a network stack
+    address: str
+    port: int
+    token: str
+    versions: str
+
+
+async def compare(
+    met: Met, spec: LaunchSpec, report: Report, mtu: int, say: Callable[[str], None]
+) -> tuple[Check, ...]:
+    """`say` hears what is waited for. Raises `CannotMeet` where the job itself could not begin either."""
+    meeting = _Meeting(met, spec, report, mtu, say)
+    try:
+        return await meeting.hold()
+    except _CutShort as error:
+        if error.over:
+            return (skipped("links", str(error)),)
+        advice = "all nodes that are to take part must come together, and stay until the end"
+        return (Check("links", Grade.WARN, str(error), advice=advice),)
+    finally:
+        await meeting.close()
+
+
+def came_too_late(checks: tuple[Check, ...]) -> bool:
+    """An earlier meeting of that name is over."""
+    return bool(checks) and checks[0].grade is Grade.SKIPPED and checks[0].found.startswith(_TOO_LATE)
+
+
+class _Meeting:
+    def __init__(
+        self, met: Met, spec: LaunchSpec, report: Report, mtu: int, say: Callable[[str], None]
+    ) -> None:
+        self._met, self._spec, self._say = met, spec, say
+        self._versions = str(report.versions) + (f" mtu={mtu}" if mtu else "")
+        self._scratch = Scratch(met.endpoints, met.options, spec.run_id)
+        self._listener = wire.Listener(met.address)
+        self._said = ""
+        self._links: dict[Pair, Link] = {}  # node rank 0 has them all
+
+    async def close(self) -> None:
+        self._listener.close()
+        await self._scratch.close()
+
+    async def hold(self) -> tuple[Check, ...]:
+        agent, facts = self._met.agent, node_facts(self._spec, self._met.host, self._met.address, os.environ)
+        asked = replace(job_spec(self._spec, VERSION), budget=RestartBudget(), rules=())
+        self._met.session.send(AgentJoined(agent, asked, facts))
+        place = await self._assigned()
+        if place.node_rank == 0:
+            store = StoreAddress(self._met.address, self._listener.port)
+            self._met.session.send(StoreOpened(agent, place.generation, store))
+        measuring = asyncio.create_task(self._measure(place))
+        watching = asyncio.create_task(self._until_over())
+        try:
+            await asyncio.wait((measuring, watching), return_when=asyncio.FIRST_COMPLETED)
+            if not measuring.done():
+                raise _CutShort(f"the nodes could not finish measuring: {watching.result()}")
+            checks = measuring.result()
+            self._met.session.send(RanksFinished(agent, place.generation))
+            await asyncio.wait((watching,), timeout=_PARTING_S)  # somebody may have the verdict yet to read
+            return checks
+        except NotAnswered as error:
+            raise _CutShort(f"the service does not answer: {error}") from error
+        finally:
+            measuring.cancel()
+            watching.cancel()
+            await asyncio.wait((measuring, watching))
+
+    async def _assigned(self) -> Assignment:
+        while True:
+            match await self._met.session.receive():
+                case Assigned(assignment):
+                    return assignment
+                case Waiting(reason, stands_by=True):
+                    self._met.session.send(AgentLeft(self._met.agent, "it goes without"))
+                    raise _CutShort(f"the others measure without this node: {reason}", over=True)
+                case Waiting(reason) if reason != self._said:
+                    self._said = reason
+                    self._say(reason)
+                case Refused(reason, code, retryable) if not retryable:
+                    if reason.startswith(_TOO_LATE):
+                        raise _CutShort(reason, over=True)
+                    raise CannotMeet(reason, code)  # as the job itself would
+                case Ended(outcome):
+                    raise CannotMeet(outcome.reason, outcome.exit_code)
+                case _:
+                    pass
+
+    async def _until_over(self) -> str:
+        while True:
+            match await self._met.session.receive():
+                case Ended(outcome):
+                    return outcome.reason
+                case Stop(_, decision):
+                    return decision.reason
+                case Refused(reason, _, retryable) if not retryable:
+                    return reason
+                case _:
+                    pass
+
+    # --- measuring ---------------------------------------------------------------------------------
+
+    async def _measure(self, place: Assignment) -> tuple[Check, ...]:
+        me, n = place.node_rank, place.n_nodes
+        self._prefix = f"{place.generation}/"
+        own = Card(
+            self._met.host,
+            _network_of_host(),
+            self._met.address,
+            self._listener.port,
+            self._listener.token,
+            self._versions,
+        )
+        self._cards = {me: own}
+        await self._put(f"card/{me}", asdict(own))
+        rounds = link_plan.schedule(n)
+        self._say(f"measuring the links between {n} nodes in {len(rounds)} rounds")
+        await self._play(me, rounds, 0)
+        if me == 0:
+            await self._collect_cards(n)
+            await self._gather(n, rounds, 0)
+        for stage in range(1, _STAGES + 1):
+            if me == 0:
+                await self._put(f"again/{stage}", self._suspects(n, again=stage > 1))
+            again = tuple(
+                tuple((int(a), int(b)) for a, b in pairs) for pairs in await self._get(f"again/{stage}")
+            )
+            if not again:
+                break
+            self._say("measuring once more what looked slow")
+            await self._play(me, again, stage)
+            if me == 0:
+                await self._gather(n, again, stage)
+        if me == 0:
+            await self._put("verdict", _verdict(self._links, self._cards))
+        return _read_verdict(me, self._met.host, await self._get("verdict"))
+
+    async def _play(self, me: int, rounds: tuple[tuple[Pair, ...], ...], stage: int) -> None:
+        told = []
+        for at, pairs in enumerate(rounds):
+            pair = next((pair for pair in pairs if me in pair), None)
+            if pair is None:
+                continue
+            number, send_s = stage * _STAGE_NUMBERS + at, _SEND_S * 2**stage
+            if pair[0] == me:
+                card = await self._card(pair[1])
+                peer = wire.Peer(card.address, card.port, card.token)
+                own = self._met.address if self._spec.interface or self._spec.local_addr else ""
+                heard = await aside(partial(wire.connect, peer, me, number, own, _START_S, send_s), "link")
+            else:
+                heard = await aside(partial(self._answer, pair[0], number, send_s), "link")
+            told.append({"pair": pair, **asdict(heard)})
+        await self._put(f"heard/{stage}/{me}", told)
+
+    def _answer(self, rank: int, number: int, send_s: float) -> wire.Heard:
+        return wire.answer(self._listener.take(rank, number, _START_S), _START_S, send_s)
+
+    async def _card(self, rank: int) -> Card:
+        if rank not in self._cards:
+            self._cards[rank] = Card(**await self._get(f"card/{rank}"))
+        return self._cards[rank]
+
+    # --- node rank 0 -------------------------------------------------------------------------------
+
+    async def _collect_cards(self, n: int) -> None:
+        for rank in range(n):
+            await self._card(rank)
+
+    def _suspects(self, n: int, *, again: bool) -> list[list[Pair]]:
+        hosts = {rank: card.host for rank, card in self._cards.items()}
+        slow = link_plan.suspects(list(self._links.values()), hosts, again=again)[:_MOST_PAIRS]
+        return [list(pairs) for pairs in link_plan.in_rounds(slow, max(1, n // 4))]
+
+    async def _gather(self, n: int, rounds: tuple[tuple[Pair, ...], ...], stage: int) -> None:
+        told: dict[tuple[Pair, int], wire.Heard] = {}
+        for rank in range(n):
+            for entry in await self._get(f"heard/{stage}/{rank}"):
+                heard = wire.Heard(entry["in_bps"], entry["rtt_s"], entry["problem"])
+                told[(entry["pair"][0], entry["pair"][1]), rank] = heard
+        for pair in (pair for pairs in rounds for pair in pairs):
+            silent = wire.Heard(problem="it was not measured")
+            link = _joined(pair, told.get((pair, pair[0]), silent), told.get((pair, pair[1]), silent))
+            before = self._links.get(pair)
+            self._links[pair] = link if before is None else link_plan.better_of(before, link)
+
+    # --- the scratchpad ----------------------------------------------------------------------------
+
+    async def _put(self, key: str, value: Any) -> None:
+        await self._scratch.put(self._prefix + key, json.dumps(value).encode(), _WORD_S)
+
+    async def _get(self, key: str) -> Any:
+        return json.loads(await self._scratch.get(self._prefix + key, _WORD_S))
+
+
+def _network_of_host() -> str:
+    """Containers of one machine have networks of their own, and a link between them."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return f"{file.read().strip()}/{os.stat('/proc/self/ns/net').st_ino}"
+    except OSError:
+        return os.uname().nodename
+
+
+def _joined(pair: Pair, connector: wire.Heard, listener: wire.Heard) -> Link:
+    """The one who connects knows best why it did not come to that."""
+    if connector.in_bps is None and listener.in_bps is None:
+        return Link(pair, rtt_s=connector.rtt_s, problem=connector.problem or listener.problem or "no answer")
+    return Link(pair, listener.in_bps, connector.in_bps, connector.rtt_s)
+
+
+# --- the verdict -----------------------------------------------------------------------------------------
+
+
+def _verdict(links: Mapping[Pair, Link], cards: Mapping[int, Card]) -> dict[str, Any]:
+    hosts = {rank: card.host for rank, card in cards.items()}
+    found = link_plan.judge(list(links.values()), hosts)
+    nodes, between = found.nodes[:_MOST_NAMED], found.links[:_MOST_NAMED]
+    named = [node.node for node in nodes] + [end for link in between for end in link.pair]
+    differ = versions.differences([(card.node, card.versions) for _, card in sorted(cards.items())])
+    return {
+        "baseline": asdict(found.baseline),
+        "nodes": [asdict(node) for node in nodes],
+        "links": [asdict(link) for link in between],
+        "measured": found.measured,
+        "names": {rank: cards[rank].node for rank in named},
+        "differences": [asdict(each) for each in differ[:_MOST_NAMED]],
+    }
+
+
+def _read_verdict(me: int, node: str, told: dict[str, Any]) -> tuple[Check, ...]:
+    findings = Findings(
+        Baseline(**told["baseline"]),
+        tuple(SlowNode(**each) for each in told["nodes"]),
+        tuple(Link(**(each | {"pair": (each["pair"][0], each["pair"][1])})) for each in told["links"]),
+        told["measured"],
+    )
+    names = {int(rank): name for rank, name in told["names"].items()}
+    differ = [Difference(**each) for each in told["differences"]]
+    return *link_plan.checks_of(me, findings, names), _same_software(node, differ)
+
+
+def _same_software(node: str, differ: list[Difference]) -> Check:
+    name = "same on all nodes"
+    if not differ:
+        return Check(name, Grade.OK, "versions and MTU")
+    own = [each for each in differ if each.node == node]
+    if not own:
+        others = "; ".join(f"{each.node} has {each.what} {each.version}" for each in differ[:4])
+        return Check(name, Grade.OK, f"as most nodes have it; but {others}")
+    found = "; ".join(f"{each.what} {each.version}, most nodes {each.usual}" for each in own)
+    grade = Grade.FAIL if any(versions.matters(each) for each in own) else Grade.WARN
+    return Check(name, grade, found, advice=f"install what {own[0].example} has")

@@ -1,0 +1,91 @@
+"""A program of its own: lets the CPU and each GPU multiply matrices and copy memory, and says how fast they were.
+
+It prints one JSON object. Only here is torch imported, so that neither its memory nor a device that takes its process
+down reaches the agent.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_SIDE = {"cpu": 512, "cuda": 4096}
+_COPY_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}
+_TRY_S = 0.2
+
+
+def main() -> int:
+    try:
+        import torch
+    except ImportError as error:
+        os.write(1, json.dumps({"problem": f"torch cannot be imported: {error}"}).encode())
+        return 0
+    found = [_tried(torch, "cpu", "CPU")]
+    if torch.cuda.is_available():
+        count = torch.cuda.device_count()
+        found += [_tried(torch, f"cuda:{at}", torch.cuda.get_device_name(at)) for at in range(count)]
+    os.write(1, json.dumps({"trials": found}).encode())
+    return 0
+
+
+def _tried(torch: Any, device: str, name: str) -> dict[str, Any]:
+    told: dict[str, Any]
+    try:
+        flops, wrong = _multiplied(torch, device)
+        told = {"flops": flops, "wrong": wrong, "copy_bps": _copied(torch, device)}
+    except Exception as error:  # whatever torch or the driver raise is what there is to tell
+        told = {"problem": f"{type(error).__name__}: {str(error).splitlines()[0][:300]}"}
+    return {"device": device, "name": name} | told
+
+
+def _multiplied(torch: Any, device: str) -> tuple[float, bool]:
+    """Whole numbers that every type here holds exactly: the result is known to the last bit."""
+    kind = device.partition(":")[0]
+    side, dtype = _SIDE[kind], torch.float32 if kind == "cpu" else torch.bfloat16
+    left = (torch.arange(side, device=device) % 2).to(dtype).repeat(side, 1)  # each row 0 1 0 1 ...
+    right = torch.ones(side, side, device=device, dtype=dtype)
+    expected = side // 2
+    product = left @ right
+    wrong = not bool((product == expected).all())
+    per_s = _per_second(torch, device, lambda: torch.mm(left, right, out=product))
+    wrong = wrong or not bool((product == expected).all())
+    return per_s * 2 * side**3, wrong
+
+
+def _copied(torch: Any, device: str) -> float:
+    size = _COPY_BYTES[device.partition(":")[0]]
+    if device != "cpu":
+        size = min(size, torch.cuda.mem_get_info(device)[0] // 4)
+    source = torch.ones(size, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return _per_second(torch, device, lambda: target.copy_(source)) * size
+
+
+def _per_second(torch: Any, device: str, once: Callable[[], object]) -> float:
+    """The best of several short stretches: what else runs here only makes it slower."""
+    best, until = 0.0, time.monotonic() + 3 * _TRY_S
+    once()
+    _done(torch, device)
+    while time.monotonic() < until:
+        began, times = time.perf_counter(), 0
+        while time.perf_counter() - began < _TRY_S / 4:
+            once()
+            times += 1
+            _done(torch, device)
+        best = max(best, times / (time.perf_counter() - began))
+    return best
+
+
+def _done(torch: Any, device: str) -> None:
+    if device != "cpu":
+        torch.cuda.synchronize(device)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""Which torch, NCCL, CUDA, Python and driver the ranks will have, read from files: torch itself is not imported.
+
+Only for the interpreter that runs this; of another one (PYTHON_EXEC) nothing is said.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import sys
+from importlib.machinery import PathFinder
+
+from launcher.preflight.checkup import Versions
+
+
+def versions(python: str = "") -> Versions:
+    """`python`: the ranks' interpreter, "" for this one."""
+    driver = driver_version()
+    if python and os.path.realpath(python) != os.path.realpath(sys.executable):
+        return Versions(driver=driver)
+    found = PathFinder.find_spec("torch")
+    if found is None or not found.origin:
+        return Versions(platform.python_version(), driver=driver)
+    folder = os.path.dirname(found.origin)
+    text = _read(os.path.join(folder, "version.py"))
+    return Versions(
+        platform.python_version(),
+        _assigned("__version__", text) or _assigned("torch_version", text),
+        _assigned("cuda", text) or _prefixed("rocm", _assigned("hip", text)),
+        _nccl_beside(os.path.dirname(folder)),
+        driver,
+    )
+
+
+def _assigned(name: str, text: str) -> str:
+    found = re.search(
+        rf"^{name}(?:\s*:[^=\n]*)?\s*=\s*(?:TorchVersion\()?['\"]([^'\"\s]+)['\"]", text, re.MULTILINE
+    )
+    return found[1] if found else ""
+
+
+def _prefixed(word: str, version: str) -> str:
+    return f"{word}-{version}" if version else ""
+
+
+def _nccl_beside(site: str) -> str:
+    """Wheels of torch bring NCCL as a package of its own, whose name holds the version of CUDA."""
+    pattern = re.compile(r"nvidia_nccl_cu\d+-([^-]+)\.dist-info", re.IGNORECASE)
+    try:
+        names = sorted(os.listdir(site))
+    except OSError:
+        return ""
+    return next((found[1] for name in names if (found := pattern.fullmatch(name))), "")
+
+
+def driver_version() -> str:
+    loaded = _read("/sys/module/nvidia/version").strip()
+    if loaded:
+        return loaded
+    found = re.search(r"Kernel Module\D*?\s(\d+(?:\.\d+)+)\s", _read("/proc/driver/nvidia/version"))
+    return found[1] if found else ""
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read(1 << 16)
+    except OSError:
+        return ""

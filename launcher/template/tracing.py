@@ -1,0 +1,83 @@
+"""What makes the page of an unchanged script tell something: our marks on torch's functions, put there at its start.
+
+The files of the library inside a rank are loaded by path, under a name of their own: what the script calls `ddp` is
+its own business. A rank that was forked warm has torch by then; one that is executed gets the marks at the moment in
+which it imports torch.
+
+Nothing of this is worth a rank: where it cannot be done, the page stays empty and the script runs as it would have.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False  # mypy knows better; a script of the user's may be called typing.py
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+    from typing import Any
+
+_PACKAGE = "_ddp_launch_rank"
+_LIBRARY = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), "ddp")
+
+
+def load() -> Callable[[], None]:
+    """-> what puts the marks there, once there is a page and torch."""
+    package: Any = type(sys)(_PACKAGE)
+    package.__path__ = [_LIBRARY]
+    sys.modules[_PACKAGE] = package
+    try:
+        from _ddp_launch_rank import torch_marks
+    except Exception:  # the library is not installed here, or not for this interpreter
+        return _nothing
+    finally:
+        for name in [name for name in sys.modules if name.partition(".")[0] == _PACKAGE]:
+            del sys.modules[name]
+        sys.path_importer_cache.pop(_LIBRARY, None)
+
+    def carefully() -> None:
+        try:
+            torch_marks.install()
+        except Exception:
+            pass
+
+    return carefully
+
+
+def _nothing() -> None:
+    pass
+
+
+def when_torch_comes() -> None:
+    """Only then is anything else loaded: what torch has imported, no file in the script's folder can hide any more."""
+    sys.meta_path.insert(0, _Awaiting())
+
+
+class _Awaiting:
+    """Finds nothing itself: it lets the others find torch, and follows its import."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)
+        found = (finder.find_spec(name, path, target) for finder in sys.meta_path)
+        spec = next((each for each in found if each is not None), None)
+        if spec is not None and hasattr(spec.loader, "exec_module"):
+            spec.loader = _Following(spec.loader)  # type: ignore[assignment]
+        return spec
+
+
+class _Following:
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: Any) -> ModuleType | None:
+        made: ModuleType | None = self._loader.create_module(spec)
+        return made
+
+    def exec_module(self, module: ModuleType) -> None:
+        assert module.__spec__ is not None
+        module.__loader__ = module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        load()()
