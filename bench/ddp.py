@@ -1,11 +1,12 @@
 """How long a training step takes: torch's DistributedDataParallel over Gloo, ours over Gloo and over shared memory.
 
     python bench/ddp.py [--quick] [--ranks 2 4] [--models 'MLP, 1M' ...] [--parts steps buckets no-sync memory]
-                        [--rounds 7] [--json FILE] [--write-docs]
+                        [--rounds 7] [--json FILE] [--join FILE ...] [--write-docs]
 
 One torch thread per rank, plain SGD, all ranks on this machine. In every round each contender trains for a moment,
 one after the other, in an order that rotates. A ratio is a contender's time over torch's in the same round; the
-figure is the median of these. `alone` communicates nothing: what is left when averaging costs nothing.
+figure is the median of these. `alone` communicates nothing: what is left when averaging costs nothing. All of it takes
+half an hour: parts that were measured singly, each with --json, are shown together by --join.
 """
 
 from __future__ import annotations
@@ -105,6 +106,19 @@ def everything(options: argparse.Namespace) -> list[Found]:
     return found
 
 
+def joined(paths: list[str]) -> tuple[list[Found], str]:
+    """What earlier runs have written, and the machine of the last of them."""
+    found: list[Found] = []
+    machine_line = ""
+    for path in paths:
+        with open(path) as file:
+            written = json.load(file)
+        machine_line = written["machine"]
+        found += [Found(*where, Figures(taken, peak)) for *where, taken, peak in written["found"]]
+    found.sort(key=lambda one: (one.ranks, PARTS.index(one.part), MODELS.index(one.model)))
+    return found, machine_line
+
+
 # --- what is shown -----------------------------------------------------------------------------------
 
 
@@ -195,6 +209,11 @@ def memory_text(found: list[Found]) -> str:
     )
 
 
+def rounds_of(found: list[Found]) -> str:
+    counts = {len(turns) for one in found if one.part != "memory" for turns in one.figures.taken.values()}
+    return " to ".join(map(str, sorted({min(counts), max(counts)}))) if counts else "1"
+
+
 def text_of(found: list[Found]) -> str:
     def of(part: str, ranks: int | None = None) -> list[Found]:
         return [one for one in found if one.part == part and ranks in (None, one.ranks)]
@@ -216,17 +235,21 @@ def main() -> None:
     parser.add_argument(
         "--models", nargs="+", default=MODELS, choices=MODELS, metavar="NAME", help="default: all"
     )
+    parser.add_argument("--join", nargs="+", metavar="FILE", help="measure nothing: show what --json wrote")
     parser.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS, help="default: all")
     options = parser.parse_args()
     if options.quick:
         options.rounds, options.ranks = 3, options.ranks[:1]
     # Whoever stops us stops the ranks.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    machine_line = machine()
-    found = everything(options)
+    if options.join:
+        found, machine_line = joined(options.join)
+    else:
+        machine_line = machine()
+        found = everything(options)
     if not found:
         raise SystemExit("nothing to measure: these parts do not look at these models")
-    text = f"{text_of(found)}\n\nRounds: {options.rounds}. Machine: {machine_line}."
+    text = f"{text_of(found)}\n\nRounds: {rounds_of(found)}. Machine: {machine_line}."
     print(text)
     if options.json:
         with open(options.json, "w") as file:

@@ -45,10 +45,12 @@ def _common(environment: dict[str, str]) -> dict[str, str]:
 _OURS = (
     "DDP_CHECKPOINT_REQUEST",
     "DDP_GENERATION",
+    "DDP_GUARD",
     "DDP_JOB_ID",
     "DDP_RANK_DIR",
     "DDP_RESTART_COUNT",
     "DDP_SCRATCH",
+    "DDP_STATUS_PAGE",
 )
 
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from ddp.plan import (
     LEAST_LOOSE_BYTES,
     MIB,
+    SURELY_LOOSE_BYTES,
     Bucket,
     BucketPlan,
     Kind,
@@ -15,6 +16,7 @@ from ddp.plan import (
     Transport,
     disagreement,
     first_plan,
+    first_unlike,
     limits,
     model_fingerprint,
     plan_fingerprint,
@@ -110,6 +112,14 @@ def test_a_parameter_as_large_as_a_bucket_is_averaged_where_it_lies() -> None:
     assert {bucket.kind for bucket in hooked.buckets} == {Kind.FLAT}
 
 
+def test_a_large_parameter_travels_by_itself_unless_the_group_reads_buckets_where_they_lie() -> None:
+    model = [parameter(10), parameter(SURELY_LOOSE_BYTES // 4), parameter(10)]
+    limit = limits(25 * MIB, MIB, [], whole_at_first=True)
+    assert Bucket((1,), Kind.LOOSE) in rebuilt_plan(model, [0, 1, 2], limit, Transport()).buckets
+    reading = rebuilt_plan(model, [0, 1, 2], limit, Transport(lists=True))
+    assert {bucket.kind for bucket in reading.buckets} == {Kind.FLAT}
+
+
 def test_a_small_model_needs_no_bucket_where_the_group_takes_lists() -> None:
     plan = first_plan(
         [parameter(3), parameter(4)], limits(MIB, MIB, [], whole_at_first=True), Transport(lists=True)
@@ -143,8 +153,30 @@ def test_fingerprints_tell_plans_and_models_apart(model: list[ParameterFacts], l
 
 def test_the_number_of_a_device_and_a_name_may_differ_between_ranks() -> None:
     here, there = parameter(device="cuda:0", name="a"), parameter(device="cuda:1", name="b")
-    assert model_fingerprint([here], []) == model_fingerprint([there], [])
     assert disagreement([[here], [there]], [[], []]) == ""
+    there = parameter(device="cuda:1", name="a")
+    assert model_fingerprint([here], []) == model_fingerprint([there], [])
+    assert "device cpu" in disagreement([[here], [parameter(device="cpu", name="a")]], [[], []])
+
+
+def test_the_same_names_in_another_order_are_a_disagreement() -> None:
+    one, two, three = (parameter(4, name=name) for name in ("one", "two", "three"))
+    assert model_fingerprint([one, two], []) != model_fingerprint([two, one], [])
+    text = disagreement([[one, two, three], [one, three, two]], [[], []])
+    assert "'three' (params[1]) of rank 1 stands where process 0 has 'two'" in text
+    assert disagreement([[one, two], [one, three]], [[], []]) == ""
+
+
+def test_state_that_has_no_place_elsewhere_is_named() -> None:
+    ours = [("a", (2, 3), "float32"), ("b", (), "int64")]
+    renamed = [("c", (2, 3), "float32"), ("b", (), "int64")]
+    assert first_unlike([ours, renamed]) == ""
+    other = [("a", (2, 3), "float32"), ("b", (1,), "int64")]
+    assert "'b' there is int64 (), 'b' in its place on rank 2 is int64 (1,)" in first_unlike(
+        [ours, ours, other]
+    )
+    assert "only rank 0 has is 'b'" in first_unlike([ours, ours[:1]])
+    assert "only rank 1 has is 'x'" in first_unlike([ours, [*ours, ("x", (1,), "int8")]])
 
 
 def test_a_disagreement_names_the_first_parameter_and_rank_that_differ() -> None:

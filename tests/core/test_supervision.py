@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from launcher.exchange import (
     Action,
     AskCheckpoint,
+    BreakOff,
     CheckpointOver,
     CheckpointSignal,
+    CommunicationFailed,
     Fact,
     Finish,
     GraceOver,
@@ -103,6 +105,8 @@ LEAVING = replace(STOPPING, finish=STOPPED)
 REJOINING = replace(SWEEPING, phase=Phase.JOINING)
 DONE = replace(SWEEPING, phase=Phase.DONE, finish=STOPPED)
 
+BROKEN = BreakOff(1, f"rank {CAUSE.rank} on {CAUSE.node}: {CAUSE.reason}")
+CUT = BreakOff(1, "cut off")
 TERM = (SignalRanks(SIGTERM), StartGrace(1))
 KILL = (SignalRanks(SIGKILL),)
 GOODBYE = Send(AgentLeft(AGENT, STOPPED.reason))
@@ -166,7 +170,7 @@ TABLE: list[tuple[Fact, dict[str, tuple[Action, ...]]]] = [
     (CheckpointSignal("SIGUSR1", None), dict.fromkeys(("running", "last"), (ASK_HURRIED,))),
     (
         Isolated("cut off"),
-        dict.fromkeys(("running", "last"), (CUT_OFF, *TERM)),
+        dict.fromkeys(("running", "last"), (CUT_OFF, CUT, *TERM)),
     ),
     (
         RankEnded(1, 1, None),
@@ -188,14 +192,14 @@ TABLE: list[tuple[Fact, dict[str, tuple[Action, ...]]]] = [
     (
         restart(),
         {
-            **dict.fromkeys(("running", "last"), TERM),
+            **dict.fromkeys(("running", "last"), (BROKEN, *TERM)),
             **dict.fromkeys(("sealed", "told", "reaching", "idle", "rejoining"), (Sweep(1),)),
         },
     ),
     (
         fail(),
         {
-            **dict.fromkeys(("running", "last"), TERM),
+            **dict.fromkeys(("running", "last"), (BROKEN, *TERM)),
             **dict.fromkeys(("sealed", "told", "reaching", "idle", "rejoining"), (Sweep(1),)),
         },
     ),
@@ -410,6 +414,29 @@ def test_a_world_that_was_broken_up_before_it_was_heard_of_is_not_waited_for() -
     state, actions = run(replace(RUNNING, live=(), join=JOIN), restart(2), Swept(1))
     assert actions == [Sweep(1), Send(JOIN)]
     assert step(state, restart(2))[1] == (Send(AgentStopped(AGENT, 2)),)
+
+
+# --- breaking off
+
+
+@pytest.mark.parametrize("kind", list(DecisionKind))
+def test_who_lost_nobody_is_not_broken_off(kind: DecisionKind) -> None:
+    _, actions = step(RUNNING, Stop(1, Decision(kind, "why", 1)))
+    stays = kind in (DecisionKind.GROW, DecisionKind.FINISH)
+    assert actions == (TERM if stays else (BreakOff(1, "why"), *TERM))
+
+
+def test_why_is_said_by_name_unless_that_is_in_doubt() -> None:
+    doubtful = replace(CAUSE, uncertain=True)
+    _, actions = step(RUNNING, Stop(1, Decision(DecisionKind.RESTART, "hang", 1, doubtful)))
+    assert actions[0] == BreakOff(1, "hang")
+
+
+def test_an_error_that_nobody_waits_for_is_a_failure_at_once() -> None:
+    failed = CommunicationFailed(1, CAUSE)
+    assert step(RUNNING, failed)[1] == (Send(RankFailed(AGENT, 1, CAUSE)),)
+    assert step(STOPPING, failed)[1] == ()
+    assert step(RUNNING, replace(failed, generation=0))[1] == ()
 
 
 # --- reaching the store, checkpoints, being cut off

@@ -55,4 +55,11 @@ def test_a_grant_covers_its_jobs_only() -> None:
     assert GRANT.covers("team-a-7")
     assert not GRANT.covers("team-b-7")
     assert not GRANT.covers("Team-A-7")
+
+
+def test_a_grant_of_one_job_covers_its_preflight() -> None:
+    one = Grant("g", "train", Role.AGENT, 1e9)
+    assert one.covers("train.preflight")
+    assert not one.covers("train.other")
+    assert not one.covers(".preflight")
     assert "o" * 8 not in repr(OLD)

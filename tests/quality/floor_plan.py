@@ -11,6 +11,7 @@ CORE = {
             "assemble",
             "config",
             "crash_text",
+            "device_symptoms",
             "host_names",
             "hosts",
             "join",
@@ -32,6 +33,22 @@ CORE = {
             "version",
             "worker_env",
         ),
+        *(
+            "health",
+            "health.page",
+        ),
+        *("health.flight_recorder", "health.nccl_env"),
+        *(
+            "supervised",
+            "health.budget_text",
+            "health.budgets",
+            "health.inquiry",
+            "health.stack_text",
+            "health.stillness",
+        ),
+        "health_options",
+        *("preflight.checkup", "preflight.gpu_checkup", "preflight.link_plan", "preflight.table"),
+        *("health.exposition", "health.option_text", "health.paces", "health.vitals"),
     },
     "rendezvous": {
         *(
@@ -46,18 +63,21 @@ CORE = {
             "machine",
             "orders",
             "policy",
+            "rank_view",
             "ranks",
             "recollection",
             "resume",
             "snapshot",
         ),
-        *("sealing", "state", "stopping", "types", "view"),
+        "stragglers",
+        *("diagnosis", "examination", "hang_words", "sight", "waits"),
+        *("sealing", "state", "stopping", "types", "versions", "view"),
     },
     "ddp": {
         *("commits", "place", "sample_order"),  # elastic, init
         "backends",
         *("errors", "plan", "ready", "timeline", "tune"),  # the reducer
-        "shards",
+        *("findings", "shards"),
     },
 }
 SHELL = {
@@ -91,11 +111,28 @@ SHELL = {
             "worker",
         ),
         *("zygote", "template"),
+        *(
+            "preflight",
+            "preflight.agents",
+            "preflight.aside",
+            "preflight.doctor",
+            "preflight.gpus",
+            "preflight.host",
+            "preflight.look",
+            "preflight.meeting",
+            "preflight.trial",
+            "preflight.versions",
+            "preflight.wire",
+        ),
+        *("health.communication", "health.dumps", "health.guards"),
+        *("health.pages", "health.stacks", "health.watch"),
+        *("announcer", "health.gpus", "health.node_watch", "health.sampler"),
     },
     "rendezvous": {
         *("__init__", "client", "codec", "embedded", "hosted", "owner", "store", "torchrun"),
         *(
             "agents",
+            "asking",
             "attendance",
             "auth",
             "calls",
@@ -112,12 +149,15 @@ SHELL = {
             "lull",
             "main",
             "metrics",
+            "notify",
             "operations",
+            "probe",
             "reflection",
             "remote",
             "scratchpad",
             "server",
             "settings",
+            "submit",
             "tokens",
             "web",
         ),
@@ -137,31 +177,55 @@ SHELL = {
             "work",
         ),  # backends
         *("agreement", "backward", "bucket", "engine", "grad_bucket", "interface", "lasting", "logging_data"),
+        *("ending", "numerics", "page_writer", "sections", "status_page", "torch_marks"),
+        *("collective_facts", "collective_marks"),
+        *("comm_error", "comm_words", "guard", "peers"),
         *("module", "reducer", "sending", "strays", "tracing", "transport", "tuning", "unchanged", "unused"),
         "watch",
     },
 }
 
+# Packages that have a core and a shell of their own: each of their modules is entered, as "health.page".
+CORE_AND_SHELL = {"launcher.health", "launcher.preflight"}
+
 # Which modules of another package a package may import.
 ABROAD = {
-    ("launcher", "core"): {"rendezvous.types", "rendezvous.events"},
+    ("launcher", "core"): {
+        f"rendezvous.{name}" for name in ("types", "events", "rank_view", "sight", "stragglers")
+    },
     ("launcher", "shell"): {
-        f"rendezvous.{name}" for name in ("client", "codec", "types", "events", "embedded", "hosted")
+        f"rendezvous.{name}"
+        for name in (
+            "client",
+            "codec",
+            "types",
+            "events",
+            "rank_view",
+            "sight",
+            "embedded",
+            "hosted",
+            "asking",
+            "versions",
+            "web",
+        )
     },
 }
 
 # Third-party packages, by the package whose shell may import them. A core imports none.
 THIRD_PARTY = {
-    "launcher": set(),
+    "launcher": {"pynvml"},
     "rendezvous": {"grpc", "google"},
     "ddp": {"torch", "mpi4py"},
 }
-# They run inside the zygote, which is there to import torch.
-MAY_IMPORT_TORCH = {"launcher.template.warm", "launcher.template.store"}
+# They run inside the zygote, which is there to import torch; and as a program of its own.
+MAY_IMPORT_TORCH = {"launcher.template.warm", "launcher.template.store", "launcher.preflight.trial"}
 # A plug-in that torch's own agent loads, and nobody else.
 APART = "rendezvous.torchrun"
 # Loaded by path in the zygote, under another name; the agent uses the rest of launcher.template as well.
-ZYGOTE_ONLY = {f"launcher.template.{name}" for name in ("warm", "plain", "loop", "rank", "store", "hook")}
+ZYGOTE_ONLY = {
+    f"launcher.template.{name}"
+    for name in ("warm", "plain", "loop", "rank", "store", "hook", "executed", "tracing", "threshold")
+}
 
 # What a core may import of the standard library: nothing that knows a clock, chance, or the world.
 PURE_STDLIB = {
@@ -177,6 +241,7 @@ PURE_STDLIB = {
         "shlex",
         "statistics",
         "string",
+        "struct",
         "textwrap",
         "types",
     ),

@@ -35,7 +35,10 @@ def unknown_commands(text):
 
 def options_of_the_service():
     """As `ddp-rendezvous` and `ddpctl` explain themselves."""
-    asked = [("rendezvous.main", "serve"), ("rendezvous.main", "token"), ("rendezvous.ctl", "drain")]
+    asked = [
+        *(("rendezvous.main", word) for word in ("serve", "token")),
+        *(("rendezvous.ctl", word) for word in ("drain", "submit")),
+    ]
     helps = [
         subprocess.run([sys.executable, "-m", module, word, "--help"], capture_output=True, text=True).stdout
         for module, word in asked
@@ -47,7 +50,9 @@ def options_of_the_service():
 def unknown_options(text):
     """Flags of ours that a page names; those of other programs stand in lines that name these."""
     lines = [
-        line for line in text.splitlines() if not re.search(r"apt-get|pip|bench/|ruff|mypy|pytest", line)
+        line
+        for line in text.splitlines()
+        if not re.search(r"apt-get|pip|docker|kubectl|nvidia-smi|bench/|ruff|mypy|pytest", line)
     ]
     named = set(re.findall(r"(?<![\w-])(--[a-z][a-z-]+)", "\n".join(lines)))
     known = {spelling for option in OPTIONS for spelling in option.spellings} | options_of_the_service()
@@ -77,7 +82,7 @@ def test_exit_codes_are_those_of_the_command():
     shown = re.findall(
         r"^  (\d+|N) +(.*(?:\n {8}.*)*)", usage.help_text(200).partition("Exit codes:")[2], re.MULTILINE
     )
-    assert len(shown) == 7
+    assert len(shown) == 8
     for code, meaning in shown:
         assert rows[code] == meaning.partition("; 128+S")[0]
 

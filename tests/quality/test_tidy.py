@@ -45,7 +45,7 @@ def test_every_module_is_on_the_floor_plan():
 def test_architecture_names_every_module():
     text = (ROOT / "docs" / "architecture.md").read_text()
     for package in tidy.PACKAGES:
-        named = set(re.findall(rf"`{package}/([a-z_]+)", text))
+        named = {tidy.part_of(path.replace("/", ".")) for path in re.findall(rf"`({package}/[a-z_/]+)", text)}
         parts = (plan.CORE[package] | plan.SHELL[package]) - {"__init__", "__main__"}
         assert named == parts, f"{package}: docs/architecture.md and tests/quality/floor_plan.py differ"
 

@@ -30,8 +30,8 @@ class Module:
 
     @property
     def part(self) -> str:
-        """The name that the floor plan knows: the first below the package."""
-        return [*self.name.split("."), "__init__"][1]
+        """The name that the floor plan knows: the first below the package, two in a package that has a core itself."""
+        return part_of(self.name)
 
     @property
     def is_core(self) -> bool:
@@ -40,6 +40,12 @@ class Module:
     @cached_property
     def tree(self) -> ast.Module:
         return ast.parse(self.source)
+
+
+def part_of(name: str) -> str:
+    below = [*name.split("."), "__init__"][1:]
+    deep = ".".join(name.split(".")[:2]) in plan.CORE_AND_SHELL
+    return ".".join(below[:2]) if deep and below[1:2] != ["__init__"] else below[0]
 
 
 def module_at(path: Path) -> Module:
@@ -99,7 +105,7 @@ def _why_not(module: Module, name: str) -> str:
     if top == "torch" and module.package != "ddp":
         may = module.name in plan.MAY_IMPORT_TORCH or is_apart(module.name)
         return "" if may else "torch is not for launcher and rendezvous"
-    if top in ("_ddp_launch", "sitecustomize"):
+    if top in ("_ddp_launch", "_ddp_launch_rank", "sitecustomize"):
         return "" if module.name in plan.ZYGOTE_ONLY | {_HOOK} else "only the zygote has it"
     if top in PACKAGES:
         return _why_not_ours(module, name)
@@ -121,15 +127,14 @@ _HOOK = "launcher.template.hook.sitecustomize"
 def _why_not_ours(module: Module, name: str) -> str:
     if is_apart(name) and not is_apart(module.name):
         return "only torch's own agent loads it"
-    package, _, rest = name.partition(".")
-    part = rest.partition(".")[0]
+    package = name.partition(".")[0]
     kind = "core" if module.is_core else "shell"
     if package != module.package:
         allowed = plan.ABROAD.get((module.package, kind), set())
         ancestor = any(each == name or each.startswith(name + ".") for each in allowed)
         within = any(name.startswith(each + ".") for each in allowed)
         return "" if ancestor or within else f"not for the {kind} of {module.package}"
-    if module.is_core and part in plan.SHELL[package]:
+    if module.is_core and name != package and part_of(name) in plan.SHELL[package]:
         return "a core module imports no shell"
     in_zygote = any(name == each or name.startswith(each + ".") for each in plan.ZYGOTE_ONLY)
     if in_zygote and not module.name.startswith("launcher.template"):

@@ -204,8 +204,9 @@ class Launched:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         self.agent.wait()
-        if self.has_cgroup():  # where a test has killed both who would have removed it
-            os.rmdir(cgroup.place(f"ddp-launch-{self.agent.pid}"))
+        # Where a test has killed both who would have removed it; what was killed just now may still be leaving.
+        folder = cgroup.place(f"ddp-launch-{self.agent.pid}")
+        eventually(lambda: cgroup.remove(folder), what=f"{folder} is empty")
         shutil.rmtree(self.temp)
 
 

@@ -143,3 +143,36 @@ def test_hierarchical(tmp_path: Path) -> None:
     assert set(tables[0]["taken"]) == {"torch, Gloo", "ours, Gloo", "ours, hier"}
     assert all(0 < seconds < 60 for one in tables for (seconds,) in one["taken"].values())
     assert "| 1gbit | MLP, 1M |" in page.read_text()
+
+
+def test_overhead(tmp_path: Path) -> None:
+    page, figures = tmp_path / "page.md", tmp_path / "figures.json"
+    page.write_text("<!-- overhead-mlp:begin -->\n<!-- overhead-mlp:end -->\n")
+    command = [sys.executable, os.path.join(ROOT, "bench", "overhead.py"), "--launches", "1", "--rounds", "2"]
+    command += [
+        "--models",
+        "MLP, 1M",
+        "--kinds",
+        "torch DDP",
+        "--json",
+        str(figures),
+        "--write-docs",
+        str(page),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(figures.read_text())["found"]
+    assert set(found["taken"]) == {"everything off", "everything on", "torchrun"}
+    assert all(len(taken) == 2 and 0 < min(taken) < 5 for taken in found["taken"].values())
+    assert "| MLP, 1M, torch DDP, 2 ranks |" in page.read_text()
+
+
+def test_status_page(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("<!-- status-page:begin -->\n<!-- status-page:end -->\n")
+    command = [sys.executable, os.path.join(ROOT, "bench", "status_page.py"), "--rounds", "1"]
+    command += ["--blocks", "2", "--calls", "100", "--write-docs", str(page)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr
+    assert "| a collective entered |" in page.read_text()
+    assert "(median of 2 pairs of blocks" in page.read_text()

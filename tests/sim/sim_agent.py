@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from rendezvous.conversation import Recital
 from rendezvous.events import (
+    Accused,
     AgentHeard,
     AgentJoined,
     AgentLeft,
@@ -20,14 +21,19 @@ from rendezvous.events import (
     CheckpointRequested,
     CheckpointTaken,
     Ended,
+    Examine,
+    Examined,
     RankFailed,
     RanksFinished,
+    RanksStill,
     Refused,
     Stop,
     StoreAt,
     StoreOpened,
     Waiting,
 )
+from rendezvous.rank_view import RankPhase
+from rendezvous.sight import Sight
 from rendezvous.types import AgentId, Assignment, Cause, FailureClass, JobSpec, NodeFacts, StoreAddress
 
 if TYPE_CHECKING:
@@ -48,6 +54,7 @@ class FakeAgent:
         self.generation = 0
         self.assignment: Assignment | None = None
         self.running: int | None = None  # the generation whose ranks live here
+        self.still: int | None = None  # the generation in which they got stuck
         self.reaping = False
         self.told_to_stop = False
         self.wait_for_reaping: list[object] = []  # what to look at again once the old ranks are gone
@@ -118,6 +125,10 @@ class FakeAgent:
                 self._stop(generation)
             case CheckpointRequested(generation) if generation == self.generation:
                 self._in(self.world.rng.uniform(0.0, 2.0), partial(self._checkpointed, generation))
+            case Examine(generation):
+                self._examined(generation)
+            case Accused(generation, cause):
+                self._accused(generation, cause)
             case Waiting():
                 self._reap(lambda: None)
             case Refused(retryable=True):
@@ -199,6 +210,8 @@ class FakeAgent:
             self._in(rng.uniform(0.0, 3.0), partial(self._rank_fails, generation, failure))
         else:
             self._in(self.world.finish_s(generation), partial(self._finish, generation))
+        if self.world.failures_go_on() and self.world.whims.random() < 0.15:
+            self._in(self.world.whims.uniform(0.0, 3.0), partial(self._gets_stuck, generation))
 
     def _rank_fails(self, generation: int, failure: FailureClass) -> None:
         if self.running == generation and not self.reaping:
@@ -213,6 +226,43 @@ class FakeAgent:
         self.say(RankFailed(self.id, self.generation, cause))
 
     def _finish(self, generation: int) -> None:
-        if self.running == generation and not self.reaping:
+        if self.running == generation and not self.reaping and self.still != generation:
             self.running = None
             self.say(RanksFinished(self.id, generation))
+
+    # --- ranks that stand still
+
+    def _gets_stuck(self, generation: int) -> None:
+        if self.running == generation and not self.reaping:
+            self.still = generation
+            self._says_still(generation)
+
+    def _says_still(self, generation: int) -> None:
+        if self.running == generation and not self.reaping:
+            self._send(RanksStill(self.id, generation))
+            self._in(2.0, partial(self._says_still, generation))
+
+    def _examined(self, generation: int) -> None:
+        """At times too late, or not at all."""
+        late_s = self.world.whims.choice((0.0, 0.0, 0.0, 0.1, 3.0, 60.0)) if not self.world.healing else 0.0
+        self._in(late_s, partial(self._says_how_it_is, generation))
+
+    def _says_how_it_is(self, generation: int) -> None:
+        sights: tuple[Sight, ...] = ()
+        if self.running == generation == self.generation and self.assignment is not None:
+            first, stuck = self.assignment.rank_offset, self.still == generation
+            phase = RankPhase.DATA if stuck else RankPhase.BACKWARD
+            sights = tuple(
+                Sight(rank, still_s=9.0, limit_s=3.0, phase=phase, process="S")
+                for rank in range(first, first + self.facts.nproc)
+            )
+        self._send(Examined(self.id, generation, sights))
+
+    def _accused(self, generation: int, cause: Cause) -> None:
+        self.world.monitor.accused(self, cause)
+        if self.world.whims.random() < 0.7:
+            self._in(self.world.whims.uniform(0.0, 2.0), partial(self._confesses, generation, cause))
+
+    def _confesses(self, generation: int, cause: Cause) -> None:
+        if self.running == generation:
+            self.say(RankFailed(self.id, generation, cause))

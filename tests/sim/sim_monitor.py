@@ -15,7 +15,7 @@ from rendezvous.events import (
     StoreAt,
 )
 from rendezvous.state import JobState, Phase
-from rendezvous.types import AgentId, Assignment, Decision, DecisionKind, FailureClass, World
+from rendezvous.types import AgentId, Assignment, Cause, Decision, DecisionKind, FailureClass, World
 
 if TYPE_CHECKING:
     from sim_agent import FakeAgent
@@ -140,6 +140,11 @@ class Monitor:
             require(other.world_size == mine.world_size, "two worlds in one generation")
             apart = other.rank_offset + other.nproc <= mine.rank_offset
             require(apart or mine.rank_offset + mine.nproc <= other.rank_offset, "ranks overlap")
+
+    def accused(self, agent: FakeAgent, cause: Cause) -> None:
+        require(cause.node == agent.node, "a rank of another node is accused")
+        innocent = agent.still != agent.generation
+        require(cause.uncertain or not innocent, f"{cause} is blamed with certainty, and innocent")
 
     def started(self, agent: FakeAgent, generation: int) -> None:
         require(agent.running is None, f"{agent.id} starts {generation} over {agent.running}")

@@ -25,6 +25,7 @@ HEAL_S = 90.0
 class SimWorld:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
+        self.whims = random.Random(f"hangs of {seed}")  # of its own: what else happens stays as it was
         self.clock = Clock()
         self.network = Network(self.clock, self.rng)
         self.store = FakeStore()

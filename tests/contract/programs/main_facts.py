@@ -28,9 +28,12 @@ def open_descriptors():
     found = []
     for name in os.listdir("/proc/self/fd"):
         try:
+            target = os.readlink(f"/proc/self/fd/{name}")
             os.fstat(int(name))
         except OSError:  # the one that listed the folder
             continue
+        if target.startswith("/memfd:ddp-stacks") and int(name) >= 256:
+            continue  # where the interpreter writes stacks when it is asked: out of the way of scripts
         found.append(int(name))
     return sorted(found)
 
@@ -38,7 +41,10 @@ def open_descriptors():
 def process_status(*names):
     with open("/proc/self/status") as file:
         lines = dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
-    return {name: lines.get(name) for name in names}
+    said = {name: lines.get(name) for name in names}
+    if said.get("SigCgt"):  # but for the real-time signal that asks for stacks
+        said["SigCgt"] = f"{int(said['SigCgt'], 16) & ~(1 << 61):016x}"
+    return said
 
 
 def ignored_signals():
@@ -87,7 +93,7 @@ def interpreter():
         "warnoptions": sys.warnoptions,
         "xoptions": sys._xoptions,
         "hooks": [repr(hook) for hook in (sys.excepthook, sys.displayhook, sys.gettrace(), sys.getprofile())],
-        "importers": [repr(finder).split(" object")[0] for finder in sys.meta_path],
+        "importers": importers(),
         "recursion": sys.getrecursionlimit(),
         "switch": sys.getswitchinterval(),
         "gc": [gc.get_threshold(), gc.isenabled(), len(gc.callbacks), gc.get_debug()],
@@ -119,6 +125,12 @@ def process():
         "affinity": sorted(os.sched_getaffinity(0)),
         "nice": os.nice(0),
     }
+
+
+def importers():
+    """All but the one that waits for torch in a rank that was executed, and is gone when torch has come."""
+    names = [repr(finder).split(" object")[0] for finder in sys.meta_path]
+    return [name for name in names if not name.endswith("tracing._Awaiting")]
 
 
 def traces_of_launcher():

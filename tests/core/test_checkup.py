@@ -1,0 +1,260 @@
+"""What facts about a machine mean for a job."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.preflight import table
+from launcher.preflight.checkup import (
+    GB,
+    MB,
+    Check,
+    Clock,
+    Grade,
+    Interface,
+    Limits,
+    Memory,
+    Network,
+    Report,
+    SharedMemory,
+    Storage,
+    Versions,
+    exit_code,
+    failures,
+    judge_clock,
+    judge_limits,
+    judge_memory,
+    judge_network,
+    judge_shared_memory,
+    judge_storage,
+    judge_versions,
+    skipped,
+)
+from launcher.preflight.gpu_checkup import (
+    Gpu,
+    Gpus,
+    Trial,
+    Xid,
+    judge_gpus,
+    judge_trial,
+    read_remapped,
+    read_smi,
+    read_xids,
+)
+
+OK, WARN, FAIL, SKIPPED = Grade.OK, Grade.WARN, Grade.FAIL, Grade.SKIPPED
+
+
+@pytest.mark.parametrize(
+    ("memory", "ranks", "grade", "words"),
+    [
+        (Memory(64 * GB, 60 * GB), 8, OK, "60 GB free of 64 GB"),
+        (Memory(64 * GB, 60 * GB), 800, WARN, "60 GB free of 64 GB"),
+        (Memory(64 * GB, 100 * MB), 1, FAIL, "100 MB free of 64 GB"),
+        (
+            Memory(64 * GB, 60 * GB, 8 * GB, 7 * GB),
+            4,
+            WARN,
+            "1 GB free of the control group's limit of 8 GB",
+        ),
+        (Memory(64 * GB, 2 * GB, 8 * GB, 1 * GB), 4, OK, "2 GB free of 64 GB"),
+        (
+            Memory(64 * GB, 60 * GB, 8 * GB, 9 * GB),
+            1,
+            FAIL,
+            "0 bytes free of the control group's limit of 8 GB",
+        ),
+    ],
+)
+def test_memory_is_what_is_left_of_the_tighter_limit(memory, ranks, grade, words):
+    check = judge_memory(memory, ranks)
+    assert (check.grade, check.found) == (grade, words)
+
+
+def test_a_containers_default_shared_memory_is_known_for_what_it_is():
+    check = judge_shared_memory(SharedMemory(64 * MB, 64 * MB))
+    assert (check.grade, check.found) == (WARN, "64 MB free of 64 MB (a container's default)")
+    assert "--shm-size" in check.advice
+    assert "earlier jobs" in judge_shared_memory(SharedMemory(16 * GB, MB)).advice
+    assert judge_shared_memory(SharedMemory(16 * GB, 16 * GB)).grade is OK
+    assert judge_shared_memory(None).grade is WARN
+
+
+def test_limits_on_files_and_on_locked_memory():
+    grades = [[c.grade for c in judge_limits(Limits(files, 8 * MB))] for files in (-1, 65536, 1024, 64)]
+    assert grades == [[OK, SKIPPED], [OK, SKIPPED], [WARN, SKIPPED], [FAIL, SKIPPED]]
+    locked = [judge_limits(Limits(-1, bytes_, pins_memory=True))[1].grade for bytes_ in (-1, 8 * MB, 64 * GB)]
+    assert locked == [OK, WARN, OK]
+
+
+@pytest.mark.parametrize(
+    ("storage", "grade"),
+    [
+        (Storage("logs", "/x", 100 * GB, 50 * GB, 500 * MB), OK),
+        (Storage("logs", "/x", 100 * GB, 50 * GB, 5 * MB), WARN),
+        (Storage("logs", "/x", 100 * GB, 50 * GB, 5 * MB, glimpse=True), OK),
+        (Storage("logs", "/x", 100 * GB, 50 * GB, MB / 2, glimpse=True), WARN),
+        (Storage("logs", "/x", 100 * GB, 500 * MB, 500 * MB), WARN),
+        (Storage("logs", "/x", 100 * GB, 10 * MB), FAIL),
+        (Storage("logs", "/x", 0, 0, 500 * MB), OK),
+        (Storage("logs", "/x", problem="no such file or directory"), FAIL),
+    ],
+)
+def test_disks(storage, grade):
+    assert judge_storage(storage).grade is grade
+
+
+def test_a_name_that_stands_for_this_machine_only_is_a_warning_where_others_are_to_use_it():
+    def of(**how):
+        return judge_network(Network("node1", ("127.0.1.1",), Interface("eth0", "10.0.0.1", 1500), **how))[0]
+
+    assert of(alone=False).grade is WARN
+    assert of(alone=True).grade is OK
+    assert of(alone=False, asked=True).grade is OK
+    assert judge_network(Network("node1"))[0].grade is WARN
+
+
+def test_an_interface_that_is_down_fails_only_where_it_was_asked_for():
+    down = Interface("eth1", "10.0.0.1", 1500, up=False)
+    assert judge_network(Network("a", ("10.0.0.1",), down, asked=True))[1].grade is FAIL
+    assert judge_network(Network("a", ("10.0.0.1",), down))[1].grade is WARN
+    assert (
+        judge_network(Network("a", ("10.0.0.1",), Interface("eth7", exists=False), asked=True))[1].grade
+        is FAIL
+    )
+    assert judge_network(Network("a", ("10.0.0.1",)))[1].grade is SKIPPED
+
+
+def test_only_a_clock_that_is_surely_off_is_named():
+    assert judge_clock(Clock(0.4, 0.001)).grade is OK
+    assert judge_clock(Clock(3.0, 2.5)).grade is OK  # a slow round trip may have made it up
+    check = judge_clock(Clock(3.0, 0.01))
+    assert (check.grade, check.found) == (WARN, "3.000 s behind the service's, to within 0.010 s")
+    assert judge_clock(Clock(-3.0, 0.01)).found.startswith("3.000 s ahead of the service's")
+
+
+def test_versions_in_words_and_for_the_service():
+    had = Versions("3.11.7", "2.13.0+cpu", nccl="2.27.3")
+    assert str(had) == "python=3.11.7 torch=2.13.0+cpu nccl=2.27.3"
+    assert judge_versions(had).found == "python 3.11.7, torch 2.13.0+cpu, nccl 2.27.3"
+    assert judge_versions(Versions("3.11.7")).grade is WARN
+
+
+# --- GPUs ----------------------------------------------------------------------------------------------
+
+SMI = """\
+0, NVIDIA H100 80GB HBM3, 00000000:18:00.0, 81559, 4, 0, 31, 0, [N/A]
+1, NVIDIA H100 80GB HBM3, 00000000:2A:00.0, 81559, 40000, 87, 62, 0, [N/A]
+"""
+SOUND = Gpu(0, "H100", "0000:18:00.0", 80 * GB, 0, ecc_uncorrected=0, reset_needed=False, worn_out=False)
+
+
+def of_gpus(*found, **more):
+    checks = judge_gpus(Gpus(tuple(found), source="NVML", **more), wanted=True)
+    return {check.name: check for check in checks}
+
+
+def test_nvidia_smi_is_read_with_all_that_it_does_not_say():
+    first, second = read_smi(SMI)
+    assert first == Gpu(0, "NVIDIA H100 80GB HBM3", "00000000:18:00.0", 81559 << 20, 4 << 20, 0, 31, 0, None)
+    assert of_gpus(first, second)["GPUs idle"].found == "GPU 1: 39.1 GB of 79.6 GB taken"
+    assert read_smi("No devices were found\n") == ()
+    rows = "00000000:18:00.0, No, No\n00000000:2A:00.0, 1, 0\n00000000:3B:00.0, [N/A], [N/A]\n"
+    assert read_remapped(rows) == {"00000000:18:00.0": (False, False), "00000000:2a:00.0": (True, False)}
+
+
+def test_gpus_that_need_a_reset_or_a_replacement_fail():
+    assert {check.grade for check in of_gpus(SOUND, log_readable=True).values()} == {OK}
+    from dataclasses import replace
+
+    for how, words in (
+        ({"ecc_uncorrected": 2}, "GPU 0: 2 uncorrectable since the last reset"),
+        ({"reset_needed": True}, "GPU 0: bad memory waits for a reset to be retired"),
+        ({"worn_out": True, "reset_needed": True}, "GPU 0: no spare memory rows are left"),
+    ):
+        check = of_gpus(replace(SOUND, **how))["GPU memory errors"]
+        assert (check.grade, check.found) == (FAIL, words)
+    unknown = Gpu(0, "GeForce", "0000:18:00.0", 8 * GB)
+    assert of_gpus(unknown)["GPU memory errors"].grade is SKIPPED
+
+
+def test_a_gpu_that_has_gone_is_missed():
+    assert of_gpus(SOUND, on_bus=2)["GPUs"].found == "the bus has 2, the driver only 1"
+    (gone,) = judge_gpus(Gpus(on_bus=8, problem="nvidia-smi: Driver/library version mismatch"), wanted=False)
+    assert gone.grade is FAIL
+    assert judge_gpus(Gpus(), wanted=True)[0].grade is SKIPPED
+    assert judge_gpus(Gpus(on_bus=1), wanted=False)[0].grade is WARN
+
+
+def test_links_between_gpus_are_compared():
+    from dataclasses import replace
+
+    sound = [replace(SOUND, index=at, links=18, links_active=18) for at in range(3)]
+    assert of_gpus(*sound)["NVLink"].grade is OK
+    check = of_gpus(*sound, replace(SOUND, index=3, links=18, links_active=16))["NVLink"]
+    assert (check.grade, check.found) == (FAIL, "GPU 3 has 16 of 18")
+
+
+RECORDS = [
+    "6,100,1000000,-;eth0: link up",
+    "4,101,2000000000,-;NVRM: Xid (PCI:0000:18:00): 31, pid=812, name=python, Ch 00000008",
+    "4,102,3000000000,-;NVRM: Xid (PCI:0000:2A:00): 79, pid='<unknown>', GPU has fallen off the bus.",
+]
+
+
+def test_xids_of_the_device_count_and_those_of_a_program_do_not():
+    xids = read_xids(RECORDS, 3600.0)
+    assert xids == (Xid("0000:18:00", 31, 1600.0), Xid("0000:2a:00", 79, 600.0))
+    check = of_gpus(SOUND, xids=xids, log_readable=True)["Xid errors"]
+    assert (check.grade, check.found) == (FAIL, "Xid 79 of 0000:2a:00, 10 min ago: it has fallen off the bus")
+    assert of_gpus(SOUND, xids=xids[:1], log_readable=True)["Xid errors"].grade is OK
+    assert of_gpus(SOUND, xids=read_xids(RECORDS, 90_000.0), log_readable=True)["Xid errors"].grade is WARN
+    assert of_gpus(SOUND)["Xid errors"].grade is SKIPPED
+
+
+def test_devices_at_work_are_measured_by_their_peers():
+    trials = [Trial(f"cuda:{at}", "H100", 6e14, 1500 * GB) for at in range(8)]
+    assert judge_trial(trials[0], trials).grade is OK
+    slow = Trial("cuda:5", "H100", 4e14, 1500 * GB)
+    assert judge_trial(slow, [*trials, slow]).grade is FAIL
+    assert judge_trial(Trial("cuda:0", "H100", 6e14, 1500 * GB, wrong=True), trials).grade is FAIL
+    assert judge_trial(Trial("cuda:0", "H100", problem="CUDA error"), trials).grade is FAIL
+    assert judge_trial(Trial("cpu", "CPU", 1e8, GB), []).grade is WARN
+    assert judge_trial(Trial("cpu", "CPU", 1e11, 9 * GB), []).grade is OK
+
+
+# --- all of it -------------------------------------------------------------------------------------------
+
+
+def test_the_worst_grade_makes_the_exit_code_and_only_failures_make_unfit():
+    fine, bad, poor = Check("a", OK, "x"), Check("b", FAIL, "y"), Check("c", WARN, "z")
+    assert [exit_code(c) for c in ([], [fine], [skipped("d", "e")], [fine, poor], [bad, poor])] == [
+        0,
+        0,
+        0,
+        1,
+        2,
+    ]
+    assert failures([fine, poor]) == ""
+    assert failures([bad, poor, bad]) == "b: y; b: y"
+
+
+def test_the_table_says_what_is_wanted_and_what_to_do_and_has_colour_on_request_only():
+    checks = (
+        Check("memory", OK, "60 GB free", "at least 1 GB"),
+        Check("/dev/shm", WARN, "64 MB", "at least 512 MB", "docker run --shm-size=8g"),
+        Check("logs in /a/very/long/path/that/does/not/fit", FAIL, "read-only file system"),
+    )
+    text = table.table(Report("node1", "quick", checks, took_s=0.04))
+    assert text.splitlines() == [
+        "node1: quick check, 0.0 s",
+        "ok      memory                              60 GB free",
+        "warn    /dev/shm                            64 MB (at least 512 MB wanted)",
+        "                                            → docker run --shm-size=8g",
+        "fail    logs in /a/very/long/path/that/does/not/fit",
+        "                                            read-only file system",
+        "unfit: 1 check failed, 1 warning",
+    ]
+    assert "\x1b[" in table.table(Report("node1", "quick", checks), color=True)
+    told = table.as_json(Report("node1", "quick", checks))
+    assert (told["fit"], told["exit_code"], told["checks"][1]["grade"]) == (False, 2, "warn")

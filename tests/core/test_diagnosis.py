@@ -1,0 +1,395 @@
+"""Who is the reason? Worlds with one fault put into them: the guilty is named, and never an innocent with certainty."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rendezvous.diagnosis import Finding, Kind, Patience, diagnose
+from rendezvous.rank_view import Collective, GroupView, RankPhase
+from rendezvous.sight import Sight
+
+LIMIT = 3.0
+WORLD = "0"
+
+
+def call(
+    seq: int,
+    group: str = WORLD,
+    op: str = "all_reduce",
+    numel: int = 1000,
+    done: bool = False,
+    peer: int = -1,
+) -> Collective:
+    return Collective(
+        seq, group, seq, op, "float32", numel, peer=peer, entered_s=3.2, finished_s=3.1 if done else None
+    )
+
+
+def waiting(rank: int, n: int, seq: int, group: str = WORLD, members: str = "", size: int = 0) -> Sight:
+    """A rank that is in its collective number `seq`, and waits."""
+    view = GroupView(group, size or n, members or f"0-{n - 1}", seq, seq - 1)
+    calls = (call(seq - 1, group, done=True), call(seq, group)) if seq > 1 else (call(seq, group),)
+    return Sight(
+        rank, True, 3.2, LIMIT, RankPhase.COMMUNICATE, 3.2, seq, calls=calls, groups=(view,), process="S"
+    )
+
+
+def absent(rank: int, n: int, came_to: int, **how: object) -> Sight:
+    """A rank that has finished number `came_to`, and does something else since."""
+    view = GroupView(WORLD, n, f"0-{n - 1}", came_to, came_to)
+    sight = Sight(
+        rank,
+        True,
+        3.2,
+        LIMIT,
+        RankPhase.DATA,
+        3.2,
+        came_to,
+        calls=(call(came_to, done=True),),
+        groups=(view,),
+    )
+    return replace(sight, **({"process": "S"} | how))  # type: ignore[arg-type]
+
+
+def found(*sights: Sight, world: int = 0) -> Finding:
+    finding = diagnose({sight.rank: sight for sight in sights}, world or len(sights))
+    assert isinstance(finding, Finding), finding
+    return finding
+
+
+def charged(finding: Finding) -> list[int]:
+    return [charge.rank for charge in finding.charges]
+
+
+# --- absent ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ({"phase": RankPhase.DATA}, "stands still for 3.2 s in its data loader (asleep"),
+        (
+            {"phase": RankPhase.CHECKPOINT, "process": "D", "wchan": "nfs_wait"},
+            "uninterruptible sleep in nfs_wait",
+        ),
+        ({"process": "T"}, "is stopped by a signal"),
+        ({"phase": RankPhase.FORWARD, "busy": True, "process": "R"}, "in its forward pass (computing)"),
+        ({"alive": False, "process": "Z"}, "has ended"),
+        ({"phase": RankPhase.SECTION, "section": "metrics"}, 'in the section "metrics"'),
+    ],
+)
+def test_the_rank_that_never_came_is_named_with_what_it_does(how: dict[str, object], says: str) -> None:
+    others = (waiting(0, 4, 12), waiting(2, 4, 12), waiting(3, 4, 12))
+    finding = found(absent(1, 4, 11, **how), *others)
+    assert (charged(finding), finding.certain, finding.kind) == ([1], True, Kind.ABSENT)
+    reason = finding.charges[0].reason
+    assert says in reason
+    assert "ranks 0, 2 and 3 wait for it in all_reduce #12 (1,000 x float32) for 3.2 s" in reason
+    assert "it came as far as #11" in reason
+
+
+def test_one_that_sleeps_in_its_forward_is_certain_only_against_more_than_itself() -> None:
+    """It may wait in a collective that cannot be seen, as torch's own DDP does."""
+    asleep = absent(1, 2, 11, phase=RankPhase.FORWARD)
+    finding = found(waiting(0, 2, 12), asleep)
+    assert (charged(finding), finding.certain) == ([1], False)
+    assert finding.charges[0].reason.startswith("not certain who: rank 1: stands still")
+    assert found(waiting(0, 3, 12), replace(asleep, groups=()), waiting(2, 3, 12)).certain
+
+
+def test_one_rank_that_waits_elsewhere_than_all_others_is_the_stranger() -> None:
+    others = [absent(rank, 4, 11, phase=RankPhase.BACKWARD) for rank in (0, 2, 3)]
+    finding = found(waiting(1, 4, 12), *others)
+    assert (charged(finding), finding.certain) == ([1], False)
+    assert (
+        "waits in all_reduce #12 (1,000 x float32), which ranks 0, 2 and 3 never entered"
+        in finding.charges[0].reason
+    )
+
+
+def test_several_that_are_missing_are_named_together() -> None:
+    finding = found(waiting(0, 3, 12), absent(1, 3, 11), absent(2, 3, 11))
+    assert charged(finding) == [1, 2]
+    assert finding.charges[0].reason.endswith("; so rank 2")
+
+
+def test_one_within_its_own_budget_is_waited_for() -> None:
+    busy = absent(1, 3, 11, phase=RankPhase.CHECKPOINT, limit_s=10.0)
+    assert diagnose({0: waiting(0, 3, 12), 1: busy, 2: waiting(2, 3, 12)}, 3) == Patience(pytest.approx(6.8))
+
+
+def test_waiting_is_followed_to_its_root() -> None:
+    """0 waits for 1 in one group, 1 for 2 in another, and 2 for nobody."""
+    first = waiting(0, 3, 5, "a", "0-1", 2)
+    second = waiting(1, 3, 7, "b", "1-2", 2)
+    third = replace(absent(2, 3, 3), groups=(GroupView("b", 2, "1-2", 6, 6),))
+    finding = found(first, second, third)
+    assert (charged(finding), finding.certain) == ([2], True)
+    assert "rank 1 waits for it in all_reduce #7 (1,000 x float32) of group b" in finding.charges[0].reason
+
+
+def test_a_receive_waits_for_its_sender() -> None:
+    receiver = replace(
+        waiting(0, 2, 3), calls=(call(1, op="recv", peer=1),), groups=(GroupView(WORLD, 2, "0-1"),)
+    )
+    finding = found(receiver, replace(absent(1, 2, 2), groups=(GroupView(WORLD, 2, "0-1"),), calls=()))
+    assert charged(finding) == [1]
+    assert "recv #1 (1,000 x float32) with rank 1" in finding.charges[0].reason
+    sent = replace(absent(1, 2, 2), calls=(call(1, op="send", peer=0, done=True),))
+    assert "rank 0 waits for it" not in found(receiver, sent).charges[0].reason
+
+
+def test_ranks_whose_agent_is_silent_are_suspected_only() -> None:
+    finding = found(waiting(0, 3, 12), waiting(2, 3, 12), world=3)
+    assert (charged(finding), finding.certain) == ([1], False)
+    assert "its agent did not say how it is" in finding.charges[0].reason
+
+
+def test_what_has_left_the_table_of_groups_is_not_held_against_anybody() -> None:
+    full = tuple(GroupView(f"g{i}", 4, "0-3", 1, 1) for i in range(8))
+    lost_count = replace(absent(1, 4, 11), groups=full, still_s=0.1)
+    sights = {0: waiting(0, 4, 12), 1: lost_count, 2: waiting(2, 4, 12), 3: waiting(3, 4, 12)}
+    finding = diagnose(sights, 4)
+    assert not isinstance(finding, Finding) or not finding.certain
+
+
+# --- desync ---------------------------------------------------------------------------------------------
+
+
+def test_the_minority_that_entered_something_else_is_named_and_what_it_was() -> None:
+    odd = replace(waiting(2, 4, 9), calls=(call(9, numel=10),))
+    finding = found(waiting(0, 4, 9), waiting(1, 4, 9), odd, waiting(3, 4, 9))
+    assert (charged(finding), finding.certain, finding.kind) == ([2], True, Kind.DESYNC)
+    expected = (
+        "entered all_reduce #9 (10 x float32), where ranks 0, 1 and 3 entered all_reduce #9 (1,000 x float32)"
+    )
+    assert finding.charges[0].reason == expected
+
+
+def test_one_against_one_names_both_and_blames_neither() -> None:
+    other = replace(waiting(1, 2, 9), calls=(call(9, op="broadcast"),))
+    finding = found(waiting(0, 2, 9), other)
+    assert (charged(finding), finding.certain) == ([0, 1], False)
+    reason = finding.charges[0].reason
+    assert reason.startswith("not certain who: ranks 0 and 1: the ranks do not agree: ")
+    assert "rank 0 entered all_reduce #9" in reason
+    assert "rank 1 entered broadcast #9" in reason
+
+
+# --- deadlock -------------------------------------------------------------------------------------------
+
+
+def test_two_groups_entered_in_another_order() -> None:
+    def first_in(rank: int, group: str, other: str) -> Sight:
+        sight = waiting(rank, 4, 1, group)
+        return replace(sight, groups=(*sight.groups, GroupView(other, 4, "0-3", 0, 0)))
+
+    finding = found(*(first_in(rank, "a", "b") for rank in (0, 1, 3)), first_in(2, "b", "a"))
+    assert (finding.kind, charged(finding), finding.certain) == (Kind.DEADLOCK, [2], True)
+    assert "each waits for the next" in finding.charges[0].reason
+    pair = [replace(first_in(0, "a", "b")), first_in(1, "b", "a")]
+    groups = {0: ("a", 1), 1: ("b", 1)}
+    pair = [
+        replace(s, groups=tuple(GroupView(g, 2, "0-1", int(g == groups[s.rank][0])) for g in "ab"))
+        for s in pair
+    ]
+    finding = found(*pair)
+    assert (finding.kind, sorted(charged(finding)), finding.certain) == (Kind.DEADLOCK, [0, 1], False)
+
+
+# --- apart, alike, and nothing -----------------------------------------------------------------------------
+
+
+def unseen(rank: int, phase: RankPhase, step: int, **how: object) -> Sight:
+    """Under torch's own DDP: phases and steps, and no collective."""
+    sight = Sight(rank, True, 3.2, LIMIT, phase, 3.2, step, process="S")
+    return replace(sight, **how)  # type: ignore[arg-type]
+
+
+def test_without_collectives_the_one_that_is_behind_is_named() -> None:
+    ahead = [unseen(rank, RankPhase.BACKWARD, 40) for rank in (0, 2)]
+    finding = found(*ahead, unseen(1, RankPhase.DATA, 40))
+    assert (charged(finding), finding.certain, finding.kind) == ([1], True, Kind.APART)
+    assert "ranks 0 and 2 are in their backward pass (after step 40)" in finding.charges[0].reason
+    assert charged(found(*ahead, unseen(1, RankPhase.OPTIMIZER, 39, busy=True))) == [1]
+    asleep = found(*ahead, unseen(1, RankPhase.FORWARD, 40))
+    assert (charged(asleep), asleep.certain) == ([1], False)
+
+
+def test_a_stopped_rank_that_had_entered_is_the_reason() -> None:
+    finding = found(waiting(0, 3, 9), replace(waiting(1, 3, 9), process="T"), waiting(2, 3, 9))
+    assert (charged(finding), finding.certain) == ([1], True)
+
+
+def test_all_entered_and_none_finished_blames_nobody() -> None:
+    finding = found(*(waiting(rank, 3, 9) for rank in range(3)))
+    assert (finding.kind, finding.certain) == (Kind.ALIKE, False)
+    expected = (
+        "nobody to blame: all ranks have entered all_reduce #9 (1,000 x float32) and none has finished it"
+    )
+    assert finding.charges[0].reason.startswith(expected)
+
+
+def test_a_lonely_rank_is_its_own_reason() -> None:
+    finding = found(unseen(0, RankPhase.DATA, 4))
+    assert (charged(finding), finding.certain) == ([0], True)
+
+
+def test_one_that_has_finished_is_not_the_reason_why_another_never_ends() -> None:
+    ended = absent(1, 2, 12, alive=False, process="Z")
+    finding = found(absent(0, 2, 12, phase=RankPhase.IDLE, busy=True), ended)
+    assert (charged(finding), finding.certain) == ([0], True)
+
+
+@pytest.mark.parametrize("state", ["T", "t"])
+def test_a_job_that_somebody_has_stopped_is_left_alone(state: str) -> None:
+    sights = {rank: replace(waiting(rank, 3, 9), process=state) for rank in range(3)}
+    assert diagnose(sights, 3) is None
+
+
+def test_a_rank_in_a_debugger_is_left_alone() -> None:
+    sights = {0: waiting(0, 2, 9), 1: absent(1, 2, 8, process="t")}
+    assert diagnose(sights, 2) is None
+
+
+def test_nobody_is_overdue_and_nothing_is_said() -> None:
+    sights = {rank: replace(waiting(rank, 3, 9), still_s=1.0) for rank in range(3)}
+    assert diagnose(sights, 3) is None
+    assert diagnose({}, 3) is None
+
+
+# --- any world --------------------------------------------------------------------------------------------
+
+_HOWS = (
+    {"phase": RankPhase.DATA},
+    {"phase": RankPhase.DATA, "busy": True, "process": "R"},
+    {"phase": RankPhase.FORWARD, "busy": True, "process": "R"},
+    {"phase": RankPhase.FORWARD},
+    {"phase": RankPhase.BACKWARD},
+    {"phase": RankPhase.IDLE},
+    {"phase": RankPhase.CHECKPOINT},
+    {"phase": RankPhase.OPTIMIZER, "process": "D"},
+    {"process": "T"},
+    {"alive": False, "process": "Z"},
+)
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> tuple[dict[int, Sight], int, int]:
+    """A grid of data-parallel rows and columns; one rank stops coming, and all who need it wait, near and far."""
+    rows, columns = draw(st.integers(1, 4)), draw(st.integers(1, 4))
+    n = rows * columns
+    guilty, how = draw(st.integers(0, n - 1)), draw(st.sampled_from(_HOWS))
+    sights: dict[int, Sight] = {}
+    for rank in range(n):
+        row, column = divmod(rank, columns)
+        rows_group = (f"row{row}", columns, f"{row * columns}-{row * columns + columns - 1}")
+        cols_group = (f"col{column}", rows, f"{column}-{column + (rows - 1) * columns}/{columns}")
+        in_row = row == guilty // columns
+        group = (rows_group if in_row else cols_group)[0]
+        held = tuple(
+            GroupView(g, s, m, 5 + (g == group and rank != guilty), 5) for g, s, m in (rows_group, cols_group)
+        )
+        calls = (call(5, group, done=True), *(() if rank == guilty else (call(6, group),)))
+        phase = RankPhase.COMMUNICATE
+        sight = Sight(rank, True, 3.2, LIMIT, phase, 3.2, 5, calls=calls, groups=held, process="S")
+        sights[rank] = replace(sight, **how) if rank == guilty else sight  # type: ignore[arg-type]
+    silent = draw(st.lists(st.integers(0, n - 1), max_size=2))
+    left = {rank: sight for rank, sight in sights.items() if rank == guilty or rank not in silent}
+    return left, n, guilty
+
+
+@given(worlds())
+def test_in_any_world_the_guilty_is_named_and_no_innocent_with_certainty(
+    world: tuple[dict[int, Sight], int, int],
+) -> None:
+    sights, n, guilty = world
+    finding = diagnose(sights, n)
+    if finding is None:  # it has ended, and nobody is left to miss it; or every rank that is left is stopped
+        assert not sights[guilty].alive or len(sights) == 1
+        return
+    assert isinstance(finding, Finding)
+    assert not finding.certain or charged(finding) == [guilty]
+    assert guilty in charged(finding) or not finding.certain
+
+
+@st.composite
+def odd_ones(draw: st.DrawFn) -> tuple[dict[int, Sight], int]:
+    n = draw(st.integers(3, 9))
+    odd = draw(st.integers(0, n - 1))
+    other = draw(st.sampled_from([call(9, numel=1), call(9, op="barrier"), call(9, op="broadcast")]))
+    sights = {rank: waiting(rank, n, 9) for rank in range(n)}
+    sights[odd] = replace(sights[odd], calls=(other,))
+    return sights, odd
+
+
+@given(odd_ones())
+def test_in_any_world_the_odd_one_out_is_named(world: tuple[dict[int, Sight], int]) -> None:
+    sights, odd = world
+    finding = diagnose(sights, len(sights))
+    assert isinstance(finding, Finding)
+    assert (charged(finding), finding.certain) == ([odd], True)
+
+
+@given(
+    st.lists(
+        st.builds(
+            Sight,
+            st.integers(0, 7),
+            st.booleans(),
+            st.floats(0, 10),
+            st.sampled_from([None, 3.0]),
+            st.sampled_from(RankPhase),
+            st.just(1.0),
+            st.integers(0, 3),
+            calls=st.lists(
+                st.builds(
+                    call,
+                    st.integers(1, 4),
+                    st.sampled_from(["0", "a"]),
+                    st.sampled_from(["all_reduce", "recv", "broadcast"]),
+                    st.sampled_from([1, 2]),
+                    st.booleans(),
+                    st.integers(-1, 7),
+                ),
+                max_size=3,
+            ).map(tuple),
+            groups=st.lists(
+                st.builds(
+                    GroupView,
+                    st.sampled_from(["0", "a"]),
+                    st.integers(1, 8),
+                    st.sampled_from(["", "0-7", "0-6/2", "x"]),
+                    st.integers(0, 4),
+                    st.integers(0, 4),
+                ),
+                max_size=2,
+            ).map(tuple),
+            alive=st.booleans(),
+            process=st.sampled_from(["R", "S", "D", "T", "?"]),
+            busy=st.booleans(),
+        ),
+        max_size=8,
+    )
+)
+def test_no_world_however_strange_is_too_much(sights: list[Sight]) -> None:
+    finding = diagnose({sight.rank: sight for sight in sights}, 8)
+    if isinstance(finding, Finding):
+        assert finding.charges
+        assert all(charge.reason for charge in finding.charges)
+
+
+def test_a_thousand_nodes_are_judged_at_once() -> None:
+    """8,192 ranks, of which one never came: each rank is looked at a few times, whatever it waits for."""
+    n = 8192
+    sights = {rank: waiting(rank, n, 12) for rank in range(n)}
+    sights[77] = absent(77, n, 11)
+    finding = diagnose(sights, n)
+    assert isinstance(finding, Finding)
+    assert charged(finding) == [77]
+    assert "8191 ranks" in finding.charges[0].reason or "ranks 0-76 and 78-8191" in finding.charges[0].reason
+    assert len(finding.evidence) <= 26

@@ -1,0 +1,143 @@
+"""What flight recorders say together; on dumps that torch has written, and on ones that nobody should write."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.health.dumps import analysed_folder, parsed
+from launcher.health.flight_recorder import NotADump, analysed, dump_of
+
+RECORDED = Path(__file__).parent / "recorded"
+
+
+def recorded(rank: int, kind: str = "pickle") -> bytes:
+    """Of three ranks over Gloo; the last has not entered the fourth all-reduce."""
+    return (RECORDED / f"behind.rank{rank}.{kind}").read_bytes()
+
+
+def entry(sequence: int, op: str = "nccl:all_reduce", sizes: object = ((4,),), **more: Any) -> dict[str, Any]:
+    return {
+        "collective_seq_id": sequence,
+        "is_p2p": False,
+        "process_group": ("0", "default_pg"),
+        "profiling_name": op,
+        "input_sizes": sizes,
+        "input_dtypes": ["Float"],
+        "state": "scheduled",
+        "retired": False,
+        **more,
+    }
+
+
+def plain(*entries: dict[str, Any], ranks: str = "[0, 1, 2]") -> dict[str, Any]:
+    config = {"0": {"name": "0", "desc": "default_pg", "ranks": ranks}}
+    return {"version": "2.10", "pg_config": config, "entries": list(entries)}
+
+
+def words(*dumps: dict[str, Any]) -> list[str]:
+    return [each.words for each in analysed(dump_of(rank, one) for rank, one in enumerate(dumps))]
+
+
+DONE = entry(1, retired=True)
+
+
+def test_recorded_dumps_name_the_rank_that_did_not_come() -> None:
+    (found,) = analysed(parsed(recorded(rank), rank) for rank in range(3))
+    assert (found.kind, found.sequence, found.missing) == ("missing", 4, (2,))
+    assert (
+        found.words
+        == "group default_pg, collective #4: rank 2 not there; ranks 0, 1 in all_reduce(5x2 Float)"
+    )
+
+
+def test_both_of_torchs_formats_say_the_same() -> None:
+    assert parsed(recorded(0, "json"), 0) == parsed(recorded(0), 0)
+
+
+def test_another_collective_under_the_same_number() -> None:
+    said = words(plain(DONE, entry(2)), plain(DONE, entry(2)), plain(DONE, entry(2, "nccl:broadcast")))
+    assert said == [
+        "group default_pg, collective #2: ranks have entered different ones: "
+        "ranks 0, 1 in all_reduce(4 Float); rank 2 in broadcast(4 Float)"
+    ]
+
+
+def test_another_shape_counts_where_shapes_must_be_one() -> None:
+    other = entry(2, sizes=[[8]])
+    assert (
+        "ranks 0, 1 in all_reduce(4 Float); rank 2 in all_reduce(8 Float)"
+        in words(plain(entry(2)), plain(entry(2)), plain(other))[0]
+    )
+    gathers = [plain(entry(2, "nccl:all_gather", [[size]], retired=True)) for size in (4, 4, 8)]
+    assert words(*gathers) == []
+
+
+def test_all_are_there_and_it_does_not_end() -> None:
+    assert words(*[plain(DONE, entry(2))] * 3) == [
+        "group default_pg, collective #2: all have entered it and it does not end: "
+        "ranks 0, 1, 2 in all_reduce(4 Float)"
+    ]
+
+
+def test_a_rank_whose_dump_is_not_there_is_in_doubt() -> None:
+    (said,) = words(*[plain(DONE, entry(2))] * 2)
+    assert said.endswith("rank 2 not there; ranks 0, 1 in all_reduce(4 Float) (no dump of rank 2)")
+
+
+def test_what_is_over_is_no_finding() -> None:
+    behind = plain(DONE)
+    ahead = plain(DONE, entry(2, retired=True))
+    assert words(ahead, behind, behind) == []  # a broadcast's root may be through before the others come
+    send = entry(3, "nccl:send 0->1", is_p2p=True)
+    assert words(plain(DONE, send), behind, behind) == []
+
+
+class _Calls:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, ("true",)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pickle.dumps({"entries": [_Calls()]}),
+        pickle.dumps([1]),
+        recorded(0)[:200],
+        b"",
+        b"{",
+        json.dumps({"entries": [{"process_group": "?"}]}).encode(),
+        json.dumps({"entries": [{**DONE, "input_sizes": [["x"]]}]}).encode(),
+    ],
+)
+def test_what_is_no_dump_is_refused(data: bytes) -> None:
+    with pytest.raises(NotADump):
+        parsed(data, 0)
+
+
+def test_unknown_fields_and_versions_are_no_trouble() -> None:
+    strange = copy.deepcopy(plain(DONE, entry(2)))
+    strange |= {"version": "9.0", "later": [1], "pg_config": {"0": {"ranks": "?"}, "1": None}}
+    assert words(strange, plain(DONE))[0].startswith("group default_pg, collective #2: rank 1 not there")
+
+
+def test_a_folder_of_many_nodes_is_read_as_one(tmp_path: Path) -> None:
+    for rank in range(3):
+        folder = tmp_path / f"node{rank % 2}" / str(rank)
+        folder.mkdir(parents=True)
+        (folder / f"flight-recorder-{rank}").write_bytes(recorded(rank))
+    (tmp_path / "node0" / "0" / "flight-recorder.json").write_bytes(recorded(0, "json"))
+    count, findings = analysed_folder(str(tmp_path))
+    assert count == 3
+    assert [each.missing for each in findings] == [(2,)]
+    command = [sys.executable, "-m", "launcher.health.dumps", str(tmp_path)]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+    assert said == f"dumps of 3 ranks:\n{findings[0].words}\n"

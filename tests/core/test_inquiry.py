@@ -1,0 +1,65 @@
+"""Ranks stand still: what the agent's machine does about it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from launcher.exchange import (
+    GraceOver,
+    LookAtRanks,
+    RanksSeen,
+    RanksStandStill,
+    Send,
+    SignalRanks,
+    StacksTaken,
+    StartGrace,
+    TakeStacks,
+)
+from launcher.supervised import Phase, Supervision
+from launcher.supervision import SIGKILL, SIGTERM, step
+from rendezvous.events import Accused, Examine, Examined, RankFailed, RanksStill, Stop
+from rendezvous.sight import Sight
+from rendezvous.types import AgentId, Assignment, Cause, Decision, DecisionKind, FailureClass
+
+AGENT = AgentId("a", "1")
+MINE = Assignment(1, 0, 2, 0, 2, 4, "default", 0, 4, 0, 3, "a")
+RUNNING = Supervision(AGENT, Phase.RUNNING, MINE, live=(0, 1))
+STOPPING = replace(RUNNING, phase=Phase.STOPPING, over=True, stop_signal=SIGTERM)
+CAUSE = Cause("a", 1, 1, FailureClass.HANG, "stands still", 124)
+SIGHTS = (Sight(0), Sight(1))
+
+
+@pytest.mark.parametrize(
+    ("fact", "done"),
+    [
+        (RanksStandStill(1), Send(RanksStill(AGENT, 1))),
+        (Examine(1), LookAtRanks(1)),
+        (RanksSeen(1, SIGHTS), Send(Examined(AGENT, 1, SIGHTS))),
+        (Accused(1, CAUSE), TakeStacks(1, CAUSE)),
+        (StacksTaken(1, CAUSE), Send(RankFailed(AGENT, 1, CAUSE))),
+    ],
+)
+def test_while_ranks_run(fact: object, done: object) -> None:
+    assert step(RUNNING, fact)[1] == (done,)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "state", [STOPPING, Supervision(AGENT), replace(RUNNING, assignment=replace(MINE, generation=2))]
+)
+def test_an_agent_without_these_ranks_says_so_at_once_and_does_nothing_else(state: Supervision) -> None:
+    nothing = (Send(Examined(AGENT, 1, ())),)
+    assert step(state, Examine(1)) == (state, nothing)
+    assert step(state, RanksSeen(1, SIGHTS)) == (state, nothing)
+    for fact in (RanksStandStill(1), Accused(1, CAUSE), StacksTaken(1, CAUSE)):
+        assert step(state, fact) == (state, ())
+
+
+def test_an_accused_rank_gets_a_short_grace_when_all_are_stopped() -> None:
+    state, _ = step(RUNNING, Accused(1, CAUSE))
+    state, actions = step(state, Stop(1, Decision(DecisionKind.RESTART, "again", 1, CAUSE)))
+    assert actions[-3:] == (SignalRanks(SIGTERM), StartGrace(1, of_accused=True), StartGrace(1))
+    assert step(state, GraceOver(1, of_accused=True))[1] == (SignalRanks(SIGKILL, (1,)),)
+    assert step(replace(state, live=(0,)), GraceOver(1, of_accused=True))[1] == ()
+    assert step(state, GraceOver(1))[1] == (SignalRanks(SIGKILL),)

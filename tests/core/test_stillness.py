@@ -1,0 +1,184 @@
+"""Does a rank stand still for too long? Views over time in, verdict-worthy or not out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from launcher.health.budget_text import hang_timeout
+from launcher.health.budgets import Budgets
+from launcher.health.stack_text import is_own_business, known_better, main_thread_first
+from launcher.health.stillness import Watch, is_overdue, look, sights
+from launcher.values import BadValue
+from rendezvous.rank_view import Collective, GroupView, ProcessView, RankPhase, RankView, Section
+from rendezvous.types import Cause, FailureClass
+
+if TYPE_CHECKING:
+    from rendezvous.sight import Sight
+
+ASLEEP = ProcessView(True, "S", 1.0, cpu_moved=False)
+BUSY = ProcessView(True, "R", 1.0, cpu_moved=True)
+VIEW = RankView(0, 17, True, RankPhase.FORWARD, 1.0, quiet_s=1e6, step=9, last_step_s=0.5, process=ASLEEP)
+THREE = Budgets(step_s=3.0)
+
+
+def watched(*moments: tuple[float, RankView], budgets: Budgets = THREE) -> Sight:
+    """What is told after these looks."""
+    watch = Watch(moments[0][0])
+    for at, view in moments:
+        watch = look(watch, [view], at, budgets.period_s)
+    (sight,) = sights(watch, [moments[-1][1]], budgets)
+    return sight
+
+
+def after(seconds: float, view: RankView = VIEW, budgets: Budgets = THREE) -> Sight:
+    steps = int(seconds / budgets.period_s + 0.5)
+    return watched(*((i * budgets.period_s, view) for i in range(steps + 1)), budgets=budgets)
+
+
+def test_time_without_a_sign_adds_up_and_any_sign_ends_it() -> None:
+    assert after(2.7).still_s == pytest.approx(2.7)
+    assert not after(2.7).is_overdue
+    assert is_overdue([after(3.3)])
+    late = watched(*((i * 0.3, VIEW) for i in range(12)), (3.6, replace(VIEW, quiet_s=0.05)))
+    assert late.still_s == pytest.approx(0.05)
+
+
+def test_time_in_which_nobody_looked_does_not_count() -> None:
+    """A suspended machine, an agent that was stopped."""
+    sight = watched((0.0, VIEW), (0.3, VIEW), (900.0, VIEW))
+    assert sight.still_s == pytest.approx(0.3 + 3 * THREE.period_s)
+
+
+def test_one_that_goes_on_after_a_stop_begins_anew() -> None:
+    stopped = replace(VIEW, process=ProcessView(True, "T", cpu_moved=False))
+    looks = [(i * 0.3, stopped) for i in range(20)]
+    assert watched(*looks).is_overdue
+    assert watched(*looks, (6.0, VIEW)).still_s == 0.0
+
+
+def test_another_process_begins_anew() -> None:
+    assert watched(*((i * 0.3, VIEW) for i in range(20)), (6.0, replace(VIEW, pid=18))).still_s == 0.0
+
+
+def test_a_rank_that_never_wrote_is_no_reason_to_ask() -> None:
+    never = RankView(0, 17, process=ASLEEP)
+    sight = after(20.0, never, Budgets(step_s=3.0, start_s=5.0))
+    assert sight.is_overdue
+    assert not is_overdue([sight])
+
+
+def test_one_that_has_ended_is_no_reason_to_ask() -> None:
+    sight = after(20.0, replace(VIEW, process=ProcessView(False, "Z", cpu_moved=False)))
+    assert sight.is_overdue
+    assert not is_overdue([sight])
+
+
+CALL = Collective(7, "0", 7, "all_reduce")
+
+
+@pytest.mark.parametrize(
+    ("view", "given", "auto"),
+    [
+        (VIEW, 3.0, 120.0),
+        (replace(VIEW, last_step_s=60.0), 3.0, 1200.0),
+        (replace(VIEW, process=BUSY), 3.0, 600.0),
+        (replace(VIEW, group_timeout_s=7200.0), 3.0, 7200.0),
+        (replace(VIEW, group_timeout_s=600.0), 3.0, 120.0),
+        (replace(VIEW, phase=RankPhase.DATA), 3.0, 600.0),
+        (replace(VIEW, phase=RankPhase.IDLE), 3.0, 600.0),
+        (replace(VIEW, phase=RankPhase.COMMUNICATE, process=BUSY), 3.0, 120.0),
+        (replace(VIEW, phase=RankPhase.CHECKPOINT), 1800.0, 1800.0),
+        (replace(VIEW, phase=RankPhase.EVALUATION), 1800.0, 1800.0),
+        (replace(VIEW, phase=RankPhase.CHECKPOINT, process=replace(ASLEEP, state="T")), 3.0, 120.0),
+        (replace(VIEW, phase=RankPhase.SECTION, section=Section("x", None, 1.0)), 1800.0, 1800.0),
+        (replace(VIEW, phase=RankPhase.SECTION, section=Section("x", 40.0, 1.0)), 40.0, 40.0),
+        (replace(VIEW, phase=RankPhase.STARTING, step=0), 1800.0, 1800.0),
+        (replace(VIEW, step=0), 1800.0, 1800.0),
+        (replace(VIEW, step=0, collectives=(replace(CALL, number=51),)), 3.0, 120.0),
+    ],
+)
+def test_each_thing_a_rank_does_has_its_budget(view: RankView, given: float, auto: float) -> None:
+    assert watched((0.0, view), (0.1, view)).limit_s == given
+    assert watched((0.0, view), (0.1, view), budgets=Budgets()).limit_s == auto
+    assert watched((0.0, view), (0.1, view), budgets=Budgets(enabled=False)).limit_s is None
+
+
+def test_a_section_with_a_timeout_is_over_when_it_says_so() -> None:
+    """Whatever it does meanwhile."""
+    view = replace(VIEW, quiet_s=0.0, phase=RankPhase.SECTION, section=Section("x", 40.0, 41.0))
+    assert watched((0.0, view), (0.3, view)).is_overdue
+
+
+def test_what_is_told_fits_into_its_bounds() -> None:
+    calls = tuple(
+        Collective(i, "0", i, "all_reduce", finished_s=None if i in (1, 2) else 1.0) for i in range(1, 17)
+    )
+    groups = (*(GroupView(f"g{i}", 2, "x" * 300) for i in range(8)), GroupView("0", 2, "0-1"))
+    view = replace(
+        VIEW, collectives=calls, groups=groups, message="m" * 999, section=Section("s" * 999, None, 1.0)
+    )
+    sight = after(0.3, view)
+    assert [call.number for call in sight.calls] == [1, 2, 11, 12, 13, 14, 15, 16]
+    assert [group.name for group in sight.groups][:2] == ["0", "g0"]
+    assert (len(sight.groups), sight.groups[1].members) == (8, "")
+    assert (len(sight.message), len(sight.section)) == (200, 200)
+
+
+# --- the option ----------------------------------------------------------------------------------------------
+
+
+def test_the_option_sets_what_it_names() -> None:
+    assert hang_timeout("auto") == Budgets()
+    assert hang_timeout("off") == Budgets(enabled=False)
+    assert hang_timeout("30s") == Budgets(step_s=30.0)
+    asked = hang_timeout("auto, start=1m, first-step=2m,checkpoint=3m,evaluation=4m")
+    assert asked == Budgets(True, None, 60.0, 120.0, 180.0, 240.0)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0", "-3", "soon", "off,start=3", "3,", "3,start", "3,step=4", "3,start=0"]
+)
+def test_what_the_option_does_not_understand_is_said(text: str) -> None:
+    with pytest.raises(BadValue):
+        hang_timeout(text)
+
+
+def test_looks_are_as_often_as_the_shortest_limit_needs() -> None:
+    assert Budgets().period_s == 1.0
+    assert THREE.period_s == pytest.approx(0.3)
+    assert Budgets(step_s=0.2).period_s == 0.1
+
+
+# --- stacks ----------------------------------------------------------------------------------------------
+
+STACKS = """\
+Thread 0x00007f01 (most recent call first):
+  File "/lib/python3.11/threading.py", line 331 in wait
+
+Current thread 0x00007f00 (most recent call first):
+  File "{inner}", line 7 in forward
+  File "/home/me/train.py", line 30 in <module>
+"""
+
+
+def test_the_main_thread_comes_first_and_tells_whose_business_it_is() -> None:
+    own = main_thread_first(STACKS.format(inner="/home/me/model.py"))
+    assert own.startswith("Current thread")
+    assert is_own_business(own)
+    torch = main_thread_first(STACKS.format(inner="/x/site-packages/torch/autograd/graph.py"))
+    assert not is_own_business(torch)
+    assert not is_own_business("it is stopped, and cannot answer with its Python stack")
+
+
+def test_a_doubt_is_lifted_by_the_stack_and_by_nothing_else() -> None:
+    doubt = "not certain who: rank 1: stands still for 3.0 s in its forward pass"
+    cause = Cause("n", 1, 1, FailureClass.HANG, doubt, 124, uncertain=True)
+    own = 'Thread 0x1 (most recent call first):\n  File "/me/model.py", line 3 in forward'
+    lifted = known_better(cause, own)
+    assert (lifted.uncertain, lifted.reason) == (False, doubt.removeprefix("not certain who: rank 1: "))
+    assert known_better(cause, own.replace("/me/", "/x/torch/")) == cause
+    two = replace(cause, reason="not certain who: ranks 0 and 1: the ranks do not agree: ...")
+    assert known_better(two, own) == two

@@ -1,0 +1,49 @@
+"""Nodes with other versions than most."""
+
+from __future__ import annotations
+
+from rendezvous.types import AgentId, NodeFacts, Placement, World
+from rendezvous.versions import differences, matters, warning
+
+
+def world(*told):
+    return World(
+        1,
+        tuple(
+            Placement(AgentId(f"n{at}", "1"), NodeFacts(f"n{at}", "10.0.0.1", 1, versions=text), at, at, at)
+            for at, text in enumerate(told)
+        ),
+    )
+
+
+def test_nodes_alike_are_no_news():
+    assert warning(world("torch=2.13.0 python=3.11.7", "torch=2.13.0 python=3.11.7")) == ""
+    assert warning(world("", "")) == ""
+
+
+def test_the_odd_one_is_named_whatever_its_place():
+    odd, usual = "torch=2.4.0 python=3.11.7", "torch=2.13.0 python=3.11.7"
+    said = "not all nodes have the same software: n0 has torch 2.4.0 (most nodes: 2.13.0)"
+    assert warning(world(odd, usual, usual)) == said
+    assert warning(world(usual, usual, odd)) == said.replace("n0", "n2")
+
+
+def test_who_says_nothing_of_it_is_not_compared():
+    assert warning(world("torch=2.13.0 nccl=2.27.3", "torch=2.13.0", "")) == ""
+
+
+def test_many_are_counted():
+    told = ["python=3.11.7"] * 7 + ["python=3.12.1"] * 6
+    assert warning(world(*told)) == (
+        "not all nodes have the same software: n7, n8, n9, n10 and 2 more have python 3.12.1 (most nodes: 3.11.7)"
+    )
+
+
+def test_what_keeps_ranks_from_working_together():
+    def of(mine, usual):
+        return [matters(each) for each in differences([("a", usual), ("b", usual), ("c", mine)])]
+
+    assert of("torch=2.13.1", "torch=2.13.0") == [False]
+    assert of("torch=2.12.0", "torch=2.13.0") == [True]
+    assert of("nccl=2.27.3", "nccl=2.27.5") == [True]
+    assert of("python=3.12.0 driver=570.1", "python=3.11.0 driver=580.2") == [False, False]

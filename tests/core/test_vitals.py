@@ -1,0 +1,267 @@
+"""How a node is, and what is said of it: each change once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.health import exposition
+from launcher.health.exposition import Running
+from launcher.health.option_text import health_address, stragglers
+from launcher.health.paces import paces
+from launcher.health.vitals import (
+    GIB,
+    MIB,
+    Disk,
+    Gpu,
+    Health,
+    Memory,
+    Nic,
+    Throttling,
+    Vitals,
+    before_death,
+    judge,
+    next_look_s,
+)
+from launcher.values import BadValue
+from rendezvous.rank_view import ProcessView, RankPhase, RankView
+from rendezvous.stragglers import Pace
+from rendezvous.types import StragglerPolicy, StragglerRule
+
+LIMIT = 64 * GIB
+WELL = Vitals(
+    0.0,
+    Memory("the cgroup's limit", 10 * GIB, LIMIT),
+    throttling=Throttling(0, 0, 4.0),
+    nics=(Nic("eth0", 0, 0, carrier=True),),
+    gpus=(Gpu(0, temperature=60),),
+    disks=(Disk("/logs", 100 * GIB, 500 * GIB),),
+)
+
+
+def with_memory(share: float) -> Vitals:
+    return replace(WELL, memory=Memory("the cgroup's limit", int(share * LIMIT), LIMIT))
+
+
+def story(*looks: Vitals) -> list[tuple[str, ...]]:
+    """A look every five seconds -> what is said after each."""
+    health, said = Health(), []
+    for n, look in enumerate((WELL, *looks)):
+        health, news = judge(health, replace(look, at=5.0 * n))
+        said.append(news)
+    assert said[0] == ()
+    return said[1:]
+
+
+def test_memory_near_its_limit_is_told_at_once_and_its_end_only_well_below() -> None:
+    said = story(*map(with_memory, (0.94, 0.96, 0.99, 0.93, 0.96, 0.89, 0.96)))
+    assert said == [
+        (),
+        ("memory is at 96 % of the cgroup's limit (61.4 of 64.0 GiB)",),
+        *[()] * 3,
+        ("memory is down to 89 % of the cgroup's limit (57.0 of 64.0 GiB)",),
+        ("memory is at 96 % of the cgroup's limit (61.4 of 64.0 GiB)",),
+    ]
+
+
+@given(st.lists(st.floats(0.0, 1.0), max_size=40))
+def test_beginning_and_end_are_told_in_turns(shares: list[float]) -> None:
+    said = [line for news in story(*map(with_memory, shares)) for line in news]
+    assert [line.startswith("memory is at") for line in said] == [n % 2 == 0 for n in range(len(said))]
+
+
+def grown(n: int, **counters: int) -> Vitals:
+    """The n-th look of a node whose counters grow by so much in each five seconds."""
+    eth0 = Nic("eth0", n * counters.get("errors", 0), n * counters.get("drops", 0), carrier=True)
+    throttling = Throttling(n * 50, n * counters.get("throttled", 0), 4.0)
+    return replace(WELL, nics=(eth0,), throttling=throttling, swapped=n * counters.get("swapped", 0))
+
+
+@pytest.mark.parametrize(
+    ("counter", "much", "text", "over"),
+    [
+        (
+            "errors",
+            50,
+            "network interface eth0: 10 errors a second",
+            "network interface eth0: no more errors",
+        ),
+        (
+            "drops",
+            1000,
+            "network interface eth0: 200 dropped packets a second",
+            "network interface eth0: no more dropped packets",
+        ),
+        (
+            "throttled",
+            20,
+            "the cgroup's CPU quota of 4 CPUs is used up in 40 % of the time slices",
+            "the cgroup's CPU quota suffices again",
+        ),
+        (
+            "swapped",
+            500 * MIB,
+            "the machine swaps: 100 MiB a second",
+            "the machine no longer swaps",
+        ),
+    ],
+)
+def test_a_rate_is_told_when_it_lasts(counter: str, much: int, text: str, over: str) -> None:
+    spike = [grown(1, **{counter: much})] * 2
+    assert story(*spike) == [()] * 2
+    lasting = [grown(n, **{counter: much}) for n in (1, 2, 3)]
+    # The counter stands still from here on, while the scheduler's periods go on.
+    after = replace(lasting[-1], throttling=replace(lasting[-1].throttling, periods=1000))  # type: ignore[type-var]
+    assert story(*lasting, after) == [(), (text,), (), (over,)]
+
+
+def test_a_cable_pulled_is_told_and_a_port_that_never_had_one_is_not() -> None:
+    def links(*up: bool) -> Vitals:
+        return replace(WELL, nics=tuple(Nic(f"eth{i}", 0, 0, carrier=each) for i, each in enumerate(up)))
+
+    said = story(links(True, False), links(False, False), links(True, False), replace(WELL, nics=()))
+    assert said == [
+        (),
+        ("network interface eth0 is down",),
+        ("eth0 is up again",),
+        ("network interface eth0 is down",),
+    ]
+
+
+def test_a_disk_is_full_by_share_on_a_small_one_and_by_size_on_a_large_one() -> None:
+    def disk(free: int, total: int) -> Vitals:
+        return replace(WELL, disks=(Disk("/logs", free, total),))
+
+    assert story(disk(10 * MIB, 64 * MIB)) == [()]
+    assert story(disk(1 * MIB, 64 * MIB)) == [("the disk of /logs is nearly full: 1 MiB left",)]
+    assert story(disk(50 * GIB, 10_000 * GIB)) == [()]
+    full = disk(1 * GIB, 10_000 * GIB)
+    assert story(full, disk(int(2.5 * GIB), 10_000 * GIB), disk(4 * GIB, 10_000 * GIB)) == [
+        ("the disk of /logs is nearly full: 1.0 GiB left",),
+        (),
+        ("the disk of /logs has room again: 4.0 GiB",),
+    ]
+
+
+def test_memory_pressure_and_a_hot_gpu_must_last() -> None:
+    stalled, hot = replace(WELL, stalled=40.0), replace(WELL, gpus=(Gpu(0, 99, 93, slowed_by=("heat",)),))
+    assert story(stalled, WELL, stalled, stalled, WELL) == [
+        *[()] * 3,
+        ("memory pressure: nothing ran for 40 % of the last 10 s for want of memory",),
+        ("the memory pressure is over",),
+    ]
+    assert story(hot, hot, WELL) == [
+        (),
+        ("GPU 0 is slowed down by heat (93 C)",),
+        ("GPU 0 runs at full speed again",),
+    ]
+    lost = replace(WELL, gpus=(Gpu(0, lost="GPU is lost"),))
+    assert story(lost, lost, WELL) == [(), ("GPU 0 does not answer: GPU is lost",), ("GPU 0 answers again",)]
+
+
+def test_what_happens_is_told_each_time_and_mentioned_for_a_while() -> None:
+    def look(kills: int, xids: tuple[int, ...] = (), ecc: int = 0) -> Vitals:
+        memory = Memory("the cgroup's limit", 10 * GIB, LIMIT, kills)
+        return replace(WELL, memory=memory, gpus=(Gpu(0, ecc_uncorrected=ecc, xids=xids),))
+
+    assert story(look(0), look(1), look(1), look(3), look(3, (79,)), look(3, ecc=2)) == [
+        (),
+        ("the kernel has killed a process here for want of memory",),
+        (),
+        ("the kernel has killed 2 processes here for want of memory",),
+        ("GPU 0: the driver reports Xid 79",),
+        ("GPU 0: 2 uncorrectable memory errors (ECC)",),
+    ]
+    health, _ = judge(Health(), look(0))
+    health, _ = judge(health, replace(look(1), at=5.0))
+    assert health.texts
+    health, news = judge(health, replace(look(1), at=5000.0))
+    assert (health.texts, news) == ((), ())
+
+
+def test_a_death_is_explained_by_what_was_seen_just_before() -> None:
+    health, _ = judge(Health(), with_memory(0.91))
+    assert (
+        before_death(health, 3.2) == "memory was at 91 % of the cgroup's limit (58.2 of 64.0 GiB) 3 s before"
+    )
+    assert before_death(health, 300.0) == ""
+    well, _ = judge(Health(), WELL)
+    assert before_death(well, 1.0) == ""
+    assert before_death(Health(), 1.0) == ""
+    full, _ = judge(Health(), replace(WELL, disks=(Disk("/logs", 0, GIB),)))
+    assert before_death(full, 300.0) == "the disk of /logs is nearly full: 0 MiB left"
+
+
+def test_it_looks_more_often_where_memory_runs_short() -> None:
+    assert next_look_s(Health(), 5.0) == 5.0
+    assert next_look_s(judge(Health(), with_memory(0.5))[0], 5.0) == 5.0
+    assert next_look_s(judge(Health(), with_memory(0.9))[0], 5.0) == 1.0
+
+
+# --- ranks ---------------------------------------------------------------------------------------------
+
+VIEW = RankView(
+    3,
+    known=True,
+    step=12,
+    mean_step_s=0.25,
+    quiet_s=0.5,
+    phase_times=((RankPhase.DATA, 1.5), (RankPhase.COMMUNICATE, 0.5), (RankPhase.CHECKPOINT, 9.0)),
+)
+
+
+def test_a_pace_is_made_of_what_belongs_to_steps() -> None:
+    dead, unknown = replace(VIEW, process=ProcessView(alive=False)), replace(VIEW, known=False)
+    assert paces([VIEW, dead, unknown, replace(VIEW, step=0)]) == (Pace(3, 12, data_s=1.5, waiting_s=0.5),)
+
+
+def test_the_exposition_is_what_prometheus_reads() -> None:
+    vitals = replace(WELL, disks=(Disk('/a "b"\\', 7, 9),))
+    health, _ = judge(Health(), vitals)
+    text = exposition.text(Running(4, 2, 1, ready=True), [VIEW, RankView(0)], health)
+    lines = text.splitlines()
+    assert text.endswith("\n")
+    assert 'ddp_launch_steps_total{rank="3"} 12' in lines
+    assert 'ddp_launch_phase_seconds_total{rank="3",phase="data"} 1.5' in lines
+    assert 'ddp_launch_disk_free_bytes{path="/a \\"b\\"\\\\"} 7' in lines
+    assert "ddp_launch_restarts_total 2" in lines
+    named = [line.split("{")[0].split(" ")[0] for line in lines if not line.startswith("#")]
+    typed = [line.split()[2] for line in lines if line.startswith("# TYPE")]
+    assert list(dict.fromkeys(named)) == typed == [line.split()[2] for line in lines if "# HELP" in line]
+
+
+# --- options -------------------------------------------------------------------------------------------
+
+
+def test_stragglers_are_asked_for_in_one_word_or_more() -> None:
+    assert stragglers("OFF") == StragglerRule(StragglerPolicy.OFF)
+    assert stragglers("exclude,factor=2,window=1m") == StragglerRule(StragglerPolicy.EXCLUDE, 2.0, 60.0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "kill",
+        "report,factor=1",
+        "report,factor=nan",
+        "report,factor=inf",
+        "report,window=0",
+        "report,x=1",
+    ],
+)
+def test_what_is_wrong_with_it_is_said(text: str) -> None:
+    with pytest.raises(BadValue):
+        stragglers(text)
+
+
+def test_a_port_alone_is_for_this_machine_only() -> None:
+    assert health_address("9410") == ("127.0.0.1", 9410)
+    assert health_address("0.0.0.0:9410") == ("0.0.0.0", 9410)
+    assert health_address("[::]:0") == ("::", 0)
+    for text in ("70000", "somewhere", ""):
+        with pytest.raises(BadValue):
+            health_address(text)

@@ -1,0 +1,63 @@
+"""What a case of the suite is: what is done to a job, and what has to be said of it.
+
+`blamed` is who the verdict must name, and nobody else. Where nobody can know who it was (`certain` False), the
+verdict may name those who are involved, and must not call any of them guilty.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    DEATH = "death"
+    HANG = "hang"
+    NODE = "node"  # a machine or its agent is gone
+    INNOCENT = "innocent"  # nothing may be done about it
+
+
+# From the fault until all ranks of the next generation have done a step.
+HANG_TIMEOUT_S = 3.0
+LEASE_S = 4.0
+DEATH_BOUND_S = 1.0
+HANG_BOUND_S = 2 * HANG_TIMEOUT_S
+NODE_BOUND_S = 2 * LEASE_S
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    injected: str  # in words, for the table
+    says: str  # a regular expression that the verdict matches
+    kind: Kind = Kind.HANG
+    fault: str = ""  # NAME@PLACE of programs/faults.py
+    commits: tuple[int, ...] = (1,)  # the ranks that do it
+    blamed: tuple[int, ...] | None = (1,)  # None: whoever is named, as long as it is not certain
+    certain: bool | None = True  # None: either will do
+    outside: str = ""  # what is done to the job from outside: a function of outside.py
+    wrap: str = "torch"
+    backend: str = "gloo"
+    loaders: int = 0
+    ranks: int = 3  # per node
+    nodes: int = 1
+    has_service: bool = False  # in a process of its own; else the first agent serves
+    options: tuple[str, ...] = ()
+    in_lab: bool = False  # each node is a host with a network of its own
+    bound_s: float | None = None
+    missed: str = ""  # why a wrong verdict is put up with today; an innocent is not blamed all the same
+    needs: str = ""  # what not every machine has: a function of needs.py
+
+    @property
+    def may_take_s(self) -> float:
+        bounds = {Kind.DEATH: DEATH_BOUND_S, Kind.NODE: NODE_BOUND_S}
+        return self.bound_s or bounds.get(self.kind, HANG_BOUND_S)
+
+    @property
+    def where(self) -> str:
+        """The setting, as the table shows it."""
+        wrapper = {"torch": "torch DDP", "ours": "our DDP", "plain": "no DDP"}[self.wrap]
+        nodes = f"{self.nodes} nodes of {self.ranks}" if self.nodes > 1 else f"{self.ranks} ranks"
+        cold = ["plain start"] if "--no-warm-start" in self.options else []
+        hosts = ["own networks"] if self.in_lab else []
+        return ", ".join([wrapper, self.backend, nodes, *hosts, *cold])

@@ -1,0 +1,264 @@
+"""Plays one case on real processes: starts the job, does what the case says, and reads what was said of it.
+
+Theory of operation
+-------------------
+Most of a case is waiting, so several are played at once. What costs CPU is their start; at most two jobs start at a
+time, and while the time of a death is taken, a second or less, none does. A verdict is what the agents write on the
+terminal, nothing else: the line with which they restart the job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import tempfile
+import threading
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import needs
+import networks
+import outside
+from fault_case import HANG_TIMEOUT_S, Case, Kind
+from launched import Launched, eventually
+from served import Service
+from verdicts import Verdict, verdict_of
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable, Iterator
+
+TRAIN = str(Path(__file__).parent / "programs" / "train.py")
+PATIENCE_S = 60.0
+_LOOK_EVERY_S = 0.005
+_STARTS_AT_ONCE = 2
+JOBS_AT_ONCE = 4
+_ATTEMPTS = 3  # at being in time, on a machine that others use as well
+
+
+class _Calm:
+    """Who starts shares the machine with one more; who takes a time has it without any start."""
+
+    def __init__(self) -> None:
+        self._starts = threading.Semaphore(_STARTS_AT_ONCE)
+        self._turn = threading.Lock()
+
+    @contextlib.contextmanager
+    def starting(self) -> Iterator[None]:
+        with self._turn:
+            self._starts.acquire()
+        try:
+            yield
+        finally:
+            self._starts.release()
+
+    @contextlib.contextmanager
+    def measuring(self) -> Iterator[None]:
+        with self._turn:
+            for _ in range(_STARTS_AT_ONCE):
+                self._starts.acquire()
+        try:
+            yield
+        finally:
+            self._starts.release(_STARTS_AT_ONCE)
+
+
+_CALM = _Calm()
+
+
+@dataclass(frozen=True)
+class Played:
+    """What came of a case: the verdict in the words of the terminal, and when all trained again."""
+
+    case: Case
+    verdict: Verdict | None = None
+    took_s: float | None = None  # until all ranks had met again
+    step_s: float | None = None  # until they had done a step
+    problem: str = ""  # why it could not be played to its end
+    skipped: str = ""
+    told: str = field(default="", repr=False)
+
+    @property
+    def is_right(self) -> bool:
+        if self.problem or self.skipped:
+            return False
+        if self.case.kind is Kind.INNOCENT or self.verdict is None:
+            return self.case.kind is Kind.INNOCENT and self.verdict is None
+        return self.verdict.is_right_for(self.case)
+
+    @property
+    def blames_an_innocent(self) -> bool:
+        """With certainty."""
+        found = self.verdict
+        return (
+            found is not None and found.certain and bool(set(found.blamed).difference(self.case.blamed or ()))
+        )
+
+    @property
+    def is_in_time(self) -> bool:
+        return self.is_within(self.case.may_take_s)
+
+    def is_within(self, bound_s: float) -> bool:
+        return self.case.kind is Kind.INNOCENT or (self.took_s is not None and self.took_s < bound_s)
+
+    def __str__(self) -> str:
+        took = "-" if self.took_s is None else f"{self.took_s:.2f} s of {self.case.may_take_s:g} s"
+        found = self.problem or str(self.verdict)
+        return f"{self.case.name}: {self.case.injected}\n  {found}\n  {took}\n{self.told}"
+
+
+def play(case: Case) -> Played:
+    """A right verdict that came late is asked for again: the machine may have been busy with something else."""
+    if missing := needs.missing(case.needs):
+        return Played(case, skipped=missing)
+    for _ in range(_ATTEMPTS):
+        folder = Path(tempfile.mkdtemp(prefix="fault-"))
+        try:
+            played = Stage(case, folder).play()
+        except AssertionError as error:
+            return Played(case, problem=f"it could not be cleared away: {error}")
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        if not played.is_right or played.is_in_time:
+            return played
+    return played
+
+
+def _free_place() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return f"127.0.0.1:{free.getsockname()[1]}"
+
+
+class Stage:
+    """One job of one case, and what is seen of it."""
+
+    def __init__(self, case: Case, folder: Path) -> None:
+        self.case, self.folder = case, folder
+        self.shared = folder / "shared"
+        self.shared.mkdir()
+        self.nodes: list[Launched | networks.LabNode] = []
+        self.network: networks.Network | None = None
+        self.service: Service | None = None
+        self.place = ""
+        self.others: list[subprocess.Popen[bytes]] = []  # processes of ours that take part
+
+    def play(self) -> Played:
+        try:
+            with contextlib.ExitStack() as measured:
+                with _CALM.starting():
+                    self._start()
+                    if self.case.kind is not Kind.DEATH:
+                        self._reach()
+                if self.case.kind is Kind.DEATH:
+                    measured.enter_context(_CALM.measuring())
+                    self._reach()
+                if self.case.outside:
+                    outside.commit(self)
+                self._until(self._came_through, "it trains again")
+            if self.case.kind is not Kind.NODE:  # of what is gone not all comes to an end
+                self._until(self._over, "the job ended")
+            return self._outcome()
+        except AssertionError as error:
+            return replace(self._outcome(), problem=str(error))
+        finally:
+            self._strike()
+
+    def _strike(self) -> None:
+        """Nothing of it is left, however it ended."""
+        for process in self.others:
+            process.kill()
+            process.wait()
+        for pid in [pid for node in self.nodes for pid in node.processes()]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        outside.tidy(self)
+        for node in self.nodes:
+            node.clean_up()
+        for open_still in (self.service, self.network and self.network.lab):
+            if open_still is not None:
+                open_still.close()
+
+    # --- what is done ------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        case, words = self.case, self._words()
+        env = {"DDP_RENDEZVOUS_INSECURE": "1", "OMP_NUM_THREADS": "1", "LC_ALL": "C.UTF-8"}
+        if case.in_lab:
+            self.network = networks.Network(self.folder)
+            self.nodes += self.network.start(self.folder, "--rendezvous", self.network.place, *words, env=env)
+            return
+        if case.nodes > 1:
+            self.place = _free_place()
+            words = ["--rendezvous", self.place, *words]
+        if case.has_service:
+            self.start_service()
+        for number in range(case.nodes):
+            self.nodes.append(Launched(self.folder / f"node{number}", *words, env=env))
+
+    def _words(self) -> list[str]:
+        case = self.case
+        words = ["--nproc-per-node", str(case.ranks), "--max-restarts", "1", "--shutdown-timeout", "2"]
+        words += ["--hang-timeout", f"{HANG_TIMEOUT_S:g}"]
+        if case.nodes > 1:
+            words += ["--nnodes", f"1:{case.nodes}", "--last-call", "20", "--rdzv-id", "fault"]
+        words += [*case.options, TRAIN, str(self.shared), "--wrap", case.wrap, "--backend", case.backend]
+        words += ["--loaders", str(case.loaders)]
+        if case.fault:
+            words += ["--fault", case.fault, "--guilty", *map(str, case.commits)]
+        return words + ["--survives"] * (case.kind is Kind.INNOCENT or case.fault.endswith("@end"))
+
+    def start_service(self) -> None:
+        """Again, where it was before."""
+        store = ("--store", f"file:{self.folder / 'service.db'}")
+        self.service = Service("--listen", self.place, "--insecure", *store)
+        self.service.await_endpoint()
+
+    def _reach(self) -> None:
+        """The moment of the fault; where it is before that of the others, there is nothing to wait for."""
+        names = [f"reached-{rank}" for rank in range(self.case.ranks * self.case.nodes)]
+
+        def reached() -> bool:
+            if self._injected_at() is not None:
+                return True
+            return all((self.shared / name).exists() for name in names)
+
+        self._until(reached, "all ranks trained")
+
+    # --- what is seen ------------------------------------------------------------------------------
+
+    def pid_of(self, rank: int) -> int:
+        return int((self.shared / f"reached-{rank}").read_text())
+
+    def stderr(self) -> str:
+        return "\n".join(node.stderr() for node in self.nodes)
+
+    def _injected_at(self) -> float | None:
+        times = [float(path.read_text()) for path in self.shared.glob("injected-*")]
+        return min(times) if times else None
+
+    def _noted(self, name: str) -> float | None:
+        with contextlib.suppress(FileNotFoundError):
+            return float((self.shared / name).read_text())
+        return None
+
+    def _came_through(self) -> bool:
+        return self._noted("again") is not None or self._noted("survived") is not None
+
+    def _over(self) -> bool:
+        return all(node.agent.poll() is not None for node in self.nodes)
+
+    def _until(self, condition: Callable[[], object], what: str) -> None:
+        eventually(lambda: condition() or self._over(), PATIENCE_S, what)
+        assert condition(), f"the job ended before {what}"
+
+    def _outcome(self) -> Played:
+        began, took = self._injected_at(), {}
+        for name in ("met", "again"):
+            at = self._noted(name)
+            took[name] = None if began is None or at is None else at - began
+        found = verdict_of(node.stderr() for node in self.nodes)
+        return Played(self.case, found, took["met"], took["again"], told=self.stderr()[-2000:])

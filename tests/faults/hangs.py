@@ -1,0 +1,322 @@
+"""A rank stands still, or the ranks do not do the same: who it is, and why, is said after the hang floor; then all
+are started again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fault_case import Case, Kind
+
+_STILL = "stands still"
+_DATA = "data loader"
+_STOPPED = "stopped by a signal"
+_ALL = (0, 1, 2)
+# The buckets of torch's DDP are not seen: how far a rank has come is known, and what it waits for is not.
+_UNSEEN: dict[str, Any] = {"certain": None}
+# Gloo ends whoever gets more than it expects, at once; who it was that sent too much, nobody looks for then.
+_GLOO_NOTICES: dict[str, Any] = {"blamed": (), "certain": False}
+_MISFIT = "collectives do not fit together"
+# The compiled core compares what ranks call before any data moves, and tells both sides of it.
+_BOTH_SIDES: dict[str, Any] = {"blamed": (0, 1), "certain": False}
+
+
+def away(name: str, injected: str, fault: str, says: str = _STILL, **more: Any) -> Case:
+    """One rank does not come to where the others wait for it."""
+    return Case(name, injected, says, fault=fault, **more)
+
+
+def astray(name: str, injected: str, fault: str, says: str, **more: Any) -> Case:
+    """The ranks do different things; without DDP, so that nothing but this is in their way."""
+    return Case(name, injected, says, fault=f"{fault}@tally", **({"wrap": "plain"} | more))
+
+
+_STOPS = (
+    away("stopped", "SIGSTOP from outside", "", _STOPPED, outside="stop_rank"),
+    away("stopped-ours", "SIGSTOP from outside", "", _STOPPED, outside="stop_rank", wrap="ours"),
+    away(
+        "stopped-ours-shm",
+        "SIGSTOP from outside",
+        "",
+        _STOPPED,
+        outside="stop_rank",
+        wrap="ours",
+        backend="shm",
+    ),
+    away("stopped-plain", "SIGSTOP from outside", "", _STOPPED, outside="stop_rank", wrap="plain"),
+    away("stopped-rank-0", "SIGSTOP from outside", "", _STOPPED, outside="stop_rank_0", blamed=(0,)),
+    away(
+        "stopped-two",
+        "SIGSTOP to two of four ranks",
+        "",
+        _STOPPED,
+        outside="stop_two_ranks",
+        blamed=(1, 2),
+        ranks=4,
+        wrap="plain",
+    ),
+    away(
+        "stopped-cold",
+        "SIGSTOP from outside",
+        "",
+        _STOPPED,
+        outside="stop_rank",
+        wrap="plain",
+        options=("--no-warm-start",),
+        bound_s=15.0,
+    ),
+    away(
+        "stopped-two-nodes",
+        "SIGSTOP on the second node",
+        "",
+        _STOPPED,
+        outside="stop_last_rank",
+        nodes=2,
+        ranks=2,
+        blamed=(3,),
+        wrap="plain",
+    ),
+    away(
+        "frozen-cgroup",
+        "one rank frozen, as docker pause does it",
+        "",
+        _STILL,
+        outside="freeze_rank",
+        wrap="plain",
+        missed="a frozen process looks asleep: frozen within a collective, it waits there as all do",
+        needs="freezer",
+    ),
+)
+
+_BLOCKED = (
+    away("sleep-forward", "a sleep in the forward pass", "sleeps@forward", "forward", **_UNSEEN),
+    away(
+        "sleep-backward",
+        "a sleep in a hook of the backward pass",
+        "sleeps@backward",
+        "backward",
+        missed="all ranks sleep in their backward pass then, and the buckets of torch's DDP are not seen",
+        **_UNSEEN,
+    ),
+    away(
+        "sleep-backward-ours",
+        "a sleep in a hook of the backward pass",
+        "sleeps@backward",
+        "backward",
+        wrap="ours",
+    ),
+    away("sleep-gil", "a sleep in native code with the GIL held", "sleeps_with_the_gil@forward", **_UNSEEN),
+    away(
+        "sleep-gil-ours-shm",
+        "a sleep in native code with the GIL held",
+        "sleeps_with_the_gil@forward",
+        wrap="ours",
+        backend="shm",
+    ),
+    away("loop-python", "an infinite loop in Python", "loops@forward", "comput|running|CPU"),
+    away(
+        "loop-native",
+        "an infinite loop in native code, GIL held",
+        "loops_in_native_code@forward",
+        "comput|running|CPU",
+    ),
+    away(
+        "loop-native-ours",
+        "an infinite loop in native code, GIL held",
+        "loops_in_native_code@forward",
+        "comput|running|CPU",
+        wrap="ours",
+    ),
+    away("lock-data", "a lock held in the data set", "waits_for_a_lock@data", _DATA),
+    away(
+        "lock-data-ours-shm",
+        "a lock held in the data set",
+        "waits_for_a_lock@data",
+        _DATA,
+        wrap="ours",
+        backend="shm",
+    ),
+    away("loader-stuck", "a stuck worker of the data loader", "sleeps@data", _DATA, loaders=1),
+    away(
+        "loader-stopped",
+        "SIGSTOP to a worker of the data loader",
+        "",
+        _DATA,
+        outside="stop_loader",
+        loaders=1,
+    ),
+    away(
+        "loader-lock-ours",
+        "a lock held in a worker of the data loader",
+        "waits_for_a_lock@data",
+        _DATA,
+        loaders=1,
+        wrap="ours",
+    ),
+    away("server-silent", "the server of its data says nothing", "waits_for_a_server@data", _DATA),
+    away("fifo", "a read from a pipe that nobody writes to", "reads_a_fifo@data", _DATA),
+    away("file-lock", "a file locked by another process", "waits_for_a_file_lock@step", wrap="plain"),
+    away("command", "a command that does not end", "waits_for_a_command@step", wrap="plain"),
+    away(
+        "threads", "two threads that wait for each other", "waits_for_a_thread@forward", "forward", **_UNSEEN
+    ),
+    away(
+        "uninterruptible",
+        "an uninterruptible sleep (D)",
+        "sleeps_beyond_signals@step",
+        "uninterruptible",
+        wrap="plain",
+    ),
+    away(
+        "checkpoint-stuck",
+        "a write of a checkpoint that does not end",
+        "writes_to_a_fifo@checkpoint",
+        "checkpoint",
+        commits=(0,),
+        blamed=(0,),
+        options=("--hang-timeout", "3,checkpoint=3"),
+    ),
+    away(
+        "evaluation-stuck",
+        'ddp.section("eval", timeout=1) that does not end',
+        "evaluates_for_too_long@step",
+        "eval",
+        wrap="plain",
+    ),
+)
+
+_ASTRAY = (
+    astray("other-op", "broadcast where the others all_reduce", "other_operation", "broadcast.*all_reduce"),
+    astray(
+        "other-op-two",
+        "the same, with two ranks: either may be wrong",
+        "other_operation",
+        "broadcast|all_reduce",
+        ranks=2,
+        blamed=(0, 1),
+        certain=False,
+    ),
+    astray(
+        "other-op-shm",
+        "the same, over shared memory",
+        "other_operation",
+        "all-reduce.*broadcast",
+        backend="shm",
+        **_BOTH_SIDES,
+    ),
+    astray(
+        "other-shape",
+        "all_reduce of 4,096 elements where the others have 4",
+        "other_shape",
+        _MISFIT,
+        **_GLOO_NOTICES,
+    ),
+    astray(
+        "other-shape-shm",
+        "the same, over shared memory",
+        "other_shape",
+        r"4 x float32.*4096 x float32",
+        backend="shm",
+        **_BOTH_SIDES,
+    ),
+    astray(
+        "other-type",
+        "all_reduce of float64 where the others have float32",
+        "other_type",
+        _MISFIT,
+        **_GLOO_NOTICES,
+    ),
+    astray("skips", "a rank leaves one all_reduce out", "skips", "barrier.*all_reduce"),
+    Case(
+        "two-groups",
+        "two groups' all_reduces in another order",
+        "deadlock|group",
+        fault="swaps_two_groups@two groups",
+        commits=_ALL,
+        wrap="plain",
+    ),
+    Case(
+        "chain",
+        "ranks 0 and 1 wait in two groups, at the end for rank 2",
+        _STILL,
+        fault="is_the_root_of_a_chain@pairs",
+        commits=_ALL,
+        blamed=(2,),
+        wrap="plain",
+    ),
+    astray(
+        "objects",
+        "all_gather_object that one rank does not enter",
+        "gathers_objects_without_it",
+        _STILL,
+        commits=_ALL,
+    ),
+    astray("gather", "all_gather that one rank does not enter", "gathers_without_it", _STILL, commits=_ALL),
+    astray(
+        "barrier", "a barrier that one rank does not enter", "misses_the_barrier", "barrier", commits=_ALL
+    ),
+    astray(
+        "receive",
+        "all ranks receive, and nobody sends",
+        "receives_from_nobody",
+        "deadlock|recv",
+        commits=_ALL,
+        blamed=_ALL,
+        certain=False,
+    ),
+    astray(
+        "neighbour",
+        "rank 0 receives from rank 1, which sleeps",
+        "waits_for_a_neighbour",
+        _STILL,
+        commits=(0, 1),
+    ),
+    astray(
+        "too-little",
+        "rank 0 receives a second message, rank 1 has sent one and receives",
+        "sends_too_little",
+        "deadlock|recv",
+        commits=(0, 1),
+        blamed=(0, 1),
+        certain=False,
+    ),
+    Case(
+        "done-early",
+        "the data of one rank ends early, it waits at the end",
+        "barrier",
+        fault="is_done_early@step",
+        **_UNSEEN,
+    ),
+    Case(
+        "done-early-ours",
+        "the data of one rank ends early, it waits at the end",
+        "barrier",
+        fault="is_done_early@step",
+        wrap="ours",
+    ),
+    Case(
+        "leaves-early",
+        "one rank ends well in the middle of it",
+        "rank 1 .*ended",
+        fault="leaves_0@step",
+        wrap="plain",
+        missed="the others lose their connection at once, and an exit code of 0 is nobody's failure",
+    ),
+)
+
+_INNOCENT = tuple(
+    Case(name, injected, "", Kind.INNOCENT, fault, blamed=(), **more)
+    for name, injected, fault, more in (
+        ("pause", "a pause of 1 s, less than the floor", "pauses@forward", {}),
+        ("pause-loader", "a pause of 1 s in the data loader", "pauses@data", {"loaders": 1}),
+        ("evaluation", '6 s within ddp.section("eval", timeout=60)', "evaluates_for_long@step", {}),
+        (
+            "traced",
+            "a debugger holds one rank for 6 s",
+            "",
+            {"outside": "trace_rank_for_a_while", "wrap": "plain"},
+        ),
+        ("all-stopped", "all ranks stopped and continued 6 s later", "", {"outside": "stop_all_for_a_while"}),
+    )
+)
+
+HANGS = (*_STOPS, *_BLOCKED, *_ASTRAY, *_INNOCENT)

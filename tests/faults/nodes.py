@@ -1,0 +1,51 @@
+"""An agent, a machine or the service is gone: the node is named, no rank is, and the rest goes on.
+
+Two agents on this machine, the service in a process of its own. What takes a network of its own is in networks.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fault_case import Case, Kind
+
+_LOST = "node .* was lost"
+
+
+def node(name: str, injected: str, outside: str, says: str = _LOST, **more: Any) -> Case:
+    given: dict[str, Any] = {"nodes": 2, "ranks": 2, "wrap": "plain", "blamed": (), "has_service": True}
+    return Case(name, injected, says, Kind.NODE, outside=outside, **(given | more))
+
+
+NODES = (
+    node("agent-killed", "SIGKILL to the agent of the second node", "kill_agent"),
+    node("agent-stopped", "SIGSTOP to the agent of the second node", "stop_agent"),
+    node("node-frozen", "SIGSTOP to everything on the second node", "stop_node"),
+    node(
+        "template-killed",
+        "SIGKILL to the process that ranks are forked from",
+        "kill_zygote",
+        "zygote|was lost|left",
+    ),
+    node(
+        "service-gone",
+        "SIGSTOP to a rank while the service is gone; it comes back after 6 s",
+        "stop_rank_without_service",
+        "stopped by a signal",
+        blamed=(3,),
+        bound_s=14.0,
+        missed="the agents come back one after the other, and are asked before the last one can answer",
+    ),
+    Case(
+        "service-restarts",
+        "the service is killed, and comes back",
+        "",
+        Kind.INNOCENT,
+        outside="restart_service",
+        blamed=(),
+        nodes=2,
+        ranks=2,
+        wrap="plain",
+        has_service=True,
+    ),
+)

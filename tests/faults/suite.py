@@ -1,0 +1,67 @@
+"""All cases, several at a time: `python tests/faults/suite.py [NAME ...] [--jobs N] [--write-docs]`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+_ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(_ROOT / "tests" / folder) for folder in ("shell", "lab")] + [
+    str(_ROOT),
+    str(_ROOT / "bench"),
+]
+
+import fault_table  # noqa: E402
+from deaths import DEATHS  # noqa: E402
+from fault_play import JOBS_AT_ONCE, Played, play  # noqa: E402
+from hangs import HANGS  # noqa: E402
+from networks import NETWORKS  # noqa: E402
+from nodes import NODES  # noqa: E402
+
+CASES = (*DEATHS, *HANGS, *NODES, *NETWORKS)
+# Those of every run of the tests: one of each sort. The rest is played by `make soak` and `make faults`.
+QUICK = frozenset(
+    """
+    exception exception-loader exception-start exception-two-nodes exit-3 segfault bus-error killed killed-ours-shm
+    terminated loader-killed memory-limit cgroup-limit cpu-limit disk-full
+    stopped-ours-shm stopped-plain stopped-two-nodes loop-native-ours lock-data loader-stuck checkpoint-stuck
+    uninterruptible other-op other-shape two-groups chain objects receive neighbour
+    pause evaluation agent-killed link-cut
+    """.split()
+)
+
+
+def _show(played: Played) -> None:
+    mark = "skip" if played.skipped else "ok" if played.is_right and played.is_in_time else "WRONG"
+    print(mark, played.case.name, played.took_s, played.step_s, played.verdict, flush=True)
+    if mark == "WRONG":
+        print(played, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="of cases; default: all")
+    parser.add_argument("--part", metavar="N/OF", help="every OFth case, beginning with the Nth")
+    parser.add_argument("--jobs", type=int, default=JOBS_AT_ONCE)
+    parser.add_argument("--write-docs", action="store_true", help="put what was found into docs/faults.md")
+    asked = parser.parse_args()
+    from sidebyside import machine  # of bench, which is on the path of this script alone
+
+    chosen = [case for case in CASES if not asked.names or case.name in asked.names]
+    if asked.part:
+        number, of = map(int, asked.part.split("/"))
+        chosen = chosen[number - 1 :: of]
+    found = []
+    with ThreadPoolExecutor(asked.jobs) as pool:
+        for played in pool.map(play, chosen):
+            _show(played)
+            found.append(played)
+            if asked.write_docs:
+                fault_table.write([played], CASES, machine())
+    print(fault_table.summary(map(fault_table.row, found)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""Faults by the means that a user has, each on a real job: who did it is said, and nobody else; then it goes on."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import fault_table
+import pytest
+from suite import CASES, QUICK
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from fault_case import Case
+    from fault_play import Played
+
+    Plays = dict[str, Future[Played]]
+
+pytestmark = pytest.mark.timeout(300)
+_RIGHT_SHARE = 0.95
+_EACH = [
+    pytest.param(case, id=case.name, marks=[] if case.name in QUICK else [pytest.mark.soak]) for case in CASES
+]
+
+
+def test_every_name_is_of_one_case() -> None:
+    names = [case.name for case in CASES]
+    assert len(set(names)) == len(names)
+    assert set(names) >= QUICK
+
+
+@pytest.mark.parametrize("case", _EACH)
+def test_a_fault(case: Case, plays: Plays) -> None:
+    played = plays[case.name].result()
+    if played.skipped:
+        pytest.skip(played.skipped)
+    assert not played.blames_an_innocent, str(played)
+    if case.missed and not played.is_right:
+        pytest.xfail(case.missed)
+    assert played.is_right, str(played)
+    assert played.is_within(case.may_take_s * slowness()), str(played)
+
+
+def slowness() -> float:
+    """How much more this machine has to do than it has CPUs for; on one of our own, this is 1."""
+    return max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
+
+
+def test_all_verdicts_together(plays: Plays) -> None:
+    """What is promised of the whole, also where a single case has failed."""
+    played = [found for future in plays.values() if not (found := future.result()).skipped]
+    if not played:
+        pytest.skip("no case was chosen")
+    assert not [str(found) for found in played if found.blames_an_innocent]
+    assert sum(found.is_right for found in played) >= _RIGHT_SHARE * len(played), fault_table.summary(
+        map(fault_table.row, played)
+    )
+
+
+def test_the_page_shows_these_cases() -> None:
+    """Made by `make faults`; the times in it are those of the machine on which it was made."""
+    shown = fault_table.identities(fault_table.PAGE.read_text())
+    assert shown == [fault_table.identity(case) for case in fault_table.in_order(CASES)]

@@ -1,0 +1,21 @@
+"""What NVML tells of real GPUs."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.health.gpus import open_gpus
+
+pytestmark = pytest.mark.gpu
+
+
+def test_every_gpu_answers_and_is_well() -> None:
+    pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
+    gpus = open_gpus()
+    if gpus is None:
+        pytest.skip("there is no NVIDIA driver here")
+    for gpu in gpus.look():
+        assert not gpu.lost
+        assert gpu.memory_total > gpu.memory_used >= 0
+        assert 0 <= gpu.utilisation <= 100
+        assert 0 < gpu.temperature < 120

@@ -1,0 +1,174 @@
+"""Ranks that stand still: the right one is named, its stacks are taken, and training goes on soon after."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from launched import Launch, Launched
+
+LIMIT_S = 5.0
+OPTIONS = ("--max-restarts", "1", "--hang-timeout", f"{LIMIT_S:g},first-step=60")
+
+TRAIN = """
+import ctypes, os, sys, threading, time
+import torch, torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset
+
+first, rank = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0", int(os.environ["RANK"])
+
+def note(what):
+    print(what, "pid", os.getpid(), flush=True)
+    with open(os.path.join(os.environ["THERE"], what), "w") as file:
+        file.write(f"{time.monotonic()} {os.getpid()}")
+
+def goes_wrong(at, step):
+    return first and at == sys.argv[1] and rank == 1 and step == 60
+
+class Samples(Dataset):
+    def __len__(self):
+        return 80
+    def __getitem__(self, at):
+        if goes_wrong("loader", at):
+            note("wrong")
+            threading.Lock().acquire() and threading.Lock().acquire()
+            time.sleep(600)
+        return torch.ones(4)
+
+def in_native_code():
+    note("wrong")
+    compare = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(lambda a, b: 0)
+    libc = ctypes.PyDLL(None)  # it keeps the interpreter's lock
+    while True:
+        libc.usleep(10)
+        for _ in range(1000):
+            libc.rand()
+
+dist.init_process_group("gloo")
+if rank == 0 and not first:
+    note("again")
+model = torch.nn.Linear(4, 4)
+for step, batch in enumerate(DataLoader(Samples())):
+    model(batch).sum().backward()
+    if goes_wrong("stopped", step):
+        note("wrong")
+        os.kill(os.getpid(), 19)
+    if goes_wrong("native", step):
+        in_native_code()
+    if goes_wrong("astray", step):
+        note("wrong")
+        dist.barrier()
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+    model.zero_grad()
+dist.barrier()
+"""
+
+
+def moment(job: Launched, what: str) -> float:
+    return float((job.there / what).read_text().split()[0])
+
+
+def verdict(job: Launched) -> str:
+    (line,) = [line for line in job.stderr().splitlines() if "; restarting with" in line]
+    return line.removeprefix("ddp-launch: ")
+
+
+def assert_back_in_time(job: Launched) -> None:
+    """From what went wrong to ranks that meet again: less than twice the limit."""
+    took = moment(job, "again") - moment(job, "wrong")
+    assert LIMIT_S <= took < 2 * LIMIT_S, f"{took:.2f} s\n{job.stderr()}"
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        (
+            "stopped",
+            r"rank 1 on .*: is stopped by a signal .*; ranks 0 and 2 wait for it in all_reduce #\d+ \(16 x float32\)",
+        ),
+        (
+            "native",
+            r"rank 1 on .*: stands still for [\d.]+ s .*\(computing\); ranks 0 and 2 wait for it in all_reduce",
+        ),
+        (
+            "loader",
+            r"rank 1 on .*: stands still for [\d.]+ s in its data loader \(asleep.*; ranks 0 and 2 wait for it in all",
+        ),
+        (
+            "astray",
+            r"rank 1 on .*: entered barrier #\d+, where ranks 0 and 2 entered all_reduce #\d+ \(16 x float32\)",
+        ),
+    ],
+)
+def test_the_one_who_is_the_reason_is_named_and_the_job_goes_on(launch: Launch, how: str, says: str) -> None:
+    job = launch("--nproc-per-node", "3", *OPTIONS, "SCRIPT", how, source=TRAIN)
+    assert job.wait(60) == 0, job.stderr()
+    assert re.match(says, verdict(job)), job.stderr()
+    assert_back_in_time(job)
+    job.assert_nothing_left()
+
+
+def test_the_report_holds_the_stack_of_the_rank(launch: Launch) -> None:
+    """The last restart is used up: box, JSON and the exit code."""
+    words = ("--nproc-per-node", "2", "--hang-timeout", "2", "SCRIPT", "loader")
+    job = launch(*words, source=TRAIN)
+    assert job.wait(60) == 124, job.stderr()
+    (logs,) = job.logs()
+    cause = json.loads((logs / "failure.json").read_text())["first_cause"]
+    assert (cause["rank"], cause["class"]) == (1, "hang")
+    assert "in its data loader" in cause["reason"]
+    assert re.search(r'File ".*train\.py", line \d+ in __getitem__', cause["traceback"])
+    assert "rank 0 stands still" in cause["traceback"]
+    assert "thread" in cause["traceback"]
+    assert "in __getitem__" in Path(cause["log"]).read_text()
+    assert "rank 1" in job.stderr()
+    assert "in __getitem__" in job.stderr()
+
+
+def test_two_nodes_find_the_one_on_the_other(launch: Launch, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    where = ("--nnodes", "2", "--rendezvous", f"127.0.0.1:{port}", "--rdzv-id", f"job-{port}")
+    nodes = [launch(*where, "--nproc-per-node", "1", *OPTIONS, str(script), "stopped") for _ in range(2)]
+    assert [node.wait(60) for node in nodes] == [0, 0], [node.stderr() for node in nodes]
+    says = r"rank 1 on .*: is stopped by a signal .*; rank 0 waits for it in all_reduce"
+    for node in nodes:
+        assert re.match(says, verdict(node)), node.stderr()
+        node.assert_nothing_left()
+
+
+def test_a_job_that_somebody_stops_is_left_alone(launch: Launch) -> None:
+    """All of its ranks are stopped for longer than the limit, and go on as if nothing had been."""
+    source = TRAIN.replace("for step, batch in", "note(f'ready-{rank}')\nfor step, batch in").replace(
+        "    model.zero_grad()", "    time.sleep(0.05)\n    model.zero_grad()"
+    )
+    job = launch("--nproc-per-node", "2", "--hang-timeout", "1", "SCRIPT", "-", source=source)
+    job.await_there("ready-0", "ready-1")
+    pids = [int((job.there / f"ready-{rank}").read_text().split()[1]) for rank in (0, 1)]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(3.0)  # what is meant here is time that passes
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+    assert job.wait(60) == 0, job.stderr()
+    assert job.stderr() == ""
+
+
+def test_off_is_off(launch: Launch) -> None:
+    job = launch("--nproc-per-node", "2", "--hang-timeout", "off", "SCRIPT", "stopped", source=TRAIN)
+    job.await_there("wrong")
+    time.sleep(2.0)  # what is meant here is time that passes
+    assert job.stderr() == ""
+    assert job.agent.poll() is None

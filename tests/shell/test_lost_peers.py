@@ -1,0 +1,166 @@
+"""A peer dies, or somebody fails elsewhere: who waits in a collective comes back to Python, and hears why."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from launched import Launch, Launched
+
+# Ranks wait until their guards know each other; SIGTERM is left out of what is looked at, unless a test is about it.
+START = """
+import ctypes, datetime, json, os, signal, sys, threading, time
+import torch, torch.distributed as dist
+RANK, THERE = int(os.environ["RANK"]), os.environ["THERE"]
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+def there(name, said=""):
+    path = os.path.join(THERE, f"{name}-{RANK}")
+    with open(path + ".part", "w") as file:
+        json.dump(said, file)
+    os.rename(path + ".part", path)
+
+def await_there(*names):
+    deadline = time.monotonic() + 60
+    while not all(os.path.exists(os.path.join(THERE, name)) for name in names):
+        assert time.monotonic() < deadline, names
+        time.sleep(0.005)
+
+def await_acquaintance():
+    guard, deadline = sys.modules["_ddp_guard"], time.monotonic() + 60
+    while guard.running() is None or len(guard.running().peers._known) < dist.get_world_size() - 1:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+def describe(error):
+    said = {"type": type(error).__name__, "text": str(error), "notes": getattr(error, "__notes__", [])}
+    for name in ("cause", "peer_rank", "peer_host", "collective", "sequence", "bucket", "parameters"):
+        said[name] = getattr(error, name, None)
+    said["chained"] = str(error.__cause__)
+    there("error", said)
+"""
+WITH_DDP = (
+    START
+    + """
+import ddp
+ddp.init(os.environ["BACKEND"])
+await_acquaintance()
+"""
+)
+LAST_DIES = """
+there("ready")
+if RANK == 2:
+    await_there("ready-0", "ready-1")
+    time.sleep(0.1)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def errors(job: Launched, *ranks: int) -> list[Any]:
+    job.await_there(*(f"error-{rank}" for rank in ranks), timeout_s=60)
+    return [json.loads((job.there / f"error-{rank}").read_text()) for rank in ranks]
+
+
+@pytest.mark.parametrize("backend", ["gloo", "shm"])
+def test_a_bucket_that_fails_names_the_peer_and_its_parameters(launch: Launch, backend: str) -> None:
+    source = (
+        WITH_DDP
+        + "model = ddp.DistributedDataParallel(torch.nn.Linear(8, 2))\n"
+        + "for _ in range(3): model(torch.ones(1, 8)).sum().backward()\n"
+        + LAST_DIES
+        + "try:\n    model(torch.ones(1, 8)).sum().backward()\nexcept RuntimeError as error:\n"
+        + "    describe(error)\n    raise\n"
+    )
+    job = launch("--nproc-per-node", "3", source=source, env={"BACKEND": backend})
+    for said in errors(job, 0, 1):
+        assert said["type"] == "CommError", said
+        assert said["peer_rank"] == 2, said
+        assert said["peer_host"]
+        assert said["bucket"] == 0
+        assert sorted(said["parameters"]) == ["bias", "weight"]
+        assert said["chained"]
+    assert job.wait(60) == 137, job.stderr()
+    assert "rank 2 on" in job.stderr()
+
+
+def test_a_collective_of_the_script_names_the_peer_too(launch: Launch) -> None:
+    source = (
+        WITH_DDP + LAST_DIES + "try:\n    dist.all_reduce(torch.ones(4))\nexcept ddp.CommError as error:\n"
+        "    describe(error)\n    raise\n"
+    )
+    job = launch("--nproc-per-node", "3", source=source, env={"BACKEND": "gloo"})
+    for said in errors(job, 0, 1):
+        assert (said["collective"], said["sequence"], said["peer_rank"]) == ("all_reduce", 1, 2), said
+    assert job.wait(60) == 137, job.stderr()
+
+
+@pytest.mark.parametrize("start", [(), ("--no-warm-start",)], ids=["warm", "plain"])
+def test_a_script_without_our_library_gets_torchs_error_with_a_note(
+    launch: Launch, start: tuple[str, ...]
+) -> None:
+    source = (
+        START + "dist.init_process_group('gloo')\nawait_acquaintance()\n" + LAST_DIES + "try:\n"
+        "    dist.all_reduce(torch.ones(4))\nexcept RuntimeError as error:\n    describe(error)\n    raise\n"
+    )
+    job = launch("--nproc-per-node", "3", *start, source=source)
+    for said in errors(job, 0, 1):
+        assert said["type"] == "RuntimeError"
+        assert "gloo" in said["text"]
+        (note,) = said["notes"]
+        assert note.startswith("all_reduce #1 "), note
+        assert "rank 2 " in note
+    assert job.wait(60) == 137, job.stderr()
+
+
+@pytest.mark.parametrize("backend", ["gloo", "shm"])
+def test_who_waits_for_a_living_rank_is_released_when_another_fails(launch: Launch, backend: str) -> None:
+    """Rank 1 has nothing to do with the failure, and rank 0 waits for it: only the order to break off helps."""
+    source = WITH_DDP + (
+        "pair = dist.new_group([0, 1])\n"
+        "def ends(*_): there('signal'); raise SystemExit(0)\n"
+        "signal.signal(signal.SIGTERM, ends)\n"
+        "there('ready')\n"
+        "if RANK == 2:\n    await_there('ready-0', 'ready-1'); time.sleep(0.2); sys.exit(7)\n"
+        "try:\n"
+        "    if RANK == 0: dist.all_reduce(torch.ones(4), group=pair)\n"
+        "    else: time.sleep(600)\n"
+        "finally:\n    there('finally')\n"
+    )
+    job = launch("--nproc-per-node", "3", "--shutdown-timeout", "50", source=source, env={"BACKEND": backend})
+    began = time.monotonic()
+    job.await_there("finally-0", "finally-1", "signal-0", "signal-1", timeout_s=60)
+    assert job.wait(60) == 7, job.stderr()
+    assert time.monotonic() - began < 50  # nobody had to be killed
+
+
+def test_a_rank_that_cannot_be_released_is_killed_when_its_time_is_up(launch: Launch) -> None:
+    source = WITH_DDP + (
+        "there('ready')\n"
+        "if RANK == 1:\n    await_there('ready-0'); sys.exit(7)\n"
+        "ctypes.PyDLL(None).sleep(600)\n"  # native code that holds the interpreter: no thread of ours runs
+    )
+    job = launch("--nproc-per-node", "2", "--shutdown-timeout", "1", source=source, env={"BACKEND": "gloo"})
+    assert job.wait(60) == 7, job.stderr()
+
+
+def test_flight_recorders_are_read_at_a_hang(launch: Launch) -> None:
+    source = START + (
+        "dist.init_process_group('gloo')\n"
+        "for _ in range(2): dist.all_reduce(torch.ones(4))\n"
+        "await_acquaintance()\n"
+        "if RANK == 1: time.sleep(600)\n"
+        "dist.all_reduce(torch.ones(4))\n"
+    )
+    limit = "2,start=5,first-step=2,checkpoint=5,evaluation=5"
+    options = ("--nproc-per-node", "2", "--hang-timeout", limit, "--shutdown-timeout", "1")
+    job = launch(*options, source=source)
+    assert job.wait(90) != 0
+    (logs,) = job.logs()
+    failure = json.loads((logs / "failure.json").read_text())
+    text = json.dumps(failure)
+    assert "group default_pg, collective #3: rank 1 not there; rank 0 in all_reduce(4 Float)" in text, text
+    assert len(list(logs.rglob("flight-recorder.json"))) == 2

@@ -1,0 +1,245 @@
+"""A running job tells how its node is, who is slower than the others, and whoever asks over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import os
+import re
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from launched import eventually
+
+from launcher.facts import own_cgroups
+from launcher.health.sampler import Node
+from launcher.health.vitals import MIB, Memory, Nic, Throttling
+from rendezvous.web import Web
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from launched import Launch, Launched
+
+STAYS = """
+import os, time
+from pathlib import Path
+there = Path(os.environ["THERE"])
+(there / f"rank{os.environ['RANK']}").touch()
+while not (there / "finish").exists():
+    time.sleep(0.01)
+"""
+PACED = """
+import os, sys, time
+sys.path.insert(0, sys.argv[1])
+from ddp import status_page
+page, finish = status_page.page(), os.path.join(os.environ["THERE"], "finish")
+while not os.path.exists(finish):
+    page.phase(status_page.DATA)
+    time.sleep(0.05 if os.environ["RANK"] == "1" else 0.005)
+    page.phase(status_page.COMMUNICATE)
+    time.sleep(0.005 if os.environ["RANK"] == "1" else 0.05)
+    page.step()
+"""
+REPOSITORY = str(Path(__file__).parents[2])
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+def ask(port: int, path: str) -> tuple[int, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    except OSError:
+        return 0, ""
+    finally:
+        connection.close()
+
+
+def finish(job: Launched) -> None:
+    (job.there / "finish").touch()
+    assert job.wait() == 0, job.stderr()
+
+
+# --- over HTTP -----------------------------------------------------------------------------------------
+
+
+def test_probes_and_metrics_are_answered_on_this_machine_only(launch: Launch, free_port: int) -> None:
+    job = launch(
+        "--nproc-per-node", "2", source=STAYS, env={"DDP_HEALTH_PORT": str(free_port)}, fake_torch=""
+    )
+    job.await_there("rank0", "rank1")
+    assert ask(free_port, "/livez") == (200, "alive\n")
+    assert ask(free_port, "/readyz") == (200, "ready\n")
+    status, text = ask(free_port, "/metrics")
+    assert status == 200
+    assert "ddp_launch_ranks_running 2" in text.splitlines()
+    eventually(lambda: "ddp_launch_memory_used_bytes" in ask(free_port, "/metrics")[1])
+    assert f"health is told at http://127.0.0.1:{free_port}/livez" in job.stderr()
+    finish(job)
+    assert ask(free_port, "/livez") == (0, "")
+
+
+def test_an_agent_that_waits_for_others_is_alive_and_not_ready(launch: Launch, free_port: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        rendezvous = f"127.0.0.1:{free.getsockname()[1]}"
+    job = launch(
+        *("--nnodes", "2", "--rendezvous", rendezvous, "--rdzv-id", "waits", "--nproc-per-node", "1"),
+        *("--health-port", f"127.0.0.1:{free_port}"),
+        source=STAYS,
+        fake_torch="",
+    )
+    eventually(lambda: ask(free_port, "/livez")[0] == 200)
+    assert ask(free_port, "/readyz") == (503, "not ready\n")
+    job.agent.terminate()
+    job.wait()
+
+
+def test_a_port_that_is_taken_costs_the_probes_and_not_the_job(launch: Launch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        job = launch("--nproc-per-node", "1", "--health-port", str(port), source=STAYS, fake_torch="")
+        job.await_there("rank0")
+        finish(job)
+    assert f"--health-port 127.0.0.1:{port}: cannot listen: " in job.stderr()
+
+
+def test_livez_is_not_only_an_answer() -> None:
+    async def answer(alive: bool) -> bytes:
+        web = Web(lambda: True, str, lambda: alive)
+        port = await web.listen("127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /livez HTTP/1.1\r\n\r\n")
+        said = await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        await web.close()
+        return said.split(b"\r\n")[0]
+
+    assert asyncio.run(answer(True)) == b"HTTP/1.1 200 OK"
+    assert asyncio.run(answer(False)) == b"HTTP/1.1 503 Service Unavailable"
+
+
+# --- stragglers ----------------------------------------------------------------------------------------
+
+
+def test_a_slow_rank_is_named_on_the_terminal_while_it_runs(launch: Launch) -> None:
+    job = launch(
+        *("--nproc-per-node", "3", "--stragglers", "report,window=0.5s", "SCRIPT", REPOSITORY),
+        source=PACED,
+        fake_torch="",
+    )
+    named = eventually(lambda: re.search(r"ddp-launch: (rank \d on \S+ is slower.*)", job.stderr()), 60.0)
+    assert re.fullmatch(
+        r"rank 1 on \S+ is slower than its peers: [\d.e+]+ m?s a step in its data loader, they [\d.e+]+ m?s",
+        named[1],
+    )
+    finish(job)
+    assert job.stderr().count("is slower than its peers") == 1
+
+
+# --- the node ------------------------------------------------------------------------------------------
+
+
+def test_what_is_read_of_a_node(tmp_path: Path) -> None:
+    folders = own_cgroups("memory") or pytest.skip("no cgroup is to be seen here")
+    limited = Path(f"{tmp_path}{folders[0]}")
+    files = {
+        "/proc/meminfo": "MemTotal: 1000000 kB\nMemAvailable: 900000 kB\n",
+        "/proc/vmstat": "pswpin 3\npswpout 4\n",
+        "/proc/net/dev": "Inter\n face\n  lo: 1 1 1 1 0 0 0 0 1 1 1 1 0 0 0 0\neth0: 9 9 2 3 0 0 0 0 9 9 4 5 0 0 0 0\n",
+        "/sys/class/net/eth0/carrier": "1\n",
+        "/sys/class/infiniband/mlx5_0/ports/1/state": "4: ACTIVE\n",
+        "/sys/class/infiniband/mlx5_0/ports/1/counters/symbol_error": "7\n",
+        f"{folders[0]}/cgroup.procs": "",
+        f"{folders[0]}/memory.max": f"{100 * MIB}\n",
+        f"{folders[0]}/memory.current": f"{90 * MIB}\n",
+        f"{folders[0]}/memory.stat": f"anon {50 * MIB}\ninactive_file {10 * MIB}\n",
+        f"{folders[0]}/memory.events": "oom 3\noom_kill 2\n",
+        f"{folders[0]}/memory.pressure": "some avg10=9.00\nfull avg10=2.50 avg60=0.00 avg300=0.00 total=1\n",
+    }
+    for cpu in own_cgroups("cpu")[:1]:
+        files |= {f"{cpu}/cgroup.procs": "", f"{cpu}/cpu.max": "150000 100000\n"}
+        files |= {f"{cpu}/cpu.stat": "nr_periods 40\nnr_throttled 10\n"}
+    for name, text in files.items():
+        path = Path(f"{tmp_path}{name}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    seen = Node([str(tmp_path)], root=str(tmp_path)).look()
+    assert seen.memory == Memory("the cgroup's limit", 80 * MIB, 100 * MIB, 2)
+    assert (seen.stalled, seen.swapped) == (2.5, 7 * os.sysconf("SC_PAGE_SIZE"))
+    assert seen.nics == (Nic("eth0", 6, 8, carrier=True), Nic("mlx5_0/1", 7, 0, carrier=True))
+    assert seen.throttling == (Throttling(40, 10, 1.5) if own_cgroups("cpu") else None)
+    assert seen.disks[0].total > seen.disks[0].free > 0
+    (limited / "memory.max").write_text("max\n")
+    machine = Node(root=str(tmp_path)).look().memory
+    assert machine is not None
+    assert machine.whose == "the machine's memory"
+
+
+def test_a_node_of_which_nothing_can_be_read_is_well(tmp_path: Path) -> None:
+    seen = Node(["/no/such/folder"], root=str(tmp_path)).look()
+    assert (seen.memory, seen.throttling, seen.nics, seen.disks) == (None, None, (), ())
+
+
+LIMIT_MIB = 160
+GREEDY = """
+import os, time
+from pathlib import Path
+there = Path(os.environ["THERE"])
+kept = []
+while not (there / "enough").exists():
+    if len(kept) < 125:
+        kept.append(bytearray(1 << 20))
+        kept[-1][::4096] = b"1" * 256
+    time.sleep(0.001)
+while True:
+    kept.append(b"1" * (1 << 20))
+"""
+
+
+@pytest.fixture
+def limited() -> Iterator[Path]:
+    folder = Path(f"/sys/fs/cgroup/memory/ddp-test-{os.getpid()}")
+    try:
+        folder.mkdir()
+    except OSError as error:
+        pytest.skip(f"no memory cgroup may be made here: {error}")
+    try:
+        (folder / "memory.limit_in_bytes").write_text(str(LIMIT_MIB * MIB))
+        yield folder
+    finally:
+        eventually(lambda: not (folder / "cgroup.procs").read_text(), 20.0)
+        for inner in folder.iterdir():
+            if inner.is_dir():
+                inner.rmdir()
+        folder.rmdir()
+
+
+def test_memory_that_runs_out_is_told_before_and_in_the_report_of_the_death(
+    launch: Launch, limited: Path
+) -> None:
+    procs = limited / "cgroup.procs"
+    job = launch(
+        *("--nproc-per-node", "1", "--no-warm-start"),
+        source=GREEDY,
+        preexec_fn=lambda: procs.write_text("0"),
+    )
+    said = eventually(lambda: re.search(r"ddp-launch: \S+: (memory is at .*)", job.stderr()), 60.0)
+    assert re.fullmatch(rf"memory is at 9\d % of the cgroup's limit \(1\d\d of {LIMIT_MIB} MiB\)", said[1]), (
+        said[1]
+    )
+    (job.there / "enough").touch()
+    assert job.wait() == 137
+    assert "out-of-memory killer" in job.stderr()
+    assert re.search(
+        rf"memory was at \d+ % of the cgroup's limit \(1\d\d of {LIMIT_MIB} MiB\) \d s before", job.stderr()
+    )

@@ -1,0 +1,200 @@
+"""What the pre-flight gathers, from real files, sockets and servers."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from launcher.preflight import host, look, versions, wire
+from launcher.preflight.checkup import GB, Check, Clock, Grade, judge_clock
+from rendezvous.asking import NotAnswered, Scratch, clock_offset
+from rendezvous.client import ClientOptions
+from rendezvous.health import SERVING, TIME_METADATA
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SEND_S = 0.05
+
+
+# --- one link ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def listener() -> Any:
+    listening = wire.Listener("127.0.0.1")
+    yield listening
+    listening.close()
+
+
+def of(listener: wire.Listener, token: str = "") -> wire.Peer:
+    return wire.Peer("127.0.0.1", listener.port, token or listener.token)
+
+
+def test_both_sides_measure_what_comes_in(listener: wire.Listener) -> None:
+    with ThreadPoolExecutor() as aside:
+        there = aside.submit(wire.connect, of(listener), 3, 7, "127.0.0.1", 10.0, SEND_S)
+        heard = wire.answer(listener.take(3, 7, 10.0), 10.0, SEND_S)
+        back = there.result(20)
+    assert (heard.problem, back.problem) == ("", "")
+    assert heard.in_bps is not None
+    assert back.in_bps is not None
+    assert min(heard.in_bps, back.in_bps) > 1e6
+    assert back.rtt_s is not None
+    assert 0.0 < back.rtt_s < 1.0
+
+
+def test_a_stranger_is_not_listened_to_and_an_absent_partner_costs_a_bound(listener: wire.Listener) -> None:
+    told = wire.connect(of(listener, "0" * 32), 3, 7, "", 5.0, SEND_S)
+    assert told.problem
+    assert told.in_bps is None
+    assert listener.take(3, 7, 0.05) is None
+    assert wire.answer(None, 0.05, SEND_S) == wire.Heard(problem="no connection came within 0.05 s")
+
+
+def test_nobody_listening_is_told_with_the_address(listener: wire.Listener) -> None:
+    peer = of(listener)
+    listener.close()
+    told = wire.connect(peer, 3, 7, "", 5.0, SEND_S)
+    assert told.problem == f"no connection to 127.0.0.1:{peer.port} (connection refused)"
+
+
+# --- the machine ---------------------------------------------------------------------------------------
+
+
+def laid_out(root: Path, **files: str) -> str:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return str(root)
+
+
+def test_the_tightest_control_group_counts_without_what_it_can_give_back(tmp_path: Path) -> None:
+    meminfo = "MemTotal: 67108864 kB\nMemAvailable: 62914560 kB\n"
+    version_2 = laid_out(
+        tmp_path / "v2",
+        **{
+            "proc/meminfo": meminfo,
+            "proc/self/cgroup": "0::/jobs/mine\n",
+            "sys/fs/cgroup/jobs/memory.max": str(8 * GB),
+            "sys/fs/cgroup/jobs/memory.current": str(6 * GB),
+            "sys/fs/cgroup/jobs/memory.stat": f"anon 5\ninactive_file {2 * GB}\n",
+            "sys/fs/cgroup/jobs/mine/memory.max": "max\n",
+            "sys/fs/cgroup/jobs/mine/memory.current": "12\n",
+        },
+    )
+    found = host.memory(version_2)
+    assert (found.total, found.available, found.limit, found.used) == (64 * GB, 60 * GB, 8 * GB, 4 * GB)
+    version_1 = laid_out(
+        tmp_path / "v1",
+        **{
+            "proc/meminfo": meminfo,
+            "proc/self/cgroup": "5:cpu:/\n4:memory:/docker/abc\n",
+            "sys/fs/cgroup/memory/memory.limit_in_bytes": str(2 * GB),
+            "sys/fs/cgroup/memory/memory.usage_in_bytes": str(GB),
+        },
+    )
+    assert (host.memory(version_1).limit, host.memory(version_1).used) == (2 * GB, GB)
+
+
+def test_versions_are_read_without_importing_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    laid_out(
+        tmp_path,
+        **{
+            "torch/__init__.py": "raise RuntimeError('imported')",
+            "torch/version.py": "__version__ = '2.9.1+cu128'\ncuda: Optional[str] = '12.8'\nhip = None\n",
+            "nvidia_nccl_cu12-2.27.5.dist-info/METADATA": "",
+        },
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = versions.versions()
+    assert (found.torch, found.cuda, found.nccl) == ("2.9.1+cu128", "12.8", "2.27.5")
+    assert versions.versions("/usr/bin/env").torch == ""  # another Python, of which nothing is known
+
+
+def test_a_part_that_hangs_costs_its_answer_and_nobody_the_time() -> None:
+    never = threading.Event()
+
+    def hang() -> tuple[Check, ...]:
+        never.wait()
+        return ()
+
+    def broken() -> tuple[Check, ...]:
+        raise ValueError("odd")
+
+    began = time.monotonic()
+    (late,) = asyncio.run(look._bounded("disk", hang, 0.05))
+    assert time.monotonic() - began < 10.0  # the loop ends with the thread still there
+    assert (late.grade, late.found) == (Grade.WARN, "no answer within 0.05 s")
+    (odd,) = asyncio.run(look._bounded("disk", broken, 5.0))
+    assert (odd.grade, odd.found) == (Grade.SKIPPED, "could not be looked at (ValueError: odd)")
+    never.set()
+
+
+# --- the service ---------------------------------------------------------------------------------------
+
+
+async def with_clock(ahead_s: float | None) -> tuple[float, float] | None:
+    """What an agent finds out about a service whose clock is so far ahead; None: it does not tell its time."""
+
+    async def check(_: bytes, context: Any) -> bytes:
+        if ahead_s is not None:
+            await context.send_initial_metadata(((TIME_METADATA, f"{time.time() + ahead_s:.6f}"),))
+        return SERVING
+
+    server = grpc.aio.server()
+    method = grpc.unary_unary_rpc_method_handler(check)
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("grpc.health.v1.Health", {"Check": method}),)
+    )
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        return await clock_offset(f"127.0.0.1:{port}", ClientOptions())
+    finally:
+        await server.stop(None)
+
+
+@pytest.mark.parametrize("ahead_s", [30.0, 0.0, -30.0])
+def test_a_clock_that_is_off_is_found_within_the_bound(ahead_s: float) -> None:
+    found = asyncio.run(with_clock(ahead_s))
+    assert found is not None
+    offset_s, within_s = found
+    assert abs(offset_s - ahead_s) <= within_s + 1e-3  # the text that carries it is cut to a microsecond
+    assert judge_clock(Clock(offset_s, within_s)).grade is (Grade.WARN if ahead_s else Grade.OK)
+
+
+def test_an_older_service_that_does_not_tell_its_time_is_no_error() -> None:
+    assert asyncio.run(with_clock(None)) is None
+
+
+def test_a_scratchpad_that_nobody_serves_is_given_up_in_time(listener: wire.Listener) -> None:
+    async def story() -> None:
+        scratch = Scratch((f"127.0.0.1:{listener.port}",), ClientOptions(), "job")
+        listener.close()
+        try:
+            await asyncio.wait_for(scratch.put("key", b"value", 0.5), 20)
+        finally:
+            await scratch.close()
+
+    with pytest.raises(NotAnswered):
+        asyncio.run(story())
+
+
+def test_work_aside_hands_over_what_it_raises() -> None:
+    from launcher.preflight.aside import aside
+
+    assert asyncio.run(aside(partial(int, "7"), "number")) == 7
+    with pytest.raises(ValueError, match="invalid literal"):
+        asyncio.run(aside(partial(int, "seven"), "number"))

@@ -1,0 +1,268 @@
+"""The page of a rank: both writers, whoever may not write, and what unchanged scripts leave on it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from launched import eventually
+
+from launcher.health.pages import Pages
+from rendezvous.rank_view import RankPhase
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from launched import Launch
+
+    from rendezvous.rank_view import RankView
+
+ROOT = Path(__file__).resolve().parents[2]
+WRITERS = pytest.mark.parametrize("native", ["1", "0"], ids=["compiled", "in Python"])
+
+
+@pytest.fixture
+def pages() -> Iterator[Pages]:
+    made = Pages()
+    yield made
+    made.close_all()
+
+
+def writing(pages: Pages, program: str, native: str = "1") -> RankView:
+    """Runs it as rank 5, to its end. -> what is on its page then"""
+    env = dict(os.environ) | pages.open(0, 5) | {"DDP_NATIVE": native}
+    code = (
+        f"import os, sys\nfrom ddp import status_page\npage = status_page.page()\n{textwrap.dedent(program)}"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    view = pages.ended(0)
+    assert view is not None
+    return view
+
+
+@WRITERS
+def test_what_is_written_is_read(pages: Pages, native: str) -> None:
+    program = """
+    assert type(page).__module__ == ("ddp._page" if os.environ["DDP_NATIVE"] == "1" else "ddp.page_writer")
+    page.phase(status_page.DATA)
+    page.phase(status_page.FORWARD)
+    group = page.group("mesh_dp", 4, "0-6/2")
+    for n in range(20):
+        page.leave(page.enter(group, "all_reduce", "float32", 10 * n, n, -1, n % 2, 0))
+    page.enter(group, "send", "int64", 3, 9, 2, 1, 7)
+    page.buckets(7, 3, 2)
+    page.patience(7200.0)
+    page.patience(60.0)
+    page.step()
+    page.step()  # a second optimizer, in the same step
+    page.phase(status_page.FORWARD)
+    page.step()
+    page.section("über" * 40, 1.5, 0)
+    page.say("hello")
+    page.error("x" * 1000)
+    page.phase(status_page.BACKWARD)
+    """
+    view = writing(pages, program, native)
+    assert (view.rank, view.known, view.phase, view.step) == (5, True, RankPhase.BACKWARD, 2)
+    assert view.last_step_s > 0
+    assert view.mean_step_s == view.last_step_s  # of the first step it is told nothing
+    assert {phase for phase, _ in view.phase_times} >= {RankPhase.DATA, RankPhase.FORWARD}
+    assert len(view.collectives) == 16
+    last, send = view.collectives[-2:]
+    assert (last.number, last.seq, last.op, last.dtype, last.numel) == (20, 20, "all_reduce", "float32", 190)
+    assert (last.group, last.shape, last.peer, last.is_async) == ("mesh_dp", 19, -1, True)
+    assert (send.op, send.seq, send.peer, send.finished_s) == ("send", 7, 2, None)
+    assert view.waiting_in == (send,)
+    (group,) = view.groups
+    assert (group.name, group.size, group.members) == ("mesh_dp", 4, "0-6/2")
+    assert (group.entered, group.finished) == (20, 20)
+    assert view.buckets is not None
+    assert (view.buckets.of, view.buckets.launched, view.buckets.finished) == (7, 3, 2)
+    assert view.group_timeout_s == 7200.0
+    assert view.section is not None
+    assert (view.section.name, view.section.timeout_s) == ("über" * 20 + "übe", 1.5)
+    assert (view.message, view.error) == ("hello", "x" * 368)
+    assert not view.process.alive
+
+
+@WRITERS
+def test_marks_leave_alone_what_the_script_has_named(pages: Pages, native: str) -> None:
+    program = """
+    from ddp import section, status
+    assert page.mark(status_page.COMMUNICATE) == status_page.STARTING
+    assert page.phase(status_page.IDLE) == status_page.STARTING  # to wait does not end the start
+    with section("eval", timeout=600):
+        before = page.mark(status_page.FORWARD)
+        page.back(before)
+        with section("plots"):
+            pass
+        status("going", step=100)
+        os._exit(0)
+    """
+    view = writing(pages, program, native)
+    assert (view.phase, view.message, view.step) == (RankPhase.EVALUATION, "going", 100)
+    assert view.section is not None
+    assert (view.section.name, view.section.timeout_s) == ("eval", 600.0)
+
+
+@WRITERS
+def test_only_the_rank_itself_writes(pages: Pages, native: str) -> None:
+    program = """
+    import subprocess
+    page.say("the rank")
+    tool = "from ddp import status_page as s; s.page().say('a tool'); assert not s.is_read()"
+    subprocess.run([sys.executable, "-c", tool], check=True)
+    child = os.fork()
+    if not child:
+        page.say("a child")
+        os._exit(0)
+    os.waitpid(child, 0)
+    """
+    assert writing(pages, program, native).message == "the rank"
+
+
+ONLY_EXIT = """
+import ctypes, platform, struct
+
+def only_exit():
+    number = {"x86_64": 231, "aarch64": 94}[platform.machine()]
+    load, equal, give, allow, kill = 0x20, 0x15, 0x06, 0x7FFF0000, 0x80000000
+    steps = [(load, 0, 0, 0), (equal, 0, 1, number), (give, 0, 0, allow), (give, 0, 0, kill)]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *step) for step in steps))
+    program = ctypes.create_string_buffer(struct.pack("@HP", len(steps), ctypes.addressof(code)))
+    prctl = ctypes.CDLL(None).prctl
+    no_new_rights, set_filter = 38, 22
+    assert prctl(no_new_rights, 1, 0, 0, 0) == 0
+    assert prctl(set_filter, 2, program, 0, 0) == 0
+"""
+
+
+def test_a_write_makes_no_system_call(pages: Pages) -> None:
+    """In a process that may do nothing but exit, and is killed for anything else."""
+    program = """
+    group = page.group("0", 2, "0-1")
+    only_exit()
+    for n in range(1000):
+        page.phase(1)
+        page.leave(page.enter(group, "all_reduce", "float32", n, n, -1, 0, 0))
+        page.step()
+        page.say("on")
+    page.say("done")
+    os._exit(0)
+    """
+    assert writing(pages, ONLY_EXIT + textwrap.dedent(program)).message == "done"
+
+
+def test_a_reader_beside_a_writer_sees_whole_blocks(pages: Pages) -> None:
+    program = """
+    import time
+    group = page.group("0", 2, "0-1")
+    until = time.monotonic() + 2
+    n = 0
+    while time.monotonic() < until:
+        n += 1
+        page.say(f"{n} " * 20)
+        page.leave(page.enter(group, "all_reduce", "float32", n, n, -1, 0, 0))
+    """
+    env = dict(os.environ) | pages.open(0, 5)
+    code = f"from ddp import status_page\npage = status_page.page()\n{textwrap.dedent(program)}"
+    with subprocess.Popen([sys.executable, "-c", code], env=env, cwd=ROOT) as writer:
+        pages.started(0, writer.pid)
+        seen = set()
+        while writer.poll() is None:
+            view = pages.view(0)
+            assert view is not None
+            words = view.message.split()
+            assert len(set(words)) <= 1, "a mix of two messages"
+            assert all(one.numel == one.number == one.shape for one in view.collectives)
+            seen.update(words)
+        assert writer.returncode == 0
+    assert len(seen) > 20
+
+
+def test_how_long_a_group_waits_is_known_while_it_is_formed(pages: Pages) -> None:
+    program = """
+    import datetime
+    import torch.distributed as dist
+    from ddp import torch_marks
+    torch_marks.install()
+    hours = datetime.timedelta(hours=2)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=2, timeout=hours)
+    """
+    env = dict(os.environ) | pages.open(0, 5)
+    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)], env=env, cwd=ROOT) as alone:
+        try:
+            eventually(lambda: seen(pages).group_timeout_s == 7200.0)
+            assert seen(pages).phase is RankPhase.STARTING
+            assert not seen(pages).groups
+        finally:
+            alone.kill()
+
+
+def seen(pages: Pages) -> RankView:
+    view = pages.view(0)
+    assert view is not None
+    return view
+
+
+# --- unchanged scripts -------------------------------------------------------------------------------
+
+TRAINING = """
+import os, sys, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+reached = dist.all_reduce
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = DistributedDataParallel(torch.nn.Linear(8, 1))
+from torch._dynamo.testing import CompileCounter
+counts = [CompileCounter(), CompileCounter()]
+compiled = torch.compile(model, backend=counts[0])
+optimizer = torch.optim.Adam(model.parameters())
+other = torch.nn.Parameter(torch.ones(3))
+other.grad = torch.ones(3)
+torch.compile(torch.optim.SGD([other], lr=0.1).step, backend=counts[1])()
+for (batch,) in DataLoader(TensorDataset(torch.ones(6, 8)), batch_size=2):
+    compiled(batch).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+total = torch.full((3,), 1.0 + dist.get_rank())
+reached(total)
+flying = dist.all_reduce(total, async_op=True)
+flying.wait()
+said = [None, None]
+dist.all_gather_object(said, "x" * (1 + dist.get_rank()))
+if dist.get_rank() == 0:
+    dist.send(total, 1)
+else:
+    dist.recv(torch.empty(3), 0)
+dist.barrier()
+assert all(count.frame_count == 1 for count in counts), [count.frame_count for count in counts]
+print("result", total.tolist(), said, dist.all_reduce is reached, dist.all_reduce.__module__, flush=True)
+if dist.get_rank() == 1:
+    os.kill(os.getpid(), 9)
+dist.all_reduce(total)
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("--no-warm-start",)], ids=["warm", "plain"])
+def test_an_unchanged_script_is_seen_and_does_what_it_did(
+    launch: Launch, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    job = launch("--nproc-per-node", "2", "--log-dir", str(tmp_path / "logs"), *options, source=TRAINING)
+    assert job.wait(timeout_s=100) == 137
+    expected = "result [6.0, 6.0, 6.0] ['x', 'xx'] True torch.distributed.distributed_c10d"
+    assert job.stdout().count(expected) == 2, job.stderr()
+    (story,) = tmp_path.glob("logs/**/failure.json")
+    cause = json.loads(story.read_text())["first_cause"]
+    assert (cause["rank"], cause["step"]) == (1, 3)
