@@ -17,6 +17,7 @@ import contextlib
 import itertools
 import json
 import os
+import select
 import signal
 import statistics
 import subprocess
@@ -82,6 +83,10 @@ class Job:
         self._launcher.send_signal(signal.SIGCONT)
         for turn in self._turns:
             turn.write(f"{steps}\n")
+        while not select.select([self._took], (), (), 1.0)[0]:
+            if self._launcher.poll() is not None:
+                with open(self._path("output")) as output:
+                    sys.exit(f"a job does not train any more: {output.read()[-2000:]}")
         took = float(self._took.readline())
         self._launcher.send_signal(signal.SIGSTOP)
         return took / steps
@@ -159,6 +164,7 @@ def _spread(ratios: list[float]) -> str:
 
 def arguments() -> argparse.Namespace:
     parser = option_parser(__doc__ or "", rounds=8)
+    parser.add_argument("--ranks", type=int, nargs="*", default=[2, 1])
     parser.add_argument(
         "--launches", type=int, default=6, help="of all jobs, so many rounds each (default 6)"
     )

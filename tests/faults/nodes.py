@@ -25,7 +25,8 @@ NODES = (
         "template-killed",
         "SIGKILL to the process that ranks are forked from",
         "kill_zygote",
-        "zygote|was lost|left",
+        "zygote",
+        blamed=(2,),  # the first of those that had to stop for it; the words say what it was
     ),
     node(
         "service-gone",

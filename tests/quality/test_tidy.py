@@ -193,3 +193,9 @@ def test_length_names_prints_and_notes_are_seen():
     assert tidy.prints(Module("launcher.agent", "def f():\n    print(1)"))
     assert tidy.postponed("x = 1  # " + "TO" + "DO later")
     assert tidy.unplanned(Module("launcher.brand_new", ""))
+
+
+def test_no_two_files_of_tests_have_one_name():
+    """pytest, which knows them by their names alone, would refuse to collect the second."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(set(names)) == sorted(names)
