@@ -29,6 +29,7 @@ dist.all_reduce(total)
 rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 print("rank", rank, "of", int(total), "attempt", attempt, "on", os.environ["SLURMD_NODENAME"], flush=True)
 how = sys.argv[1] if len(sys.argv) > 1 else ""
+dist.barrier()  # all have said who they are
 if how == "once" and rank == 2 and attempt == 0:
     os.kill(os.getpid(), signal.SIGKILL)
 if how == "until-three" and total > 3:

@@ -154,6 +154,8 @@ def test_overhead(tmp_path: Path) -> None:
         "MLP, 1M",
         "--kinds",
         "torch DDP",
+        "--ranks",
+        "2",
         "--json",
         str(figures),
         "--write-docs",

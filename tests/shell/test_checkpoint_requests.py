@@ -72,7 +72,9 @@ def test_a_signal_asks_for_a_checkpoint_and_the_job_goes_on(launch: Launch, tmp_
         job.await_there(f"taken-1-0-{number}", f"taken-1-1-{number}")
         asked = json.loads((job.there / f"taken-1-0-{number}").read_text())
         assert asked == {"reason": "SIGUSR1: this node is about to go", "deadline_s": 40.0}
-        eventually(lambda: not os.listdir(scratch), what="the question is closed, and may be asked again")
+        eventually(
+            lambda: not list(scratch.glob("checkpoint-*")), what="it is closed, and may be asked again"
+        )
     (tmp_path / "finish").touch()
     assert job.wait() == 0
     job.assert_nothing_left()

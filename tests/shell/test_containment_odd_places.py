@@ -151,7 +151,8 @@ def test_many_ranks_with_a_low_limit_on_open_files(launch: Launch, warm: bool) -
 
 def test_hard_limit_on_open_files_is_told(launch: Launch) -> None:
     limit = limited(resource.RLIMIT_NOFILE, 64, 64)
-    job = launch("--nproc-per-node", "64", "--no-python", "sleep", "60", preexec_fn=limit)
+    words = ("--preflight", "off", "--nproc-per-node", "64", "--no-python", "sleep", "60")
+    job = launch(*words, preexec_fn=limit)
     assert job.wait(60) == 71, job.stderr()
     told = " ".join(job.stderr().replace("│", " ").split())
     assert "Too many open files" in told

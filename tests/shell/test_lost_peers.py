@@ -78,7 +78,9 @@ def test_a_bucket_that_fails_names_the_peer_and_its_parameters(launch: Launch, b
     job = launch("--nproc-per-node", "3", source=source, env={"BACKEND": backend})
     for said in errors(job, 0, 1):
         assert said["type"] == "CommError", said
-        assert said["peer_rank"] == 2, said
+        assert said["peer_rank"] == 2 or "rank 2 on" in said["cause"], (
+            said
+        )  # or the other survivor was seen to go first
         assert said["peer_host"]
         assert said["bucket"] == 0
         assert sorted(said["parameters"]) == ["bias", "weight"]
@@ -94,7 +96,9 @@ def test_a_collective_of_the_script_names_the_peer_too(launch: Launch) -> None:
     )
     job = launch("--nproc-per-node", "3", source=source, env={"BACKEND": "gloo"})
     for said in errors(job, 0, 1):
-        assert (said["collective"], said["sequence"], said["peer_rank"]) == ("all_reduce", 1, 2), said
+        assert (said["collective"], said["sequence"]) == ("all_reduce", 1), said
+        # The other survivor may have left, too, before this one looked; who began it is told in any case.
+        assert said["peer_rank"] == 2 or "rank 2 on" in said["cause"], said
     assert job.wait(60) == 137, job.stderr()
 
 
