@@ -19,8 +19,8 @@ from meet.service import serving
 from sidebyside import ROOT, machine, write_between_markers
 from watched import RANK_SCRIPTS, WatchedRun
 
-from launcher.join import job_spec
-from launcher.spec import EntryKind, EntryPoint, LaunchSpec
+from launcher.joining.join import job_spec
+from launcher.settings.spec import EntryKind, EntryPoint, LaunchSpec
 from launcher.version import VERSION
 from rendezvous.client import ClientOptions, connect
 from rendezvous.events import AgentJoined

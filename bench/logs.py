@@ -21,8 +21,8 @@ import tempfile
 import threading
 import time
 
-from launcher.logs import LogPump, RankLabel
-from launcher.spec import LogSpec, StreamChoice, Streams
+from launcher.output.logs import LogPump, RankLabel
+from launcher.settings.spec import LogSpec, StreamChoice, Streams
 
 RANK = """
 import json, os, sys, time

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from launcher.option import Option, Reach
-from launcher.options import GROUPS
+from launcher.settings.option import Option, Reach
+from launcher.settings.options import GROUPS
 
 HEAD = """\
 # Options
 
-Made from the table in `launcher/options.py` by `make options`; `ddp-launch --help` says the same.
+Made from the table in `launcher/settings/options.py` by `make options`; `ddp-launch --help` says the same.
 
 An option may be given as a flag, as a variable, or in the TOML file that `--config` names, where its key is the long
 flag without dashes in front (`max-restarts = "5/1h"`; `script` and `args` name the script). A flag wins over a

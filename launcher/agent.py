@@ -13,9 +13,8 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
-from launcher import ending, reach, supervision
+from launcher import supervision
 from launcher.announcer import Announcer
-from launcher.checkpoint import CheckpointQuestion
 from launcher.exchange import (
     Action,
     AskCheckpoint,
@@ -46,22 +45,25 @@ from launcher.exchange import (
     TakeStacks,
     ZygoteReplaced,
 )
+from launcher.failure import ending
+from launcher.failure.verdict import signal_name
 from launcher.health.communication import CommunicationWatch
 from launcher.health.node_watch import NodeWatch
 from launcher.health.watch import HangWatch
 from launcher.isolation import IsolationWatch
-from launcher.join import job_spec, node_facts
-from launcher.log_folder import LogFolder
-from launcher.logs import LogPump
-from launcher.meet import CannotMeet, meet
-from launcher.spec import EntryKind
+from launcher.joining import reach
+from launcher.joining.join import job_spec, node_facts
+from launcher.joining.meet import CannotMeet, meet
+from launcher.output.log_folder import LogFolder
+from launcher.output.logs import LogPump
+from launcher.ranks.checkpoint import CheckpointQuestion
+from launcher.ranks.worker import Workers
+from launcher.settings.spec import EntryKind
 from launcher.status import StatusLine
 from launcher.supervised import Phase, Supervision
 from launcher.supervision import TRY_AGAIN
 from launcher.template import tree
-from launcher.verdict import signal_name
 from launcher.version import VERSION
-from launcher.worker import Workers
 from rendezvous.events import AgentJoined, Refused
 from rendezvous.types import StoreAddress
 
@@ -70,10 +72,10 @@ if TYPE_CHECKING:
     from typing import Any
 
     from launcher.preflight.agents import Preflight
-    from launcher.spec import LaunchSpec
+    from launcher.ranks.zygote import Zygote
+    from launcher.settings.spec import LaunchSpec
     from launcher.start import ZygoteStarter
     from launcher.template.wire import Message
-    from launcher.zygote import Zygote
     from rendezvous.types import Assignment, Cause
 
 _EXIT_DRAIN_S = 5.0  # for a terminal that is slow to take the last lines

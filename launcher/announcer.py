@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from launcher.exchange import Fact
-    from launcher.spec import LaunchSpec
+    from launcher.settings.spec import LaunchSpec
     from launcher.supervised import Supervision
 
 

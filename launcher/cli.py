@@ -11,16 +11,18 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from launcher import checks, devices, tether
-from launcher.arguments import CommandLine, UsageError, read_arguments
-from launcher.assemble import Surroundings, assemble, entry_point, run_id
-from launcher.config import Settings, config_path, merge, unknown_variables
-from launcher.config_file import read_config
+from launcher import tether
+from launcher.ranks import devices
+from launcher.settings import checks
+from launcher.settings.arguments import CommandLine, UsageError, read_arguments
+from launcher.settings.assemble import Surroundings, assemble, entry_point, run_id
+from launcher.settings.config import Settings, config_path, merge, unknown_variables
+from launcher.settings.config_file import read_config
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from launcher.spec import LaunchSpec
+    from launcher.settings.spec import LaunchSpec
     from launcher.tether import Tether
 
 USAGE_ERROR = 2
@@ -47,7 +49,7 @@ def _launch(line: CommandLine, environ: Mapping[str, str], tethered: Tether | No
     settings = merge(line, environ, file)
     words = line.words or file.words
     if settings["print_config"]:
-        from launcher.usage import print_config_text
+        from launcher.settings.usage import print_config_text
 
         return _show(print_config_text(settings, words, "command line" if line.words else file.name))
     # An agent that was started so finds the option again where it came from a variable or a file.
@@ -74,14 +76,14 @@ def _examine(line: CommandLine, environ: Mapping[str, str]) -> int:
 
 def _launch_over_ssh(settings: Settings, words: tuple[str, ...], environ: Mapping[str, str]) -> int:
     """The other hosts find the script where it is here; what else they need each of them checks for itself."""
-    from launcher import hosts
+    from launcher.hosts import command_lines
 
-    for warning in (*unknown_variables(environ), *hosts.check(settings, environ)):
+    for warning in (*unknown_variables(environ), *command_lines.check(settings, environ)):
         _complain("warning", warning)
     entry = entry_point(settings, words)
     folder = checks.check_folder()
     checks.check_entry(entry, environ.get("PYTHON_EXEC", ""), environ, _entry_flag(settings))
-    from launcher.fleet import run_fleet
+    from launcher.hosts.fleet import run_fleet
 
     return run_fleet(
         settings, words, run_id(settings, entry, 1, Surroundings(0, "", _stamp())), folder, environ
@@ -131,7 +133,7 @@ def _stamp() -> str:
 
 
 def _help() -> str:
-    from launcher.usage import help_text
+    from launcher.settings.usage import help_text
 
     try:
         width = os.get_terminal_size().columns

@@ -7,13 +7,13 @@ import resource
 import signal
 from typing import TYPE_CHECKING
 
-from launcher.binding import read_binding
+from launcher.ranks.binding import read_binding
+from launcher.ranks.worker_env import shared_env
+from launcher.ranks.zygote import Zygote, obstacle_to_warm_start
 from launcher.template import cgroup, scratch, tree
-from launcher.worker_env import shared_env
-from launcher.zygote import Zygote, obstacle_to_warm_start
 
 if TYPE_CHECKING:
-    from launcher.spec import LaunchSpec
+    from launcher.settings.spec import LaunchSpec
 
 _OPEN_FILES = 1 << 16  # plenty: four for each rank
 

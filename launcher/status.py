@@ -12,8 +12,8 @@ from rendezvous.events import Assigned, Waiting
 
 if TYPE_CHECKING:
     from launcher.exchange import Fact
-    from launcher.logs import LogPump
-    from launcher.spec import LaunchSpec
+    from launcher.output.logs import LogPump
+    from launcher.settings.spec import LaunchSpec
     from launcher.supervised import Supervision
 
 

@@ -14,7 +14,7 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from launcher.hosts import TETHER
+from launcher.hosts.command_lines import TETHER
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping

@@ -13,20 +13,20 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from launcher import devices
-from launcher.crash_text import Raised
 from launcher.exchange import CommunicationFailed, Fact
+from launcher.failure.crash_text import Raised
+from launcher.failure.symptoms import class_of, hint_of
 from launcher.health import dumps, nccl_env
 from launcher.health.flight_recorder import analysed
 from launcher.health.guards import Guards, Lost
-from launcher.symptoms import class_of, hint_of
+from launcher.ranks import devices
 from rendezvous.types import Cause, FailureClass
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from launcher.worker import Workers
-    from launcher.worker_env import RankPlace
+    from launcher.ranks.worker import Workers
+    from launcher.ranks.worker_env import RankPlace
 
 _LIVES_ON_S = 2.0
 _SIGNAL_FIRST_S = 0.02

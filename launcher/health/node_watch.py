@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from launcher.exchange import RankEnded
     from launcher.health.pages import Pages
     from launcher.health.watch import HangWatch
-    from launcher.spec import LaunchSpec
+    from launcher.settings.spec import LaunchSpec
     from launcher.supervised import Supervision
     from rendezvous.events import FromAgent
 

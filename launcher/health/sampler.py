@@ -14,7 +14,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from launcher.facts import own_cgroups
+from launcher.failure.facts import own_cgroups
 from launcher.health.gpus import open_gpus
 from launcher.health.vitals import Disk, Memory, Nic, Throttling, Vitals
 

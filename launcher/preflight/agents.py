@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from launcher.exchange import StopRequested
-from launcher.meet import CannotMeet, beside
+from launcher.joining.meet import CannotMeet, beside
 from launcher.preflight import checkup, host
 from launcher.preflight.checkup import Clock, Grade, skipped
 from launcher.preflight.look import look
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from launcher.exchange import Fact
-    from launcher.meet import Met
+    from launcher.joining.meet import Met
     from launcher.preflight.checkup import Check, Report
-    from launcher.spec import LaunchSpec
+    from launcher.settings.spec import LaunchSpec
     from rendezvous.events import AgentJoined
     from rendezvous.types import NodeFacts
 

@@ -16,21 +16,21 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from launcher.arguments import UsageError
-from launcher.assemble import Surroundings, assemble
-from launcher.config import Settings, unknown_variables
-from launcher.meet import CannotMeet, meet
+from launcher.joining.meet import CannotMeet, meet
 from launcher.preflight import table
 from launcher.preflight.agents import clock_checks, mtu_of
 from launcher.preflight.checkup import exit_code
 from launcher.preflight.look import look
-from launcher.spec import EntryKind, EntryPoint
+from launcher.settings.arguments import UsageError
+from launcher.settings.assemble import Surroundings, assemble
+from launcher.settings.config import Settings, unknown_variables
+from launcher.settings.spec import EntryKind, EntryPoint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from launcher.preflight.checkup import Check, Report
-    from launcher.spec import LaunchSpec
+    from launcher.settings.spec import LaunchSpec
 
 _ENTRY = EntryPoint(EntryKind.PROGRAM, "doctor")
 _TRIES = 20  # earlier examinations that a service may remember under the same name

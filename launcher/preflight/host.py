@@ -12,11 +12,11 @@ import tempfile
 import time
 from typing import TYPE_CHECKING
 
-from launcher import reach
+from launcher.joining import reach
 from launcher.preflight.checkup import KB, MB, Interface, Limits, Memory, Network, SharedMemory, Storage
 
 if TYPE_CHECKING:
-    from launcher.spec import LaunchSpec
+    from launcher.settings.spec import LaunchSpec
 
 _SHM = "/dev/shm"
 _SIOCGIFFLAGS, _SIOCGIFMTU, _IFF_UP = 0x8913, 0x8921, 0x1

@@ -20,7 +20,7 @@ from launcher.preflight.checkup import MB, Check, Grade, Report, skipped
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from launcher.spec import LaunchSpec
+    from launcher.settings.spec import LaunchSpec
 
     Part = Callable[[], tuple[Check, ...]]
 

@@ -20,8 +20,8 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from launcher.join import job_spec, node_facts
-from launcher.meet import CannotMeet
+from launcher.joining.join import job_spec, node_facts
+from launcher.joining.meet import CannotMeet
 from launcher.preflight import link_plan, wire
 from launcher.preflight.aside import aside
 from launcher.preflight.checkup import Check, Grade, skipped
@@ -46,10 +46,10 @@ from rendezvous.versions import Difference
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from launcher.meet import Met
+    from launcher.joining.meet import Met
     from launcher.preflight.checkup import Report
     from launcher.preflight.link_plan import Pair
-    from launcher.spec import LaunchSpec
+    from launcher.settings.spec import LaunchSpec
     from rendezvous.types import Assignment
 
 SUFFIX = ".preflight"

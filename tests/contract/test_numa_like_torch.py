@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from torch import cuda
 from torch.numa import binding
 
-from launcher.affinity import BindingError, cpus_for_rank
-from launcher.topology import Gpu, pci_address, read_topology, visible_indexes
+from launcher.ranks.affinity import BindingError, cpus_for_rank
+from launcher.ranks.topology import Gpu, pci_address, read_topology, visible_indexes
 
 if TYPE_CHECKING:
     from pathlib import Path

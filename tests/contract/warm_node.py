@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from side_by_side import Ended, clean_env
 
-from launcher.spec import EntryKind, EntryPoint, LaunchSpec
-from launcher.zygote import SpawnOrder, Zygote, rank_argv
+from launcher.ranks.zygote import SpawnOrder, Zygote, rank_argv
+from launcher.settings.spec import EntryKind, EntryPoint, LaunchSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.affinity import BindingError, Cpu, CpuShares, Topology, cpus_for_rank, omp_threads, share_cpus
+from launcher.ranks.affinity import (
+    BindingError,
+    Cpu,
+    CpuShares,
+    Topology,
+    cpus_for_rank,
+    omp_threads,
+    share_cpus,
+)
 
 
 def machine(

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.device_symptoms import TABLE, XIDS, Restart, symptom, xid_in
+from launcher.failure.device_symptoms import TABLE, XIDS, Restart, symptom, xid_in
+from launcher.failure.verdict import RankEnd, cause_of
 from launcher.health import nccl_env
-from launcher.verdict import RankEnd, cause_of
 from rendezvous.types import Cause
 from rendezvous.types import FailureClass as C
 

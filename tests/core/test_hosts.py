@@ -4,13 +4,13 @@ from pathlib import PurePosixPath
 
 import pytest
 
-from launcher import hosts
-from launcher.arguments import UsageError, read_arguments
-from launcher.config import ConfigFile, Settings, merge
-from launcher.host_names import Host, read_hostfile
-from launcher.host_names import hosts as parse_hosts
-from launcher.hosts import Errand
-from launcher.values import BadValue
+from launcher.hosts import command_lines
+from launcher.hosts.command_lines import Errand
+from launcher.hosts.host_names import Host, read_hostfile
+from launcher.hosts.host_names import hosts as parse_hosts
+from launcher.settings.arguments import UsageError, read_arguments
+from launcher.settings.config import ConfigFile, Settings, merge
+from launcher.settings.values import BadValue
 
 
 def settings_of(*argv: str, **environ: str) -> Settings:
@@ -73,13 +73,13 @@ def test_a_hostfile_that_is_wrong_names_the_line(text: str, words: str) -> None:
 
 def test_the_world_is_all_hosts_but_the_spares_unless_said_otherwise() -> None:
     three = parse_hosts("a,b,c")
-    assert hosts.world_of(settings_of(), three) == (3, 3)
-    assert hosts.world_of(settings_of("--spares", "1"), three) == (2, 2)
-    assert hosts.world_of(settings_of("--nnodes", "1:3"), three) == (1, 3)
+    assert command_lines.world_of(settings_of(), three) == (3, 3)
+    assert command_lines.world_of(settings_of("--spares", "1"), three) == (2, 2)
+    assert command_lines.world_of(settings_of("--nnodes", "1:3"), three) == (1, 3)
     with pytest.raises(UsageError, match="3 hosts were given"):
-        hosts.world_of(settings_of("--nnodes", "4"), three)
+        command_lines.world_of(settings_of("--nnodes", "4"), three)
     with pytest.raises(UsageError, match="leave none to train on"):
-        hosts.world_of(settings_of("--spares", "3"), three)
+        command_lines.world_of(settings_of("--spares", "3"), three)
 
 
 @pytest.mark.parametrize(
@@ -94,12 +94,12 @@ def test_what_cannot_be_meant_of_several_hosts_is_refused(
     words: tuple[str, ...], environ: dict[str, str], said: str
 ) -> None:
     with pytest.raises(UsageError, match=said):
-        hosts.check(settings_of("--hosts", "a", *words), environ)
+        command_lines.check(settings_of("--hosts", "a", *words), environ)
 
 
 def test_what_is_seen_to_is_said_to_be_given_in_vain() -> None:
     given = settings_of("--hostfile", "x", "--node-rank", "1", PET_MASTER_ADDR="b")
-    assert hosts.check(given, {"SLURM_STEP_NUM_TASKS": "1"}) == [
+    assert command_lines.check(given, {"SLURM_STEP_NUM_TASKS": "1"}) == [
         "--node-rank 1: --hostfile sees to that; ignored",
         "PET_MASTER_ADDR=b: --hostfile sees to that; ignored",
     ]
@@ -107,7 +107,7 @@ def test_what_is_seen_to_is_said_to_be_given_in_vain() -> None:
 
 def test_a_host_is_told_all_that_was_asked_for_wherever_that_was_said() -> None:
     asked = settings_of("--max-restarts", "3", "--no-warm-start", "-m", DDP_LAUNCH_CRASH_LOOP="5/2s")
-    words = hosts.words_for(asked, errand(), "127.0.0.1:20001", Host("b", 4), 1)
+    words = command_lines.words_for(asked, errand(), "127.0.0.1:20001", Host("b", 4), 1)
     assert words[0] == "/opt/env/bin/ddp-launch"
     assert words[words.index("--") :] == ["--", "train.py", "--lr", "0.1 * 2"]
     line = read_arguments(words[1:])
@@ -124,7 +124,7 @@ def test_a_host_is_told_all_that_was_asked_for_wherever_that_was_said() -> None:
 
 
 def test_the_remote_command_survives_a_shell() -> None:
-    text = hosts.remote_command("/home/ada/my work", ["/bin/ddp-launch", "--", "a b", "$HOME"])
+    text = command_lines.remote_command("/home/ada/my work", ["/bin/ddp-launch", "--", "a b", "$HOME"])
     assert text == "cd '/home/ada/my work' && exec env DDP_TETHER=1 /bin/ddp-launch -- 'a b' '$HOME'"
 
 
@@ -136,9 +136,9 @@ def test_secrets_never_stand_in_the_command_line() -> None:
         "HOME": "/root",
         "PATH": str(PurePosixPath("/bin")),
     }
-    assert hosts.carried_environment(environ, asked["send_env"]) == {
+    assert command_lines.carried_environment(environ, asked["send_env"]) == {
         "WANDB_API_KEY": "s3cret",
         "NCCL_DEBUG": "INFO",
         "MODE": "fast",
     }
-    assert "s3cret" not in " ".join(hosts.words_for(asked, errand(), "x:1", Host("b"), None))
+    assert "s3cret" not in " ".join(command_lines.words_for(asked, errand(), "x:1", Host("b"), None))

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher import lines
-from launcher.lines import LINE_LIMIT, Held, RankLabel
-from launcher.spec import LogSpec, StreamChoice, Streams
+from launcher.output import lines
+from launcher.output.lines import LINE_LIMIT, Held, RankLabel
+from launcher.settings.spec import LogSpec, StreamChoice, Streams
 
 LABEL = RankLabel("n0", rank=5, local_rank=1, role="trainer", generation=2)
 

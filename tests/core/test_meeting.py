@@ -1,6 +1,6 @@
 import pytest
 
-from launcher.meeting import (
+from launcher.joining.meeting import (
     Deployed,
     Embedded,
     Endpoint,

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from launcher.arguments import UsageError, read_arguments
-from launcher.assemble import Surroundings, assemble, entry_point
-from launcher.config import ConfigFile, Settings, config_from, merge, unknown_variables
-from launcher.options import OPTIONS
-from launcher.spec import EntryKind, LaunchSpec
-from launcher.usage import help_text, print_config_text
+from launcher.settings.arguments import UsageError, read_arguments
+from launcher.settings.assemble import Surroundings, assemble, entry_point
+from launcher.settings.config import ConfigFile, Settings, config_from, merge, unknown_variables
+from launcher.settings.options import OPTIONS
+from launcher.settings.spec import EntryKind, LaunchSpec
+from launcher.settings.usage import help_text, print_config_text
 from rendezvous.types import RestartBudget, ScaleUp
 
 HERE = Surroundings(nproc=2, python="/usr/bin/python3", stamp="1121-064412-3f2a")

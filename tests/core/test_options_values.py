@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from launcher import values
-from launcher.spec import StreamChoice, Streams
-from launcher.values import BadValue
+from launcher.settings import values
+from launcher.settings.spec import StreamChoice, Streams
+from launcher.settings.values import BadValue
 from rendezvous.types import CrashLoop, FailureClass, PolicyAction, PolicyRule, RestartBudget
 
 GOOD: list[tuple[Callable[[str], Any], str, Any]] = [

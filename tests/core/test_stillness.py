@@ -11,7 +11,7 @@ from launcher.health.budget_text import hang_timeout
 from launcher.health.budgets import Budgets
 from launcher.health.stack_text import is_own_business, known_better, main_thread_first
 from launcher.health.stillness import Watch, is_overdue, look, sights
-from launcher.values import BadValue
+from launcher.settings.values import BadValue
 from rendezvous.rank_view import Collective, GroupView, ProcessView, RankPhase, RankView, Section
 from rendezvous.types import Cause, FailureClass
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.story import outcome_json, render_box
-from launcher.verdict import STOPPED
+from launcher.failure.story import outcome_json, render_box
+from launcher.failure.verdict import STOPPED
 from rendezvous.types import Cause, Decision, DecisionKind, FailureClass, Outcome
 
 TRACEBACK = (

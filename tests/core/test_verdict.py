@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
-from launcher.crash_text import CUT
-from launcher.verdict import STOPPED, ErrorRecord, RankEnd, cause_of, shell_code
+from launcher.failure.crash_text import CUT
+from launcher.failure.verdict import STOPPED, ErrorRecord, RankEnd, cause_of, shell_code
 from rendezvous.types import Cause, FailureClass
 
 C = FailureClass

@@ -26,7 +26,7 @@ from launcher.health.vitals import (
     judge,
     next_look_s,
 )
-from launcher.values import BadValue
+from launcher.settings.values import BadValue
 from rendezvous.rank_view import ProcessView, RankPhase, RankView
 from rendezvous.stragglers import Pace
 from rendezvous.types import StragglerPolicy, StragglerRule

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from launcher.health import nccl_env
-from launcher.spec import EntryKind, EntryPoint, LaunchSpec
-from launcher.worker_env import RankPlace, rank_args, rank_env, request_file, shared_env
+from launcher.ranks.worker_env import RankPlace, rank_args, rank_env, request_file, shared_env
+from launcher.settings.spec import EntryKind, EntryPoint, LaunchSpec
 from rendezvous.types import Assignment, StoreAddress
 
 SPEC = LaunchSpec(EntryPoint(EntryKind.SCRIPT, "train.py"), "run-1", nproc=2)

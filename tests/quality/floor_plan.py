@@ -2,191 +2,73 @@
 
 from __future__ import annotations
 
+
+def within(folder: str, names: str) -> set[str]:
+    return {f"{folder}.{name}" for name in names.split()}
+
+
 # Pure: values in, values out. Everything else of a package is shell.
 CORE = {
     "launcher": {
         *(
-            "affinity",
-            "arguments",
-            "assemble",
-            "config",
-            "crash_text",
-            "device_symptoms",
-            "host_names",
-            "hosts",
-            "join",
-            "lines",
-            "meeting",
-            "options",
-        ),
-        *(
-            "exchange",
-            "option",
-            "progress",
-            "spec",
-            "story",
-            "supervision",
-            "symptoms",
-            "usage",
-            "values",
-            "verdict",
-            "version",
-            "worker_env",
-        ),
-        *(
+            "exchange failure health hosts joining output progress ranks settings supervised supervision version"
+        ).split(),
+        *within("failure", "crash_text device_symptoms story symptoms verdict"),
+        *within(
             "health",
-            "health.page",
+            "budget_text budgets exposition flight_recorder inquiry nccl_env option_text paces page "
+            "stack_text stillness vitals",
         ),
-        *("health.flight_recorder", "health.nccl_env"),
-        *(
-            "supervised",
-            "health.budget_text",
-            "health.budgets",
-            "health.inquiry",
-            "health.stack_text",
-            "health.stillness",
-        ),
-        "health_options",
-        *("preflight.checkup", "preflight.gpu_checkup", "preflight.link_plan", "preflight.table"),
-        *("health.exposition", "health.option_text", "health.paces", "health.vitals"),
+        *within("hosts", "command_lines host_names"),
+        *within("joining", "join meeting"),
+        *within("output", "lines"),
+        *within("preflight", "checkup gpu_checkup link_plan table"),
+        *within("ranks", "affinity worker_env"),
+        *within("settings", "arguments assemble config health_options option options spec usage values"),
     },
     "rendezvous": {
         *(
-            "admissible",
-            "admission",
-            "conversation",
-            "events",
-            "fitting",
-            "frozen_map",
-            "growing",
-            "journal",
-            "machine",
-            "orders",
-            "policy",
-            "rank_view",
-            "ranks",
-            "recollection",
-            "resume",
-            "snapshot",
-        ),
-        "stragglers",
-        *("diagnosis", "examination", "hang_words", "sight", "waits"),
-        *("sealing", "state", "stopping", "types", "versions", "view"),
+            "admissible admission conversation diagnosis events examination fitting frozen_map growing "
+            "hang_words journal machine orders policy rank_view ranks recollection resume sealing sight "
+            "snapshot state stopping stragglers types versions view waits"
+        ).split(),
     },
     "ddp": {
-        *("commits", "place", "sample_order"),  # elastic, init
-        "backends",
-        *("errors", "plan", "ready", "timeline", "tune"),  # the reducer
-        *("findings", "shards"),
+        *"backends commits errors findings place plan ready sample_order shards timeline tune".split(),
     },
 }
 SHELL = {
     "launcher": {
-        *(
-            "__init__",
-            "__main__",
-            "agent",
-            "binding",
-            "checkpoint",
-            "checks",
-            "cli",
-            "config_file",
-            "devices",
-            "ending",
-        ),
-        *(
-            "isolation",
-            "facts",
-            "fleet",
-            "log_file",
-            "log_folder",
-            "logs",
-            "meet",
-            "reach",
-            "start",
-            "status",
-            "terminal",
-            "tether",
-            "topology",
-            "worker",
-        ),
-        *("zygote", "template"),
-        *(
-            "preflight",
-            "preflight.agents",
-            "preflight.aside",
-            "preflight.doctor",
-            "preflight.gpus",
-            "preflight.host",
-            "preflight.look",
-            "preflight.meeting",
-            "preflight.trial",
-            "preflight.versions",
-            "preflight.wire",
-        ),
-        *("health.communication", "health.dumps", "health.guards"),
-        *("health.pages", "health.stacks", "health.watch"),
-        *("announcer", "health.gpus", "health.node_watch", "health.sampler"),
+        *("__init__ __main__ agent announcer cli isolation preflight start status template tether").split(),
+        *within("failure", "ending facts"),
+        *within("health", "communication dumps gpus guards node_watch pages sampler stacks watch"),
+        *within("hosts", "fleet"),
+        *within("joining", "meet reach"),
+        *within("output", "log_file log_folder logs terminal"),
+        *within("preflight", "agents aside doctor gpus host look meeting trial versions wire"),
+        *within("ranks", "binding checkpoint devices topology worker zygote"),
+        *within("settings", "checks config_file"),
     },
     "rendezvous": {
-        *("__init__", "client", "codec", "embedded", "hosted", "owner", "store", "torchrun"),
         *(
-            "agents",
-            "asking",
-            "attendance",
-            "auth",
-            "calls",
-            "channel",
-            "ctl",
-            "ctl_calls",
-            "ctl_text",
-            "grpc_io",
-            "health",
-            "job",
-            "jobs",
-            "limits",
-            "log_lines",
-            "lull",
-            "main",
-            "metrics",
-            "notify",
-            "operations",
-            "probe",
-            "reflection",
-            "remote",
-            "scratchpad",
-            "server",
-            "settings",
-            "submit",
-            "tokens",
-            "web",
-        ),
+            "__init__ agents asking attendance auth calls channel client codec ctl ctl_calls ctl_text "
+            "embedded grpc_io health hosted job jobs limits log_lines lull main metrics notify operations "
+            "owner probe reflection remote scratchpad server settings store submit tokens torchrun web"
+        ).split(),
     },
     "ddp": {
-        "__init__",
-        *("elastic", "mpi", "process_group"),
-        *("averaging", "comm_hooks", "sharded_buckets", "sharded_optimizer", "single", "whole_state"),
         *(
-            "core_loading",
-            "mpi_group",
-            "operands",
-            "ring",
-            "segment",
-            "shared_group",
-            "shm",
-            "work",
-        ),  # backends
-        *("agreement", "backward", "bucket", "engine", "grad_bucket", "interface", "lasting", "logging_data"),
-        *("ending", "numerics", "page_writer", "sections", "status_page", "torch_marks"),
-        *("collective_facts", "collective_marks"),
-        *("comm_error", "comm_words", "guard", "peers"),
-        *("module", "reducer", "sending", "strays", "tracing", "transport", "tuning", "unchanged", "unused"),
-        "watch",
+            "__init__ agreement averaging backward bucket collective_facts collective_marks comm_error "
+            "comm_hooks comm_words core_loading elastic ending engine grad_bucket guard interface lasting "
+            "logging_data module mpi mpi_group numerics operands page_writer peers process_group reducer "
+            "ring sections segment sending sharded_buckets sharded_optimizer shared_group shm single "
+            "status_page strays torch_marks tracing transport tuning unchanged unused watch whole_state work"
+        ).split(),
     },
 }
 
 # Packages that have a core and a shell of their own: each of their modules is entered, as "health.page".
-CORE_AND_SHELL = {"launcher.health", "launcher.preflight"}
+CORE_AND_SHELL = within("launcher", "failure health hosts joining output preflight ranks settings")
 
 # Which modules of another package a package may import.
 ABROAD = {
@@ -251,7 +133,7 @@ PURE_STDLIB = {
 PURE_SIGNAL = {"Signals", "valid_signals", "strsignal"}
 IMPURE_CALLS = {"open", "print", "input", "eval", "exec", "compile", "breakpoint", "__import__", "id", "hash"}
 # Values on their way: built and read by one function, never kept.
-MUTABLE_IN_CORE = {"launcher.assemble.Assembly", "launcher.arguments.CommandLine"}
+MUTABLE_IN_CORE = {"launcher.settings.assemble.Assembly", "launcher.settings.arguments.CommandLine"}
 
 # Everything else is said by the log pump or in one write: lines of several processes must stay whole.
 MAY_PRINT = {"launcher.cli"}

@@ -11,8 +11,8 @@ import sys
 import pytest
 from tidy import ROOT
 
-from launcher import usage
-from launcher.options import OPTIONS
+from launcher.settings import usage
+from launcher.settings.options import OPTIONS
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("[a-z]*/README.md")])
 

@@ -120,7 +120,7 @@ WRONG_IMPORTS = [
     ("launcher.agent", "def late():\n    from torch.distributed import TCPStore"),
     ("launcher.agent", "import importlib\nimportlib.import_module('torch')"),
     ("rendezvous.owner", "if True:\n    import torch.nn"),
-    ("rendezvous.owner", "import launcher.spec"),
+    ("rendezvous.owner", "import launcher.settings.spec"),
     ("rendezvous.machine", "from rendezvous import owner"),
     ("rendezvous.machine", "from .owner import JobOwner"),
     ("launcher.agent", "from rendezvous.machine import step"),

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher import checks
-from launcher.arguments import UsageError
-from launcher.config import unknown_variables
-from launcher.devices import NoDevices, count_ranks, cpu_quota, usable_cpus, visible_of
+from launcher.ranks.devices import NoDevices, count_ranks, cpu_quota, usable_cpus, visible_of
+from launcher.settings import checks
+from launcher.settings.arguments import UsageError
+from launcher.settings.config import unknown_variables
 
 COMMAND = Path(sys.executable).with_name("ddp-launch")
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from launcher.facts import OomWatch, first_error_record, oom_victim, read_error_record, write_outcome
-from launcher.verdict import ErrorRecord
+from launcher.failure.facts import OomWatch, first_error_record, oom_victim, read_error_record, write_outcome
+from launcher.failure.verdict import ErrorRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from launcher.logs import LogPump, RankLabel
-from launcher.spec import LogSpec, StreamChoice, Streams
-from launcher.terminal import QUEUE_LIMIT
+from launcher.output.logs import LogPump, RankLabel
+from launcher.output.terminal import QUEUE_LIMIT
+from launcher.settings.spec import LogSpec, StreamChoice, Streams
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -524,7 +524,7 @@ def test_close_takes_what_is_still_in_the_pipes(tmp_path: Path, ends: list[int])
 
 def test_the_interpreter_can_exit_while_the_pump_runs(tmp_path: Path) -> None:
     script = (
-        "from launcher.logs import LogPump, RankLabel\nfrom launcher.spec import LogSpec\n"
+        "from launcher.output.logs import LogPump, RankLabel\nfrom launcher.settings.spec import LogSpec\n"
         f"p = LogPump(LogSpec(), {str(tmp_path)!r})\n"
         "p.open_rank(RankLabel('n', 0, 0, 'd', 0))\n"
     )

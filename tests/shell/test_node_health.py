@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 from launched import eventually
+from ports import free_port
 
-from launcher.facts import own_cgroups
+from launcher.failure.facts import own_cgroups
 from launcher.health.sampler import Node
 from launcher.health.vitals import MIB, Memory, Nic, Throttling
 from rendezvous.web import Web
@@ -47,9 +48,8 @@ REPOSITORY = str(Path(__file__).parents[2])
 
 
 @pytest.fixture
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
+def port() -> int:
+    return free_port()
 
 
 def ask(port: int, path: str) -> tuple[int, str]:
@@ -72,33 +72,32 @@ def finish(job: Launched) -> None:
 # --- over HTTP -----------------------------------------------------------------------------------------
 
 
-def test_probes_and_metrics_are_answered_on_this_machine_only(launch: Launch, free_port: int) -> None:
+def test_probes_and_metrics_are_answered_on_this_machine_only(launch: Launch, port: int) -> None:
     job = launch(
-        "--nproc-per-node", "2", source=STAYS, env={"DDP_HEALTH_PORT": str(free_port)}, fake_torch=""
+        "--nproc-per-node", "2", source=STAYS, env={"DDP_HEALTH_PORT": str(port)}, fake_torch=""
     )
     job.await_there("rank0", "rank1")
-    assert ask(free_port, "/livez") == (200, "alive\n")
-    assert ask(free_port, "/readyz") == (200, "ready\n")
-    status, text = ask(free_port, "/metrics")
+    assert ask(port, "/livez") == (200, "alive\n")
+    assert ask(port, "/readyz") == (200, "ready\n")
+    status, text = ask(port, "/metrics")
     assert status == 200
     assert "ddp_launch_ranks_running 2" in text.splitlines()
-    eventually(lambda: "ddp_launch_memory_used_bytes" in ask(free_port, "/metrics")[1])
-    assert f"health is told at http://127.0.0.1:{free_port}/livez" in job.stderr()
+    eventually(lambda: "ddp_launch_memory_used_bytes" in ask(port, "/metrics")[1])
+    assert f"health is told at http://127.0.0.1:{port}/livez" in job.stderr()
     finish(job)
-    assert ask(free_port, "/livez") == (0, "")
+    assert ask(port, "/livez") == (0, "")
 
 
-def test_an_agent_that_waits_for_others_is_alive_and_not_ready(launch: Launch, free_port: int) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        rendezvous = f"127.0.0.1:{free.getsockname()[1]}"
+def test_an_agent_that_waits_for_others_is_alive_and_not_ready(launch: Launch, port: int) -> None:
+    rendezvous = f"127.0.0.1:{free_port()}"
     job = launch(
         *("--nnodes", "2", "--rendezvous", rendezvous, "--rdzv-id", "waits", "--nproc-per-node", "1"),
-        *("--health-port", f"127.0.0.1:{free_port}"),
+        *("--health-port", f"127.0.0.1:{port}"),
         source=STAYS,
         fake_torch="",
     )
-    eventually(lambda: ask(free_port, "/livez")[0] == 200)
-    assert ask(free_port, "/readyz") == (503, "not ready\n")
+    eventually(lambda: ask(port, "/livez")[0] == 200)
+    assert ask(port, "/readyz") == (503, "not ready\n")
     job.agent.terminate()
     job.wait()
 

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 from launched import eventually
+from ports import free_port
 from served import SOON_S, serving, soon
 
-from launcher.join import job_spec
-from launcher.spec import EntryKind, EntryPoint, LaunchSpec
+from launcher.joining.join import job_spec
+from launcher.settings.spec import EntryKind, EntryPoint, LaunchSpec
 from launcher.version import VERSION
 from rendezvous.client import ClientOptions, connect
 from rendezvous.events import AgentJoined, AgentStopped, Assigned, Ended, Stop, StoreOpened
@@ -251,8 +252,7 @@ def test_who_asked_for_it_waits_for_a_replacement_and_shrinks_without_one(job: J
 
 def test_nodes_that_cannot_talk_are_named_to_everybody(job: Job, service: Service) -> None:
     """The other node says its store is where nobody listens, as behind a firewall that refuses."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = int(free.getsockname()[1])
+    port = free_port()
     node = job.node("--nnodes", "2", "--join-timeout", "30")
 
     async def far_node() -> Ended:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from launcher import reach
+from launcher.joining import reach
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.5.6.7"])

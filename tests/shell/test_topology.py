@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from launcher.affinity import BindingError, Cpu, Topology, cpus_for_rank, share_cpus
-from launcher.topology import Gpu, VisibleGpus, parse_cpu_list, read_topology, visible_gpus, visible_indexes
+from launcher.ranks.affinity import BindingError, Cpu, Topology, cpus_for_rank, share_cpus
+from launcher.ranks.topology import (
+    Gpu,
+    VisibleGpus,
+    parse_cpu_list,
+    read_topology,
+    visible_gpus,
+    visible_indexes,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path

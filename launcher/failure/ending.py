@@ -1,0 +1,76 @@
+"""The last words of an agent: the box, its JSON, and what becomes of the logs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import sys
+from typing import TYPE_CHECKING
+
+from launcher import tether
+
+if TYPE_CHECKING:
+    from launcher.exchange import Finish
+    from launcher.output.log_folder import LogFolder
+    from launcher.settings.spec import LaunchSpec
+
+_WIDTH = 100
+_PATIENCE_S = 5.0
+
+
+def tell(spec: LaunchSpec, folder: LogFolder, finish: Finish, all_shown: bool) -> int:
+    """Says how it ended; the exit code of the command. The logs stay where somebody may want to read them."""
+    if finish.outcome is None:
+        _say_last(spec, f"ddp-launch: {finish.reason}", "agent")
+    elif not finish.outcome.succeeded:
+        from launcher.failure.facts import write_outcome
+        from launcher.failure.story import outcome_json, render_box
+
+        budget = str(spec.budget)
+        told = outcome_json(finish.outcome, log_dir=folder.path, budget=budget)
+        try:
+            write_outcome(os.path.join(folder.path, "failure.json"), told)
+        except OSError as error:
+            _say(f"ddp-launch: cannot write {folder.path}/failure.json: {error.strerror}")
+        box = render_box(
+            finish.outcome,
+            width=_width(),
+            color=_color(spec),
+            log_dir=folder.path,
+            budget=budget,
+            unicode=(sys.stderr.encoding or "").lower().startswith("utf"),
+        )
+        _say_last(spec, box, "job")
+    if not all_shown:
+        _say(f"ddp-launch: the terminal was too slow for some of the output; all of it is in {folder.path}")
+    elif folder.temporary and finish.exit_code == 0:
+        folder.discard()
+    return finish.exit_code
+
+
+def _say_last(spec: LaunchSpec, text: str, whose: str) -> None:
+    """To people, or to the one who started the agents of all hosts and tells it once."""
+    _say(tether.framed("ending", whose=whose, text=text) if spec.tethered else text)
+
+
+def _say(text: str) -> None:
+    left = text.rstrip("\n").encode(errors="replace") + b"\n"
+    with contextlib.suppress(OSError):  # nobody is there to read it any more; the exit code says it too
+        while left:
+            try:
+                left = left[os.write(2, left) :]
+            except BlockingIOError:  # another process made the stream non-blocking
+                if not select.select((), (2,), (), _PATIENCE_S)[1]:
+                    return
+
+
+def _width() -> int:
+    try:
+        return min(_WIDTH, os.get_terminal_size(2).columns)
+    except OSError:
+        return _WIDTH
+
+
+def _color(spec: LaunchSpec) -> bool:
+    return spec.log.color == "always" or (spec.log.color == "auto" and os.isatty(2))

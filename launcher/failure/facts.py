@@ -1,0 +1,267 @@
+"""What can be read about an ended rank: its error file, and whether the kernel killed it for memory.
+
+Three sources speak of out-of-memory kills, each with a blind spot. The kernel's log names the process, but
+only in numbers of the first pid namespace, and often may not be read. A cgroup's `oom_kill` counter needs
+no rights but names nobody: each step of it explains one death, in the order in which we are asked. The
+node's count in /proc/vmstat can only acquit: when it stands still, nobody was killed for memory.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from launcher.failure.verdict import ErrorRecord
+
+_MAX_RECORD_BYTES = 1 << 20
+_FIRST_PID_NAMESPACE = 0xEFFFFFFC  # the kernel's fixed inode number for it
+_MAX_LOG_RECORDS = 10_000  # per question
+
+
+# --- error files -------------------------------------------------------------------------------------
+
+
+def read_error_record(path: str) -> ErrorRecord | None:
+    """None for no file, a partial one, or one of another shape: there is then just less to tell."""
+    data = _read_json(path)
+    if data is None:
+        return None
+    if isinstance(data.get("type"), str):
+        return _our_record(data)
+    message = data.get("message")
+    if isinstance(message, str):
+        return _torch_record(message, "", data.get("timestamp"))
+    if isinstance(message, dict) and isinstance(message.get("message"), str):
+        extra = message.get("extraInfo")
+        extra = extra if isinstance(extra, dict) else {}
+        stack = extra.get("py_callstack")
+        return _torch_record(
+            message["message"], stack if isinstance(stack, str) else "", extra.get("timestamp")
+        )
+    return None
+
+
+def first_error_record(*paths: str) -> ErrorRecord | None:
+    return next((record for record in map(read_error_record, paths) if record is not None), None)
+
+
+def _read_json(path: str) -> dict[str, Any] | None:
+    """The rank chose what lies there: never follow it to a device or a pipe, never read without a bound."""
+    import json
+
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except (OSError, ValueError):
+        return None
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            return None
+        text = os.read(fd, _MAX_RECORD_BYTES).decode(errors="replace")
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return data if isinstance(data, dict) else None
+
+
+def _our_record(data: dict[str, Any]) -> ErrorRecord:
+    def text(key: str) -> str:
+        return data[key] if isinstance(data.get(key), str) else ""
+
+    step = data.get("step")
+    code = data.get("exit_code")
+    return ErrorRecord(
+        type=text("type"),
+        message=text("message"),
+        traceback=text("traceback"),
+        time_ns=_whole(data.get("time_ns")),
+        step=step if isinstance(step, int) else None,
+        exit_code=code if isinstance(code, int) else None,
+    )
+
+
+def _torch_record(message: str, stack: str, seconds: object) -> ErrorRecord:
+    """torch joins type and message: "ValueError: bad batch"."""
+    kind, colon, rest = message.partition(": ")
+    if not colon or not kind.replace(".", "_").isidentifier():
+        kind, rest = "Error", message
+    return ErrorRecord(kind, rest, stack, time_ns=_whole(seconds) * 1_000_000_000)
+
+
+def _whole(value: object) -> int:
+    if isinstance(value, int | float | str):
+        with suppress(ValueError, OverflowError):
+            return int(value)
+    return 0
+
+
+# --- killed for memory -------------------------------------------------------------------------------
+
+
+def oom_victim(record: str) -> int | None:
+    """The process that one record of /dev/kmsg says was killed for memory."""
+    import re
+
+    prefix, _, message = record.partition(";")
+    level = prefix.partition(",")[0]
+    if not level.isdigit() or int(level) >> 3:
+        return None  # not the kernel's own words: root may write there as well
+    found = re.match(r"(?:.*: )?Killed process (\d+)\b", message)
+    if found is None:
+        found = re.match(r"oom-kill:.*,pid=(\d+)\b", message)
+    return int(found[1]) if found else None
+
+
+class OomWatch:
+    """Made when the job starts; what was killed before then is none of its business."""
+
+    def __init__(self, *, kmsg: str = "/dev/kmsg", vmstat: str = "/proc/vmstat") -> None:
+        self._counters: dict[str, int] = {}  # file of a cgroup -> its count when the watch began
+        self._explained = 0
+        self._victims: set[int] = set()
+        self._vmstat = vmstat
+        self._vmstat_before = _counter(vmstat)
+        self._kmsg = _open_at_end(kmsg)
+        with suppress(OSError):
+            self.add_cgroup(*own_cgroups("memory"))
+
+    def add_cgroup(self, *folders: str) -> None:
+        """Watch these too: a cgroup of version 1 does not count what happens further in."""
+        for folder in folders:
+            for name in ("memory.events", "memory.oom_control"):
+                path = os.path.join(folder, name)
+                count = _counter(path)
+                if count is not None and not self._counted_further_out(folder, name):
+                    self._counters.setdefault(path, count)
+
+    def _counted_further_out(self, folder: str, name: str) -> bool:
+        """memory.events (version 2) of a cgroup counts for all inside it; a second count would be too many."""
+        return name == "memory.events" and any(
+            path.endswith("/" + name) and folder.startswith(os.path.dirname(path).rstrip("/") + "/")
+            for path in self._counters
+        )
+
+    def killed(self, pid: int) -> bool | None:
+        """Whether the SIGKILL that ended `pid` was for memory. Ask once per death. None: nothing tells."""
+        names = self._read_log()
+        if pid in self._victims:
+            self._victims.discard(pid)
+            self._explained += 1
+            return True
+        steps = sum((_counter(path) or before) - before for path, before in self._counters.items())
+        others = len(self._victims) if names else 0  # steps that the log has given to other processes
+        if steps - self._explained - others > 0:
+            self._explained += 1
+            return True
+        if self._counters or names:
+            return False
+        now = _counter(self._vmstat)
+        return False if now is not None and now == self._vmstat_before else None
+
+    def close(self) -> None:
+        if self._kmsg is not None:
+            os.close(self._kmsg)
+            self._kmsg = None
+
+    def _read_log(self) -> bool:
+        """Takes in what is new; False when the log cannot be read, or its numbers are not ours."""
+        if self._kmsg is None or not _in_first_pid_namespace():
+            return False
+        for _ in range(_MAX_LOG_RECORDS):
+            try:
+                record = os.read(self._kmsg, 8192)
+            except BrokenPipeError:
+                continue  # records were overwritten before we read them
+            except OSError as error:
+                return isinstance(error, BlockingIOError)
+            if not record:
+                return True
+            victim = oom_victim(record.decode(errors="replace"))
+            if victim is not None:
+                self._victims.add(victim)
+        return True
+
+
+def _open_at_end(path: str) -> int | None:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        os.lseek(fd, 0, os.SEEK_END)
+    except OSError:
+        os.close(fd)
+        return None
+    return fd
+
+
+def _in_first_pid_namespace() -> bool:
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino == _FIRST_PID_NAMESPACE
+    except OSError:
+        return False
+
+
+def _counter(path: str) -> int | None:
+    """The `oom_kill` line of memory.events, memory.oom_control or vmstat: all three are written alike."""
+    try:
+        lines = Path(path).read_text().splitlines()
+    except (OSError, UnicodeDecodeError):
+        return None
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)
+
+
+def own_cgroups(wanted: str) -> list[str]:
+    """Folders of this process's cgroups of that controller, as seen through the mounts of this mount namespace."""
+    own: dict[str, str] = {}
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        own["cgroup2" if not controllers else controllers] = path
+    folders: list[str] = []
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        mount, _, source = line.partition(" - ")
+        root, point = mount.split()[3:5]
+        kind, _, options = source.split()[:3]
+        if kind == "cgroup" and wanted in options.split(","):
+            controller = wanted
+        elif kind == "cgroup2":
+            controller = "cgroup2"
+        else:
+            continue
+        for path in (p for names, p in own.items() if controller in names.split(",")):
+            # In a container the mount shows the container's own cgroup as its root.
+            inside = os.path.relpath(path, root) if (path + "/").startswith(root.rstrip("/") + "/") else "."
+            folders.append(os.path.normpath(os.path.join(point, inside)))
+    return folders
+
+
+# --- what is left for the user -----------------------------------------------------------------------
+
+
+def write_outcome(path: str, outcome: dict[str, object]) -> None:
+    """Whole or not at all: whoever waits for this file never sees half of it."""
+    import json
+
+    text = json.dumps(outcome, indent=2) + "\n"
+    folder, name = os.path.split(path)
+    partial = os.path.join(folder, f".{name}.{os.getpid()}")
+    with suppress(FileNotFoundError):
+        os.unlink(partial)
+    fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(fd)
+        os.replace(partial, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(partial)
+        raise

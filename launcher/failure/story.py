@@ -1,0 +1,339 @@
+"""How a job's end is told: one short box for people, the same facts as JSON for programs.
+
+The box names one rank: the first cause. A rank that only lost its peers, or that we stopped, is counted
+among the others and never named as the cause; when there are only such ranks, the box says that nobody knows.
+An end that somebody ordered is no failure and gets one line.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from typing import TYPE_CHECKING
+
+from launcher.failure.crash_text import GROUP_HEADER, HEADER, clean_lines
+from launcher.failure.verdict import STOPPED, signal_name
+from rendezvous.types import DecisionKind, FailureClass
+
+if TYPE_CHECKING:
+    from rendezvous.types import Cause, Decision, Outcome
+
+_MAX_WIDTH = 100
+_MIN_WIDTH = 40
+_TRACEBACK_LINES = 12
+_LABEL_WIDTH = 10
+_MAX_ROWS_PER_TEXT = 6
+_LIBRARY_MARKS = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ", "<ddp-launch")
+_ROUND_BOX = ("╭", "─", "╮", "│", "╰", "╯")
+_PLAIN_BOX = ("+", "-", "+", "|", "+", "+")
+_RED, _BOLD, _END = "\x1b[31m", "\x1b[1m", "\x1b[0m"
+
+
+def render_box(
+    outcome: Outcome,
+    *,
+    width: int,
+    color: bool,
+    log_dir: str,
+    unicode: bool = True,
+    budget: str = "",
+    own_folder: str = "",
+) -> str:
+    """ "" for success. `budget`: the restarts allowed; `own_folder`: where our packages lie, to skip their frames."""
+    if outcome.succeeded:
+        return ""
+    if _was_ordered(outcome):
+        return f"ddp-launch: {_printable(outcome.reason, unicode)}\n"
+    inner = max(min(width, _MAX_WIDTH), _MIN_WIDTH) - 4
+    cause = first_cause(outcome)
+    rows = _wrapped(headline(outcome), inner, "")
+    n_head = len(rows)
+    if cause is not None and cause.traceback:
+        rows += ["", *_traceback_rows(cause.traceback, inner, own_folder)]
+    rows.append("")
+    for label, text in _facts(outcome, cause, log_dir, budget):
+        rows += _labelled(label, text, inner)
+    return _boxed([_printable(row, unicode) for row in rows], n_head, inner, color=color, unicode=unicode)
+
+
+def outcome_json(outcome: Outcome, *, log_dir: str = "", budget: str = "") -> dict[str, object]:
+    cause = first_cause(outcome)
+    return {
+        "version": 1,
+        "succeeded": outcome.succeeded,
+        "summary": headline(outcome),
+        "reason": outcome.reason,
+        "exit_code": outcome.exit_code,
+        "restarts": outcome.restarts,
+        "restart_budget": budget,
+        "log_dir": log_dir,
+        "first_cause": None if cause is None else _cause_json(cause),
+        "causes": [_cause_json(each) for each in outcome.causes],
+        "others": _others(outcome, cause),
+        "decisions": [
+            {"kind": str(d.kind), "reason": d.reason, "generation": d.generation} for d in outcome.decisions
+        ],
+    }
+
+
+def first_cause(outcome: Outcome) -> Cause | None:
+    """Never one that only suffered another's failure, whatever the order of reports was."""
+    told = (*([outcome.first_cause] if outcome.first_cause else ()), *outcome.causes)
+    return next((cause for cause in told if cause.failure is not FailureClass.CONSEQUENCE), None)
+
+
+def headline(outcome: Outcome) -> str:
+    if outcome.succeeded:
+        return "the job succeeded"
+    if _was_ordered(outcome):
+        return outcome.reason
+    cause = first_cause(outcome)
+    if cause is None:
+        if not _sufferers(outcome):
+            return f"the job failed: {outcome.reason}"
+        return (
+            "the job failed, and no rank reports a cause of its own; "
+            "most likely the network or a peer outside this job"
+        )
+    if cause.uncertain:
+        return f"the job {'hung' if cause.failure is FailureClass.HANG else 'failed'}: {cause.reason}"
+    if cause.failure is FailureClass.NODE_LOST or cause.rank < 0:
+        return f"node {cause.node} failed first: {cause.reason}"
+    return f"rank {cause.rank} on {cause.node} failed first: {cause.reason}"
+
+
+def _was_ordered(outcome: Outcome) -> bool:
+    """Ended by an operator or a signal to us: nobody failed, ranks at most were stopped."""
+    if first_cause(outcome) is not None:
+        return False
+    told = _sufferers(outcome)
+    if told:
+        return all(cause.reason.startswith(STOPPED) for cause in told)
+    return not any(d.kind is DecisionKind.FAIL and d.cause is not None for d in outcome.decisions)
+
+
+def _sufferers(outcome: Outcome) -> tuple[Cause, ...]:
+    return outcome.causes or ((outcome.first_cause,) if outcome.first_cause else ())
+
+
+# --- the facts below the headline --------------------------------------------------------------------
+
+
+def _facts(outcome: Outcome, cause: Cause | None, log_dir: str, budget: str) -> list[tuple[str, str]]:
+    facts = [
+        ("when", _when(cause) if cause else ""),
+        ("others", "; ".join(_others(outcome, cause))),
+        ("restarts", _restarts(outcome, budget)),
+        ("log", (cause.log if cause else "") or log_dir),
+        ("exit code", str(outcome.exit_code)),
+        ("hint", cause.hint if cause else ""),
+    ]
+    return [(label, text) for label, text in facts if text]
+
+
+def _when(cause: Cause) -> str:
+    parts = [cause.at] if cause.at else []
+    if cause.ran_s > 0:
+        parts.append(f"{_duration(cause.ran_s)} after its start")
+    if cause.step is not None:
+        parts.append(f"at step {cause.step}")
+    if cause.place:
+        parts.append(cause.place)
+    return ", ".join(parts)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    minutes = int(seconds // 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def _others(outcome: Outcome, cause: Cause | None) -> list[str]:
+    rest = [c for c in outcome.causes if cause is None or (c.node, c.rank) != (cause.node, cause.rank)]
+    stopped = [c for c in rest if c.failure is FailureClass.CONSEQUENCE and c.reason.startswith(STOPPED)]
+    lost = [c for c in rest if c.failure is FailureClass.CONSEQUENCE and not c.reason.startswith(STOPPED)]
+    own = [c for c in rest if c.failure is not FailureClass.CONSEQUENCE]
+    told = []
+    if lost:
+        whom = "a peer" if cause is None else "it"
+        told.append(f"{_ranks(lost)} lost {'its' if len(lost) == 1 else 'their'} connection to {whom}")
+        if cause is None:
+            told.append(f"rank {lost[0].rank} on {lost[0].node} said: {lost[0].reason}")
+    if stopped:
+        n = len(stopped)
+        told.append(f"{n} {'other ' if cause else ''}rank{'s were' if n > 1 else ' was'} stopped")
+    told += [f"rank {c.rank} on {c.node} failed as well: {c.reason}" for c in own[:2]]
+    if len(own) > 2:
+        told.append(f"{len(own) - 2} more failed as well")
+    return told
+
+
+def _ranks(causes: list[Cause]) -> str:
+    numbers = sorted(cause.rank for cause in causes)
+    if len(numbers) == 1:
+        return f"rank {numbers[0]}"
+    if len(numbers) > 4:
+        return f"{len(numbers)} other ranks"
+    return f"ranks {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
+
+
+def _restarts(outcome: Outcome, budget: str) -> str:
+    used = f"{outcome.restarts} of {budget} used" if budget not in ("", "0") else f"{outcome.restarts} used"
+    last: Decision | None = outcome.decisions[-1] if outcome.decisions else None
+    why = last.reason if last is not None and last.kind is DecisionKind.FAIL else outcome.reason
+    if budget == "0" and outcome.restarts == 0:
+        return why or "none allowed (--max-restarts)"
+    return f"{used}; not restarted: {why}" if why else used
+
+
+def _cause_json(cause: Cause) -> dict[str, object]:
+    return {
+        "node": cause.node,
+        "rank": cause.rank,
+        "local_rank": cause.local_rank,
+        "class": str(cause.failure),
+        "reason": cause.reason,
+        "exit_code": cause.exit_code,
+        "signal": cause.signal,
+        "signal_name": signal_name(cause.signal) if cause.signal else None,
+        "traceback": cause.traceback,
+        "step": cause.step,
+        "place": cause.place,
+        "ran_s": cause.ran_s,
+        "at": cause.at,
+        "log": cause.log,
+        "hint": cause.hint,
+    }
+
+
+# --- the traceback -----------------------------------------------------------------------------------
+
+
+def _traceback_rows(traceback: str, inner: int, own_folder: str) -> list[str]:
+    lines = clean_lines(traceback.rstrip())
+    if any(line.strip() == GROUP_HEADER for line in lines) or HEADER not in lines:
+        kept = _shortened(lines)
+    else:
+        last = len(lines) - 1 - lines[::-1].index(HEADER)
+        kept = _users_frames(lines[last + 1 :], own_folder)
+    return [row for line in kept for row in _wrapped(line, inner, _indent_of(line) + "  ")[:3]]
+
+
+def _users_frames(lines: list[str], own_folder: str) -> list[str]:
+    """The script's own frames, the deepest ones when there are many; all of them when none is its own."""
+    frames, message = _frames(lines)
+    own = [frame for frame in frames if not _is_library(frame[0], own_folder)]
+    chosen = own or frames
+    room = _TRACEBACK_LINES - min(len(message), 4)
+    kept: list[list[str]] = []
+    for frame in reversed(chosen):
+        room -= len(frame)
+        if kept and room < 0:
+            break
+        kept.insert(0, frame)
+    below = len(frames) - 1 - _last_index(frames, chosen[-1]) if chosen else 0
+    tail = [f"  ... {below} library frame{'s' if below > 1 else ''} below ..."] if below else []
+    return [*(line for frame in kept for line in frame), *tail, *_shortened(message, 4)]
+
+
+def _last_index(frames: list[list[str]], frame: list[str]) -> int:
+    return max(i for i, each in enumerate(frames) if each is frame)
+
+
+def _frames(lines: list[str]) -> tuple[list[list[str]], list[str]]:
+    frames: list[list[str]] = []
+    for at, line in enumerate(lines):
+        if line.startswith('  File "'):
+            frames.append([line])
+        elif line.startswith(" ") and frames:
+            if not set(line.strip()) <= {"^", "~"}:  # the carets lose their place when a line is cut
+                frames[-1].append(line)
+        else:
+            return frames, lines[at:]
+    return frames, []
+
+
+def _is_library(line: str, own_folder: str) -> bool:
+    file = line.removeprefix('  File "').partition('"')[0]
+    ours = bool(own_folder) and any(
+        file.startswith(f"{own_folder.rstrip('/')}/{package}/")
+        for package in ("launcher", "rendezvous", "ddp")
+    )
+    return ours or any(mark in file for mark in _LIBRARY_MARKS)
+
+
+def _shortened(lines: list[str], limit: int = _TRACEBACK_LINES) -> list[str]:
+    if len(lines) <= limit:
+        return lines
+    return [*lines[: limit - 1], f"  ... {len(lines) - limit + 1} more lines in the log ..."]
+
+
+def _indent_of(line: str) -> str:
+    return line[: len(line) - len(line.lstrip())]
+
+
+# --- drawing -----------------------------------------------------------------------------------------
+
+
+def _labelled(label: str, text: str, inner: int) -> list[str]:
+    rows = _wrapped(text, inner - _LABEL_WIDTH, "")
+    return [f"{label if i == 0 else '':<{_LABEL_WIDTH}}{row}" for i, row in enumerate(rows)]
+
+
+def _wrapped(text: str, width: int, indent: str) -> list[str]:
+    """Breaks at spaces where it can; `indent` starts every row but the first."""
+    indent = indent[: width // 2]
+    rows: list[str] = []
+    rest = text.expandtabs(4).rstrip()
+    while _columns(rest) > width and len(rows) < _MAX_ROWS_PER_TEXT:
+        cut = _fitting(rest, width)
+        start = len(rest) - len(rest.lstrip())
+        space = rest.rfind(" ", start, cut + 1)
+        cut = space if space > max(start, cut // 2) else cut
+        rows.append(rest[:cut].rstrip())
+        rest = indent + rest[cut:].lstrip()
+    if len(rows) == _MAX_ROWS_PER_TEXT:
+        return [*rows[:-1], rows[-1][: _fitting(rows[-1], width - 4)] + " ..."]
+    return [*rows, rest]
+
+
+def _fitting(text: str, width: int) -> int:
+    used = 0
+    for at, char in enumerate(text):
+        used += _columns(char)
+        if used > width:
+            return max(at, 1)
+    return len(text)
+
+
+def _columns(text: str) -> int:
+    if text.isascii():
+        return len(text)
+    return sum(_char_columns(char) for char in text)
+
+
+def _char_columns(char: str) -> int:
+    if unicodedata.category(char) in ("Mn", "Me", "Cf"):
+        return 0
+    return 2 if unicodedata.east_asian_width(char) in ("W", "F") else 1
+
+
+def _printable(text: str, unicode: bool) -> str:
+    """What a rank wrote must not steer the terminal."""
+    text = "".join(char if char.isprintable() else " " for char in text)
+    return text if unicode else text.encode("ascii", "replace").decode()
+
+
+def _boxed(rows: list[str], n_head: int, inner: int, *, color: bool, unicode: bool) -> str:
+    left, line, right, side, low_left, low_right = _ROUND_BOX if unicode else _PLAIN_BOX
+    red, bold, end = (_RED, _BOLD, _END) if color else ("", "", "")
+    title = " ddp-launch: job failed "
+    top = f"{red}{left}{line}{title}{line * (inner + 1 - len(title))}{right}{end}"
+    drawn = [top]
+    for at, row in enumerate(rows):
+        body = row + " " * (inner - _columns(row))
+        drawn.append(
+            f"{red}{side}{end} {bold if at < n_head else ''}{body}{end if at < n_head else ''} {red}{side}{end}"
+        )
+    drawn.append(f"{red}{low_left}{line * (inner + 2)}{low_right}{end}")
+    return "\n".join(drawn) + "\n"

@@ -1,0 +1,209 @@
+"""From an error's words to its class and to a hint.
+
+The words are those of torch, NCCL, Gloo and the CUDA driver; they change slowly, so plain substrings of the
+lower-cased message serve. The one question that needs care is whether an error only tells that a peer went
+away. Gloo, NCCL and the store say so in words of their own, and those count wherever they stand in an error
+of a type that these libraries raise. "Connection reset by peer" alone counts only when the
+call that failed was torch.distributed's: a data loader that lost its web server has a cause of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from launcher.failure import device_symptoms
+from rendezvous.types import FailureClass
+
+if TYPE_CHECKING:
+    from launcher.failure.crash_text import Raised
+
+# Types that torch, c10d, NCCL and Gloo raise; a user's own type that quotes their words is not one of them.
+_LIBRARY_TYPES = frozenset(
+    "RuntimeError AcceleratorError OutOfMemoryError "
+    "DistBackendError DistNetworkError DistStoreError DistError DistQueueEmptyError "
+    "c10::Error c10::DistError c10::DistBackendError c10::DistNetworkError c10::DistStoreError "
+    "c10::AcceleratorError c10::OutOfMemoryError std::runtime_error std::system_error "
+    "gloo::IoException gloo::TimeoutException gloo::EnforceNotMet gloo::Exception".split()
+)
+_NETWORK_TYPES = frozenset(
+    "ConnectionResetError ConnectionRefusedError ConnectionAbortedError ConnectionError gaierror herror "
+    "URLError MaxRetryError NewConnectionError ConnectTimeout ReadTimeout ConnectTimeoutError ProtocolError "
+    "SSLError".split()
+)
+_OF_DEVICES = ("cuda", "gpu", "nvidia", "nccl", "hip error", "gloo", "c10d", "xid")
+_MEMORY = (
+    "cuda out of memory",
+    "hip out of memory",
+    "xpu out of memory",
+    "cuda error: out of memory",
+    "'out of memory'",  # as NCCL quotes CUDA
+    "can't allocate memory",
+    "cannot allocate memory",
+    "not enough memory: you tried to allocate",
+    "cublas_status_alloc_failed",
+    "insufficient shared memory (shm)",
+    "is killed by signal: killed",
+    "bad_alloc",
+)
+_REACH = (
+    "eaddrinuse",
+    "address already in use",
+    "trying to connect",
+    "failed to connect",
+    "connection refused",
+    "no route to host",
+    "network is unreachable",
+    "name or service not known",
+    "name resolution",
+    "unable to find address for",
+    "unable to resolve hostname",
+    "ncclsystemerror",
+    "unhandled system error",
+)
+# Said by a library about a peer, in words that nobody else uses.
+_PEER_GONE = (
+    "gloo/transport",
+    "gloo/rendezvous",
+    "connection was likely closed. did the remote server",
+    "failed to recv, got 0 bytes",
+    "remote process exited or there was a network error",
+    "ncclremoteerror",
+    "connection closed by remote peer",
+    "nccl communicator was aborted",
+    "nccl communicator aborted",
+    "watchdog caught collective operation timeout",
+    "application timeout caused pair closure",
+    "failed to pass monitoredbarrier",
+    "wait timeout after",
+    "store->get",
+    "remote_error",
+    "died (noticed by rank",
+    "has left the process group; this rank",
+    "has not joined",
+    "aborted the process group; this rank",
+    "lost its connection to rank",
+    "interrupted rank",
+)
+_PEER_GONE_IN_COLLECTIVE = (
+    "connection reset by peer",
+    "connection closed by peer",
+    "broken pipe",
+    "socket timeout",
+    "socket closed",
+    "timed out waiting",
+)
+_HINTS = (
+    (
+        "insufficient shared memory",
+        "/dev/shm is too small: docker run --shm-size=8g, or fewer DataLoader workers",
+    ),
+    ("cuda out of memory", "a smaller batch per rank, or PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"),
+    (
+        "is killed by signal: killed",
+        "a DataLoader worker was killed: most often out of memory; try fewer workers",
+    ),
+    (
+        "is killed by signal: bus error",
+        "/dev/shm is probably too small for the DataLoader (docker: --shm-size=8g)",
+    ),
+    (
+        "can't allocate memory",
+        "this node's memory is too small for all its ranks: fewer ranks or a smaller batch",
+    ),
+    ("address already in use", "another process has that port; port 0 takes any free one"),
+    ("eaddrinuse", "another process has that port; leave --master-port out and a free one is chosen"),
+    ("nccl", "NCCL_DEBUG=INFO tells more; NCCL_SOCKET_IFNAME chooses the network interface"),
+    ("expected to have finished reduction", "some parameters got no gradient: find_unused_parameters=True"),
+    ("invalid device ordinal", "more ranks on this node than GPUs that they may see (--nproc-per-node)"),
+    ("name or service not known", "that host name does not resolve on this node"),
+    ("trying to connect", "is that host up and its port open in the firewall, seen from this node?"),
+    ("connection refused", "nothing listens at that address any more, or a firewall refuses"),
+)
+
+
+def class_of(raised: Raised) -> FailureClass:
+    if raised.parts:
+        classes = [class_of(part) for part in raised.parts]
+        own = [c for c in classes if c is not FailureClass.CONSEQUENCE]
+        return own[0] if own else FailureClass.CONSEQUENCE
+    if raised.type == "ddp.CommError":
+        return FailureClass.CONSEQUENCE  # unless what it is chained to says otherwise
+    words = raised.message.lower()
+    if raised.short_type.endswith("MemoryError") or _any(words, _MEMORY):
+        return FailureClass.OUT_OF_MEMORY
+    if _is_of_library(raised):
+        return _library_class(raised, words)
+    return _python_class(raised, words)
+
+
+def _library_class(raised: Raised, words: str) -> FailureClass:
+    by_type = raised.short_type.rpartition("::")[2]
+    in_collective = by_type.startswith("Dist") or _called_distributed(raised)
+    known = device_symptoms.symptom(words) if in_collective or _any(words, _OF_DEVICES) else None
+    if known is not None:
+        return known.failure
+    if _any(words, _REACH) and (in_collective or _any(words, ("gloo", "nccl", "c10d", "socket"))):
+        return FailureClass.NETWORK
+    if _any(words, _PEER_GONE) or (in_collective and _any(words, _PEER_GONE_IN_COLLECTIVE)):
+        return FailureClass.CONSEQUENCE
+    if by_type == "DistNetworkError":
+        return FailureClass.CONSEQUENCE
+    return FailureClass.USER_EXCEPTION
+
+
+def _python_class(raised: Raised, words: str) -> FailureClass:
+    deepest = raised.files[-1] if raised.files else ""
+    if _called_distributed(raised) and _any(words, _PEER_GONE_IN_COLLECTIVE):
+        return FailureClass.CONSEQUENCE
+    if deepest.endswith("multiprocessing/connection.py"):
+        return FailureClass.USER_EXCEPTION  # a pipe to a process of this very node
+    if raised.short_type in _NETWORK_TYPES or (raised.short_type == "OSError" and _any(words, _REACH)):
+        return FailureClass.NETWORK
+    return FailureClass.USER_EXCEPTION
+
+
+def _called_distributed(raised: Raised) -> bool:
+    called = [file for file in raised.files if not file.endswith("/ddp/collective_marks.py")]
+    return bool(called) and "/torch/distributed/" in called[-1]
+
+
+def hint_of(raised: Raised) -> str:
+    if raised.parts:
+        return hint_of(raised.parts[0])
+    words = raised.message.lower()
+    if raised.short_type in ("ModuleNotFoundError", "ImportError"):
+        return _import_hint(raised.message)
+    if raised.short_type == "AttributeError" and re.search(r"(partially initialized )?module 'ddp'", words):
+        return _SHADOWED
+    if raised.short_type == "OutOfMemoryError":
+        words = "cuda out of memory " + words
+    plain = next((hint for needle, hint in _HINTS if needle in words), "")
+    known = device_symptoms.symptom(words) if _is_of_library(raised) else None
+    return known.hint if known is not None and not _any(words, _MEMORY) else plain
+
+
+def mismatched(raised: Raised) -> bool:
+    """Ranks do not fit together, and nobody can tell from one of them which is the odd one."""
+    return _is_of_library(raised) and device_symptoms.is_mismatch(raised.message.lower())
+
+
+def _is_of_library(raised: Raised) -> bool:
+    return raised.type in _LIBRARY_TYPES or raised.short_type in _LIBRARY_TYPES
+
+
+_SHADOWED = "a ddp.py or folder ddp beside the script hides the library of that name: rename it"
+
+
+def _import_hint(message: str) -> str:
+    if re.search(r"from (partially initialized module )?'ddp'", message) or "'ddp.'" in message:
+        return _SHADOWED
+    if re.search(r"No module named 'ddp\.|'ddp' is not a package", message):
+        return _SHADOWED
+    if missing := re.search(r"No module named '([^']+)'", message):
+        return f"is {missing[1].partition('.')[0]} installed for the Python that runs the ranks?"
+    return ""
+
+
+def _any(words: str, needles: tuple[str, ...]) -> bool:
+    return any(needle in words for needle in needles)

@@ -1,0 +1,317 @@
+"""Why did this rank end? From what its agent knows to one `Cause`.
+
+Evidence is asked in order of worth:
+
+1. an exception that the rank itself wrote down, unless it was raised after we had told the rank to stop;
+2. our own stop: what a rank does after SIGTERM says nothing about the failure;
+3. the signal that ended it, with what C++ or the interpreter printed last;
+4. its exit code, with the last traceback on stderr.
+
+A chain of exceptions is judged by its beginning: an error raised because a peer went away is a consequence
+however the script wraps it, and a peer lost while cleaning up after a ValueError leaves the ValueError.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from dataclasses import dataclass, replace
+
+from launcher.failure.crash_text import (
+    MAX_LINE_CHARS,
+    Crash,
+    Raised,
+    bounded,
+    clean_lines,
+    last_native,
+    last_raised,
+)
+from launcher.failure.symptoms import class_of, hint_of, mismatched
+from rendezvous.types import Cause, FailureClass
+
+STOPPED = "stopped by the launcher"
+_LEFT_THREAD = "terminate called without an active exception"
+_ENDS_STDERR = 30  # lines that may follow a traceback which still counts as the last word
+_SIGNAL_WORDS: dict[int, str] = {
+    signal.SIGSEGV: "segmentation fault",
+    signal.SIGBUS: "bus error",
+    signal.SIGFPE: "arithmetic error",
+    signal.SIGILL: "illegal instruction",
+    signal.SIGABRT: "aborted",
+}
+_SIGNAL_HINTS: dict[int, str] = {
+    signal.SIGBUS: "often a full /dev/shm (docker: --shm-size=8g), or a mapped file that shrank",
+    signal.SIGSEGV: "a crash in native code: run with python -X faulthandler to see where",
+    signal.SIGILL: "a library was built for another kind of CPU than this node's",
+    signal.SIGXCPU: "the CPU time limit of this node (ulimit -t) was reached",
+}
+_MISFIT = "the ranks' collectives do not fit together"
+_GLIBC = ("double free", "free(): ", "malloc(): ", "corrupted ", "*** stack smashing", "Assertion `")
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorRecord:
+    """What a rank wrote down of the exception that ended it: torch's `@record`, or our bootstrap."""
+
+    type: str
+    message: str
+    traceback: str = ""
+    time_ns: int = 0
+    step: int | None = None
+    exit_code: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RankEnd:
+    """What the agent knows of one ended rank."""
+
+    node: str
+    rank: int
+    local_rank: int
+    exit_code: int | None  # its own; None when a signal ended it
+    signal: int = 0
+    stopped_by_us: int = 0  # the last signal that we had sent it before it ended
+    stderr_tail: str = ""
+    error_record: ErrorRecord | None = None
+    oom_killed: bool | None = None  # None: the kernel tells nothing
+    ran_s: float = 0.0
+    at: str = ""
+    log: str = ""
+    stopped_at_ns: int = 0  # wall clock of this node when we first sent one; 0: not known
+    step: int | None = None  # as its page says, and where its script was
+    place: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Account:
+    failure: FailureClass
+    reason: str
+    traceback: str = ""
+    hint: str = ""
+    exit_code: int | None = None  # None: as the process ended
+    signal: int = 0
+    uncertain: bool = False  # the error is not this rank's alone
+
+
+def shell_code(end: RankEnd) -> int:
+    """As a shell would show it."""
+    return 128 + end.signal if end.exit_code is None else end.exit_code
+
+
+def signal_name(number: int) -> str:
+    if number in signal.valid_signals():
+        known = signal.Signals(number) if number in signal.Signals.__members__.values() else None
+        return known.name if known is not None else f"SIGRTMIN+{number - signal.SIGRTMIN}"
+    return f"signal {number}"
+
+
+def cause_of(end: RankEnd) -> Cause:
+    account = _recorded(end) or _stopped(end) or _signalled(end) or _exited(end)
+    return Cause(
+        node=end.node,
+        rank=end.rank,
+        local_rank=end.local_rank,
+        failure=account.failure,
+        reason=account.reason[:MAX_LINE_CHARS],
+        exit_code=shell_code(end) if account.exit_code is None else account.exit_code,
+        signal=account.signal,
+        traceback=account.traceback,
+        step=end.error_record.step if end.error_record and end.error_record.step is not None else end.step,
+        ran_s=end.ran_s,
+        at=end.at,
+        log=end.log,
+        hint=account.hint,
+        place=end.place,
+        uncertain=account.uncertain,
+    )
+
+
+# --- an exception of its own -------------------------------------------------------------------------
+
+
+def _recorded(end: RankEnd) -> _Account | None:
+    record = end.error_record
+    if record is None or (end.stopped_by_us and _came_of_our_stop(end, record)):
+        return None
+    if record.type == "SystemExit":
+        return _left_with_text(record)
+    if record.type == "KeyboardInterrupt":
+        return _Account(FailureClass.SIGNAL, "interrupted (KeyboardInterrupt)", exit_code=130, signal=2)
+    lines = clean_lines(record.traceback)
+    printed = last_raised(lines)
+    raised = Raised(record.type, record.message)
+    if printed is None:
+        crash = Crash((raised,), bounded(lines))
+    else:
+        last = printed.chain[-1]
+        whole = Raised(record.type, record.message or last.message, last.files, last.parts)
+        crash = Crash((*printed.chain[:-1], whole), printed.text)
+    account = _of_chain(crash)
+    if end.exit_code:
+        return account
+    # Stopped, or crashed on its way out, while the exception was already written down.
+    return replace(account, exit_code=record.exit_code or 1)
+
+
+def _came_of_our_stop(end: RankEnd, record: ErrorRecord) -> bool:
+    late = bool(end.stopped_at_ns) and record.time_ns > end.stopped_at_ns
+    return late or _means_stop(record.type, record.message)
+
+
+def _means_stop(kind: str, message: str) -> bool:
+    """The last: a DataLoader worker, stopped in the same stroke."""
+    return kind in ("SystemExit", "KeyboardInterrupt") or "is killed by signal: Terminated" in message
+
+
+def _left_with_text(record: ErrorRecord) -> _Account | None:
+    text = record.message.strip()
+    if not text or text.lstrip("-").isdigit():
+        return None
+    first = text.split("\n", 1)[0]
+    return _Account(FailureClass.EXIT_CODE, f"SystemExit: {first}", text if text != first else "")
+
+
+def _of_chain(crash: Crash) -> _Account:
+    classes = [class_of(raised) for raised in crash.chain]
+    told, failure = crash.chain[-1], classes[-1]
+    if classes[0] is FailureClass.CONSEQUENCE:
+        failure = FailureClass.CONSEQUENCE
+    elif failure is FailureClass.CONSEQUENCE:
+        at = max(i for i, c in enumerate(classes) if c is not FailureClass.CONSEQUENCE)
+        told, failure = crash.chain[at], classes[at]
+    hint = next((h for h in map(hint_of, (told, *reversed(crash.chain))) if h), "")
+    misfit = mismatched(told)
+    reason = f"{_MISFIT}: {told.headline}" if misfit else told.headline
+    return _Account(failure, reason, crash.text, hint, uncertain=misfit)
+
+
+# --- stopped -----------------------------------------------------------------------------------------
+
+
+def _stopped(end: RankEnd) -> _Account | None:
+    """A rank that ended with its own traceback and code 1 in the moment of the stop keeps its exception."""
+    if not end.stopped_by_us:
+        return None
+    if end.exit_code == 1 and end.error_record is None:
+        crash = last_raised(clean_lines(end.stderr_tail))
+        if crash is not None and not _means_stop(crash.chain[-1].type, crash.chain[-1].message):
+            return None
+    return _Account(
+        FailureClass.CONSEQUENCE, f"{STOPPED} ({signal_name(end.stopped_by_us)})", signal=end.signal
+    )
+
+
+# --- ended by a signal -------------------------------------------------------------------------------
+
+
+def _signalled(end: RankEnd) -> _Account | None:
+    if end.exit_code is not None or not end.signal:
+        return None
+    if end.signal == signal.SIGKILL:
+        return _killed(end)
+    lines = clean_lines(end.stderr_tail)
+    if on_its_way_out := _aborted_on_its_way_out(end, lines):
+        return on_its_way_out
+    name = signal_name(end.signal)
+    crash = last_native(lines) if end.signal in _SIGNAL_WORDS else None
+    hint = _SIGNAL_HINTS.get(end.signal, "")
+    if crash is None:
+        words = _SIGNAL_WORDS.get(end.signal, "")
+        said = _abort_line(lines) if end.signal == signal.SIGABRT else ""
+        reason = f"killed by {name}" + (f" ({words})" if words else "") + (f": {said}" if said else "")
+        return _Account(FailureClass.SIGNAL, reason, hint=hint, signal=end.signal)
+    raised = crash.chain[0]
+    if mismatched(raised):
+        reason = f"{_MISFIT}: {_native_headline(raised)}"
+        return _Account(
+            class_of(raised), reason, crash.text, hint_of(raised), signal=end.signal, uncertain=True
+        )
+    found = class_of(raised)
+    failure = FailureClass.SIGNAL if found is FailureClass.USER_EXCEPTION else found
+    if raised.type == "Fatal Python error":
+        hint = "" if end.signal == signal.SIGSEGV else hint
+        reason = f"killed by {name}: {raised.headline}"
+    else:
+        reason = f"killed by {name}: {_native_headline(raised)}"
+    return _Account(failure, reason, crash.text, hint_of(raised) or hint, signal=end.signal)
+
+
+def _aborted_on_its_way_out(end: RankEnd, lines: list[str]) -> _Account | None:
+    """An exception that leaves a process group behind ends, now and then, in the abort of one of its threads."""
+    if end.signal != signal.SIGABRT or not any(_LEFT_THREAD in line for line in lines[-_ENDS_STDERR:]):
+        return None
+    crash = last_raised(lines)
+    if crash is None or crash.lines_after > _ENDS_STDERR:
+        return None
+    account = _of_chain(crash)
+    return replace(account, exit_code=1)
+
+
+def _native_headline(raised: Raised) -> str:
+    first = raised.message.split("\n", 1)[0]
+    return first if raised.type == "terminate" else f"{raised.type}: {first}"
+
+
+def _abort_line(lines: list[str]) -> str:
+    return next((line for line in reversed(lines) if any(word in line for word in _GLIBC)), "")
+
+
+def _killed(end: RankEnd) -> _Account:
+    match end.oom_killed:
+        case True:
+            reason = "killed by SIGKILL: the kernel's out-of-memory killer"
+            hint = (
+                "this node (or its container) has too little memory: fewer ranks, workers or a smaller batch"
+            )
+            return _Account(FailureClass.OUT_OF_MEMORY, reason, hint=hint, signal=end.signal)
+        case False:
+            reason = "killed by SIGKILL from outside (not out of memory as far as the kernel tells)"
+        case None:
+            reason = "killed by SIGKILL from outside (the kernel does not tell whether memory ran out)"
+    return _Account(FailureClass.SIGNAL, reason, signal=end.signal)
+
+
+# --- left with a code --------------------------------------------------------------------------------
+
+
+def _exited(end: RankEnd) -> _Account:
+    code = shell_code(end)
+    lines = clean_lines(end.stderr_tail)
+    usage = _usage_error(lines) if code == 2 else ""
+    if usage:
+        hint = "the script refused its arguments" if ": error: " in usage else ""
+        return _Account(FailureClass.EXIT_CODE, f"exit code 2: {usage}", hint=hint)
+    crash = last_raised(lines)
+    if crash is not None and (code == 1 or crash.lines_after <= _ENDS_STDERR):
+        return _with_traceback(_of_chain(crash), code)
+    if (native := last_native(lines)) is not None:
+        raised = native.chain[0]
+        return _Account(FailureClass.EXIT_CODE, f"exit code {code}: {raised.headline}", native.text)
+    return _plain_exit(end, code, lines)
+
+
+def _with_traceback(account: _Account, code: int) -> _Account:
+    """Python's code for an uncaught exception is 1; another was the script's choice, and is the fact."""
+    if code == 1 or account.failure is FailureClass.CONSEQUENCE:
+        return account
+    reason = f"exit code {code} after {account.reason}"
+    return _Account(FailureClass.EXIT_CODE, reason, account.traceback, account.hint)
+
+
+def _usage_error(lines: list[str]) -> str:
+    said = [line for line in lines[-8:] if re.match(r"\S.*?: (error: |can't open file )", line)]
+    return said[-1] if said else ""
+
+
+def _plain_exit(end: RankEnd, code: int, lines: list[str]) -> _Account:
+    if code == 128 + signal.SIGKILL and end.oom_killed:
+        reason = f"exit code {code}: its child was killed by the kernel's out-of-memory killer"
+        return _Account(FailureClass.OUT_OF_MEMORY, reason)
+    if 128 < code <= 192:
+        return _Account(
+            FailureClass.EXIT_CODE, f"exit code {code} (as a shell tells of {signal_name(code - 128)})"
+        )
+    hints = {126: "the program may not be executed", 127: "the program, or one that it calls, was not found"}
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    said = f' (last line on stderr: "{last[:200]}")' if last and code == 1 else ""
+    return _Account(FailureClass.EXIT_CODE, f"exit code {code}{said}", hint=hints.get(code, ""))

@@ -1,0 +1,1 @@
+"""`--hosts`: one command that starts the agents of other machines over ssh."""

@@ -1,0 +1,134 @@
+"""What each host of `--hosts` is asked to run: its command line, and the environment that goes along.
+
+Pure. The words that a host gets are made from the merged settings, so that what came from the environment or a file
+here needs neither there.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from launcher.settings.options import OPTIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from launcher.hosts.host_names import Host
+    from launcher.settings.config import Settings
+
+TETHER = "DDP_TETHER"  # in the environment of an agent whose standard input is a tether
+# Said for each host by the one who starts them all, or of no meaning to a single one.
+_OURS = {
+    *("hosts", "hostfile", "ssh", "send_env", "nnodes", "nproc_per_node", "node_rank", "rendezvous"),
+    *("rdzv_id", "rdzv_endpoint", "rdzv_backend", "master_addr", "master_port", "standalone"),
+    *("color", "config", "print_config", "version", "help"),
+}
+_CARRIED = ("PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", "DDP_RENDEZVOUS_*", "NCCL_*", "GLOO_*")
+_CARRIED_TOO = ("TORCH_*", "TORCHELASTIC_*", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTHON_EXEC")
+_OF_THE_LIBRARY = ("DDP_BACKEND", "DDP_TIMEOUT_S", "DDP_NATIVE")
+ALWAYS_CARRIED = (*_CARRIED, *_CARRIED_TOO, *_OF_THE_LIBRARY)
+_SEEN_TO = ("node_rank", "rdzv_endpoint", "master_addr", "master_port")
+
+
+def check(settings: Settings, environ: Mapping[str, str]) -> list[str]:
+    """A warning for each option that was given in vain; raises `UsageError` where one cannot be meant."""
+    ours = settings.of("hosts" if settings["hosts"] else "hostfile")
+    if settings["standalone"]:
+        raise settings.of("standalone").wrong(f"contradicts {ours.quoted}", "keep one of the two")
+    if settings["local_addr"]:
+        raise settings.of("local_addr").wrong(
+            f"every machine has another, and {ours.quoted} starts them all",
+            "name their network by --interface",
+        )
+    tasks = environ.get("SLURM_STEP_NUM_TASKS", "1")
+    if tasks.isdigit() and int(tasks) > 1:
+        raise ours.wrong(
+            f"srun has started this {tasks} times, and each would start them all",
+            "leave it out: srun starts the agents; or run the command once, without srun",
+        )
+    given = (settings.of(dest) for dest in _SEEN_TO)
+    return [f"{each.quoted}: {ours.option.flag} sees to that; ignored" for each in given if each.given]
+
+
+def world_of(settings: Settings, found: Sequence[Host]) -> tuple[int, int]:
+    """--nnodes where it was given, else all the hosts but the spares."""
+    if not settings.of("nnodes").given:
+        most = len(found) - settings["spares"]
+        if most < 1:
+            raise settings.of("spares").wrong(f"{len(found)} hosts leave none to train on")
+        return most, most
+    least, most = settings["nnodes"]
+    if least > len(found):
+        raise settings.of("nnodes").wrong(
+            f"{len(found)} hosts were given", "name more hosts, or ask for fewer"
+        )
+    return least, most
+
+
+@dataclass(frozen=True, slots=True)
+class Errand:
+    """What is the same for all hosts of a job."""
+
+    program: str
+    folder: str
+    run_id: str
+    nnodes: tuple[int, int]
+    rendezvous: str  # a deployed service; "": the one who starts them all brings it
+    color: str
+    words: tuple[str, ...]  # the script and its arguments
+
+
+def words_for(
+    settings: Settings, errand: Errand, rendezvous: str, host: Host, node_rank: int | None
+) -> list[str]:
+    """The agent's argv on `host`."""
+    least, most = errand.nnodes
+    nproc = settings.of("nproc_per_node")
+    said = {
+        "--nnodes": f"{least}:{most}" if least != most else str(most),
+        "--nproc-per-node": str(host.slots or "") or (nproc.text or ""),
+        "--rdzv-id": errand.run_id,
+        "--rendezvous": rendezvous,
+        "--color": errand.color,
+    }
+    if node_rank is not None:
+        said["--node-rank"] = str(node_rank)
+    words = [errand.program, *(f"{flag}={text}" for flag, text in said.items())]
+    return [*words, *_passed_on(settings), "--", *errand.words]
+
+
+def _passed_on(settings: Settings) -> list[str]:
+    words = []
+    for option in OPTIONS:
+        setting = settings.of(option.dest)
+        if option.dest in _OURS or not setting.given or setting.text is None:
+            continue
+        if not option.is_switch:
+            words.append(f"{option.flag}={setting.text}")
+        elif setting.value:
+            words.append(option.flag)
+        elif option.negatable:
+            words.append(option.spellings[1])
+    return words
+
+
+def remote_command(folder: str, words: Sequence[str]) -> str:
+    """One line that sh, bash, zsh, fish and csh all read alike."""
+    return f"cd {shlex.quote(folder)} && exec env {TETHER}=1 {shlex.join(words)}"
+
+
+def carried_environment(environ: Mapping[str, str], more: Sequence[str]) -> dict[str, str]:
+    """Variables that go along: those that training commonly needs, and those that were named."""
+    patterns = (*ALWAYS_CARRIED, *(name for name in more if "=" not in name))
+    found = {name: value for name, value in environ.items() if any(_fits(name, each) for each in patterns)}
+    for text in more:
+        name, equals, value = text.partition("=")
+        if equals:
+            found[name] = value
+    return found
+
+
+def _fits(name: str, pattern: str) -> bool:
+    return name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern

@@ -1,0 +1,348 @@
+"""`ddp-launch --hosts a,b,c train.py`: one command starts the agent of every host, over ssh, and stays their tether.
+
+The rendezvous runs in this process, on loopback, and comes to each host through its ssh connection: nothing listens
+on the network for it, nothing about it can be read on the way, and it outlives any of the hosts. What the ranks
+print arrives with the agents' own prefixes and is merged line by line. A signal goes to all agents; should this
+process end in whatever way, every agent sees its standard input end, and stops.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import shlex
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from launcher import tether
+from launcher.hosts import command_lines
+from launcher.hosts.command_lines import Errand
+from launcher.hosts.host_names import Host, read_hostfile
+from launcher.joining import reach
+from launcher.output.terminal import Terminal
+from launcher.settings.values import BadValue
+from rendezvous.hosted import serve_privately
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from launcher.settings.config import Setting, Settings
+
+_LOOPBACK = "127.0.0.1"
+_FORWARD_PORTS = range(20000, 32000)  # below the kernel's ephemeral range
+_FORWARD_TRIES = 3
+_READ = 1 << 16
+_LONGEST_LINE = 1 << 20
+_LAST_LINES = 5  # of a host that could not be started
+_CLOSE_S = 5.0
+_SSH_FAILED = 255
+
+
+class Member:
+    """One host's agent, and what was heard of it."""
+
+    def __init__(self, host: Host, own_address: str) -> None:
+        self.host = host
+        self.own_address = own_address  # "": another machine
+        self.process: asyncio.subprocess.Process | None = None
+        self.answered = False
+        self.over = False
+        self.ending: dict[str, Any] = {}
+        self.last_lines: list[str] = []
+        self.exit_code = -1
+
+    def send(self, line: str) -> None:
+        if self.process and self.process.stdin and not self.process.stdin.is_closing():
+            with contextlib.suppress(OSError, RuntimeError):
+                self.process.stdin.write(line.encode())
+
+
+class Fleet:
+    def __init__(
+        self, settings: Settings, found: Sequence[Host], errand: Errand, env: dict[str, str]
+    ) -> None:
+        self._settings = settings
+        self._errand = errand
+        self._env = env
+        self._members = [Member(host, reach.own_address_of(host.bare, 22)) for host in found]
+        self._out, self._err = Terminal(1), Terminal(2)
+        self._room = {terminal: asyncio.Event() for terminal in (self._out, self._err)}
+        self._said: dict[str, int] = {}
+        self._stopping = 0
+        self._stop_signal = 0  # from people
+        self._short_of_hosts = False
+        self._port = 0
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        stop_serving = await self._serve()
+        ending = {signal.Signals(each) for each in self._settings["signals_to_handle"]}
+        for signum in _awaited(self._settings):
+            loop.add_signal_handler(signum, self._signalled, signum, signum in ending)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _awaited(self._settings))
+        async with asyncio.TaskGroup() as tasks:
+            for rank, member in enumerate(self._members):
+                tasks.create_task(self._run_member(member, rank))
+        signal.pthread_sigmask(signal.SIG_BLOCK, _awaited(self._settings))  # one more Ctrl-C changes nothing
+        await stop_serving()
+        return self._finish()
+
+    async def _serve(self) -> Callable[[], Any]:
+        if self._errand.rendezvous:
+            return _nothing
+        private = await serve_privately(self._errand.run_id)
+        self._port = private.port
+        self._env["DDP_RENDEZVOUS_TOKEN"] = private.token
+        return private.close
+
+    # --- one host ----------------------------------------------------------------------------------
+
+    async def _run_member(self, member: Member, rank: int) -> None:
+        tries = 1 if member.own_address or not self._port else _FORWARD_TRIES
+        for _ in range(tries):
+            if not self._stopping:
+                await self._start(member, rank)
+            taken = any("forwarding failed" in line for line in member.last_lines)
+            if member.answered or self._stopping or not taken:
+                break
+        member.over = True
+        died = member.exit_code != 0 and not member.ending  # an agent that can, says why it ends
+        if died and not self._stopping:
+            self._tell_of_loss(member)
+
+    async def _start(self, member: Member, rank: int) -> None:
+        command = self._command(member, rank)
+        try:
+            member.process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                start_new_session=True,  # Ctrl-C is ours to hand on
+            )
+        except OSError as error:
+            member.last_lines, member.exit_code = [f"{command[0]}: {error.strerror}"], _SSH_FAILED
+            return
+        member.last_lines = []
+        if self._stopping:  # meanwhile
+            self._terminate(member)
+        assert member.process.stdout
+        assert member.process.stderr
+        member.send(_json_line({"env": self._env, "address": self._address_of(member)}))
+        await asyncio.gather(
+            self._relay(member, member.process.stdout, self._out),
+            self._relay(member, member.process.stderr, self._err),
+        )
+        member.exit_code = await member.process.wait()
+
+    def _command(self, member: Member, rank: int) -> list[str]:
+        least, most = self._errand.nnodes
+        node_rank = rank if least == most == len(self._members) else None
+        port = self._port if member.own_address else random.choice(_FORWARD_PORTS)
+        place = self._errand.rendezvous or f"{_LOOPBACK}:{port}"
+        words = command_lines.words_for(self._settings, self._errand, place, member.host, node_rank)
+        command = command_lines.remote_command(self._errand.folder, words)
+        if member.own_address:
+            return ["/bin/sh", "-c", command]
+        forward = ["-R", f"{_LOOPBACK}:{port}:{_LOOPBACK}:{self._port}"] if self._port else []
+        return [*shlex.split(self._settings["ssh"]), *forward, member.host.name, command]
+
+    def _address_of(self, member: Member) -> str:
+        """Of this machine, as the others see it; the others know their own from their ssh connection."""
+        if not member.own_address:
+            return ""
+        elsewhere = (each.host.bare for each in self._members if not each.own_address)
+        found = (reach.source_address(host, 22) for host in elsewhere)
+        return next((address for address in found if address), member.own_address)
+
+    def _tell_of_loss(self, member: Member) -> None:
+        """Where too few are left the world is never whole again: nobody else can come, so nobody waits."""
+        how = f"exit code {member.exit_code}"
+        if not member.answered:
+            failed = (
+                "ssh to it" if member.exit_code == _SSH_FAILED else f"the start of {self._errand.program}"
+            )
+            how = f"{failed} failed: {'; '.join(member.last_lines) or how}"
+        elif member.exit_code == _SSH_FAILED and not member.own_address:
+            how = "the connection to it was lost"
+        else:
+            how = f"its agent ended with {how}"
+        self._say(f"error: {member.host.name}: {how}")
+        left = sum(not each.over for each in self._members)
+        if left < self._errand.nnodes[0] and (self._port or not member.answered):
+            self._short_of_hosts = True
+            self._stop_all(signal.SIGTERM)
+
+    # --- signals -----------------------------------------------------------------------------------
+
+    def _signalled(self, signum: signal.Signals, ends_job: bool) -> None:
+        if not ends_job:
+            self._send_all(signum)
+            return
+        if self._stopping == 0:
+            self._stop_signal = signum
+            self._say(f"{signum.name}: stopping {len(self._members)} hosts (again to kill at once)")
+        self._stop_all(signum)
+
+    def _stop_all(self, signum: signal.Signals) -> None:
+        self._stopping += 1
+        self._send_all(signum)
+        for member in self._members:
+            if not member.answered or self._stopping > 2:
+                self._terminate(member)
+
+    def _terminate(self, member: Member) -> None:
+        if member.process:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(member.process.pid, signal.SIGTERM)
+
+    def _send_all(self, signum: signal.Signals) -> None:
+        for member in self._members:
+            member.send(f"{signum.name}\n")
+
+    # --- what people see ---------------------------------------------------------------------------
+
+    async def _relay(self, member: Member, stream: asyncio.StreamReader, terminal: Terminal) -> None:
+        said: dict[str, int] = {}
+        rest = b""
+        while chunk := await stream.read(_READ):
+            whole, newline, rest = (rest + chunk).rpartition(b"\n")
+            if len(rest) > _LONGEST_LINE:
+                whole, newline, rest = whole + newline + rest, b"\n", b""
+            if newline:
+                await self._show(member, whole + newline, terminal, said)
+        if rest:
+            await self._show(member, rest + b"\n", terminal, said)
+
+    async def _show(self, member: Member, text: bytes, terminal: Terminal, said: dict[str, int]) -> None:
+        lines = [line for line in text.splitlines(keepends=True) if self._is_for_people(member, line, said)]
+        while not terminal.is_idle and not terminal.is_gone:
+            await self._room[terminal].wait()
+        terminal.put(b"".join(lines), "")
+        self._flush(terminal)
+
+    def _is_for_people(self, member: Member, line: bytes, said: dict[str, int]) -> bool:
+        told = tether.heard(line)
+        if told is not None:
+            member.answered = member.answered or told.get("kind") == "hello"
+            if told.get("kind") == "ending":
+                member.ending = told
+            return False
+        if not member.answered:
+            member.last_lines = [*member.last_lines, line.decode(errors="replace").strip()][-_LAST_LINES:]
+            return False
+        return self._is_news(line, said)
+
+    def _is_news(self, line: bytes, said: dict[str, int]) -> bool:
+        """What every agent says in the same words is shown once: the n-th time only for the first that gets there."""
+        if not line.startswith(b"ddp-launch: "):
+            return True
+        text = line.decode(errors="replace")
+        said[text] = said.get(text, 0) + 1
+        if said[text] <= self._said.get(text, 0):
+            return False
+        self._said[text] = said[text]
+        return True
+
+    def _flush(self, terminal: Terminal) -> None:
+        terminal.flush()
+        loop = asyncio.get_running_loop()
+        if terminal.is_idle or terminal.is_gone:
+            self._room[terminal].set()
+            if terminal.fd >= 0:
+                loop.remove_writer(terminal.fd)
+        else:
+            self._room[terminal].clear()
+            loop.add_writer(terminal.fd, self._flush, terminal)
+
+    def _say(self, text: str) -> None:
+        self._err.say(f"ddp-launch: {text}")
+        self._flush(self._err)
+
+    def _finish(self) -> int:
+        """The job's own end where an agent saw it; else what went wrong first, in the order of the hosts."""
+        stopped = self._stop_signal and any(member.exit_code for member in self._members)
+        first = "agent" if stopped else "job"
+        told = sorted(
+            (each for each in self._members if each.ending), key=lambda each: each.ending["whose"] != first
+        )
+        if told and not self._short_of_hosts:
+            self._err.say(told[0].ending["text"])
+        for terminal in (self._out, self._err):
+            terminal.close(time.monotonic() + _CLOSE_S)
+        if stopped or self._short_of_hosts:
+            return 128 + self._stop_signal if stopped else 1
+        if told and told[0].ending["whose"] == "job":
+            return told[0].exit_code
+        return next((member.exit_code for member in self._members if member.answered and member.exit_code), 0)
+
+
+def run_fleet(
+    settings: Settings, words: tuple[str, ...], run_id: str, folder: str, environ: Mapping[str, str]
+) -> int:
+    """Raises `UsageError`."""
+    found = settings["hosts"] or _read_hostfile(settings.of("hostfile"))
+    if settings["hosts"] and settings["hostfile"]:
+        raise settings.of("hostfile").wrong(
+            f"contradicts {settings.of('hosts').quoted}", "keep one of the two"
+        )
+    env = command_lines.carried_environment(environ, settings["send_env"] or ())
+    if not settings["rendezvous"]:
+        env = {name: value for name, value in env.items() if not name.startswith("DDP_RENDEZVOUS_")}
+    color = "always" if settings["color"] == "auto" and os.isatty(2) else settings["color"]
+    errand = Errand(
+        program=_program(),
+        folder=folder,
+        run_id=run_id,
+        nnodes=command_lines.world_of(settings, found),
+        rendezvous=settings["rendezvous"] or "",
+        color=color,
+        words=words,
+    )
+
+    # Until they can be handed on: none may end this process with hosts half started.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _awaited(settings))
+
+    async def main() -> int:
+        return await Fleet(settings, found, errand, env).run()
+
+    return asyncio.run(main())
+
+
+def _awaited(settings: Settings) -> set[signal.Signals]:
+    signals = {signal.Signals(each) for each in settings["signals_to_handle"]}
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signals.discard(signal.SIGHUP)  # nohup: its user wants the job to survive the terminal
+    return {*signals, signal.SIGUSR1, signal.SIGUSR2}
+
+
+def _read_hostfile(setting: Setting) -> tuple[Host, ...]:
+    try:
+        with open(setting.value, encoding="utf-8") as file:
+            return read_hostfile(file.read())
+    except BadValue as bad:
+        raise setting.wrong(bad.problem) from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise setting.wrong(f"cannot be read ({reason})", "check the path and its rights") from None
+
+
+def _program() -> str:
+    """This very command; the other hosts have it in the same place."""
+    own = os.path.abspath(sys.argv[0])
+    if os.path.basename(own) == "ddp-launch" and os.access(own, os.X_OK):
+        return own
+    return os.path.join(os.path.dirname(sys.executable), "ddp-launch")
+
+
+def _json_line(content: dict[str, Any]) -> str:
+    return json.dumps(content) + "\n"
+
+
+async def _nothing() -> None:
+    pass

@@ -1,0 +1,1 @@
+"""The way into the rendezvous: where it is, whether it can be reached, what this node brings."""

@@ -1,0 +1,53 @@
+"""What this node brings to the rendezvous: the job's spec, and the node's own facts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rendezvous.types import JobSpec, NodeFacts
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from launcher.settings.spec import LaunchSpec
+
+_STOP_MARGIN_S = 15.0  # beyond the ranks' grace, for killing, reaping and the way of the answer
+_SCHEDULER_INDEXES = ("SLURM_NODEID", "JOB_COMPLETION_INDEX")
+
+
+def job_spec(spec: LaunchSpec, version: str) -> JobSpec:
+    return JobSpec(
+        job_id=spec.run_id,
+        min_nodes=spec.min_nodes,
+        max_nodes=spec.max_nodes,
+        entry_point=spec.entry.target,
+        nproc=spec.nproc_asked,
+        version=version,
+        budget=spec.budget,
+        crash_loop=spec.crash_loop,
+        join_timeout_s=spec.join_timeout_s,
+        last_call_s=spec.last_call_s,
+        replacement_timeout_s=spec.replacement_timeout_s,
+        shrink_after_s=spec.shrink_after_s,
+        stop_budget_s=spec.shutdown_timeout_s + _STOP_MARGIN_S,
+        spares=spec.spares,
+        scale_up=spec.scale_up,
+        rules=spec.rules,
+        stragglers=spec.stragglers,
+    )
+
+
+def node_facts(spec: LaunchSpec, host: str, address: str, environ: Mapping[str, str]) -> NodeFacts:
+    return NodeFacts(
+        host=host,
+        address=address,
+        nproc=spec.nproc,
+        role=spec.role,
+        node_rank=spec.node_rank,
+        scheduler_index=_scheduler_index(environ) if spec.max_nodes > 1 else None,
+    )
+
+
+def _scheduler_index(environ: Mapping[str, str]) -> int | None:
+    values = (environ.get(name, "") for name in _SCHEDULER_INDEXES)
+    return next((int(value) for value in values if value.isdigit()), None)

@@ -1,0 +1,380 @@
+"""The way of a rank's output: pipe -> pump thread -> the rank's file (raw) and the terminal (lines).
+
+One daemon thread per agent waits on every pipe at once and wakes for nothing else but a progress bar that
+is due or a request of the control thread. The control thread never writes to the terminal and never waits
+for it: `say`, `progress` and the end of a generation are requests, run by the pump between two chunks, so
+that its lines are whole too. Streams belong to the pump; what both threads use is under one lock.
+
+Files come first: a chunk is in its file before it is shown. A terminal that cannot follow loses lines and
+says so (`launcher.output.terminal`); a full disk loses bytes of the file, said once; the job goes on either way.
+
+    <directory>/generation_<g>/rank_<r>/{stdout,stderr}.log   raw bytes (beyond a limit: in *.log.1 before)
+    <directory>/generation_<g>/filtered_{stdout,stderr}.log   matching lines of all ranks that are shown
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from launcher.failure.crash_text import CUT, HEADER
+from launcher.output import lines
+from launcher.output.lines import Held, RankLabel
+from launcher.output.log_file import LogFile
+from launcher.output.terminal import Terminal, same_place
+from launcher.settings.spec import Streams
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from launcher.settings.spec import LogSpec
+
+__all__ = ["LogPump", "RankLabel"]
+
+# Large enough for a burst; the pipes of one user share 64 MiB before the kernel makes new ones small.
+PIPE_SIZE = 256 * 1024
+READ_SIZE = 64 * 1024
+TAIL_LIMIT = 64 * 1024
+_BEGINNING_LIMIT = 8 * 1024
+_HEADER, _CUT = HEADER.encode(), f"\n{CUT}\n".encode()
+NAMES = {Streams.OUT: "stdout", Streams.ERR: "stderr"}
+
+
+class _Stream:
+    """One pipe of one rank."""
+
+    def __init__(self, label: RankLabel, stream: Streams, fd: int, file: LogFile) -> None:
+        self.label = label
+        self.stream = stream
+        self.fd = fd
+        self.file = file
+        self.tail = bytearray()
+        self.beginning = b""  # of the last traceback that began before the tail does
+        self.held = Held()
+        self.terminal: Terminal | None = None  # None: goes to its file only
+        self.prefix = b""
+        self.painted = b""
+
+    def keep_tail(self, chunk: bytes) -> None:
+        self.tail += chunk[-TAIL_LIMIT:]
+        if len(self.tail) > 2 * TAIL_LIMIT:
+            self.beginning = self._last_beginning()
+            del self.tail[:-TAIL_LIMIT]
+
+    def last_words(self) -> bytes:
+        """The tail, and how the traceback began that the tail may be the end of: that says most about it.
+
+        Not across a carriage return: a progress bar ran since, and that traceback was survived.
+        """
+        tail = bytes(self.tail[-TAIL_LIMIT:])
+        beginning = self._last_beginning()
+        if not beginning or _HEADER in tail or b"\r" in tail:
+            return tail
+        return beginning + _CUT + tail.partition(b"\n")[2]
+
+    def _last_beginning(self) -> bytes:
+        before_tail = max(0, len(self.tail) - TAIL_LIMIT)
+        if self.stream is not Streams.ERR or not before_tail:
+            return self.beginning
+        at = self.tail.rfind(_HEADER, 0, before_tail + len(_HEADER) - 1)
+        return self.beginning if at < 0 else bytes(self.tail[at : at + _BEGINNING_LIMIT])
+
+
+class LogPump:
+    def __init__(
+        self,
+        log: LogSpec,
+        directory: str,
+        out_fd: int = 1,
+        err_fd: int = 2,
+        file_limit: int = 0,
+        eager: bool = False,
+    ) -> None:
+        self._log = log
+        self._directory = directory
+        self._file_limit = file_limit
+        self.received = 0  # bytes, from all ranks: whether they say anything
+        self._eager = eager  # one rank may be talking to a person: prompts are shown
+        self._err_fd = err_fd
+        self._err = Terminal(err_fd)
+        self._out = self._err if same_place(out_fd, err_fd) else Terminal(out_fd)
+        self._terminals = [self._err] if self._out is self._err else [self._out, self._err]
+        self._needles = {
+            Streams.OUT: lines.any_of(log.stdout_filters),
+            Streams.ERR: lines.any_of(log.stderr_filters),
+        }
+        self._filtered: dict[tuple[int, Streams], LogFile] = {}
+        self._streams: dict[int, _Stream] = {}  # by descriptor
+        self._bars: dict[int, _Stream] = {}  # those that show a progress bar
+        self._waited: dict[int, None] = {}  # descriptors of terminals that are behind
+        self._changed = threading.Condition()  # guards the four below, and every stream's tail
+        self._open_streams: dict[int, int] = {}  # by generation
+        self._latest: dict[tuple[int, int, Streams], _Stream] = {}
+        self._requests: deque[Callable[[], None]] = deque()
+        self._complained = False
+        self._deadline: float | None = None  # of close
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll = select.epoll()
+        self._epoll.register(self._wake, select.EPOLLIN)
+        self._thread = threading.Thread(target=self._run, name="logs", daemon=True)
+        self._thread.start()
+
+    # --- for the control thread -------------------------------------------------------------------
+
+    def open_rank(self, label: RankLabel) -> tuple[int, int]:
+        """The write ends of a rank's stdout and stderr; the caller closes its copies after the fork."""
+        with self._changed:
+            # Bounds pipes and memory: who outlives a generation by two more loses its reader.
+            outdated = [key for key in self._latest if key[0] < label.generation - 1]
+            for key in outdated:
+                del self._latest[key]
+        if outdated:
+            self._ask(lambda: self._retire(label.generation - 1))
+        return self._open_stream(label, Streams.OUT), self._open_stream(label, Streams.ERR)
+
+    def rank_directory(self, label: RankLabel) -> str:
+        return os.path.join(self._directory, f"generation_{label.generation}", f"rank_{label.rank}")
+
+    def stdout_tail(self, rank: int, generation: int) -> bytes:
+        return self._tail(rank, generation, Streams.OUT)
+
+    def stderr_tail(self, rank: int, generation: int) -> bytes:
+        return self._tail(rank, generation, Streams.ERR)
+
+    def drain(self, generation: int, timeout_s: float) -> bool:
+        """Waits until every pipe of the generation has ended and its lines were written.
+
+        False: not in time, as when a process that outlived its rank holds a pipe; the line that is
+        unfinished there is then shown as it is.
+        """
+
+        def is_drained() -> bool:
+            return not self._open_streams.get(generation) and all(t.is_idle for t in self._terminals)
+
+        with self._changed:
+            drained = self._changed.wait_for(is_drained, timeout_s)
+        if not drained:
+            self._ask(lambda: self._show_unfinished(generation))
+        return drained
+
+    def catch_up(self, rank: int, generation: int, timeout_s: float) -> bool:
+        """Takes what is in this rank's pipes now, so that the tails hold its last words."""
+        done = threading.Event()
+
+        def read_on() -> None:
+            for stream in list(self._streams.values()):
+                if (stream.label.rank, stream.label.generation) == (rank, generation):
+                    self._empty(stream)
+            done.set()
+
+        self._ask(read_on)
+        return done.wait(timeout_s)
+
+    def say(self, text: str) -> None:
+        """Lines of the launcher's own, on stderr."""
+        if self._thread.is_alive():
+            self._ask(lambda: self._err.say(text))
+            return
+        with contextlib.suppress(OSError):
+            os.write(self._err_fd, text.encode("utf-8", "replace").rstrip(b"\n") + b"\n")
+
+    def progress(self, text: str) -> None:
+        """The live line on the bottom row, if stderr is a terminal; "" takes it away."""
+        if self._err.is_tty:
+            self._ask(lambda: self._err.set_status(text))
+
+    def close(self, timeout_s: float) -> bool:
+        """Takes what is in the pipes now, shows it, and ends; what is not shown in time is dropped.
+
+        False: some lines were never shown, at any time, and are only in the log files.
+        """
+        with self._changed:
+            if self._deadline is None:
+                self._deadline = time.monotonic() + timeout_s
+                os.eventfd_write(self._wake, 1)
+        self._thread.join(timeout_s + 1.0)
+        return not self._thread.is_alive() and not any(t.missed_lines for t in self._terminals)
+
+    def _open_stream(self, label: RankLabel, stream: Streams) -> int:
+        path = os.path.join(self.rank_directory(label), f"{NAMES[stream]}.log")
+        prefix = lines.prefix_of(self._log.prefix, label)
+        source, sink = os.pipe()
+        os.set_blocking(source, False)
+        with contextlib.suppress(OSError):  # a smaller pipe does as well
+            fcntl.fcntl(source, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
+        new = _Stream(label, stream, source, LogFile(path, self._file_limit, self._complain))
+        if lines.is_shown(self._log, label.local_rank, stream):
+            new.terminal = self._out if stream is Streams.OUT else self._err
+            new.prefix = prefix.encode("utf-8", "replace")
+            paint = self._log.color == "always" or (self._log.color == "auto" and new.terminal.is_tty)
+            shown_prefix = lines.painted(prefix, label.rank) if paint else prefix
+            new.painted = shown_prefix.encode("utf-8", "replace")
+        with self._changed:
+            self._latest[label.generation, label.rank, stream] = new
+            self._open_streams[label.generation] = self._open_streams.get(label.generation, 0) + 1
+        self._streams[source] = new
+        self._epoll.register(source, select.EPOLLIN)
+        return sink
+
+    def _tail(self, rank: int, generation: int, stream: Streams) -> bytes:
+        with self._changed:
+            found = self._latest.get((generation, rank, stream))
+            return found.last_words() if found else b""
+
+    def _ask(self, request: Callable[[], None]) -> None:
+        with self._changed:
+            if self._wake < 0:
+                return
+            self._requests.append(request)
+            os.eventfd_write(self._wake, 1)
+
+    def _complain(self, text: str) -> None:
+        with self._changed:
+            if self._complained:
+                return
+            self._complained = True
+        self.say(f"ddp-launch: log file {text}; the job goes on")
+
+    # --- the pump thread --------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while self._deadline is None:
+            self._round(self._time_to_next_update())
+        while self._round(0) and time.monotonic() < self._deadline:
+            pass
+        for stream in list(self._streams.values()):
+            self._end(stream)
+        for terminal in self._terminals:
+            terminal.close(self._deadline)
+        with self._changed:
+            self._epoll.close()
+            os.close(self._wake)
+            self._wake = -1
+            self._changed.notify_all()
+
+    def _round(self, timeout_s: float | None) -> bool:
+        """One wait, and all that it brought. Whether any rank had written something."""
+        ready = self._epoll.poll(timeout_s)
+        now = time.monotonic()
+        had_output = False
+        for fd, _ in ready:
+            if fd == self._wake:
+                os.eventfd_read(fd)
+            elif stream := self._streams.get(fd):
+                had_output = True
+                self._read(stream, now)
+        self._show_due_updates(now)
+        self._run_requests()
+        for terminal in self._terminals:
+            terminal.flush()
+            self._watch(terminal)
+        with self._changed:
+            self._changed.notify_all()
+        return had_output
+
+    def _time_to_next_update(self) -> float | None:
+        due = [at for stream in self._bars.values() if (at := lines.due_at(stream.held)) is not None]
+        return max(0.0, min(due) - time.monotonic()) if due else None
+
+    def _run_requests(self) -> None:
+        with self._changed:
+            requests = list(self._requests)
+            self._requests.clear()
+        for request in requests:
+            request()
+
+    def _read(self, stream: _Stream, now: float) -> None:
+        try:
+            chunk = os.read(stream.fd, READ_SIZE)
+        except BlockingIOError:
+            return
+        if not chunk:
+            self._end(stream)
+            return
+        self.received += len(chunk)
+        stream.file.write(chunk)
+        with self._changed:
+            stream.keep_tail(chunk)
+        if stream.terminal:
+            stream.held, text = lines.feed(stream.held, chunk, now, self._eager and stream.terminal.is_tty)
+            self._show(stream, stream.terminal, text)
+            if lines.due_at(stream.held) is not None:
+                self._bars[stream.fd] = stream
+            else:
+                self._bars.pop(stream.fd, None)
+
+    def _empty(self, stream: _Stream) -> None:
+        """As much as the pipe can hold, and no more: its other end may still be written to."""
+        now = time.monotonic()
+        for _ in range(PIPE_SIZE // READ_SIZE + 1):
+            if stream.fd in self._streams:
+                self._read(stream, now)
+
+    def _show(self, stream: _Stream, terminal: Terminal, text: bytes) -> None:
+        if not text:
+            return
+        text = lines.presentable(text, terminal.is_tty)
+        terminal.put(lines.prefixed(text, stream.painted), stream.file.path)
+        if needle := self._needles[stream.stream]:
+            self._filtered_file(stream).write(lines.prefixed(lines.matching(text, needle), stream.prefix))
+
+    def _filtered_file(self, stream: _Stream) -> LogFile:
+        key = (stream.label.generation, stream.stream)
+        if key not in self._filtered:
+            name = f"filtered_{NAMES[stream.stream]}.log"
+            path = os.path.join(self._directory, f"generation_{key[0]}", name)
+            self._filtered[key] = LogFile(path, self._file_limit, self._complain)
+        return self._filtered[key]
+
+    def _show_due_updates(self, now: float) -> None:
+        for stream in list(self._bars.values()):
+            if stream.terminal:
+                stream.held, text = lines.update(stream.held, now)
+                self._show(stream, stream.terminal, text)
+            if lines.due_at(stream.held) is None:
+                del self._bars[stream.fd]
+
+    def _show_unfinished(self, generation: int) -> None:
+        for stream in list(self._streams.values()):
+            if stream.label.generation == generation and stream.terminal:
+                self._show(stream, stream.terminal, lines.finish(stream.held))
+                stream.held = Held(updated_at=stream.held.updated_at)
+
+    def _end(self, stream: _Stream) -> None:
+        del self._streams[stream.fd]
+        if stream.terminal:
+            self._show(stream, stream.terminal, lines.finish(stream.held))
+        self._bars.pop(stream.fd, None)
+        self._epoll.unregister(stream.fd)
+        os.close(stream.fd)
+        stream.file.close()
+        generation = stream.label.generation
+        with self._changed:
+            self._open_streams[generation] -= 1
+            if not self._open_streams[generation]:
+                del self._open_streams[generation]
+
+    def _retire(self, before: int) -> None:
+        for stream in list(self._streams.values()):
+            if stream.label.generation < before:
+                self._end(stream)
+        for key in [key for key in self._filtered if key[0] < before]:
+            self._filtered.pop(key).close()
+
+    def _watch(self, terminal: Terminal) -> None:
+        """Waits for the terminal while it is behind, and only then: an idle pump must not wake up."""
+        is_behind = not terminal.is_idle
+        if is_behind == (terminal.fd in self._waited):
+            return
+        if is_behind:
+            self._waited[terminal.fd] = None
+            self._epoll.register(terminal.fd, select.EPOLLOUT)
+        else:
+            del self._waited[terminal.fd]
+            self._epoll.unregister(terminal.fd)

@@ -1,0 +1,1 @@
+"""The processes of the ranks: who starts them, with which environment, on which CPUs and devices."""

@@ -1,0 +1,247 @@
+"""Reads what `launcher.ranks.affinity` decides on: the CPUs this process may use, and where the GPUs are.
+
+The kernel's sysfs tells all of it but one thing: in which order CUDA counts the GPUs. The driver library
+counts them by bus address. CUDA does so too with CUDA_DEVICE_ORDER=PCI_BUS_ID; without it, the fastest
+model comes first, which is the same order only when all are of one model.
+
+Containers and small virtual machines often hide parts of sysfs. What is missing is read as the simplest
+machine that fits: a core of its own, one cache per node, one socket, one node.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from launcher.ranks.affinity import BindingError, Cpu, Topology
+
+if TYPE_CHECKING:
+    import ctypes
+    from collections.abc import Iterable, Mapping, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class VisibleGpus:
+    addresses: tuple[str, ...] = ()  # on the PCI bus, as sysfs spells them, in the ranks' order
+    warning: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    address: str
+    uuids: tuple[str, ...] = ()  # its own, then those of the MIG instances it is split into
+    model: str = ""
+
+
+_NVML = "libnvidia-ml.so.1"
+_MIG_LIMIT = 8  # no GPU can be split further
+_TEXT_BYTES = 128  # more than NVML asks for any name, UUID or PCI record
+
+
+def read_topology(
+    root: str = "/sys", gpus: Sequence[str] = (), allowed: Iterable[int] | None = None
+) -> Topology:
+    """`gpus`: addresses as `visible_gpus` finds them. `allowed`: those of this process unless given."""
+    usable = sorted(os.sched_getaffinity(0) if allowed is None else allowed)
+    nodes = _node_of_cpus(root)
+    cpus = _read_cpus(f"{root}/devices/system/cpu", usable, nodes)
+    several = len(dict.fromkeys(nodes.values())) > 1
+    return Topology(cpus, tuple(_node_of_gpu(root, address, several) for address in gpus))
+
+
+def _read_cpus(folder: str, usable: list[int], nodes: dict[int, int]) -> tuple[Cpu, ...]:
+    """A core and a cache are read once, for all who share them: large machines have hundreds of CPUs."""
+    cores: dict[int, int] = {}
+    sockets: dict[int, int] = {}
+    caches: dict[int, int] = {}
+    for index in usable:
+        if index not in cores:
+            siblings = parse_cpu_list(_read(f"{folder}/cpu{index}/topology/thread_siblings_list")) or (index,)
+            socket = int(_read(f"{folder}/cpu{index}/topology/physical_package_id") or 0)
+            cores.update(dict.fromkeys(siblings, siblings[0]))
+            sockets.update(dict.fromkeys(siblings, socket))
+        if index not in caches:
+            sharers = _sharers_of_largest_cache(f"{folder}/cpu{index}/cache")
+            caches.update(dict.fromkeys(sharers, min(sharers, default=index)))
+    whole_node = {nodes.get(index, 0): index for index in reversed(usable)}
+    return tuple(
+        Cpu(index, cores[index], caches.get(index, whole_node[node]), node, sockets[index])
+        for index in usable
+        for node in (nodes.get(index, 0),)
+    )
+
+
+def _sharers_of_largest_cache(folder: str) -> tuple[int, ...]:
+    largest = 0
+    sharers: tuple[int, ...] = ()
+    for name in _names(folder, "index"):
+        level = int(_read(f"{folder}/{name}/level") or 0)
+        if level > largest and _read(f"{folder}/{name}/type") in ("Unified", "Data"):
+            largest, sharers = level, parse_cpu_list(_read(f"{folder}/{name}/shared_cpu_list"))
+    return sharers
+
+
+def _node_of_cpus(root: str) -> dict[int, int]:
+    folder = f"{root}/devices/system/node"
+    return {
+        cpu: int(name.removeprefix("node"))
+        for name in _names(folder, "node")
+        for cpu in parse_cpu_list(_read(f"{folder}/{name}/cpulist"))
+    }
+
+
+def _node_of_gpu(root: str, address: str, several_nodes: bool) -> int:
+    """-1 is firmware that does not say; torchrun and we take node 0 then."""
+    text = _read(f"{root}/bus/pci/devices/{address}/numa_node")
+    if not text and several_nodes:
+        raise BindingError(
+            f"GPU {address} has no known NUMA node",
+            f"{root}/bus/pci/devices/{address}/numa_node cannot be read",
+            "make it readable in this container or drop --numa-binding",
+        )
+    return max(int(text or 0), 0)
+
+
+def parse_cpu_list(text: str) -> tuple[int, ...]:
+    """ "0-2,7" in the kernel's notation."""
+    ranges = [part.partition("-") for part in text.split(",") if part.strip()]
+    return tuple(cpu for first, _, last in ranges for cpu in range(int(first), int(last or first) + 1))
+
+
+def _names(folder: str, prefix: str) -> list[str]:
+    try:
+        found = os.listdir(folder)
+    except OSError:
+        return []
+    return sorted(name for name in found if name.startswith(prefix) and name[len(prefix) :].isdecimal())
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def visible_gpus(environ: Mapping[str, str], root: str = "/sys", nvml: str = _NVML) -> VisibleGpus:
+    """The GPUs that a rank with this environment sees; none without a driver."""
+    if gpus := _ask_nvml(nvml):
+        return _nvidia_order(gpus, environ)
+    gpus = _amd_gpus(f"{root}/class/kfd/kfd/topology/nodes")
+    for variable in ("ROCR_VISIBLE_DEVICES", _hip_variable(environ)):
+        gpus = [gpus[index] for index in visible_indexes(environ.get(variable), gpus)]
+    return VisibleGpus(tuple(gpu.address for gpu in gpus))
+
+
+def _hip_variable(environ: Mapping[str, str]) -> str:
+    return "HIP_VISIBLE_DEVICES" if "HIP_VISIBLE_DEVICES" in environ else "CUDA_VISIBLE_DEVICES"
+
+
+def _nvidia_order(gpus: list[Gpu], environ: Mapping[str, str]) -> VisibleGpus:
+    chosen = visible_indexes(environ.get("CUDA_VISIBLE_DEVICES"), gpus)
+    warning = ""
+    if len({gpu.model for gpu in gpus}) > 1 and environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
+        warning = (
+            "--numa-binding: this machine has GPUs of several models, which CUDA counts fastest first and "
+            "the driver by bus; set CUDA_DEVICE_ORDER=PCI_BUS_ID so that ranks are bound beside their GPUs"
+        )
+    return VisibleGpus(tuple(gpus[index].address for index in chosen), warning)
+
+
+def visible_indexes(visible: str | None, gpus: Sequence[Gpu]) -> tuple[int, ...]:
+    """As CUDA reads the list: it ends at the first entry that names no device; a repeated one voids it.
+
+    Entries are either all numbers or all UUIDs of one kind, which may be cut short as long as they are clear.
+    """
+    if visible is None:
+        return tuple(range(len(gpus)))
+    entries = [entry.strip() for entry in visible.split(",")]
+    kind = next((kind for kind in ("GPU-", "MIG-") if entries[0].startswith(kind)), "")
+    chosen: list[int] = []
+    seen: list[str] = []
+    for entry in entries:
+        named = _named_by(entry, kind, gpus)
+        if len(named) != 1:
+            break
+        # Two MIG instances on one GPU are two devices; two ways to write one GPU are not.
+        seen.append(entry if kind == "MIG-" else str(named[0]))
+        chosen.append(named[0])
+    return tuple(chosen) if len(seen) == len(dict.fromkeys(seen)) else ()
+
+
+def _named_by(entry: str, kind: str, gpus: Sequence[Gpu]) -> tuple[int, ...]:
+    if not kind:
+        return (int(entry),) if entry.isdecimal() and int(entry) < len(gpus) else ()
+    if not entry.startswith(kind):
+        return ()
+    if entry.startswith("MIG-GPU-"):  # older drivers: MIG-<UUID of the GPU>/<instance>/<instance>
+        entry = entry.removeprefix("MIG-").partition("/")[0]
+    return tuple(index for index, gpu in enumerate(gpus) if any(uuid.startswith(entry) for uuid in gpu.uuids))
+
+
+def _amd_gpus(folder: str) -> list[Gpu]:
+    """In the kernel's order, which HIP keeps. Nodes that a container may not use cannot be read."""
+    gpus = []
+    for name in sorted(_names(folder, ""), key=int):
+        lines = [line.split() for line in _read(f"{folder}/{name}/properties").splitlines()]
+        told = {line[0]: int(line[1]) for line in lines if len(line) == 2 and line[1].isdecimal()}
+        if told.get("simd_count", 0) > 0:  # a node without is a CPU
+            # bus and slot; the bits above tell partitions of one GPU apart
+            bus, slot = told.get("location_id", 0) >> 8 & 0xFF, told.get("location_id", 0) >> 3 & 0x1F
+            uuid = f"GPU-{told.get('unique_id', 0):016x}"
+            gpus.append(Gpu(pci_address(told.get("domain", 0), bus, slot), (uuid,)))
+    return gpus
+
+
+def pci_address(domain: int, bus: int, slot: int) -> str:
+    return f"{domain:04x}:{bus:02x}:{slot:02x}.0"
+
+
+def _ask_nvml(library: str) -> list[Gpu]:
+    import ctypes  # late: only a job that binds to GPUs pays for it
+
+    try:
+        nvml = ctypes.CDLL(library)
+        if nvml.nvmlInit_v2() != 0:
+            return []
+    except OSError:  # no driver here
+        return []
+    try:
+        number = ctypes.c_uint(0)
+        nvml.nvmlDeviceGetCount_v2(ctypes.byref(number))
+        handles = [_handle(nvml.nvmlDeviceGetHandleByIndex_v2, index) for index in range(number.value)]
+        return [_describe(nvml, handle) for handle in handles if handle is not None]
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _describe(nvml: Any, gpu: ctypes.c_void_p) -> Gpu:
+    parts = [_handle(nvml.nvmlDeviceGetMigDeviceHandleByIndex, gpu, index) for index in range(_MIG_LIMIT)]
+    uuids = [_text(nvml.nvmlDeviceGetUUID, each) for each in (gpu, *parts) if each is not None]
+    return Gpu(_place(nvml.nvmlDeviceGetPciInfo_v3, gpu), tuple(uuids), _text(nvml.nvmlDeviceGetName, gpu))
+
+
+def _handle(call: Any, *of: Any) -> ctypes.c_void_p | None:
+    import ctypes
+
+    handle = ctypes.c_void_p()
+    return handle if call(*of, ctypes.byref(handle)) == 0 else None
+
+
+def _text(call: Any, device: ctypes.c_void_p) -> str:
+    import ctypes
+
+    buffer = ctypes.create_string_buffer(_TEXT_BYTES)
+    return buffer.value.decode() if call(device, buffer, _TEXT_BYTES) == 0 else ""
+
+
+def _place(call: Any, device: ctypes.c_void_p) -> str:
+    """nvmlPciInfo_t: 16 bytes of an older spelling, then domain, bus and slot, then more."""
+    import ctypes
+
+    buffer = ctypes.create_string_buffer(_TEXT_BYTES)
+    call(device, buffer)
+    return pci_address(*struct.unpack_from("16x3I", buffer))

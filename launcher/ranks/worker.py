@@ -1,0 +1,204 @@
+"""The ranks of this node: started through the zygote, and told of as facts when they end."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from launcher.exchange import RankEnded
+from launcher.failure.facts import OomWatch, read_error_record
+from launcher.failure.verdict import RankEnd, cause_of
+from launcher.health import page, stacks
+from launcher.health.pages import Pages
+from launcher.health.stack_text import known_better
+from launcher.output.lines import RankLabel
+from launcher.ranks.worker_env import RankPlace, rank_args, rank_env
+from launcher.ranks.zygote import SpawnOrder, rank_argv
+from launcher.settings.spec import EntryKind
+from launcher.template.wire import CANNOT_START
+from rendezvous.types import Cause, FailureClass
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from launcher.output.logs import LogPump
+    from launcher.ranks.zygote import Zygote
+    from launcher.settings.spec import LaunchSpec
+    from launcher.template.wire import Message
+    from rendezvous.rank_view import RankView
+    from rendezvous.types import Assignment, StoreAddress
+
+_CLOCK = "%Y-%m-%d %H:%M:%S"
+_LAST_WORDS_S = 0.05  # for what a failed rank wrote just before it ended to be read from its pipe
+
+
+@dataclass(frozen=True, slots=True)
+class _Started:
+    label: RankLabel
+    directory: str
+    pid: int = 0
+    at: float = 0.0  # on the monotonic clock
+
+
+class Workers:
+    def __init__(
+        self, spec: LaunchSpec, logs: LogPump, host: str, cpus: tuple[tuple[int, ...], ...], scratch: str
+    ) -> None:
+        self._spec = spec
+        self._scratch = scratch
+        self._logs = logs
+        self._host = host
+        self._cpus = cpus
+        self._oom = OomWatch()
+        self.pages = Pages(trace_collectives=spec.trace_collectives)
+        self.env_for_guards: Callable[[RankPlace], dict[str, str]] = lambda _place: {}
+        self._live: dict[int, _Started] = {}
+        self._stop_signal = 0
+        self._stopped_at_ns = 0
+
+    def start(self, zygote: Zygote, assignment: Assignment, store: StoreAddress) -> list[RankEnded]:
+        """Those that could not be started have ended."""
+        self._stop_signal = self._stopped_at_ns = 0
+        not_started: list[RankEnded] = []
+        for local_rank in range(assignment.nproc):
+            label = RankLabel(
+                self._host,
+                assignment.rank_offset + local_rank,
+                local_rank,
+                assignment.role,
+                assignment.generation,
+            )
+            place = RankPlace(assignment, local_rank, store, self._logs.rank_directory(label), self._scratch)
+            self._live[local_rank] = _Started(label, place.directory)
+            try:
+                fds = self._logs.open_rank(label)
+            except OSError as error:
+                not_started.append(self._lost(local_rank, _cannot_open(error)))
+                continue
+            zygote.spawn(self._order(place), fds)
+            for fd in fds:
+                os.close(fd)
+        return not_started
+
+    def _order(self, place: RankPlace) -> SpawnOrder:
+        entry = self._spec.entry
+        args = rank_args(entry.args, place.local_rank)
+        return SpawnOrder(
+            local_rank=place.local_rank,
+            generation=place.assignment.generation,
+            argv=rank_argv(entry, self._spec.python, args),
+            args=args if args != entry.args else None,
+            env=self._env(place),
+            cpus=self._cpus[place.local_rank] if self._cpus else (),
+            group=entry.kind is EntryKind.PROGRAM,
+            store_kept=place.store.kept,
+            is_python=entry.kind is not EntryKind.PROGRAM,
+        )
+
+    def _env(self, place: RankPlace) -> dict[str, str]:
+        page = self.pages.open(place.local_rank, place.rank)
+        return rank_env(self._spec, place, os.environ) | page | self.env_for_guards(place)
+
+    def folders(self) -> dict[int, str]:
+        """Of the logs of those that still run, by their global numbers."""
+        return {started.label.rank: started.directory for started in self._live.values()}
+
+    def local_rank_of(self, rank: int, generation: int) -> int | None:
+        """If it still runs."""
+        labels = (started.label for started in self._live.values())
+        return next(
+            (each.local_rank for each in labels if (each.rank, each.generation) == (rank, generation)), None
+        )
+
+    def pids(self) -> list[int]:
+        return [started.pid for started in self._live.values() if started.pid]
+
+    def ranks(self) -> list[int]:
+        """Those that still run, by their global numbers."""
+        return [started.label.rank for started in self._live.values()]
+
+    def note_started(self, message: Message) -> None:
+        started = self._live.get(message["rank"])
+        if started is not None and started.label.generation == message["generation"]:
+            self._live[message["rank"]] = replace(started, pid=message["pid"], at=time.monotonic())
+            self.pages.started(message["rank"], message["pid"])
+
+    async def with_stacks(self, cause: Cause) -> Cause:
+        """The cause, and where its rank stands; all that was found lies beside the rank's logs."""
+        started = self._live.get(cause.local_rank)
+        where = await stacks.stacks_of(started.pid) if started is not None and started.pid else "it has ended"
+        text = f"{where}\n\n{cause.traceback}" if cause.traceback else where
+        cause = replace(known_better(cause, where), traceback=text, at=time.strftime(_CLOCK))
+        return cause if started is None else _on_disk(started, cause)
+
+    def note_stop(self, signum: int) -> None:
+        self._stop_signal = signum
+        self._stopped_at_ns = self._stopped_at_ns or time.time_ns()
+
+    def ended(self, message: Message) -> RankEnded:
+        local_rank: int = message["rank"]
+        if message["obstacle"]:
+            return self._lost(local_rank, message["obstacle"], message["exit_code"])
+        started = self._live.pop(local_rank)
+        last = self.pages.ended(local_rank)
+        cause = None
+        if message["exit_code"] != 0:
+            cause = cause_of(self._end_of(started, message, last))
+        return RankEnded(message["generation"], local_rank, cause)
+
+    def lost_with_zygote(self, reason: str) -> list[RankEnded]:
+        """All at once, and none for a reason of its own."""
+        return [self._lost(local_rank, reason, 128 + signal.SIGKILL) for local_rank in list(self._live)]
+
+    def _lost(self, local_rank: int, reason: str, exit_code: int = CANNOT_START) -> RankEnded:
+        started = self._live.pop(local_rank)
+        cause = Cause(
+            node=self._host,
+            rank=started.label.rank,
+            local_rank=local_rank,
+            failure=FailureClass.SIGNAL if exit_code > 128 else FailureClass.EXIT_CODE,
+            reason=reason,
+            exit_code=exit_code,
+            at=time.strftime(_CLOCK),
+            log=os.path.join(started.directory, "stderr.log"),
+        )
+        return RankEnded(started.label.generation, local_rank, cause)
+
+    def _end_of(self, started: _Started, message: Message, last: RankView | None) -> RankEnd:
+        label = started.label
+        self._logs.catch_up(label.rank, label.generation, _LAST_WORDS_S)
+        killed = message["signal"] == signal.SIGKILL and self._stop_signal != signal.SIGKILL
+        return RankEnd(
+            node=self._host,
+            rank=label.rank,
+            local_rank=label.local_rank,
+            exit_code=message["exit_code"],
+            signal=message["signal"],
+            stopped_by_us=self._stop_signal,
+            stderr_tail=self._logs.stderr_tail(label.rank, label.generation).decode(errors="replace"),
+            error_record=read_error_record(os.path.join(started.directory, "error.json")),
+            oom_killed=self._oom.killed(message["pid"]) if killed else None,
+            ran_s=message["ran_s"],
+            at=time.strftime(_CLOCK),
+            log=os.path.join(started.directory, "stderr.log"),
+            stopped_at_ns=self._stopped_at_ns,
+            step=last.step or None if last else None,
+            place=page.in_words(last) if last else "",
+        )
+
+
+def _on_disk(started: _Started, cause: Cause) -> Cause:
+    log = os.path.join(started.directory, "stacks.txt")
+    with contextlib.suppress(OSError), open(log, "w") as file:  # a full disk must not hide the reason
+        file.write(f"{cause.reason}\n\n{cause.traceback}\n")
+    return replace(cause, log=log, ran_s=time.monotonic() - started.at)
+
+
+def _cannot_open(error: OSError) -> str:
+    hint = "; raise the limit on open files (ulimit -n)" if error.errno == errno.EMFILE else ""
+    return f"the rank's pipes cannot be made: {error.strerror}{hint}"

@@ -1,0 +1,93 @@
+"""An assignment, as the environment of one rank: torchrun's variables to the letter, and ours under DDP_*."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from launcher.settings.spec import LaunchSpec
+    from rendezvous.types import Assignment, StoreAddress
+
+
+_INTERFACE_OF = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlace:
+    assignment: Assignment
+    local_rank: int
+    store: StoreAddress
+    directory: str  # of this rank's logs
+    scratch: str = ""  # the node's, for as long as its agent lives
+
+    @property
+    def rank(self) -> int:
+        return self.assignment.rank_offset + self.local_rank
+
+
+def shared_env(spec: LaunchSpec, environ: Mapping[str, str], omp_threads: int = 0) -> dict[str, str]:
+    """What every rank of the node has in common: set before torch is loaded, since OpenMP reads it then."""
+    env = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")}
+    if "OMP_NUM_THREADS" not in environ and (omp_threads or spec.nproc > 1):
+        env["OMP_NUM_THREADS"] = str(omp_threads or 1)
+    if spec.interface:  # the ranks talk where the agents do
+        env |= {name: spec.interface for name in _INTERFACE_OF if name not in environ}
+    return env
+
+
+def request_file(scratch: str, generation: int) -> str:
+    """There while a checkpoint is asked for; see launcher/ranks/checkpoint.py."""
+    return f"{scratch}/checkpoint-{generation}"
+
+
+def rank_env(spec: LaunchSpec, place: RankPlace, environ: Mapping[str, str]) -> dict[str, str]:
+    a = place.assignment
+    env = {
+        "RANK": str(place.rank),
+        "LOCAL_RANK": "0" if spec.virtual_local_rank else str(place.local_rank),
+        "GROUP_RANK": str(a.node_rank),
+        "ROLE_RANK": str(a.role_rank_offset + place.local_rank),
+        "ROLE_NAME": a.role,
+        "LOCAL_WORLD_SIZE": str(a.nproc),
+        "WORLD_SIZE": str(a.world_size),
+        "GROUP_WORLD_SIZE": str(a.n_nodes),
+        "ROLE_WORLD_SIZE": str(a.role_world_size),
+        "MASTER_ADDR": place.store.host,
+        "MASTER_PORT": str(place.store.port),
+        "TORCHELASTIC_RESTART_COUNT": str(a.restart_count),
+        "TORCHELASTIC_MAX_RESTARTS": str(a.max_restarts),
+        "TORCHELASTIC_RUN_ID": spec.run_id,
+        "TORCHELASTIC_USE_AGENT_STORE": str(place.store.kept),
+        "TORCHELASTIC_ERROR_FILE": f"{place.directory}/error.json",
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": spec.signals_asked,
+        "DDP_JOB_ID": spec.run_id,
+        "DDP_GENERATION": str(a.generation),
+        "DDP_RANK_DIR": place.directory,
+        "DDP_RESTART_COUNT": str(a.restart_count),
+    }
+    if place.scratch:
+        env["DDP_SCRATCH"] = place.scratch
+        env["DDP_CHECKPOINT_REQUEST"] = request_file(place.scratch, a.generation)
+    if spec.virtual_local_rank:
+        env["CUDA_VISIBLE_DEVICES"] = _only_device(place.local_rank, environ.get("CUDA_VISIBLE_DEVICES"))
+    return env
+
+
+def _only_device(local_rank: int, visible: str | None) -> str:
+    """The rank's own device, picked from those that the agent may use."""
+    if visible is None:
+        return str(local_rank)
+    devices = visible.split(",")
+    return devices[local_rank] if local_rank < len(devices) else str(local_rank)
+
+
+def rank_args(args: tuple[str, ...], local_rank: int) -> tuple[str, ...]:
+    """torchrun replaces ${local_rank} in the script's arguments, and $$ with $."""
+    if not any("$" in arg for arg in args):
+        return args
+    from string import Template
+
+    return tuple(Template(arg).safe_substitute(local_rank=local_rank) for arg in args)

@@ -1,0 +1,171 @@
+"""The agent's end of the zygote: starts the process, gives it orders, decodes what it reports."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from launcher.settings.spec import EntryKind
+from launcher.template import wire
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from launcher.settings.spec import EntryPoint, LaunchSpec
+
+_TEMPLATE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "template")
+_RUN_PATH = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+
+# Read once, when torch is imported; a script that sets one of them itself must be the one to import torch.
+_READ_AT_IMPORT: tuple[str, ...] = ("OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "GOTO_", "BLIS_", "VECLIB_")
+_READ_AT_IMPORT += ("TORCH_LOGS", "TORCH_CPP_LOG_LEVEL", "TORCH_SHOW_CPP_STACKTRACES", "MALLOC_", "JEMALLOC_")
+_MEASURED_BY_COVERAGE = ("COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG")
+
+
+def rank_argv(entry: EntryPoint, python: str, args: tuple[str, ...]) -> list[str]:
+    """What a rank's command line is, whether executed or forked warm."""
+    match entry.kind:
+        case EntryKind.PROGRAM:
+            return [entry.target, *args]
+        case EntryKind.MODULE:
+            return [python, "-u", "-m", entry.target, *args]
+        case EntryKind.RUN_PATH:
+            return [python, "-u", "-c", _RUN_PATH, entry.target, *args]
+        case EntryKind.SCRIPT:
+            return [python, "-u", entry.target, *args]
+
+
+def obstacle_to_warm_start(spec: LaunchSpec, environ: Mapping[str, str]) -> str:
+    """Why ranks cannot be forked from a process that has imported torch; "" when they can."""
+    if spec.entry.kind is EntryKind.PROGRAM:
+        return "not a Python program"
+    if spec.python and spec.python != sys.executable:
+        return f"the ranks' interpreter is {spec.python}, not the launcher's own"
+    for name in _MEASURED_BY_COVERAGE:
+        if name in environ:
+            return f"{name} is set: coverage must start inside each rank"
+    variable = _sets_before_import(spec.entry)
+    return f"the script mentions {variable}, which counts only before torch is imported" if variable else ""
+
+
+def _sets_before_import(entry: EntryPoint) -> str:
+    if entry.kind not in (EntryKind.SCRIPT, EntryKind.RUN_PATH):
+        return ""
+    try:
+        with open(entry.target, "rb") as file:
+            source = file.read(1 << 20).decode(errors="replace")
+    except OSError:
+        return ""
+    if "environ" not in source and "putenv" not in source:
+        return ""
+    words = (word for word in _READ_AT_IMPORT if f'"{word}' in source or f"'{word}" in source)
+    return next((f"{word}*" if word.endswith("_") else word for word in words), "")
+
+
+@dataclass(frozen=True, slots=True)
+class SpawnOrder:
+    local_rank: int
+    generation: int
+    argv: list[str]
+    args: tuple[str, ...] | None  # where they differ from the command line that all ranks share
+    env: dict[str, str]
+    cpus: tuple[int, ...]
+    group: bool
+    store_kept: bool
+    is_python: bool = True  # rather than a program of any kind
+
+
+class Zygote:
+    def __init__(self, pid: int, control: socket.socket, warm: bool) -> None:
+        self.pid = pid
+        self.warm = warm
+        self._control = control
+        self._decoder = wire.Decoder()
+
+    @classmethod
+    def start(
+        cls,
+        spec: LaunchSpec,
+        env: dict[str, str],
+        cgroup: str,
+        scratch: str,
+        warm: bool,
+        signal_mask: Iterable[int] = (),
+    ) -> Zygote:
+        ours, theirs = socket.socketpair()
+        config = {"fd": theirs.fileno(), "cgroup": cgroup, "scratch": scratch, "agent": os.getpid()}
+        if warm:
+            argv = rank_argv(spec.entry, sys.executable, spec.entry.args)
+            config |= {"path0": _path0(spec.entry), "pythonpath": env.get("PYTHONPATH")}
+            hook = os.path.join(_TEMPLATE, "hook")
+            paths = (hook, env["PYTHONPATH"]) if "PYTHONPATH" in env else (hook,)
+            env = env | {"PYTHONPATH": os.pathsep.join(paths), "_DDP_LAUNCH_ZYGOTE": json.dumps(config)}
+        else:
+            argv = [sys.executable, "-I", "-S", os.path.join(_TEMPLATE, "plain.py"), json.dumps(config)]
+        os.set_inheritable(theirs.fileno(), True)
+        try:
+            pid = os.posix_spawn(sys.executable, argv, env, setsid=True, setsigmask=signal_mask)
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        return cls(pid, ours, warm)
+
+    def fileno(self) -> int:
+        return self._control.fileno()
+
+    def read(self) -> list[wire.Message] | None:
+        """What the zygote reported since the last call; None once it is gone."""
+        try:
+            data = self._control.recv(1 << 16)
+        except OSError:
+            return None
+        return self._decoder.feed(data) if data else None
+
+    def spawn(self, order: SpawnOrder, fds: tuple[int, int]) -> None:
+        message = {
+            "order": "spawn",
+            "rank": order.local_rank,
+            "generation": order.generation,
+            "argv": order.argv,
+            "args": order.args,
+            "env": order.env,
+            "cpus": order.cpus,
+            "group": order.group,
+            "store_kept": order.store_kept,
+            "is_python": order.is_python,
+        }
+        self._send(message, fds)
+
+    def keep(self, generation: int, host: str, port: int) -> None:
+        self._send({"order": "keep", "generation": generation, "host": host, "port": port})
+
+    def signal(self, signum: int, ranks: Iterable[int] | None = None) -> None:
+        wanted = None if ranks is None else list(ranks)
+        self._send({"order": "signal", "signal": signum, "ranks": wanted})
+
+    def sweep(self, generation: int) -> None:
+        self._send({"order": "sweep", "generation": generation})
+
+    def close(self) -> None:
+        """Ends the zygote, which ends everything below it first."""
+        self._control.close()
+
+    def _send(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
+        try:
+            wire.send(self._control, message, fds)
+        except OSError:
+            pass  # it is gone: the reader sees the end of the stream and starts another
+
+
+def _path0(entry: EntryPoint) -> str:
+    """What the interpreter will put first on sys.path."""
+    if entry.kind is EntryKind.SCRIPT:
+        target = os.path.realpath(entry.target)
+        return target if os.path.isdir(target) else os.path.dirname(target)
+    return os.getcwd()

@@ -1,0 +1,280 @@
+"""Settings to `LaunchSpec`: what torchrun's options mean here, and which combinations cannot be meant.
+
+Pure. What only the machine can tell (devices, clock, scheduler) comes in as `Surroundings`. Every
+option that was given and leads to nothing adds exactly one warning.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from launcher.settings.arguments import UsageError
+from launcher.settings.options import OPTIONS
+from launcher.settings.spec import EntryKind, EntryPoint, LaunchSpec, LogSpec
+from launcher.settings.values import BadValue, join_endpoint, nearest, positive_duration
+from rendezvous.types import ScaleUp
+
+if TYPE_CHECKING:
+    from launcher.settings.config import Settings
+
+_USER_SIGNALS = (int(signal.SIGUSR1), int(signal.SIGUSR2))
+_CONF_TIMES = {"join_timeout": "join_timeout", "timeout": "join_timeout", "last_call_timeout": "last_call"}
+_TORCH_CONF = (
+    "close_timeout",
+    "heartbeat_timeout",
+    "keep_alive_interval",
+    "keep_alive_max_attempt",
+    "read_timeout",
+    "is_host",
+    "store_type",
+)
+_OUR_BACKENDS = ("static", "ddp")
+_MASTER_PORT = 29500  # torchrun's, when only --master-addr is given
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    nproc: int
+    python: str
+    stamp: str  # date, time and a few random letters: makes a run id unique
+    scheduler_job: str = ""  # the same on every machine of the job
+
+
+@dataclass(slots=True)
+class Assembly:
+    """Settings on their way to a spec, and the warnings found on the way."""
+
+    settings: Settings
+    warnings: list[str]
+
+    def warn(self, dest: str, why: str) -> None:
+        self.warnings.append(f"{self.settings.of(dest).quoted}: {why}")
+
+
+def entry_point(settings: Settings, words: tuple[str, ...]) -> EntryPoint:
+    if not words:
+        raise UsageError("no script; write ddp-launch [options] script.py [args ...], see ddp-launch --help")
+    target, args = words[0], words[1:]
+    if settings["run_path"]:  # as in torchrun it comes before the other two
+        return EntryPoint(EntryKind.RUN_PATH, target, args)
+    if settings["no_python"] and settings["module"]:
+        raise settings.of("no_python").wrong(
+            f"contradicts {settings.of('module').quoted}", "a module needs python; keep one of the two"
+        )
+    if settings["no_python"]:
+        return EntryPoint(EntryKind.PROGRAM, target, args)
+    return EntryPoint(EntryKind.MODULE if settings["module"] else EntryKind.SCRIPT, target, args)
+
+
+def assemble(settings: Settings, entry: EntryPoint, here: Surroundings) -> tuple[LaunchSpec, list[str]]:
+    work = Assembly(settings, [])
+    _warn_of_what_has_no_effect(work)
+    min_nodes, max_nodes = _nodes(work)
+    rendezvous = _rendezvous(work, max_nodes)
+    join_timeout_s, last_call_s = _times(work)
+    ends_job: tuple[int, ...] = settings["signals_to_handle"]
+    before_it_goes, if_watched = _checkpoint_signals(settings)
+    forwarded = tuple(each for each in _USER_SIGNALS if each not in ends_job)
+    spec = LaunchSpec(
+        entry=entry,
+        run_id=run_id(settings, entry, max_nodes, here),
+        nproc=here.nproc,
+        nproc_asked=settings["nproc_per_node"],
+        min_nodes=min_nodes,
+        max_nodes=max_nodes,
+        node_rank=_node_rank(work, max_nodes),
+        role=settings["role"],
+        rendezvous=rendezvous,
+        local_addr=settings["local_addr"] or "",
+        interface=settings["interface"] or "",
+        master_addr=settings["master_addr"] or "",
+        master_port=(settings["master_port"] or 0) if max_nodes == 1 else 0,
+        budget=settings["max_restarts"],
+        crash_loop=settings["crash_loop"],
+        rules=settings["failure_policy"] or (),
+        scale_up=ScaleUp(settings["scale_up"]),
+        spares=settings["spares"],
+        join_timeout_s=join_timeout_s,
+        last_call_s=last_call_s,
+        replacement_timeout_s=settings["replacement_timeout"],
+        shrink_after_s=_shrink_after_s(settings),
+        isolation_timeout_s=settings["isolation_timeout"],
+        hang=settings["hang_timeout"],
+        shutdown_timeout_s=settings["shutdown_timeout"],
+        signals=ends_job,
+        forwarded_signals=tuple(each for each in forwarded if if_watched or each not in before_it_goes),
+        checkpoint_signals=before_it_goes,
+        checkpoint_if_watched=if_watched,
+        checkpoint_grace_s=settings["checkpoint_grace"],
+        signals_asked=settings.of("signals_to_handle").text or "",
+        warm_start=settings["warm_start"],
+        preflight=settings["preflight"],
+        preflight_paths=settings["preflight_paths"] or (),
+        stragglers=settings["stragglers"],
+        health_address=settings["health_port"],
+        trace_collectives=settings["trace_collectives"] == "on",
+        python=here.python,
+        numa_binding=settings["numa_binding"] or "",
+        cpu_affinity=_cpu_affinity(work),
+        virtual_local_rank=settings["virtual_local_rank"],
+        log=_log(settings),
+        progress=settings["progress"],
+    )
+    return spec, work.warnings
+
+
+def _shrink_after_s(settings: Settings) -> float:
+    """Who asked for a wait has a replacement coming; who did not is better served by going on at once."""
+    asked = settings.of("replacement_timeout")
+    return float(asked.value) if asked.given else 0.0
+
+
+def _checkpoint_signals(settings: Settings) -> tuple[tuple[int, ...], bool]:
+    """Unless they were named: what schedulers send, if the ranks are known to look for requests."""
+    asked: tuple[int, ...] | None = settings["checkpoint_signal"]
+    if asked is not None:
+        return asked, False
+    stopping = (int(signal.SIGTERM),) if signal.SIGTERM in settings["signals_to_handle"] else ()
+    return (*stopping, int(signal.SIGUSR1)), True
+
+
+def _log(settings: Settings) -> LogSpec:
+    return LogSpec(
+        directory=settings["log_dir"] or "",
+        redirects=settings["redirects"],
+        tee=settings["tee"],
+        local_ranks_filter=settings["local_ranks_filter"] or (),
+        stdout_filters=settings["duplicate_stdout_filters"] or (),
+        stderr_filters=settings["duplicate_stderr_filters"] or (),
+        prefix=settings["log_prefix"],
+        color=settings["color"],
+    )
+
+
+def _warn_of_what_has_no_effect(work: Assembly) -> None:
+    settings = work.settings
+    for option in OPTIONS:
+        setting = settings.of(option.dest)
+        if option.without_effect and setting.given and setting.value not in _OUR_BACKENDS:
+            work.warn(option.dest, f"{option.without_effect}; ignored")
+    if settings["run_path"]:
+        for dest in ("module", "no_python"):
+            if settings[dest]:
+                work.warn(dest, f"{settings.of('run_path').quoted} comes first; ignored")
+
+
+def _nodes(work: Assembly) -> tuple[int, int]:
+    least, most = work.settings["nnodes"]
+    if not work.settings["standalone"] or most == 1:
+        return least, most
+    if least > 1:
+        raise work.settings.of("nnodes").wrong(
+            f"contradicts {work.settings.of('standalone').quoted}, which is for one machine",
+            "keep one of the two",
+        )
+    work.warn("nnodes", f"{work.settings.of('standalone').quoted} is for one machine; taken as 1")
+    return 1, 1
+
+
+def _node_rank(work: Assembly, max_nodes: int) -> int | None:
+    rank: int | None = work.settings["node_rank"]
+    if rank is not None and rank >= max_nodes:
+        last = max_nodes - 1
+        ranks = f"node ranks are 0 to {last}" if last else "its node rank is 0"
+        raise work.settings.of("node_rank").wrong(f"out of range: with --nnodes {max_nodes}, {ranks}")
+    return rank
+
+
+def _rendezvous(work: Assembly, max_nodes: int) -> str:
+    """Where the machines meet: --rendezvous, else torchrun's endpoint, else node rank 0's address."""
+    settings = work.settings
+    ours: str | None = settings["rendezvous"]
+    if settings["standalone"]:
+        for dest in ("rendezvous", "rdzv_endpoint", "rdzv_id"):
+            if settings.of(dest).given:
+                work.warn(dest, f"{settings.of('standalone').quoted} comes first; ignored")
+        return ""
+    endpoint = _torch_endpoint(work, max_nodes, ours)
+    if max_nodes == 1 or ours or endpoint:
+        return ours or endpoint
+    if settings.of("master_addr").given:
+        return join_endpoint(settings["master_addr"], settings["master_port"] or _MASTER_PORT)
+    if settings.of("master_port").given:
+        work.warn("master_port", "says nothing without --master-addr; ignored")
+    return ""
+
+
+def _torch_endpoint(work: Assembly, max_nodes: int, ours: str | None) -> str:
+    settings = work.settings
+    endpoint: str = settings["rdzv_endpoint"] or ""
+    if not endpoint:
+        return ""
+    if ours:
+        work.warn("rdzv_endpoint", f"{settings.of('rendezvous').quoted} comes first; ignored")
+    elif max_nodes == 1:
+        work.warn("rdzv_endpoint", "one machine needs no endpoint; ignored")
+    elif (settings["rdzv_backend"] or "").startswith("etcd"):
+        work.warn("rdzv_endpoint", "an etcd server is not a rendezvous; ignored, see --rendezvous")
+    elif endpoint.endswith(":0"):
+        raise settings.of("rdzv_endpoint").wrong(
+            "port 0 cannot be found by the other machines",
+            "name a free port, e.g. --rdzv-endpoint node0:29400",
+        )
+    else:
+        return endpoint
+    return ""
+
+
+def _times(work: Assembly) -> tuple[float, float]:
+    """--join-timeout and --last-call; where they were not given, what --rdzv-conf says."""
+    settings = work.settings
+    conf: dict[str, str] = settings["rdzv_conf"] or {}
+    unused = [key for key in conf if key not in _CONF_TIMES or settings.of(_CONF_TIMES[key]).given]
+    if unused:
+        close = nearest(unused[0], [key for key in _CONF_TIMES if key != unused[0]])
+        typo = close is not None and unused[0] not in (*_CONF_TIMES, *_TORCH_CONF)
+        work.warn(
+            "rdzv_conf",
+            f"{', '.join(unused)}: no effect; " + (f"did you mean {close}?" if typo else "ignored"),
+        )
+    join_key = "join_timeout" if "join_timeout" in conf else "timeout"
+    return (
+        _time(settings, "join_timeout", join_key, conf.get(join_key)),
+        _time(settings, "last_call", "last_call_timeout", conf.get("last_call_timeout")),
+    )
+
+
+def _time(settings: Settings, dest: str, key: str, text: str | None) -> float:
+    own: float = settings[dest]
+    if text is None or settings.of(dest).given:
+        return own
+    try:
+        return positive_duration(text)
+    except BadValue as bad:
+        raise settings.of("rdzv_conf").wrong(f"{key}: {bad.problem}", f"write e.g. {key}=30") from None
+
+
+def _cpu_affinity(work: Assembly) -> bool:
+    settings = work.settings
+    if settings["cpu_affinity"] and settings["numa_binding"]:
+        raise settings.of("cpu_affinity").wrong(
+            f"contradicts {settings.of('numa_binding').quoted}; both bind ranks to CPUs",
+            "keep one of the two",
+        )
+    return bool(settings["cpu_affinity"])
+
+
+def run_id(settings: Settings, entry: EntryPoint, max_nodes: int, here: Surroundings) -> str:
+    """Unique on one machine; among several, something that each of them finds by itself."""
+    asked: str | None = settings["rdzv_id"]
+    if asked and not settings["standalone"]:
+        return asked
+    name = entry.target.rstrip("/").rpartition("/")[2]
+    name = name if entry.kind is EntryKind.MODULE else name.partition(".")[0]
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.")[:60] or "job"
+    if max_nodes == 1:
+        return f"{name}-{here.stamp}"
+    return f"{name}-{here.scheduler_job}" if here.scheduler_job else name

@@ -1,0 +1,72 @@
+"""What can be said of one option of `ddp-launch`; the table of them all is launcher/settings/options.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any
+
+from launcher.settings import values
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Reach(IntEnum):
+    """Where an option may be given."""
+
+    FLAG = 0
+    ENVIRONMENT = 1
+    FILE = 2  # and everywhere before
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    flag: str
+    help: str
+    parse: Callable[[str], Any] = values.text
+    metavar: str = ""  # "": a switch
+    default: str | None = None
+    short: str = ""
+    negatable: bool = False  # a switch with a --no- twin
+    torchrun: bool = False
+    pet: bool = False  # torchrun reads PET_<DEST>
+    foreign: tuple[str, Callable[[str], str]] | None = None  # one more variable, and its text in our form
+    without_effect: str = ""  # accepted for torchrun's sake; why nothing comes of it
+    reach: Reach = Reach.FILE
+
+    @property
+    def dest(self) -> str:
+        return self.flag[2:].replace("-", "_")
+
+    @property
+    def is_switch(self) -> bool:
+        return not self.metavar
+
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        return (self.flag, "--no-" + self.flag[2:]) if self.negatable else (self.flag,)
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """In order of precedence."""
+        ours = (f"DDP_LAUNCH_{self.dest.upper()}",) if self.reach >= Reach.ENVIRONMENT else ()
+        return (*ours, f"PET_{self.dest.upper()}") if self.pet else ours
+
+
+def ours(flag: str, metavar: str, default: str | None, parse: Callable[[str], Any], text: str) -> Option:
+    return Option(flag, text, parse, metavar, default)
+
+
+def torch(
+    flag: str, metavar: str, default: str | None, parse: Callable[[str], Any], text: str, **more: Any
+) -> Option:
+    return Option(flag, text, parse, metavar, default, torchrun=True, **{"pet": True, **more})
+
+
+def switch(flag: str, text: str, **more: Any) -> Option:
+    return Option(flag, text, values.switch, **{"default": "0", **more})
+
+
+def torch_switch(flag: str, text: str, **more: Any) -> Option:
+    return switch(flag, text, torchrun=True, pet=True, **more)

@@ -1,0 +1,98 @@
+"""The texts of `--help` and `--print-config`, made from the table of options."""
+
+from __future__ import annotations
+
+from textwrap import fill, wrap
+from typing import TYPE_CHECKING
+
+from launcher.settings.options import GROUPS, OPTIONS
+from launcher.settings.values import shown
+
+if TYPE_CHECKING:
+    from launcher.settings.config import Settings
+    from launcher.settings.option import Option
+
+_COLUMN = 30
+_USAGE = """\
+usage: ddp-launch [options] script.py [args ...]
+       ddp-launch [options] -m module [args ...]
+       ddp-launch [options] --no-python program [args ...]
+       ddp-launch doctor [--json] [options]
+
+Starts one data-parallel PyTorch job on this machine, or this machine's part of it, watches its ranks
+and heals it. Options end at the script; what follows it is the script's own. Without options, all
+devices of this machine train. `doctor` starts nothing: it looks whether this machine is fit for a job,
+alone or, with --nnodes, together with the others.
+"""
+_SOURCES = (
+    "An option may also come from a variable DDP_LAUNCH_<OPTION> (DDP_LAUNCH_MAX_RESTARTS=3; 1 or 0 for a "
+    "switch), from torchrun's PET_<OPTION> where torchrun has one, or from the file of --config "
+    '(max-restarts = "5/1h"; script = "train.py" and args = ["--lr", "0.1"] too). A flag wins over a '
+    "variable, a variable over the file, the file over the default. An empty variable counts as unset. "
+    "PYTHON_EXEC names the interpreter of the ranks. TIME is in seconds, or has a unit: 500ms, 30s, 5m, 1h."
+)
+_EXIT_CODES = (
+    ("0", "every rank succeeded"),
+    ("N", "the first rank to fail ended with N; 128+S when signal S ended it"),
+    ("2", "the command line, a variable or the file is wrong; nothing was started"),
+    ("124", "its ranks stood still, and restarts were used up (--hang-timeout)"),
+    ("71", "this machine cannot run a rank (a limit on processes or open files, a failed pre-flight check)"),
+    ("75", "try again later: the rendezvous service cannot be reached"),
+    ("77", "the rendezvous service refused this machine"),
+    ("78", "the machines of the job disagree about it, or the configuration cannot work"),
+)
+
+
+def help_text(width: int = 100) -> str:
+    lines = [_USAGE]
+    for title, options in GROUPS:
+        lines.append(f"{title}:")
+        for option in options:
+            lines += _row(_names(option), _about(option), width)
+        lines.append("")
+    lines += ["Where options come from:", _paragraph(_SOURCES, width)]
+    lines += ["", "Exit codes:"]
+    for code, meaning in _EXIT_CODES:
+        lines += _row(code, meaning, width, column=8)
+    return "\n".join(lines)
+
+
+def _paragraph(text: str, width: int) -> str:
+    return fill(text, width, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+
+
+def _names(option: Option) -> str:
+    short = f"{option.short}, " if option.short else ""
+    name = f"--[no-]{option.flag[2:]}" if option.negatable else option.flag
+    return short + name + (f" {option.metavar}" if option.metavar else "")
+
+
+def _about(option: Option) -> str:
+    if option.is_switch:
+        return option.help + (" (default: on)" if option.default == "1" else "")
+    return option.help if option.default is None else f"{option.help} (default: {option.default.rstrip()})"
+
+
+def _row(left: str, right: str, width: int, column: int = _COLUMN) -> list[str]:
+    lines = wrap(right, max(width - column, 30), break_on_hyphens=False)
+    if len(left) + 4 > column:
+        return [f"  {left}", *(" " * column + line for line in lines)]
+    return [f"  {left}".ljust(column) + lines[0], *(" " * column + line for line in lines[1:])]
+
+
+def print_config_text(settings: Settings, words: tuple[str, ...], words_from: str) -> str:
+    """One aligned line per option: name, value, where from."""
+    rows = [(option.flag[2:], *_value(settings, option)) for option in OPTIONS if option.reach]
+    if words:
+        rows.append(("script", shown(words[0]), words_from))
+        rows.append(("args", " ".join(shown(word) for word in words[1:]) or "-", words_from))
+    names, values = max(len(row[0]) for row in rows), max(len(row[1]) for row in rows)
+    return "\n".join(f"{row[0]:{names}}  {row[1]:{values}}  {row[2]}".rstrip() for row in rows)
+
+
+def _value(settings: Settings, option: Option) -> tuple[str, str]:
+    setting = settings.of(option.dest)
+    if setting.text is None:
+        return "-", "default"
+    text = ("off", "on")[setting.value] if option.is_switch else shown(setting.text)
+    return text, setting.origin.place

@@ -1,0 +1,397 @@
+"""Text to value: every option's text, wherever it came from, becomes its value here.
+
+A parser returns the value or raises `BadValue`, which says what is wrong and how it is written right.
+It does not know whether the text came from a flag, a variable or a file: whoever called it adds that,
+and quotes the example in the same form (`--nnodes 1:3`, `DDP_LAUNCH_NNODES=1:3`).
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import signal
+from typing import TYPE_CHECKING
+
+from launcher.settings.spec import StreamChoice, Streams
+from rendezvous.types import CrashLoop, FailureClass, PolicyAction, PolicyRule, RestartBudget
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+MAX_NODES = 100_000
+MAX_RANKS_PER_NODE = 4096
+MAX_COUNT = 1_000_000
+MAX_DURATION_S = 10 * 365 * 86400.0
+RENDEZVOUS_PORT = 29400
+PREFIX_FIELDS = ("node", "rank", "local_rank", "role", "generation")
+_SHOWN = 80  # a longer value is cut where it is quoted in a message
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_TRUE, _FALSE = ("true", "yes", "on"), ("false", "no", "off", "")
+
+
+class BadValue(Exception):
+    def __init__(self, problem: str, form: str = "", example: str = "") -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.form = form
+        self.example = example
+
+
+def shown(text: str) -> str:
+    """As it may stand in a message: one line, printable, not endless."""
+    if len(text) > _SHOWN:
+        text = text[: _SHOWN - 1] + "…"
+    if not text.isprintable():
+        return ascii(text)
+    return repr(text) if not text or " " in text else text
+
+
+def switch(text: str) -> bool:
+    """On or off as PET_X=1 and PET_X=0 say it, and in words."""
+    word = text.strip().lower()
+    if word in _TRUE or word in _FALSE:
+        return word in _TRUE
+    try:
+        return bool(int(word))
+    except ValueError:
+        raise BadValue("neither on nor off", "1 or 0", "1") from None
+
+
+def text(value: str) -> str:
+    if not value.strip():
+        raise BadValue("empty; give a value, or leave it out")
+    _encodable(value)
+    return value
+
+
+def command(value: str) -> str:
+    """Words as for a shell."""
+    text(value)
+    try:
+        shlex.split(value)
+    except ValueError:
+        raise BadValue("a quotation mark is not closed") from None
+    return value
+
+
+def path(value: str) -> str:
+    """Unlike other text, a path may hold bytes that are no UTF-8."""
+    if not value.strip():
+        raise BadValue("empty; give a path, or leave it out")
+    if "\0" in value:
+        raise BadValue("a path cannot hold a NUL character")
+    return value
+
+
+def run_id(value: str) -> str:
+    text(value)
+    if "/" in value or not value.isprintable() or value in (".", "..") or len(value) > 128:
+        raise BadValue(
+            "becomes part of a file name: at most 128 printable characters, no '/'", "a name", "run7"
+        )
+    return value
+
+
+def paths(value: str) -> tuple[str, ...]:
+    return tuple(path(part) for part in value.split(","))
+
+
+def names(value: str) -> tuple[str, ...]:
+    """Variables, each a NAME, a NAME* or NAME=VALUE; ',,' is a comma."""
+    found = tuple(part.replace("\0", ",").strip() for part in value.replace(",,", "\0").split(","))
+    for each in found:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*(\*|=.*)?", each, re.DOTALL):
+            raise BadValue(
+                f"{shown(each)} names no variable", "NAME[=VALUE][,...]", "WANDB_API_KEY,MODE=fast"
+            )
+    return found
+
+
+def choice(*names: str) -> Callable[[str], str]:
+    def parse(value: str) -> str:
+        if value not in names:
+            raise BadValue(f"not one of {', '.join(names)}", "one of them", nearest(value, names) or names[0])
+        return value
+
+    return parse
+
+
+def count(value: str, least: int = 0, most: int = MAX_COUNT) -> int:
+    number = _whole(value)
+    if number is None:
+        raise BadValue("not a whole number", f"a number from {least}", str(max(least, 1)))
+    if number < least:
+        raise BadValue(f"below {least}", f"a number from {least}", str(max(least, 1)))
+    if number > most:
+        raise BadValue(f"above {most}, the most there can be", f"a number from {least} to {most}", str(least))
+    return number
+
+
+def nnodes(value: str) -> tuple[int, int]:
+    parts = [_whole(part) for part in value.split(":")]
+    form = ("N or MIN:MAX", "1:3")
+    if len(parts) not in (1, 2) or None in parts:
+        raise BadValue("neither a number of nodes nor a range", *form)
+    least, most = parts[0] or 0, parts[-1] or 0
+    if least < 1 or most < 1:
+        raise BadValue("there is at least one node", *form)
+    if least > most:
+        raise BadValue(f"the minimum {least} is above the maximum {most}", "MIN:MAX", f"{most}:{least}")
+    if most > MAX_NODES:
+        raise BadValue(f"above {MAX_NODES} nodes, the most there can be", *form)
+    return least, most
+
+
+def nproc(value: str) -> str:
+    """A positive number as it stands, or a word that `launcher.ranks.devices` counts for."""
+    form = ("auto, gpu, cpu, xpu or a number of ranks", "2")
+    number = _whole(value)
+    if number is None:
+        word = value.strip()
+        if word not in ("auto", "gpu", "cpu", "xpu"):
+            raise BadValue("neither a number nor a kind of device that can be counted here", *form)
+        return word
+    if number < 1:
+        raise BadValue("a node runs at least one rank", *form)
+    if number > MAX_RANKS_PER_NODE:
+        raise BadValue(f"above {MAX_RANKS_PER_NODE} ranks, the most one node can run", *form)
+    return str(number)
+
+
+def port(value: str) -> int:
+    number = _whole(value)
+    if number is None or not 0 <= number <= 65535:
+        raise BadValue("not a port", "a number from 1 to 65535, or 0 for any free port", "29500")
+    return number
+
+
+def host(value: str) -> str:
+    name = value.strip()
+    if name.startswith("[") and name.endswith("]"):
+        name = name[1:-1]
+    if not re.fullmatch(r"[A-Za-z0-9_.:%-]+", name):
+        raise BadValue("not a host name or address", "a host name, IPv4 or IPv6 address", "10.0.0.1")
+    return name
+
+
+def interface(value: str) -> str:
+    if not re.fullmatch(r"[^\s/]{1,15}", value):
+        raise BadValue("no name of a network interface", "its name", "eth0")
+    return value
+
+
+def endpoint(value: str) -> tuple[str, int]:
+    form = ("HOST[:PORT] ([ADDRESS]:PORT for IPv6)", "node0:29400")
+    found = re.fullmatch(r"\s*(\[[^\[\]]+\]|[^:\s]+)(?::(\d{1,5}))?\s*", value)
+    if not found:
+        raise BadValue("not HOST:PORT", *form)
+    number = int(found[2]) if found[2] else RENDEZVOUS_PORT
+    if number > 65535:
+        raise BadValue(f"{number} is not a port", *form)
+    try:
+        return host(found[1]), number
+    except BadValue as problem:
+        raise BadValue(problem.problem, *form) from None
+
+
+def endpoints(value: str) -> str:
+    """HOST[:PORT][,...], put into one spelling."""
+    found = [endpoint(part) for part in value.split(",")]
+    if any(number == 0 for _, number in found):
+        raise BadValue("port 0 cannot be found by the other nodes", "HOST:PORT", "node0:29400")
+    return ",".join(join_endpoint(*each) for each in found)
+
+
+def join_endpoint(host_name: str, number: int) -> str:
+    return f"[{host_name}]:{number}" if ":" in host_name else f"{host_name}:{number}"
+
+
+def torch_endpoint(value: str) -> str:
+    """torchrun's endpoint: port 0 is right on one machine."""
+    return join_endpoint(*endpoint(value))
+
+
+def duration(value: str) -> float:
+    """Seconds, or a number with ms, s, m, h or d."""
+    found = re.fullmatch(r"\s*(-?(?:\d+\.?\d*|\.\d+))\s*(ms|s|m|h|d)?\s*", value, re.ASCII)
+    if not found or len(value) > 40:
+        raise BadValue("not a duration", "seconds, or a number with s, m or h", "30s")
+    seconds = float(found[1]) * _UNITS[found[2] or "s"]
+    if seconds < 0:
+        raise BadValue("a duration cannot be negative", "seconds, or a number with s, m or h", "30s")
+    if seconds > MAX_DURATION_S:
+        raise BadValue("longer than ten years", "seconds, or a number with s, m or h", "30s")
+    return seconds
+
+
+def positive_duration(value: str) -> float:
+    seconds = duration(value)
+    if seconds == 0:
+        raise BadValue("must be above zero", "seconds, or a number with s, m or h", "30s")
+    return seconds
+
+
+def budget(value: str) -> RestartBudget:
+    form = ("N, or N/WINDOW", "5/1h")
+    limit_text, slash, window = value.partition("/")
+    limit = _whole(limit_text)
+    if limit is None or limit > MAX_COUNT:
+        raise BadValue("not a number of restarts", *form)
+    if limit < 0:
+        raise BadValue("cannot be negative", *form)
+    if not slash:
+        return RestartBudget(limit)
+    unit = window.strip()
+    try:  # "3/m" reads as "three a minute"
+        seconds = positive_duration("1" + unit if unit in _UNITS else unit)
+    except BadValue:
+        raise BadValue(f"{shown(window)} is not a window of time", *form) from None
+    return RestartBudget(limit, seconds)
+
+
+def crash_loop(value: str) -> CrashLoop:
+    form = ("TIMES/SECONDS, or off", "3/1s")
+    if value.strip().lower() == "off":
+        return CrashLoop(times=0)
+    times_text, slash, within = value.partition("/")
+    times = _whole(times_text)
+    if not slash or times is None or not 0 <= times <= MAX_COUNT:
+        raise BadValue("not TIMES/SECONDS", *form)
+    try:
+        return CrashLoop(times, duration(within))
+    except BadValue:
+        raise BadValue(f"{shown(within)} is not a duration", *form) from None
+
+
+def rules(value: str) -> tuple[PolicyRule, ...]:
+    found = tuple(_rule(part.strip()) for part in value.split(","))
+    seen: list[tuple[FailureClass, int | None]] = []
+    for rule in found:
+        if (rule.failure, rule.exit_code) in seen:
+            raise BadValue(
+                f"{rule.failure} is given twice", "each class once", "hang=restart,hardware=exclude"
+            )
+        seen.append((rule.failure, rule.exit_code))
+    return found
+
+
+def _rule(text_: str) -> PolicyRule:
+    form = ("CLASS=ACTION[,...]", "out-of-memory=fail,exit-code:3=ignore")
+    left, equals, action = (part.strip() for part in text_.partition("="))
+    name, colon, code_text = left.partition(":")
+    if not equals:
+        raise BadValue(f"{shown(text_)} is not CLASS=ACTION", *form)
+    if name not in tuple(FailureClass):
+        raise BadValue(f"no failure class {shown(name)} (there are {', '.join(FailureClass)})", *form)
+    if action not in tuple(PolicyAction):
+        raise BadValue(f"no action {shown(action)} (there are {', '.join(PolicyAction)})", *form)
+    if not colon:
+        return PolicyRule(FailureClass(name), PolicyAction(action))
+    code = _whole(code_text)
+    if name != FailureClass.EXIT_CODE or code is None or not 1 <= code <= 255:
+        raise BadValue(f"{shown(left)} is not exit-code:N with N from 1 to 255", *form)
+    return PolicyRule(FailureClass.EXIT_CODE, PolicyAction(action), code)
+
+
+def streams(value: str) -> StreamChoice:
+    """torchrun's: `3` for all local ranks, `0:1,1:2` for some."""
+    form = ("0 none, 1 stdout, 2 stderr, 3 both, for all or per local rank", "0:3,1:2")
+    if re.fullmatch(r"[0-3]", value):
+        return StreamChoice(Streams(int(value)))
+    if not re.fullmatch(r"\d{1,4}:[0-3](,\d{1,4}:[0-3])*", value, re.ASCII):
+        raise BadValue("not a choice of streams", *form)
+    pairs = dict(part.split(":") for part in value.split(","))
+    return StreamChoice(
+        Streams.NONE, tuple((int(rank), Streams(int(which))) for rank, which in pairs.items())
+    )
+
+
+def local_ranks(value: str) -> tuple[int, ...]:
+    found = [_whole(part) for part in value.split(",")]
+    ranks = [rank for rank in found if rank is not None and 0 <= rank < MAX_RANKS_PER_NODE]
+    if len(ranks) != len(found):
+        raise BadValue("not a list of local ranks", "numbers with commas between", "0,2")
+    return tuple(sorted(dict.fromkeys(ranks)))
+
+
+def filters(value: str) -> tuple[str, ...]:
+    """Split at commas; a doubled comma stands for one."""
+    return tuple(part.replace("\0", ",") for part in value.replace(",,", "\0").split(",") if part)
+
+
+def signals(value: str) -> tuple[int, ...]:
+    form = ("signal names with commas between", "SIGTERM,SIGINT,SIGUSR1")
+    found = []
+    for part in value.split(","):
+        word = part.strip().upper()
+        name = word if word.startswith("SIG") else "SIG" + word
+        if name not in signal.Signals.__members__:
+            raise BadValue(f"no signal {shown(part)}", *form)
+        number = signal.Signals[name]
+        if number in (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD):
+            raise BadValue(f"{name} cannot be handled", *form)
+        found.append(int(number))
+    return tuple(dict.fromkeys(found))
+
+
+def prefix(value: str) -> str:
+    """A template for str.format; an empty one turns the prefix off."""
+    form = (" ".join(f"{{{name}}}" for name in PREFIX_FIELDS), "[{node}:{rank}] ")
+    _encodable(value)
+    from string import Formatter
+
+    try:
+        fields = [field for _, field, _, _ in Formatter().parse(value) if field is not None]
+        unknown = [field for field in fields if field not in PREFIX_FIELDS]
+        if not unknown:
+            value.format(**dict.fromkeys(PREFIX_FIELDS, 0))
+    except (ValueError, LookupError) as error:
+        raise BadValue(f"not a template ({error}); a brace of its own is doubled", *form) from None
+    if unknown:
+        raise BadValue(f"no field {{{shown(unknown[0])}}}", *form)
+    return value
+
+
+def prefix_from_torch(template: str) -> str:
+    """TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE in our braces; what torch leaves as it is, stays as it is."""
+    names = {"role_name": "{role}", "rank": "{rank}", "local_rank": "{local_rank}"}
+
+    def ours(found: re.Match[str]) -> str:
+        if found[0] == "$$":
+            return "$"
+        return names.get(found[1] or found[2], found[0].replace("{", "{{").replace("}", "}}"))
+
+    pattern = re.compile(r"\$\$|\$(?:([a-zA-Z_]\w*)|\{([a-zA-Z_]\w*)\})|[{}]", re.ASCII)
+    return pattern.sub(lambda found: found[0] * 2 if found[0] in "{}" else ours(found), template)
+
+
+def pairs(value: str) -> dict[str, str]:
+    """torchrun's --rdzv-conf: KEY=VALUE[,KEY=VALUE...]."""
+    found: dict[str, str] = {}
+    for part in value.split(",") if value.strip() else ():
+        key, _, item = (word.strip() for word in part.partition("="))
+        if not key or not item:
+            raise BadValue(f"{shown(part)} is not KEY=VALUE", "KEY=VALUE[,...]", "join_timeout=900")
+        found[key] = item
+    return found
+
+
+def nearest(word: str, names: Iterable[str]) -> str | None:
+    from difflib import get_close_matches
+
+    known = list(names)
+    found = get_close_matches(word[:200], known, n=1, cutoff=0.6)
+    if not found and len(word) > 2:
+        found = [name for name in known if name.startswith(word)]
+    return found[0] if found else None
+
+
+def _whole(value: str) -> int | None:
+    word = value.strip()
+    return int(word) if re.fullmatch(r"[+-]?\d{1,18}", word, re.ASCII) else None
+
+
+def _encodable(value: str) -> None:
+    """What leaves this machine, in messages and names, has to be text."""
+    if "\0" in value or any("\ud800" <= letter <= "\udfff" for letter in value):
+        raise BadValue("holds bytes that are no text; write it in UTF-8")
