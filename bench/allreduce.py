@@ -22,7 +22,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 
-from sidebyside import ROOT, machine, option_parser, write_between_markers
+from shown import ROOT, machine, option_parser, write_between_markers
 
 SIZES = [4, 64, 1 << 10, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 25 << 20, 1 << 26, 1 << 28]
 # For 2 ranks: so many times as fast as Gloo.

@@ -16,7 +16,7 @@ import threading
 import time
 
 from meet.service import serving
-from sidebyside import ROOT, machine, write_between_markers
+from shown import ROOT, machine, write_between_markers
 from watched import RANK_SCRIPTS, WatchedRun
 
 from launcher.joining.join import job_spec

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "ddp_models"))
 
-from sidebyside import ROOT, machine, option_parser, write_between_markers
+from shown import ROOT, machine, option_parser, write_between_markers
 from trial import Figures, play
 
 if TYPE_CHECKING:

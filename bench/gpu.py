@@ -22,7 +22,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "ddp
 import torch
 import torch.distributed as dist
 from models import MODELS
-from sidebyside import option_parser
+from shown import option_parser
 
 import ddp
 

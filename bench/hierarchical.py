@@ -24,7 +24,7 @@ import time
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from sidebyside import ROOT, machine, write_between_markers
+from shown import ROOT, machine, write_between_markers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

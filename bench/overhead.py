@@ -26,7 +26,8 @@ import tempfile
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from sidebyside import DDP_LAUNCH, TORCHRUN, machine, option_parser, write_between_markers
+from shown import machine, option_parser, write_between_markers
+from sidebyside import DDP_LAUNCH, TORCHRUN
 from watched import RANK_SCRIPTS
 
 if TYPE_CHECKING:

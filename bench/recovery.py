@@ -19,7 +19,8 @@ import sys
 from time import monotonic
 
 import psutil
-from sidebyside import DDP_LAUNCH, Contender, Finding, Quantity, machine, option_parser, play, report
+from shown import machine, option_parser, report
+from sidebyside import DDP_LAUNCH, Contender, Finding, Quantity, play
 from watched import RANK_SCRIPTS, RunFailed, WatchedRun
 
 SCRIPT = os.path.join(RANK_SCRIPTS, "recovers.py")

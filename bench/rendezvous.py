@@ -30,7 +30,7 @@ __path__ = [os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file_
 
 from meet.service import STORES, Service, available, serving
 from meet.sessions import Sessions
-from sidebyside import ROOT, machine, option_parser, write_between_markers
+from shown import ROOT, machine, option_parser, write_between_markers
 from watched import RunFailed
 
 if TYPE_CHECKING:

@@ -15,17 +15,8 @@ from __future__ import annotations
 
 import os
 
-from sidebyside import (
-    DDP_LAUNCH,
-    TORCHRUN,
-    Contender,
-    Finding,
-    Quantity,
-    machine,
-    option_parser,
-    play,
-    report,
-)
+from shown import machine, option_parser, report
+from sidebyside import DDP_LAUNCH, TORCHRUN, Contender, Finding, Quantity, play
 from watched import RANK_SCRIPTS, WatchedRun
 
 SCRIPT = os.path.join(RANK_SCRIPTS, "dies_once.py")

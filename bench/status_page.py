@@ -183,7 +183,7 @@ def main() -> None:
     text = f"{table}\n\n{step}"
     print(text)
     if options.write_docs:
-        from sidebyside import write_between_markers
+        from shown import write_between_markers
 
         write_between_markers(options.write_docs, "status-page", text)
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sidebyside import ROOT, machine, write_between_markers
+from shown import ROOT, machine, write_between_markers
 
 # The package, not the bench of that name beside this one.
 sys.path[:0] = [ROOT, os.path.join(ROOT, "tests", "shell")]

@@ -9,6 +9,7 @@ import torch
 
 from ddp.backward import Mode
 from ddp.lasting import LastingReducer
+from ddp.tuning import Tuning
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,6 +24,11 @@ class TorchReducer(LastingReducer):
     """A Reducer under the names of torch's."""
 
     _log: Callable[[], Log | None] = staticmethod(lambda: None)
+    tuning: Tuning | None = None
+
+    def tune(self) -> None:
+        """Finds the size of the buckets from now on, instead of keeping to the one that was given."""
+        self.tuning = Tuning(self)
 
     # --- hooks -------------------------------------------------------------------------------------
 
@@ -35,7 +41,7 @@ class TorchReducer(LastingReducer):
         self._adopt(self.sending.plan)
         self._round, self._lesson, self.rebuilt = None, None, False
         self._watch_as(Mode.OBSERVE)
-        if self.tuning is not None:
+        if self.tuning is not None and self.tuning.going:
             self.tuning.stop("begins anew")
         if self.settings.tuned:
             self.tune()
@@ -182,3 +188,11 @@ class TorchReducer(LastingReducer):
         if (threads := self.sending.gloo_threads) is not None:
             log.tell({}, {"gloo_num_threads": threads})
         log.tell_times(self.stopwatch)
+
+
+def reducer_of(model: object, asked: str, only: str) -> TorchReducer:
+    """Of a model that is wrapped by ddp.DistributedDataParallel; anything else is told what it was asked for."""
+    reducer = getattr(model, "reducer", None)
+    if not isinstance(reducer, TorchReducer):
+        raise TypeError(f"{asked} was given a {type(model).__name__}, but only {only}: wrap the model first")
+    return reducer

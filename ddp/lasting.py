@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from ddp import agreement, errors, plan
 from ddp.backward import Mode
 from ddp.reducer import Reducer
-from ddp.tuning import Tuning
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,20 +24,13 @@ _MOST_LESSONS = 3
 
 class LastingReducer(Reducer):
     agreed_order: Sequence[int] = ()
-    tuning: Tuning | None = None
 
     @cached_property
     def at_round_over(self) -> list[Callable[[], None]]:
         """Called on all ranks at the end of each step that was averaged; they may talk, and may raise."""
         return []
 
-    def tune(self) -> None:
-        """Finds the size of the buckets from now on, instead of keeping to the one that was given."""
-        self.tuning = Tuning(self)
-
     def round_over(self) -> None:
-        if self.tuning is not None:
-            self.tuning.round_over()
         for listener in tuple(self.at_round_over):
             listener()
 

@@ -28,12 +28,15 @@ import torch.distributed as dist
 
 from ddp import findings
 from ddp.findings import Finding
-from ddp.tracing import Onlooker
+from ddp.interface import reducer_of
+from ddp.onlooker import Onlooker
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddp.module import DistributedDataParallel
+    from torch.nn.parallel import DistributedDataParallel
+
+    from ddp.interface import TorchReducer
 
 _log = logging.getLogger("ddp")
 VARIABLE = "DDP_CHECK_NUMERICS"
@@ -58,10 +61,16 @@ class NumericsCheck(Onlooker):
     """Looks on until `end()`; also a context."""
 
     def __init__(
-        self, model: DistributedDataParallel, *, nan: bool, replicas_every: int, scaler: Scaler | None
+        self,
+        model: DistributedDataParallel,
+        reducer: TorchReducer,
+        *,
+        nan: bool,
+        replicas_every: int,
+        scaler: Scaler | None,
     ) -> None:
-        super().__init__(model.reducer)
-        self._rounds_of = model.reducer.at_round_over
+        super().__init__(reducer)
+        self._rounds_of = reducer.at_round_over
         self._module, self._ignored = model.module, model.parameters_to_ignore
         self._nan, self._every, self._scaler = nan, replicas_every, scaler
         self._rounds = 0
@@ -227,16 +236,12 @@ def check_numerics(
     model: Any, *, nan: bool = True, replicas_every: int = 0, scaler: Scaler | None = None
 ) -> NumericsCheck:
     """From now on, on all ranks alike, until `.end()`. `replicas_every` counts averaged steps; 0: never."""
-    from ddp.module import DistributedDataParallel
-
-    if not isinstance(model, DistributedDataParallel):
-        raise TypeError(
-            f"ddp.check_numerics was given a {type(model).__name__}, but only the numbers of a "
-            "ddp.DistributedDataParallel can be checked: wrap the model first"
-        )
+    reducer = reducer_of(
+        model, "ddp.check_numerics", "the numbers of a ddp.DistributedDataParallel can be checked"
+    )
     if replicas_every < 0:
         raise ValueError(f"replicas_every={replicas_every}: give a number of steps, or 0 for never")
-    check = NumericsCheck(model, nan=nan, replicas_every=replicas_every, scaler=scaler)
+    check = NumericsCheck(model, reducer, nan=nan, replicas_every=replicas_every, scaler=scaler)
     check.begin()
     return check
 

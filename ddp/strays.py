@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -22,14 +22,25 @@ if TYPE_CHECKING:
 
     import torch
 
-    from ddp.reducer import Reducer
+
+class Guarded(Protocol):
+    """What is asked of a reducer."""
+
+    parameters: list[torch.Tensor]
+    names: list[str]
+    rank: int
+    stray_task: int
+    synchronizes: bool
+
+    def wanted(self) -> bool: ...
+
 
 _owners = WeakIdKeyDictionary()
 # The engine's tasks in which a reducer has been at work; they are numbered, and never used twice.
 _served: deque[int] = deque(maxlen=256)
 
 
-def own(reducer: Reducer, parameters: Sequence[torch.Tensor]) -> None:
+def own(reducer: Guarded, parameters: Sequence[torch.Tensor]) -> None:
     reference = weakref.ref(reducer)
     for parameter in parameters:
         _owners[parameter] = reference
@@ -39,7 +50,7 @@ def serve(task: int) -> None:
     _served.append(task)
 
 
-def arrived(reducer: Reducer, index: int) -> None:
+def arrived(reducer: Guarded, index: int) -> None:
     task = engine.current_task()
     meant = not reducer.synchronizes or not reducer.wanted()
     if meant or task in _served or task == reducer.stray_task:

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddp import timeline
+from ddp.interface import reducer_of
+from ddp.onlooker import Onlooker
 from ddp.timeline import BucketTimes, Span, StepTimes
 
 if TYPE_CHECKING:
@@ -26,45 +28,9 @@ if TYPE_CHECKING:
 
     from ddp.bucket import Used
     from ddp.reducer import Reducer
-    from ddp.sending import Carrying
 
 _MARKS = ("forward_start", "backward_start", "compute_end")
 _now = time.perf_counter_ns
-
-
-class Onlooker:
-    """Between the reducer and what carries its buckets; there may be several, each behind the other."""
-
-    def __init__(self, reducer: Reducer) -> None:
-        self.reducer = reducer
-        self._next: Carrying = reducer.carrying
-
-    def begin(self) -> None:
-        self._next = self.reducer.carrying
-        self.reducer.carrying = self
-        self.reducer.stopwatch.tell(self.mark)
-
-    def end(self) -> None:
-        self.reducer.stopwatch.forget(self.mark)
-        if self.reducer.carrying is self:
-            self.reducer.carrying = self._next
-            return
-        before: Any = self.reducer.carrying
-        while before._next is not self:
-            before = before._next
-        before._next = self._next
-
-    def mark(self, name: str) -> None:
-        """A stage of the step begins or ends."""
-
-    def gather(self, number: int, start: int, end: int, before: Sequence[Any] | None) -> None:
-        self._next.gather(number, start, end, before)
-
-    def launch(self, number: int) -> Any:
-        return self._next.launch(number)
-
-    def finish(self, number: int, work: Any, used: Used) -> None:
-        self._next.finish(number, work, used)
 
 
 class Recorder(Onlooker):
@@ -181,14 +147,7 @@ class Timeline:
 @contextmanager
 def trace(module: Any, path: str | os.PathLike[str] | None = None) -> Iterator[Timeline]:
     """Times every averaged step of `module` until the block is left; then writes it to `path`, if there is one."""
-    from ddp.module import DistributedDataParallel
-
-    if not isinstance(module, DistributedDataParallel):
-        raise TypeError(
-            f"ddp.trace was given a {type(module).__name__}, but only the steps of a "
-            "ddp.DistributedDataParallel can be traced: wrap the model first"
-        )
-    reducer = module.reducer
+    reducer = reducer_of(module, "ddp.trace", "the steps of a ddp.DistributedDataParallel can be traced")
     recorder = Recorder(reducer)
     seen = Timeline(recorder, reducer.rank, reducer.sending.device.type != "cpu")
     recorder.begin()

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ddp import agreement, tune
+from ddp.onlooker import Onlooker
 from ddp.plan import MIB, Limits
-from ddp.tracing import Onlooker
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,8 +66,10 @@ class Tuning:
         self._trial: tune.Trial | None = None
         self._times: list[list[int]] = []
         self._began = 0
+        self.going = True
+        reducer.at_round_over.insert(0, self._round_over)
 
-    def round_over(self) -> None:
+    def _round_over(self) -> None:
         """At the end of every averaged backward, on all ranks."""
         reducer = self._reducer
         if not reducer.sending.may_resize:
@@ -87,7 +89,8 @@ class Tuning:
         if self._look is not None:
             self._look.end()
         reducer.stopwatch.forget(self._mark)
-        reducer.tuning = None
+        reducer.at_round_over.remove(self._round_over)
+        self.going = False
         if reducer.rank == 0:
             _log.info('ddp: bucket_cap_mb="auto" %s', why)
 

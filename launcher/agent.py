@@ -73,8 +73,8 @@ if TYPE_CHECKING:
 
     from launcher.preflight.agents import Preflight
     from launcher.ranks.zygote import Zygote
+    from launcher.ranks.zygote_starter import ZygoteStarter
     from launcher.settings.spec import LaunchSpec
-    from launcher.start import ZygoteStarter
     from launcher.template.wire import Message
     from rendezvous.types import Assignment, Cause
 

@@ -123,7 +123,7 @@ def tuned(rank: int, given: dict[str, Any]) -> tuple[list[Any], list[str]]:
             model(torch.full((2, 8), rank + number / 100)).square().mean().backward()
         close(gradients(wrapped), gradients(plain))
     log.removeHandler(listener)
-    assert wrapped.reducer.tuning is None
+    assert not wrapped.reducer.tuning.going
     return [bucket.members for bucket in wrapped.reducer.sending.plan.buckets], said
 
 
@@ -148,7 +148,8 @@ def stands_off(rank: int) -> list[str]:
         steps(joining, rank, 12 * rank)
     steps(joining, rank, 12)
     close(gradients(joining), expected(joining.module, 2, 11))
-    return [name for name, each in vars().items() if getattr(getattr(each, "reducer", None), "tuning", None)]
+    wrapped = {"hooked": hooked, "joining": joining, "looking": looking}
+    return [name for name, model in wrapped.items() if model.reducer.tuning.going]
 
 
 def test_auto_stands_off_where_buckets_are_the_business_of_others(two_ranks: Ranks) -> None:

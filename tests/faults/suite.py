@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=JOBS_AT_ONCE)
     parser.add_argument("--write-docs", action="store_true", help="put what was found into docs/faults.md")
     asked = parser.parse_args()
-    from sidebyside import machine  # of bench, which is on the path of this script alone
+    from shown import machine  # of bench, which is on the path of this script alone
 
     chosen = [case for case in CASES if not asked.names or case.name in asked.names]
     if asked.part:

@@ -46,7 +46,7 @@ SHELL = {
         *within("joining", "meet reach"),
         *within("output", "log_file log_folder logs terminal"),
         *within("preflight", "agents aside doctor gpus host look meeting trial versions wire"),
-        *within("ranks", "binding checkpoint devices topology worker zygote"),
+        *within("ranks", "binding checkpoint devices topology worker zygote zygote_starter"),
         *within("settings", "checks config_file"),
     },
     "rendezvous": {
@@ -60,7 +60,7 @@ SHELL = {
         *(
             "__init__ agreement averaging backward bucket collective_facts collective_marks comm_error "
             "comm_hooks comm_words core_loading elastic ending engine grad_bucket guard interface lasting "
-            "logging_data module mpi mpi_group numerics operands page_writer peers process_group reducer "
+            "logging_data module mpi mpi_group numerics onlooker operands page_writer peers process_group reducer "
             "ring sections segment sending sharded_buckets sharded_optimizer shared_group shm single "
             "status_page strays torch_marks tracing transport tuning unchanged unused watch whole_state work"
         ).split(),

@@ -1,0 +1,136 @@
+"""How what was measured is shown: as a table, as JSON, as a picture, between markers of a document."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+from dataclasses import asdict
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sidebyside import Comparison, Finding, Quantity, Round
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def table(title: str, comparisons: Sequence[Comparison]) -> str:
+    lines = [
+        f"| {title} | torchrun | ddp-launch | ratio: median (min .. max of rounds) | target | |",
+        "|---|---:|---:|---:|---:|---|",
+    ]
+    for row in comparisons:
+        quantity = row.quantity
+        theirs, ours = (_amount(values, quantity.unit) for values in (row.theirs, row.ours))
+        cells = (quantity.title, theirs, ours, _spread(row.ratios), _target(quantity), row.verdict)
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def tally(rounds: Sequence[Round]) -> str:
+    """How many runs the table stands on, and how many have no figure."""
+    parts = []
+    for name, runs in (("torchrun", [r.theirs for r in rounds]), ("ddp-launch", [r.ours for r in rounds])):
+        failed = sum(1 for run in runs if run.problem)
+        hung = sum(1 for run in runs if run.hung)
+        parts.append(f"{name} {len(runs)} runs, {failed} without a figure ({hung} of them hung)")
+    return "; ".join(parts) + "."
+
+
+def _amount(values: list[float], unit: str) -> str:
+    if not values:
+        return "-"
+    value = statistics.median(values)
+    return f"{value:.{1 if unit == 'MiB' else 3}f} {unit}"
+
+
+def _spread(ratios: list[float]) -> str:
+    if not ratios:
+        return "-"
+    return f"{statistics.median(ratios):.3f} ({min(ratios):.3f} .. {max(ratios):.3f})"
+
+
+def _target(quantity: Quantity) -> str:
+    if quantity.limit is not None:
+        return f"<= {quantity.limit:g} {quantity.unit}"
+    return "" if quantity.ratio is None else f"<= {quantity.ratio:g}"
+
+
+def machine() -> str:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return (
+        f"{_processor()}, {len(os.sched_getaffinity(0))} CPUs, {memory:.0f} GiB, Linux {platform.release()}, "
+        f"Python {platform.python_version()}, torch {version('torch')}; "
+        f"load average when it began {os.getloadavg()[0]:.2f}"
+    )
+
+
+def _processor() -> str:
+    with open("/proc/cpuinfo") as file:
+        names = (line.partition(":")[2].strip() for line in file if line.startswith("model name"))
+        return next(names, platform.machine())
+
+
+def option_parser(doc: str, rounds: int = 7, timeout_s: float = 60.0) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=rounds, help=f"default {rounds}")
+    parser.add_argument("--warm-up", type=int, default=1, help="rounds that are thrown away (default 1)")
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=timeout_s,
+        help=f"a run that takes longer hangs (default {timeout_s:g} s)",
+    )
+    parser.add_argument("--json", metavar="FILE", help="write every figure of every round there")
+    parser.add_argument("--plot", metavar="FILE", help="where the chart goes (default: docs/img)")
+    parser.add_argument(
+        "--write-docs",
+        metavar="FILE",
+        nargs="?",
+        const=os.path.join(ROOT, "docs", "performance.md"),
+        help="put the table between its markers in this file (default: docs/performance.md)",
+    )
+    return parser
+
+
+def report(name: str, findings: Sequence[Finding], machine_line: str, options: argparse.Namespace) -> None:
+    blocks = [f"{table(f.title, f.comparisons)}\n\n{tally(f.rounds)}" for f in findings]
+    text = "\n\n".join([*blocks, f"Machine: {machine_line}."])
+    print(text)
+    if options.json:
+        _write_json(options.json, findings, machine_line)
+    if options.write_docs:
+        write_between_markers(options.write_docs, name, text)
+    _draw(options.plot or os.path.join(ROOT, "docs", "img", f"{name}.png"), findings, machine_line)
+
+
+def _draw(path: str, findings: Sequence[Finding], machine_line: str) -> None:
+    try:
+        from chart import draw
+    except ImportError as error:
+        print(f"no chart: {error}; `make install-bench` installs what it needs", file=sys.stderr)
+        return
+    draw(path, findings, machine_line)
+
+
+def _write_json(path: str, findings: Sequence[Finding], machine_line: str) -> None:
+    whole = {"machine": machine_line, "tables": [asdict(finding) for finding in findings]}
+    with open(path, "w") as file:
+        json.dump(whole, file, indent=1)
+
+
+def write_between_markers(path: str, name: str, text: str) -> None:
+    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    with open(path) as file:
+        before, found_begin, rest = file.read().partition(begin)
+    _old, found_end, after = rest.partition(end)
+    if not found_begin or not found_end:
+        raise SystemExit(f"{path} has no place for this table: {begin} and {end} are missing")
+    with open(path, "w") as file:
+        file.write(f"{before}{begin}\n{text}\n{end}{after}")
