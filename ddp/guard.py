@@ -31,6 +31,7 @@ import threading
 import time
 from typing import Any
 
+from .collective_facts import spelled
 from .peers import Peer, Peers
 
 VARIABLE = "DDP_GUARD"
@@ -39,6 +40,7 @@ _WITH_NCCL_S = 0.1
 _OTHERWISE_S = 1.0
 _WORD_OF_LAUNCHER_S = 0.1
 _MOST_TEXT = 2000
+_GROUPS_DESCRIBED, _LONGEST_SPELLED = 64, 200
 
 # The launcher's own start of a rank may have loaded this file before, under another name: there is one guard.
 _first: Any = sys.modules.setdefault("_ddp_guard", sys.modules[__name__])
@@ -170,7 +172,7 @@ class Guard:
         if "abort" in order:
             self.abort(str(order["abort"]))
         elif "dump" in order:
-            self._send({"dumped": _dump(str(order["dump"]))})
+            self._send({"dumped": _dump(str(order["dump"])), "groups": _described(self._groups)})
 
     # --- breaking off --------------------------------------------------------------------------------
 
@@ -207,6 +209,18 @@ def _asynchronous(group: Any) -> list[Any]:
                 backend = group._get_backend(device)
                 if hasattr(backend, "get_error"):
                     found.append(backend)
+    return found
+
+
+def _described(groups: tuple[Any, ...]) -> list[tuple[str, int, str]]:
+    """The name, the size and the ranks of each: the flight recorder does not know them of every group."""
+    registry = sys.modules.get("torch.distributed.distributed_c10d")
+    found = []
+    for group in groups[:_GROUPS_DESCRIBED]:
+        with contextlib.suppress(Exception):
+            ranks = registry.get_process_group_ranks(group) if registry is not None else []
+            told = spelled(ranks)
+            found.append((str(group.group_name), len(ranks), told if len(told) <= _LONGEST_SPELLED else ""))
     return found
 
 

@@ -25,7 +25,9 @@ from launcher.exchange import (
     Finish,
     GraceOver,
     Isolated,
+    LastSeen,
     LookAtRanks,
+    LookBack,
     OpenStore,
     RanksSeen,
     RanksStandStill,
@@ -132,7 +134,7 @@ class Agent:
             *(self._spec, self._folder.path, self._ranks.pages, self._hangs),
             *(self._logs.say, self._met.session.send),
         )
-        self._met.session.watch_contact(self._isolation.contact)
+        self._met.session.watch_contact(self._contact)
         facts = node_facts(self._spec, self._met.host, self._address, os.environ)
         join = AgentJoined(agent, job_spec(self._spec, VERSION), facts)
         self._state = Supervision(agent, join=join)
@@ -198,8 +200,9 @@ class Agent:
                 self._hangs.begin(assignment.generation)
                 self._care.ranks_started(assignment.generation)
             case LookAtRanks(generation):
-                self._communication.begin_dump(generation)
-                self._facts.put_nowait(RanksSeen(generation, self._hangs.sights()))
+                self._run_errand(self._look_at_ranks(generation))
+            case LookBack(generation):
+                self._facts.put_nowait(LastSeen(generation, self._hangs.sights()))
             case TakeStacks(generation, cause):
                 self._run_errand(self._take_stacks(generation, cause))
             case BreakOff(generation, reason):
@@ -233,6 +236,10 @@ class Agent:
             obstacle = reach.cannot_talk(here, there, store, assignment.generation, obstacle)
         self._facts.put_nowait(StoreReached(assignment.generation, obstacle))
 
+    async def _look_at_ranks(self, generation: int) -> None:
+        sights = await self._communication.with_recorders(generation, self._hangs.sights())
+        self._facts.put_nowait(RanksSeen(generation, sights))
+
     async def _take_stacks(self, generation: int, cause: Cause) -> None:
         cause = await self._ranks.with_stacks(cause)
         self._facts.put_nowait(
@@ -241,6 +248,10 @@ class Agent:
 
     def _checkpoint_over(self, generation: int, taken: bool) -> None:
         self._facts.put_nowait(CheckpointOver(generation, taken))
+
+    def _contact(self, held: bool) -> None:
+        self._isolation.contact(held)
+        self._hangs.contact(held)
 
     def isolated(self, reason: str) -> None:
         self._facts.put_nowait(Isolated(reason))

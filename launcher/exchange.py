@@ -105,6 +105,14 @@ class RanksSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class LastSeen:
+    """How they were before anybody stopped them, as `LookBack` asked."""
+
+    generation: int
+    sights: tuple[Sight, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StacksTaken:
     """Where an accused rank stands, as far as that could be seen: in the cause's traceback."""
 
@@ -149,6 +157,7 @@ Fact = (
     | Isolated
     | RanksStandStill
     | RanksSeen
+    | LastSeen
     | StacksTaken
     | CommunicationFailed
     | ZygoteReplaced
@@ -215,6 +224,13 @@ class LookAtRanks:
 
 
 @dataclass(frozen=True, slots=True)
+class LookBack:
+    """At ranks that are about to be stopped, and at what others have left."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
 class TakeStacks:
     """Of the cause's rank, and of what it has started."""
 
@@ -243,6 +259,7 @@ Action = (
     | StartRanks
     | AskCheckpoint
     | LookAtRanks
+    | LookBack
     | TakeStacks
     | BreakOff
     | SignalRanks

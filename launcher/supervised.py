@@ -11,6 +11,7 @@ from launcher.exchange import Action
 if TYPE_CHECKING:
     from launcher.exchange import Finish, StopRequested
     from rendezvous.events import AgentJoined
+    from rendezvous.sight import Sight
     from rendezvous.types import AgentId, Assignment, StoreAddress
 
 
@@ -34,6 +35,7 @@ class Supervision:
     over: bool = False  # this generation was stopped here; what still speaks of it comes late
     job_failed: bool = False  # it ends once everything everywhere is stopped
     accused: tuple[int, ...] = ()  # local ranks that were found to be the reason why ranks stand still
+    last_seen: tuple[Sight, ...] = ()  # where its ranks were when the order to stop came, if that was asked
     stop_signal: int = 0  # the signal we last sent the ranks
     join: AgentJoined | None = None  # what to say again when the service has given us up
     rejoins: bool = False  # it did: join anew once everything here is stopped

@@ -39,7 +39,6 @@ from typing import assert_never
 from launcher.exchange import (
     Action,
     AskCheckpoint,
-    BreakOff,
     CheckpointOver,
     CheckpointSignal,
     CommunicationFailed,
@@ -47,6 +46,7 @@ from launcher.exchange import (
     Finish,
     GraceOver,
     Isolated,
+    LastSeen,
     OpenStore,
     RankEnded,
     RanksSeen,
@@ -66,6 +66,7 @@ from launcher.exchange import (
     Swept,
     ZygoteReplaced,
 )
+from launcher.health.inquiry import before_a_stop, release
 from launcher.health.inquiry import step as inquire
 from launcher.supervised import Phase, Step, Supervision
 from rendezvous.events import (
@@ -98,10 +99,6 @@ from rendezvous.types import (
 
 SIGTERM, SIGKILL = 15, 9
 TRY_AGAIN = 75
-_PEERS_STAY = (
-    DecisionKind.GROW,
-    DecisionKind.FINISH,
-)  # until they are stopped: they may still finish together
 
 
 def step(state: Supervision, fact: Fact) -> Step:
@@ -148,6 +145,8 @@ def step(state: Supervision, fact: Fact) -> Step:
             return _gave_up(state, reason)
         case Examine() | Accused() | RanksStandStill() | RanksSeen() | StacksTaken() | CommunicationFailed():
             return inquire(state, fact)
+        case LastSeen(generation, sights):
+            return (state if generation != state.generation else replace(state, last_seen=sights)), ()
         case Notice():
             return state, ()
         case Waiting():  # for a world; if ours still runs, it is one that the others have left
@@ -167,7 +166,7 @@ def _assigned(state: Supervision, assignment: Assignment) -> Step:
         state = replace(state, overtaken_by=assignment)
         return _begin_stopping(state) if state.phase is Phase.RUNNING else (state, ())
     state = replace(state, assignment=assignment, store_told=False, store=None, over=False, stop_signal=0)
-    state = replace(state, checkpoint="", preempted=None, accused=())
+    state = replace(state, checkpoint="", preempted=None, accused=(), last_seen=())
     return state, _if(assignment.node_rank == 0, OpenStore(assignment.generation))
 
 
@@ -237,20 +236,9 @@ def _stop(state: Supervision, generation: int, decision: Decision) -> Step:
     # In Joining it was sealed, and broken up before the ranks started: a store may run already.
     if state.phase not in (Phase.JOINING, Phase.RUNNING):
         return state, ()
-    released = _released(state, _why(decision)) if decision.kind not in _PEERS_STAY else ()
+    first = before_a_stop(state, decision)
     state, actions = _begin_stopping(state)
-    return state, (*released, *actions)
-
-
-def _why(decision: Decision) -> str:
-    cause = decision.cause
-    who = f"rank {cause.rank} on {cause.node}" if cause is not None and not cause.uncertain else ""
-    return f"{who}: {cause.reason}" if cause is not None and who else decision.reason
-
-
-def _released(state: Supervision, reason: str) -> tuple[Action, ...]:
-    """Of a world that has lost somebody: nothing that its ranks do together can succeed any more."""
-    return _if(state.phase is Phase.RUNNING and bool(state.live), BreakOff(state.generation, reason))
+    return state, (*first, *actions)
 
 
 def _begin_stopping(state: Supervision) -> Step:
@@ -290,7 +278,7 @@ def _swept(state: Supervision, generation: int) -> Step:
     if overtaken_by is not None:
         state, actions = _assigned(state, overtaken_by)
         return state, (*actions, *([Send(state.join)] if state.join else ()))  # its store was told meanwhile
-    return state, (Send(AgentStopped(state.agent, generation)),)
+    return state, (Send(AgentStopped(state.agent, generation, state.last_seen)),)
 
 
 def _given_up(state: Supervision, join: AgentJoined) -> Step:
@@ -370,7 +358,7 @@ def _isolated(state: Supervision, reason: str) -> Step:
     if state.phase is not Phase.RUNNING or state.assignment is None or not state.live:
         return state, ()
     report = _failed_for(state, state.assignment, reason, FailureClass.NETWORK, TRY_AGAIN)
-    released = _released(state, reason)
+    released = release(state, reason)
     state, actions = _begin_stopping(state)
     return state, (report, *released, *actions)
 

@@ -5,79 +5,53 @@ Theory of operation
 Nothing is said unless some rank is overdue: still for longer than is in order for what it does. Then, in this
 order:
 
+0. Where torch's flight recorders tell of more collectives than the pages do, they are believed instead (see
+   rendezvous/recorded.py): that is how the buckets of torch's own DDP, which C++ begins, are seen.
 1. desync: ranks are in the same numbered collective of a group, and it is another one for some of them (the
    operation, the number of elements or their type). The minority is named; where there is none, both sides are,
    and nobody for certain.
 2. absent: some rank is waited for and waits for nobody (see rendezvous/waits.py). It is the reason, with what its
    own view tells of it. If it is not overdue itself (a checkpoint, an evaluation, a long step), everything is in
-   order: `Patience` says when to ask again.
+   order: `Patience` says when to ask again. Some ranks may get through a collective that holds others up: one that is
+   stopped within it is the reason, and those who wait there beside it are not.
 3. deadlock: ranks wait for each other in a circle.
-4. apart: no collective tells (they are hidden from us, as those of torch's own DDP are, or all ranks have entered):
+4. apart: no collective tells (they are hidden from us, or all ranks have entered):
    a rank that is stopped, has ended, is behind all others, or computes while they sleep.
 5. alike: nothing tells them apart. Then it is the network or a device, or all ranks have the same trouble, and
    nobody is to blame.
 
 `certain` is said only where the views leave no other reading. A rank that sleeps in its forward or backward pass
-may wait for others in a collective that we cannot see, so it is blamed with certainty only if more ranks wait
-for it than are on its side. Ranks that a debugger holds, and worlds in which every rank is stopped, are left alone.
+may wait for others in a collective that we cannot see, so it is blamed with certainty only if its flight recorder
+knows of none, or if more ranks wait for it than are on its side. Ranks that a debugger holds, and worlds in which
+every rank is stopped, are left alone.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rendezvous import hang_words as words
+from rendezvous.desync import desync
+from rendezvous.finding import CHARGED, Charge, Finding, Kind, Patience
 from rendezvous.rank_view import RankPhase
-from rendezvous.waits import Call, waits_of
+from rendezvous.recorded import with_recorded
+from rendezvous.waits import waits_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from rendezvous.rank_view import Collective
     from rendezvous.sight import Sight
     from rendezvous.waits import Waits
 
-CHARGED = 8  # ranks in one finding
 _EVIDENCE = 24  # lines
 SHORTEST_PATIENCE_S, LONGEST_PATIENCE_S = 0.25, 15.0
 
 
-class Kind(StrEnum):
-    ABSENT = "absent"
-    DESYNC = "desync"
-    DEADLOCK = "deadlock"
-    APART = "apart"
-    ALIKE = "alike"
-
-
-@dataclass(frozen=True, slots=True)
-class Charge:
-    rank: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """`charges`: whose stacks are worth a look; not `certain`: of whom some, or all, may be innocent."""
-
-    kind: Kind
-    charges: tuple[Charge, ...]
-    certain: bool
-    evidence: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """Somebody stands still, and with good reason: look again."""
-
-    after_s: float
-
-
 def diagnose(sights: Mapping[int, Sight], world_size: int) -> Finding | Patience | None:
     """`sights` lacks the ranks of agents that have not answered."""
+    sights = with_recorded(sights, world_size)
     overdue = [rank for rank, s in sights.items() if s.known and s.alive and s.is_overdue]
     running = [sight for sight in sights.values() if sight.alive]
     if not overdue or any(sight.process == "t" for sight in running):
@@ -86,7 +60,7 @@ def diagnose(sights: Mapping[int, Sight], world_size: int) -> Finding | Patience
         return None  # somebody has stopped the job, and will let it go on
     waits = waits_of(sights, world_size)
     found = (
-        _desync(waits, overdue)
+        desync(waits, overdue)
         or _absent(waits, overdue)
         or _deadlock(waits)
         or _apart(sights, waits, overdue)
@@ -121,54 +95,6 @@ def _evidence(sights: Mapping[int, Sight], found: Finding) -> tuple[str, ...]:
     return (*told, *((f"... and {left} more ranks",) if left > 0 else ()))
 
 
-# --- 1. desync -----------------------------------------------------------------------------------------
-
-
-_HAS_SIDES = ("send", "recv", "isend", "irecv")
-
-
-def _signature(said: Collective) -> tuple[str, str, int]:
-    """What is the same on all ranks; pages tell only of tensors that must be alike."""
-    return (said.op, said.dtype, said.numel)
-
-
-def _desync(waits: Waits, overdue: Sequence[int]) -> Finding | None:
-    pending = {call.group for rank in overdue for call in waits.calls.get(rank, ()) if call.between is None}
-    said: dict[tuple[str, int], dict[int, Collective]] = {}
-    for rank, sight in waits.sights.items():
-        for call in sight.calls:
-            if call.group in pending and call.op not in _HAS_SIDES:
-                said.setdefault((call.group, call.seq), {})[rank] = call
-    for where in sorted(said):
-        by_rank = said[where]
-        kinds = Counter(_signature(call) for call in by_rank.values())
-        if len(kinds) > 1 and any(call.finished_s is None for call in by_rank.values()):
-            return _sides(by_rank, kinds, len(waits.members[where[0]]))
-    return None
-
-
-def _sides(
-    by_rank: Mapping[int, Collective], kinds: Counter[tuple[str, str, int]], n_members: int
-) -> Finding:
-    ((most, n_most),) = kinds.most_common(1)
-    majority = [rank for rank, call in by_rank.items() if _signature(call) == most]
-    odd = [rank for rank in by_rank if rank not in majority]
-    if n_most * 2 <= max(len(by_rank), n_members):
-        told = "; ".join(
-            f"{words.ranks([r for r, c in by_rank.items() if _signature(c) == kind])} entered {_first(by_rank, kind)}"
-            for kind in kinds
-        )
-        sides = tuple(Charge(rank, f"the ranks do not agree: {told}") for rank in sorted(by_rank))
-        return Finding(Kind.DESYNC, sides, certain=False)
-    rest = f"where {words.ranks(majority)} entered {_first(by_rank, most)}"
-    charges = tuple(Charge(rank, f"entered {words.call(by_rank[rank])}, {rest}") for rank in sorted(odd))
-    return Finding(Kind.DESYNC, charges, certain=True)
-
-
-def _first(by_rank: Mapping[int, Collective], kind: tuple[str, str, int]) -> str:
-    return next(words.call(call) for call in by_rank.values() if _signature(call) == kind)
-
-
 # --- 2. absent -----------------------------------------------------------------------------------------
 
 
@@ -181,15 +107,23 @@ def _absent(waits: Waits, overdue: Sequence[int]) -> Finding | Patience | None:
         if not roots or not any(rank in waiting for rank in overdue):
             return None
         return _patience(seen) if seen else _unheard(waits, roots)
-    certain = all(_explains_itself(sight) for sight in due) or (
-        len(waiting) > len(roots) and all(sight.known for sight in due)
-    )
+    beside = _beside_the_reason(waits, due)
+    due = [sight for sight in due if sight.rank not in beside]
+    outnumbered = len(waiting) + len(beside) > len(roots) - len(beside)
+    certain = all(_explains_itself(s) for s in due) or (outnumbered and all(s.known for s in due))
     if not certain and len(waiting) < len(
         due
     ):  # as if these had entered something that the others never will
         return _strangers(waits, waiting, due)
-    charges = tuple(Charge(s.rank, f"{words.doing(s)}; {_who_waits(waits, s.rank)}") for s in due)
+    charges = tuple(Charge(s.rank, f"{words.doing(s)}; {words.who_waits(waits, s.rank)}") for s in due)
     return Finding(Kind.ABSENT, charges, certain)
+
+
+def _beside_the_reason(waits: Waits, due: Sequence[Sight]) -> dict[int, Sight]:
+    """Who waits in a collective that all have entered, while somebody else does not, or is held within it."""
+    inside = [s for s in due if s.phase is RankPhase.COMMUNICATE and s.rank in waits.calls]
+    beside = {s.rank: s for s in inside if s.alive and s.process not in _STUCK}
+    return beside if len(beside) < len(due) else {}
 
 
 def _patience(sights: Sequence[Sight]) -> Patience:
@@ -198,6 +132,7 @@ def _patience(sights: Sequence[Sight]) -> Patience:
     return Patience(max(SHORTEST_PATIENCE_S, min([*lefts, LONGEST_PATIENCE_S])))
 
 
+_STUCK = ("T", "D", "F")
 _OWN_BUSINESS = (
     RankPhase.DATA,
     RankPhase.CHECKPOINT,
@@ -210,43 +145,19 @@ _OWN_BUSINESS = (
 
 def _explains_itself(sight: Sight) -> bool:
     """Not merely waiting for others in a way that we cannot see."""
-    if not sight.alive or sight.process in ("T", "D"):
+    if not sight.alive or sight.process in _STUCK:
+        return True
+    if sight.recorder and not sight.waits_in and sight.phase in (RankPhase.FORWARD, RankPhase.BACKWARD):
         return True
     return sight.known and (
         sight.phase in _OWN_BUSINESS or (sight.busy and sight.phase is not RankPhase.COMMUNICATE)
     )
 
 
-def _who_waits(waits: Waits, rank: int) -> str:
-    call = _awaited_in(waits, rank)
-    inside = waits.inside[call]
-    longest = max(_inside_s(waits.sights[r], call) for r in inside)
-    whole = len(waits.members.get(call.group, ())) == len(waits.sights)
-    text = (
-        f"{words.wait(inside)} for it in {words.call(waits.told[call], whole)} for {words.seconds(longest)}"
-    )
-    if call.between is None and rank in waits.sights:
-        group = next((g for g in waits.sights[rank].groups if g.name == call.group), None)
-        text += f"; it came as far as #{group.entered}" if group is not None and group.entered else ""
-    return text
-
-
-def _awaited_in(waits: Waits, rank: int) -> Call:
-    """The call in which most ranks wait for it."""
-    calls = [call for call, missing in waits.missing.items() if rank in missing]
-    return max(calls, key=lambda call: (len(waits.inside[call]), -call.seq))
-
-
-def _inside_s(sight: Sight, call: Call) -> float:
-    return max(
-        (c.entered_s for c in sight.waits_in if (c.group, c.seq) == (call.group, call.seq)), default=0.0
-    )
-
-
 def _unheard(waits: Waits, roots: Sequence[int]) -> Finding:
     """Only ranks are missing whose agents did not answer."""
     charges = [
-        Charge(rank, f"its agent did not say how it is; {_who_waits(waits, rank)}")
+        Charge(rank, f"its agent did not say how it is; {words.who_waits(waits, rank)}")
         for rank in roots[:CHARGED]
     ]
     return Finding(Kind.ABSENT, tuple(charges), certain=False)
@@ -374,7 +285,7 @@ def _alike(sights: Mapping[int, Sight], waits: Waits, overdue: Sequence[int]) ->
         if any(c.group == call.group and c.seq == call.seq and c.finished_s is not None for c in sight.calls)
     ]
     ends = f"only {words.ranks(done)} finished it" if done else "none has finished it"
-    longest = max(_inside_s(sights[rank], call) for rank in waits.inside[call])
+    longest = max(words.inside_s(sights[rank], call) for rank in waits.inside[call])
     reason = (
         f"all ranks have entered {words.call(waits.told[call])} and {ends} in {words.seconds(longest)}: "
         "the network or a device"

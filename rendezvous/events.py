@@ -77,11 +77,13 @@ class RanksFinished:
 class AgentStopped:
     """In answer to `Stop`: every rank of `generation` on this node, with all its descendants, is reaped.
 
-    While the job goes on this is also the agent's wish to take part in the next generation.
+    While the job goes on this is also the agent's wish to take part in the next generation. `sights`: where its ranks
+    were when the order came, if its reason may be the consequence of something else (see rendezvous/post_mortem.py).
     """
 
     agent: AgentId
     generation: int
+    sights: tuple[Sight, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

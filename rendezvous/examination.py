@@ -6,6 +6,7 @@ Theory of operation
        nobody is overdue any more       closed
        all is in order, for now         PATIENCE, and ask again when the one that is waited for would be overdue
        not certain, and an agent silent ask again: it may be on its way back, and if not, its lease will tell
+       one that owes an answer says it  `Examine` to it once more: what it was told while it was away is lost
        somebody is the reason           ACCUSING: `Accused` to its agent, which looks at its stacks and then sends
                                         `RankFailed` as for any failure; the service says it itself after 5 s
 
@@ -18,8 +19,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rendezvous.diagnosis import LONGEST_PATIENCE_S, Finding, Patience, diagnose
+from rendezvous.diagnosis import LONGEST_PATIENCE_S, diagnose
 from rendezvous.events import Accused, Examine, Tell
+from rendezvous.finding import Finding, Patience
 from rendezvous.frozen_map import FrozenMap
 from rendezvous.sealing import Result, world_of
 from rendezvous.state import Examination, JobState, Phase, Stage
@@ -38,10 +40,16 @@ TIMED_OUT_EXIT_CODE = 124  # as timeout(1) has it
 _HINT = "docs/hangs.md says what each verdict means; --hang-timeout sets the limits"
 
 
-def ranks_still(state: JobState, now: float) -> Result:
-    if state.phase is not Phase.RUNNING or state.examination is not None:
+def ranks_still(state: JobState, member: Member, now: float) -> Result:
+    """`member` is in the present world."""
+    asked = state.examination
+    if state.phase is not Phase.RUNNING:
         return state, ()
-    return _ask(state, now, times=1)
+    if asked is None:
+        return _ask(state, now, times=1)
+    # It may have been out of reach when it was asked, and what it says now is the first that is heard of it again.
+    is_owing = asked.stage is Stage.ASKING and member.agent.node in asked.owing
+    return state, ((Tell(member.agent, Examine(state.generation)),) if is_owing else ())
 
 
 def _ask(state: JobState, now: float, times: int) -> Result:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from rendezvous.rank_view import Collective
     from rendezvous.sight import Sight
+    from rendezvous.waits import Call, Waits
 
 _NAMED = 8  # ranks, in one line
 
@@ -47,6 +48,8 @@ def state(sight: Sight) -> str:
             return "held by a debugger"
         case "T":
             return "stopped by a signal (SIGSTOP or the like)"
+        case "F":
+            return "frozen by its cgroup"
         case "D":
             return "in uninterruptible sleep" + (f" in {sight.wchan}" if sight.wchan else "")
     return "computing" if sight.busy else "asleep: a lock, a wait or a sleep"
@@ -96,6 +99,29 @@ def ranks(numbers: Sequence[int]) -> str:
 
 def wait(numbers: Sequence[int]) -> str:
     return f"{ranks(numbers)} {'waits' if len(numbers) == 1 else 'wait'}"
+
+
+def who_waits(waits: Waits, rank: int) -> str:
+    awaited = _awaited_in(waits, rank)
+    inside = waits.inside[awaited]
+    longest = max(inside_s(waits.sights[r], awaited) for r in inside)
+    whole = len(waits.members.get(awaited.group, ())) == len(waits.sights)
+    text = f"{wait(inside)} for it in {call(waits.told[awaited], whole)} for {seconds(longest)}"
+    if awaited.between is None and rank in waits.sights:
+        group = next((g for g in waits.sights[rank].groups if g.name == awaited.group), None)
+        text += f"; it came as far as #{group.entered}" if group is not None and group.entered else ""
+    return text
+
+
+def _awaited_in(waits: Waits, rank: int) -> Call:
+    """The call in which most ranks wait for it."""
+    calls = [each for each, missing in waits.missing.items() if rank in missing]
+    return max(calls, key=lambda each: (len(waits.inside[each]), -each.seq))
+
+
+def inside_s(sight: Sight, awaited: Call) -> float:
+    where = (awaited.group, awaited.seq)
+    return max((c.entered_s for c in sight.waits_in if (c.group, c.seq) == where), default=0.0)
 
 
 def line(sight: Sight) -> str:

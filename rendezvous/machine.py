@@ -133,11 +133,11 @@ def _report(
         case AgentStopped():
             if state.phase is not Phase.STOPPING or node not in state.owing:
                 return state, ()
-            return node_stopped(state, node, now)
+            return node_stopped(state, node, event.sights, now)
         case CheckpointTaken():
             return checkpoint_taken(state, node, now)
         case RanksStill():
-            return examination.ranks_still(state, now)
+            return examination.ranks_still(state, member, now)
         case Examined():
             return examination.examined(state, member, event.sights, now)
         case PhaseTimes():

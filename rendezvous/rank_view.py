@@ -77,12 +77,16 @@ class Section:
     since_s: float  # ago
 
 
+HELD = ("T", "t", "F")  # process states in which it cannot go on before somebody outside lets it
+
+
 @dataclass(frozen=True, slots=True)
 class ProcessView:
     """What the operating system says of the rank's process."""
 
     alive: bool = True
-    state: str = "?"  # R running, S asleep, D uninterruptible, T stopped, t traced, Z ended; ? cannot be told
+    # R running, S asleep, D uninterruptible, T stopped, t traced, F frozen by its cgroup, Z ended; ? cannot be told
+    state: str = "?"
     cpu_s: float = 0.0  # of all its threads and of the children that it has waited for
     cpu_moved: bool = True  # more than an idle process uses, since the look before
     wchan: str = ""  # where in the kernel its main thread sleeps, where that may be read

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 # At run time, not for the checker only: the codec reads these annotations.
-from rendezvous.rank_view import Collective, GroupView, RankPhase
+from rendezvous.rank_view import HELD, Collective, GroupView, RankPhase
 
 CALLS_TOLD = 8  # of one rank
 GROUPS_TOLD = 8
@@ -29,9 +29,13 @@ class Sight:
     calls: tuple[Collective, ...] = ()  # oldest first
     groups: tuple[GroupView, ...] = ()
     alive: bool = True
-    process: str = "?"  # R running, S asleep, D uninterruptible, T stopped, t traced; ? cannot be told
+    process: str = "?"  # R running, S asleep, D uninterruptible, T stopped, t traced, F frozen, Z ended; ?
     busy: bool = False  # it uses processor time
     wchan: str = ""
+    recorded: tuple[
+        Collective, ...
+    ] = ()  # as torch's flight recorder numbers them, those included that C++ begins
+    recorder: tuple[GroupView, ...] = ()  # empty: it was not heard
 
     @property
     def is_overdue(self) -> bool:
@@ -39,7 +43,7 @@ class Sight:
 
     @property
     def is_stopped(self) -> bool:
-        return self.alive and self.process in ("T", "t")
+        return self.alive and self.process in HELD
 
     @property
     def waits_in(self) -> tuple[Collective, ...]:

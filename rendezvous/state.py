@@ -155,6 +155,9 @@ class JobState:
     outcome: Outcome | None = None
     timers: Timers = Timers()
     examination: Examination | None = field(default=None, metadata=NOT_KEPT)
+    last_seen: FrozenMap[str, tuple[Sight, ...]] = field(
+        default=EMPTY, metadata=NOT_KEPT
+    )  # STOPPING: by node
     race: Race = field(default=Race(), metadata=NOT_KEPT)  # who is slower than others in this generation
     health: FrozenMap[str, tuple[str, ...]] = field(default=EMPTY, metadata=NOT_KEPT)  # complaints, by node
     deadline_at: float | None = None  # what was last asked for with SetDeadline

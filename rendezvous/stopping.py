@@ -21,6 +21,7 @@ from rendezvous.policy import (
     seriousness,
     speaks_against_node,
 )
+from rendezvous.post_mortem import explained
 from rendezvous.sealing import Result, by_arrival, choose, gather, seal, spec_of, waiting, wanted, world_of
 from rendezvous.state import (
     CAUSES_TOLD,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
     from rendezvous.events import Effect
     from rendezvous.policy import Verdict
+    from rendezvous.sight import Sight
 
 ABORTED_EXIT_CODE = 143  # as if the operator had sent SIGTERM
 TRY_AGAIN_EXIT_CODE = 75
@@ -169,6 +171,7 @@ def order_stop(state: JobState, decision: Decision, now: float) -> Result:
         owing=FrozenMap((agent.node, True) for _, agent in told),
         checkpoints_due=EMPTY,
         examination=None,
+        last_seen=EMPTY,
         timers=replace(
             state.timers,
             examine_at=None,
@@ -186,8 +189,10 @@ def order_stop(state: JobState, decision: Decision, now: float) -> Result:
     return state, (*effects, *more)
 
 
-def node_stopped(state: JobState, node: str, now: float) -> Result:
+def node_stopped(state: JobState, node: str, sights: tuple[Sight, ...], now: float) -> Result:
     state = replace(state, owing=state.owing.minus(node))
+    if sights:
+        state = replace(state, last_seen=state.last_seen.plus(node, sights))
     return conclude(state, now) if not len(state.owing) else (state, ())
 
 
@@ -198,6 +203,8 @@ def conclude(state: JobState, now: float) -> Result:
     if decision.cause is None:  # nothing failed: an order, a goodbye, or more nodes
         return _aborted(state, decision) if decision.kind is DecisionKind.FAIL else _regroup(state, now)
     first = first_of(state, state.causes.values())
+    if (named := explained(first, state.causes, state.last_seen, world_of(state))) is not None:
+        first, state = named, replace(state, causes=state.causes.plus(named.rank, named))
     final = decision
     again = judge_again(state, first, now) if decision.kind is not DecisionKind.FAIL else None
     state = _recorded(state, first)

@@ -165,6 +165,14 @@ class Cause:
     uncertain: bool = False  # the rank may be innocent, and its node is
     place: str = ""  # where its script was: "in backward, bucket 3 of 7"
 
+    @property
+    def may_be_a_consequence(self) -> bool:
+        """Of something that only the views of all ranks together show: see rendezvous/post_mortem.py."""
+        is_doubtful = (
+            self.uncertain and self.failure is not FailureClass.HANG
+        )  # which was looked into already
+        return is_doubtful or self.failure is FailureClass.CONSEQUENCE
+
 
 @dataclass(frozen=True, slots=True)
 class Placement:

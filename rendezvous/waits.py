@@ -23,12 +23,12 @@ from rendezvous.sight import GROUPS_TOLD
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from rendezvous.rank_view import Collective
+    from rendezvous.rank_view import Collective, GroupView
     from rendezvous.sight import Sight
 
 MEMBERS_READ = 1 << 20  # of one group; what claims more is not believed
 _ONE_SIDED = ("broadcast", "reduce", "gather", "scatter")  # some may be done before all have come
-_POINT_TO_POINT = {"send": "recv", "isend": "recv", "recv": "send", "irecv": "send"}
+POINT_TO_POINT = {"send": "recv", "isend": "recv", "recv": "send", "irecv": "send"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ def _groups(sights: Mapping[int, Sight]) -> Iterable[str]:
 
 
 def _call(rank: int, said: Collective) -> Call:
-    if said.op in _POINT_TO_POINT and said.peer >= 0:
+    if said.op in POINT_TO_POINT and said.peer >= 0:
         return Call(said.group, said.seq, (said.op, rank, said.peer))
     return Call(said.group, said.seq)
 
@@ -138,7 +138,7 @@ def _missing(
 ) -> tuple[int, ...]:
     if call.between is not None:
         op, rank, peer = call.between
-        return () if _answers(sights.get(peer), _POINT_TO_POINT[op], rank, call.seq) else (peer,)
+        return () if _answers(sights.get(peer), POINT_TO_POINT[op], rank, call.seq) else (peer,)
     come = entered[call.group]
     if said.op == "broadcast" and said.peer in come and _is_behind(come[said.peer], call.seq):
         return (said.peer,)  # the others may well have come and gone on, or not be needed
@@ -186,17 +186,19 @@ def _entered_by(sight: Sight | None, name: str) -> int | None:
 
 
 def _members(name: str, sights: Mapping[int, Sight], world_size: int) -> tuple[int, ...]:
-    users = []
-    for rank, sight in sights.items():
-        for group in sight.groups:
-            if group.name != name:
-                continue
-            if group.size == world_size:
-                return tuple(range(world_size))
-            if group.members and (listed := ranks_in(group.members)):
-                return listed
-            users.append(rank)
-    return tuple(users)
+    """Who has used it, where it is not said who is in it."""
+    views = {r: group for r, sight in sights.items() for group in sight.groups if group.name == name}
+    return members_of(views.values(), world_size) or tuple(views)
+
+
+def members_of(views: Iterable[GroupView], world_size: int) -> tuple[int, ...]:
+    """As any of these says; () where none does."""
+    for group in views:
+        if group.size == world_size:
+            return tuple(range(world_size))
+        if group.members and (listed := ranks_in(group.members)):
+            return listed
+    return ()
 
 
 def ranks_in(text: str) -> tuple[int, ...]:

@@ -62,12 +62,12 @@ static void disagreement(struct group *g, int other) {
     const struct notice *a = notice_of(g, 0), *b = notice_of(g, other);
     char text[256];
     if (a->kind != b->kind || a->count != b->count || a->element != b->element)
-        snprintf(text, sizeof text, "rank %d called %s of %llu x %s, rank %d %s of %llu x %s", g->ranks[0],
-                 kind_names[a->kind], (unsigned long long)a->count, element_names[a->element], g->ranks[other],
-                 kind_names[b->kind], (unsigned long long)b->count, element_names[b->element]);
+        snprintf(text, sizeof text, "the ranks disagree: rank %d called %s of %llu x %s, rank %d %s of %llu x %s",
+                 g->ranks[0], kind_names[a->kind], (unsigned long long)a->count, element_names[a->element],
+                 g->ranks[other], kind_names[b->kind], (unsigned long long)b->count, element_names[b->element]);
     else
-        snprintf(text, sizeof text, "ranks %d and %d called %s with different %s", g->ranks[0], g->ranks[other],
-                 kind_names[a->kind], a->root != b->root ? "roots" : "reductions");
+        snprintf(text, sizeof text, "the ranks disagree: ranks %d and %d called %s with different %s", g->ranks[0],
+                 g->ranks[other], kind_names[a->kind], a->root != b->root ? "roots" : "reductions");
     pthread_mutex_lock(&g->mutex);
     memcpy(g->failure, text, sizeof text);
     pthread_mutex_unlock(&g->mutex);

@@ -40,7 +40,12 @@ _INTERFACE = "NCCL_SOCKET_IFNAME or --interface chooses the network interface; i
 TABLE: tuple[Symptom, ...] = (
     # --- this script, on every node alike
     Symptom(
-        ("collective mismatch", "doesn't match expected size", "members disagree about"),
+        (
+            "collective mismatch",
+            "doesn't match expected size",
+            "members disagree about",
+            "the ranks disagree: ",
+        ),
         Class.USER_EXCEPTION,
         Restart.FAIL,
         "ranks called different collectives, or the same one with different shapes or types: compare what each calls",

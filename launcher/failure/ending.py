@@ -1,4 +1,4 @@
-"""The last words of an agent: the box, its JSON, and what becomes of the logs."""
+"""The last words of an agent: the box, its JSON, what becomes of the logs, and the exit code."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _WIDTH = 100
 _PATIENCE_S = 5.0
+_FAILED = 1  # in place of a code that a scheduler would take for this machine's own
 
 
 def tell(spec: LaunchSpec, folder: LogFolder, finish: Finish, all_shown: bool) -> int:
@@ -46,6 +47,8 @@ def tell(spec: LaunchSpec, folder: LogFolder, finish: Finish, all_shown: bool) -
         _say(f"ddp-launch: the terminal was too slow for some of the output; all of it is in {folder.path}")
     elif folder.temporary and finish.exit_code == 0:
         folder.discard()
+    if finish.outcome is not None and finish.exit_code in spec.reserved_exit_codes:
+        return _FAILED
     return finish.exit_code
 
 

@@ -18,6 +18,7 @@ from launcher.failure.verdict import ErrorRecord
 
 _MAX_RECORD_BYTES = 1 << 20
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC  # the kernel's fixed inode number for it
+_MOST_STEPS = (1 << 63) - 1
 _MAX_LOG_RECORDS = 10_000  # per question
 
 
@@ -75,16 +76,19 @@ def _our_record(data: dict[str, Any]) -> ErrorRecord:
     def text(key: str) -> str:
         return data[key] if isinstance(data.get(key), str) else ""
 
-    step = data.get("step")
-    code = data.get("exit_code")
     return ErrorRecord(
         type=text("type"),
         message=text("message"),
         traceback=text("traceback"),
         time_ns=_whole(data.get("time_ns")),
-        step=step if isinstance(step, int) else None,
-        exit_code=code if isinstance(code, int) else None,
+        step=_within(data.get("step"), _MOST_STEPS),
+        exit_code=_within(data.get("exit_code"), 255),
     )
+
+
+def _within(value: object, most: int) -> int | None:
+    """The service is told of it: a number that a message has no room for is none."""
+    return value if type(value) is int and 0 <= value <= most else None
 
 
 def _torch_record(message: str, stack: str, seconds: object) -> ErrorRecord:
@@ -219,9 +223,13 @@ def _counter(path: str) -> int | None:
 
 
 def own_cgroups(wanted: str) -> list[str]:
-    """Folders of this process's cgroups of that controller, as seen through the mounts of this mount namespace."""
+    return cgroups_of("self", wanted)
+
+
+def cgroups_of(process: int | str, wanted: str) -> list[str]:
+    """Folders of its cgroups of that controller, as seen through the mounts of this mount namespace."""
     own: dict[str, str] = {}
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
+    for line in Path(f"/proc/{process}/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         own["cgroup2" if not controllers else controllers] = path
     folders: list[str] = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -16,10 +17,11 @@ from typing import TYPE_CHECKING
 from launcher.exchange import CommunicationFailed, Fact
 from launcher.failure.crash_text import Raised
 from launcher.failure.symptoms import class_of, hint_of
-from launcher.health import dumps, nccl_env
-from launcher.health.flight_recorder import analysed
+from launcher.health import dumps, nccl_env, recorders
+from launcher.health.flight_recorder import Dump, analysed
 from launcher.health.guards import Guards, Lost
 from launcher.ranks import devices
+from rendezvous.rank_view import HELD
 from rendezvous.types import Cause, FailureClass
 
 if TYPE_CHECKING:
@@ -27,8 +29,12 @@ if TYPE_CHECKING:
 
     from launcher.ranks.worker import Workers
     from launcher.ranks.worker_env import RankPlace
+    from rendezvous.sight import Sight
 
 _LIVES_ON_S = 2.0
+_RECORDERS_WITHIN_S = (
+    0.5  # the service waits for us, and a rank in native code may hold its interpreter for ever
+)
 _SIGNAL_FIRST_S = 0.02
 
 
@@ -44,7 +50,7 @@ class CommunicationWatch:
         self._host, self._ranks, self._say, self._happened = host, ranks, say, happened
         self._scratch = scratch
         self._guards = Guards(scratch, self)
-        self._dump: tuple[int, asyncio.Task[str]] | None = None
+        self._dump: tuple[int, asyncio.Task[list[Dump]]] | None = None
         self._said_for = self._broken_off = -1  # generations
 
     async def begin(self) -> None:
@@ -67,20 +73,23 @@ class CommunicationWatch:
         loop = asyncio.get_running_loop()
         loop.call_later(_SIGNAL_FIRST_S, self._guards.break_off, generation, reason)
 
-    def begin_dump(self, generation: int) -> None:
-        """The flight recorders of this node's ranks, into the folders of their logs, while others look elsewhere."""
+    async def with_recorders(self, generation: int, sights: tuple[Sight, ...]) -> tuple[Sight, ...]:
+        """And what the flight recorders say of those that can answer; the dumps are kept beside their logs."""
+        able = [sight.rank for sight in sights if sight.alive and sight.process not in (*HELD, "D")]
+        folders = {rank: folder for rank, folder in self._ranks.folders().items() if rank in able}
         if self._dump is None or self._dump[1].done():
-            self._dump = generation, asyncio.get_running_loop().create_task(self._dumped(generation))
-
-    async def _dumped(self, generation: int) -> str:
-        found = await dumps.gather(self._guards, self._scratch, generation, self._ranks.folders())
-        return "\n".join(finding.words for finding in analysed(found))
+            gathering = dumps.gather(self._guards, self._scratch, generation, folders)
+            self._dump = generation, asyncio.get_running_loop().create_task(gathering)
+        _generation, task = self._dump
+        await asyncio.wait([task], timeout=_RECORDERS_WITHIN_S)
+        found = task.result() if task.done() else await asyncio.to_thread(dumps.those_there, folders)
+        return recorders.heard(sights, found, time.time_ns())
 
     async def with_dumps(self, generation: int, cause: Cause) -> Cause:
         """And what the recorders say together, if anything."""
         if self._dump is None or self._dump[0] != generation:
             return cause
-        said = await self._dump[1]
+        said = "\n".join(finding.words for finding in analysed(await self._dump[1]))
         told = f"flight recorders of this node:\n{said}" if said else ""
         return replace(cause, traceback="\n\n".join(text for text in (cause.traceback, told) if text))
 

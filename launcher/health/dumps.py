@@ -2,7 +2,8 @@
 
 A rank's guard writes its dump as JSON. Where the guard cannot run, since something holds the interpreter, torch's own
 watchdog thread still serves a pipe, and writes a pickle; that is NCCL's alone. A pickle may name any function to be
-called, so the reader knows none: lists, dicts, numbers and texts come through, and nothing else.
+called, so the reader knows none: lists, dicts, numbers and texts come through, and nothing else. It is the reader
+in Python: the one in C makes room for whatever number of things a few bytes speak of.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ import os
 import pickle
 import re
 import sys
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
-from launcher.health.flight_recorder import Dump, Finding, NotADump, analysed, dump_of
+from launcher.health.flight_recorder import Dump, Finding, NotADump, analysed, dump_of, with_members
 from launcher.health.nccl_env import DUMP_FILE, PIPE_FILE
 
 if TYPE_CHECKING:
@@ -29,9 +30,14 @@ WITHIN_S = 2.0
 JSON_NAME = "flight-recorder.json"
 _MOST_BYTES = 64 << 20
 _LOOK_AGAIN_S = 0.05
+_ROOM = pickle.BYTEARRAY8  # the one code whose reader makes room before it has read
 
 
-class _NothingCalled(pickle.Unpickler):
+class _NothingCalled(pickle._Unpickler):
+    dispatch: ClassVar = {
+        code: load for code, load in pickle._Unpickler.dispatch.items() if code not in _ROOM
+    }
+
     def find_class(self, module: str, name: str) -> NoReturn:
         raise NotADump(f"the pickle wants to call {module}.{name}")
 
@@ -72,11 +78,12 @@ async def gather(
     pipes = [rank for rank in folders if _ring(scratch, rank)]
     files = {rank: os.path.join(folder, JSON_NAME) for rank, folder in folders.items()}
     answers = await guards.dump(generation, files, within_s / 2)
-    waited_for = [rank for rank in pipes if answers.get(rank) != ""]
+    waited_for = [rank for rank in pipes if rank not in answers or answers[rank].problem]
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(within_s / 2 if answers else within_s):
             await _written(waited_for, folders)
-    return await asyncio.to_thread(_read_all, folders)
+    found = await asyncio.to_thread(those_there, folders)
+    return [with_members(dump, answers[dump.rank].groups) if dump.rank in answers else dump for dump in found]
 
 
 async def _written(ranks: list[int], folders: Mapping[int, str]) -> None:
@@ -102,7 +109,7 @@ def _ring(scratch: str, rank: int) -> bool:
     return True
 
 
-def _read_all(folders: Mapping[int, str]) -> list[Dump]:
+def those_there(folders: Mapping[int, str]) -> list[Dump]:
     found = []
     for rank, folder in folders.items():
         for path in (os.path.join(folder, JSON_NAME), _pickled(folder, rank)):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 MAX_RANKS_SAID = 16
 # Whose tensors are of one shape on all ranks; of the others each may bring its own.
-_OF_ONE_SHAPE = ("all_reduce", "allreduce", "broadcast", "reduce", "_reduce_scatter_base", "_all_gather_base")
+OF_ONE_SHAPE = ("all_reduce", "allreduce", "broadcast", "reduce", "_reduce_scatter_base", "_all_gather_base")
 
 
 class NotADump(ValueError):
@@ -36,6 +36,7 @@ class Entry:
     sizes: tuple[tuple[int, ...], ...]
     dtypes: tuple[str, ...]
     done: bool
+    at_ns: int = 0  # when it was begun, by the wall clock
 
     @property
     def words(self) -> str:
@@ -47,7 +48,7 @@ class Entry:
 
     @property
     def signature(self) -> tuple[object, ...]:
-        return (self.op, self.sizes, self.dtypes) if self.op in _OF_ONE_SHAPE else (self.op,)
+        return (self.op, self.sizes, self.dtypes) if self.op in OF_ONE_SHAPE else (self.op,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,8 @@ class Group:
     description: str
     members: tuple[int, ...]  # () where the recorder does not say
     entries: tuple[Entry, ...]  # by number
+    size: int = 0  # how many ranks it has, as the guard says; 0: it does not
+    spelled: str = ""  # which: "0-3"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,20 +124,30 @@ def _number(entry: Entry) -> int:
 
 def _entry(each: Mapping[str, Any]) -> tuple[tuple[str, str], Entry]:
     try:
-        name, description = (str(part) for part in each["process_group"])
-        op = str(each["profiling_name"]).rpartition(":")[2]
+        name, description = (_word(part) for part in each["process_group"])
+        op = _word(each["profiling_name"]).rpartition(":")[2]
         sizes = tuple(tuple(int(n) for n in size) for size in each.get("input_sizes") or ())
-        dtypes = tuple(str(dtype) for dtype in each.get("input_dtypes") or ())
+        dtypes = tuple(_word(dtype) for dtype in each.get("input_dtypes") or ())
         done = bool(each.get("retired")) or each.get("state") == "completed"
-        return (name, description), Entry(int(each["collective_seq_id"]), op, sizes, dtypes, done)
+        began = int(each.get("time_created_ns") or 0)
+        return (name, description), Entry(int(each["collective_seq_id"]), op, sizes, dtypes, done, began)
     except (KeyError, TypeError, ValueError) as error:
         raise NotADump(f"an entry of the flight recorder is not understood: {error}") from None
+
+
+def _word(part: object) -> str:
+    """Lists that hold each other would be words without an end."""
+    if not isinstance(part, str | int):
+        raise TypeError(f"a {type(part).__name__} where a name is expected")
+    return str(part)
 
 
 def _members(configured: object) -> dict[str, tuple[int, ...]]:
     found: dict[str, tuple[int, ...]] = {}
     if isinstance(configured, dict):
         for name, config in configured.items():
+            if not isinstance(name, str | int):
+                continue
             ranks = config.get("ranks") if isinstance(config, dict) else None
             if isinstance(ranks, str):
                 try:
@@ -144,6 +157,16 @@ def _members(configured: object) -> dict[str, tuple[int, ...]]:
             if isinstance(ranks, list) and all(isinstance(rank, int) for rank in ranks):
                 found[str(name)] = tuple(ranks)
     return found
+
+
+def with_members(dump: Dump, told: Mapping[str, tuple[int, str]]) -> Dump:
+    """`told` by the guard, which knows what the recorder does not say of every group."""
+
+    def known(group: Group) -> Group:
+        size, spelled = told.get(group.name, (0, ""))
+        return replace(group, size=size, spelled=spelled)
+
+    return replace(dump, groups=tuple(map(known, dump.groups)))
 
 
 # --- all of them -------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ _NAME = "guard"
 _LONGEST_PATH = 107  # of a Unix socket
 _LONGEST_LINE = 1 << 16
 _SHOWN_CHARS = 500
+_MOST_RANKS, _LONGEST_SPELLED = 1 << 24, 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,14 @@ class Lost:
     peer: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Dumped:
+    """A guard's answer: its flight recorder is in the file, or why it is not; and what groups there are."""
+
+    problem: str
+    groups: dict[str, tuple[int, str]]  # by name: how many ranks, and which ("0-3")
+
+
 class Listener(Protocol):
     def communication_failed(self, lost: Lost) -> None: ...
 
@@ -45,7 +54,7 @@ class Guards:
         self._listener = listener
         self._server: asyncio.Server | None = None
         self._lines: dict[tuple[int, int], asyncio.StreamWriter] = {}  # by generation and rank
-        self._dumps: dict[tuple[int, int], asyncio.Future[str]] = {}
+        self._dumps: dict[tuple[int, int], asyncio.Future[Dumped]] = {}
 
     async def listen(self) -> None:
         """Where that is not possible, ranks are told of no guard's socket."""
@@ -57,6 +66,7 @@ class Guards:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._path)
             server = await asyncio.start_unix_server(self._serve, self._path, limit=_LONGEST_LINE)
+            os.chmod(self._path, 0o600)
             self._server = server
 
     def env(self) -> dict[str, str]:
@@ -79,9 +89,9 @@ class Guards:
             if of == generation:
                 _say(writer, {"abort": reason[:_SHOWN_CHARS]})
 
-    async def dump(self, generation: int, files: Mapping[int, str], within_s: float) -> dict[int, str]:
-        """Each rank's flight recorder into its file. -> of those that answered: "", or why there is none"""
-        asked: dict[int, asyncio.Future[str]] = {}
+    async def dump(self, generation: int, files: Mapping[int, str], within_s: float) -> dict[int, Dumped]:
+        """Each rank's flight recorder into its file. -> what those say that answered"""
+        asked: dict[int, asyncio.Future[Dumped]] = {}
         for rank, file in files.items():
             writer = self._lines.get((generation, rank))
             if writer is not None:
@@ -105,7 +115,7 @@ class Guards:
                     self._lines[who] = writer
                 elif who is not None:
                     self._told(who, said)
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             pass  # not a guard, or one that ends in the middle of a word
         finally:
             if who is not None and self._lines.get(who) is writer:
@@ -129,7 +139,13 @@ class Guards:
         elif "dumped" in said:
             answer = self._dumps.get(who)
             if answer is not None and not answer.done():
-                answer.set_result(str(said["dumped"]))
+                answer.set_result(Dumped(str(said["dumped"]), _groups(said.get("groups", ()))))
+
+
+def _groups(told: list[list[Any]]) -> dict[str, tuple[int, str]]:
+    """No further than a message carries it."""
+    sane = [(str(name), min(max(int(size), 0), _MOST_RANKS), str(who)) for name, size, who in told]
+    return {name: (size, who if len(who) <= _LONGEST_SPELLED else "") for name, size, who in sane}
 
 
 def _say(writer: asyncio.StreamWriter, order: dict[str, str]) -> None:

@@ -3,6 +3,9 @@
 The agent says that its ranks are still (`RanksStill`), tells how each of them is when it is asked (`Examined`), and
 looks where an accused one stands before it reports its failure (`RankFailed`). Who is to blame is for the service to
 say, which hears all agents. An agent that runs no ranks says so at once: nobody need wait for it.
+
+An order to stop may have a reason that only tells of a consequence. Then the agent looks at its ranks' pages once more
+before it stops anybody, and says with `AgentStopped` what it saw; see rendezvous/post_mortem.py.
 """
 
 from __future__ import annotations
@@ -11,8 +14,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, assert_never
 
 from launcher.exchange import (
+    BreakOff,
     CommunicationFailed,
     LookAtRanks,
+    LookBack,
     RanksSeen,
     RanksStandStill,
     Send,
@@ -21,9 +26,17 @@ from launcher.exchange import (
 )
 from launcher.supervised import Phase
 from rendezvous.events import Accused, Examine, Examined, RankFailed, RanksStill
+from rendezvous.types import DecisionKind
 
 if TYPE_CHECKING:
+    from launcher.exchange import Action
     from launcher.supervised import Step, Supervision
+    from rendezvous.types import Decision
+
+_PEERS_STAY = (
+    DecisionKind.GROW,
+    DecisionKind.FINISH,
+)  # until they are stopped: they may still finish together
 
 
 def step(
@@ -49,3 +62,24 @@ def step(
             return state, (Send(RankFailed(agent, generation, cause)),)
         case _:
             assert_never(fact)
+
+
+def before_a_stop(state: Supervision, decision: Decision) -> tuple[Action, ...]:
+    """Of a world that has lost somebody: nothing that its ranks do together can succeed any more."""
+    if decision.kind in _PEERS_STAY:
+        return ()
+    looks = (
+        decision.cause is not None and decision.cause.may_be_a_consequence and state.phase is Phase.RUNNING
+    )
+    return (*((LookBack(state.generation),) if looks else ()), *release(state, _why(decision)))
+
+
+def release(state: Supervision, reason: str) -> tuple[Action, ...]:
+    running = state.phase is Phase.RUNNING and bool(state.live)
+    return (BreakOff(state.generation, reason),) if running else ()
+
+
+def _why(decision: Decision) -> str:
+    cause = decision.cause
+    who = f"rank {cause.rank} on {cause.node}" if cause is not None and not cause.uncertain else ""
+    return f"{who}: {cause.reason}" if cause is not None and who else decision.reason

@@ -16,6 +16,7 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from launcher.health import page
+from launcher.health.freezer import is_frozen
 from rendezvous.rank_view import ProcessView, RankPhase
 
 if TYPE_CHECKING:
@@ -23,9 +24,11 @@ if TYPE_CHECKING:
 
 _VARIABLE = "DDP_STATUS_PAGE"
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-_IDLE_SHARE = 0.01  # of a processor: what a process uses that does nothing but wait, with all its threads
+_IDLE_SHARE = 0.02  # of a processor: what a process uses that does nothing but wait, with all its threads
+_IDLE_S = 0.015  # and of its time between two looks: one tick of the kernel's count is not yet work
 
 _MAY_BE_WAITING = (RankPhase.BACKWARD, RankPhase.COMMUNICATE)
+_AT_REST = ("S", "D")  # a frozen process looks like either, by the version of its cgroup
 _TELLING_S = 0.5  # processor time is counted in steps of a hundredth of a second
 
 
@@ -123,10 +126,12 @@ def _process(sheet: _Sheet, now: float) -> ProcessView:
     if stat is None:
         return ProcessView(alive=bool(not sheet.pid), cpu_s=sheet.cpu_s)
     state, cpu_s = stat
+    if state in _AT_REST and is_frozen(sheet.pid):
+        state = "F"
     passed, used = now - sheet.looked_at, cpu_s - sheet.cpu_s
     moved = sheet.process.cpu_moved
     if passed >= _TELLING_S:
-        moved = used > _IDLE_SHARE * passed
+        moved = used > max(_IDLE_SHARE * passed, _IDLE_S)
         sheet.cpu_s, sheet.looked_at = cpu_s, now
     return ProcessView(True, state, cpu_s, moved, _wchan(sheet.pid))
 

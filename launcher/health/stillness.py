@@ -19,7 +19,7 @@ How long is in order depends on what the rank does:
     | loads data, or runs code without a name     | TIME       | 10 min, or 20 of its longest steps            |
     | is elsewhere in a step, and uses processor  | TIME       | 10 min, or 20 of its longest steps            |
     | is elsewhere in a step, and uses none       | TIME       | 2 min, or 20 of its longest steps             |
-    | is stopped by a signal, or has ended        | TIME       | 2 min, or 20 of its longest steps             |
+    | is stopped or frozen, or has ended          | TIME       | 2 min, or 20 of its longest steps             |
 
 `auto` is meant for scripts that know nothing of us: it gives a rank that may still be at work the ten minutes after
 which torch itself gives up by default, and a script that gives its groups more than half an hour gets that. A rank that
@@ -34,7 +34,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from launcher.health.budgets import ASLEEP_S, AT_WORK_S
-from rendezvous.rank_view import RankPhase, RankView
+from rendezvous.rank_view import HELD, RankPhase, RankView
 from rendezvous.sight import CALLS_TOLD, GROUPS_TOLD, Sight
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def look(watch: Watch, views: Iterable[RankView], now: float, period_s: float) -
 
 
 def _seen(before: Stillness | None, view: RankView, passed_s: float) -> Stillness:
-    stopped = view.process.alive and view.process.state in ("T", "t")
+    stopped = view.process.alive and view.process.state in HELD
     if before is None or (before.pid != view.pid and view.process.alive):
         return Stillness(view.pid, stopped=stopped)
     still_s = before.still_s + passed_s
@@ -166,7 +166,7 @@ def _sight(view: RankView, seen: Stillness, budgets: Budgets) -> Sight:
         groups=_groups(view),
         alive=view.process.alive,
         process=view.process.state if view.process.alive else "Z",
-        busy=view.process.alive and view.process.cpu_moved and view.process.state not in ("T", "t"),
+        busy=view.process.alive and view.process.cpu_moved and view.process.state not in HELD,
         wchan=view.process.wchan[:_WORDS_CHARS],
     )
 

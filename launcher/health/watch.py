@@ -46,6 +46,11 @@ class HangWatch:
             self._timer.cancel()
             self._timer = None
 
+    def contact(self, held: bool) -> None:
+        """A service that we have just found again has heard nothing of what we said meanwhile."""
+        if held:
+            self._told_at = float("-inf")
+
     def sights(self) -> tuple[Sight, ...]:
         """How the ranks are, at this moment."""
         views, now = self._views(), self._loop.time()

@@ -239,10 +239,12 @@ class RanksFinished(_message.Message):
     def __init__(self, generation: _Optional[int] = ...) -> None: ...
 
 class AgentStopped(_message.Message):
-    __slots__ = ("generation",)
+    __slots__ = ("generation", "sights")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
+    SIGHTS_FIELD_NUMBER: _ClassVar[int]
     generation: int
-    def __init__(self, generation: _Optional[int] = ...) -> None: ...
+    sights: _containers.RepeatedCompositeFieldContainer[Sight]
+    def __init__(self, generation: _Optional[int] = ..., sights: _Optional[_Iterable[_Union[Sight, _Mapping]]] = ...) -> None: ...
 
 class CheckpointTaken(_message.Message):
     __slots__ = ("generation",)
@@ -563,7 +565,7 @@ class Assignment(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., node_rank: _Optional[int] = ..., n_nodes: _Optional[int] = ..., rank_offset: _Optional[int] = ..., nproc: _Optional[int] = ..., world_size: _Optional[int] = ..., role: _Optional[str] = ..., role_rank_offset: _Optional[int] = ..., role_world_size: _Optional[int] = ..., restart_count: _Optional[int] = ..., max_restarts: _Optional[int] = ..., store_host: _Optional[str] = ..., store_node: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Sight(_message.Message):
-    __slots__ = ("rank", "known", "still_s", "limit_s", "phase", "phase_s", "step", "section", "message", "calls", "groups", "alive", "process", "busy", "wchan")
+    __slots__ = ("rank", "known", "still_s", "limit_s", "phase", "phase_s", "step", "section", "message", "calls", "groups", "alive", "process", "busy", "wchan", "recorded", "recorder")
     RANK_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     STILL_S_FIELD_NUMBER: _ClassVar[int]
@@ -579,6 +581,8 @@ class Sight(_message.Message):
     PROCESS_FIELD_NUMBER: _ClassVar[int]
     BUSY_FIELD_NUMBER: _ClassVar[int]
     WCHAN_FIELD_NUMBER: _ClassVar[int]
+    RECORDED_FIELD_NUMBER: _ClassVar[int]
+    RECORDER_FIELD_NUMBER: _ClassVar[int]
     rank: int
     known: bool
     still_s: float
@@ -594,7 +598,9 @@ class Sight(_message.Message):
     process: str
     busy: bool
     wchan: str
-    def __init__(self, rank: _Optional[int] = ..., known: _Optional[bool] = ..., still_s: _Optional[float] = ..., limit_s: _Optional[float] = ..., phase: _Optional[_Union[RankPhase, str]] = ..., phase_s: _Optional[float] = ..., step: _Optional[int] = ..., section: _Optional[str] = ..., message: _Optional[str] = ..., calls: _Optional[_Iterable[_Union[Collective, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[GroupView, _Mapping]]] = ..., alive: _Optional[bool] = ..., process: _Optional[str] = ..., busy: _Optional[bool] = ..., wchan: _Optional[str] = ...) -> None: ...
+    recorded: _containers.RepeatedCompositeFieldContainer[Collective]
+    recorder: _containers.RepeatedCompositeFieldContainer[GroupView]
+    def __init__(self, rank: _Optional[int] = ..., known: _Optional[bool] = ..., still_s: _Optional[float] = ..., limit_s: _Optional[float] = ..., phase: _Optional[_Union[RankPhase, str]] = ..., phase_s: _Optional[float] = ..., step: _Optional[int] = ..., section: _Optional[str] = ..., message: _Optional[str] = ..., calls: _Optional[_Iterable[_Union[Collective, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[GroupView, _Mapping]]] = ..., alive: _Optional[bool] = ..., process: _Optional[str] = ..., busy: _Optional[bool] = ..., wchan: _Optional[str] = ..., recorded: _Optional[_Iterable[_Union[Collective, _Mapping]]] = ..., recorder: _Optional[_Iterable[_Union[GroupView, _Mapping]]] = ...) -> None: ...
 
 class Collective(_message.Message):
     __slots__ = ("number", "group", "seq", "op", "dtype", "numel", "shape", "peer", "is_async", "entered_s", "finished_s")

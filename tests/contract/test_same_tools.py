@@ -46,6 +46,16 @@ def test_coverage_started_by_a_site_hook(tmp_path: Path) -> None:
     assert ended.err.count(_PLAIN_START) == 1
 
 
+def test_what_a_site_hook_imports_is_imported_once_and_not_by_each_rank(tmp_path: Path) -> None:
+    note = "import os\nwith open(os.environ['SEEN'], 'a') as file:\n    print(os.getpid(), file=file)\n"
+    script(tmp_path / "site", note, "sitecustomize.py")
+    script(tmp_path, "import os, sys\nassert 'sitecustomize' in sys.modules\nprint(os.getpid())\n")
+    env = {"SEEN": str(tmp_path / "seen"), "PYTHONPATH": str(tmp_path / "site")}
+    ranks = ddp_launch("train.py", cwd=tmp_path, nproc=2, env=env).ok().out.split()
+    assert len(ranks) == 2
+    assert not set(ranks) & set((tmp_path / "seen").read_text().split())
+
+
 @_BOTH
 def test_debugger_on_a_pipe(options: Sequence[str], tmp_path: Path) -> None:
     script(tmp_path, "x = 41\nbreakpoint()\nprint('x is', x)\n")

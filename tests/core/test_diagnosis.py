@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rendezvous.diagnosis import Finding, Kind, Patience, diagnose
+from rendezvous.diagnosis import diagnose
+from rendezvous.finding import Finding, Kind, Patience
 from rendezvous.rank_view import Collective, GroupView, RankPhase
 from rendezvous.sight import Sight
 
@@ -157,6 +158,74 @@ def test_what_has_left_the_table_of_groups_is_not_held_against_anybody() -> None
     assert not isinstance(finding, Finding) or not finding.certain
 
 
+def test_one_stopped_within_a_collective_is_the_reason_and_not_those_beside_it() -> None:
+    """Rank 0 got through number 12 and is in 13; 1 and 2 wait in 12, in which 3 was stopped: all have entered it."""
+    ahead, stopped = waiting(0, 4, 13), replace(waiting(3, 4, 12), process="T")
+    finding = found(ahead, waiting(1, 4, 12), waiting(2, 4, 12), stopped)
+    assert (charged(finding), finding.certain) == ([3], True)
+    frozen = found(ahead, waiting(1, 4, 12), waiting(2, 4, 12), replace(stopped, process="F"))
+    assert "is frozen by its cgroup for 3.2 s" in frozen.charges[0].reason
+    assert not found(ahead, *(waiting(rank, 4, 12) for rank in (1, 2, 3))).certain
+
+
+# --- collectives that only the flight recorders have seen ---------------------------------------------
+
+
+def with_recorder(
+    sight: Sight, came_to: int, *, waits: bool, group: str = WORLD, members: str = "0-2"
+) -> Sight:
+    """The recorder has seen number `came_to` begin; the page, none of it."""
+    view = GroupView(group, 3, members, came_to, came_to - waits)
+    return replace(sight, recorded=(call(came_to, group, done=not waits),), recorder=(view,))
+
+
+def in_backward(rank: int, came_to: int, *, waits: bool) -> Sight:
+    return with_recorder(unseen(rank, RankPhase.BACKWARD, 40), came_to, waits=waits)
+
+
+def test_what_only_the_recorders_have_seen_names_the_one_that_did_not_come() -> None:
+    finding = found(
+        in_backward(0, 61, waits=True), in_backward(1, 60, waits=False), in_backward(2, 61, waits=True)
+    )
+    assert (charged(finding), finding.certain, finding.kind) == ([1], True, Kind.ABSENT)
+    told = "ranks 0 and 2 wait for it in all_reduce #61 (1,000 x float32) for 3.2 s; it came as far as #60"
+    assert told in finding.charges[0].reason
+
+
+def test_of_two_ranks_the_one_that_waits_in_nothing_at_all_is_certain() -> None:
+    pair = [
+        replace(in_backward(r, 61 - r, waits=r == 0), recorder=(GroupView(WORLD, 2, "0-1", 61 - r),))
+        for r in (0, 1)
+    ]
+    finding = found(*pair)
+    assert (charged(finding), finding.certain) == ([1], True)
+
+
+def test_a_recorder_that_was_not_heard_leaves_everything_to_the_pages() -> None:
+    """The two ways to number must not be mixed."""
+    silent = unseen(1, RankPhase.BACKWARD, 40)
+    finding = found(in_backward(0, 61, waits=True), silent, in_backward(2, 61, waits=True))
+    assert (finding.kind, finding.certain) == (Kind.ALIKE, False)
+    stopped = found(
+        in_backward(0, 61, waits=True), replace(silent, process="T"), in_backward(2, 61, waits=True)
+    )
+    assert (charged(stopped), stopped.certain) == ([1], True)
+
+
+def test_pages_that_know_as_much_are_believed() -> None:
+    told = [with_recorder(waiting(rank, 3, 12), 12, waits=True) for rank in (0, 2)]
+    finding = found(*told, with_recorder(absent(1, 3, 11), 11, waits=False))
+    assert (charged(finding), finding.certain) == ([1], True)
+    assert "it came as far as #11" in finding.charges[0].reason
+
+
+def test_a_recorder_that_has_forgotten_a_group_says_nothing_of_it() -> None:
+    """Its entries are as many as it has room for; what it does not tell of is no sign that a rank stayed behind."""
+    forgetful = with_recorder(absent(1, 3, 11), 7, waits=False, group="other", members="1")
+    finding = found(*(in_backward(rank, 61, waits=True) for rank in (0, 2)), forgetful)
+    assert all("#61" not in charge.reason for charge in finding.charges)
+
+
 # --- desync ---------------------------------------------------------------------------------------------
 
 
@@ -245,7 +314,7 @@ def test_one_that_has_finished_is_not_the_reason_why_another_never_ends() -> Non
     assert (charged(finding), finding.certain) == ([0], True)
 
 
-@pytest.mark.parametrize("state", ["T", "t"])
+@pytest.mark.parametrize("state", ["T", "t", "F"])
 def test_a_job_that_somebody_has_stopped_is_left_alone(state: str) -> None:
     sights = {rank: replace(waiting(rank, 3, 9), process=state) for rank in range(3)}
     assert diagnose(sights, 3) is None

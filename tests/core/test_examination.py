@@ -51,6 +51,13 @@ def test_all_are_asked_and_the_guilty_ones_agent_is_told() -> None:
     assert "rank 0 stands still" in cause.traceback
 
 
+def test_one_that_was_away_when_it_was_asked_is_asked_again_as_soon_as_it_speaks() -> None:
+    story = tell(still(two_nodes()), "a")
+    assert still(story, "a").effects == ()
+    assert still(story, "b").told("b") == [Examine(1)]
+    assert accused(tell(story, "b"), "b")
+
+
 def test_its_report_is_a_failure_like_any_other() -> None:
     story = tell(tell(still(two_nodes()), "a"), "b")
     (told,) = accused(story, "b")

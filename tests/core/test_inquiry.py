@@ -7,19 +7,24 @@ from dataclasses import replace
 import pytest
 
 from launcher.exchange import (
+    BreakOff,
     GraceOver,
+    LastSeen,
     LookAtRanks,
+    LookBack,
     RanksSeen,
     RanksStandStill,
     Send,
     SignalRanks,
     StacksTaken,
     StartGrace,
+    Sweep,
+    Swept,
     TakeStacks,
 )
 from launcher.supervised import Phase, Supervision
 from launcher.supervision import SIGKILL, SIGTERM, step
-from rendezvous.events import Accused, Examine, Examined, RankFailed, RanksStill, Stop
+from rendezvous.events import Accused, AgentStopped, Assigned, Examine, Examined, RankFailed, RanksStill, Stop
 from rendezvous.sight import Sight
 from rendezvous.types import AgentId, Assignment, Cause, Decision, DecisionKind, FailureClass
 
@@ -63,3 +68,35 @@ def test_an_accused_rank_gets_a_short_grace_when_all_are_stopped() -> None:
     assert step(state, GraceOver(1, of_accused=True))[1] == (SignalRanks(SIGKILL, (1,)),)
     assert step(replace(state, live=(0,)), GraceOver(1, of_accused=True))[1] == ()
     assert step(state, GraceOver(1))[1] == (SignalRanks(SIGKILL),)
+
+
+LOST = Cause("b", 2, 0, FailureClass.CONSEQUENCE, "lost its peers", 1)
+MISFIT = Cause("b", 2, 0, FailureClass.USER_EXCEPTION, "of another size", 1, uncertain=True)
+
+
+def stopped_for(cause: Cause | None, state: Supervision = RUNNING) -> tuple[object, ...]:
+    return step(state, Stop(1, Decision(DecisionKind.RESTART, "again", 1, cause)))[1]
+
+
+@pytest.mark.parametrize("cause", [LOST, MISFIT])
+def test_before_all_are_stopped_for_a_mere_consequence_their_pages_are_looked_at(cause: Cause) -> None:
+    first, second, third, *_ = stopped_for(cause)
+    assert first == LookBack(1)
+    assert isinstance(second, BreakOff)
+    assert third == SignalRanks(SIGTERM)
+    assert stopped_for(cause, replace(RUNNING, live=())) == (LookBack(1), Sweep(1))
+
+
+@pytest.mark.parametrize("cause", [CAUSE, replace(CAUSE, uncertain=True), None])
+def test_for_any_other_reason_nobody_looks_back(cause: Cause | None) -> None:
+    assert LookBack(1) not in stopped_for(cause)
+
+
+def test_what_was_seen_is_told_when_all_are_stopped_and_only_of_that_generation() -> None:
+    state, _ = step(replace(RUNNING, live=()), Stop(1, Decision(DecisionKind.RESTART, "again", 1, LOST)))
+    state, _ = step(state, LastSeen(0, (Sight(7),)))
+    state, _ = step(state, LastSeen(1, SIGHTS))
+    state, told = step(state, Swept(1))
+    assert told == (Send(AgentStopped(AGENT, 1, SIGHTS)),)
+    state, _ = step(state, Assigned(replace(MINE, generation=2)))
+    assert state.last_seen == ()

@@ -45,7 +45,6 @@ class Case:
     options: tuple[str, ...] = ()
     in_lab: bool = False  # each node is a host with a network of its own
     bound_s: float | None = None
-    missed: str = ""  # why a wrong verdict is put up with today; an innocent is not blamed all the same
     needs: str = ""  # what not every machine has: a function of needs.py
 
     @property

@@ -13,7 +13,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import tempfile
 import threading
 from dataclasses import dataclass, field, replace
@@ -25,6 +24,7 @@ import networks
 import outside
 from fault_case import HANG_TIMEOUT_S, Case, Kind
 from launched import Launched, eventually
+from ports import free_port
 from served import Service
 from verdicts import Verdict, verdict_of
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 TRAIN = str(Path(__file__).parent / "programs" / "train.py")
-PATIENCE_S = 60.0
+PATIENCE_S = 90.0
 _LOOK_EVERY_S = 0.005
 _STARTS_AT_ONCE = 2
 JOBS_AT_ONCE = 4
@@ -128,11 +128,6 @@ def play(case: Case) -> Played:
     return played
 
 
-def _free_place() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return f"127.0.0.1:{free.getsockname()[1]}"
-
-
 class Stage:
     """One job of one case, and what is seen of it."""
 
@@ -192,7 +187,7 @@ class Stage:
             self.nodes += self.network.start(self.folder, "--rendezvous", self.network.place, *words, env=env)
             return
         if case.nodes > 1:
-            self.place = _free_place()
+            self.place = f"127.0.0.1:{free_port()}"
             words = ["--rendezvous", self.place, *words]
         if case.has_service:
             self.start_service()

@@ -60,9 +60,6 @@ def write(found: Sequence[Played], cases: Sequence[Case], machine: str) -> None:
 def _table(rows: Mapping[str, str], cases: Sequence[Case]) -> str:
     known = [case for case in in_order(cases) if case.name in rows]
     blocks = [summary(rows[case.name] for case in known)]
-    missed = [f"- `{case.name}`: {case.missed}" for case in known if case.missed]
-    if missed:
-        blocks.append("\n".join(["What may be missed today, and why:\n", *missed]))
     for kind, title in _TITLES.items():
         of_kind = [rows[case.name] for case in known if case.kind is kind]
         if of_kind:

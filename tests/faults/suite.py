@@ -24,9 +24,10 @@ CASES = (*DEATHS, *HANGS, *NODES, *NETWORKS)
 # Those of every run of the tests: one of each sort. The rest is played by `make soak` and `make faults`.
 QUICK = frozenset(
     """
-    exception exception-loader exception-start exception-two-nodes exit-3 segfault bus-error killed killed-ours-shm
+    exception exception-loader exception-start exception-two-nodes leaves-early segfault bus-error killed
+    killed-ours-shm
     terminated loader-killed memory-limit cgroup-limit cpu-limit disk-full
-    stopped-ours-shm stopped-plain stopped-two-nodes loop-native-ours lock-data loader-stuck checkpoint-stuck
+    stopped-ours-shm sleep-backward stopped-two-nodes loop-native-ours lock-data loader-stuck checkpoint-stuck
     uninterruptible other-op other-shape two-groups chain objects receive neighbour
     pause evaluation agent-killed link-cut
     """.split()

@@ -36,15 +36,13 @@ def test_a_fault(case: Case, plays: Plays) -> None:
     if played.skipped:
         pytest.skip(played.skipped)
     assert not played.blames_an_innocent, str(played)
-    if case.missed and not played.is_right:
-        pytest.xfail(case.missed)
     assert played.is_right, str(played)
     assert played.is_within(case.may_take_s * slowness()), str(played)
 
 
 def slowness() -> float:
-    """How much more this machine has to do than it has CPUs for; on one of our own, this is 1."""
-    return max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
+    """Tests share their machine. What a quiet one needs is shown by `make faults`, which allows no more than that."""
+    return max(5.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
 
 
 def test_all_verdicts_together(plays: Plays) -> None:

@@ -25,11 +25,8 @@ _AGAIN = "; restarting with the same nodes (restart 1 of 1)"
         ("hang; not certain who: ranks 0-2 and 5: deadlock: rank 0 waits", (0, 1, 2, 5), False),
         ("hang; not certain who: rank 1: stands still", (1,), False),
         ("hang; nobody to blame: all ranks have entered all_reduce #7", (), False),
-        (
-            "rank 0 on vm: DistBackendError: rank 0 called all-reduce of 4, rank 2 broadcast of 4",
-            (0, 2),
-            False,
-        ),
+        ("user-exception; the ranks' collectives do not fit together: gloo: invalid size", (), False),
+        ("user-exception; the ranks do not agree: rank 0 entered barrier #7; rank 1 entered", (), False),
         ("node vm#1 was lost: nothing heard from it for 4 s", (), True),
     ],
 )

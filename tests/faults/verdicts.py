@@ -17,10 +17,7 @@ _ALSO = re.compile(r"; so (ranks? [-\d, and]+)$")
 _CONSEQUENCE = re.compile(r"rank \d+ on \S+ lost its peers$")
 _NOT_CERTAIN = re.compile(r"hang; not certain who: (ranks? [-\d, and]+):")
 _NOBODY = "hang; nobody to blame: "
-_MISFIT = re.compile(r"\S+; (?:not certain who: )?the ranks' collectives do not fit")
-_BOTH = re.compile(
-    r"DistBackendError: rank (\d+) called .*, rank (\d+) "
-)  # whoever of them it was that raised it
+_MISFIT = re.compile(r"\S+; the ranks(?:' collectives do not fit| do not agree)")
 
 
 @dataclass(frozen=True)
@@ -56,8 +53,6 @@ def _read(words: str) -> Verdict:
         return Verdict(words, tuple(_ranks(named[1])), certain=False)
     if words.startswith(_NOBODY) or _MISFIT.match(words):
         return Verdict(words, certain=False)
-    if both := _BOTH.search(words):
-        return Verdict(words, (int(both[1]), int(both[2])), certain=False)
     first, also = _OF_RANK.match(words), _ALSO.search(words)
     blamed = {int(first[1])} if first else set()
     return Verdict(words, tuple(sorted(blamed.union(_ranks(also[1]) if also else ()))))

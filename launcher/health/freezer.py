@@ -1,0 +1,26 @@
+"""Has somebody frozen this process through its cgroup, as `docker pause` does? Its state alone does not show it."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from launcher.failure.facts import cgroups_of
+
+_SIGNS = (("cgroup.events", "frozen 1"), ("freezer.state", "FROZEN"))  # versions 2 and 1
+
+
+def is_frozen(pid: int) -> bool:
+    with suppress(OSError, ValueError):
+        return any(map(_is_frozen, cgroups_of(pid, "freezer")))
+    return False
+
+
+def _is_frozen(folder: str) -> bool:
+    """The outermost cgroup has neither file: it cannot be frozen."""
+    for name, sign in _SIGNS:
+        with suppress(OSError, UnicodeDecodeError):
+            if sign in Path(os.path.join(folder, name)).read_text().splitlines():
+                return True
+    return False

@@ -1,0 +1,92 @@
+"""Flight recorders, as the service hears of them: each rank's sight gets what its recorder says. Pure.
+
+Torch's recorder is on by itself, for Gloo as for NCCL, and holds what C++ has begun as well; see
+rendezvous/recorded.py for what is made of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+from typing import TYPE_CHECKING
+
+from launcher.health.flight_recorder import OF_ONE_SHAPE
+from rendezvous.rank_view import Collective, GroupView
+from rendezvous.sight import CALLS_TOLD, GROUPS_TOLD
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from launcher.health.flight_recorder import Dump, Entry, Group
+    from rendezvous.sight import Sight
+
+_SHORT_CHARS = 64
+_DTYPES = {  # in torch's own words
+    "Float": "float32",
+    "Double": "float64",
+    "Half": "float16",
+    "Long": "int64",
+    "Int": "int32",
+    "Short": "int16",
+    "Char": "int8",
+    "Byte": "uint8",
+}
+
+
+def heard(sights: tuple[Sight, ...], dumps: Iterable[Dump], now_ns: int) -> tuple[Sight, ...]:
+    """`now_ns`: by the wall clock, as the recorders tell the time."""
+    by_rank = {dump.rank: dump for dump in dumps}
+    return tuple(
+        _heard(sight, by_rank[sight.rank], now_ns) if sight.rank in by_rank else sight for sight in sights
+    )
+
+
+def _heard(sight: Sight, dump: Dump, now_ns: int) -> Sight:
+    """Groups in which it waits come first, where there are too many; then those that were used last."""
+    used = [group for group in dump.groups if group.entries]
+    used.sort(key=lambda group: (not _pending(group), -group.entries[-1].at_ns))
+    told = [(group, entry) for group in used for entry in group.entries]
+    waits = sorted((each for each in told if not each[1].done), key=_begun)[:CALLS_TOLD]
+    done = sorted((each for each in told if each[1].done), key=_begun, reverse=True)
+    chosen = sorted([*waits, *done][:CALLS_TOLD], key=_begun)
+    return replace(
+        sight,
+        recorded=tuple(_call(group, entry, now_ns) for group, entry in chosen),
+        recorder=tuple(map(_view, used[:GROUPS_TOLD])),
+    )
+
+
+def _begun(told: tuple[Group, Entry]) -> int:
+    return told[1].at_ns
+
+
+def _pending(group: Group) -> int:
+    return sum(not entry.done for entry in group.entries)
+
+
+def _view(group: Group) -> GroupView:
+    entered = _number(group.entries[-1].sequence)
+    return GroupView(
+        group.name[:_SHORT_CHARS], group.size, group.spelled, entered, max(0, entered - _pending(group))
+    )
+
+
+def _number(said: int) -> int:
+    """As far as a message can carry it: a rank writes what it likes."""
+    return min(max(0, said), 1 << 62)
+
+
+def _call(group: Group, entry: Entry, now_ns: int) -> Collective:
+    entered_s = _number(now_ns - entry.at_ns) / 1e9
+    alike = entry.op in OF_ONE_SHAPE and bool(entry.dtypes)
+    dtype = _DTYPES.get(entry.dtypes[0], entry.dtypes[0].lower())[:_SHORT_CHARS] if alike else ""
+    return Collective(
+        number=_number(entry.sequence),
+        group=group.name[:_SHORT_CHARS],
+        seq=_number(entry.sequence),
+        op=entry.op[:_SHORT_CHARS],
+        dtype=dtype,
+        numel=_number(sum(map(prod, entry.sizes))) if alike else 0,
+        entered_s=entered_s,
+        finished_s=entered_s if entry.done else None,
+    )

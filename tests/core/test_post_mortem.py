@@ -1,0 +1,126 @@
+"""A failure that only tells of a consequence, and the pages of all ranks beside it: what did it come of?"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from job_story import Story, agent, running, spec
+from test_diagnosis import absent, call, waiting
+
+from rendezvous.events import AgentStopped, Ended, Stop
+from rendezvous.types import DecisionKind, FailureClass
+
+if TYPE_CHECKING:
+    from rendezvous.sight import Sight
+
+MISFIT = {"failure": FailureClass.USER_EXCEPTION, "uncertain": True, "reason": "gloo: another size"}
+LOST = {"failure": FailureClass.CONSEQUENCE, "reason": "Connection closed by peer"}
+
+
+def died(rank: int, seq: int = 9, numel: int = 1000) -> Sight:
+    """Of an error within its collective number `seq`, which stands on its page as entered."""
+    sight = waiting(rank, 4, seq)
+    return replace(sight, calls=(call(seq, numel=numel),), alive=False, process="Z")
+
+
+def left(rank: int, came_to: int) -> Sight:
+    return absent(rank, 4, came_to, alive=False, process="Z")
+
+
+def after(story: Story, **seen: tuple[Sight, ...]) -> Story:
+    """Both nodes (of two ranks each) have stopped, and tell what they saw."""
+    for node in ("a", "b"):
+        story.happens(AgentStopped(agent(node), 1, seen.get(node, ())))
+    return story
+
+
+def failed(how: dict[str, object], rank: int = 0, restarts: int = 2) -> Story:
+    story = running(spec(2, restarts=restarts), "a", "b")
+    return story.fails("ab"[rank // 2], rank, how.pop("failure"), **how)  # type: ignore[arg-type]
+
+
+def verdict(story: Story) -> str:
+    return story.state.decisions[-1].reason
+
+
+@pytest.mark.parametrize("how", [MISFIT, LOST])
+def test_the_one_with_another_shape_is_named_whoever_failed(how: dict[str, object]) -> None:
+    story = after(failed(dict(how)), a=(died(0), waiting(1, 4, 9)), b=(waiting(2, 4, 9), died(3, numel=16)))
+    assert (
+        "rank 3 on b: entered all_reduce #9 (16 x float32), where ranks 0-2 entered all_reduce #9"
+        in verdict(story)
+    )
+    _generation, cause = story.state.failures[-1]
+    assert (cause.rank, cause.node, cause.failure) == (3, "b", FailureClass.USER_EXCEPTION)
+    assert str(how["reason"]) in cause.traceback
+    assert not cause.uncertain
+    assert story.state.node_failures.get("b", 0) == 0  # the script's fault, not the machine's
+
+
+def test_where_there_is_no_majority_both_sides_are_told_and_nobody_is_blamed() -> None:
+    other = replace(waiting(2, 4, 9), calls=(call(9, numel=16),))
+    story = after(failed(dict(LOST)), a=(died(0), waiting(1, 4, 9)), b=(other, replace(other, rank=3)))
+    (_generation, cause) = story.state.failures[-1]
+    assert cause.uncertain
+    assert verdict(story).startswith(
+        "user-exception; the ranks do not agree: ranks 0 and 1 entered all_reduce #9"
+    )
+    assert "ranks 2 and 3 entered all_reduce #9 (16 x float32)" in verdict(story)
+
+
+def test_one_that_ended_well_while_others_went_on_is_named() -> None:
+    story = after(failed(dict(LOST)), a=(died(0), left(1, 8)), b=(waiting(2, 4, 9), waiting(3, 4, 9)))
+    assert (
+        "rank 1 on a: has ended, and without an error; ranks 0, 2 and 3 wait for it in all_reduce #9"
+        in verdict(story)
+    )
+    _generation, cause = story.state.failures[-1]
+    assert (cause.rank, cause.failure, cause.exit_code) == (1, FailureClass.EXIT_CODE, 3)
+
+
+def test_one_that_has_failed_itself_has_not_ended_well() -> None:
+    story = failed(dict(LOST)).fails("a", 1, FailureClass.CONSEQUENCE)
+    after(story, a=(died(0), left(1, 8)), b=(waiting(2, 4, 9), waiting(3, 4, 9)))
+    assert story.state.failures[-1][1].rank == 0
+
+
+def test_an_error_of_its_own_explains_itself() -> None:
+    own = {"failure": FailureClass.USER_EXCEPTION, "reason": "ValueError"}
+    story = after(failed(own), a=(died(0), left(1, 8)), b=(waiting(2, 4, 9), waiting(3, 4, 9)))
+    assert story.state.failures[-1][1].reason == "ValueError"
+
+
+@pytest.mark.parametrize("seen", [{}, {"a": (died(0), waiting(1, 4, 9))}])
+def test_where_the_pages_show_nothing_the_cause_stays(seen: dict[str, tuple[Sight, ...]]) -> None:
+    story = after(failed(dict(LOST)), **seen)
+    (_generation, cause) = story.state.failures[-1]
+    assert (cause.rank, cause.failure) == (0, FailureClass.CONSEQUENCE)
+
+
+def test_a_job_without_restarts_ends_with_the_same_words() -> None:
+    story = failed(dict(LOST), restarts=0)
+    (stop,) = (m for m in story.told("a") if isinstance(m, Stop))
+    assert stop.decision.kind is DecisionKind.FAIL
+    after(story, a=(died(0), left(1, 8)), b=(waiting(2, 4, 9), waiting(3, 4, 9)))
+    (ended,) = (m for m in story.told("a") if isinstance(m, Ended))
+    assert ended.outcome.first_cause is not None
+    assert (ended.outcome.first_cause.rank, ended.outcome.exit_code) == (1, 3)
+
+
+def test_what_was_seen_of_one_generation_is_forgotten_with_the_next() -> None:
+    story = after(failed(dict(LOST)), a=(died(0), left(1, 8)), b=(waiting(2, 4, 9), waiting(3, 4, 9)))
+    story.runs().fails("a", 0, FailureClass.CONSEQUENCE)
+    for node in ("a", "b"):
+        story.happens(AgentStopped(agent(node), 2))
+    assert story.state.failures[-1][1].rank == 0
+
+
+def test_a_node_speaks_of_its_own_ranks_only() -> None:
+    story = after(
+        failed(dict(LOST)),
+        a=(died(0), left(1, 8), replace(left(2, 8), rank=-1)),
+        b=(left(0, 3), waiting(2, 4, 9)),
+    )
+    assert story.state.failures[-1][1].rank == 1
