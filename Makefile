@@ -7,30 +7,35 @@ PYTEST := $(BIN)/python -m pytest -m "not soak and not gpu"
 NO_GPU := $(BIN)/python -c 'import sys, torch; sys.exit(torch.cuda.is_available())'
 SYSTEM_PACKAGES := PYTHON=$(PYTHON) tests/system-packages.sh
 
-.PHONY: install install-test install-bench demo test quick lint types fmt soak sim bench faults test-gpu bench-gpu proto options images requirements clean
+.PHONY: install install-test install-bench demo test quick lint lint-deploy types fmt soak test-containers sim bench faults test-gpu bench-gpu proto options images lock audit sbom tools fuzz clean
 
+# Every file that is installed has a hash in requirements/ (made by `make lock`); nothing is built but ddp-launch itself.
+LOCKED := $(PIP) install --require-hashes --only-binary :all: --no-deps
 install: $(VENV)/.installed
-$(VENV)/.installed: pyproject.toml constraints.txt $(wildcard ddp/_core/*)
+$(VENV)/.installed: pyproject.toml $(wildcard requirements/torch*.txt) requirements/install.txt requirements/cuda.txt $(wildcard ddp/_core/*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "ddp-launch needs Python 3.11 or newer; try make PYTHON=python3.12 install"; exit 1; }
 	@test -x $(BIN)/python || { $(SYSTEM_PACKAGES) venv && $(PYTHON) -m venv $(VENV); }
 	@echo "installing into $(VENV) (torch and a few small packages) ..."
-	@# torch comes first and pinned: an open range would take a build with gigabytes of CUDA packages.
-	@$(PIP) install -c constraints.txt torch==2.13.0
-	@$(PIP) install -c constraints.txt -e '.[torch]' numpy
+	@# A build without CUDA where one is offered: the others bring a few gigabytes along.
+	@$(LOCKED) -r requirements/torch-cpu.txt 2>/dev/null || $(LOCKED) -r requirements/torch.txt
+	@$(LOCKED) -r requirements/install.txt
+	@$(BIN)/python -c 'import importlib.metadata as m, sys; sys.exit("nvidia-" not in str(m.requires("torch")))' || exit 0; $(LOCKED) -r requirements/cuda.txt
+	@$(PIP) install --no-deps --no-build-isolation -e .
+	@$(BIN)/python -m pip check >$(VENV)/check || { cat $(VENV)/check; echo "requirements/ does not fit pyproject.toml; make lock"; exit 1; }
 	@# Compiled once here, so that not every start of a rank or a command has to.
 	@$(BIN)/python -m compileall -q launcher rendezvous ddp
 	@touch $@
 
 install-test: $(VENV)/.installed-test
-$(VENV)/.installed-test: $(VENV)/.installed tests/system-packages.sh
-	@$(SYSTEM_PACKAGES) ip etcd 'cc?' 'sshd?' 'slurm?'
+$(VENV)/.installed-test: $(VENV)/.installed requirements/test.txt tests/system-packages.sh
+	@$(SYSTEM_PACKAGES) ip etcd 'cc?' 'promtool?' 'sshd?' 'slurm?'
 	@echo "installing what the tests need ..."
-	@$(PIP) install -c constraints.txt -e '.[torch,test]'
+	@$(LOCKED) -r requirements/test.txt
 	@touch $@
 
 install-bench: $(VENV)/.installed-bench
-$(VENV)/.installed-bench: $(VENV)/.installed
-	@$(PIP) install -c constraints.txt -e '.[torch,bench]'
+$(VENV)/.installed-bench: $(VENV)/.installed requirements/bench.txt
+	@$(LOCKED) -r requirements/bench.txt
 	@touch $@
 
 demo: install
@@ -39,6 +44,10 @@ demo: install
 lint: install-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+# checkov brings a hundred packages, some of them older than ours: it lives apart.
+lint-deploy: install-test .venv-lint/.installed
+	$(BIN)/python tests/deploy/linting.py
 
 types: install-test
 	$(BIN)/mypy
@@ -49,16 +58,20 @@ fmt: install-test
 quick: install-test
 	$(PYTEST) -q -n 2 tests/core tests/sim tests/quality
 
-# What compares numbers runs two at a time. Tests of real processes measure time: they come last, one by one.
-NUMBERS := tests/contract/ddp_like_torch tests/ddp tests/ddp_hooks tests/ddp_sharding tests/deploy
+# Two files at a time, in the order of their names: those that take longest do not come last.
 test: lint types quick
-	$(PYTEST) -q -n 2 --dist loadfile $(NUMBERS)
-	$(PYTEST) tests $(addprefix --ignore=,tests/core tests/sim tests/quality $(NUMBERS))
+	$(PYTEST) -q -n 2 --dist loadfile --no-loadscope-reorder --durations=20 tests $(addprefix --ignore=,tests/core tests/sim tests/quality)
 	@$(BIN)/python examples/demo.py
+
+# The images built and the manifests run by podman: minutes for the first build, two for each run after that.
+test-containers: install-test
+	@$(SYSTEM_PACKAGES) podman
+	$(BIN)/python -m pytest tests/deploy/test_containers.py -m soak
 
 # Longer than the suite allows; run before a larger change is called done.
 soak: install-test
 	$(MAKE) sim SEEDS=20000
+	$(MAKE) lint-deploy
 	$(BIN)/python -m pytest tests -m soak
 
 SEEDS ?= 2000
@@ -103,16 +116,37 @@ images:
 	$(if $(BASE),$(ENGINE) build --build-arg BASE=$(BASE) -f deploy/docker/service.Dockerfile -t ddp-rendezvous:$(VERSION) .)
 	$(if $(TRAINING_BASE),$(ENGINE) build --build-arg TRAINING_BASE=$(TRAINING_BASE) -f deploy/docker/training.Dockerfile -t ddp-train:$(VERSION) .)
 
-# What images install, with the hashes of all files that may be: from the versions in constraints.txt.
-requirements:
-	@command -v uv >/dev/null || { echo "uv is not on PATH; pip install uv"; exit 1; }
-	@{ echo "# What the service needs, with the hashes of every file that may be installed. Made by \`make requirements\`."; \
-	   printf 'grpcio\nprotobuf\nsetuptools\n' | uv pip compile -q --generate-hashes --no-header --no-annotate -c constraints.txt --python-version 3.11 --universal -; } \
-	   > deploy/docker/service.requirements.txt
+# The versions and hashes of all that is installed: they stay as they are but for UPGRADE="grpcio numpy", or UPGRADE=all.
+UPGRADE ?=
+lock: install-test tools
+	$(BIN)/python requirements/lock.py $(TOOLS)/uv $(UPGRADE)
+	$(MAKE) sbom
+
+# Ends with 1 if something is found, 3 if nobody can be asked about advisories. ADVISORIES: a copy of OSV's records.
+ADVISORIES ?=
+audit: install-test tools
+	@$(BIN)/python requirements/audit.py $(TOOLS)/pip-audit $(ADVISORIES)
+
+sbom: install-test tools
+	$(BIN)/python requirements/sbom.py
+	$(TOOLS)/python requirements/validate.py deploy/docker/service.sbom.json dist/ddp-launch.sbom.json
+
+# Programs that want an environment of their own.
+TOOLS := .venv-tools/bin
+tools: .venv-tools/.installed
+.venv-%/.installed: requirements/%.txt
+	@test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$*
+	@.venv-$*/bin/python -m pip --disable-pip-version-check -q install --require-hashes --only-binary :all: --no-deps -r $<
+	@touch $@
+
+# Bytes of a stranger's making for all that decodes; what reaches something new is kept in tests/fuzz/corpus.
+MINUTES ?= 2
+fuzz: install-test
+	$(BIN)/python tests/fuzz/fuzz.py --minutes $(MINUTES) --keep $(TARGETS)
 
 # docs/options.md is made from the table of options; a test holds the two together.
 options: install
 	$(BIN)/python docs/options.py > docs/options.md
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache *.egg-info build dist
+	rm -rf $(VENV) .venv-* .mypy_cache .ruff_cache .pytest_cache *.egg-info build dist

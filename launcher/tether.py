@@ -58,7 +58,7 @@ def heard(line: bytes) -> dict[str, Any] | None:
         return None
     try:
         found = json.loads(line[1:])
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
 

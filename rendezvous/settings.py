@@ -9,7 +9,7 @@ import tomllib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rendezvous.channel import is_loopback
+from rendezvous.client import is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -110,7 +110,7 @@ def _from_file(path: str) -> dict[str, Any]:
     try:
         with open(path, "rb") as file:
             found = tomllib.load(file)
-    except (OSError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise SettingsUnusable(f"cannot read {path}: {error}") from error
     return {name.replace("-", "_"): _from_toml(path, name.replace("-", "_"), found[name]) for name in found}
 

@@ -19,6 +19,9 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
+from math import isnan
+
+from rendezvous.refusals import Reason
 
 _SECRET_BYTES = 32
 _TOKEN_CHARS = 4096
@@ -33,6 +36,10 @@ class Role(StrEnum):
 
 class BadToken(ValueError):
     """In words that say what is wrong with the token, and never what is in it."""
+
+    def __init__(self, words: str, reason: Reason = Reason.BAD_TOKEN) -> None:
+        super().__init__(words)
+        self.reason = reason
 
 
 class KeyFileUnusable(ValueError):
@@ -76,12 +83,15 @@ def verify(token: str, keys: tuple[Key, ...], now: float) -> Grant:
     key_id, payload, signature = parts
     key = next((k for k in keys if k.id == key_id), None)
     if key is None:
-        raise BadToken("the token was signed with a key that this service does not have")
+        raise BadToken("the token was signed with a key that this service does not have", Reason.UNKNOWN_KEY)
     if not hmac.compare_digest(_signature(f"{key_id}.{payload}", key), signature):
         raise BadToken("the token's signature does not fit")
     grant = _grant(payload)
     if now >= grant.until:
-        raise BadToken(f"the token ran out {now - grant.until:.0f} s ago")
+        raise BadToken(
+            f"the token ran out {now - grant.until:.0f} s ago; `ddp-rendezvous token` makes a new one",
+            Reason.EXPIRED_TOKEN,
+        )
     return grant
 
 
@@ -89,9 +99,12 @@ def _grant(payload: str) -> Grant:
     """Signed by us, and looked at all the same: an older version may have written it."""
     try:
         fields = json.loads(urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
-        return Grant(str(fields["id"]), str(fields["job"]), Role(fields["role"]), float(fields["until"]))
-    except (ValueError, KeyError, TypeError) as error:
+        grant = Grant(str(fields["id"]), str(fields["job"]), Role(fields["role"]), float(fields["until"]))
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise BadToken("the token's content cannot be read") from error
+    if isnan(grant.until):
+        raise BadToken("the token does not say until when it holds")
+    return grant
 
 
 def _signature(signed: str, key: Key) -> str:

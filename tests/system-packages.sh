@@ -21,6 +21,9 @@ for wanted in "$@"; do
         venv) "$python" -c 'import ensurepip, venv' 2>/dev/null || need python3-venv ;;
         ip) command -v ip >/dev/null || need iproute2 ;;
         etcd) command -v etcd >/dev/null || need etcd-server ;;
+        promtool) command -v promtool >/dev/null || need prometheus ;;
+        podman) command -v podman >/dev/null && command -v mmdebstrap >/dev/null \
+            || need "podman runc catatonit netavark aardvark-dns iptables mmdebstrap" ;;
         sshd) [ -x /usr/sbin/sshd ] && command -v ssh >/dev/null || need "openssh-server openssh-client" ;;
         slurm) [ -x /usr/sbin/slurmctld ] || need "slurmctld slurmd slurm-client munge" ;;
         cc) command -v cc >/dev/null && "$python" -c "$header" || need "gcc libc6-dev python3-dev" ;;

@@ -2,6 +2,7 @@
 #   make images BASE=python:3.13-slim-bookworm@sha256:...
 # BASE is a Python of 3.11 or newer; name it by digest, so that the same build gives the same image.
 ARG BASE
+# checkov:skip=CKV_DOCKER_7: which base it is, and its digest, is said when it is built
 FROM ${BASE} AS build
 WORKDIR /src
 COPY deploy/docker/service.requirements.txt ./
@@ -18,6 +19,7 @@ RUN /opt/ddp-launch/bin/pip install --no-cache-dir --disable-pip-version-check -
 
 FROM ${BASE}
 COPY --from=build /opt/ddp-launch /opt/ddp-launch
+COPY deploy/docker/service.sbom.json /usr/share/sbom/ddp-rendezvous.cdx.json
 ENV PATH=/opt/ddp-launch/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1

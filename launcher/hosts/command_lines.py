@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from launcher.settings.options import OPTIONS
+from launcher.settings.values import whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,14 +23,23 @@ TETHER = "DDP_TETHER"  # in the environment of an agent whose standard input is 
 # Said for each host by the one who starts them all, or of no meaning to a single one.
 _OURS = {
     *("hosts", "hostfile", "ssh", "send_env", "nnodes", "nproc_per_node", "node_rank", "rendezvous"),
-    *("rdzv_id", "rdzv_endpoint", "rdzv_backend", "master_addr", "master_port", "standalone"),
+    *(
+        "secret_file",
+        "insecure",
+        "rdzv_id",
+        "rdzv_endpoint",
+        "rdzv_backend",
+        "master_addr",
+        "master_port",
+        "standalone",
+    ),
     *("color", "config", "print_config", "version", "help"),
 }
 _CARRIED = ("PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", "DDP_RENDEZVOUS_*", "NCCL_*", "GLOO_*")
 _CARRIED_TOO = ("TORCH_*", "TORCHELASTIC_*", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTHON_EXEC")
 _OF_THE_LIBRARY = ("DDP_BACKEND", "DDP_TIMEOUT_S", "DDP_NATIVE")
 ALWAYS_CARRIED = (*_CARRIED, *_CARRIED_TOO, *_OF_THE_LIBRARY)
-_SEEN_TO = ("node_rank", "rdzv_endpoint", "master_addr", "master_port")
+_SEEN_TO = ("node_rank", "rdzv_endpoint", "master_addr", "master_port", "secret_file", "insecure")
 
 
 def check(settings: Settings, environ: Mapping[str, str]) -> list[str]:
@@ -42,8 +52,8 @@ def check(settings: Settings, environ: Mapping[str, str]) -> list[str]:
             f"every machine has another, and {ours.quoted} starts them all",
             "name their network by --interface",
         )
-    tasks = environ.get("SLURM_STEP_NUM_TASKS", "1")
-    if tasks.isdigit() and int(tasks) > 1:
+    tasks = whole(environ.get("SLURM_STEP_NUM_TASKS", "1"))
+    if tasks is not None and tasks > 1:
         raise ours.wrong(
             f"srun has started this {tasks} times, and each would start them all",
             "leave it out: srun starts the agents; or run the command once, without srun",

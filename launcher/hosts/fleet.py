@@ -123,6 +123,7 @@ class Fleet:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
+                env=self._environment(),
                 start_new_session=True,  # Ctrl-C is ours to hand on
             )
         except OSError as error:
@@ -139,6 +140,11 @@ class Fleet:
             self._relay(member, member.process.stderr, self._err),
         )
         member.exit_code = await member.process.wait()
+
+    def _environment(self) -> dict[str, str]:
+        """Of what runs here. What is said of another rendezvous is not meant for the one that this process serves."""
+        drop = "DDP_RENDEZVOUS_" if self._port else "\0"
+        return {name: value for name, value in os.environ.items() if not name.startswith(drop)}
 
     def _command(self, member: Member, rank: int) -> list[str]:
         least, most = self._errand.nnodes

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from launcher.settings.values import BadValue, nearest, shown
+from launcher.settings.values import BadValue, nearest, shown, whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,9 +48,10 @@ def _checked(name: str) -> str:
 def _slots(text: str | None) -> int | None:
     if text is None:
         return None
-    if not text.isdigit() or not 0 < int(text) <= 4096:
+    number = whole(text)
+    if number is None or not 0 < number <= 4096:
         raise BadValue(f"{shown(text)} is not a number of ranks", "HOST[:RANKS][,...]", "node1,node2:4")
-    return int(text)
+    return number
 
 
 def _refuse_doubles(found: Sequence[Host]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from launcher.settings.values import whole
 from rendezvous.types import JobSpec, NodeFacts
 
 if TYPE_CHECKING:
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
 _STOP_MARGIN_S = 15.0  # beyond the ranks' grace, for killing, reaping and the way of the answer
 _SCHEDULER_INDEXES = ("SLURM_NODEID", "JOB_COMPLETION_INDEX")
+_MOST_NODES = 1 << 31
 
 
 def job_spec(spec: LaunchSpec, version: str) -> JobSpec:
@@ -49,5 +51,5 @@ def node_facts(spec: LaunchSpec, host: str, address: str, environ: Mapping[str, 
 
 
 def _scheduler_index(environ: Mapping[str, str]) -> int | None:
-    values = (environ.get(name, "") for name in _SCHEDULER_INDEXES)
-    return next((int(value) for value in values if value.isdigit()), None)
+    indexes = (whole(environ.get(name, "")) for name in _SCHEDULER_INDEXES)
+    return next((index for index in indexes if index is not None and 0 <= index < _MOST_NODES), None)

@@ -88,6 +88,8 @@ def assemble(settings: Settings, entry: EntryPoint, here: Surroundings) -> tuple
         node_rank=_node_rank(work, max_nodes),
         role=settings["role"],
         rendezvous=rendezvous,
+        secret_file=settings["secret_file"] or "",
+        insecure=settings["insecure"],
         local_addr=settings["local_addr"] or "",
         interface=settings["interface"] or "",
         master_addr=settings["master_addr"] or "",
@@ -101,6 +103,7 @@ def assemble(settings: Settings, entry: EntryPoint, here: Surroundings) -> tuple
         last_call_s=last_call_s,
         replacement_timeout_s=settings["replacement_timeout"],
         shrink_after_s=_shrink_after_s(settings),
+        reserved_exit_codes=settings["reserved_exit_codes"] or (),
         isolation_timeout_s=settings["isolation_timeout"],
         hang=settings["hang_timeout"],
         shutdown_timeout_s=settings["shutdown_timeout"],
@@ -128,6 +131,8 @@ def assemble(settings: Settings, entry: EntryPoint, here: Surroundings) -> tuple
 
 def _shrink_after_s(settings: Settings) -> float:
     """Who asked for a wait has a replacement coming; who did not is better served by going on at once."""
+    if settings["shrink_after"] is not None:
+        return float(settings["shrink_after"])
     asked = settings.of("replacement_timeout")
     return float(asked.value) if asked.given else 0.0
 

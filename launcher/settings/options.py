@@ -7,6 +7,8 @@ An option's text is parsed by `parse`, wherever it came from; a switch is an opt
 
 from __future__ import annotations
 
+from functools import partial
+
 from launcher.health.budget_text import hang_timeout
 from launcher.hosts import host_names
 from launcher.settings import values
@@ -64,6 +66,14 @@ _MEETING = (
         values.endpoints,
         "the rendezvous service, or the machine that embeds it (default: in this process, no port open)",
     ),
+    _ours(
+        "--secret-file",
+        "FILE",
+        None,
+        values.path,
+        "a rendezvous that one of the machines embeds: the secret they all have (`ddp-rendezvous secret FILE`)",
+    ),
+    _switch("--insecure", "embed the rendezvous for other machines without one: the network is trusted"),
     _torch("--rdzv-id", "NAME", None, values.run_id, "name of the run (default: made from script and time)"),
     _torch(
         "--rdzv-endpoint",
@@ -96,6 +106,13 @@ _MEETING = (
         "60",
         values.duration,
         "wait so long for a machine to replace a lost one; with MIN:MAX, and MIN are left: not unless given",
+    ),
+    _ours(
+        "--shrink-after",
+        "TIME",
+        None,
+        values.duration,
+        "with MIN:MAX, and MIN are left: wait for that machine so long instead",
     ),
     _torch("--master-addr", "HOST", None, values.host, "address of node rank 0, where the ranks meet"),
     _torch("--master-port", "PORT", None, values.port, "port on node rank 0 (default: any free one)"),
@@ -157,6 +174,13 @@ _FAILURES = (
         "per class of failure (out-of-memory, hardware, network, user-exception, signal, exit-code[:N], "
         "hang, node-lost): restart, exclude (restart without that machine), fail, ignore "
         "(default: restart while the budget lasts)",
+    ),
+    _ours(
+        "--reserved-exit-codes",
+        "CODE[,...]",
+        None,
+        partial(values.numbers, what="exit codes", below=256),
+        "a job that failed ends with 1 instead of these, for which a scheduler would start a machine again",
     ),
     _ours(
         "--hang-timeout",
@@ -241,7 +265,7 @@ _LOGS = (
         "--local-ranks-filter",
         "N[,...]",
         None,
-        values.local_ranks,
+        partial(values.numbers, what="local ranks", below=values.MAX_RANKS_PER_NODE),
         "show only these local ranks on the terminal",
     ),
     _torch(

@@ -69,6 +69,8 @@ class LaunchSpec:
     node_rank: int | None = None
     role: str = "default"
     rendezvous: str = ""  # HOST:PORT[,HOST:PORT...]; "": the embedded service
+    secret_file: str = ""
+    insecure: bool = False  # serve the rendezvous to other machines unprotected
     local_addr: str = ""
     interface: str = ""
     tethered: bool = False  # started, and its end told, by a `ddp-launch --hosts`
@@ -83,6 +85,7 @@ class LaunchSpec:
     last_call_s: float = 2.0
     replacement_timeout_s: float = 60.0
     shrink_after_s: float = 0.0
+    reserved_exit_codes: tuple[int, ...] = ()  # no failed job ends with one of these
     isolation_timeout_s: float = 300.0
     hang: Budgets = Budgets()
     shutdown_timeout_s: float = 30.0

@@ -117,7 +117,7 @@ def choice(*names: str) -> Callable[[str], str]:
 
 
 def count(value: str, least: int = 0, most: int = MAX_COUNT) -> int:
-    number = _whole(value)
+    number = whole(value)
     if number is None:
         raise BadValue("not a whole number", f"a number from {least}", str(max(least, 1)))
     if number < least:
@@ -128,7 +128,7 @@ def count(value: str, least: int = 0, most: int = MAX_COUNT) -> int:
 
 
 def nnodes(value: str) -> tuple[int, int]:
-    parts = [_whole(part) for part in value.split(":")]
+    parts = [whole(part) for part in value.split(":")]
     form = ("N or MIN:MAX", "1:3")
     if len(parts) not in (1, 2) or None in parts:
         raise BadValue("neither a number of nodes nor a range", *form)
@@ -145,7 +145,7 @@ def nnodes(value: str) -> tuple[int, int]:
 def nproc(value: str) -> str:
     """A positive number as it stands, or a word that `launcher.ranks.devices` counts for."""
     form = ("auto, gpu, cpu, xpu or a number of ranks", "2")
-    number = _whole(value)
+    number = whole(value)
     if number is None:
         word = value.strip()
         if word not in ("auto", "gpu", "cpu", "xpu"):
@@ -159,7 +159,7 @@ def nproc(value: str) -> str:
 
 
 def port(value: str) -> int:
-    number = _whole(value)
+    number = whole(value)
     if number is None or not 0 <= number <= 65535:
         raise BadValue("not a port", "a number from 1 to 65535, or 0 for any free port", "29500")
     return number
@@ -234,7 +234,7 @@ def positive_duration(value: str) -> float:
 def budget(value: str) -> RestartBudget:
     form = ("N, or N/WINDOW", "5/1h")
     limit_text, slash, window = value.partition("/")
-    limit = _whole(limit_text)
+    limit = whole(limit_text)
     if limit is None or limit > MAX_COUNT:
         raise BadValue("not a number of restarts", *form)
     if limit < 0:
@@ -254,7 +254,7 @@ def crash_loop(value: str) -> CrashLoop:
     if value.strip().lower() == "off":
         return CrashLoop(times=0)
     times_text, slash, within = value.partition("/")
-    times = _whole(times_text)
+    times = whole(times_text)
     if not slash or times is None or not 0 <= times <= MAX_COUNT:
         raise BadValue("not TIMES/SECONDS", *form)
     try:
@@ -287,7 +287,7 @@ def _rule(text_: str) -> PolicyRule:
         raise BadValue(f"no action {shown(action)} (there are {', '.join(PolicyAction)})", *form)
     if not colon:
         return PolicyRule(FailureClass(name), PolicyAction(action))
-    code = _whole(code_text)
+    code = whole(code_text)
     if name != FailureClass.EXIT_CODE or code is None or not 1 <= code <= 255:
         raise BadValue(f"{shown(left)} is not exit-code:N with N from 1 to 255", *form)
     return PolicyRule(FailureClass.EXIT_CODE, PolicyAction(action), code)
@@ -306,12 +306,12 @@ def streams(value: str) -> StreamChoice:
     )
 
 
-def local_ranks(value: str) -> tuple[int, ...]:
-    found = [_whole(part) for part in value.split(",")]
-    ranks = [rank for rank in found if rank is not None and 0 <= rank < MAX_RANKS_PER_NODE]
-    if len(ranks) != len(found):
-        raise BadValue("not a list of local ranks", "numbers with commas between", "0,2")
-    return tuple(sorted(dict.fromkeys(ranks)))
+def numbers(value: str, what: str, below: int) -> tuple[int, ...]:
+    found = [whole(part) for part in value.split(",")]
+    fitting = [number for number in found if number is not None and 0 <= number < below]
+    if len(fitting) != len(found):
+        raise BadValue(f"not a list of {what}", "numbers with commas between", "0,2")
+    return tuple(sorted(dict.fromkeys(fitting)))
 
 
 def filters(value: str) -> tuple[str, ...]:
@@ -386,7 +386,8 @@ def nearest(word: str, names: Iterable[str]) -> str | None:
     return found[0] if found else None
 
 
-def _whole(value: str) -> int | None:
+def whole(value: str) -> int | None:
+    """Of a length that no limit of Python's is in the way of, and in digits that `int` knows: 7, not ⁷."""
     word = value.strip()
     return int(word) if re.fullmatch(r"[+-]?\d{1,18}", word, re.ASCII) else None
 

@@ -11,6 +11,7 @@ a command line is for everyone to read) from USER:PASSWORD@ in the URL. No messa
 from __future__ import annotations
 
 import os
+import re
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, unquote
 
@@ -69,7 +70,7 @@ def _endpoint(host: str) -> str:
     name, colon, port = host.rpartition(":")
     if not colon or host.endswith("]"):
         return f"{host}:{_PORT}"
-    if not name or not port.isdigit():
+    if not name or not re.fullmatch(r"\d{1,5}", port, re.ASCII):
         raise StoreError(f"etcd store: {host!r} is not HOST:PORT")
     return host
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import re
 import socket
 import sys
 import uuid
@@ -264,7 +265,7 @@ def _job_spec(params: RendezvousParameters, join_timeout_s: float) -> JobSpec:
 
 def _node_facts(host: str, address: str) -> NodeFacts:
     indexes = (os.environ.get(name, "") for name in _SCHEDULER_INDEXES)
-    index = next((int(text) for text in indexes if text.isdigit()), None)
+    index = next((int(text) for text in indexes if re.fullmatch(r"\d{1,9}", text, re.ASCII)), None)
     return NodeFacts(host=host, address=address or socket.getfqdn(), nproc=1, scheduler_index=index)
 
 

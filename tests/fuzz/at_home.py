@@ -1,0 +1,246 @@
+"""What comes from a file, a page, a command line or a rank's own mouth: to the agent and to people's tools."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import pickle
+from argparse import Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.failure import crash_text
+from launcher.failure.facts import read_error_record
+from launcher.failure.verdict import RankEnd, cause_of
+from launcher.health import dumps, page, stack_text
+from launcher.health.budgets import Budgets
+from launcher.health.exposition import Running
+from launcher.health.exposition import text as exposed
+from launcher.health.flight_recorder import NotADump, analysed
+from launcher.health.paces import paces
+from launcher.health.recorders import heard
+from launcher.health.stillness import Watch, look, sights
+from launcher.health.vitals import Health
+from launcher.hosts import host_names
+from launcher.joining.meeting import MayServe, NoMeetingPoint, meeting_point, parse_endpoint
+from launcher.output import lines as output
+from launcher.settings.arguments import UsageError, read_arguments
+from launcher.settings.config import ConfigFile, config_path, merge
+from launcher.settings.config_file import read_config
+from launcher.settings.options import BY_SPELLING, OPTIONS
+from launcher.settings.values import BadValue
+from rendezvous import codec
+from rendezvous.events import Examined, PhaseTimes, RankFailed
+from rendezvous.rank_view import ProcessView
+from rendezvous.secret import SecretUnusable, parse
+from rendezvous.settings import SettingsUnusable, parse_serve
+from rendezvous.sight import Sight
+from rendezvous.submit import command
+from rendezvous.types import AgentId
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_AGENT = AgentId("a", "1")
+_JOBS = Path(__file__).parents[2] / "deploy/jobs"
+
+
+@contextlib.contextmanager
+def a_file(data: bytes) -> Iterator[str]:
+    """Its path. It lies in memory."""
+    descriptor = os.memfd_create("fuzz")
+    try:
+        os.write(descriptor, data)
+        yield f"/proc/self/fd/{descriptor}"
+    finally:
+        os.close(descriptor)
+
+
+# --- what ranks leave and say ----------------------------------------------------------------------------
+
+
+def rank_page(data: bytes) -> None:
+    """A rank that has lost its mind writes its page; all that is made of it can still be shown and sent."""
+    whole = data.ljust(page.SIZE, b"\0")
+    seen = page.snapshot(lambda at, size: whole[at : at + size])
+    view = page.view(seen, 10**18, 3, ProcessView(state="R"))
+    page.in_words(view)
+    watch = look(look(Watch(0.0), [view], 1.0, 1.0), [view], 2.0, 1.0)
+    told = sights(watch, [view], Budgets())
+    sent = codec.from_agent_bytes(Examined(_AGENT, 1, told))
+    codec.read_from_agent(sent, _AGENT)
+    codec.read_from_agent(codec.from_agent_bytes(PhaseTimes(_AGENT, 1, paces([view]))), _AGENT)
+    exposed(Running(1, 0, 1, ready=True), [view], Health()).encode()
+
+
+def error_file(data: bytes) -> None:
+    """And the cause that is made of it can be sent."""
+    with a_file(data) as path:
+        record = read_error_record(path)
+    _told(RankEnd("a", 1, 1, 1, error_record=record))
+
+
+def last_words(data: bytes) -> None:
+    """What a dying rank printed. The first byte is how it died."""
+    text = data[1:].decode(errors="replace")
+    number = data[0] if data else 0
+    died = {"exit_code": None, "signal": number - 128} if number > 128 else {"exit_code": number}
+    _told(RankEnd("a", 1, 1, **died, stderr_tail=text))  # type: ignore[arg-type]
+    crash_text.bounded(crash_text.clean_lines(text))
+    stack_text.is_own_business(stack_text.main_thread_first(text))
+
+
+def _told(end: RankEnd) -> None:
+    sent = codec.from_agent_bytes(RankFailed(_AGENT, 1, cause_of(end)))
+    codec.read_from_agent(sent, _AGENT)
+
+
+def output_lines(data: bytes) -> None:
+    """In chunks of any size: whole lines come out, and nothing that moves the cursor."""
+    held, shown, now, size = output.Held(), b"", 0.0, data[0] + 1 if data else 1
+    for at in range(1, len(data), size):
+        held, whole = output.feed(held, data[at : at + size], now, eager=False)
+        assert not whole or whole.endswith(b"\n")
+        shown, now = shown + whole, now + 0.3
+    shown += output.finish(held)
+    said = output.presentable(shown, on_terminal=True)
+    said.decode()
+    assert not set(said) & {0x07, 0x08, 0x0B, 0x0C, 0x0D}, said
+
+
+def flight_recorder(data: bytes) -> None:
+    """A rank writes what it likes; the agent tells the service of it."""
+    found = [dumps.parsed(data, rank) for rank in (0, 1)]
+    for finding in analysed(found):
+        assert finding.words
+    told = heard((Sight(0), Sight(1)), found, 10**18)
+    codec.read_from_agent(codec.from_agent_bytes(Examined(_AGENT, 1, told)), _AGENT)
+
+
+# --- what people write -------------------------------------------------------------------------------------
+
+
+def job_file(data: bytes) -> None:
+    """The whole of `ddpctl submit --dry-run`: a word of what is wrong, or something to submit."""
+    with a_file(data) as path:
+        for target in ("kubernetes", "slurm", "ssh"):
+            with (
+                contextlib.redirect_stdout(io.StringIO()) as shown,
+                contextlib.redirect_stderr(io.StringIO()),
+            ):
+                code = command.carry_out(Namespace(target=target, file=path, dry_run=True, script=[]))
+            assert (code == 0) == bool(shown.getvalue()), (code, target)
+
+
+def launch_config(data: bytes) -> None:
+    with a_file(data) as path:
+        line = read_arguments(["--config", path])
+        merge(line, {}, read_config(config_path(line, {})))
+
+
+def service_config(data: bytes) -> None:
+    with a_file(data) as path:
+        parse_serve(["--config", path], {})
+
+
+def job_secret(data: bytes) -> None:
+    """The text of DDP_RENDEZVOUS_SECRET."""
+    parse(data.decode("utf-8", "surrogateescape"), "DDP_RENDEZVOUS_SECRET")
+
+
+def command_line(data: bytes) -> None:
+    """Words are parted by NUL, as they are in /proc/PID/cmdline."""
+    words = data.decode("utf-8", "surrogateescape").split("\0")
+    merge(read_arguments(words), {}, ConfigFile())
+
+
+def option_value(data: bytes) -> None:
+    """--OPTION=VALUE"""
+    flag, _, value = data.decode("utf-8", "surrogateescape").partition("=")
+    if flag in BY_SPELLING:
+        BY_SPELLING[flag].parse(value)
+
+
+def hosts(data: bytes) -> None:
+    text = data.decode("utf-8", "surrogateescape")
+    with contextlib.suppress(BadValue):
+        host_names.hosts(text)
+    assert host_names.read_hostfile(text)
+
+
+def meeting_place(data: bytes) -> None:
+    """--rendezvous; and what Slurm and Kubernetes put into the environment."""
+    text = data.decode("utf-8", "surrogateescape")
+    first, _, second = text.partition("\n")
+    for environ in ({"SLURM_JOB_NODELIST": first, "SLURM_JOB_ID": second}, {"JOB_COMPLETION_INDEX": second}):
+        with contextlib.suppress(NoMeetingPoint):
+            found = meeting_point("", 2, first, environ)
+            assert isinstance(found, MayServe)
+            assert 0 < found.endpoint.port < 65536
+    assert 0 < parse_endpoint(text).port < 65536
+
+
+# --- seeds -------------------------------------------------------------------------------------------------
+
+_RECORD = {"type": "ValueError", "message": "bad", "traceback": "", "time_ns": 1, "step": 3, "exit_code": 2}
+_TORCHS = {"message": {"message": "ValueError: bad", "extraInfo": {"py_callstack": "T", "timestamp": "1"}}}
+_TRACEBACK = b"""\x01[rank1]: Traceback (most recent call last):
+[rank1]:   File "train.py", line 3, in <module>
+[rank1]:     main()
+[rank1]: ValueError: bad batch
+"""
+_ENTRY = {
+    "process_group": ["0", "default_pg"],
+    "profiling_name": "nccl:all_reduce",
+    "collective_seq_id": 1,
+    "input_sizes": [[4]],
+    "input_dtypes": ["Float"],
+    "state": "scheduled",
+}
+_DUMP = {"entries": [_ENTRY], "pg_config": {"0": {"ranks": "[0, 1]"}}}
+_HOSTS = (b"node1,user@node2:4,[::1]:8", b"node1 slots=4\n# nothing\nnode2\n")
+_SECRET = b"""-----BEGIN PRIVATE KEY-----
+MIGHAgEA
+-----END PRIVATE KEY-----
+-----BEGIN CERTIFICATE-----
+MIIBdzCC
+-----END CERTIFICATE-----
+"""
+_CONFIG = b'nnodes = "1:2"\nmax-restarts = "5/1h"\nscript = "train.py"\nargs = ["--lr", 0.1]\n'
+_SERVE = b'listen = ["127.0.0.1:0"]\nstore = "memory"\nmax-jobs = 3\nreflection = true\n'
+
+
+def _page() -> bytes:
+    whole = bytearray(page.SIZE)
+    whole[: page.HEADER.fields.size] = page.HEADER.fields.pack(page.MAGIC, page.VERSION, page.SIZE, 0, 77, 1)
+    whole[64:72] = (2).to_bytes(8, "little")
+    return bytes(whole)
+
+
+TARGETS = (
+    ("rank_page", rank_page, (), (_page(),), 4096),
+    ("error_file", error_file, (), (json.dumps(_RECORD).encode(), json.dumps(_TORCHS).encode())),
+    ("last_words", last_words, (), (_TRACEBACK, b"\x8bFatal Python error: Segmentation fault\n")),
+    ("output_lines", output_lines, (), (b"\x03a\rb\n\x1b[2Kc\xff\n",)),
+    ("flight_recorder", flight_recorder, (NotADump,), (json.dumps(_DUMP).encode(), pickle.dumps(_DUMP))),
+    ("job_file", job_file, (), tuple(each.read_bytes() for each in sorted(_JOBS.glob("*.toml"))), 4096),
+    ("launch_config", launch_config, (UsageError,), (_CONFIG,)),
+    ("service_config", service_config, (SettingsUnusable,), (_SERVE,)),
+    ("job_secret", job_secret, (SecretUnusable,), (_SECRET,)),
+    ("command_line", command_line, (UsageError,), (b"--nnodes\x001:2\0-t=3\0train.py\0--lr", b"--help")),
+    (
+        "option_value",
+        option_value,
+        (BadValue,),
+        tuple(f"{each.flag}={each.default or 1}".encode() for each in OPTIONS),
+    ),
+    ("hosts", hosts, (BadValue,), _HOSTS),
+    (
+        "meeting_place",
+        meeting_place,
+        (NoMeetingPoint,),
+        (b"gpu[03-07,12],cpu1\n17", b"job-1.svc\n1", b"[::1]:29"),
+    ),
+)
