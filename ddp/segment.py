@@ -20,6 +20,7 @@ import time
 from dataclasses import dataclass
 
 _HELLO = struct.Struct("=16sI")
+_CREDENTIALS = struct.Struct("3i")  # of the process at the other end: its number, user and group
 _ANSWER_WITHIN_S = 5.0
 
 
@@ -115,6 +116,8 @@ def _knock(name: str, secret: str, member: int, deadline: float) -> socket.socke
     try:
         connection.settimeout(_left(deadline))
         connection.connect(f"\0{name}")
+        if not _is_of_this_user(connection):
+            raise PermissionError(f"another user listens as {name}")
         connection.sendall(_HELLO.pack(bytes.fromhex(secret), member))
     except OSError:
         connection.close()
@@ -122,11 +125,17 @@ def _knock(name: str, secret: str, member: int, deadline: float) -> socket.socke
     return connection
 
 
+def _is_of_this_user(connection: socket.socket) -> bool:
+    """An abstract socket has no owner and no mode: whoever guesses its name reaches it."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(credentials)[1]) == os.getuid()
+
+
 def _admit(door: Door, neighbours: Neighbourhood, member: int, deadline: float) -> None:
     """Lets one in, if it knows the secret and is somebody who is still missing."""
     door.listener.settimeout(_left(deadline))
     connection, _ = door.listener.accept()
-    other = read_hello(connection, door.secret)
+    other = read_hello(connection, door.secret) if _is_of_this_user(connection) else None
     missing = other is not None and member < other < len(neighbours.connections)
     if other is None or not missing or neighbours.connections[other] is not None:
         connection.close()

@@ -117,13 +117,14 @@ def _surroundings(settings: Settings, python: str, environ: Mapping[str, str]) -
         ranks = devices.count_ranks(nproc.value, environ)
     except devices.NoDevices as missing:
         raise nproc.wrong(str(missing), "give a number, or cpu") from None
+    return Surroundings(nproc=ranks, python=python, stamp=_stamp(), scheduler_job=_scheduler_job(environ))
+
+
+def _scheduler_job(environ: Mapping[str, str]) -> str:
+    """Another one after Slurm has put it back into the queue: the service may remember how the one before ended."""
     job, step = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_STEP_ID", "")
-    return Surroundings(
-        nproc=ranks,
-        python=python,
-        stamp=_stamp(),
-        scheduler_job=f"{job}.{step}" if job and step else job,
-    )
+    again = environ.get("SLURM_RESTART_COUNT", "")
+    return ".".join(part for part in (job, step, f"r{again}" if again else "") if part) if job else ""
 
 
 def _stamp() -> str:

@@ -11,15 +11,18 @@ import grpc.aio
 
 from rendezvous.admissible import memory_objection, objection
 from rendezvous.attendance import Attendance, Cut
-from rendezvous.auth import Right
+from rendezvous.auth import Denied, Right
 from rendezvous.calls import held
 from rendezvous.codec import BadMessage, read_from_agent, to_agent_bytes
 from rendezvous.conversation import Moved
 from rendezvous.events import AgentJoined, Refused
 from rendezvous.jobs import Elsewhere
 from rendezvous.limits import Counts, LimitReached, Limits, Rates
+from rendezvous.refusals import Reason
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from rendezvous.auth import Gate, Identity
     from rendezvous.calls import Calls
     from rendezvous.job import Job
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("rendezvous")
 _FIRST_MESSAGE_S = 10.0
 _NOBODY_YET_S = 0.2
+_STREAM_METADATA = "rendezvous-stream"
 _SPEC_UNUSABLE = 78
 
 
@@ -62,6 +66,7 @@ class Agents:
                 return
             job = await self._job_of(joined, context)
             if job is not None:
+                self._require_new(job, joined, context)
                 await self._stay(job, joined, context)
 
     async def _first(self, context: Any) -> AgentJoined | None:
@@ -92,6 +97,15 @@ class Agents:
             raise LimitReached(f"job {job_id!r} has {len(job.attendances)} agents already")
         return job
 
+    def _require_new(self, job: Job, joined: AgentJoined, context: Any) -> None:
+        """An agent numbers its streams: who repeats what was overheard takes nobody's place."""
+        if job.is_new_stream(joined.agent, _number(context.invocation_metadata() or ())):
+            return
+        words = (
+            f"{joined.agent} has joined with these very words before; an agent joins anew with every stream"
+        )
+        raise Denied(grpc.StatusCode.PERMISSION_DENIED, words, Reason.REPLAYED_JOIN)
+
     async def _stay(self, job: Job, joined: AgentJoined, context: Any) -> None:
         owner, backlog = job.owner, self._limits.backlog
 
@@ -109,3 +123,9 @@ class Agents:
             raise
         finally:
             job.detach(attendance)
+
+
+def _number(metadata: Iterable[tuple[str, str | bytes]]) -> int:
+    """0: this client does not number its streams."""
+    text = next((value for key, value in metadata if key == _STREAM_METADATA), "")
+    return int(text) if isinstance(text, str) and text.isascii() and text.isdigit() and len(text) < 10 else 0

@@ -21,12 +21,13 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from rendezvous.refusals import Reason
 from rendezvous.tokens import BadToken, Grant, KeyFileUnusable, Role, read_keys, verify
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from rendezvous.metrics import Metrics
+    from rendezvous.secret import Secret
 
 _log = logging.getLogger("rendezvous")
 _BEARER = "bearer "
@@ -48,9 +49,9 @@ RIGHTS = {
 
 
 class Denied(Exception):
-    def __init__(self, code: grpc.StatusCode, words: str) -> None:
+    def __init__(self, code: grpc.StatusCode, words: str, reason: Reason) -> None:
         super().__init__(words)
-        self.code, self.words = code, words
+        self.code, self.words, self.reason = code, words, reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +72,15 @@ class Identity:
         assert self.grant is not None
         what = f"a token with role {self.grant.role} for job {self.grant.job!r}"
         on = "" if job_id is None else f" in job {job_id!r}"
-        raise Denied(grpc.StatusCode.PERMISSION_DENIED, f"{what} does not allow to {right}{on}")
+        reason = Reason.OTHER_JOB if self.may(right) else Reason.ROLE
+        raise Denied(grpc.StatusCode.PERMISSION_DENIED, f"{what} does not allow to {right}{on}", reason)
 
 
 class Gate:
     """`key_file` empty: no tokens. The file is read again when it changes."""
 
-    def __init__(self, key_file: str, metrics: Metrics) -> None:
-        self._key_file, self._metrics = key_file, metrics
+    def __init__(self, key_file: str) -> None:
+        self._key_file = key_file
         self._keys = read_keys(key_file) if key_file else ()
         self._stamp = _stamp(key_file)
         self._looked_at = time.monotonic()
@@ -86,19 +88,19 @@ class Gate:
     def identify(self, context: Any) -> Identity:
         """Raises `Denied` (UNAUTHENTICATED)."""
         if not self._key_file:
-            return Identity(_peer_name(context))
+            return Identity(peer_name(context))
         self._reload()
         token = _token(context.invocation_metadata() or ())
         if not token:
-            self._metrics.count("denied", "no token")
             raise Denied(
-                grpc.StatusCode.UNAUTHENTICATED, "this service asks for a token (DDP_RENDEZVOUS_TOKEN)"
+                grpc.StatusCode.UNAUTHENTICATED,
+                "this service asks for a token (DDP_RENDEZVOUS_TOKEN)",
+                Reason.NO_TOKEN,
             )
         try:
             grant = verify(token, self._keys, time.time())
         except BadToken as error:
-            self._metrics.count("denied", "bad token")
-            raise Denied(grpc.StatusCode.UNAUTHENTICATED, str(error)) from error
+            raise Denied(grpc.StatusCode.UNAUTHENTICATED, str(error), error.reason) from error
         return Identity(f"token {grant.id}", grant)
 
     def _reload(self) -> None:
@@ -124,7 +126,7 @@ def _token(metadata: Iterable[tuple[str, str | bytes]]) -> str:
     return ""
 
 
-def _peer_name(context: Any) -> str:
+def peer_name(context: Any) -> str:
     """The certificate's name where there is one, else the address without its port."""
     names = context.auth_context().get("x509_common_name")
     if names:
@@ -170,6 +172,12 @@ def server_credentials(files: Certificates) -> grpc.ServerCredentials:
 
     need_client = bool(files.client_ca)
     return grpc.dynamic_ssl_server_credentials(_configuration(files), fetch, need_client)  # type: ignore[arg-type]
+
+
+def secret_credentials(secret: Secret) -> grpc.ServerCredentials:
+    """Of a job's own secret: who has it, and nobody else, gets a connection."""
+    pair = [(secret.key, secret.certificate)]
+    return grpc.ssl_server_credentials(pair, secret.certificate, require_client_auth=True)
 
 
 def _fits(files: Certificates) -> bool:

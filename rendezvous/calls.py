@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from rendezvous.attendance import Cut
-from rendezvous.auth import Denied
+from rendezvous.auth import Denied, peer_name
 from rendezvous.codec import BadMessage
 from rendezvous.jobs import Elsewhere
 from rendezvous.limits import LimitReached
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from rendezvous.auth import Gate, Identity, Right
     from rendezvous.limits import Counts
     from rendezvous.metrics import Metrics
+    from rendezvous.refusals import Refusals
 
 _log = logging.getLogger("rendezvous")
 OWNER_METADATA = "rendezvous-owner"
@@ -50,8 +52,8 @@ def held(counts: Counts, identity: Identity) -> Iterator[None]:
 
 
 class Calls:
-    def __init__(self, gate: Gate, metrics: Metrics, counts: Counts) -> None:
-        self._gate, self._metrics, self._counts = gate, metrics, counts
+    def __init__(self, gate: Gate, metrics: Metrics, refusals: Refusals, counts: Counts) -> None:
+        self._gate, self._metrics, self._refusals, self._counts = gate, metrics, refusals, counts
 
     def unary(
         self, right: Right, request_type: Any, answer: Callable[[Any, Identity], Awaitable[Any]]
@@ -83,6 +85,8 @@ class Calls:
                 raise
             except Exception as error:
                 code, words, owner = _status(error)
+                if isinstance(error, Denied):
+                    self._refusals.note(error.reason, re.sub("^ipv[46]:", "", peer_name(context)), words)
             finally:
                 self._metrics.count("calls", code.name.lower())
             trailing = ((OWNER_METADATA, owner),) if owner else ()

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import grpc
 import grpc.aio
 
-from rendezvous.client import OptionsUnusable
+from rendezvous.client import OptionsUnusable, current_token, is_loopback
+from rendezvous.secret import NAME
 
 if TYPE_CHECKING:
     from rendezvous.client import ClientOptions
@@ -42,6 +43,10 @@ def open_channel(
         ("grpc.keepalive_timeout_ms", patience_ms),
         ("grpc.http2.ping_timeout_ms", patience_ms),
     )
+    if options.secret is not None:
+        key, certificate = options.secret.key, options.secret.certificate
+        ours = grpc.ssl_channel_credentials(certificate, key, certificate)
+        return grpc.aio.secure_channel(_target(endpoint), ours, options=(*tuned, *_named(NAME)))
     if not options.tls:
         if options.token and not options.insecure and not is_loopback(endpoint):
             raise OptionsUnusable(
@@ -49,14 +54,19 @@ def open_channel(
                 "DDP_RENDEZVOUS_CA_FILE (or DDP_RENDEZVOUS_TLS=1) for TLS, or DDP_RENDEZVOUS_INSECURE=1"
             )
         return grpc.aio.insecure_channel(_target(endpoint), options=tuned)
-    named = (("grpc.ssl_target_name_override", options.server_name),) if options.server_name else ()
     try:
         credentials = grpc.ssl_channel_credentials(
             _read(options.ca_file), _read(options.key_file), _read(options.certificate_file)
         )
     except OSError as error:
         raise OptionsUnusable(f"cannot read a certificate: {error}") from error
-    return grpc.aio.secure_channel(_target(endpoint), credentials, options=(*tuned, *named))
+    return grpc.aio.secure_channel(
+        _target(endpoint), credentials, options=(*tuned, *_named(options.server_name))
+    )
+
+
+def _named(server_name: str) -> tuple[tuple[str, str], ...]:
+    return (("grpc.ssl_target_name_override", server_name),) if server_name else ()
 
 
 def _target(endpoint: str) -> str:
@@ -70,17 +80,8 @@ def _target(endpoint: str) -> str:
 
 
 def metadata(options: ClientOptions) -> tuple[tuple[str, str], ...]:
-    return (("authorization", f"Bearer {options.token}"),) if options.token else ()
-
-
-def is_loopback(endpoint: str) -> bool:
-    if endpoint.startswith("unix:"):
-        return True
-    host = endpoint.rpartition(":")[0].strip("[]")
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    token = current_token(options)
+    return (("authorization", f"Bearer {token}"),) if token else ()
 
 
 def _read(path: str) -> bytes | None:

@@ -13,6 +13,8 @@ from rendezvous.grpc_io import choose_engine, hush
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from rendezvous.ctl_calls import Service
+
 _ENDPOINT_ENV = "DDP_RENDEZVOUS"
 _DEFAULT = "127.0.0.1:29400"
 
@@ -53,7 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OptionsUnusable as error:
         return _failed(str(error), 78)
     except grpc.RpcError as error:
-        return _failed(*_in_words(error, arguments.rendezvous))
+        words = _misfit(error, service)
+        return _failed(words, 77) if words else _failed(*_in_words(error, arguments.rendezvous))
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
@@ -108,6 +111,22 @@ def _shared() -> argparse.ArgumentParser:
     )
     shared.add_argument("--timeout", type=float, metavar="SECONDS", help="for each call (default: 10)")
     return shared
+
+
+def _misfit(error: Any, service: Service) -> str:
+    """What gRPC has no words for, where that is what is wrong at every endpoint."""
+    import grpc
+
+    from rendezvous.misfit import misfit
+
+    if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+        return ""
+
+    async def found() -> list[str]:
+        return [await misfit(endpoint, service.options) for endpoint in service.endpoints]
+
+    words = asyncio.run(found())
+    return "; ".join(dict.fromkeys(words)) if all(words) else ""
 
 
 def _in_words(error: Any, endpoints: str) -> tuple[str, int]:

@@ -32,7 +32,7 @@ _FOLLOWED_S = 60.0  # so long may a job that is followed be nowhere to be found
 
 class Service:
     def __init__(self, endpoints: Sequence[str], options: ClientOptions, timeout_s: float) -> None:
-        self.endpoints, self._options, self._timeout_s = tuple(endpoints), options, timeout_s
+        self.endpoints, self.options, self._timeout_s = tuple(endpoints), options, timeout_s
 
     async def call(self, method: str, request: Any) -> Any:
         """Asks one endpoint after another, and goes where it is sent. Raises the last `AioRpcError`."""
@@ -52,10 +52,10 @@ class Service:
         raise last
 
     async def ask(self, endpoint: str, method: str, request: Any) -> Any:
-        async with open_channel(endpoint, self._options) as channel:
+        async with open_channel(endpoint, self.options) as channel:
             call: Any = channel.unary_unary(OPERATIONS + method)
             data = request.SerializeToString()
-            answer = await call(data, metadata=metadata(self._options), timeout=self._timeout_s)
+            answer = await call(data, metadata=metadata(self.options), timeout=self._timeout_s)
             return getattr(pb, f"{method}Response").FromString(answer)
 
     async def notes(self, job_id: str, *, follow: bool) -> AsyncIterator[Any]:
@@ -80,9 +80,9 @@ class Service:
                 await asyncio.sleep(_PAUSE_S)
 
     async def _watched(self, endpoint: str, request: Any) -> AsyncIterator[Any]:
-        async with open_channel(endpoint, self._options) as channel:
+        async with open_channel(endpoint, self.options) as channel:
             call: Any = channel.unary_stream(OPERATIONS + "WatchEvents")
-            async for data in call(request.SerializeToString(), metadata=metadata(self._options)):
+            async for data in call(request.SerializeToString(), metadata=metadata(self.options)):
                 yield pb.WatchEventsResponse.FromString(data)
 
 

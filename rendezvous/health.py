@@ -18,6 +18,7 @@ TIME_METADATA = "rendezvous-time"  # seconds since the epoch: who asks can tell 
 SERVING = b"\x08\x01"
 NOT_SERVING = b"\x08\x02"
 _UNKNOWN_SERVICE = b"\x08\x03"
+LIVE = "live"  # asked by liveness probes: a service that cannot serve just now is not to be killed for it
 _WATCHES = 64
 
 
@@ -45,13 +46,15 @@ class Health:
             "Watch": grpc.unary_stream_rpc_method_handler(self._watch),
         }
 
-    def _status(self, service: str) -> bytes:
+    def answer(self, service: str) -> bytes:
+        if service == LIVE:
+            return SERVING
         if service not in self._services:
             return _UNKNOWN_SERVICE
         return SERVING if self._serving else NOT_SERVING
 
     async def _check(self, data: bytes, context: Any) -> bytes:
-        status = self._status(_service(data))
+        status = self.answer(_service(data))
         if status == _UNKNOWN_SERVICE:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such service here")
         await context.send_initial_metadata(((TIME_METADATA, f"{time.time():.6f}"),))
@@ -65,7 +68,7 @@ class Health:
         try:
             while True:
                 changed = self._changed
-                if (status := self._status(service)) != told:
+                if (status := self.answer(service)) != told:
                     told = status
                     await context.write(status)
                 await changed.wait()

@@ -9,10 +9,13 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rendezvous.client import ENV, OptionsUnusable
 from rendezvous.grpc_io import choose_engine, hush
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from rendezvous.secret import Secret
 
 _PRIVATE_TOKEN_S = 366 * 86_400.0  # it goes with the process that made it
 
@@ -24,17 +27,61 @@ class PrivateService:
     close: Callable[[], Awaitable[None]]
 
 
-async def serve(address: str, key_file: str = "") -> Callable[[], Awaitable[None]]:
-    """Serves at HOST:PORT until the result is called, unless somebody does there already."""
+@dataclass(frozen=True, slots=True)
+class Protection:
+    """What keeps strangers out of the service that an agent serves for the others."""
+
+    secret: Secret | None = None
+    certificate: str = ""  # files, as `ddp-rendezvous serve` has them
+    key: str = ""
+    client_ca: str = ""
+    token_keys: str = ""
+
+    @property
+    def suffices(self) -> bool:
+        """To serve other machines: nobody reads along, and nobody comes in who was not asked."""
+        return self.secret is not None or bool(self.certificate and (self.token_keys or self.client_ca))
+
+
+def protection(environ: Mapping[str, str], secret: Secret | None) -> Protection:
+    """Raises `OptionsUnusable`."""
+    found = Protection(
+        secret,
+        *(environ.get(f"{ENV}{name}", "") for name in ("TLS_CERT", "TLS_KEY", "CLIENT_CA", "TOKEN_KEYS")),
+    )
+    if bool(found.certificate) != bool(found.key):
+        raise OptionsUnusable(f"{ENV}TLS_CERT and {ENV}TLS_KEY go together")
+    if found.certificate and secret is not None:
+        raise OptionsUnusable(f"a job's secret contradicts {ENV}TLS_CERT: unset one of the two")
+    return found
+
+
+async def serve(address: str, protected: Protection) -> Callable[[], Awaitable[None]]:
+    """Serves at HOST:PORT until the result is called, unless somebody does there already.
+
+    Raises `OptionsUnusable`.
+    """
     _before_grpc()
+    from rendezvous.auth import Certificates
     from rendezvous.server import CannotListen, Server, ServerOptions, raise_file_limit
     from rendezvous.store.open import open_store
 
     raise_file_limit()
-    server = Server(await open_store("memory"), ServerOptions(listen=(address,), key_file=key_file))
+    certificates = None
+    if protected.certificate:
+        certificates = Certificates(protected.certificate, protected.key, protected.client_ca)
+    options = ServerOptions(
+        (address,), key_file=protected.token_keys, certificates=certificates, secret=protected.secret
+    )
+    try:
+        server = Server(await open_store("memory"), options)
+    except ValueError as error:
+        raise OptionsUnusable(str(error)) from error
     try:
         await server.start()
-    except CannotListen:
+    except CannotListen as error:
+        if isinstance(error.__cause__, OSError):
+            raise OptionsUnusable(str(error)) from error  # a certificate that cannot be read
         return _nothing  # another agent of this host was faster
     return server.close
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("rendezvous")
 _NOTES_KEPT = 1000
 _WATCHER_NOTES = 1000
+_STREAMS_KEPT = 65_536
 _DOUBT_S = 0.2
 _CROWD = 64  # of more members, only one in so many is logged as it joins: a line costs as much as the join
 
@@ -69,6 +70,7 @@ class Job:
         self.job_id = job_id
         self.attendances: dict[AgentId, Attendance] = {}
         self.watchers: set[Watcher] = set()
+        self._streams: dict[AgentId, int] = {}  # the number of the latest one, as the agent counts them
         self.notes: deque[Note] = deque(maxlen=_NOTES_KEPT)
         self.telling = uuid.uuid4().hex  # whose numbers the notes have
         self.idle_since = time.monotonic()
@@ -110,6 +112,15 @@ class Job:
         return not self.attendances and not self.watchers and not self._orders
 
     # --- streams -----------------------------------------------------------------------------------
+
+    def is_new_stream(self, agent: AgentId, number: int) -> bool:
+        """As far as this replica remembers; another one lets a repetition in, and the agent itself right after it."""
+        if number <= self._streams.get(agent, 0):
+            return number == 0 and agent not in self._streams
+        self._streams[agent] = number
+        if len(self._streams) > _STREAMS_KEPT:
+            del self._streams[next(iter(self._streams))]
+        return True
 
     def attach(self, attendance: Attendance) -> None:
         agent = attendance.agent
@@ -160,7 +171,7 @@ class Job:
             return to_agent_bytes(message)
         if self._last is None or self._last[0] != message:
             if isinstance(message, Refused):
-                self._metrics.count("refused", "for now" if message.retryable else "for good")
+                self._metrics.count("turned_away", "for now" if message.retryable else "for good")
             short = fitted(message, lambda m: len(to_agent_bytes(m)))
             self._last = (message, to_agent_bytes(short))
         return self._last[1]

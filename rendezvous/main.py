@@ -1,9 +1,11 @@
-"""ddp-rendezvous: the service (`serve`), tokens to use it with (`token`), and the keys that sign them (`key`)."""
+"""ddp-rendezvous: the service (`serve`), tokens to use it with (`token`), the keys that sign them (`key`), and the
+secrets of jobs that need no service (`secret`)."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import logging
 import os
 import re
@@ -12,10 +14,14 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from rendezvous.core_log import ask_core
 from rendezvous.grpc_io import choose_engine, hush
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from rendezvous.core_log import Failed
+    from rendezvous.refusals import Refusals
 
 _log = logging.getLogger("rendezvous")
 _USAGE, _CANNOT = 78, 1
@@ -23,8 +29,6 @@ _SPANS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    choose_engine()
-    hush()
     from rendezvous import settings
 
     parser = argparse.ArgumentParser("ddp-rendezvous", description=__doc__)
@@ -35,11 +39,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         "key", help="add a new key to a key file, made if need be; it signs from now on"
     )
     key.add_argument("file")
+    secret = commands.add_parser(
+        "secret", help="make the secret of a job whose nodes serve each other; in FILE, else printed"
+    )
+    secret.add_argument("file", nargs="?", default="")
     arguments = parser.parse_args(argv)
     try:
         match arguments.command:
             case "serve":
-                return asyncio.run(serve(settings.settle(arguments, os.environ)))
+                settled = settings.settle(arguments, os.environ)
+                choose_engine()
+                return asyncio.run(serve(settled, asked=bool(settled["tls_cert"]) and ask_core()))
+            case "secret":
+                return _print_secret(arguments.file)
             case "token":
                 return _print_token(arguments)
             case _:
@@ -56,7 +68,10 @@ def _say(error: Exception) -> None:
 # --- serve ---------------------------------------------------------------------------------------------
 
 
-async def serve(settled: Mapping[str, Any]) -> int:
+async def serve(settled: Mapping[str, Any], *, asked: bool = False) -> int:
+    """`asked`: gRPC's core was, and tells of handshakes that fail."""
+    refusals = _follow_core() if asked else None
+    hush()
     from rendezvous import settings
     from rendezvous.log_lines import start_logging
     from rendezvous.server import CannotListen, Server, raise_file_limit
@@ -74,6 +89,8 @@ async def serve(settled: Mapping[str, Any]) -> int:
         _say(error)
         return _CANNOT
     server = Server(store, _server_options(settled))
+    if refusals is not None:
+        refusals.set_result(server.refusals)
     try:
         await server.start()
         await _run(server, settled, stop)
@@ -91,7 +108,7 @@ async def _run(server: Any, settled: Mapping[str, Any], stop: asyncio.Future[int
     from rendezvous.server import CannotListen, in_words
     from rendezvous.web import Web
 
-    web = Web(lambda: server.health.serving, server.metrics.text)
+    web = Web(lambda: server.health.serving, server.metrics.text, refused=server.refusals.note)
     if settled["http"]:
         host, _, port = settled["http"].rpartition(":")
         try:
@@ -100,7 +117,8 @@ async def _run(server: Any, settled: Mapping[str, Any], stop: asyncio.Future[int
             raise CannotListen(f"cannot listen on {settled['http']} (--http): {in_words(error)}") from error
         _log.info("metrics at %s:%d", host, listening)
     where = ", ".join(
-        f"{a.rpartition(':')[0]}:{p}" for a, p in zip(settled["listen"], server.ports, strict=True)
+        a if a.startswith("unix:") else f"{a.rpartition(':')[0]}:{p}"
+        for a, p in zip(settled["listen"], server.ports, strict=True)
     )
     kept = "in memory: jobs end with this process" if settled["store"] == "memory" else "in its store"
     _log.info("serving at %s; jobs are kept %s", where, kept)
@@ -112,6 +130,25 @@ async def _run(server: Any, settled: Mapping[str, Any], stop: asyncio.Future[int
     notifier.say("STOPPING=1")
     _log.info("%s: agents are sent elsewhere; jobs stay as they are", signal.Signals(signum).name)
     await web.close()
+
+
+def _follow_core() -> asyncio.Future[Refusals]:
+    """Before logging starts, which is to write where standard error leads now. The result: whom to tell."""
+    from rendezvous.core_log import follow
+
+    loop = asyncio.get_running_loop()
+    whom: asyncio.Future[Refusals] = loop.create_future()
+
+    def tell(failed: Failed) -> None:
+        if whom.done():
+            whom.result().note(failed.reason, failed.peer, failed.words)
+
+    def from_thread(failed: Failed) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(tell, failed)
+
+    follow(from_thread)
+    return whom
 
 
 def _stop_signal() -> asyncio.Future[int]:
@@ -177,6 +214,17 @@ def seconds(text: str) -> float:
     if found is None:
         raise ValueError(f"{text!r} is no time span; write 90s, 30m, 24h or 7d")
     return float(found[1]) * _SPANS[found[2]]
+
+
+def _print_secret(path: str) -> int:
+    from rendezvous import secret
+
+    if path:
+        secret.write_new(path)
+        sys.stdout.write(f"made {path}; whoever has it is one of the job's nodes: keep it private\n")
+    else:
+        sys.stdout.write(secret.make())
+    return 0
 
 
 def _add_key(path: str) -> int:

@@ -12,9 +12,9 @@ _PREFIX = "ddp_rendezvous_"
 # name -> (label, what it counts)
 _COUNTERS = {
     "events": ("kind", "What happened to jobs: joined, lost, sealed, decision, ended, ..."),
-    "refused": ("why", "Joins that the round machine turned away."),
+    "turned_away": ("why", "Joins that the round machine turned away."),
     "calls": ("code", "Calls and streams that ended, by status."),
-    "denied": ("why", "Calls that were turned away before they reached a job."),
+    "refused": ("reason", "Connections and calls of clients that had no right to them."),
 }
 
 
@@ -23,9 +23,9 @@ class Metrics:
         self._counted: dict[str, dict[str, int]] = {name: {} for name in _COUNTERS}
         self._gauges: list[tuple[str, str, str, Callable[[], Mapping[str, float]]]] = []
 
-    def count(self, name: str, label: str) -> None:
+    def count(self, name: str, label: str, times: int = 1) -> None:
         counted = self._counted[name]
-        counted[label] = counted.get(label, 0) + 1
+        counted[label] = counted.get(label, 0) + times
 
     def gauge(self, name: str, help_text: str, read: Callable[[], float]) -> None:
         self._gauges.append((name, help_text, "", lambda: {"": read()}))

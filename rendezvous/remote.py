@@ -10,6 +10,7 @@ service was ever reached; that is told as a `Refused`, like any other refusal.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from rendezvous.client import OptionsUnusable
 from rendezvous.codec import HEARTBEAT, BadMessage, from_agent_bytes, read_to_agent
 from rendezvous.conversation import Moved, Recital
 from rendezvous.events import AgentHeard, AgentJoined, Refused, Waiting
+from rendezvous.misfit import misfit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,6 +40,8 @@ _LONGEST_PAUSE_S = 5.0  # ... up to this one
 _DOUBLINGS_IF_ANSWERED = 3  # a replica is there, and the job's next owner soon will be
 _FAREWELL_S = 1.0
 _EARLY_WORD_S = 4.0
+_MISFIT_S = 20.0  # so long may certificates not fit that are just being put in place
+_PROBED_EVERY_S = 1.0
 _LATELY_S = 60.0
 _SHUNNED_S = 10.0  # a frozen endpoint costs seconds with each try
 _LONGEST_PATIENCE_S = 20.0
@@ -50,6 +54,10 @@ _FOR_GOOD = {
     grpc.StatusCode.INVALID_ARGUMENT: _MISFIT,
     grpc.StatusCode.UNIMPLEMENTED: _MISFIT,
 }
+
+
+# Of all streams of this process: the service takes no number of an agent twice.
+_NUMBERS = itertools.count(1)
 
 
 class _Broken(Exception):
@@ -78,6 +86,9 @@ class RemoteSession:
         self._worked = False  # this stream did
         self._breaks: list[float] = []  # when streams fell silent that a service had accepted
         self._silent_at: dict[str, float] = {}  # by endpoint
+        self._misfits: dict[
+            str, tuple[float, str]
+        ] = {}  # by endpoint: when it was looked for, what was found
         self._moved: Moved | None = None
         self._tell_contact: Callable[[bool], None] = _nobody_asks
         self._loop = asyncio.get_running_loop()
@@ -132,7 +143,7 @@ class RemoteSession:
             try:
                 await self._converse(endpoint)
             except _Broken as error:
-                words[endpoint] = str(error)
+                words[endpoint] = await self._misfit(endpoint) or str(error)
                 if error.silent:
                     self._breaks.append(self._loop.time())
                     self._silent_at[endpoint] = self._loop.time()
@@ -144,13 +155,32 @@ class RemoteSession:
             if self._worked:
                 self._tell_contact(False)
             failures = self._failures(failures)
-            if not self._was_reached and self._loop.time() - self._started_at > self._options.give_up_s:
-                self._inbox.put_nowait(Refused(_unreachable(words), _TRY_AGAIN))
+            if (refused := self._given_up(words)) is not None:
+                self._inbox.put_nowait(refused)
                 return
             self._say_that_nobody_answers(words)
             if not self._sent_to():
                 at = self._next(at, endpoint)
             await asyncio.sleep(self._pause_s(failures))
+
+    async def _misfit(self, endpoint: str) -> str:
+        """Looked for until a service is reached; later its certificates, or ours, may be on their way."""
+        if self._was_reached or self._closing:
+            return ""
+        looked_at, found = self._misfits.get(endpoint, (-_PROBED_EVERY_S, ""))
+        if self._loop.time() - looked_at >= _PROBED_EVERY_S:
+            found = await misfit(endpoint, self._options)
+            self._misfits[endpoint] = self._loop.time(), found
+        return found
+
+    def _given_up(self, words: dict[str, str]) -> Refused | None:
+        if self._was_reached:
+            return None
+        for_s = self._loop.time() - self._started_at
+        found = [self._misfits.get(endpoint, (0.0, ""))[1] for endpoint in self._endpoints]
+        if all(found) and for_s > min(self._options.give_up_s, _MISFIT_S):
+            return Refused("; ".join(dict.fromkeys(found)), _NOT_ALLOWED)
+        return Refused(_unreachable(words), _TRY_AGAIN) if for_s > self._options.give_up_s else None
 
     def _say_that_nobody_answers(self, words: dict[str, str]) -> None:
         """Once, long before it is given up: a wrong address is seen at its first words, if there are any."""
@@ -211,15 +241,16 @@ class RemoteSession:
             ping_after_s = PING_AFTER_S * self._leisure()
             channel = open_channel(endpoint, self._options, self._patience_s(), ping_after_s)
         except OptionsUnusable as error:
-            raise _Hopeless(Refused(str(error), _MISFIT)) from error
-        call: Any = channel.stream_stream(ATTEND)(metadata=metadata(self._options))
+            raise self._unusable(error) from error
+        number = ("rendezvous-stream", str(next(_NUMBERS)))
+        call: Any = channel.stream_stream(ATTEND)(metadata=(*metadata(self._options), number))
         self._outbox.clear()
         self._outbox.extend(from_agent_bytes(line) for line in self._recital.lines())
         writer = self._loop.create_task(self._write(call))
         try:
             await self._read(call)
         except grpc.aio.AioRpcError as error:
-            raise _judged(error) from error
+            raise self._judged(error) from error
         except TimeoutError as error:
             raise _Broken("no answer", silent=True) from error
         except BadMessage as error:
@@ -229,6 +260,18 @@ class RemoteSession:
             await asyncio.wait([writer])
             call.cancel()
             await channel.close()
+
+    def _unusable(self, error: OptionsUnusable) -> Exception:
+        """Certificates that served before are just being replaced: the job need not end for that."""
+        if self._was_reached:
+            return _Broken(str(error), silent=False)
+        return _Hopeless(Refused(str(error), _MISFIT))
+
+    def _judged(self, error: grpc.aio.AioRpcError) -> Exception:
+        """A token that ran out may be renewed in its file yet; whoever is in the job goes on until it is."""
+        if error.code() is grpc.StatusCode.UNAUTHENTICATED and self._was_reached and self._options.token_file:
+            return _Broken(f"unauthenticated: {error.details()}", silent=False)
+        return _judged(error)
 
     async def _read(self, call: Any) -> None:
         async with asyncio.timeout(_FIRST_ANSWER_S + self._patience_s()):

@@ -7,6 +7,7 @@ to come back, and the jobs stay in the store as they are.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import os
@@ -19,7 +20,7 @@ import grpc
 import grpc.aio
 
 from rendezvous.agents import Agents
-from rendezvous.auth import Certificates, Gate, server_credentials
+from rendezvous.auth import Certificates, Gate, secret_credentials, server_credentials
 from rendezvous.calls import Calls
 from rendezvous.health import Health
 from rendezvous.jobs import Jobs
@@ -28,9 +29,13 @@ from rendezvous.metrics import Metrics
 from rendezvous.operations import Operations
 from rendezvous.reflection import NAMES as REFLECTION
 from rendezvous.reflection import Reflection
+from rendezvous.refusals import Refusals
 from rendezvous.scratchpad import Scratchpad
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rendezvous.secret import Secret
     from rendezvous.store.protocol import Store
 
 _log = logging.getLogger("rendezvous")
@@ -65,6 +70,7 @@ class ServerOptions:
     advertise: str = ""  # default: the first of `listen`, with the port that it got
     key_file: str = ""
     certificates: Certificates | None = None
+    secret: Secret | None = None  # of one job, instead of certificates and tokens
     history_s: float = 14 * 86_400.0
     resume_grace_s: float = 1.0
     return_after_s: float = 0.5  # agents of a service that goes away come back no sooner
@@ -81,16 +87,17 @@ class Server:
 
     def __init__(self, store: Store, options: ServerOptions) -> None:
         self.metrics = Metrics()
+        self.refusals = Refusals(self.metrics)
         self.ports: list[int] = []
         self._options, self._ownership = options, store.ownership
         limits = options.limits
-        gate = Gate(options.key_file, self.metrics)
+        gate = Gate(options.key_file)
         self.jobs = Jobs(
             store, limits, self.metrics, history_s=options.history_s, resume_grace_s=options.resume_grace_s
         )
         self.health = Health((AGENTS, OPERATIONS, SCRATCHPAD))
         self.agents = Agents(self.jobs, gate, limits)
-        self._calls = Calls(gate, self.metrics, Counts("calls", limits.calls_per_identity))
+        self._calls = Calls(gate, self.metrics, self.refusals, Counts("calls", limits.calls_per_identity))
         self._services: dict[str, Agents | Operations | Scratchpad | Health | Reflection] = {
             AGENTS: self.agents,
             OPERATIONS: Operations(self.jobs, gate, limits),
@@ -123,11 +130,14 @@ class Server:
         return first if first.startswith("unix:") else f"{first.rpartition(':')[0]}:{self.ports[0]}"
 
     def _listen(self, server: grpc.aio.Server, address: str) -> int:
-        certificates = self._options.certificates
+        certificates, secret = self._options.certificates, self._options.secret
         try:
-            if certificates is None:
-                return server.add_insecure_port(address)
-            return server.add_secure_port(address, server_credentials(certificates))
+            with _private(address):
+                if secret is not None:
+                    return server.add_secure_port(address, secret_credentials(secret))
+                if certificates is None:
+                    return server.add_insecure_port(address)
+                return server.add_secure_port(address, server_credentials(certificates))
         except RuntimeError as error:  # which refers to a log that nobody reads
             raise CannotListen(f"cannot listen on {address}: {_why_not(address) or error}") from error
         except OSError as error:
@@ -158,6 +168,17 @@ class Server:
             phase = job.state.phase.value
             counted[phase] = counted.get(phase, 0) + 1
         return counted
+
+
+@contextlib.contextmanager
+def _private(address: str) -> Iterator[None]:
+    """A socket that is a file is for this user's processes alone, whatever the umask."""
+    before = os.umask(0o177) if address.startswith("unix:") else None
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.umask(before)
 
 
 def in_words(error: OSError) -> str:

@@ -8,9 +8,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from rendezvous.refusals import Reason
+
 _REQUEST_S = 5.0
 _REQUEST_BYTES = 8192
 _AT_ONCE = 64
+_HTTP2 = b"PRI * HTTP/2.0"  # how every gRPC client begins
+_HINT = "this port tells of health in HTTP; gRPC is served at the address of --listen\n"
 _TEXT = "text/plain; charset=utf-8"
 _METRICS = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -19,9 +23,13 @@ class Web:
     """`alive`: it answers, and that is not all there is to being alive."""
 
     def __init__(
-        self, ready: Callable[[], bool], metrics: Callable[[], str], alive: Callable[[], bool] = lambda: True
+        self,
+        ready: Callable[[], bool],
+        metrics: Callable[[], str],
+        alive: Callable[[], bool] = lambda: True,
+        refused: Callable[[Reason, str, str], None] | None = None,
     ) -> None:
-        self._ready, self._metrics, self._alive = ready, metrics, alive
+        self._ready, self._metrics, self._alive, self._refused = ready, metrics, alive, refused
         self._at_once = 0
         self._server: asyncio.Server | None = None
 
@@ -41,6 +49,8 @@ class Web:
             if self._at_once <= _AT_ONCE:
                 async with asyncio.timeout(_REQUEST_S):
                     request = await reader.readuntil(b"\r\n\r\n")
+                    if request.startswith(_HTTP2):
+                        self._note_grpc(str(writer.get_extra_info("peername", ("",))[0]))
                     writer.write(self._answer(request))
                     await writer.drain()
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
@@ -49,7 +59,15 @@ class Web:
             self._at_once -= 1
             writer.close()
 
+    def _note_grpc(self, peer: str) -> None:
+        if self._refused is not None:
+            from rendezvous.refusals import Reason
+
+            self._refused(Reason.HTTP_PORT, peer, "it speaks gRPC to the port of --http")
+
     def _answer(self, request: bytes) -> bytes:
+        if request.startswith(_HTTP2):
+            return _response("405 Method Not Allowed", _TEXT, _HINT)
         words = request.split(b"\r\n", 1)[0].split(b" ")
         if len(words) != 3 or words[0] not in (b"GET", b"HEAD"):
             return _response("405 Method Not Allowed", _TEXT, "only GET\n")

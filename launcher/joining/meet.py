@@ -25,7 +25,7 @@ from launcher.joining.meeting import (
 )
 from rendezvous.client import ENV, ClientOptions, OptionsUnusable, client_options, connect
 from rendezvous.embedded import EmbeddedRendezvous
-from rendezvous.hosted import serve
+from rendezvous.hosted import protection, serve
 from rendezvous.types import AgentId
 
 if TYPE_CHECKING:
@@ -103,10 +103,13 @@ async def _serve_or_connect(
     if not own or not reach.is_free(own, endpoint.port):
         return await _connect(spec, host, incarnation, (endpoint,), options, own)
     own, listen = _for_others_too(endpoint, own)
-    key_file = os.environ.get(f"{ENV}TOKEN_KEYS", "")
-    if why == "--rendezvous" and not key_file and not options.insecure:
-        _refuse_strangers(endpoint, listen)
-    stop_serving = await serve(str(Endpoint(listen, endpoint.port)), key_file)
+    try:
+        protected = protection(os.environ, options.secret)
+        if not (protected.suffices or options.insecure or reach.is_loopback(listen)):
+            raise CannotMeet(_open_to_strangers(endpoint, why))
+        stop_serving = await serve(str(Endpoint(listen, endpoint.port)), protected)
+    except OptionsUnusable as error:
+        raise CannotMeet(str(error)) from None
     met = await _connect(spec, host, incarnation, (Endpoint(own, endpoint.port),), options, own)
 
     async def leave() -> None:
@@ -133,19 +136,21 @@ def _for_others_too(endpoint: Endpoint, own: str) -> tuple[str, str]:
     return (outward, "0.0.0.0") if outward else (own, own)
 
 
-def _refuse_strangers(endpoint: Endpoint, own: str) -> None:
-    """Whoever reaches an open port can join the job: beyond loopback somebody must have said that this is fine."""
-    if reach.is_loopback(own):
-        return
-    raise CannotMeet(
-        f"--rendezvous: serving on {endpoint} would let anyone who reaches it join the job; set {ENV}INSECURE=1 on "
-        f"every node where the network is trusted, or {ENV}TOKEN_KEYS here and {ENV}TOKEN on every node"
+def _open_to_strangers(endpoint: Endpoint, why: str) -> str:
+    return (
+        f"{why}: serving on {endpoint} would let anyone who reaches it join the job; give every node the same "
+        "--secret-file FILE (`ddp-rendezvous secret FILE` makes one), or --insecure where the network is trusted"
     )
+
+
+def _environ(spec: LaunchSpec) -> dict[str, str]:
+    said = {f"{ENV}SECRET_FILE": spec.secret_file, f"{ENV}INSECURE": "1" if spec.insecure else ""}
+    return {**os.environ, **{name: value for name, value in said.items() if value}}
 
 
 def _options(spec: LaunchSpec) -> ClientOptions:
     try:
-        return client_options(os.environ, give_up_s=spec.join_timeout_s)
+        return client_options(_environ(spec), give_up_s=spec.join_timeout_s)
     except OptionsUnusable as error:
         raise CannotMeet(str(error)) from None
 

@@ -17,6 +17,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from launcher.settings.values import shown, whole
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -82,25 +84,27 @@ def meeting_point(
 def parse_endpoint(text: str) -> Endpoint:
     """HOST, HOST:PORT, [IPv6]:PORT, or a bare IPv6 address."""
     text = text.strip()
-    bracketed = re.fullmatch(r"\[([^\]]+)\](?::(\d+))?", text)
+    bracketed = re.fullmatch(r"\[([^\[\]]+)\](?::(.*))?", text)
     if bracketed:
-        return Endpoint(bracketed[1], int(bracketed[2] or DEFAULT_PORT))
-    host, colon, port = text.rpartition(":")
-    if not colon or ":" in host:  # a name alone, or an IPv6 address without brackets
-        return Endpoint(text, DEFAULT_PORT)
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        host, port = bracketed[1], bracketed[2] or str(DEFAULT_PORT)
+    else:
+        host, colon, port = text.rpartition(":")
+        if not colon or ":" in host:  # a name alone, or an IPv6 address without brackets
+            host, port = text, str(DEFAULT_PORT)
+    number = whole(port)
+    if not host or set(host) & set("[]") or number is None or not 0 < number < 65536:
         raise NoMeetingPoint(
-            f"--rendezvous {text}: not an address; write HOST:PORT, e.g. node1:{DEFAULT_PORT}"
+            f"--rendezvous {shown(text)}: not an address; write HOST:PORT, e.g. node1:{DEFAULT_PORT}"
         )
-    return Endpoint(host, int(port))
+    return Endpoint(host, number)
 
 
 def _on_slurm(environ: Mapping[str, str]) -> MayServe | None:
     nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
-    job = environ.get("SLURM_JOB_ID", "")
-    if not nodes or not job.isdigit():
+    job = whole(environ.get("SLURM_JOB_ID", ""))
+    if not nodes or job is None:
         return None
-    port = _SLURM_PORTS.start + int(job) % len(_SLURM_PORTS)
+    port = _SLURM_PORTS.start + job % len(_SLURM_PORTS)
     return MayServe(Endpoint(first_of_hostlist(nodes), port), "the first node of the Slurm job")
 
 

@@ -57,7 +57,11 @@ def _temporary(name: str) -> str:
 
 
 def _unused(path: str, shared_by_nodes: bool) -> str:
-    """A second run under the same id gets a folder of its own; nodes of one job share theirs."""
+    """A second run under the same id gets a folder of its own; nodes of one job share theirs.
+
+    In what is above it others may look, but lay out nothing, whatever the umask.
+    """
+    os.makedirs(os.path.dirname(path) or ".", 0o755, exist_ok=True)
     if shared_by_nodes:
         os.makedirs(path, 0o700, exist_ok=True)
         return path

@@ -16,7 +16,7 @@ CORE = {
         *within("failure", "crash_text device_symptoms story symptoms verdict"),
         *within(
             "health",
-            "budget_text budgets exposition flight_recorder inquiry nccl_env option_text paces page "
+            "budget_text budgets exposition flight_recorder inquiry nccl_env option_text paces page recorders "
             "stack_text stillness vitals",
         ),
         *within("hosts", "command_lines host_names"),
@@ -28,10 +28,11 @@ CORE = {
     },
     "rendezvous": {
         *(
-            "admissible admission conversation diagnosis events examination fitting frozen_map growing "
-            "hang_words journal machine orders policy rank_view ranks recollection resume sealing sight "
-            "snapshot state stopping stragglers types versions view waits"
+            "admissible admission conversation desync diagnosis events examination finding fitting frozen_map "
+            "growing hang_words journal machine orders policy post_mortem rank_view ranks recollection recorded "
+            "resume sealing sight snapshot state stopping stragglers submit types versions view waits"
         ).split(),
+        *within("submit", "job_file job_rules kubernetes pods slurm ssh yaml_text"),
     },
     "ddp": {
         *"backends commits errors findings place plan ready sample_order shards timeline tune".split(),
@@ -41,7 +42,7 @@ SHELL = {
     "launcher": {
         *("__init__ __main__ agent announcer cli isolation preflight start status template tether").split(),
         *within("failure", "ending facts"),
-        *within("health", "communication dumps gpus guards node_watch pages sampler stacks watch"),
+        *within("health", "communication dumps freezer gpus guards node_watch pages sampler stacks watch"),
         *within("hosts", "fleet"),
         *within("joining", "meet reach"),
         *within("output", "log_file log_folder logs terminal"),
@@ -51,10 +52,12 @@ SHELL = {
     },
     "rendezvous": {
         *(
-            "__init__ agents asking attendance auth calls channel client codec ctl ctl_calls ctl_text "
-            "embedded grpc_io health hosted job jobs limits log_lines lull main metrics notify operations "
-            "owner probe reflection remote scratchpad server settings store submit tokens torchrun web"
+            "__init__ agents asking attendance auth calls channel client codec core_log ctl ctl_calls ctl_text "
+            "embedded grpc_io health hosted job jobs limits log_lines lull main metrics misfit notify "
+            "operations owner probe reflection refusals remote scratchpad secret server settings store "
+            "tokens torchrun web"
         ).split(),
+        *within("submit", "command hand_over"),
     },
     "ddp": {
         *(
@@ -68,7 +71,9 @@ SHELL = {
 }
 
 # Packages that have a core and a shell of their own: each of their modules is entered, as "health.page".
-CORE_AND_SHELL = within("launcher", "failure health hosts joining output preflight ranks settings")
+CORE_AND_SHELL = within("launcher", "failure health hosts joining output preflight ranks settings") | {
+    "rendezvous.submit"
+}
 
 # Which modules of another package a package may import.
 ABROAD = {

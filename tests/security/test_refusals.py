@@ -1,0 +1,299 @@
+"""Whoever has no right to come in: told why by the own command, logged once, and counted by reason."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import grpc
+import pytest
+from authority import Authority
+from knocking import NOT_ALLOWED, Watched, ddp_launch, ddpctl, made, token
+from served import agents, join_bytes, soon
+
+from rendezvous.channel import open_channel
+from rendezvous.client import ClientOptions
+from rendezvous.events import Refused, Waiting
+from rendezvous.types import JobSpec
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
+    from typing import Any
+
+JOB = "team-a-1"
+SPEC = JobSpec(JOB, 2, 2, "train.py")
+
+
+@dataclass(frozen=True)
+class Door:
+    """A service with mutual TLS and tokens, and what it takes to pass."""
+
+    service: Watched
+    keys: str
+    folder: Path
+    env: dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
+    folder = tmp_path_factory.mktemp("door")
+    authority = Authority(folder, "authority")
+    stranger = Authority(folder, "stranger")
+    certificate, key = authority.issue("server")
+    for name, issuer, days in (
+        ("member", authority, 1),
+        ("late", authority, -1),
+        ("unknown", stranger, 1),
+    ):
+        issuer.issue(name, days=days)
+    keys = str(folder / "keys")
+    made("key", keys)
+    tls = ("--tls-cert", certificate, "--tls-key", key, "--client-ca", authority.certificate)
+    service = Watched("--listen", "127.0.0.1:0", "--token-keys", keys, *tls)
+    good = {"CA_FILE": authority.certificate, **pair(folder, "member"), "TOKEN": token(keys, "agent", JOB)}
+    try:
+        yield Door(service, keys, folder, good)
+    finally:
+        service.close()
+
+
+def pair(folder: Path, name: str) -> dict[str, str]:
+    return {"CERT_FILE": str(folder / f"{name}.pem"), "KEY_FILE": str(folder / f"{name}.key")}
+
+
+def variables(said: dict[str, str]) -> dict[str, str]:
+    return {f"DDP_RENDEZVOUS_{name}": value for name, value in said.items() if value}
+
+
+def test_who_has_all_that_is_asked_for_comes_in(door: Door) -> None:
+    assert ddpctl(door.service.endpoint, variables(door.env)).told() == (0, "")
+
+
+HANDSHAKES = {
+    "hung_up": ({"CA_FILE": "stranger.pem"}, ("is not to be trusted", "CA_FILE name the right CA?")),
+    "no_certificate": (
+        {"CERT_FILE": "", "KEY_FILE": ""},
+        ("asks for a client certificate", "set DDP_RENDEZVOUS_CERT_FILE and DDP_RENDEZVOUS_KEY_FILE"),
+    ),
+    "expired_certificate": (
+        {"CERT_FILE": "late.pem", "KEY_FILE": "late.key"},
+        ("does not accept the client certificate", "has it expired"),
+    ),
+    "unknown_certificate": (
+        {"CERT_FILE": "unknown.pem", "KEY_FILE": "unknown.key"},
+        ("does not accept the client certificate", "did another CA sign it"),
+    ),
+    "plaintext": (
+        {"CA_FILE": "", "CERT_FILE": "", "KEY_FILE": ""},
+        ("speaks TLS, and this side does not", "set DDP_RENDEZVOUS_CA_FILE"),
+    ),
+}
+
+
+@pytest.mark.parametrize("reason", HANDSHAKES)
+def test_a_handshake_that_fails_is_told_logged_once_and_counted(door: Door, reason: str) -> None:
+    changed, words = HANDSHAKES[reason]
+    env = door.env | {name: value and str(door.folder / value) for name, value in changed.items()}
+    before, endpoint = door.service.refused(reason), door.service.endpoint
+    for knock in (ddpctl(endpoint, variables(env)), ddp_launch(endpoint, variables(env), JOB)):
+        knock.told_no(*words)
+    door.service.await_refused(reason, before)
+    assert len(door.service.lines_of(reason)) == 1, door.service.log
+
+
+@pytest.mark.parametrize(
+    "reason", ["expired_token", "bad_token", "unknown_key", "no_token", "other_job", "role"]
+)
+def test_a_token_that_does_not_fit_is_told_logged_once_and_counted(
+    door: Door, tmp_path: Path, reason: str
+) -> None:
+    """A viewer's, or an agent's, is shown where an order is given; a viewer's where an agent joins."""
+    other_keys = str(tmp_path / "keys")
+    made("key", other_keys)
+    shown, words = {
+        "expired_token": (token(door.keys, "agent", JOB, -1.0), "the token ran out"),
+        "bad_token": (door.env["TOKEN"][:-4] + "AAAA", "the token's signature does not fit"),
+        "unknown_key": (token(other_keys, "agent", JOB), "signed with a key that this service does not have"),
+        "no_token": ("", "this service asks for a token (DDP_RENDEZVOUS_TOKEN)"),
+        "other_job": (token(door.keys, "operator", "team-b-*"), f"does not allow to order in job '{JOB}'"),
+        "role": (token(door.keys, "viewer", JOB), "a token with role viewer"),
+    }[reason]
+    env = variables(door.env | {"TOKEN": shown})
+    before, endpoint = door.service.refused(reason), door.service.endpoint
+    order = ddpctl(endpoint, env, "abort", JOB)
+    if reason != "other_job":
+        ddp_launch(endpoint, env, JOB).told_no(words, "refuses this agent")
+    order.told_no(words)
+    door.service.await_refused(reason, before)
+    assert len(door.service.lines_of(reason)) == 1, door.service.log
+    assert not shown or shown not in "".join(door.service.log)
+
+
+def test_an_agents_token_is_for_its_own_job_and_gives_no_orders(door: Door) -> None:
+    env, endpoint = variables(door.env), door.service.endpoint
+    orders = (
+        ("abort", JOB),
+        ("restart", JOB),
+        ("drain", JOB, "n"),
+        ("resume", JOB, "n"),
+        ("resize", JOB, "2"),
+    )
+    for order in [ddpctl(endpoint, env, *words) for words in orders]:
+        order.told_no("role agent", "does not allow to order")
+    ddp_launch(endpoint, env, "team-b-1").told_no("does not allow to attend in job 'team-b-1'")
+    assert len(door.service.lines_of("other_job")) == 1
+
+
+def test_a_flood_of_refusals_is_one_line(door: Door) -> None:
+    options = ClientOptions(
+        "a.b.c", tls=True, ca_file=door.env["CA_FILE"], certificate_file=door.env["CERT_FILE"],
+        key_file=door.env["KEY_FILE"],
+    )  # fmt: skip
+    before = door.service.refused("unknown_key")
+
+    async def many() -> None:
+        async with open_channel(door.service.endpoint, options) as channel:
+            call: Any = channel.unary_unary("/rendezvous.v1.Operations/ListJobs")
+            for _ in range(200):
+                with pytest.raises(grpc.RpcError):
+                    await call(b"", metadata=(("authorization", "Bearer a.b.c"),), timeout=20)
+
+    soon(many())
+    assert door.service.refused("unknown_key") == before + 200
+    assert len(door.service.lines_of("unknown_key")) == 1
+
+
+# --- the other way round -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    service = Watched("--listen", "127.0.0.1:0")
+    yield service
+    service.close()
+
+
+def test_tls_to_a_port_without_is_told(door: Door, plain: Watched) -> None:
+    env = variables({"CA_FILE": door.env["CA_FILE"]})
+    for knock in (ddpctl(plain.endpoint, env), ddp_launch(plain.endpoint, env, JOB)):
+        knock.told_no("speaks no TLS, and this side does", "DDP_RENDEZVOUS_CA_FILE")
+
+
+def test_grpc_to_the_port_of_http_is_told_logged_once_and_counted(plain: Watched) -> None:
+    for knock in [ddpctl(plain.http, {}) for _ in range(2)]:
+        knock.told_no("speaks HTTP, and no gRPC")
+    plain.await_refused("http_port", 1)
+    assert len(plain.lines_of("http_port")) == 1
+
+
+def test_a_port_where_nobody_listens_is_no_refusal() -> None:
+    code, said = ddpctl("127.0.0.1:9", {}).told()
+    assert (code, "no answer from 127.0.0.1:9" in said) == (75, True), said
+
+
+# --- replayed joins ----------------------------------------------------------------------------------------
+
+
+class Recorder:
+    """A wire on which somebody listens: what a client says can be said once more."""
+
+    def __init__(self, endpoint: str) -> None:
+        host, _, port = endpoint.rpartition(":")
+        self._to, self.heard = (host, int(port)), bytearray()
+
+    async def __aenter__(self) -> str:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        return f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there_reader, there_writer = await asyncio.open_connection(*self._to)
+
+        async def back() -> None:
+            while data := await there_reader.read(65536):
+                writer.write(data)
+            writer.close()
+
+        async with asyncio.TaskGroup() as both:
+            both.create_task(back())
+            while data := await reader.read(65536):
+                self.heard += data
+                there_writer.write(data)
+            there_writer.close()
+
+    @contextlib.asynccontextmanager
+    async def replayed(self) -> AsyncIterator[None]:
+        """Over a connection that stays open, and is read: who hangs up is not even refused."""
+        reader, writer = await asyncio.open_connection(*self._to)
+        writer.write(bytes(self.heard))
+        reading = asyncio.create_task(reader.read())
+        try:
+            yield
+        finally:
+            reading.cancel()
+            writer.transport.abort()
+            await asyncio.wait([reading])
+
+
+def test_a_replayed_join_takes_nobodys_place(plain: Watched) -> None:
+    """Byte for byte as it was overheard, where no TLS keeps anybody from hearing."""
+
+    async def story() -> None:
+        recorder = Recorder(plain.endpoint)
+        async with recorder as wire, agents(wire, SPEC, ["a"]) as (a,):
+            await a.expect(Waiting)
+            before = plain.refused("replayed_join")
+            async with recorder.replayed():
+                await asyncio.to_thread(plain.await_refused, "replayed_join", before)
+            async with agents(plain.endpoint, SPEC, ["b"]) as (b,):
+                # Neither of them was cut off: the world of both is sealed over the streams that they have.
+                assert await asyncio.gather(a.run(), b.run()) == [1, 1]
+            assert not [line for line in plain.log if "its stream broke" in line and " a " in line]
+
+    soon(story())
+    (line,) = plain.lines_of("replayed_join")
+    assert "a has joined with these very words before" in line
+
+
+def test_who_replays_is_told_so(plain: Watched) -> None:
+    spec = JobSpec("told", 2, 2, "train.py")
+
+    async def knock(number: str) -> grpc.StatusCode:
+        async with open_channel(plain.endpoint, ClientOptions()) as channel:
+            numbered = (("rendezvous-stream", number),)
+            call: Any = channel.stream_stream("/rendezvous.v1.Agents/Attend")(metadata=numbered, timeout=20)
+            await call.write(join_bytes(spec, "x"))
+            try:
+                await call.read()
+            except grpc.aio.AioRpcError as error:
+                return error.code()
+            call.cancel()
+            return grpc.StatusCode.OK
+
+    async def story() -> list[grpc.StatusCode]:
+        return [await knock(number) for number in ("5", "5", "4", "", "6")]
+
+    ok, no = grpc.StatusCode.OK, grpc.StatusCode.PERMISSION_DENIED
+    assert soon(story()) == [ok, no, no, no, ok]
+
+
+def test_a_life_that_was_replaced_does_not_come_back(plain: Watched) -> None:
+    spec = JobSpec("lives", 2, 2, "train.py")
+
+    async def story() -> Refused:
+        async with agents(plain.endpoint, spec, ["a"], life="1") as (old,):
+            await old.expect(Waiting)
+            async with agents(plain.endpoint, spec, ["a"], life="2") as (new,):
+                await new.expect(Waiting)
+                async with agents(plain.endpoint, spec, ["a"], life="1") as (again,):
+                    return await again.expect(Refused)
+
+    refused = soon(story())
+    assert refused.exit_code == NOT_ALLOWED
+    assert "was replaced" in refused.reason
+    assert 'turned_away_total{why="for good"} 1' in plain.metrics()
