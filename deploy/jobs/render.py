@@ -24,7 +24,7 @@ def rendered() -> dict[Path, str]:
         for kind in ("job", "jobset", "trainjob"):
             job = read({**data, "kubernetes": {**data.get("kubernetes", {}), "kind": kind}})
             found[HERE / "kubernetes" / f"{path.stem}-{kind}.yaml"] = documents(kubernetes.objects(job))
-        found[HERE / "slurm" / f"{path.stem}.sbatch"] = slurm.script(read(data))
+        found[HERE.parent / "slurm" / f"{path.stem}.sbatch"] = slurm.script(read(data))
     return found
 
 

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import shlex
 import shutil
-import subprocess
 import sys
 import tomllib
 from typing import TYPE_CHECKING
 
-from rendezvous.submit import kubernetes, slurm, ssh
+from rendezvous.submit.hand_over import NO_PROGRAM, PROGRAMS, beside, handed, objection, shown
 from rendezvous.submit.job_file import BadJobFile, JobFile, read
-from rendezvous.submit.yaml_text import documents
 
 if TYPE_CHECKING:
     import argparse
 
-_USAGE, _NO_PROGRAM = 2, 127
+_USAGE = 2
 _DEFAULT = "ddp.toml"
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--target", choices=["kubernetes", "slurm", "ssh"], required=True)
+    parser.add_argument("--target", choices=list(PROGRAMS), required=True)
     parser.add_argument(
         "--file", default=_DEFAULT, metavar="FILE", help=f"the job file (default: {_DEFAULT})"
     )
@@ -32,23 +28,29 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def carry_out(arguments: argparse.Namespace) -> int:
     try:
-        job = read(_load(arguments.file), arguments.script)
-        command, text = _render(job, arguments.target)
+        return _carry_out(read(_load(arguments.file), arguments.script), arguments)
     except BadJobFile as error:
         sys.stderr.write(f"ddpctl: {arguments.file}: {error}\n")
         return _USAGE
+
+
+def _carry_out(job: JobFile, arguments: argparse.Namespace) -> int:
+    text = shown(job, arguments.target)
+    if words := objection(job, arguments.target):
+        sys.stderr.write(f"ddpctl: {arguments.file}: ddp-launch would not take it:\n{words}\n")
+        return _USAGE
     if arguments.dry_run:
         sys.stdout.write(text)
+        if words := beside(job, arguments.target):
+            sys.stderr.write(f"ddpctl: {words}\n")
         return 0
-    if shutil.which(command[0]) is None:
+    program = PROGRAMS[arguments.target]
+    if shutil.which(program) is None:
         sys.stderr.write(
-            f"ddpctl: {command[0]} is not on PATH; --dry-run shows what would be given to it, to be used elsewhere\n"
+            f"ddpctl: {program} is not on PATH; --dry-run shows what would be given to it, to be used elsewhere\n"
         )
-        return _NO_PROGRAM
-    if arguments.target == "ssh":
-        sys.stdout.flush()
-        os.execvpe(command[0], command, {**os.environ, **job.env})
-    return subprocess.run(command, input=text, text=True, check=False).returncode
+        return NO_PROGRAM
+    return handed(job, arguments.target)
 
 
 def _load(path: str) -> dict[str, object]:
@@ -59,19 +61,5 @@ def _load(path: str) -> dict[str, object]:
         raise BadJobFile("there is no such file; --file names another") from None
     except OSError as error:
         raise BadJobFile(f"cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadJobFile(f"is no TOML: {error}") from error
-
-
-def _render(job: JobFile, target: str) -> tuple[list[str], str]:
-    """The program that takes it, and what it is given."""
-    match target:
-        case "kubernetes":
-            if not job.image:
-                raise BadJobFile('image must be given for Kubernetes; write image = "REPOSITORY/NAME:TAG"')
-            return ["kubectl", "create", "-f", "-"], documents(kubernetes.objects(job))
-        case "slurm":
-            return ["sbatch"], slurm.script(job)
-        case _:
-            command = ssh.command(job)
-            return command, shlex.join(command) + "\n"

@@ -1,31 +1,65 @@
-"""A job file as a batch script for Slurm. Pure."""
+"""A job file as a batch script for Slurm. Pure.
+
+Every process of the step is told what is coming: --signal before its time is up, SIGTERM before it is pre-empted or put
+back into the queue. The agents see to the checkpoint (docs/rendezvous.md). Each start has a name of its own at the
+rendezvous: one that was put back is another job there, and takes nothing up but its checkpoint.
+"""
 
 from __future__ import annotations
 
 import shlex
 from typing import TYPE_CHECKING
 
-from rendezvous.submit.job_file import megabytes
+from rendezvous.submit.job_rules import megabytes
 
 if TYPE_CHECKING:
     from rendezvous.submit.job_file import JobFile
+
+_KILL_MARGIN_S = 30  # of the time after the signal: what is left when the checkpoint is written
+# What a step does not take over from its job: the environment, if sbatch was told to leave it, and the CPUs of a task.
+# Neither an agent that fails nor a machine that is lost ends the step; the other agents see to it.
+_STEP = 'srun --export=ALL --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --kill-on-bad-exit=0 --no-kill'
+# The first machine serves the rendezvous to the others: who has this is one of them.
+_SECRET = (
+    'if [ -z "${DDP_RENDEZVOUS_SECRET:-}${DDP_RENDEZVOUS_SECRET_FILE:-}${DDP_LAUNCH_SECRET_FILE:-}" ]; then',
+    '    DDP_RENDEZVOUS_SECRET="$(ddp-rendezvous secret)"',
+    "    export DDP_RENDEZVOUS_SECRET",
+    "fi",
+)
+_RUN = '"$SLURM_JOB_NAME-$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}"'
 
 
 def script(job: JobFile) -> str:
     lines = ["#!/bin/bash", *(f"#SBATCH {words}" for words in _directives(job)), "", "set -eo pipefail"]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in job.env.items()]
     lines += job.slurm.setup
+    if not job.rendezvous and job.machines > 1:
+        lines += _SECRET
     if job.image:
         lines.append(f"# {job.image} is for Kubernetes; how containers run here is for [slurm] setup to say")
-    # One agent on each machine. Neither one that fails nor a machine that is lost ends the step; the agents see to it.
-    words = ["ddp-launch", *job.launch(*_said(job))]
-    lines += ["", f"exec srun --kill-on-bad-exit=0 --no-kill {shlex.join(words)}"]
+    step = f"{_STEP} ddp-launch --rdzv-id {_RUN} {shlex.join(job.launch(*_said(job)))}"
+    lines += ["", *(_requeued(step) if job.slurm.requeue else [f"exec {step}"])]
     return "\n".join(lines) + "\n"
+
+
+def _requeued(step: str) -> list[str]:
+    """Slurm puts those back into the queue who are still there when the grace is over; we are gone by then."""
+    return [
+        "trap : TERM  # the step ends by it, and then comes the rest",
+        "code=0",
+        f"{step} || code=$?",
+        'state="$(scontrol --oneliner show job "$SLURM_JOB_ID")" || state=""',
+        'case "$code $state" in',
+        '    "0 "*) ;;',
+        '    *" JobState=RUNNING "*" PreemptTime=2"*) scontrol requeue "$SLURM_JOB_ID" ;;  # its time of pre-emption',
+        "esac",
+        'exit "$code"',
+    ]
 
 
 def _said(job: JobFile) -> list[str]:
     where = ["--rendezvous", job.rendezvous] if job.rendezvous else []
-    return [*where, "--checkpoint-grace", f"{max(1, job.slurm.signal_s - 30)}s"]
+    return [*where, "--checkpoint-grace", f"{max(1, job.slurm.signal_s - _KILL_MARGIN_S)}s"]
 
 
 def _directives(job: JobFile) -> list[str]:
@@ -39,10 +73,12 @@ def _directives(job: JobFile) -> list[str]:
         f"--output={job.name}-%j.log",
         f"--signal=USR1@{where.signal_s}",
     ]
-    if wanted.gpus:
+    if wanted.gpus and not where.gres:
         found.append(f"--gpus-per-node={wanted.gpus}")
-    named = ("partition", "account", "qos", "time", "reservation")
-    found += [f"--{name}={getattr(where, name)}" for name in named if getattr(where, name)]
+    named = ("partition", "account", "qos", "time", "reservation", "constraint", "exclude", "gres", "array")
+    found += [f"--{name}={shlex.quote(getattr(where, name))}" for name in named if getattr(where, name)]
+    if job.workdir:
+        found.append(f"--chdir={shlex.quote(job.workdir)}")
     found.append("--requeue" if where.requeue else "--no-requeue")
     found.append("--open-mode=append")
     if job.is_elastic or job.spares:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 from rendezvous.submit.job_file import BadJobFile
@@ -10,11 +11,28 @@ if TYPE_CHECKING:
     from rendezvous.submit.job_file import JobFile
 
 
-def command(job: JobFile) -> list[str]:
-    """Raises `BadJobFile`."""
+def command(job: JobFile, run: str) -> list[str]:
+    """`run`: its name at the rendezvous. Values of the environment are not in it: `ps` shows a command to everybody.
+
+    Raises `BadJobFile`.
+    """
     if not job.ssh.hosts:
         raise BadJobFile('[ssh]: which machines? write hosts = ["node1", "node2"]')
     if len(job.ssh.hosts) < job.machines:
         raise BadJobFile(f"[ssh]: {len(job.ssh.hosts)} hosts are too few for {job.machines} machines")
-    sent = ["--send-env", ",".join(job.env)] if job.env else []
-    return ["ddp-launch", *job.launch("--hosts", ",".join(job.ssh.hosts), *sent, *job.ssh.options)]
+    for host in job.ssh.hosts:
+        if not host or host.startswith("-") or any(c in host for c in ", \t\n"):
+            raise BadJobFile(f"[ssh]: hosts: {host!r} is no name of a host")
+    words = ["--hosts", ",".join(job.ssh.hosts), "--rdzv-id", run]
+    if job.env:
+        words += ["--send-env", ",".join(job.env)]
+    if job.rendezvous:
+        words += ["--rendezvous", job.rendezvous]
+    return ["ddp-launch", *job.launch(*words, *job.ssh.options)]
+
+
+def shown(job: JobFile, run: str) -> str:
+    """The same as a line for a shell."""
+    said = [f"{name}={shlex.quote(value)}" for name, value in job.env.items()]
+    place = f"cd {shlex.quote(job.workdir)} && " if job.workdir else ""
+    return place + " ".join([*said, shlex.join(command(job, run))]) + "\n"

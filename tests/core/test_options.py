@@ -241,6 +241,9 @@ def test_without_options() -> None:
     [
         ([], {"replacement_timeout_s": 60.0, "shrink_after_s": 0.0, "isolation_timeout_s": 300.0}),
         (["--replacement-timeout", "20"], {"replacement_timeout_s": 20.0, "shrink_after_s": 20.0}),
+        (["--replacement-timeout", "20", "--shrink-after", "0"], {"shrink_after_s": 0.0}),
+        (["--shrink-after", "5"], {"replacement_timeout_s": 60.0, "shrink_after_s": 5.0}),
+        (["--reserved-exit-codes", "143,75"], {"reserved_exit_codes": (75, 143)}),
         (["--checkpoint-signal", "USR1"], {"checkpoint_signals": (10,), "forwarded_signals": (12,)}),
         (
             ["--checkpoint-signal", "TERM,USR2", "--checkpoint-grace", "2m"],

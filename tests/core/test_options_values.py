@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ from launcher.settings import values
 from launcher.settings.spec import StreamChoice, Streams
 from launcher.settings.values import BadValue
 from rendezvous.types import CrashLoop, FailureClass, PolicyAction, PolicyRule, RestartBudget
+
+LOCAL_RANKS = partial(values.numbers, what="local ranks", below=values.MAX_RANKS_PER_NODE)
 
 GOOD: list[tuple[Callable[[str], Any], str, Any]] = [
     (values.nnodes, "3", (3, 3)),
@@ -45,7 +48,7 @@ GOOD: list[tuple[Callable[[str], Any], str, Any]] = [
     ),
     (values.streams, "3", StreamChoice(Streams.ALL)),
     (values.streams, "0:1,12:2", StreamChoice(Streams.NONE, ((0, Streams.OUT), (12, Streams.ERR)))),
-    (values.local_ranks, "2,0,2", (0, 2)),
+    (LOCAL_RANKS, "2,0,2", (0, 2)),
     (values.filters, "apple,or,,ange", ("apple", "or,ange")),
     (values.signals, "SIGTERM, usr1", (signal.SIGTERM, signal.SIGUSR1)),
     (values.prefix, "{node}/{rank:>3} {{", "{node}/{rank:>3} {{"),
@@ -76,7 +79,7 @@ BAD: list[tuple[Callable[[str], Any], tuple[str, ...]]] = [
     (values.rules, ("", "hang", "hang=", "hung=fail", "hang=stop", "exit-code:0=fail", "hang:1=fail")),
     (values.rules, ("hang=fail,hang=restart",)),
     (values.streams, ("", "4", "-1", "0:4", "0:1,", "a:1", "0;1")),
-    (values.local_ranks, ("", "-1", "0,", "a", "0 1")),
+    (LOCAL_RANKS, ("", "-1", "0,", "a", "0 1", "4096")),
     (values.signals, ("", "SIGFOO", "SIGKILL", "STOP", "CHLD", "9", "SIGTERM,")),
     (values.prefix, ("{world}", "{", "}", "{0}", "{}", "{rank!z}", "{node.x}", "{rank:z}", "\udcff")),
     (values.pairs, ("a", "a=", "=b", "a=1,,b=2")),

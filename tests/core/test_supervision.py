@@ -429,7 +429,7 @@ def test_who_lost_nobody_is_not_broken_off(kind: DecisionKind) -> None:
 def test_why_is_said_by_name_unless_that_is_in_doubt() -> None:
     doubtful = replace(CAUSE, uncertain=True)
     _, actions = step(RUNNING, Stop(1, Decision(DecisionKind.RESTART, "hang", 1, doubtful)))
-    assert actions[0] == BreakOff(1, "hang")
+    assert BreakOff(1, "hang") in actions
 
 
 def test_an_error_that_nobody_waits_for_is_a_failure_at_once() -> None:

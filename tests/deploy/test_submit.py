@@ -1,4 +1,4 @@
-"""`ddpctl submit`: what it renders, what it refuses, and to whom it hands it."""
+"""`ddpctl submit`: what it renders, and what it refuses."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rendezvous.submit import kubernetes, slurm, ssh
-from rendezvous.submit.job_file import BadJobFile, megabytes, read
+from rendezvous.submit.job_file import BadJobFile, read
+from rendezvous.submit.job_rules import megabytes
 from rendezvous.submit.yaml_text import documents
 
 SMALL: dict[str, Any] = {"name": "train", "image": "train:7", "script": ["train.py"], "nodes": 4}
 LARGE: dict[str, Any] = {
     **SMALL,
     "nodes": "2:4",
+    "max_restarts": "5/1h",
     "spares": 1,
     "rendezvous": "ddp-rendezvous.ddp-rendezvous.svc:29400",
     "resources": {"cpu": 8, "memory": "64Gi", "gpus": 8, "shm": "16Gi"},
@@ -41,7 +43,38 @@ LARGE: dict[str, Any] = {
     "slurm": {"partition": "gpu", "time": "24:00:00", "setup": ["module load python"]},
     "ssh": {"hosts": ["a", "b", "c", "d", "e"]},
 }
+# Whatever can be said, at once.
+WIDE: dict[str, Any] = {
+    **LARGE,
+    "workdir": "/work",
+    "resources": {**LARGE["resources"], "extra": {"rdma/hca": 1}},
+    "volumes": [
+        *LARGE["volumes"],
+        {"path": "/code", "config_map": "code"},
+        {"path": "/keys", "secret": "keys"},
+        {"path": "/fast", "host_path": "/mnt/nvme"},
+    ],
+    "kubernetes": {
+        **LARGE["kubernetes"],
+        "priority_class": "high",
+        "scheduler": "volcano",
+        "service_account": "trainer",
+        "secret_env": {"WANDB_API_KEY": "wandb/key"},
+        "deadline_s": 86_400,
+        "labels": {"team": "vision"},
+        "annotations": {"example.org/note": "a: b"},
+        "apart": "kubernetes.io/hostname",
+        "together": "topology.kubernetes.io/zone",
+        "runtime_class": "nvidia",
+        "user": 20_000,
+        "host_network": True,
+        "capabilities": ["IPC_LOCK"],
+        "image_pull_secrets": ["registry"],
+    },
+}
 _RENDER = Path(__file__).parents[2] / "deploy" / "jobs" / "render.py"
+_BATCHES = _RENDER.parents[1] / "slurm"
+SHELLCHECK = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
 KINDS = ("job", "jobset", "trainjob")
 
 
@@ -56,7 +89,7 @@ def container(objects: list[Any]) -> Any:
 
 
 @pytest.mark.parametrize("version", ["1.35", "1.36", "1.37"])
-@pytest.mark.parametrize("data", [SMALL, LARGE])
+@pytest.mark.parametrize("data", [SMALL, LARGE, WIDE])
 def test_a_job_fits_the_schemas(data: dict[str, Any], version: str) -> None:
     for found in rendered(data):
         kubernetes_validate.validate(found, version, strict=True)
@@ -75,7 +108,7 @@ def test_the_pods_are_the_same_whoever_makes_them(kind: str) -> None:
 
 
 def test_a_trainjob_asks_for_the_runtime_that_comes_with_it() -> None:
-    runtime, train = rendered(LARGE, "trainjob")
+    _, runtime, train = rendered(LARGE, "trainjob")
     assert train["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]
     assert train["spec"]["trainer"]["args"] == container([runtime])["args"]
 
@@ -112,7 +145,7 @@ BREAKAGES = {
 @pytest.mark.parametrize("words", BREAKAGES)
 def test_a_rule_about_jobs_finds_what_it_is_for(words: str) -> None:
     objects = rendered(LARGE)
-    BREAKAGES[words](objects[1]["spec"])
+    BREAKAGES[words](objects[-1]["spec"])
     assert any(words in found for found in rules.broken(objects))
 
 
@@ -131,6 +164,40 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"kubernetes": {"kind": "pod"}}, "write job, jobset or trainjob"),
     ({"slurm": {"requeue": "yes"}}, "requeue is true or false"),
     ({"spares": -1}, "no smaller than 0"),
+    ({"max_restarts": -1}, 'write "5", or "5/1h"'),
+    ({"name": "7b"}, "a letter first"),
+    ({"name": "train\n"}, "a letter first"),
+    ({"name": "x" * 52, "nodes": 2000}, "1 too long for 2000 machines"),
+    ({"nodes": True}, "nodes is a text, not True"),
+    ({"ranks_per_node": "all"}, "write a number, auto"),
+    ({"partition": "gpu"}, "it belongs below [slurm]"),
+    ({"script": ["a\0b"]}, "no program can be given"),
+    ({"options": ["--nnodes=3"]}, "--nnodes is said by `nodes`"),
+    ({"options": ["--rdzv_id", "x"]}, "--rdzv-id is said by `name`"),
+    ({"options": ["--"]}, "-- would end them"),
+    ({"env": {"DDP_RENDEZVOUS_TOKEN": "x"}}, "would stand in manifests and scripts for all to read"),
+    ({"env": {"JOB_UID": "1"}}, "JOB_UID is not free"),
+    ({"image": "train 7"}, "is no name of an image"),
+    ({"resources": {"cpu": "8Gi"}}, "cpu = '8Gi': write how many"),
+    ({"resources": {"memory": "1Gi", "shm": "2Gi"}}, "of which it is a part"),
+    ({"resources": {"extra": {"rdma": 1}}}, 'write it as "rdma/hca" = 1'),
+    ({"volumes": [{"path": "data", "claim": "x"}]}, "write it from the root on"),
+    ({"volumes": [{"path": "/dev/shm"}]}, "there is something at /dev/shm already"),
+    ({"volumes": [{"path": "/x"}, {"path": "/x/"}]}, "there is something at /x already"),
+    ({"volumes": [{"path": "/x", "claim": "a", "secret": "b"}]}, "claim and secret: one of them is meant"),
+    ({"volumes": [{"path": "/x", "claim": "My Data"}]}, "is no name of an object of Kubernetes"),
+    ({"volumes": [{"path": "/x", "read_only": True}]}, "stays empty"),
+    ({"kubernetes": {"namespace": "Team A"}}, "is no name of an object of Kubernetes"),
+    ({"kubernetes": {"grace_s": 30}}, "no checkpoint fits in"),
+    ({"kubernetes": {"wait": "soon"}}, "is no time"),
+    ({"kubernetes": {"user": 0}}, "not root's"),
+    ({"kubernetes": {"host_network": True}}, "name a rendezvous"),
+    ({"kubernetes": {"secret_env": {"KEY": "wandb"}}}, 'write "SECRET/KEY"'),
+    ({"env": {"K": "1"}, "kubernetes": {"secret_env": {"K": "a/b"}}}, "is in [env] and in secret_env"),
+    ({"kubernetes": {"labels": {"team": "a b"}}}, "is no label"),
+    ({"slurm": {"partition": "gpu\n#SBATCH --uid=0"}}, "without spaces"),
+    ({"slurm": {"options": ["--comment=a\nrm -rf /"]}}, "write each as --name=value"),
+    ({"slurm": {"signal_s": 0}}, "from 1 to 65535"),
 ]
 
 
@@ -157,9 +224,138 @@ def test_a_slurm_script_says_what_the_job_file_says() -> None:
     assert shown.stdout == LARGE["env"]["ODD"]
 
 
-def test_too_few_hosts_are_refused() -> None:
-    with pytest.raises(BadJobFile, match="too few"):
-        ssh.command(read({**LARGE, "ssh": {"hosts": ["a", "b"]}}))
+@pytest.mark.parametrize(
+    ("hosts", "words"),
+    [(["a", "b"], "too few"), (["-oProxyCommand=x"] * 5, "no name of a host"), ([], "which")],
+)
+def test_hosts_that_cannot_be_meant_are_refused(hosts: list[str], words: str) -> None:
+    with pytest.raises(BadJobFile, match=words):
+        ssh.command(read({**LARGE, "ssh": {"hosts": hosts}}), "run")
+
+
+STRANGE = (
+    "it's",
+    "$(JOB_UID) $$ $HOME",
+    "a\nb",
+    "",
+    "yes",
+    "é ☃ \u2028",
+    '"',
+    "1e3",
+    "- x: #",
+    "\\",
+    "--",
+    "%j",
+)
+
+
+def expanded(text: str, variables: dict[str, str]) -> str:
+    """As the kubelet does it: $(NAME) of a variable that there is, and two dollars for one."""
+    found, i = "", 0
+    while i < len(text):
+        if text[i] == "$" and text[i + 1 : i + 2] == "$":
+            found, i = found + "$", i + 2
+        elif text[i : i + 2] == "$(" and (name := text[i + 2 :].partition(")")[0]) in variables:
+            found, i = found + variables[name], i + len(name) + 3
+        else:
+            found, i = found + text[i], i + 1
+    return found
+
+
+def test_strange_words_arrive_in_a_pod_as_they_were_written() -> None:
+    said = {f"ODD{i}": word for i, word in enumerate(STRANGE)}
+    found = container(rendered({**SMALL, "script": ["t.py", *STRANGE], "env": said}))
+    variables = {each["name"]: each.get("value", "uid") for each in found["env"]}
+    words = [expanded(each, variables) for each in found["args"]]
+    assert tuple(words[-len(STRANGE) :]) == STRANGE
+    assert words[words.index("--rdzv-id") + 1] == "train-uid"
+    assert {name: expanded(variables[name], variables) for name in said} == said
+
+
+def test_strange_words_arrive_in_a_step_as_they_were_written(tmp_path: Path) -> None:
+    """The step is played by a program that writes down what it is given."""
+    said = {f"ODD{i}": word for i, word in enumerate(STRANGE)}
+    text = slurm.script(read({**SMALL, "script": ["t.py", *STRANGE], "env": said}))
+    (tmp_path / "srun").write_text(
+        f"#!{sys.executable}\nimport json, os, sys\njson.dump([sys.argv[1:], dict(os.environ)], sys.stdout)\n"
+    )
+    (tmp_path / "srun").chmod(0o755)
+    environ = {"PATH": f"{tmp_path}:{Path(sys.executable).parent}:/usr/bin:/bin", "SLURM_JOB_ID": "7"}
+    environ |= {"SLURM_CPUS_PER_TASK": "4", "SLURM_JOB_NAME": "train"}
+    done = subprocess.run(["bash"], input=text, env=environ, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    words, variables = json.loads(done.stdout)
+    assert tuple(words[-len(STRANGE) :]) == STRANGE
+    assert words[words.index("--rdzv-id") + 1] == "train-7-0"
+    assert {name: variables[name] for name in said} == said
+    assert "PRIVATE KEY" in variables["DDP_RENDEZVOUS_SECRET"]
+
+
+def test_ssh_shows_no_value_in_its_words() -> None:
+    job = read({**SMALL, "env": {"KEY": "s3cret"}, "ssh": {"hosts": ["a", "b", "c", "d"]}})
+    assert "s3cret" not in " ".join(ssh.command(job, "run"))
+    assert "--send-env KEY" in " ".join(ssh.command(job, "run"))
+    assert "KEY=s3cret ddp-launch" in ssh.shown(job, "run")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_job_can_do_without_may_be_missing(kind: str) -> None:
+    ((_, _, fixed),) = rules.pods(rendered(SMALL, kind))
+    assert "successPolicy" not in fixed
+    assert fixed["maxFailedIndexes"] == 0
+    ((_, _, elastic),) = rules.pods(rendered(LARGE, kind))
+    assert elastic["successPolicy"]["rules"] == [{"succeededCount": 2}]
+    assert elastic["maxFailedIndexes"] == 5 - 2
+
+
+def test_pods_wait_for_pods_and_go_on_smaller_at_once() -> None:
+    words = " ".join(container(rendered(LARGE))["args"])
+    assert "--join-timeout 1d --replacement-timeout 1d --shrink-after 0s" in words
+    asked = " ".join(container(rendered({**LARGE, "options": ["--replacement-timeout=2m"]}))["args"])
+    assert asked.count("--replacement-timeout") == 1
+    assert "--shrink-after" not in asked
+
+
+def test_the_exit_codes_that_replace_a_pod_are_no_jobs_last_word() -> None:
+    *_, job = objects = rendered(SMALL)
+    words = container(objects)["args"]
+    codes = job["spec"]["podFailurePolicy"]["rules"][1]["onExitCodes"]["values"]
+    assert words[words.index("--reserved-exit-codes") + 1] == ",".join(map(str, codes))
+    assert not {0, 1, 2, 77, 78} & set(codes)
+
+
+def test_pods_that_serve_each_other_have_a_secret_of_their_own() -> None:
+    def mounted(data: dict[str, Any]) -> list[str]:
+        return [each["name"] for each in container(rendered(data))["volumeMounts"]]
+
+    assert "rendezvous-secret" in mounted(SMALL)
+    assert "rendezvous-secret" not in mounted({**SMALL, "nodes": 1})
+    assert "rendezvous-secret" not in mounted(LARGE)
+
+
+def test_all_that_can_be_said_arrives() -> None:
+    *around, job = rendered(WIDE)
+    spec, pod = job["spec"], job["spec"]["template"]["spec"]
+    found = container([*around, job])
+    assert spec["activeDeadlineSeconds"] == 86_400
+    assert (pod["schedulerName"], pod["runtimeClassName"], pod["priorityClassName"]) == (
+        "volcano",
+        "nvidia",
+        "high",
+    )
+    assert pod["securityContext"]["runAsUser"] == pod["securityContext"]["fsGroup"] == 20_000
+    assert (pod["hostNetwork"], pod["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
+    assert pod["topologySpreadConstraints"][0]["topologyKey"] == "kubernetes.io/hostname"
+    assert "zone" in str(pod["affinity"])
+    assert found["workingDir"] == "/work"
+    assert found["resources"]["limits"]["rdma/hca"] == "1"
+    assert found["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
+    keyed = next(each for each in found["env"] if each["name"] == "WANDB_API_KEY")
+    assert keyed["valueFrom"]["secretKeyRef"] == {"name": "wandb", "key": "key"}
+    for meta in (job["metadata"], spec["template"]["metadata"]):
+        assert meta["labels"]["team"] == "vision"
+        assert meta["annotations"]["example.org/note"] == "a: b"
+    assert job["metadata"]["annotations"]["kueue.x-k8s.io/job-min-parallelism"] == "2"
 
 
 numbers = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
@@ -182,67 +378,23 @@ def test_the_written_examples_are_what_it_renders() -> None:
     assert len(made) == 4 * len(list(_RENDER.parent.glob("*.toml")))
     for path, text in made.items():
         assert path.read_text() == text, path
-    written = {*(_RENDER.parent / "kubernetes").iterdir(), *(_RENDER.parent / "slurm").iterdir()}
+    written = {*(_RENDER.parent / "kubernetes").iterdir(), *_BATCHES.glob("*.sbatch")}
     assert written == set(made)
 
 
-@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="no shellcheck on this machine")
+@pytest.mark.skipif(SHELLCHECK is None, reason="no shellcheck on this machine")
 def test_the_scripts_for_slurm_have_no_trap_of_the_shell() -> None:
-    for path in (_RENDER.parent / "slurm").iterdir():
-        subprocess.run(["shellcheck", str(path)], check=True)
+    for path in _BATCHES.glob("*.sbatch"):
+        subprocess.run([str(SHELLCHECK), str(path)], check=True)
 
 
-# --- the command -------------------------------------------------------------------------------------------
-
-
-def submit(folder: Path, *words: str, path: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "rendezvous.ctl", "submit", *words]
-    environ = os.environ | ({"PATH": f"{path}:{os.environ['PATH']}"} if path else {})
-    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=60)
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "ddp.toml").write_text(
-        'name = "train"\nimage = "train:7"\nnodes = 2\n[ssh]\nhosts = ["a", "b"]\n'
-    )
-    return tmp_path
-
-
-@pytest.mark.parametrize("target", ["kubernetes", "slurm", "ssh"])
-def test_a_dry_run_shows_it_and_submits_nothing(folder: Path, target: str) -> None:
-    done = submit(folder, "--target", target, "--dry-run", "--", "train.py", "--lr", "0.1")
-    assert done.returncode == 0, done.stderr
-    assert "train.py" in done.stdout
-    assert "0.1" in done.stdout
-
-
-@pytest.mark.parametrize(("target", "program"), [("kubernetes", "kubectl"), ("slurm", "sbatch")])
-def test_it_is_handed_to_the_users_own_program(folder: Path, target: str, program: str) -> None:
-    """One that writes down what it was given, and ends as it likes."""
-    recorder = folder / "bin" / program
-    recorder.parent.mkdir()
-    recorder.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >"{folder}/words"\ncat >"{folder}/input"\nexit 3\n')
-    recorder.chmod(0o755)
-    done = submit(folder, "--target", target, "--", "train.py", path=str(recorder.parent))
-    assert done.returncode == 3
-    shown = submit(folder, "--target", target, "--dry-run", "--", "train.py").stdout
-    assert (folder / "input").read_text() == shown
-    assert (folder / "words").read_text().split() == (["create", "-f", "-"] if target == "kubernetes" else [])
-
-
-def test_what_is_wrong_is_said_without_a_traceback(folder: Path) -> None:
-    cases = {
-        ("--target", "slurm"): "script must be given",
-        ("--target", "slurm", "--file", "none.toml", "--", "t.py"): "there is no such file",
-        ("--target", "lsf", "--", "t.py"): "invalid choice",
-    }
-    for words, expected in cases.items():
-        done = submit(folder, *words)
-        assert done.returncode == 2
-        assert expected in done.stderr
-        assert "Traceback" not in done.stderr
-    (folder / "ddp.toml").write_text("name = ")
-    assert "is no TOML" in submit(folder, "--target", "ssh", "--", "t.py").stderr
-    (folder / "ddp.toml").write_text(json.dumps({}))
-    assert "is no TOML" in submit(folder, "--target", "ssh", "--", "t.py").stderr
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_its_own_pods_reach_its_ranks(kind: str) -> None:
+    """Torch's store and the ports of Gloo and NCCL ask nobody who they are."""
+    objects = rendered(LARGE, kind)
+    (fence,) = [each["spec"] for each in objects if each["kind"] == "NetworkPolicy"]
+    ((_, template, _),) = rules.pods(objects)
+    assert rules.matches(fence["podSelector"], template["metadata"]["labels"])
+    assert fence["ingress"][0]["from"][0]["podSelector"] == fence["podSelector"]
+    open_to_all = {**LARGE, "kubernetes": {**LARGE["kubernetes"], "fenced": False}}
+    assert "NetworkPolicy" not in {each["kind"] for each in rendered(open_to_all, kind)}

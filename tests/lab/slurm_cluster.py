@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from lab_host import eventually
 
+from rendezvous import secret
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -47,7 +49,11 @@ SlurmdLogFile={folder}/slurmd-%n.log
 SlurmdParameters=config_overrides
 JobRequeue=1
 {nodes}
-PartitionName=lab Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=YES
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+GresTypes=accelerator
+PartitionName=lab Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=YES PriorityTier=1 GraceTime=60
+PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
 """
 
 
@@ -70,6 +76,7 @@ class SlurmCluster:
             "SLURM_CONF": str(self.folder / "slurm.conf"),
             "OMP_NUM_THREADS": "1",
             "LC_ALL": "C.UTF-8",
+            "DDP_RENDEZVOUS_SECRET": secret.make(),  # srun takes it to all nodes
         }
         self._write_conf()
         self._start_munge()
@@ -77,22 +84,23 @@ class SlurmCluster:
         for node in self.nodes:
             (self.folder / f"spool-{node}").mkdir()
             self._daemon(node, "slurmd", "-D", "-f", self.env["SLURM_CONF"], "-N", node.name)
-        all_idle = f"{len(self.nodes)}"
-        eventually(
-            lambda: self.ask("sinfo", "-h", "-t", "idle", "-o", "%D") == all_idle,
-            _START_S,
-            "all nodes are idle",
-        )
+        try:
+            eventually(self._all_idle, _START_S, "all nodes are idle")
+        except AssertionError as error:
+            logs = "\n".join(path.read_text()[-2000:] for path in sorted(self.folder.glob("*.log")))
+            raise AssertionError(f"{error}\n{logs}") from None
 
     def _all_idle(self) -> bool:
         return self.ask("sinfo", "-h", "-t", "idle", "-o", "%D") == str(len(self.nodes))
 
     def _write_conf(self) -> None:
         rows = [
-            f"NodeName={node} NodeHostname={node} NodeAddr={node.address} CPUs=2 RealMemory=1000 State=UNKNOWN"
+            f"NodeName={node} NodeHostname={node} NodeAddr={node.address} CPUs=2 RealMemory=1000 "
+            "Gres=accelerator:2 State=UNKNOWN"
             for node in self.nodes
         ]
         told = {"control": self.control, "address": self.control.address, "folder": self.folder}
+        (self.folder / "gres.conf").write_text("Name=accelerator Count=2\n")  # of no device
         (self.folder / "slurm.conf").write_text(_CONF.format(**told, nodes="\n".join(rows)))
 
     def _start_munge(self) -> None:

@@ -114,6 +114,8 @@ def test_a_node_that_is_lost_is_done_without(
     eventually(lambda: out.read_text().count("of 4 attempt 0") == 4, LONG_S, "four ranks train")
     slurm.lab.power_off(slurm.nodes[3])
     eventually(lambda: out.read_text().count("of 3 attempt 1") == 3, LONG_S, "three ranks go on")
+    # Slurm itself would wait for the node for SlurmdTimeout.
+    slurm.ask("scontrol", "update", "NodeName=node3", "State=DOWN", "Reason=power")
     step.wait(LONG_S)
     text = out.read_text()
     assert "node3" in text
@@ -172,3 +174,125 @@ def test_a_job_that_is_requeued_saves_itself_first_and_goes_on_from_there(
         lambda: slurm.about(job, "JobState") == "COMPLETED", LONG_S, f"it completes\n{out.read_text()}"
     )
     assert slurm.about(job, "Restarts") == "1"
+
+
+# --- ddpctl submit -------------------------------------------------------------------------------------
+
+
+CTL = os.path.join(os.path.dirname(sys.executable), "ddpctl")
+
+
+def submitted(slurm: SlurmCluster, folder: Path, job_file: str) -> str:
+    """The job's number, from what sbatch prints. What is in front of `[env]` is the job's own."""
+    environment = f'[env]\nPATH = "{os.path.dirname(LAUNCH)}:{os.environ["PATH"]}"\nOMP_NUM_THREADS = "1"\n'
+    (folder / "ddp.toml").write_text(job_file + environment)
+    said = slurm.ask(
+        "env", "-u", "DDP_RENDEZVOUS_SECRET", "-C", str(folder), CTL, "submit", "--target", "slurm"
+    )
+    number = said.rpartition(" ")[2]
+    assert number.isdigit(), said
+    return number
+
+
+def test_a_job_file_runs_and_its_fields_arrive(slurm: SlurmCluster, script: Path) -> None:
+    job = submitted(
+        slurm,
+        script.parent,
+        f"""
+name = "train"
+script = ["train.py"]
+workdir = "{script.parent}"
+nodes = 2
+ranks_per_node = 1
+[resources]
+cpu = 2
+memory = "100Mi"
+[slurm]
+partition = "lab"
+account = "vision"
+time = "01:02:00"
+gres = "accelerator:1"
+exclude = "node0"
+options = ["--comment='two words'"]
+""",
+    )
+    out = script.parent / f"train-{job}.log"
+
+    def said() -> str:
+        return out.read_text() if out.exists() else ""
+
+    eventually(lambda: slurm.about(job, "JobState") == "COMPLETED", LONG_S, "it completes")
+    assert sorted(said().splitlines()) == [
+        f"[node{i + 1}:{i}] rank {i} of 2 attempt 0 on node{i + 1}" for i in (0, 1)
+    ]
+    expected = {
+        "JobName": "train",
+        "Partition": "lab",
+        "Account": "vision",
+        "TimeLimit": "01:02:00",
+        "NodeList": "node[1-2]",
+        "NumNodes": "2",
+        "CPUs/Task": "2",
+        "Requeue": "1",
+        "MinMemoryNode": "100M",
+        "TresPerNode": "gres:accelerator:1",
+    }
+    assert {name: slurm.about(job, name) for name in expected} == expected
+    assert "two words" in slurm.ask("scontrol", "show", "job", job)
+
+
+def test_an_array_is_so_many_jobs(slurm: SlurmCluster, script: Path) -> None:
+    job = submitted(
+        slurm,
+        script.parent,
+        'name = "sweep"\nscript = ["train.py"]\nnodes = 2\nranks_per_node = 1\n[resources]\ncpu = 2\n'
+        'memory = "100Mi"\n[slurm]\narray = "0-1"\n',
+    )
+
+    def finished() -> list[str]:
+        return [each.read_text() for each in sorted(script.parent.glob("sweep-*.log"))]
+
+    eventually(
+        lambda: [each.count("of 2 attempt 0") for each in finished()] == [2, 2],
+        LONG_S,
+        f"both of {job} train",
+    )
+
+
+@pytest.mark.soak  # Slurm takes its time
+def test_a_job_that_is_preempted_goes_on_from_its_checkpoint(slurm: SlurmCluster, tmp_path: Path) -> None:
+    """A service that remembers: what is started again is another job to it."""
+    (tmp_path / "train.py").write_text(ELASTIC)
+    serve = os.path.join(os.path.dirname(LAUNCH), "ddp-rendezvous")
+    with (tmp_path / "service").open("wb") as log:
+        slurm.start(serve, "serve", "--listen", "0.0.0.0:29400", "--insecure", stdout=log, stderr=log)
+    job = submitted(
+        slurm,
+        tmp_path,
+        f'name = "train"\nscript = ["train.py", "{tmp_path}"]\nnodes = 2\nranks_per_node = 1\n'
+        f'rendezvous = "{slurm.control.address}:29400"\n[resources]\ncpu = 2\nmemory = "100Mi"\n',
+    )
+    out = tmp_path / f"train-{job}.log"
+
+    def said(words: str) -> list[int]:
+        lines = out.read_text().splitlines() if out.exists() else []
+        return [int(line.rpartition(" ")[2]) for line in lines if words in line]
+
+    eventually(lambda: len(said("begins at step")) == 2, LONG_S, "two ranks train")
+    (tmp_path / "urgent.sh").write_text("#!/bin/sh\nexit 0\n")
+    urgent = slurm.submit(
+        tmp_path / "urgent.sh", "-N4", "--exclusive", "--partition=urgent", f"--chdir={tmp_path}"
+    )
+    eventually(lambda: slurm.about(urgent, "JobState") == "COMPLETED", LONG_S, "the urgent one runs")
+    eventually(lambda: len(said("begins at step")) == 4, 2 * LONG_S, "two ranks train again")
+    saved = said("saved step")
+    assert len(saved) == 2, out.read_text()
+    assert said("begins at step") == [0, 0, saved[0], saved[0]]
+    (tmp_path / "finish").touch()
+    eventually(
+        lambda: slurm.about(job, "JobState") == "COMPLETED", LONG_S, f"it completes\n{out.read_text()}"
+    )
+    assert slurm.about(job, "Restarts") == "1"
+    log = (tmp_path / "service").read_text()
+    assert f"train-{job}-0" in log
+    assert f"train-{job}-1" in log

@@ -47,13 +47,14 @@ def options_of_the_service():
     return set(re.findall(r"--[a-z][a-z-]+", "".join(helps)))
 
 
+OTHERS_PROGRAMS = (
+    "apt-get|pip|docker|kubectl|systemctl|helm |etcdctl|etcdutl|nvidia-smi|bench/|ruff|mypy|pytest"
+)
+
+
 def unknown_options(text):
     """Flags of ours that a page names; those of other programs stand in lines that name these."""
-    lines = [
-        line
-        for line in text.splitlines()
-        if not re.search(r"apt-get|pip|docker|kubectl|nvidia-smi|bench/|ruff|mypy|pytest", line)
-    ]
+    lines = [line for line in text.splitlines() if not re.search(OTHERS_PROGRAMS, line)]
     named = set(re.findall(r"(?<![\w-])(--[a-z][a-z-]+)", "\n".join(lines)))
     known = {spelling for option in OPTIONS for spelling in option.spellings} | options_of_the_service()
     benches = "".join(path.read_text() for path in (ROOT / "bench").glob("*.py"))

@@ -22,6 +22,7 @@ WRITTEN_HERE = (
     "examples",
     "docs",
     "deploy",
+    "requirements",
     "proto",
     ".ci",
 )

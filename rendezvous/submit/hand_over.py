@@ -1,0 +1,137 @@
+"""To whom a job is given: the user's own kubectl, sbatch or ssh, with their rights; they answer for themselves."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from rendezvous import secret
+from rendezvous.submit import kubernetes, slurm, ssh
+from rendezvous.submit.job_file import BadJobFile
+from rendezvous.submit.pods import own_secret
+from rendezvous.submit.yaml_text import documents
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rendezvous.submit.job_file import JobFile
+
+NO_PROGRAM, CANNOT = 127, 1
+# Whole objects, merged by the server: no copy of a secret is left in an annotation.
+_APPLY = ("apply", "--server-side", "--force-conflicts", "-f", "-")
+PROGRAMS = {"kubernetes": "kubectl", "slurm": "sbatch", "ssh": "ddp-launch"}
+
+
+def shown(job: JobFile, target: str) -> str:
+    """What it would be given. Raises `BadJobFile`."""
+    match target:
+        case "kubernetes":
+            return documents(_objects(job))
+        case "slurm":
+            return slurm.script(job)
+        case _:
+            return ssh.shown(job, _run(job))
+
+
+def handed(job: JobFile, target: str) -> int:
+    """The exit code. Raises `BadJobFile`."""
+    match target:
+        case "kubernetes":
+            return _to_kubectl(job, _objects(job))
+        case "slurm":
+            return subprocess.run(["sbatch"], input=slurm.script(job), text=True, check=False).returncode
+        case _:
+            return _to_ssh(job, ssh.command(job, _run(job)))
+
+
+def _objects(job: JobFile) -> list[kubernetes.Object]:
+    if not job.image:
+        raise BadJobFile('image must be given for Kubernetes; write image = "REPOSITORY/NAME:TAG"')
+    return kubernetes.objects(job)
+
+
+def _run(job: JobFile) -> str:
+    return f"{job.name}-{time.strftime('%m%d-%H%M%S')}"
+
+
+def _to_kubectl(job: JobFile, objects: list[kubernetes.Object]) -> int:
+    """The job is created: one of that name is never changed by mistake. What is around it may be there from before.
+
+    What belongs to the job alone comes after it, and goes with it: names, a fence, and a secret that nobody else knows.
+    """
+    *around, main = objects
+    before = [each for each in around if each["kind"] == "TrainingRuntime"]
+    after = [each for each in around if each not in before]
+    if before and (code := _kubectl(job, _APPLY, before)[0]):
+        return code
+    code, uid = _kubectl(job, ["create", "-f", "-", "-o", "jsonpath={.metadata.uid}"], [main])
+    if code:
+        return code
+    if name := own_secret(job):
+        after.append(_made_secret(job, name))
+    for each in after:
+        each["metadata"]["ownerReferences"] = [_owner(main, uid)]
+    if after and (code := _kubectl(job, _APPLY, after)[0]):
+        return code
+    name, namespace = f"{main['kind'].lower()}/{job.name}", job.kubernetes.namespace
+    known = f"; at the rendezvous: {job.name}-{uid}" if main["kind"] == "Job" else ""
+    sys.stdout.write(f"{name} created in namespace {namespace}{known}\n")
+    return 0
+
+
+def _made_secret(job: JobFile, name: str) -> kubernetes.Object:
+    meta = {"name": name, "namespace": job.kubernetes.namespace}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": meta, "stringData": {"secret": secret.make()}}
+
+
+def _owner(main: kubernetes.Object, uid: str) -> dict[str, Any]:
+    found = {each: main[each] for each in ("apiVersion", "kind")}
+    return {**found, "name": main["metadata"]["name"], "uid": uid}
+
+
+def _kubectl(job: JobFile, words: Sequence[str], objects: list[kubernetes.Object]) -> tuple[int, str]:
+    context = ["--context", job.kubernetes.context] if job.kubernetes.context else []
+    command = ["kubectl", *context, *words]
+    done = subprocess.run(command, input=documents(objects), stdout=subprocess.PIPE, text=True, check=False)
+    return done.returncode, done.stdout.strip()
+
+
+def _to_ssh(job: JobFile, command: list[str]) -> int:
+    if job.workdir:
+        try:
+            os.chdir(job.workdir)
+        except OSError as error:
+            raise BadJobFile(f"workdir = {job.workdir!r}: {error.strerror}") from error
+    sys.stdout.flush()
+    os.execvpe(command[0], command, {**os.environ, **job.env})
+
+
+def beside(job: JobFile, target: str) -> str:
+    """What whoever submits by hand has to make as well; "": nothing."""
+    name = own_secret(job) if target == "kubernetes" else ""
+    if not name:
+        return ""
+    create = f"kubectl -n {job.kubernetes.namespace} create secret generic {name} --from-file=secret"
+    return f"submitted by hand it needs a secret, too: ddp-rendezvous secret secret && {create}"
+
+
+def objection(job: JobFile, target: str) -> str:
+    """What ddp-launch says of the words it would be given; "": nothing, or it is not installed here.
+
+    A misspelt option is found now, and not by the first pod.
+    """
+    program = shutil.which(
+        "ddp-launch", path=f"{os.path.dirname(sys.executable)}:{os.environ.get('PATH', '')}"
+    )
+    if program is None:
+        return ""
+    words = job.launch(*(job.ssh.options if target == "ssh" else ()))
+    ours = ("DDP_LAUNCH_", "PET_", "SLURM_")
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    command = [program, "--print-config", *words]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    return done.stderr.strip() if done.returncode == 2 else ""

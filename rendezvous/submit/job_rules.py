@@ -1,0 +1,246 @@
+"""What no job can mean, in words, before anybody has queued for it. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rendezvous.submit.job_file import JobFile, Volume
+
+# It becomes the name of a service, which begins with a letter; and of hosts: NAME-node-0-INDEX has 63 characters.
+_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_NAME_CHARS, _HOST_CHARS = 52, 63
+_OBJECT = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
+_OBJECT_CHARS = 253
+_LABEL = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
+_KEY = re.compile(r"([a-z0-9]([-.a-z0-9]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_QUANTITY = re.compile(r"\d{1,15}(\.\d{1,9})?(m|k|Ki|[MGTP]i?)?", re.ASCII)
+_SPAN = re.compile(r"\d+(\.\d+)?(s|m|h|d)?")
+_MEMORY_UNITS = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+_KINDS = ("job", "jobset", "trainjob")
+_STOPPING_S = 15  # of a pod's grace: what is left when the checkpoint is written
+# Said elsewhere in the file; twice, the two would contradict each other where nobody looks.
+_SAID_ELSEWHERE = {
+    "--nnodes": "nodes",
+    "--nproc-per-node": "ranks_per_node",
+    "--max-restarts": "max_restarts",
+    "--spares": "spares",
+    "--rendezvous": "rendezvous",
+    "--rdzv-endpoint": "rendezvous",
+    "--rdzv-id": "name",
+    "--hosts": "[ssh] hosts",
+    "--hostfile": "[ssh] hosts",
+}
+_OURS_IN_PODS = {"JOB_UID": "its job's uid is", "JOB_COMPLETION_INDEX": "Kubernetes says it"}
+_TAKEN_PATHS = {"/", "/dev/shm", "/etc/ddp-launch", "/proc", "/sys", "/dev"}
+
+
+def objection(job: JobFile) -> str:
+    """The first thing that is wrong; "": nothing."""
+    return next(_objections(job), "")
+
+
+def _objections(job: JobFile) -> Iterator[str]:
+    yield from _of_texts(asdict(job), "")
+    yield from _of_the_name(job)
+    yield from _of_the_world(job)
+    yield from _of_words(job)
+    yield from _of_variables(job)
+    yield from _of_resources(job)
+    yield from _of_volumes(job)
+    yield from _of_kubernetes(job)
+    yield from _of_slurm(job)
+
+
+def _of_texts(found: Any, where: str) -> Iterator[str]:
+    """No program takes a NUL in its words, no file of YAML half a pair of surrogates."""
+    if isinstance(found, dict):
+        for key, each in found.items():
+            yield from _of_texts(each, f"{where}.{key}" if where else str(key))
+    elif isinstance(found, list | tuple):
+        for each in found:
+            yield from _of_texts(each, where)
+    elif isinstance(found, str) and ("\0" in found or any("\ud800" <= c <= "\udfff" for c in found)):
+        yield f"{where}: {found!r} has a character that no program can be given"
+
+
+def _of_the_name(job: JobFile) -> Iterator[str]:
+    if not _NAME.fullmatch(job.name) or len(job.name) > _NAME_CHARS:
+        yield (
+            f"name = {job.name!r}: up to {_NAME_CHARS} small letters, digits and dashes, a letter first, for it "
+            "becomes a host name"
+        )
+
+
+def _of_the_world(job: JobFile) -> Iterator[str]:
+    if not re.fullmatch(r"[1-9]\d{0,5}(:[1-9]\d{0,5})?", job.nodes):
+        yield f'nodes = {job.nodes!r}: write "4", or "2:4" for an elastic job'
+        return
+    low, _, high = job.nodes.rpartition(":")
+    if low and int(low) > int(high):
+        yield f"nodes = {job.nodes!r}: the smaller number comes first"
+    if min(job.spares, job.resources.gpus) < 0:
+        yield "spares and gpus are no smaller than 0"
+    if not re.fullmatch(r"\d{1,6}(/\d+(\.\d+)?[smhd]?)?", job.max_restarts):
+        yield f'max_restarts = {job.max_restarts!r}: write "5", or "5/1h" for so many within any hour'
+    longest = f"{job.name}-node-0-{job.machines - 1}"
+    if len(longest) > _HOST_CHARS:
+        over = len(longest) - _HOST_CHARS
+        yield f"name = {job.name!r}: {over} too long for {job.machines} machines, whose names end in their number"
+    if not re.fullmatch(r"auto|gpu|cpu|xpu|[1-9]\d*", job.ranks_per_node):
+        yield f"ranks_per_node = {job.ranks_per_node!r}: write a number, auto, gpu, cpu or xpu"
+
+
+def _of_words(job: JobFile) -> Iterator[str]:
+    if not job.script:
+        yield 'no script; write script = ["train.py"], or the script after `--`'
+    for where, words in (("options", job.options), ("[ssh]: options", job.ssh.options)):
+        for word in words:
+            flag = word.partition("=")[0].replace("_", "-")
+            if flag in _SAID_ELSEWHERE:
+                yield f"{where}: {flag} is said by `{_SAID_ELSEWHERE[flag]}` of the job file"
+            if word == "--":
+                yield f"{where}: -- would end them; the script has a key of its own"
+
+
+def _of_variables(job: JobFile) -> Iterator[str]:
+    for name in (*job.env, *job.kubernetes.secret_env):
+        if not _VARIABLE.fullmatch(name):
+            yield f"[env]: {name!r} is no name of a variable"
+        if name in _OURS_IN_PODS:
+            yield f"[env]: {name} is not free: {_OURS_IN_PODS[name]}"
+    if "DDP_RENDEZVOUS_TOKEN" in job.env:
+        yield (
+            "[env]: DDP_RENDEZVOUS_TOKEN would stand in manifests and scripts for all to read; write "
+            "DDP_RENDEZVOUS_TOKEN_FILE, or [kubernetes] token_secret"
+        )
+    for name, source in job.kubernetes.secret_env.items():
+        secret, slash, key = source.partition("/")
+        if not (slash and _OBJECT.fullmatch(secret) and re.fullmatch(r"[-._A-Za-z0-9]+", key)):
+            yield f'[kubernetes]: secret_env.{name} = {source!r}: write "SECRET/KEY"'
+        if name in job.env:
+            yield f"{name} is in [env] and in secret_env; one of them is meant"
+
+
+def _of_resources(job: JobFile) -> Iterator[str]:
+    wanted = job.resources
+    for name in ("cpu", "memory", *(("shm",) if wanted.shm else ())):
+        if not _QUANTITY.fullmatch(getattr(wanted, name)) or _amount(getattr(wanted, name)) <= 0:
+            yield f"[resources]: {name} is a quantity such as 500m, 8 or 16Gi"
+    if not re.fullmatch(r"\d+(\.\d+)?m?", wanted.cpu):
+        yield f"[resources]: cpu = {wanted.cpu!r}: write how many, as 8 or 500m"
+    if _amount(wanted.shm) > _amount(wanted.memory):
+        yield (
+            f"[resources]: shm = {wanted.shm!r} is more than memory = {wanted.memory!r}, of which it is a part"
+        )
+    for name, amount in ((wanted.gpu_resource, "1"), *wanted.extra.items()):
+        if "/" not in name or not _KEY.fullmatch(name) or not _QUANTITY.fullmatch(amount):
+            yield f'[resources]: {name} = {amount!r}: write it as "rdma/hca" = 1'
+
+
+def _of_volumes(job: JobFile) -> Iterator[str]:
+    seen: set[str] = set()
+    for i, volume in enumerate(job.volumes, 1):
+        where, path = f"[[volumes]] {i}", volume.path.rstrip("/") or "/"
+        if not path.startswith("/") or ":" in path or ".." in path.split("/"):
+            yield f"{where}: path = {volume.path!r}: write it from the root on, as /data"
+        elif path in _TAKEN_PATHS or path in seen:
+            yield f"{where}: there is something at {path} already"
+        seen.add(path)
+        yield from _of_a_volume(volume, where)
+
+
+def _of_a_volume(volume: Volume, where: str) -> Iterator[str]:
+    sources = [name for name in ("claim", "config_map", "secret", "host_path") if getattr(volume, name)]
+    if len(sources) > 1:
+        yield f"{where}: {' and '.join(sources)}: one of them is meant"
+    for name in ("claim", "config_map", "secret"):
+        yield from _of_an_object(getattr(volume, name), f"{where}: {name}")
+    if volume.host_path and not volume.host_path.startswith("/"):
+        yield f"{where}: host_path = {volume.host_path!r}: write it from the root on"
+    if not _QUANTITY.fullmatch(volume.size) or _amount(volume.size) <= 0:
+        yield f"{where}: size is a quantity such as 16Gi"
+    if volume.read_only and not sources:
+        yield f"{where}: an empty folder that is read_only stays empty; which claim is it?"
+
+
+def _of_kubernetes(job: JobFile) -> Iterator[str]:
+    where = job.kubernetes
+    if where.kind not in _KINDS:
+        yield f"[kubernetes]: kind = {where.kind!r}: write job, jobset or trainjob"
+    if "." in where.namespace or len(where.namespace) > _HOST_CHARS:
+        yield f"[kubernetes]: namespace = {where.namespace!r} is no name of a namespace"
+    names = ("namespace", "priority_class", "service_account", "token_secret", "tls_secret", "runtime_class")
+    for name in names:
+        yield from _of_an_object(getattr(where, name), f"[kubernetes]: {name}")
+    for secret in where.image_pull_secrets:
+        yield from _of_an_object(secret, "[kubernetes]: image_pull_secrets")
+    if not _LABEL.fullmatch(where.queue):
+        yield f"[kubernetes]: queue = {where.queue!r} is no name of a queue"
+    for name in ("labels", "node_selector"):
+        for key, text in getattr(where, name).items():
+            if not _KEY.fullmatch(key) or not _LABEL.fullmatch(text):
+                yield f"[kubernetes]: {name}: {key} = {text!r} is no label"
+    for key in (*where.annotations, *(each for each in (where.apart, where.together) if each)):
+        if not _KEY.fullmatch(key):
+            yield f"[kubernetes]: {key!r} is no key of an annotation or a label"
+    yield from _of_times_and_numbers(job)
+    if where.host_network and not (where.rendezvous or job.rendezvous):
+        yield "[kubernetes]: with host_network pods have no names of their own to meet at; name a rendezvous"
+    if not re.fullmatch(r"\S*", job.image):
+        yield f"image = {job.image!r} is no name of an image"
+
+
+def _of_times_and_numbers(job: JobFile) -> Iterator[str]:
+    where = job.kubernetes
+    if where.grace_s < 3 * _STOPPING_S:
+        yield f"[kubernetes]: grace_s = {where.grace_s}: at least {3 * _STOPPING_S}, or no checkpoint fits in"
+    if min(where.replace, where.deadline_s, where.keep_s) < 0:
+        yield "[kubernetes]: replace, deadline_s and keep_s are no smaller than 0"
+    if not _SPAN.fullmatch(where.wait):
+        yield f"[kubernetes]: wait = {where.wait!r} is no time; write 30m, 12h or 1d"
+    if where.user < 1:
+        yield "[kubernetes]: user is a number, and not root's"
+    for capability in where.capabilities:
+        if not re.fullmatch(r"[A-Z_]+", capability):
+            yield f"[kubernetes]: capabilities: {capability!r}: write it as IPC_LOCK"
+
+
+def _of_an_object(name: str, where: str) -> Iterator[str]:
+    if name and (not _OBJECT.fullmatch(name) or len(name) > _OBJECT_CHARS):
+        yield f"{where} = {name!r} is no name of an object of Kubernetes"
+
+
+def _of_slurm(job: JobFile) -> Iterator[str]:
+    where = job.slurm
+    names = ("partition", "account", "qos", "time", "reservation", "constraint", "exclude", "gres", "array")
+    for name in names:
+        if re.search(r"\s", getattr(where, name)):
+            yield f"[slurm]: {name} = {getattr(where, name)!r}: without spaces"
+    for option in where.options:
+        if not option.startswith("-") or "\n" in option or "\r" in option:
+            yield f"[slurm]: options: {option!r}: write each as --name=value"
+    if not 0 < where.signal_s <= 65535:
+        yield f"[slurm]: signal_s = {where.signal_s}: from 1 to 65535"
+    if "\n" in job.workdir:
+        yield f"workdir = {job.workdir!r}: without line breaks"
+
+
+def megabytes(quantity: str) -> int:
+    """16Gi -> 16384, as Slurm counts memory (of 1,048,576 bytes), rounded up."""
+    return -int(-_amount(quantity) // 1048576)
+
+
+def _amount(quantity: str) -> float:
+    found = re.fullmatch(r"([\d.]+)(.*)", quantity)
+    if found is None:
+        return 0.0
+    number, unit = found.groups()
+    if unit.endswith("i"):
+        return float(number) * 1024.0 ** ("KMGTP".index(unit[0]) + 1)
+    return float(number) * _MEMORY_UNITS.get(unit, 1e-3 if unit == "m" else 1.0)
