@@ -1,8 +1,14 @@
-"""Builds the images of deploy/docker on a base made here from Debian's packages: no registry is asked."""
+"""Builds the images of deploy/docker on a base made here from Debian's packages: no registry is asked.
+
+An image is built again when anything has changed that its Dockerfile copies; the one before is removed then, and no
+layers in between are kept: nothing piles up.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,9 +16,12 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
-from containers import BASE, ETCD, ROOT, SERVICE, TRAINING, TRAINING_BASE, image_exists, podman
+from containers import BASE, ETCD, SERVICE, TRAINING, TRAINING_BASE, image_exists, podman
+from images import ROOT
 
-_BUILD_S = 600.0
+_BUILD_S = 900.0
+_MADE_OF = "ddp-launch-test.made-of"  # a label
+_WITHOUT_REST = ("--quiet", "--isolation=chroot", "--layers=false", "--force-rm")
 _PATH = "ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _OF_TORCH = ("torch", "torchgen", "functorch", "numpy", "numpy.libs", "sympy", "mpmath", "networkx", "jinja2")
 _OF_TORCH_TOO = ("markupsafe", "filelock", "fsspec", "typing_extensions.py", "isympy.py")
@@ -21,9 +30,9 @@ _OF_TORCH_TOO = ("markupsafe", "filelock", "fsspec", "typing_extensions.py", "is
 def build_all() -> None:
     _base()
     _etcd()
-    _build("service.Dockerfile", SERVICE, f"BASE={BASE}")
+    _build("service.Dockerfile", SERVICE, "BASE", BASE)
     _torch()
-    _build("training.Dockerfile", TRAINING, f"TRAINING_BASE={TRAINING_BASE}")
+    _build("training.Dockerfile", TRAINING, "TRAINING_BASE", TRAINING_BASE)
 
 
 def _base() -> None:
@@ -45,7 +54,7 @@ def _etcd() -> None:
             if found := shutil.which(name):
                 shutil.copy(found, folder)
         Path(folder, "Dockerfile").write_text(f"FROM {BASE}\nCOPY etcd* /usr/local/bin/\n")
-        podman("build", "--quiet", "--isolation=chroot", "-t", ETCD, folder, timeout_s=_BUILD_S)
+        podman("build", *_WITHOUT_REST, "-t", ETCD, folder, timeout_s=_BUILD_S)
 
 
 def _torch() -> None:
@@ -62,14 +71,37 @@ def _torch() -> None:
                 subprocess.run(["cp", "-al", str(found), folder], check=True)
         to = f"/usr/lib/python{sys.version_info.major}/dist-packages/"
         Path(folder, "Dockerfile").write_text(f"FROM {BASE}\nCOPY . {to}\n")
-        podman("build", "--quiet", "--isolation=chroot", "-t", TRAINING_BASE, folder, timeout_s=_BUILD_S)
+        podman("build", *_WITHOUT_REST, "-t", TRAINING_BASE, folder, timeout_s=_BUILD_S)
 
 
-def _build(dockerfile: str, tag: str, *arguments: str) -> None:
-    words = ["build", "--quiet", "--format=docker", "--isolation=chroot", "--network=host", *_pip_as_here()]
-    for each in arguments:
-        words += ["--build-arg", each]
-    podman(*words, "-f", f"deploy/docker/{dockerfile}", "-t", tag, str(ROOT), timeout_s=_BUILD_S)
+def _build(dockerfile: str, tag: str, argument: str, base: str) -> None:
+    path = ROOT / "deploy" / "docker" / dockerfile
+    made_of = _digest(path, podman("image", "inspect", "--format", "{{.Id}}", base))
+    before = ""
+    if image_exists(tag):
+        label = f'{{{{index .Labels "{_MADE_OF}"}}}}'
+        before, of = podman("image", "inspect", "--format", f"{{{{.Id}}}} {label}", tag).split(maxsplit=1)
+        if of == made_of:
+            return
+    words = ["build", *_WITHOUT_REST, "--format=docker", "--network=host", *_pip_as_here()]
+    words += ["--build-arg", f"{argument}={base}", "--label", f"{_MADE_OF}={made_of}"]
+    podman(*words, "-f", str(path), "-t", tag, str(ROOT), timeout_s=_BUILD_S)
+    if before:
+        podman("image", "rm", before)
+
+
+def _digest(dockerfile: Path, base: str) -> str:
+    """Of all that goes into the image."""
+    text = dockerfile.read_text()
+    digest = hashlib.sha256(f"{base}\n{text}".encode())
+    for copied in re.findall(r"^COPY (?!--from)(.*) \S+$", text, re.MULTILINE):
+        for source in copied.split():
+            root = ROOT / source
+            files = sorted(root.rglob("*")) if root.is_dir() else [root]
+            for path in (each for each in files if each.is_file() and "__pycache__" not in each.parts):
+                digest.update(f"\n{path.relative_to(ROOT)}\n".encode())
+                digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def _pip_as_here() -> list[str]:

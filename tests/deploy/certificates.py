@@ -1,50 +1,75 @@
-"""A certificate authority of the test's own, as files like those of a mounted secret: ca.crt, tls.crt, tls.key."""
+"""Certificate authorities of the tests' own, and what cert-manager would make of a Certificate with them."""
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
-from typing import TYPE_CHECKING
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
+    from collections.abc import Mapping
+
+Files = dict[str, bytes]
+
+_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
 
 
-def _openssl(*words: str) -> None:
-    subprocess.run(["openssl", *words], check=True, capture_output=True, timeout=60)
+def _openssl(*words: str | Path) -> bytes:
+    return subprocess.run(["openssl", *words], check=True, capture_output=True, timeout=60).stdout
 
 
 class Authority:
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        folder.mkdir(parents=True)
-        self._key, self.certificate = str(folder / "ca.key"), str(folder / "ca.crt")
-        _openssl(
-            *("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"),
-            *("-subj", "/CN=test CA", "-keyout", self._key, "-out", self.certificate),
-        )
+    def __init__(self, name: str) -> None:
+        self.name = name
+        with tempfile.TemporaryDirectory() as folder:
+            key, certificate = Path(folder, "ca.key"), Path(folder, "ca.crt")
+            _openssl(
+                "req",
+                "-x509",
+                *_KEY,
+                "-days",
+                "2",
+                "-subj",
+                f"/CN={name}",
+                "-keyout",
+                key,
+                "-out",
+                certificate,
+            )
+            self._key, self.certificate = key.read_bytes(), certificate.read_bytes()
 
-    def issue(self, folder: Path, name: str, also: Sequence[str] = ()) -> Path:
-        """Into `folder`, in place of what is there: each file whole or not at all, as a kubelet does it."""
-        folder.mkdir(parents=True, exist_ok=True)
-        made = folder / ".new"
-        made.mkdir(exist_ok=True)
-        extensions = made / "extensions"
-        names = ",".join(also) or f"DNS:{name}"
-        extensions.write_text(f"subjectAltName={names}\nextendedKeyUsage=serverAuth,clientAuth\n")
-        _openssl(
-            *("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"),
-            *("-subj", f"/CN={name}", "-keyout", str(made / "tls.key"), "-out", str(made / "request")),
-        )
-        _openssl(
-            *("x509", "-req", "-in", str(made / "request"), "-CA", self.certificate, "-CAkey", self._key),
-            *("-days", "2", "-extfile", str(extensions), "-out", str(made / "tls.crt"), "-CAcreateserial"),
-        )
-        shutil.copy(self.certificate, made / "ca.crt")
-        for each in ("ca.crt", "tls.crt", "tls.key"):
-            (made / each).chmod(0o644)  # a kubelet would give them to the pod's group
-            os.replace(made / each, folder / each)
-        shutil.rmtree(made)
-        return folder
+    def issue(self, wanted: Mapping[str, Any], *trusted: Authority) -> Files:
+        """The secret that a Certificate's `spec` asks for. `trusted`: further authorities to be trusted."""
+        names = [f"DNS:{each}" for each in wanted.get("dnsNames", [])]
+        names += [f"IP:{each}" for each in wanted.get("ipAddresses", [])]
+        usages = [
+            {"server auth": "serverAuth", "client auth": "clientAuth"}.get(u, "") for u in wanted["usages"]
+        ]
+        extensions = [f"extendedKeyUsage={','.join(filter(None, usages))}"]
+        if names:
+            extensions.append(f"subjectAltName={','.join(names)}")
+        with tempfile.TemporaryDirectory() as place:
+            folder = Path(place)
+            for name, content in (("ca.key", self._key), ("ca.crt", self.certificate)):
+                (folder / name).write_bytes(content)
+            (folder / "extensions").write_text("\n".join(extensions) + "\n")
+            subject = f"/CN={wanted['commonName']}"
+            _openssl(
+                "req", *_KEY, "-subj", subject, "-keyout", folder / "tls.key", "-out", folder / "request"
+            )
+            _openssl(
+                *("x509", "-req", "-in", folder / "request", "-days", "2", "-CAcreateserial"),
+                *("-CA", folder / "ca.crt", "-CAkey", folder / "ca.key"),
+                *("-extfile", folder / "extensions", "-out", folder / "tls.crt"),
+            )
+            made = {name: (folder / name).read_bytes() for name in ("tls.crt", "tls.key")}
+        return made | {"ca.crt": b"".join(each.certificate for each in (self, *trusted))}
+
+
+def issuer_of(certificate: str) -> str:
+    """The common name of who signed this PEM."""
+    with tempfile.NamedTemporaryFile("w") as file:
+        file.write(certificate)
+        file.flush()
+        return _openssl("x509", "-in", file.name, "-noout", "-issuer").decode().rpartition("=")[2].strip()

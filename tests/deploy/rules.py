@@ -12,7 +12,15 @@ Object = dict[str, Any]
 KNOWN = {
     *("Namespace", "ServiceAccount", "Service", "StatefulSet", "Deployment", "CronJob", "Job", "Secret"),
     *("ConfigMap", "NetworkPolicy", "PodDisruptionBudget", "PersistentVolumeClaim", "Pod"),
-    *("Certificate", "Issuer", "ServiceMonitor", "PodMonitor", "PrometheusRule"),
+    *(
+        "Certificate",
+        "Issuer",
+        "ClusterIssuer",
+        "ServiceMonitor",
+        "PodMonitor",
+        "PrometheusRule",
+        "PriorityClass",
+    ),
     *("JobSet", "TrainJob", "TrainingRuntime"),
 }
 _UNITS = {
@@ -28,6 +36,18 @@ _UNITS = {
 }
 # Made by others: what an administrator or cert-manager puts into the namespace.
 _GIVEN_SECRETS = {"ddp-rendezvous-token-keys"}
+_RESTRICTED_VOLUMES = {
+    *(
+        "configMap",
+        "csi",
+        "downwardAPI",
+        "emptyDir",
+        "ephemeral",
+        "persistentVolumeClaim",
+        "projected",
+        "secret",
+    ),
+}
 
 
 def name_of(found: Object) -> str:
@@ -160,14 +180,19 @@ def mounts_have_volumes(objects: Sequence[Object]) -> Iterator[str]:
         yield from (f"{whose}: volume {each} is mounted nowhere" for each in volumes if each not in mounted)
 
 
+def is_whole(objects: Sequence[Object]) -> bool:
+    """The service and its namespace; of a job, much is its namespace's own."""
+    return any(found["kind"] == "Namespace" for found in objects)
+
+
 def secrets_exist(objects: Sequence[Object]) -> Iterator[str]:
     made = {
         found["spec"]["secretName"] if found["kind"] == "Certificate" else found["metadata"]["name"]
         for found in objects
         if found["kind"] in ("Certificate", "Secret")
     }
-    if not any(found["kind"] == "Namespace" for found in objects):
-        return  # a job: its secrets are its namespace's
+    if not is_whole(objects):
+        return
     for whose, template, _ in pods(objects):
         for volume in template["spec"].get("volumes", []):
             secret = volume.get("secret", {}).get("secretName")
@@ -207,8 +232,17 @@ def pods_are_confined(objects: Sequence[Object]) -> Iterator[str]:
         for forbidden in ("hostNetwork", "hostPID", "hostIPC"):
             if spec.get(forbidden):
                 yield f"{whose}: {forbidden}"
+        for volume in spec.get("volumes", []):
+            yield from (
+                f"{whose}: the restricted standard has no volume of {kind}"
+                for kind in volume.keys() - {"name"} - _RESTRICTED_VOLUMES
+            )
         for container in containers(template):
             own = container.get("securityContext", {})
+            if own.get("privileged") or own.get("capabilities", {}).get("add"):
+                yield f"{whose}: {container['name']} asks for privileges"
+            if any("hostPort" in port for port in container.get("ports", [])):
+                yield f"{whose}: {container['name']} takes a port of its node"
             confined = own.get("readOnlyRootFilesystem") and own.get("allowPrivilegeEscalation") is False
             if not confined or own.get("capabilities", {}).get("drop") != ["ALL"]:
                 yield f"{whose}: {container['name']} can do more than it must"
@@ -243,6 +277,75 @@ def probes_have_ports(objects: Sequence[Object]) -> Iterator[str]:
                 port = container.get(kind, {}).get("httpGet", {}).get("port")
                 if isinstance(port, str) and port not in named:
                     yield f"{whose}: {kind} asks port {port}, which there is not"
+                yield from _grpc_probe(f"{whose}: {kind}", container, kind)
+
+
+def _grpc_probe(which: str, container: Object, kind: str) -> Iterator[str]:
+    """The kubelet speaks gRPC without TLS alone, and takes the number of a port alone."""
+    probe = container.get(kind, {}).get("grpc")
+    if probe is None:
+        return
+    if probe["port"] not in [port["containerPort"] for port in container.get("ports", [])]:
+        yield f"{which} asks port {probe['port']}, which there is not"
+    if any("TLS_CERT" in variable["name"] for variable in container.get("env", [])):
+        yield f"{which} speaks plain gRPC to a TLS port"
+    if "httpGet" in container[kind]:
+        yield f"{which} asks in two ways"
+
+
+def images_are_of_a_version(objects: Sequence[Object]) -> Iterator[str]:
+    for whose, template, _ in pods(objects):
+        for container in containers(template):
+            name, at, _ = container["image"].partition("@sha256:")
+            tag = name.rpartition("/")[2].partition(":")[2]
+            if not at and tag in ("", "latest"):
+                yield f"{whose}: {container['image']} may be another image tomorrow"
+
+
+def priorities_exist(objects: Sequence[Object]) -> Iterator[str]:
+    made = {found["metadata"]["name"] for found in objects if found["kind"] == "PriorityClass"}
+    made |= {"system-cluster-critical", "system-node-critical"}
+    for whose, template, _ in pods(objects) if is_whole(objects) else ():
+        asked = template["spec"].get("priorityClassName")
+        if asked and asked not in made:
+            yield f"{whose}: nobody makes the priority class {asked}"
+
+
+def claims_exist(objects: Sequence[Object]) -> Iterator[str]:
+    made = {found["metadata"]["name"] for found in objects if found["kind"] == "PersistentVolumeClaim"}
+    for whose, template, _ in pods(objects) if is_whole(objects) else ():
+        for volume in template["spec"].get("volumes", []):
+            claim = volume.get("persistentVolumeClaim", {}).get("claimName")
+            if claim and claim not in made:
+                yield f"{whose}: nobody makes the claim {claim}"
+
+
+def certificates_are_signed(objects: Sequence[Object]) -> Iterator[str]:
+    authorities = {
+        found["spec"]["secretName"]
+        for found in objects
+        if found["kind"] == "Certificate" and found["spec"].get("isCA")
+    }
+    issuers = {found["metadata"]["name"]: found for found in objects if found["kind"].endswith("Issuer")}
+    for found in objects:
+        if found["kind"] == "Issuer" and found["spec"].get("ca", {}).get("secretName") not in {
+            None,
+            *authorities,
+        }:
+            yield f"{name_of(found)}: its secret holds no CA"
+        if found["kind"] == "Certificate":
+            asked = found["spec"]["issuerRef"]
+            if issuers.get(asked["name"], {}).get("kind") != asked["kind"]:
+                yield f"{name_of(found)}: there is no {asked['kind']} {asked['name']}"
+
+
+def certificates_name_services(objects: Sequence[Object]) -> Iterator[str]:
+    services = {found["metadata"]["name"] for found in objects if found["kind"] == "Service"}
+    for found in objects:
+        if found["kind"] == "Certificate":
+            for name in found["spec"].get("dnsNames", []):
+                if ".svc" in name and name.removeprefix("*.").partition(".")[0] not in services:
+                    yield f"{name_of(found)}: {name} is no service's"
 
 
 def jobs_can_heal(objects: Sequence[Object]) -> Iterator[str]:
@@ -307,7 +410,8 @@ RULES = (
     *(kinds_are_known, names_are_unique, selectors_find_somebody, sets_select_their_own),
     *(services_reach_ports, sets_have_their_service, mounts_have_volumes, secrets_exist),
     *(resources_are_bounded, pods_are_confined, variables_expand, probes_have_ports, jobs_can_heal),
-    *(policies_name_real_ports, budgets_leave_a_way),
+    *(policies_name_real_ports, budgets_leave_a_way, images_are_of_a_version, priorities_exist, claims_exist),
+    *(certificates_are_signed, certificates_name_services),
 )
 
 

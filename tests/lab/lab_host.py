@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-SOON_S = 20.0
+SOON_S = 60.0  # on a busy machine; what is waited for comes within a second
 _MAY_STAY = (
     "ddp-launch-",
     "pymp-",
@@ -103,6 +103,11 @@ class Host:
     @property
     def is_on(self) -> bool:
         return self._boot is not None
+
+    @property
+    def first(self) -> int:
+        """The process that the host consists of, as this machine sees it."""
+        return self._first
 
     @property
     def address(self) -> str:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lab_host import eventually
+from lab_host import SOON_S, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -236,9 +236,14 @@ class Job:
         return told[0]
 
     def reason(self, *agents: Agent) -> str:
-        """Of the one restart, as these agents told it last: the report of a mere consequence may have come first."""
+        """Of the one restart, as these agents told it last.
+
+        The report of a mere consequence may have come first. The story is told anew, too, where a node comes back
+        before the others have stopped: the same cause, and another way to go on.
+        """
         *before, last = self.story(*agents)
-        assert all(" lost its peers; " in line for line in before), before
+        cause = last.partition("; ")[0] + "; "
+        assert all(" lost its peers; " in line or line.startswith(cause) for line in before), (before, last)
         return last
 
     def assert_curve(self, undisturbed: Undisturbed) -> None:
@@ -258,7 +263,7 @@ class Job:
         def left() -> dict[str, object]:
             return {host.name: host.processes() for host in self._hosts() if host.processes()}
 
-        eventually(lambda: not left(), 20.0, f"no process is left: {left()}\n{self}")
+        eventually(lambda: not left(), SOON_S, f"no process is left: {left()}\n{self}")
         for host in self._hosts():
             assert not host.is_on or not host.leftovers(), host.leftovers()
 

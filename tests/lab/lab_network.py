@@ -26,7 +26,7 @@ from lab_host import Host
 from lab_switch import Link, Switch, open_device
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
 _MTU = 9000
 _COUNT = itertools.count()
@@ -42,6 +42,7 @@ class Lab:
         self.hosts = [Host(name, self._hosts_file, self._mark) for name in names]
         self._numbers = {host.name: at + 1 for at, host in enumerate(self.hosts)}
         self._versions = (4, 6)
+        self._further_names: dict[str, str] = {}
         self._write_hosts_file()
         try:
             for host in self.hosts:
@@ -62,6 +63,13 @@ class Lab:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def add(self, name: str, number: int) -> Host:
+        """One more host, which runs and has the addresses of this number."""
+        host = Host(name, self._hosts_file, self._mark)
+        self.hosts.append(host)
+        self.power_on(host, number)
+        return host
 
     # --- power -------------------------------------------------------------------------------------
 
@@ -125,6 +133,11 @@ class Lab:
         self._versions = versions
         self._write_hosts_file()
 
+    def name_also(self, names: Mapping[str, str]) -> None:
+        """Name -> address, beside the hosts' own; in place of those that were said before."""
+        self._further_names = dict(names)
+        self._write_hosts_file()
+
     def _port(self, host: Host) -> int:
         return self.hosts.index(host)
 
@@ -138,6 +151,7 @@ class Lab:
         for host in self.hosts:
             named = (a for a in self._addresses(host) if (6 if ":" in a else 4) in self._versions)
             lines += [f"{address} {host.name}" for address in named]
+        lines += [f"{address} {name}" for name, address in self._further_names.items()]
         self._hosts_file.write_text("\n".join(lines) + "\n")
 
 

@@ -58,6 +58,6 @@ def test_a_spare_takes_over(lab: Build, tmp_path: Path, undisturbed: Undisturbed
     left = [agent for agent in job.agents if agent.host.is_on]
     assert job.finish(*left) == [0, 0], job
     reason = "node node1 was lost: nothing heard from it for 4 s; restarting with 1 spare node"
-    assert job.story(left[0]) == [f"ddp-launch: {reason} (restart 1 of 1)"]
+    assert job.reason(left[0]) == f"ddp-launch: {reason} (restart 1 of 1)"
     job.assert_curve(undisturbed)
     job.assert_nothing_left()

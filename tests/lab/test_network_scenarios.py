@@ -57,8 +57,9 @@ def test_a_link_is_cut_for_long(lab: Build, tmp_path: Path, undisturbed: Undistu
     job.await_world(2, after=1)
     job.await_steps()
     assert job.finish() == [0, 0], job
-    (line,) = job.story(job.agents[0])
-    assert line.startswith("ddp-launch: node node1 was lost: nothing heard from it for 4 s; waiting")
+    lost = "ddp-launch: node node1 was lost: nothing heard from it for 4 s; "
+    assert job.story(job.agents[0])[0].startswith(f"{lost}waiting")
+    assert job.reason(job.agents[0]).startswith(lost)
     assert job.generation == 2
     job.assert_curve(undisturbed)
     job.assert_nothing_left()

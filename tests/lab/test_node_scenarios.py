@@ -36,7 +36,7 @@ def assert_goes_on_without(job: Job, lost: int, undisturbed: Undisturbed) -> Non
     job.await_steps()
     assert job.finish(*left) == [0, 0], job
     reason = f"node node{lost} was lost: nothing heard from it for 4 s; going on with 2 of 3 nodes"
-    assert job.story(*left) == [f"ddp-launch: {reason} (restart 1 of 1)"]
+    assert job.reason(*left) == f"ddp-launch: {reason} (restart 1 of 1)"
     job.assert_curve(undisturbed)
     job.assert_nothing_left()
 
@@ -71,7 +71,7 @@ def test_a_node_comes_back_with_a_new_address(lab: Build, tmp_path: Path, undist
     assert ranks[0].store in ("10.77.0.99", "fd77::63")
     job.await_steps()
     assert job.finish(stayed, back) == [0, 0], job
-    (line,) = job.story(stayed)
+    line = job.reason(stayed)
     assert line.startswith(f"ddp-launch: node {lost.name} ")
     assert line.endswith("(restart 1 of 1)")
     job.assert_curve(undisturbed)

@@ -84,8 +84,7 @@ def test_the_service_and_a_node_are_lost_together(
     job.await_world(2, after=1)
     job.await_steps()
     assert job.finish(*left) == [0, 0], job
-    (line,) = job.story(*left)
-    assert line.startswith(
+    assert job.reason(*left).startswith(
         "ddp-launch: node node1 was lost: nothing heard from it for 4 s; going on with 2 of 3"
     )
     job.assert_curve(undisturbed)

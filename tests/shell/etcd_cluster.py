@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import ssl
 import subprocess
 import time
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
+from ports import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -195,17 +195,6 @@ def running(folder: Path, n: int = 3, tls: Certificates | None = None) -> Iterat
         yield cluster
     finally:
         cluster.stop()
-
-
-def free_ports(n: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(n)]
-    try:
-        for s in sockets:
-            s.bind(("127.0.0.1", 0))
-        return [s.getsockname()[1] for s in sockets]
-    finally:
-        for s in sockets:
-            s.close()
 
 
 def make_certificates(folder: Path) -> Certificates:

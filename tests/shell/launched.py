@@ -24,6 +24,7 @@ from launcher.template import cgroup
 
 MARK = "LAUNCHED_BY_TEST"
 _LOOK_EVERY_S = 0.005
+SOON_S = 60.0  # on a machine that others use as well; what is waited for comes within a second
 
 FAMILY = """
 import os, signal, sys, time
@@ -81,7 +82,7 @@ def left_of_both_families():
 """
 
 
-def eventually(condition: Callable[[], Any], timeout_s: float = 20.0, what: str = "") -> Any:
+def eventually(condition: Callable[[], Any], timeout_s: float = SOON_S, what: str = "") -> Any:
     """The first true value of `condition`."""
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
@@ -128,7 +129,7 @@ class Launched:
     def is_there(self, *names: str) -> Callable[[], bool]:
         return lambda: all((self.there / name).exists() for name in names)
 
-    def await_there(self, *names: str, timeout_s: float = 30.0) -> None:
+    def await_there(self, *names: str, timeout_s: float = SOON_S) -> None:
         def there_or_over() -> bool:
             return self.is_there(*names)() or self.agent.poll() is not None
 
@@ -144,7 +145,7 @@ class Launched:
 
         eventually(listens, what=f"port {port} listens")
 
-    def wait(self, timeout_s: float = 30.0) -> int:
+    def wait(self, timeout_s: float = SOON_S) -> int:
         try:
             return self.agent.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -184,7 +185,7 @@ class Launched:
     def has_cgroup(self) -> bool:
         return os.path.isdir(cgroup.place(f"ddp-launch-{self.agent.pid}"))
 
-    def assert_nothing_left(self, timeout_s: float = 2.0) -> None:
+    def assert_nothing_left(self, timeout_s: float = 20.0) -> None:
         """The logs may be; nothing else of it."""
         deadline = time.monotonic() + timeout_s
         while self.processes() or self.has_cgroup():

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-ONCE = ("--rounds", "1", "--warm-up", "0", "--timeout", "60")
+ONCE = ("--rounds", "1", "--warm-up", "0", "--timeout", "100")
 
 
 def run_bench(name: str, folder: Path, *options: str) -> tuple[list[dict[str, Any]], str]:
@@ -27,7 +27,7 @@ def run_bench(name: str, folder: Path, *options: str) -> tuple[list[dict[str, An
     page.write_text(f"above\n<!-- {name}:begin -->\nold\n<!-- {name}:end -->\nbelow\n")
     command = [sys.executable, os.path.join(ROOT, "bench", f"{name}.py"), *ONCE, *options]
     command += ["--json", str(figures), "--plot", str(chart), "--write-docs", str(page)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     assert chart.exists() == (importlib.util.find_spec("matplotlib") is not None)
     return json.loads(figures.read_text())["tables"], page.read_text()
@@ -58,6 +58,7 @@ def test_restart(tmp_path: Path) -> None:
     assert "0 without a figure" in page
 
 
+@pytest.mark.soak  # plays its rounds as test_restart does, on two nodes
 def test_recovery(tmp_path: Path) -> None:
     """Without the loss of a node, which torchrun never recovers from."""
     (table, _node), page = run_bench("recovery", tmp_path, "--node-rounds", "0")
@@ -79,7 +80,7 @@ def test_cluster(tmp_path: Path) -> None:
     page.write_text("<!-- cluster:begin -->\n<!-- cluster:end -->\n")
     command = [sys.executable, os.path.join(ROOT, "bench", "cluster.py"), "--nodes", "3", "--ranks", "2"]
     done = subprocess.run(
-        [*command, "--seconds", "0.2", "--write-docs", str(page)], capture_output=True, text=True, timeout=110
+        [*command, "--seconds", "0.2", "--write-docs", str(page)], capture_output=True, text=True, timeout=200
     )
     assert done.returncode == 0, done.stderr
     share = re.search(r"\| agent, CPU over 0\.2 s \| ([0-9.]+) % \|", page.read_text())
@@ -93,7 +94,7 @@ def test_a_run_that_hangs_is_counted_and_leaves_nothing(tmp_path: Path) -> None:
     command += ["--plot", str(tmp_path / "chart.png")]
     tag = str(tmp_path)
     env = {**os.environ, "BENCH_SMOKE": tag}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=env)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=env)
     assert done.returncode == 0, done.stderr
     assert "torchrun 1 runs, 1 without a figure (1 of them hung)" in done.stdout
     assert "ddp-launch 1 runs, 1 without a figure (1 of them hung)" in done.stdout
@@ -129,7 +130,7 @@ def test_hierarchical(tmp_path: Path) -> None:
         [*command, "--json", str(figures), "--write-docs", str(page)],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=200,
     )
     assert done.returncode == 0, done.stderr
     if done.stdout.startswith("skipped: "):
@@ -145,6 +146,7 @@ def test_hierarchical(tmp_path: Path) -> None:
     assert "| 1gbit | MLP, 1M |" in page.read_text()
 
 
+@pytest.mark.soak  # three launches for one figure
 def test_overhead(tmp_path: Path) -> None:
     page, figures = tmp_path / "page.md", tmp_path / "figures.json"
     page.write_text("<!-- overhead-mlp:begin -->\n<!-- overhead-mlp:end -->\n")
@@ -161,7 +163,7 @@ def test_overhead(tmp_path: Path) -> None:
         "--write-docs",
         str(page),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     (found,) = json.loads(figures.read_text())["found"]
     assert set(found["taken"]) == {"everything off", "everything on", "torchrun"}
@@ -174,7 +176,7 @@ def test_status_page(tmp_path: Path) -> None:
     page.write_text("<!-- status-page:begin -->\n<!-- status-page:end -->\n")
     command = [sys.executable, os.path.join(ROOT, "bench", "status_page.py"), "--rounds", "1"]
     command += ["--blocks", "2", "--calls", "100", "--write-docs", str(page)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     assert "| a collective entered |" in page.read_text()
     assert "(median of 2 pairs of blocks" in page.read_text()

@@ -28,7 +28,7 @@ def ddp_launch(
         capture_output=True,
         text=True,
         errors="surrogateescape",
-        timeout=30,
+        timeout=100,
         check=False,
     )
 

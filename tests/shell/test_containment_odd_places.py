@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from launched import FAMILY
+from ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,7 +84,7 @@ def test_output_that_nobody_took_in_time_is_kept(launch: Launch) -> None:
     reader, writer = os.pipe()
     job = launch("--no-warm-start", "--nproc-per-node", "1", source=source, stdout=writer)
     os.close(writer)
-    assert job.wait(20) == 0
+    assert job.wait() == 0
     os.close(reader)
     (logs,) = job.logs()
     assert f"all of it is in {logs}" in job.stderr()
@@ -185,11 +186,6 @@ def test_without_shared_memory(launch: Launch, tmp_path: Path) -> None:
 
 
 # --- ports -------------------------------------------------------------------------------------------
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 @pytest.mark.parametrize("warm", [True, False])

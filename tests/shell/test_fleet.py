@@ -91,6 +91,7 @@ def test_ctrl_c_at_any_moment_of_the_start_leaves_nothing(launch: Launch) -> Non
         job = launch(*BOTH, source=STAYS)
         subprocess.run(["sleep", delay], check=True)  # chance decides what is met: all of it must be well
         job.send(signal.SIGINT)
-        code = job.wait(60)
-        assert code in (128 + signal.SIGINT, -signal.SIGINT), job.stderr()
-        eventually(lambda job=job: not job.processes(), 20, "nothing is left")
+        code = job.wait()
+        too_early = "<frozen site>" in job.stderr()  # Python ends itself then, with a code of its own
+        assert too_early or code in (128 + signal.SIGINT, -signal.SIGINT), job.stderr()
+        eventually(lambda job=job: not job.processes(), what="nothing is left")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 from typing import TYPE_CHECKING
 
 import pytest
 from launched import eventually
+from ports import free_port
 from served import serving
 
 if TYPE_CHECKING:
@@ -39,8 +39,7 @@ TIMEOUT_S = 2.0
 
 @pytest.fixture
 def listen() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return f"127.0.0.1:{free.getsockname()[1]}"
+    return f"127.0.0.1:{free_port()}"
 
 
 def start(launch: Launch, folder: Path, listen: str, manner: str) -> Launched:

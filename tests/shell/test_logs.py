@@ -52,10 +52,10 @@ class Reader:
 
     def wait_for(self, text: bytes) -> None:
         with self._grew:
-            assert self._grew.wait_for(lambda: text in self.data, 10), (text, self.data[-500:])
+            assert self._grew.wait_for(lambda: text in self.data, 60), (text, self.data[-500:])
 
     def all(self) -> bytes:
-        self._thread.join(10)
+        self._thread.join(60)
         assert not self._thread.is_alive()
         return self.data
 
@@ -234,7 +234,7 @@ def test_a_leaked_pipe_does_not_hang_drain_and_its_last_words_are_shown(tmp_path
     os.close(err_fd)
     start = time.monotonic()
     assert not screen.pump.drain(0, 0.1)
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 20
     screen.out.wait_for(b"[n0:0] no newline\n")
     os.close(out_fd)
     assert screen.pump.drain(0, 10)
@@ -276,7 +276,7 @@ def test_a_stalled_reader_neither_blocks_ranks_nor_loses_the_file(tmp_path: Path
     write_all(out_fd, text)
     os.close(out_fd)
     assert not pump.drain(0, 0.2)
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 50
     assert (tmp_path / "generation_0/rank_0/stdout.log").read_bytes() == text
     reader = Reader(source)  # the reader comes back: it is told what it has missed
     reader.wait_for(b"not shown here")
@@ -528,5 +528,5 @@ def test_the_interpreter_can_exit_while_the_pump_runs(tmp_path: Path) -> None:
         f"p = LogPump(LogSpec(), {str(tmp_path)!r})\n"
         "p.open_rank(RankLabel('n', 0, 0, 'd', 0))\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=20, check=False)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=100, check=False)
     assert (done.returncode, done.stderr) == (0, b"")

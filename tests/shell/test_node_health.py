@@ -53,7 +53,7 @@ def port() -> int:
 
 
 def ask(port: int, path: str) -> tuple[int, str]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         connection.request("GET", path)
         answer = connection.getresponse()
@@ -73,9 +73,7 @@ def finish(job: Launched) -> None:
 
 
 def test_probes_and_metrics_are_answered_on_this_machine_only(launch: Launch, port: int) -> None:
-    job = launch(
-        "--nproc-per-node", "2", source=STAYS, env={"DDP_HEALTH_PORT": str(port)}, fake_torch=""
-    )
+    job = launch("--nproc-per-node", "2", source=STAYS, env={"DDP_HEALTH_PORT": str(port)}, fake_torch="")
     job.await_there("rank0", "rank1")
     assert ask(port, "/livez") == (200, "alive\n")
     assert ask(port, "/readyz") == (200, "ready\n")
@@ -240,5 +238,5 @@ def test_memory_that_runs_out_is_told_before_and_in_the_report_of_the_death(
     assert job.wait() == 137
     assert "out-of-memory killer" in job.stderr()
     assert re.search(
-        rf"memory was at \d+ % of the cgroup's limit \(1\d\d of {LIMIT_MIB} MiB\) \d s before", job.stderr()
+        rf"memory was at \d+ % of the cgroup's limit \(1\d\d of {LIMIT_MIB} MiB\) \d+ s before", job.stderr()
     )

@@ -44,15 +44,18 @@ os.rename(there(f"{generation}-{rank}.part"), there(f"{generation}-{rank}"))
 over = torch.zeros(1)
 while not over.item():
     over[0] = float(os.path.exists(os.environ["FINISH"]))
-    dist.all_reduce(over)
+    try:
+        dist.all_reduce(over)
+    except RuntimeError:  # a peer is gone; it is for the agent to end this one
+        time.sleep(600)
     time.sleep(0.02)
 dist.destroy_process_group()
 """
 
 
 @pytest.fixture
-def service() -> Iterator[Service]:
-    with serving() as service:
+def service(request: pytest.FixtureRequest) -> Iterator[Service]:
+    with serving(*getattr(request, "param", ())) as service:
         yield service
 
 
@@ -88,7 +91,7 @@ def await_generation(nodes: tuple[Launched, ...], generation: int, ranks: int) -
         return {f"{generation}-{rank}" for rank in range(ranks)} <= found
 
     what = "; ".join(node.stderr() for node in nodes)
-    eventually(all_there, 40.0, f"generation {generation} with {ranks} ranks: {what}")
+    eventually(all_there, SOON_S, f"generation {generation} with {ranks} ranks: {what}")
 
 
 def pids(node: Launched, generation: int) -> list[int]:
@@ -182,6 +185,7 @@ def way(service: Service) -> Iterator[Way]:
     way.close()
 
 
+@pytest.mark.parametrize("service", [("--resume-grace", "4")], indirect=True)
 def test_a_way_that_breaks_for_a_moment_is_no_lost_node_and_one_that_stays_cut_is(job: Job, way: Way) -> None:
     first = job.node("--nnodes", "2", "--max-restarts", "1")
     second = job.node("--nnodes", "2", "--max-restarts", "1", endpoint=way.endpoint)
@@ -194,7 +198,8 @@ def test_a_way_that_breaks_for_a_moment_is_no_lost_node_and_one_that_stays_cut_i
     eventually(lambda: way.dialled > dialled, what="the session is resumed")
     way.cut()
     eventually(lambda: "was lost" in first.stderr(), what="given up")
-    assert first.stderr().count("restarting") + first.stderr().count("was lost") == 1, first.stderr()
+    told = [line for line in first.stderr().splitlines() if "restarting" in line or "was lost" in line]
+    assert len({line.partition("; ")[0] for line in told}) == 1, told
     assert os.path.exists(f"/proc/{old}"), "nobody has told that node anything"
     way.mend()
     await_generation(nodes, 2, 2)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import stat
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from launched import eventually
+from ports import free_port
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,13 +25,12 @@ BARE = {"PYTHON_EXEC": getattr(sys, "_base_executable", sys.executable), "DDP_RE
 
 @pytest.fixture
 def port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
+    return free_port()
 
 
 def doctor(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
     command = (sys.executable, "-m", "launcher", "doctor", *words)
-    return subprocess.run(command, env=os.environ | env, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, env=os.environ | env, capture_output=True, text=True, timeout=100)
 
 
 def graded(report: dict[str, Any]) -> dict[str, str]:
@@ -169,7 +168,7 @@ def test_doctors_meet_whatever_an_earlier_meeting_was_called(port: int) -> None:
     command = (sys.executable, "-m", "launcher", "doctor", *words)
     streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     both = [subprocess.Popen(command, env=os.environ | BARE, **streams) for _ in range(2)]
-    told = [each.communicate(timeout=60) for each in both]
+    told = [each.communicate(timeout=100) for each in both]
     reports = [json.loads(out) for out, _ in told]
     assert [each.returncode for each in both] == [report["exit_code"] for report in reports]
     for report, (_, said) in zip(reports, told, strict=True):

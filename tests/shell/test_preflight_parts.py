@@ -41,15 +41,15 @@ def of(listener: wire.Listener, token: str = "") -> wire.Peer:
 
 def test_both_sides_measure_what_comes_in(listener: wire.Listener) -> None:
     with ThreadPoolExecutor() as aside:
-        there = aside.submit(wire.connect, of(listener), 3, 7, "127.0.0.1", 10.0, SEND_S)
-        heard = wire.answer(listener.take(3, 7, 10.0), 10.0, SEND_S)
-        back = there.result(20)
+        there = aside.submit(wire.connect, of(listener), 3, 7, "127.0.0.1", 60.0, SEND_S)
+        heard = wire.answer(listener.take(3, 7, 60.0), 60.0, SEND_S)
+        back = there.result(100)
     assert (heard.problem, back.problem) == ("", "")
     assert heard.in_bps is not None
     assert back.in_bps is not None
     assert min(heard.in_bps, back.in_bps) > 1e6
     assert back.rtt_s is not None
-    assert 0.0 < back.rtt_s < 1.0
+    assert 0.0 < back.rtt_s < 10.0
 
 
 def test_a_stranger_is_not_listened_to_and_an_absent_partner_costs_a_bound(listener: wire.Listener) -> None:
@@ -135,7 +135,7 @@ def test_a_part_that_hangs_costs_its_answer_and_nobody_the_time() -> None:
 
     began = time.monotonic()
     (late,) = asyncio.run(look._bounded("disk", hang, 0.05))
-    assert time.monotonic() - began < 10.0  # the loop ends with the thread still there
+    assert time.monotonic() - began < 60.0  # the loop ends with the thread still there
     assert (late.grade, late.found) == (Grade.WARN, "no answer within 0.05 s")
     (odd,) = asyncio.run(look._bounded("disk", broken, 5.0))
     assert (odd.grade, odd.found) == (Grade.SKIPPED, "could not be looked at (ValueError: odd)")
@@ -184,7 +184,7 @@ def test_a_scratchpad_that_nobody_serves_is_given_up_in_time(listener: wire.List
         scratch = Scratch((f"127.0.0.1:{listener.port}",), ClientOptions(), "job")
         listener.close()
         try:
-            await asyncio.wait_for(scratch.put("key", b"value", 0.5), 20)
+            await asyncio.wait_for(scratch.put("key", b"value", 0.5), 60)
         finally:
             await scratch.close()
 

@@ -18,8 +18,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from etcd_cluster import free_ports, needs_etcd, running
+from etcd_cluster import needs_etcd, running
 from launched import eventually
+from ports import free_ports
 from served import Agent, Cable, Service, agents, serving, soon
 
 from rendezvous.client import ClientOptions
@@ -46,9 +47,10 @@ if TYPE_CHECKING:
     from etcd_cluster import EtcdCluster, Member
     from launched import Launch, Launched
 
-_DECIDED_WITHIN_S = 3.0
-_AFTER_ELECTION_S = 2.0
-_JOB = JobSpec("job", 2, 2, "train.py", budget=RestartBudget(9), node_failure_limit=9)
+# On a machine that has nothing else to do, 3 s and 2 s; bench/rendezvous.py measures them.
+_DECIDED_WITHIN_S = 15.0
+_AFTER_ELECTION_S = 10.0
+_JOB = JobSpec("job", 2, 2, "train.py", budget=RestartBudget(9), node_failure_limit=9, lease_s=60.0)
 
 
 # --- three replicas over three members of etcd ---------------------------------------------------------------
@@ -309,7 +311,7 @@ def test_decisions_go_on_at_the_same_owner_when_etcd_loses_a_member(cluster: Etc
             owner = await asyncio.to_thread(replicas.owner_at, 1)
             leader = cluster.leader()
             follower = next(member for member in cluster.members if member is not leader)
-            await decided_after("a follower was killed", follower.kill, both, 1, 2.0)
+            await decided_after("a follower was killed", follower.kill, both, 1, _AFTER_ELECTION_S)
             await healed()
             for generation, harm in ((2, "kill"), (3, "hang")):
                 leader = await asyncio.to_thread(cluster.leader)

@@ -44,7 +44,8 @@ def test_generations_count_up_and_each_has_a_store_of_its_own(launch: Launch, tm
     ports = [row[3] for row in rows]
     assert all(ports[i] == ports[i + 1] for i in (0, 2, 4))
     assert len(set(ports)) == 3
-    assert job.stderr().count("restarting with the same nodes") == 2
+    told = [line for line in job.stderr().splitlines() if "restarting with the same nodes" in line]
+    assert len([line for line in told if " lost its peers; " not in line]) == 2, told
     assert not job.logs()
 
 
@@ -54,7 +55,11 @@ def test_generations_count_up_and_each_has_a_store_of_its_own(launch: Launch, tm
         ((), 1, "no restarts were allowed (--max-restarts 0)"),
         (("--max-restarts", "2", "--crash-loop", "off"), 3, "restart budget used up (2 of 2)"),
         (("--max-restarts", "2/1h", "--crash-loop", "off"), 3, "restart budget used up (2 of 2 within"),
-        (("--max-restarts", "9"), 3, "rank 1 failed within 1 s of its start 3 times in a row"),
+        (
+            ("--max-restarts", "9", "--crash-loop", "3/60s"),
+            3,
+            "rank 1 failed within 60 s of its start 3 times in a row",
+        ),
     ],
     ids=["none", "budget", "window", "crash loop"],
 )
@@ -154,14 +159,14 @@ def test_consequence_is_not_the_cause(launch: Launch) -> None:
 # --- many --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("warm", [True, False])
-def test_two_hundred_restarts_leak_nothing(launch: Launch, warm: bool) -> None:
+@pytest.mark.parametrize(("warm", "last"), [(True, 220), (False, 80)])
+def test_many_restarts_leak_nothing(launch: Launch, warm: bool, last: int) -> None:
     source = FAMILY + (
         "generation = int(os.environ['DDP_GENERATION'])\n"
-        "if generation in (20, 220):\n"
+        f"if generation in (20, {last}):\n"
         "    there(f'generation-{generation}')\n"
         "    while not os.path.exists(f\"{os.environ['THERE']}/go-{generation}\"): time.sleep(0.001)\n"
-        "sys.exit(generation < 220)\n"
+        f"sys.exit(generation < {last})\n"
     )
     how = () if warm else ("--no-warm-start",)
     job = launch(
@@ -176,8 +181,8 @@ def test_two_hundred_restarts_leak_nothing(launch: Launch, warm: bool) -> None:
         fake_torch="",
     )
     sizes = []
-    for generation in (20, 220):
-        job.await_there(f"generation-{generation}-0", f"generation-{generation}-1", timeout_s=60)
+    for generation in (20, last):
+        job.await_there(f"generation-{generation}-0", f"generation-{generation}-1", timeout_s=100)
         eventually(lambda: len(job.processes()) == 2 + (3 if warm else 2))
         sizes.append([size_of(pid) for pid in (job.agent.pid, job.zygote())])
         (job.there / f"go-{generation}").touch()

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
-_TWO = JobSpec("job", 2, 2, "train.py", budget=RestartBudget(3))
+_TWO = JobSpec("job", 2, 2, "train.py", budget=RestartBudget(3), lease_s=60.0)
 
 
 class Mortal:

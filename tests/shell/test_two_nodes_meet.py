@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import socket
 from typing import TYPE_CHECKING
 
 import pytest
+from ports import free_port
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,8 +28,7 @@ dist.destroy_process_group()
 
 @pytest.fixture
 def port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
+    return free_port()
 
 
 @pytest.fixture

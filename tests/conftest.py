@@ -1,0 +1,32 @@
+"""For all tests: started in the background or by nohup, they would hand down to jobs that signals are ignored.
+
+And what ran the manifests, containers or processes, is printed at the end.
+"""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from _pytest.terminal import TerminalReporter
+
+_FROM_TERMINALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
+
+
+def pytest_configure() -> None:
+    for signum in _FROM_TERMINALS:
+        if signal.getsignal(signum) is signal.SIG_IGN:
+            signal.signal(
+                signum, lambda *_: None
+            )  # ignored here all the same, and the default in whatever is started
+
+
+def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
+    """Here, not beside those tests: where others run them for it, the process that prints loads this file only."""
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if getattr(report, "when", "") == "call":
+                said = [str(value) for name, value in report.user_properties if name == "manifests"]
+                if said:
+                    terminalreporter.write_line(f"the manifests ran {'; '.join(said)}")
