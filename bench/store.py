@@ -31,7 +31,7 @@ sys.path[:0] = [ROOT, os.path.join(ROOT, "tests", "shell")]
 
 from etcd_cluster import running
 
-from rendezvous.snapshot import encode_state
+from rendezvous.rounds.snapshot import encode_state
 from rendezvous.state import JobState, Member, Phase
 from rendezvous.store.open import open_store
 from rendezvous.types import AgentId, JobSpec, NodeFacts, Placement, World

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rendezvous.events import FromAgent, ToAgent
 
 if TYPE_CHECKING:
-    from rendezvous.sight import Sight
+    from rendezvous.diagnosing.sight import Sight
     from rendezvous.types import Assignment, Cause, Outcome, StoreAddress
 
 # --- facts of this node ----------------------------------------------------------------------------

@@ -10,8 +10,8 @@ from launcher.exchange import Action
 
 if TYPE_CHECKING:
     from launcher.exchange import Finish, StopRequested
+    from rendezvous.diagnosing.sight import Sight
     from rendezvous.events import AgentJoined
-    from rendezvous.sight import Sight
     from rendezvous.types import AgentId, Assignment, StoreAddress
 
 

@@ -11,8 +11,8 @@ import grpc
 import grpc.aio
 
 from rendezvous.channel import metadata, open_channel
-from rendezvous.health import TIME_METADATA
 from rendezvous.pb import rendezvous_pb2 as pb
+from rendezvous.service.health import TIME_METADATA
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

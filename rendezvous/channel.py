@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import grpc
 import grpc.aio
 
+from rendezvous.access.secret import NAME
 from rendezvous.client import OptionsUnusable, current_token, is_loopback
-from rendezvous.secret import NAME
 
 if TYPE_CHECKING:
     from rendezvous.client import ClientOptions

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from rendezvous.secret import Secret, SecretUnusable, parse, read
+from rendezvous.access.secret import Secret, SecretUnusable, parse, read
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

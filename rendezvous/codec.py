@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_h
 
 from google.protobuf.message import DecodeError
 
-from rendezvous import events, rank_view, sight, stragglers, types, view
-from rendezvous.conversation import Moved
-from rendezvous.journal import Note
+from rendezvous import events, types
+from rendezvous.diagnosing import rank_view, sight, stragglers
 from rendezvous.pb import rendezvous_pb2 as pb
+from rendezvous.rounds import view
+from rendezvous.rounds.journal import Note
+from rendezvous.service.conversation import Moved
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,7 +11,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from rendezvous.events import AgentJoined, AgentLost
-from rendezvous.owner import Conflict, JobOwner
+from rendezvous.service.owner import Conflict, JobOwner
 from rendezvous.state import JobState
 
 if TYPE_CHECKING:

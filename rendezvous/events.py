@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rendezvous.sight import Sight
-from rendezvous.stragglers import Pace
+from rendezvous.diagnosing.sight import Sight
+from rendezvous.diagnosing.stragglers import Pace
 from rendezvous.types import (
     AgentId,
     Assignment,
@@ -78,7 +78,7 @@ class AgentStopped:
     """In answer to `Stop`: every rank of `generation` on this node, with all its descendants, is reaped.
 
     While the job goes on this is also the agent's wish to take part in the next generation. `sights`: where its ranks
-    were when the order came, if its reason may be the consequence of something else (see rendezvous/post_mortem.py).
+    were when the order came, if its reason may be the consequence of something else (see diagnosing/post_mortem.py).
     """
 
     agent: AgentId

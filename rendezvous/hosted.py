@@ -15,7 +15,7 @@ from rendezvous.grpc_io import choose_engine, hush
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from rendezvous.secret import Secret
+    from rendezvous.access.secret import Secret
 
 _PRIVATE_TOKEN_S = 366 * 86_400.0  # it goes with the process that made it
 
@@ -62,8 +62,8 @@ async def serve(address: str, protected: Protection) -> Callable[[], Awaitable[N
     Raises `OptionsUnusable`.
     """
     _before_grpc()
-    from rendezvous.auth import Certificates
-    from rendezvous.server import CannotListen, Server, ServerOptions, raise_file_limit
+    from rendezvous.access.auth import Certificates
+    from rendezvous.service.server import CannotListen, Server, ServerOptions, raise_file_limit
     from rendezvous.store.open import open_store
 
     raise_file_limit()
@@ -89,9 +89,9 @@ async def serve(address: str, protected: Protection) -> Callable[[], Awaitable[N
 async def serve_privately(job_id: str) -> PrivateService:
     """On loopback, on a port of the kernel's choice, for whoever has the token that is made here."""
     _before_grpc()
-    from rendezvous.server import Server, ServerOptions, raise_file_limit
+    from rendezvous.access.tokens import Grant, Role, add_key, new_grant_id, read_keys, sign
+    from rendezvous.service.server import Server, ServerOptions, raise_file_limit
     from rendezvous.store.open import open_store
-    from rendezvous.tokens import Grant, Role, add_key, new_grant_id, read_keys, sign
 
     raise_file_limit()
     folder = tempfile.mkdtemp(prefix="ddp-launch-")

@@ -13,8 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, assert_never
 
-from rendezvous import examination, orders, stragglers
-from rendezvous.admission import check_leases, heard, join, leave, lose
+from rendezvous.diagnosing import examination, stragglers
 from rendezvous.events import (
     AgentHeard,
     AgentJoined,
@@ -43,11 +42,13 @@ from rendezvous.events import (
     StoreOpened,
     Tell,
 )
-from rendezvous.growing import checkpoint_taken, consider_checkpoint, grow
-from rendezvous.policy import growth
-from rendezvous.sealing import Result, seal, spec_of, tell_progress, world_of
+from rendezvous.rounds import orders
+from rendezvous.rounds.admission import check_leases, heard, join, leave, lose
+from rendezvous.rounds.growing import checkpoint_taken, consider_checkpoint, grow
+from rendezvous.rounds.policy import growth
+from rendezvous.rounds.sealing import Result, seal, spec_of, tell_progress, world_of
+from rendezvous.rounds.stopping import abort, finish_if_all_did, node_stopped, rank_failed, too_few_came
 from rendezvous.state import JobState, Member, Phase, is_live, member_of, present, world_nodes
-from rendezvous.stopping import abort, finish_if_all_did, node_stopped, rank_failed, too_few_came
 from rendezvous.types import StragglerPolicy
 
 if TYPE_CHECKING:

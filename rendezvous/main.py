@@ -14,14 +14,14 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from rendezvous.core_log import ask_core
+from rendezvous.access.core_log import ask_core
 from rendezvous.grpc_io import choose_engine, hush
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from rendezvous.core_log import Failed
-    from rendezvous.refusals import Refusals
+    from rendezvous.access.core_log import Failed
+    from rendezvous.access.refusals import Refusals
 
 _log = logging.getLogger("rendezvous")
 _USAGE, _CANNOT = 78, 1
@@ -29,7 +29,7 @@ _SPANS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    from rendezvous import settings
+    from rendezvous.service import settings
 
     parser = argparse.ArgumentParser("ddp-rendezvous", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -72,9 +72,9 @@ async def serve(settled: Mapping[str, Any], *, asked: bool = False) -> int:
     """`asked`: gRPC's core was, and tells of handshakes that fail."""
     refusals = _follow_core() if asked else None
     hush()
-    from rendezvous import settings
-    from rendezvous.log_lines import start_logging
-    from rendezvous.server import CannotListen, Server, raise_file_limit
+    from rendezvous.service import settings
+    from rendezvous.service.log_lines import start_logging
+    from rendezvous.service.server import CannotListen, Server, raise_file_limit
     from rendezvous.store.open import open_store
     from rendezvous.store.protocol import StoreError
 
@@ -104,9 +104,9 @@ async def serve(settled: Mapping[str, Any], *, asked: bool = False) -> int:
 
 
 async def _run(server: Any, settled: Mapping[str, Any], stop: asyncio.Future[int]) -> None:
-    from rendezvous.notify import Notifier
-    from rendezvous.server import CannotListen, in_words
-    from rendezvous.web import Web
+    from rendezvous.service.notify import Notifier
+    from rendezvous.service.server import CannotListen, in_words
+    from rendezvous.service.web import Web
 
     web = Web(lambda: server.health.serving, server.metrics.text, refused=server.refusals.note)
     if settled["http"]:
@@ -134,7 +134,7 @@ async def _run(server: Any, settled: Mapping[str, Any], stop: asyncio.Future[int
 
 def _follow_core() -> asyncio.Future[Refusals]:
     """Before logging starts, which is to write where standard error leads now. The result: whom to tell."""
-    from rendezvous.core_log import follow
+    from rendezvous.access.core_log import follow
 
     loop = asyncio.get_running_loop()
     whom: asyncio.Future[Refusals] = loop.create_future()
@@ -165,9 +165,9 @@ def _stop_signal() -> asyncio.Future[int]:
 
 
 def _server_options(settled: Mapping[str, Any]) -> Any:
-    from rendezvous.auth import Certificates
-    from rendezvous.limits import Limits
-    from rendezvous.server import ServerOptions
+    from rendezvous.access.auth import Certificates
+    from rendezvous.service.limits import Limits
+    from rendezvous.service.server import ServerOptions
 
     certificates = None
     if settled["tls_cert"]:
@@ -188,7 +188,7 @@ def _server_options(settled: Mapping[str, Any]) -> Any:
 
 
 def _add_token(parser: argparse.ArgumentParser) -> None:
-    from rendezvous.tokens import Role
+    from rendezvous.access.tokens import Role
 
     parser.add_argument(
         "--token-keys", default=os.environ.get("DDP_RENDEZVOUS_TOKEN_KEYS"), help="the key file"
@@ -199,7 +199,7 @@ def _add_token(parser: argparse.ArgumentParser) -> None:
 
 
 def _print_token(arguments: argparse.Namespace) -> int:
-    from rendezvous.tokens import Grant, Role, new_grant_id, read_keys, sign
+    from rendezvous.access.tokens import Grant, Role, new_grant_id, read_keys, sign
 
     if not arguments.token_keys:
         raise ValueError("--token-keys names the key file; `ddp-rendezvous key FILE` makes one")
@@ -217,7 +217,7 @@ def seconds(text: str) -> float:
 
 
 def _print_secret(path: str) -> int:
-    from rendezvous import secret
+    from rendezvous.access import secret
 
     if path:
         secret.write_new(path)
@@ -228,7 +228,7 @@ def _print_secret(path: str) -> int:
 
 
 def _add_key(path: str) -> int:
-    from rendezvous.tokens import add_key
+    from rendezvous.access.tokens import add_key
 
     try:
         key_id = add_key(path)

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 
+from rendezvous.access.misfit import misfit
 from rendezvous.channel import PATIENCE_S, PING_AFTER_S, metadata, open_channel
 from rendezvous.client import OptionsUnusable
 from rendezvous.codec import HEARTBEAT, BadMessage, from_agent_bytes, read_to_agent
-from rendezvous.conversation import Moved, Recital
 from rendezvous.events import AgentHeard, AgentJoined, Refused, Waiting
-from rendezvous.misfit import misfit
+from rendezvous.service.conversation import Moved, Recital
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,7 +10,7 @@
 What was decided is durable (written before anyone is told). What agents only said (joins, "finished",
 "stopped", reports) and their leases are not: an agent says them again whenever its session resumes, so a
 service that restarts from its store gathers them anew. A snapshot's instants are on the clock of the
-process that wrote it, `as_of` tells how late it was there; `rendezvous.resume` moves them to another clock.
+process that wrote it, `as_of` tells how late it was there; `rendezvous.rounds.resume` moves them to another clock.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 
-from rendezvous.frozen_map import EMPTY, FrozenMap
-
 # At run time, not for the checker only: the codec reads these annotations.
-from rendezvous.sight import Sight  # noqa: TC001
-from rendezvous.stragglers import Race
+from rendezvous.diagnosing.sight import Sight  # noqa: TC001
+from rendezvous.diagnosing.stragglers import Race
+from rendezvous.rounds.frozen_map import EMPTY, FrozenMap
 from rendezvous.types import (  # noqa: TC001
     AgentId,
     Assignment,
@@ -114,7 +113,7 @@ class Stage(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """Why do ranks stand still? See rendezvous/examination.py."""
+    """Why do ranks stand still? See rendezvous/diagnosing/examination.py."""
 
     stage: Stage
     asked: int = 0  # how often, one time after the other

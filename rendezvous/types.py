@@ -167,7 +167,7 @@ class Cause:
 
     @property
     def may_be_a_consequence(self) -> bool:
-        """Of something that only the views of all ranks together show: see rendezvous/post_mortem.py."""
+        """Of something that only the views of all ranks together show: see rendezvous/diagnosing/post_mortem.py."""
         is_doubtful = (
             self.uncertain and self.failure is not FailureClass.HANG
         )  # which was looked into already

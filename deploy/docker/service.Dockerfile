@@ -27,6 +27,6 @@ USER 10001:10001
 EXPOSE 29400 9400
 # For engines without probes of their own; DDP_RENDEZVOUS_HTTP says where, and without it nothing is looked at.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=10s \
-    CMD ["python3", "-m", "rendezvous.probe"]
+    CMD ["python3", "-m", "rendezvous.service.probe"]
 ENTRYPOINT ["ddp-rendezvous"]
 CMD ["serve"]

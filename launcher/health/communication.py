@@ -21,7 +21,7 @@ from launcher.health import dumps, nccl_env, recorders
 from launcher.health.flight_recorder import Dump, analysed
 from launcher.health.guards import Guards, Lost
 from launcher.ranks import devices
-from rendezvous.rank_view import HELD
+from rendezvous.diagnosing.rank_view import HELD
 from rendezvous.types import Cause, FailureClass
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from launcher.ranks.worker import Workers
     from launcher.ranks.worker_env import RankPlace
-    from rendezvous.sight import Sight
+    from rendezvous.diagnosing.sight import Sight
 
 _LIVES_ON_S = 2.0
 _RECORDERS_WITHIN_S = (

@@ -5,7 +5,7 @@ looks where an accused one stands before it reports its failure (`RankFailed`). 
 say, which hears all agents. An agent that runs no ranks says so at once: nobody need wait for it.
 
 An order to stop may have a reason that only tells of a consequence. Then the agent looks at its ranks' pages once more
-before it stops anybody, and says with `AgentStopped` what it saw; see rendezvous/post_mortem.py.
+before it stops anybody, and says with `AgentStopped` what it saw; see rendezvous/diagnosing/post_mortem.py.
 """
 
 from __future__ import annotations

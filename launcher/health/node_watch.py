@@ -19,8 +19,8 @@ from launcher.health.sampler import Node, Sampler
 from launcher.health.vitals import Health, Vitals
 from launcher.supervised import Phase
 from rendezvous.events import NodeHealth, PhaseTimes
+from rendezvous.service.web import Web
 from rendezvous.types import StragglerPolicy
-from rendezvous.web import Web
 
 if TYPE_CHECKING:
     from collections.abc import Callable

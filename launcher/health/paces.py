@@ -1,16 +1,16 @@
-"""What is known of the ranks -> what the service compares across the world. See rendezvous/stragglers.py."""
+"""What is known of the ranks -> what the service compares across the world. See rendezvous/diagnosing/stragglers.py."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rendezvous.rank_view import RankPhase
-from rendezvous.stragglers import Pace
+from rendezvous.diagnosing.rank_view import RankPhase
+from rendezvous.diagnosing.stragglers import Pace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from rendezvous.rank_view import RankView
+    from rendezvous.diagnosing.rank_view import RankView
 
 _COLUMNS = {
     RankPhase.DATA: "data_s",

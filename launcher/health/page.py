@@ -13,7 +13,15 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rendezvous.rank_view import Buckets, Collective, GroupView, ProcessView, RankPhase, RankView, Section
+from rendezvous.diagnosing.rank_view import (
+    Buckets,
+    Collective,
+    GroupView,
+    ProcessView,
+    RankPhase,
+    RankView,
+    Section,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,7 +1,7 @@
 """Flight recorders, as the service hears of them: each rank's sight gets what its recorder says. Pure.
 
 Torch's recorder is on by itself, for Gloo as for NCCL, and holds what C++ has begun as well; see
-rendezvous/recorded.py for what is made of it.
+rendezvous/diagnosing/recorded.py for what is made of it.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from launcher.health.flight_recorder import OF_ONE_SHAPE
-from rendezvous.rank_view import Collective, GroupView
-from rendezvous.sight import CALLS_TOLD, GROUPS_TOLD
+from rendezvous.diagnosing.rank_view import Collective, GroupView
+from rendezvous.diagnosing.sight import CALLS_TOLD, GROUPS_TOLD
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from launcher.health.flight_recorder import Dump, Entry, Group
-    from rendezvous.sight import Sight
+    from rendezvous.diagnosing.sight import Sight
 
 _SHORT_CHARS = 64
 _DTYPES = {  # in torch's own words

@@ -25,7 +25,7 @@ How long is in order depends on what the rank does:
 which torch itself gives up by default, and a script that gives its groups more than half an hour gets that. A rank that
 has never written its page is not judged, and says nothing of others; one that has ended is no reason to ask, but may
 be the answer.
-A limit says when to ask what is wrong, not who is at fault: see rendezvous/diagnosis.py.
+A limit says when to ask what is wrong, not who is at fault: see rendezvous/diagnosing/diagnosis.py.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from launcher.health.budgets import ASLEEP_S, AT_WORK_S
-from rendezvous.rank_view import HELD, RankPhase, RankView
-from rendezvous.sight import CALLS_TOLD, GROUPS_TOLD, Sight
+from rendezvous.diagnosing.rank_view import HELD, RankPhase, RankView
+from rendezvous.diagnosing.sight import CALLS_TOLD, GROUPS_TOLD, Sight
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from launcher.health.budgets import Budgets
-    from rendezvous.rank_view import Collective, GroupView
+    from rendezvous.diagnosing.rank_view import Collective, GroupView
 
 _STEPS = 20.0
 _LONGEST_DEFAULT_S = 1800.0  # of torch's, for a group: Gloo's

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from launcher.health.budgets import Budgets
-    from rendezvous.rank_view import RankView
-    from rendezvous.sight import Sight
+    from rendezvous.diagnosing.rank_view import RankView
+    from rendezvous.diagnosing.sight import Sight
 
 _AGAIN_S = 5.0  # a service that has just come up knows nothing of what we said
 

@@ -27,8 +27,9 @@ from launcher.preflight.aside import aside
 from launcher.preflight.checkup import Check, Grade, skipped
 from launcher.preflight.link_plan import Baseline, Findings, Link, SlowNode
 from launcher.version import VERSION
-from rendezvous import versions
 from rendezvous.asking import NotAnswered, Scratch
+from rendezvous.diagnosing import versions
+from rendezvous.diagnosing.versions import Difference
 from rendezvous.events import (
     AgentJoined,
     AgentLeft,
@@ -41,7 +42,6 @@ from rendezvous.events import (
     Waiting,
 )
 from rendezvous.types import RestartBudget, StoreAddress
-from rendezvous.versions import Difference
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

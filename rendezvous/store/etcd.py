@@ -11,8 +11,8 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from rendezvous.owner import Conflict
 from rendezvous.pb import etcd_pb2 as pb
+from rendezvous.service.owner import Conflict
 from rendezvous.state import JobState
 from rendezvous.store.etcd_client import EtcdClient, Unreachable
 from rendezvous.store.etcd_owner import EtcdOwnership
@@ -34,7 +34,7 @@ from rendezvous.store.packing import pack, unpack
 from rendezvous.store.protocol import Deposed, StoreError
 
 if TYPE_CHECKING:
-    from rendezvous.owner import JobStore
+    from rendezvous.service.owner import JobStore
     from rendezvous.store.etcd_owner import Claim
     from rendezvous.store.etcd_wire import Access
     from rendezvous.store.protocol import Values

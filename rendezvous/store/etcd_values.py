@@ -10,8 +10,8 @@ import asyncio
 import os
 from typing import TYPE_CHECKING
 
-from rendezvous.owner import Conflict
 from rendezvous.pb import etcd_pb2 as pb
+from rendezvous.service.owner import Conflict
 from rendezvous.store.bounds import check_count, check_key, check_value
 from rendezvous.store.etcd_follow import Changes, Follower, Picture
 from rendezvous.store.etcd_requests import (

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from rendezvous.owner import Conflict
+from rendezvous.service.owner import Conflict
 from rendezvous.state import JobState
 from rendezvous.store.bounds import check_count, check_key, check_value
 from rendezvous.store.ledger import Ledger
@@ -23,7 +23,7 @@ from rendezvous.store.sole import SoleOwnership
 if TYPE_CHECKING:
     import sqlite3
 
-    from rendezvous.owner import JobStore
+    from rendezvous.service.owner import JobStore
     from rendezvous.store.protocol import Ownership, Values
 
 _LAYOUT = 1

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rendezvous.embedded import MemoryJobStore
-from rendezvous.owner import Conflict
+from rendezvous.service.owner import Conflict
 from rendezvous.store.bounds import check_count, check_key, check_value
 from rendezvous.store.notices import Notices
 from rendezvous.store.protocol import Value
 from rendezvous.store.sole import SoleOwnership
 
 if TYPE_CHECKING:
-    from rendezvous.owner import JobStore
+    from rendezvous.service.owner import JobStore
     from rendezvous.store.protocol import Ownership, Values
 
 

@@ -1,4 +1,4 @@
-"""A job's state as the bytes that the stores keep (compressed by `rendezvous.snapshot`).
+"""A job's state as the bytes that the stores keep (compressed by `rendezvous.rounds.snapshot`).
 
 A state of thousands of nodes takes a tenth of a second to read: that is done beside the event loop.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from rendezvous.snapshot import SnapshotUnreadable, decode_state, encode_state
+from rendezvous.rounds.snapshot import SnapshotUnreadable, decode_state, encode_state
 from rendezvous.store.protocol import StoreError
 
 if TYPE_CHECKING:

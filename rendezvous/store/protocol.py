@@ -1,6 +1,6 @@
 """What the service asks of a store, whichever it is: in memory, in a file, in etcd.
 
-Three kinds of bad news, and only these, reach a caller. `Conflict` (of `rendezvous.owner`): somebody else
+Three kinds of bad news, and only these, reach a caller. `Conflict` (of `rendezvous.service.owner`): somebody else
 wrote. `Deposed`: the job is another replica's, or may be by now. `StoreError`: waiting would never help. That
 the store cannot be reached is none of them: the call takes longer, tries again until it gets through, and is
 cancelled by whoever has had enough. Nothing secret is ever written to a store.
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rendezvous.owner import JobStore
+    from rendezvous.service.owner import JobStore
 
 KEY_BYTES = 256
 VALUE_BYTES = 64 * 1024
@@ -52,7 +52,7 @@ class Values(Protocol):
         """The new version; raises `LimitReached`."""
 
     async def compare_and_put(self, key: str, data: bytes, expected_version: int) -> int:
-        """The new version; `rendezvous.owner.Conflict` if the key is at another one (0: absent)."""
+        """The new version; `rendezvous.service.owner.Conflict` if the key is at another one (0: absent)."""
 
     async def delete(self, key: str) -> bool: ...
 

@@ -9,7 +9,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from rendezvous import secret
+from rendezvous.access import secret
 from rendezvous.submit import kubernetes, slurm, ssh
 from rendezvous.submit.job_file import BadJobFile
 from rendezvous.submit.pods import own_secret

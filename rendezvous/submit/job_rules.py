@@ -21,7 +21,7 @@ _KEY = re.compile(r"([a-z0-9]([-.a-z0-9]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _QUANTITY = re.compile(r"\d{1,15}(\.\d{1,9})?(m|k|Ki|[MGTP]i?)?", re.ASCII)
 _SPAN = re.compile(r"\d+(\.\d+)?(s|m|h|d)?")
-_MEMORY_UNITS = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+_MEMORY_UNITS = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _KINDS = ("job", "jobset", "trainjob")
 _STOPPING_S = 15  # of a pod's grace: what is left when the checkpoint is written
 # Said elsewhere in the file; twice, the two would contradict each other where nobody looks.
@@ -114,11 +114,12 @@ def _of_variables(job: JobFile) -> Iterator[str]:
             yield f"[env]: {name!r} is no name of a variable"
         if name in _OURS_IN_PODS:
             yield f"[env]: {name} is not free: {_OURS_IN_PODS[name]}"
-    if "DDP_RENDEZVOUS_TOKEN" in job.env:
-        yield (
-            "[env]: DDP_RENDEZVOUS_TOKEN would stand in manifests and scripts for all to read; write "
-            "DDP_RENDEZVOUS_TOKEN_FILE, or [kubernetes] token_secret"
-        )
+    for name in ("DDP_RENDEZVOUS_TOKEN", "DDP_RENDEZVOUS_SECRET"):
+        if name in job.env:
+            yield (
+                f"[env]: {name} would stand in manifests and scripts for all to read; write {name}_FILE"
+                f"{', or [kubernetes] token_secret' if name.endswith('TOKEN') else ''}"
+            )
     for name, source in job.kubernetes.secret_env.items():
         secret, slash, key = source.partition("/")
         if not (slash and _OBJECT.fullmatch(secret) and re.fullmatch(r"[-._A-Za-z0-9]+", key)):

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rendezvous import codec, events, types
-from rendezvous.conversation import Moved
-from rendezvous.journal import Note
 from rendezvous.pb import rendezvous_pb2 as pb
-from rendezvous.view import JobView
+from rendezvous.rounds.journal import Note
+from rendezvous.rounds.view import JobView
+from rendezvous.service.conversation import Moved
 
 AGENT = types.AgentId("node1", "a1")
 TO_AGENT = (*get_args(events.ToAgent), Moved)

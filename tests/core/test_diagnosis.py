@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rendezvous.diagnosis import diagnose
-from rendezvous.finding import Finding, Kind, Patience
-from rendezvous.rank_view import Collective, GroupView, RankPhase
-from rendezvous.sight import Sight
+from rendezvous.diagnosing.diagnosis import diagnose
+from rendezvous.diagnosing.finding import Finding, Kind, Patience
+from rendezvous.diagnosing.rank_view import Collective, GroupView, RankPhase
+from rendezvous.diagnosing.sight import Sight
 
 LIMIT = 3.0
 WORLD = "0"

@@ -22,7 +22,7 @@ from rendezvous.events import (
     ToAgent,
     Waiting,
 )
-from rendezvous.owner import Conflict, JobOwner
+from rendezvous.service.owner import Conflict, JobOwner
 from rendezvous.state import JobState
 from rendezvous.types import AgentId, Cause, FailureClass, JobSpec, NodeFacts, StoreAddress
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 from job_story import Story, agent, running, spec
 from test_diagnosis import absent, waiting
 
+from rendezvous.diagnosing.examination import ANSWER_WITHIN_S, ASK_AGAIN_S, STACKS_WITHIN_S, TIMES_ASKED
+from rendezvous.diagnosing.rank_view import RankPhase
 from rendezvous.events import Accused, Examine, Examined, RankFailed, RanksStill, Stop
-from rendezvous.examination import ANSWER_WITHIN_S, ASK_AGAIN_S, STACKS_WITHIN_S, TIMES_ASKED
-from rendezvous.rank_view import RankPhase
-from rendezvous.snapshot import decode_state, encode_state
+from rendezvous.rounds.snapshot import decode_state, encode_state
 from rendezvous.state import JobState, Phase, Stage
 from rendezvous.types import DecisionKind, FailureClass, PolicyAction, PolicyRule
 

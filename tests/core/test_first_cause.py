@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from job_story import Story, agent, running, spec
 
 from rendezvous.events import AgentLost, AgentStopped, Event, RankFailed
-from rendezvous.policy import seriousness
+from rendezvous.rounds.policy import seriousness
 from rendezvous.types import Cause, FailureClass
 
 NODES = ("a", "b", "c")  # of two ranks each

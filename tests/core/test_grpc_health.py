@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rendezvous.health import LIVE, NOT_SERVING, SERVING, Health
+from rendezvous.service.health import LIVE, NOT_SERVING, SERVING, Health
 
 
 @pytest.mark.parametrize("serving", [False, True])

@@ -24,8 +24,8 @@ from launcher.exchange import (
 )
 from launcher.supervised import Phase, Supervision
 from launcher.supervision import SIGKILL, SIGTERM, step
+from rendezvous.diagnosing.sight import Sight
 from rendezvous.events import Accused, AgentStopped, Assigned, Examine, Examined, RankFailed, RanksStill, Stop
-from rendezvous.sight import Sight
 from rendezvous.types import AgentId, Assignment, Cause, Decision, DecisionKind, FailureClass
 
 AGENT = AgentId("a", "1")

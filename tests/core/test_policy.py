@@ -4,7 +4,7 @@ import pytest
 from job_story import Story, running, spec
 
 from rendezvous.events import Waiting
-from rendezvous.policy import in_words, judge
+from rendezvous.rounds.policy import in_words, judge
 from rendezvous.types import (
     UNLIMITED,
     Cause,

@@ -13,7 +13,7 @@ from rendezvous.events import AgentStopped, Ended, Stop
 from rendezvous.types import DecisionKind, FailureClass
 
 if TYPE_CHECKING:
-    from rendezvous.sight import Sight
+    from rendezvous.diagnosing.sight import Sight
 
 MISFIT = {"failure": FailureClass.USER_EXCEPTION, "uncertain": True, "reason": "gloo: another size"}
 LOST = {"failure": FailureClass.CONSEQUENCE, "reason": "Connection closed by peer"}

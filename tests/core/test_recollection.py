@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from job_story import Story, agent, running, spec
 
-from rendezvous.admissible import memory_objection
 from rendezvous.events import AgentJoined, Assigned, RankFailed, RanksFinished, Stop, StoreAt, Waiting
+from rendezvous.rounds.admissible import memory_objection
 from rendezvous.state import Phase
 from rendezvous.types import Assignment, Cause, DecisionKind, FailureClass, JobSpec, NodeFacts
 

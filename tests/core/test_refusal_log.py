@@ -7,9 +7,9 @@ import logging
 
 import pytest
 
-from rendezvous.core_log import CoreLines, Failed
-from rendezvous.metrics import Metrics
-from rendezvous.refusals import Reason, Refusals
+from rendezvous.access.core_log import CoreLines, Failed
+from rendezvous.access.refusals import Reason, Refusals
+from rendezvous.service.metrics import Metrics
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -12,7 +12,7 @@ from rendezvous.events import (
     Stop,
     StoreAt,
 )
-from rendezvous.resume import resume
+from rendezvous.rounds.resume import resume
 from rendezvous.state import Phase
 from rendezvous.types import JobSpec, RestartBudget
 

@@ -8,9 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rendezvous.admissible import objection
 from rendezvous.client import OptionsUnusable, client_options
-from rendezvous.conversation import Recital
 from rendezvous.events import (
     AgentHeard,
     AgentJoined,
@@ -31,11 +29,14 @@ from rendezvous.events import (
     StoreOpened,
     Tell,
 )
-from rendezvous.fitting import ENDED_BYTES, fitted
-from rendezvous.journal import lines
-from rendezvous.limits import Allowance, Counts, LimitReached, Rates
 from rendezvous.machine import step
-from rendezvous.snapshot import SnapshotUnreadable, decode_state, encode_state
+from rendezvous.rounds.admissible import objection
+from rendezvous.rounds.fitting import ENDED_BYTES, fitted
+from rendezvous.rounds.journal import lines
+from rendezvous.rounds.snapshot import SnapshotUnreadable, decode_state, encode_state
+from rendezvous.rounds.view import view_of
+from rendezvous.service.conversation import Recital
+from rendezvous.service.limits import Allowance, Counts, LimitReached, Rates
 from rendezvous.state import JobState
 from rendezvous.types import (
     AgentId,
@@ -50,7 +51,6 @@ from rendezvous.types import (
     RestartBudget,
     StoreAddress,
 )
-from rendezvous.view import view_of
 
 A = AgentId("a", "1")
 SPEC = JobSpec("job", 1, 1, budget=RestartBudget(1))

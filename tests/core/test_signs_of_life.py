@@ -7,11 +7,11 @@ import time
 
 import pytest
 
-from rendezvous.admission import all_heard
 from rendezvous.embedded import MemoryJobStore
 from rendezvous.events import AgentHeard, AgentJoined, AgentStopped, Ended, JobAborted, Refused, Stop
 from rendezvous.machine import step
-from rendezvous.owner import JobOwner
+from rendezvous.rounds.admission import all_heard
+from rendezvous.service.owner import JobOwner
 from rendezvous.state import JobState, Phase
 from rendezvous.types import AgentId, JobSpec, NodeFacts, RestartBudget
 

@@ -12,11 +12,11 @@ from launcher.health.budgets import Budgets
 from launcher.health.stack_text import is_own_business, known_better, main_thread_first
 from launcher.health.stillness import Watch, is_overdue, look, sights
 from launcher.settings.values import BadValue
-from rendezvous.rank_view import Collective, GroupView, ProcessView, RankPhase, RankView, Section
+from rendezvous.diagnosing.rank_view import Collective, GroupView, ProcessView, RankPhase, RankView, Section
 from rendezvous.types import Cause, FailureClass
 
 if TYPE_CHECKING:
-    from rendezvous.sight import Sight
+    from rendezvous.diagnosing.sight import Sight
 
 ASLEEP = ProcessView(True, "S", 1.0, cpu_moved=False)
 BUSY = ProcessView(True, "R", 1.0, cpu_moved=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from rendezvous.diagnosing.versions import differences, matters, warning
 from rendezvous.types import AgentId, NodeFacts, Placement, World
-from rendezvous.versions import differences, matters, warning
 
 
 def world(*told):

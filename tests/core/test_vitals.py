@@ -27,8 +27,8 @@ from launcher.health.vitals import (
     next_look_s,
 )
 from launcher.settings.values import BadValue
-from rendezvous.rank_view import ProcessView, RankPhase, RankView
-from rendezvous.stragglers import Pace
+from rendezvous.diagnosing.rank_view import ProcessView, RankPhase, RankView
+from rendezvous.diagnosing.stragglers import Pace
 from rendezvous.types import StragglerPolicy, StragglerRule
 
 LIMIT = 64 * GIB

@@ -13,7 +13,7 @@ import kubernetes_validate
 import pytest
 import rules
 
-from rendezvous.settings import parse_serve
+from rendezvous.service.settings import parse_serve
 
 helm = pytest.importorskip("helm_python", reason="helm's library is not built for this machine")
 

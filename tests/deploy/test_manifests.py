@@ -102,7 +102,7 @@ def test_production_asks_everybody_who_they_are() -> None:
 
 def test_the_service_can_be_started_as_the_manifests_say(tmp_path: Path) -> None:
     """Its own reader of settings takes every variable that they set."""
-    from rendezvous.settings import parse_serve
+    from rendezvous.service.settings import parse_serve
 
     for overlay in OVERLAYS:
         (container,) = one(list(built(overlay)), "StatefulSet")["spec"]["template"]["spec"]["containers"]

@@ -45,7 +45,7 @@ def test_another_process_watchdog_is_not_fed(tmp_path: Path) -> None:
 
 
 def probe(address: str) -> int:
-    command = [sys.executable, "-m", "rendezvous.probe"]
+    command = [sys.executable, "-m", "rendezvous.service.probe"]
     environ = os.environ | {"DDP_RENDEZVOUS_HTTP": address}
     return subprocess.run(command, env=environ, capture_output=True, timeout=60).returncode
 

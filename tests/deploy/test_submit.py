@@ -176,6 +176,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"options": ["--rdzv_id", "x"]}, "--rdzv-id is said by `name`"),
     ({"options": ["--"]}, "-- would end them"),
     ({"env": {"DDP_RENDEZVOUS_TOKEN": "x"}}, "would stand in manifests and scripts for all to read"),
+    ({"env": {"DDP_RENDEZVOUS_SECRET": "x"}}, "would stand in manifests and scripts for all to read"),
+    ({"resources": {"memory": "8K"}}, "memory is a quantity such as"),
     ({"env": {"JOB_UID": "1"}}, "JOB_UID is not free"),
     ({"image": "train 7"}, "is no name of an image"),
     ({"resources": {"cpu": "8Gi"}}, "cpu = '8Gi': write how many"),

@@ -13,7 +13,7 @@ import yaml
 
 
 def submit(folder: Path, *words: str, path: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "rendezvous.ctl", "submit", *words]
+    command = [sys.executable, "-m", "rendezvous.control.ctl", "submit", *words]
     environ = os.environ | ({"PATH": f"{path}:{os.environ['PATH']}"} if path else {})
     return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=60)
 
@@ -96,7 +96,7 @@ def test_a_trainjob_finds_its_runtime_there_and_the_cluster_is_the_one_named(fol
 
 
 def test_without_the_program_it_is_said_what_to_do(folder: Path) -> None:
-    command = [sys.executable, "-m", "rendezvous.ctl", "submit", "--target", "slurm", "--", "t.py"]
+    command = [sys.executable, "-m", "rendezvous.control.ctl", "submit", "--target", "slurm", "--", "t.py"]
     environ = {"PATH": "/nowhere", "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=60)
     assert done.returncode == 127

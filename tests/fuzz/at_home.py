@@ -32,11 +32,11 @@ from launcher.settings.config_file import read_config
 from launcher.settings.options import BY_SPELLING, OPTIONS
 from launcher.settings.values import BadValue
 from rendezvous import codec
+from rendezvous.access.secret import SecretUnusable, parse
+from rendezvous.diagnosing.rank_view import ProcessView
+from rendezvous.diagnosing.sight import Sight
 from rendezvous.events import Examined, PhaseTimes, RankFailed
-from rendezvous.rank_view import ProcessView
-from rendezvous.secret import SecretUnusable, parse
-from rendezvous.settings import SettingsUnusable, parse_serve
-from rendezvous.sight import Sight
+from rendezvous.service.settings import SettingsUnusable, parse_serve
 from rendezvous.submit import command
 from rendezvous.types import AgentId
 

@@ -10,10 +10,13 @@ from dataclasses import replace
 from google.protobuf.message import DecodeError
 from lives import AGENTS, WAITING, changed, cut_up, joined_up
 
-from rendezvous import codec, health, reflection, snapshot, tokens
-from rendezvous.admissible import memory_objection, objection
+from rendezvous import codec
+from rendezvous.access import tokens
+from rendezvous.access.tokens import BadToken, Grant, Key, Role
 from rendezvous.codec import BadMessage, read_from_agent, read_to_agent
-from rendezvous.conversation import Moved, Recital
+from rendezvous.diagnosing.rank_view import Collective, GroupView, RankPhase
+from rendezvous.diagnosing.sight import Sight
+from rendezvous.diagnosing.stragglers import Pace
 from rendezvous.events import (
     AgentHeard,
     AgentJoined,
@@ -37,15 +40,17 @@ from rendezvous.events import (
     Tell,
     Waiting,
 )
-from rendezvous.fitting import fitted
-from rendezvous.journal import lines
 from rendezvous.machine import step
-from rendezvous.rank_view import Collective, GroupView, RankPhase
-from rendezvous.sight import Sight
-from rendezvous.snapshot import SnapshotUnreadable, decode_state, encode_state
+from rendezvous.rounds import snapshot
+from rendezvous.rounds.admissible import memory_objection, objection
+from rendezvous.rounds.fitting import fitted
+from rendezvous.rounds.journal import lines
+from rendezvous.rounds.snapshot import SnapshotUnreadable, decode_state, encode_state
+from rendezvous.rounds.view import summary_of, view_of
+from rendezvous.service import health, reflection
+from rendezvous.service.conversation import Moved, Recital
+from rendezvous.service.web import Web
 from rendezvous.state import JobState
-from rendezvous.stragglers import Pace
-from rendezvous.tokens import BadToken, Grant, Key, Role
 from rendezvous.types import (
     AgentId,
     Assignment,
@@ -59,8 +64,6 @@ from rendezvous.types import (
     RestartBudget,
     StoreAddress,
 )
-from rendezvous.view import summary_of, view_of
-from rendezvous.web import Web
 
 _SECRETS = (Key("k", b"0123456789abcdef"),)
 _SPEC = JobSpec("job", 1, 3, "train.py", budget=RestartBudget(3))
@@ -107,7 +110,7 @@ def job(data: bytes) -> None:
 
 
 def _admitted(part: bytes, agent: AgentId):  # type: ignore[no-untyped-def]
-    """As rendezvous.agents and attendance let it through; None: they do not."""
+    """As rendezvous.service.agents and attendance let it through; None: they do not."""
     try:
         message = read_from_agent(part, agent)
     except BadMessage:

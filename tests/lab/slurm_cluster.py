@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from lab_host import eventually
 
-from rendezvous import secret
+from rendezvous.access import secret
 
 if TYPE_CHECKING:
     from pathlib import Path

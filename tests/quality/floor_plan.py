@@ -27,11 +27,18 @@ CORE = {
         *within("settings", "arguments assemble config health_options option options spec usage values"),
     },
     "rendezvous": {
-        *(
-            "admissible admission conversation desync diagnosis events examination finding fitting frozen_map "
-            "growing hang_words journal machine orders policy post_mortem rank_view ranks recollection recorded "
-            "resume sealing sight snapshot state stopping stragglers submit types versions view waits"
-        ).split(),
+        *"access control diagnosing events machine rounds service state submit types".split(),
+        *within(
+            "diagnosing",
+            "desync diagnosis examination finding hang_words post_mortem rank_view recorded sight "
+            "stragglers versions waits",
+        ),
+        *within(
+            "rounds",
+            "admissible admission fitting frozen_map growing journal orders policy ranks recollection "
+            "resume sealing snapshot stopping view",
+        ),
+        *within("service", "conversation"),
         *within("submit", "job_file job_rules kubernetes pods slurm ssh yaml_text"),
     },
     "ddp": {
@@ -51,12 +58,14 @@ SHELL = {
         *within("settings", "checks config_file"),
     },
     "rendezvous": {
-        *(
-            "__init__ agents asking attendance auth calls channel client codec core_log ctl ctl_calls ctl_text "
-            "embedded grpc_io health hosted job jobs limits log_lines lull main metrics misfit notify "
-            "operations owner probe reflection refusals remote scratchpad secret server settings store "
-            "tokens torchrun web"
-        ).split(),
+        *"__init__ asking channel client codec embedded grpc_io hosted main remote store torchrun".split(),
+        *within("access", "auth core_log misfit refusals secret tokens"),
+        *within("control", "ctl ctl_calls ctl_text"),
+        *within(
+            "service",
+            "agents attendance calls health job jobs limits log_lines lull metrics notify operations "
+            "owner probe reflection scratchpad server settings web",
+        ),
         *within("submit", "command hand_over"),
     },
     "ddp": {
@@ -71,29 +80,20 @@ SHELL = {
 }
 
 # Packages that have a core and a shell of their own: each of their modules is entered, as "health.page".
-CORE_AND_SHELL = within("launcher", "failure health hosts joining output preflight ranks settings") | {
-    "rendezvous.submit"
-}
+CORE_AND_SHELL = within("launcher", "failure health hosts joining output preflight ranks settings") | within(
+    "rendezvous", "access control diagnosing rounds service submit"
+)
 
 # Which modules of another package a package may import.
+_VALUES = {"types", "events", *within("diagnosing", "rank_view sight")}
 ABROAD = {
-    ("launcher", "core"): {
-        f"rendezvous.{name}" for name in ("types", "events", "rank_view", "sight", "stragglers")
-    },
+    ("launcher", "core"): {f"rendezvous.{name}" for name in (*_VALUES, "diagnosing.stragglers")},
     ("launcher", "shell"): {
         f"rendezvous.{name}"
         for name in (
-            "client",
-            "codec",
-            "types",
-            "events",
-            "rank_view",
-            "sight",
-            "embedded",
-            "hosted",
-            "asking",
-            "versions",
-            "web",
+            *_VALUES,
+            *"asking client codec embedded hosted".split(),
+            *("diagnosing.versions", "service.web"),
         )
     },
 }

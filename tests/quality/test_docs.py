@@ -37,7 +37,7 @@ def options_of_the_service():
     """As `ddp-rendezvous` and `ddpctl` explain themselves."""
     asked = [
         *(("rendezvous.main", word) for word in ("serve", "token")),
-        *(("rendezvous.ctl", word) for word in ("drain", "submit")),
+        *(("rendezvous.control.ctl", word) for word in ("drain", "submit")),
     ]
     helps = [
         subprocess.run([sys.executable, "-m", module, word, "--help"], capture_output=True, text=True).stdout

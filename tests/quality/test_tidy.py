@@ -120,10 +120,10 @@ WRONG_IMPORTS = [
     ("launcher.agent", "import torch"),
     ("launcher.agent", "def late():\n    from torch.distributed import TCPStore"),
     ("launcher.agent", "import importlib\nimportlib.import_module('torch')"),
-    ("rendezvous.owner", "if True:\n    import torch.nn"),
-    ("rendezvous.owner", "import launcher.settings.spec"),
-    ("rendezvous.machine", "from rendezvous import owner"),
-    ("rendezvous.machine", "from .owner import JobOwner"),
+    ("rendezvous.service.owner", "if True:\n    import torch.nn"),
+    ("rendezvous.service.owner", "import launcher.settings.spec"),
+    ("rendezvous.machine", "from rendezvous.service import owner"),
+    ("rendezvous.machine", "from .service.owner import JobOwner"),
     ("launcher.agent", "from rendezvous.machine import step"),
     ("launcher.agent", "from rendezvous import machine"),
     ("launcher.supervision", "from rendezvous.client import Session"),
@@ -136,7 +136,7 @@ WRONG_IMPORTS = [
     ("launcher.agent", "import grpc"),
     ("launcher.agent", "import psutil"),
     ("launcher.agent", "import ddp"),
-    ("rendezvous.owner", "from rendezvous import torchrun"),
+    ("rendezvous.service.owner", "from rendezvous import torchrun"),
     ("ddp", "import launcher"),
     ("ddp", "from rendezvous import types"),
 ]
@@ -156,7 +156,7 @@ def test_a_wrong_import_is_seen(name, source):
         ("launcher.supervision", "from rendezvous.types import AgentId"),
         ("ddp", "import torch"),
         ("rendezvous.torchrun.backend", "import torch"),
-        ("rendezvous.owner", "import grpc, asyncio"),
+        ("rendezvous.service.owner", "import grpc, asyncio"),
     ],
 )
 def test_a_right_import_is_none(name, source):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from launched import eventually
 from served import Service
 
-from rendezvous.tokens import Grant, Role, read_keys, sign
+from rendezvous.access.tokens import Grant, Role, read_keys, sign
 
 NOT_ALLOWED = 77
 
@@ -82,7 +82,7 @@ def _start(env: dict[str, str], *words: str) -> Knock:
 
 
 def ddpctl(endpoint: str, env: dict[str, str], *words: str) -> Knock:
-    return _start(env, "rendezvous.ctl", "--rendezvous", endpoint, *(words or ("list",)))
+    return _start(env, "rendezvous.control.ctl", "--rendezvous", endpoint, *(words or ("list",)))
 
 
 def ddp_launch(endpoint: str, env: dict[str, str], job: str, *words: str) -> Knock:

@@ -10,7 +10,7 @@ import pytest
 from knocking import ddp_launch, ddpctl, made
 from ports import free_port
 
-from rendezvous.secret import SecretUnusable, make, parse, read, write_new
+from rendezvous.access.secret import SecretUnusable, make, parse, read, write_new
 
 if TYPE_CHECKING:
     from launched import Launch, Launched

@@ -218,6 +218,8 @@ def test_keys_are_added_and_taken_away_without_a_restart(tmp_path: Path) -> None
         soon_told(newest, Waiting)
         soon_told(old, Refused)
         soon_told(new, Refused)
+        path.write_text("# the last one was taken out: nobody is let in by it, though there is no other\n")
+        soon_told(newest, Refused)
 
 
 def test_a_token_goes_nowhere_in_the_clear() -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from etcd_cluster import EtcdCluster, Member
 
-    from rendezvous.owner import JobStore
+    from rendezvous.service.owner import JobStore
     from rendezvous.store.protocol import Store
 
 pytestmark = needs_etcd

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from etcd_cluster import needs_etcd, running
 
-from rendezvous.owner import Conflict
 from rendezvous.pb import etcd_pb2 as pb
+from rendezvous.service.owner import Conflict
 from rendezvous.state import JobState
 from rendezvous.store.etcd import EtcdStore
 from rendezvous.store.etcd_wire import REVOKE

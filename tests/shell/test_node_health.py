@@ -17,7 +17,7 @@ from ports import free_port
 from launcher.failure.facts import own_cgroups
 from launcher.health.sampler import Node
 from launcher.health.vitals import MIB, Memory, Nic, Throttling
-from rendezvous.web import Web
+from rendezvous.service.web import Web
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -123,6 +123,26 @@ def test_livez_is_not_only_an_answer() -> None:
 
     assert asyncio.run(answer(True)) == b"HTTP/1.1 200 OK"
     assert asyncio.run(answer(False)) == b"HTTP/1.1 503 Service Unavailable"
+
+
+def test_those_who_never_finish_their_question_shut_out_no_probe() -> None:
+    """Or whoever reaches the port has the kubelet kill the service."""
+
+    async def story() -> bytes:
+        web = Web(lambda: True, str)
+        port = await web.listen("127.0.0.1", 0)
+        slow = [await asyncio.open_connection("127.0.0.1", port) for _ in range(200)]
+        for _, unfinished in slow:
+            unfinished.write(b"GET /livez HTTP/1.1\r\n")
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /livez HTTP/1.1\r\n\r\n")
+        said = await reader.read()
+        for each in (writer, *(unfinished for _, unfinished in slow)):
+            each.close()
+        await web.close()
+        return said.split(b"\r\n")[0]
+
+    assert asyncio.run(story()) == b"HTTP/1.1 200 OK"
 
 
 # --- stragglers ----------------------------------------------------------------------------------------

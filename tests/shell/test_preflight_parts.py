@@ -17,7 +17,7 @@ from launcher.preflight import host, look, versions, wire
 from launcher.preflight.checkup import GB, Check, Clock, Grade, judge_clock
 from rendezvous.asking import NotAnswered, Scratch, clock_offset
 from rendezvous.client import ClientOptions
-from rendezvous.health import SERVING, TIME_METADATA
+from rendezvous.service.health import SERVING, TIME_METADATA
 
 if TYPE_CHECKING:
     from pathlib import Path

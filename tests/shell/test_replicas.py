@@ -24,7 +24,7 @@ from ports import free_ports
 from served import Agent, Cable, Service, agents, serving, soon
 
 from rendezvous.client import ClientOptions
-from rendezvous.ctl_calls import Service as Operations
+from rendezvous.control.ctl_calls import Service as Operations
 from rendezvous.events import (
     AgentLeft,
     AgentStopped,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rendezvous.settings import SettingsUnusable, parse_serve
+from rendezvous.service.settings import SettingsUnusable, parse_serve
 
 ROOT = Path(__file__).parents[2]
 

@@ -20,8 +20,8 @@ from served import Agent, Cable, Service, agents, join_bytes, raw_stream, servin
 
 from rendezvous.channel import open_channel
 from rendezvous.client import ClientOptions, connect
-from rendezvous.ctl import main as ctl
-from rendezvous.ctl_calls import Service as Operations
+from rendezvous.control.ctl import main as ctl
+from rendezvous.control.ctl_calls import Service as Operations
 from rendezvous.events import (
     AgentLeft,
     AgentStopped,
@@ -288,7 +288,7 @@ def test_events_are_followed_to_the_end_of_the_job(service: Service) -> None:
 def test_ddpctl_speaks_json_and_text(service: Service) -> None:
     def ddpctl(*arguments: str) -> subprocess.CompletedProcess[str]:
         env = os.environ | {"DDP_RENDEZVOUS": service.endpoint}
-        command = [sys.executable, "-m", "rendezvous.ctl", *arguments]
+        command = [sys.executable, "-m", "rendezvous.control.ctl", *arguments]
         return subprocess.run(command, capture_output=True, text=True, env=env, timeout=100, check=False)
 
     async def story() -> None:

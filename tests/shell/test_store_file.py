@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rendezvous.owner import Conflict
+from rendezvous.service.owner import Conflict
 from rendezvous.state import JobState
 from rendezvous.store.file import open_file_store
 from rendezvous.store.open import open_store

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from etcd_cluster import running
 
-from rendezvous.owner import Conflict
+from rendezvous.service.owner import Conflict
 from rendezvous.state import JobState
 from rendezvous.store.open import open_store
 from rendezvous.store.protocol import KEY_BYTES, KEYS_PER_JOB, VALUE_BYTES, LimitReached

@@ -10,7 +10,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from rendezvous.conversation import Recital
+from rendezvous.diagnosing.rank_view import RankPhase
+from rendezvous.diagnosing.sight import Sight
 from rendezvous.events import (
     Accused,
     AgentHeard,
@@ -32,8 +33,7 @@ from rendezvous.events import (
     StoreOpened,
     Waiting,
 )
-from rendezvous.rank_view import RankPhase
-from rendezvous.sight import Sight
+from rendezvous.service.conversation import Recital
 from rendezvous.types import AgentId, Assignment, Cause, FailureClass, JobSpec, NodeFacts, StoreAddress
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sim_world import SimWorld
 
     from rendezvous.events import Event
-    from rendezvous.owner import Turn
+    from rendezvous.service.owner import Turn
 
 __all__ = ["Monitor", "Violation"]
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from rendezvous.events import AgentLost, DeadlineReached, Persist, SetDeadline, Tell
-from rendezvous.owner import Conflict, OwnedJob, Turn
+from rendezvous.service.owner import Conflict, OwnedJob, Turn
 from rendezvous.state import JobState
 
 if TYPE_CHECKING:

@@ -47,7 +47,7 @@ MUTANTS = (
     ),
     Mutant(
         "nothing is ever written",
-        "owner",
+        "service.owner",
         "return bool(self.effects) and isinstance(self.effects[0], Persist)",
         "return False",
     ),
@@ -59,103 +59,103 @@ MUTANTS = (
     ),
     Mutant(
         "one node's checkpoint is enough",
-        "growing",
+        "rounds.growing",
         "if len(state.checkpoints_due):\n        return state, ()\n    state = replace",
         "state = replace",
     ),
     Mutant(
         "nobody waits for the reaping",
-        "stopping",
+        "rounds.stopping",
         "    if told:\n        return state, effects\n    state, more",
         "    state, more",
     ),
     Mutant(
         "only one node is told to stop",
-        "stopping",
+        "rounds.stopping",
         "effects: tuple[Effect, ...] = (Persist(), *(Tell(agent, order) for _, agent in told))",
         "effects: tuple[Effect, ...] = (Persist(), *(Tell(agent, order) for _, agent in told[:1]))",
     ),
     Mutant(
         "restarts are free",
-        "stopping",
+        "rounds.stopping",
         "charged=state.charged + 1",
         "charged=state.charged",
     ),
     Mutant(
         "one restart too many",
-        "policy",
+        "rounds.policy",
         "if used < budget.limit:",
         "if used <= budget.limit:",
     ),
     Mutant(
         "a lost node is waited for",
-        "stopping",
+        "rounds.stopping",
         "return replace(state, owing=state.owing.minus(node)) if node in state.owing else state",
         "return state",
     ),
     Mutant(
         "the generation number is used again",
-        "sealing",
+        "rounds.sealing",
         "generation = next_generation(state) if again is None else again.generation",
         "generation = max(1, state.generation)",
     ),
     Mutant(
         "node ranks are dealt anew each time",
-        "sealing",
+        "rounds.sealing",
         "[(m.agent, m.facts) for m in chosen], held_ranks(state))",
         "[(m.agent, m.facts) for m in reversed(chosen)], {})",
     ),
     Mutant(
         "who is silent about its reaping is waited for without end",
-        "stopping",
+        "rounds.stopping",
         "stop_by=now + spec_of(state).stop_budget_s",
         "stop_by=None",
     ),
     Mutant(
         "leases never run out",
-        "admission",
+        "rounds.admission",
         "if at + lease_s <= now]",
         "if at + lease_s <= now - 1e9]",
     ),
     Mutant(
         "instants of another clock are taken at face value",
-        "resume",
+        "rounds.resume",
         "by_s = now - state.as_of",
         "by_s = 0.0",
     ),
     Mutant(
         "ranks are counted per node, not per process",
-        "ranks",
+        "rounds.ranks",
         "rank_offset += facts.nproc",
         "rank_offset += 1",
     ),
     Mutant(
         "a newer life of a node's agent breaks nothing",
-        "admission",
+        "rounds.admission",
         "if before is not None and before.node_rank is not None:",
         "if before is None and newcomer.node_rank is not None:",
     ),
     Mutant(
         "whoever reports first is the first cause",
-        "policy",
+        "rounds.policy",
         "return (tier, no_step, 0 if cause.step is None else cause.step, cause.rank)",
         "return (0, False, 0, 0)",
     ),
     Mutant(
         "what was reported is not said again",
-        "conversation",
+        "service.conversation",
         "replace(kept, reports=(*kept.reports, message), running=running)",
         "replace(kept, running=running)",
     ),
     Mutant(
         "one restart more than the budget has",
-        "policy",
+        "rounds.policy",
         "if used < budget.limit:",
         "if used <= budget.limit:",
     ),
     Mutant(
         "a resumed session is told nothing",
-        "admission",
+        "rounds.admission",
         "return renewed, tuple(Tell(agent, m) for m in where_it_stands(state, known))",
         "return renewed, ()",
     ),
@@ -165,7 +165,7 @@ MUTANTS = (
 class _Loader(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def __init__(self, mutant: Mutant) -> None:
         self._mutant = mutant
-        self._path = _PACKAGE / f"{mutant.module}.py"
+        self._path = _PACKAGE / f"{mutant.module.replace('.', '/')}.py"
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: object = None) -> ModuleSpec | None:
         if name != f"rendezvous.{self._mutant.module}":

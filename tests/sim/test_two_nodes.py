@@ -23,8 +23,8 @@ from rendezvous.events import (
     RestartOrdered,
     StoreOpened,
 )
-from rendezvous.frozen_map import FrozenMap
 from rendezvous.machine import step
+from rendezvous.rounds.frozen_map import FrozenMap
 from rendezvous.state import JobState, Phase
 from rendezvous.types import AgentId, Cause, FailureClass, JobSpec, NodeFacts, RestartBudget, StoreAddress
 

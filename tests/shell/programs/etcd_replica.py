@@ -8,7 +8,7 @@ import sys
 import time
 from dataclasses import replace
 
-from rendezvous.owner import Conflict
+from rendezvous.service.owner import Conflict
 from rendezvous.store.open import open_store
 from rendezvous.store.protocol import Deposed, Store
 

@@ -1,0 +1,203 @@
+"""Who calls, and may they? One gate in front of every call; and the service's certificates.
+
+    right    agent   operator   viewer
+    attend     x                          the stream of an agent
+    look       x        x         x       list, get, watch
+    order               x                 drain, resume, resize, restart, abort
+    scratch    x        x                 values and barriers
+
+Without a key file there are no tokens: whoever can connect may do everything. That is for loopback, for
+networks where only a client certificate gets a connection, and for `--insecure`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from rendezvous.access.refusals import Reason
+from rendezvous.access.tokens import BadToken, Grant, KeyFileUnusable, NoKeys, Role, read_keys, verify
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rendezvous.access.secret import Secret
+
+_log = logging.getLogger("rendezvous")
+_BEARER = "bearer "
+_RELOAD_S = 1.0
+
+
+class Right(StrEnum):
+    ATTEND = "attend"
+    LOOK = "look"
+    ORDER = "order"
+    SCRATCH = "scratch"
+
+
+RIGHTS = {
+    Role.AGENT: (Right.ATTEND, Right.LOOK, Right.SCRATCH),
+    Role.OPERATOR: (Right.LOOK, Right.ORDER, Right.SCRATCH),
+    Role.VIEWER: (Right.LOOK,),
+}
+
+
+class Denied(Exception):
+    def __init__(self, code: grpc.StatusCode, words: str, reason: Reason) -> None:
+        super().__init__(words)
+        self.code, self.words, self.reason = code, words, reason
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """`grant` None: tokens are not in use."""
+
+    name: str
+    grant: Grant | None = None
+
+    def may(self, right: Right, job_id: str | None = None) -> bool:
+        if self.grant is None:
+            return True
+        return right in RIGHTS[self.grant.role] and (job_id is None or self.grant.covers(job_id))
+
+    def require(self, right: Right, job_id: str | None = None) -> None:
+        if self.may(right, job_id):
+            return
+        assert self.grant is not None
+        what = f"a token with role {self.grant.role} for job {self.grant.job!r}"
+        on = "" if job_id is None else f" in job {job_id!r}"
+        reason = Reason.OTHER_JOB if self.may(right) else Reason.ROLE
+        raise Denied(grpc.StatusCode.PERMISSION_DENIED, f"{what} does not allow to {right}{on}", reason)
+
+
+class Gate:
+    """`key_file` empty: no tokens. The file is read again when it changes."""
+
+    def __init__(self, key_file: str) -> None:
+        self._key_file = key_file
+        self._keys = read_keys(key_file) if key_file else ()
+        self._stamp = _stamp(key_file)
+        self._looked_at = time.monotonic()
+
+    def identify(self, context: Any) -> Identity:
+        """Raises `Denied` (UNAUTHENTICATED)."""
+        if not self._key_file:
+            return Identity(peer_name(context))
+        self._reload()
+        token = _token(context.invocation_metadata() or ())
+        if not token:
+            raise Denied(
+                grpc.StatusCode.UNAUTHENTICATED,
+                "this service asks for a token (DDP_RENDEZVOUS_TOKEN)",
+                Reason.NO_TOKEN,
+            )
+        try:
+            grant = verify(token, self._keys, time.time())
+        except BadToken as error:
+            raise Denied(grpc.StatusCode.UNAUTHENTICATED, str(error), error.reason) from error
+        return Identity(f"token {grant.id}", grant)
+
+    def _reload(self) -> None:
+        now = time.monotonic()
+        if now - self._looked_at < _RELOAD_S:
+            return
+        self._looked_at = now
+        stamp = _stamp(self._key_file)
+        if stamp == self._stamp or not stamp:
+            return
+        self._stamp = stamp
+        try:
+            self._keys = read_keys(self._key_file)
+        except NoKeys as error:  # the last one was taken out: whoever has a token of it is to be kept out
+            self._keys = ()
+            _log.error("no token is good any more: %s", error)
+        except KeyFileUnusable as error:
+            _log.error("the keys stay as they were: %s", error)
+
+
+def _token(metadata: Iterable[tuple[str, str | bytes]]) -> str:
+    for key, value in metadata:
+        words = value if isinstance(value, str) else ""
+        if key == "authorization" and words[: len(_BEARER)].lower() == _BEARER:
+            return words[len(_BEARER) :].strip()
+    return ""
+
+
+def peer_name(context: Any) -> str:
+    """The certificate's name where there is one, else the address without its port."""
+    names = context.auth_context().get("x509_common_name")
+    if names:
+        return "certificate " + str(names[0], "utf-8", "replace")
+    return str(context.peer()).rpartition(":")[0]
+
+
+def _stamp(*paths: str) -> tuple[tuple[int, int, int], ...]:
+    """Changes when a file is written or replaced; empty when one cannot be looked at."""
+    try:
+        found = [os.stat(path) for path in paths if path]
+    except OSError:
+        return ()
+    return tuple((s.st_mtime_ns, s.st_ino, s.st_size) for s in found)
+
+
+# --- certificates --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Certificates:
+    """Paths. `client_ca`: every client must bring a certificate that it signed."""
+
+    certificate: str
+    key: str
+    client_ca: str = ""
+
+
+def server_credentials(files: Certificates) -> grpc.ServerCredentials:
+    """New connections get what the files hold then; those that stand are not disturbed.
+
+    A pair that does not fit together, as there is one while the files are being replaced, is passed over:
+    the next connection looks again.
+    """
+    last = [_stamp(files.certificate, files.key, files.client_ca)]
+
+    def fetch() -> grpc.ServerCertificateConfiguration | None:
+        stamp = _stamp(files.certificate, files.key, files.client_ca)
+        if not stamp or stamp == last[0] or not _fits(files):
+            return None  # as before
+        last[0] = stamp
+        return _configuration(files)
+
+    need_client = bool(files.client_ca)
+    return grpc.dynamic_ssl_server_credentials(_configuration(files), fetch, need_client)  # type: ignore[arg-type]
+
+
+def secret_credentials(secret: Secret) -> grpc.ServerCredentials:
+    """Of a job's own secret: who has it, and nobody else, gets a connection."""
+    pair = [(secret.key, secret.certificate)]
+    return grpc.ssl_server_credentials(pair, secret.certificate, require_client_auth=True)
+
+
+def _fits(files: Certificates) -> bool:
+    import ssl
+
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(files.certificate, files.key)
+    except (OSError, ssl.SSLError):
+        return False
+    return True
+
+
+def _configuration(files: Certificates) -> grpc.ServerCertificateConfiguration:
+    ca = _read(files.client_ca) if files.client_ca else None
+    return grpc.ssl_server_certificate_configuration([(_read(files.key), _read(files.certificate))], ca)
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()

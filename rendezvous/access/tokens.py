@@ -1,0 +1,160 @@
+"""Tokens: who may do what with which jobs, signed so that the service need not remember any of them.
+
+    KEY-ID.PAYLOAD.SIGNATURE      payload: base64url of JSON {"id", "job", "role", "until"}
+
+The signature is HMAC-SHA256 over `KEY-ID.PAYLOAD`. A key file holds one `KEY-ID SECRET` per line; the last
+one signs and all of them verify, so keys are changed by adding one, waiting for the old tokens to run out,
+and removing the first. Pure but for reading the key file: time comes in as `now`.
+"""
+
+from __future__ import annotations
+
+import binascii
+import hashlib
+import hmac
+import json
+import os
+import stat
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from dataclasses import dataclass
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from math import isnan
+
+from rendezvous.access.refusals import Reason
+
+_SECRET_BYTES = 32
+_TOKEN_CHARS = 4096
+_PREFLIGHT = ".preflight"  # the job in which the nodes of another one measure their links beforehand
+
+
+class Role(StrEnum):
+    AGENT = "agent"
+    OPERATOR = "operator"
+    VIEWER = "viewer"
+
+
+class BadToken(ValueError):
+    """In words that say what is wrong with the token, and never what is in it."""
+
+    def __init__(self, words: str, reason: Reason = Reason.BAD_TOKEN) -> None:
+        super().__init__(words)
+        self.reason = reason
+
+
+class KeyFileUnusable(ValueError):
+    """In words for whoever starts the service."""
+
+
+class NoKeys(KeyFileUnusable):
+    """The file can be read, and there is none in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """`job` is a pattern: `*`, `team-a-*`, or one job's id."""
+
+    id: str
+    job: str
+    role: Role
+    until: float  # seconds since the epoch
+
+    def covers(self, job_id: str) -> bool:
+        """A job's pre-flight is part of it."""
+        return fnmatchcase(job_id, self.job) or fnmatchcase(job_id.removesuffix(_PREFLIGHT), self.job)
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    id: str
+    secret: bytes
+
+    def __repr__(self) -> str:
+        return f"Key({self.id!r})"
+
+
+def sign(grant: Grant, key: Key) -> str:
+    fields = {"id": grant.id, "job": grant.job, "role": grant.role.value, "until": grant.until}
+    payload = _text(json.dumps(fields, separators=(",", ":")).encode())
+    signed = f"{key.id}.{payload}"
+    return f"{signed}.{_signature(signed, key)}"
+
+
+def verify(token: str, keys: tuple[Key, ...], now: float) -> Grant:
+    parts = token.split(".") if len(token) <= _TOKEN_CHARS and token.isascii() else []
+    if len(parts) != 3:
+        raise BadToken("this is not a token")
+    key_id, payload, signature = parts
+    key = next((k for k in keys if k.id == key_id), None)
+    if key is None:
+        raise BadToken("the token was signed with a key that this service does not have", Reason.UNKNOWN_KEY)
+    if not hmac.compare_digest(_signature(f"{key_id}.{payload}", key), signature):
+        raise BadToken("the token's signature does not fit")
+    grant = _grant(payload)
+    if now >= grant.until:
+        raise BadToken(
+            f"the token ran out {now - grant.until:.0f} s ago; `ddp-rendezvous token` makes a new one",
+            Reason.EXPIRED_TOKEN,
+        )
+    return grant
+
+
+def _grant(payload: str) -> Grant:
+    """Signed by us, and looked at all the same: an older version may have written it."""
+    try:
+        fields = json.loads(urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
+        grant = Grant(str(fields["id"]), str(fields["job"]), Role(fields["role"]), float(fields["until"]))
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        raise BadToken("the token's content cannot be read") from error
+    if isnan(grant.until):
+        raise BadToken("the token does not say until when it holds")
+    return grant
+
+
+def _signature(signed: str, key: Key) -> str:
+    return _text(hmac.digest(key.secret, signed.encode(), hashlib.sha256))
+
+
+def _text(data: bytes) -> str:
+    return urlsafe_b64encode(data).rstrip(b"=").decode()
+
+
+# --- key files -----------------------------------------------------------------------------------------
+
+
+def read_keys(path: str) -> tuple[Key, ...]:
+    try:
+        with open(path, encoding="ascii") as file:
+            if os.fstat(file.fileno()).st_mode & (stat.S_IRWXO | stat.S_IWGRP):
+                raise KeyFileUnusable(f"{path} is open to others than its owner and group: chmod 640 {path}")
+            rows = [line.split() for line in file if line.strip() and not line.startswith("#")]
+    except (OSError, UnicodeDecodeError) as error:
+        raise KeyFileUnusable(f"cannot read the key file {path}: {error}") from error
+    keys = tuple(_key(path, row) for row in rows)
+    if not keys:
+        raise NoKeys(f"the key file {path} is empty; ddp-rendezvous key {path} adds a key")
+    return keys
+
+
+def _key(path: str, row: list[str]) -> Key:
+    try:
+        key_id, secret = row
+        key = Key(key_id, urlsafe_b64decode(secret + "=" * (-len(secret) % 4)))
+    except (ValueError, binascii.Error) as error:
+        raise KeyFileUnusable(f"a line of {path} is not `KEY-ID SECRET`") from error
+    if len(key.secret) < 16 or "." in key.id:
+        raise KeyFileUnusable(f"key {key.id} of {path} is too short, or has a dot in its id")
+    return key
+
+
+def add_key(path: str) -> str:
+    """Appends a new key, and makes the file if there is none; the key's id."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    key_id = os.urandom(4).hex()
+    with os.fdopen(descriptor, "a", encoding="ascii") as file:
+        file.write(f"{key_id} {_text(os.urandom(_SECRET_BYTES))}\n")
+    return key_id
+
+
+def new_grant_id() -> str:
+    return os.urandom(6).hex()

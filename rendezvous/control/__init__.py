@@ -1,0 +1,1 @@
+"""ddpctl: people's look at jobs, and their orders."""

@@ -1,0 +1,180 @@
+"""What ddpctl asks of the service: each command one call, at whichever replica decides about the job."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
+from google.protobuf.json_format import MessageToDict
+
+from rendezvous.channel import metadata, open_channel
+from rendezvous.client import OptionsUnusable
+from rendezvous.control.ctl_text import event_line, job_table, job_text
+from rendezvous.pb import rendezvous_pb2 as pb
+from rendezvous.service.settings import PORT, SettingsUnusable, check_address
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import AsyncIterator, Sequence
+
+    from rendezvous.client import ClientOptions
+
+OPERATIONS = "/rendezvous.v1.Operations/"
+_OWNER = "rendezvous-owner"
+_ROUNDS = 3
+_PAUSE_S = 0.25
+_FOLLOWED_S = 60.0  # so long may a job that is followed be nowhere to be found
+
+
+class Service:
+    def __init__(self, endpoints: Sequence[str], options: ClientOptions, timeout_s: float) -> None:
+        self.endpoints, self.options, self._timeout_s = tuple(endpoints), options, timeout_s
+
+    async def call(self, method: str, request: Any) -> Any:
+        """Asks one endpoint after another, and goes where it is sent. Raises the last `AioRpcError`."""
+        to_ask, last = list(self.endpoints) * _ROUNDS, None
+        while to_ask:
+            try:
+                return await self.ask(to_ask.pop(0), method, request)
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                    raise
+                last = error
+                if owner := _owner(error):
+                    to_ask.insert(0, owner)
+                    del to_ask[_ROUNDS * len(self.endpoints) :]
+                await asyncio.sleep(_PAUSE_S)
+        assert last is not None
+        raise last
+
+    async def ask(self, endpoint: str, method: str, request: Any) -> Any:
+        async with open_channel(endpoint, self.options) as channel:
+            call: Any = channel.unary_unary(OPERATIONS + method)
+            data = request.SerializeToString()
+            answer = await call(data, metadata=metadata(self.options), timeout=self._timeout_s)
+            return getattr(pb, f"{method}Response").FromString(answer)
+
+    async def notes(self, job_id: str, *, follow: bool) -> AsyncIterator[Any]:
+        """Followed across streams that break, to whichever replica has the job: none is told twice."""
+        heard, at, failed_since, owner, found = pb.WatchEventsResponse(), 0, 0.0, "", False
+        loop = asyncio.get_running_loop()
+        while True:
+            request = pb.WatchEventsRequest(
+                job_id=job_id, after_seq=heard.note.seq, telling=heard.telling, follow=follow
+            )
+            try:
+                async for told in self._watched(owner or self.endpoints[at], request):
+                    heard, failed_since, found = told, 0.0, True
+                    yield told.note
+                return
+            except grpc.aio.AioRpcError as error:
+                failed_since, owner = failed_since or loop.time(), _owner(error)
+                found, at = found or bool(owner), (at + 1) % len(self.endpoints)
+                patience_s = _FOLLOWED_S if follow and found else _ROUNDS * _PAUSE_S
+                if error.code() is not grpc.StatusCode.UNAVAILABLE or loop.time() - failed_since > patience_s:
+                    raise
+                await asyncio.sleep(_PAUSE_S)
+
+    async def _watched(self, endpoint: str, request: Any) -> AsyncIterator[Any]:
+        async with open_channel(endpoint, self.options) as channel:
+            call: Any = channel.unary_stream(OPERATIONS + "WatchEvents")
+            async for data in call(request.SerializeToString(), metadata=metadata(self.options)):
+                yield pb.WatchEventsResponse.FromString(data)
+
+
+def _owner(error: grpc.aio.AioRpcError) -> str:
+    trailing = error.trailing_metadata() or ()
+    return next((str(value) for key, value in trailing if key == _OWNER), "")
+
+
+async def carry_out(service: Service, arguments: argparse.Namespace) -> int:
+    as_json = arguments.output == "json" or arguments.command == "get"
+    match arguments.command:
+        case "list":
+            jobs = await _all_jobs(service)
+            _show({"jobs": [_dict(job) for job in jobs]} if as_json else job_table(jobs))
+        case "status" | "get":
+            job = (await service.call("GetJob", pb.GetJobRequest(job_id=arguments.job))).job
+            _show(_dict(job) if as_json else job_text(job))
+        case "events" | "watch":
+            async for note in service.notes(arguments.job, follow=arguments.command == "watch"):
+                _show(_dict(note) if as_json else event_line(note), compact=True)
+        case _:
+            job = (await service.call(*_order(arguments))).job
+            _show(_dict(job) if as_json else job_table([job]))
+    return 0
+
+
+async def _all_jobs(service: Service) -> list[Any]:
+    """Each replica lists the jobs that it decides about."""
+    jobs: dict[str, Any] = {}
+    last: grpc.aio.AioRpcError | None = None
+    reached, silent = 0, list[str]()
+    for endpoint in service.endpoints:
+        try:
+            answer = await service.ask(endpoint, "ListJobs", pb.ListJobsRequest())
+        except grpc.aio.AioRpcError as error:
+            last = error
+            silent.append(f"{endpoint} ({error.details() or error.code().name.lower()})")
+            continue
+        reached += 1
+        jobs |= {job.job_id: job for job in answer.jobs}
+    if last is not None and not reached:
+        raise last
+    if silent:
+        sys.stderr.write(f"ddpctl: jobs may be missing, no answer from {', '.join(silent)}\n")
+    return [jobs[job_id] for job_id in sorted(jobs)]
+
+
+def _order(arguments: argparse.Namespace) -> tuple[str, Any]:
+    job = arguments.job
+    match arguments.command:
+        case "drain":
+            return "DrainNode", pb.DrainNodeRequest(job_id=job, node=arguments.node, reason=arguments.reason)
+        case "resume":
+            return "ResumeNode", pb.ResumeNodeRequest(job_id=job, node=arguments.node)
+        case "resize":
+            few, many = _nodes(arguments.nodes)
+            return "ResizeJob", pb.ResizeJobRequest(job_id=job, min_nodes=few, max_nodes=many)
+        case "restart":
+            return "RestartJob", pb.RestartJobRequest(job_id=job, reason=arguments.reason)
+        case _:
+            return "AbortJob", pb.AbortJobRequest(job_id=job, reason=arguments.reason)
+
+
+def endpoints(text: str) -> list[str]:
+    """Raises `OptionsUnusable`."""
+    words = (word.strip() for word in text.split(","))
+    found = [word if ":" in word.rpartition("]")[2] else f"{word}:{PORT}" for word in words if word]
+    try:
+        for endpoint in found:
+            check_address(endpoint)
+    except SettingsUnusable as error:
+        raise OptionsUnusable(f"--rendezvous: {error}") from None
+    if not found:
+        raise OptionsUnusable("--rendezvous names no HOST:PORT")
+    return found
+
+
+def _nodes(text: str) -> tuple[int, int]:
+    few, colon, many = text.partition(":")
+    if not text.isascii() or not few.isdigit() or (colon and not many.isdigit()) or len(text) > 15:
+        raise OptionsUnusable(f"{text!r} is not N or MIN:MAX")
+    return int(few), int(many or few)
+
+
+def _dict(message: Any) -> dict[str, Any]:
+    found: dict[str, Any] = MessageToDict(
+        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+    return found
+
+
+def _show(what: dict[str, Any] | str, *, compact: bool = False) -> None:
+    text = what if isinstance(what, str) else json.dumps(what, indent=None if compact else 2)
+    sys.stdout.write(text.rstrip("\n") + "\n")
+    sys.stdout.flush()

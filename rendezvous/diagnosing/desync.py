@@ -1,0 +1,62 @@
+"""Ranks are in the same numbered collective of a group, and it is another one for some of them. Pure.
+
+The minority is named; where there is none, both sides are, and nobody for certain.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from rendezvous.diagnosing import hang_words as words
+from rendezvous.diagnosing.finding import Charge, Finding, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from rendezvous.diagnosing.rank_view import Collective
+    from rendezvous.diagnosing.waits import Waits
+
+_HAS_SIDES = ("send", "recv", "isend", "irecv")
+
+
+def _signature(said: Collective) -> tuple[str, str, int]:
+    """What is the same on all ranks; pages tell only of tensors that must be alike."""
+    return (said.op, said.dtype, said.numel)
+
+
+def desync(waits: Waits, ranks: Iterable[int]) -> Finding | None:
+    pending = {call.group for rank in ranks for call in waits.calls.get(rank, ()) if call.between is None}
+    said: dict[tuple[str, int], dict[int, Collective]] = {}
+    for rank, sight in waits.sights.items():
+        for call in sight.calls:
+            if call.group in pending and call.op not in _HAS_SIDES:
+                said.setdefault((call.group, call.seq), {})[rank] = call
+    for where in sorted(said):
+        by_rank = said[where]
+        kinds = Counter(_signature(call) for call in by_rank.values())
+        if len(kinds) > 1 and any(call.finished_s is None for call in by_rank.values()):
+            return _sides(by_rank, kinds, len(waits.members[where[0]]))
+    return None
+
+
+def _sides(
+    by_rank: Mapping[int, Collective], kinds: Counter[tuple[str, str, int]], n_members: int
+) -> Finding:
+    ((most, n_most),) = kinds.most_common(1)
+    majority = [rank for rank, call in by_rank.items() if _signature(call) == most]
+    odd = [rank for rank in by_rank if rank not in majority]
+    if n_most * 2 <= max(len(by_rank), n_members):
+        told = "; ".join(
+            f"{words.ranks([r for r, c in by_rank.items() if _signature(c) == kind])} entered {_first(by_rank, kind)}"
+            for kind in kinds
+        )
+        sides = tuple(Charge(rank, f"the ranks do not agree: {told}") for rank in sorted(by_rank))
+        return Finding(Kind.DESYNC, sides, certain=False)
+    rest = f"where {words.ranks(majority)} entered {_first(by_rank, most)}"
+    charges = tuple(Charge(rank, f"entered {words.call(by_rank[rank])}, {rest}") for rank in sorted(odd))
+    return Finding(Kind.DESYNC, charges, certain=True)
+
+
+def _first(by_rank: Mapping[int, Collective], kind: tuple[str, str, int]) -> str:
+    return next(words.call(call) for call in by_rank.values() if _signature(call) == kind)

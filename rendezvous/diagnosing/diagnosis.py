@@ -1,0 +1,293 @@
+"""Ranks stand still: who is the reason? Judged from all ranks' views together. Pure.
+
+Theory of operation
+-------------------
+Nothing is said unless some rank is overdue: still for longer than is in order for what it does. Then, in this
+order:
+
+0. Where torch's flight recorders tell of more collectives than the pages do, they are believed instead (see
+   rendezvous/diagnosing/recorded.py): that is how the buckets of torch's own DDP, which C++ begins, are seen.
+1. desync: ranks are in the same numbered collective of a group, and it is another one for some of them (the
+   operation, the number of elements or their type). The minority is named; where there is none, both sides are,
+   and nobody for certain.
+2. absent: some rank is waited for and waits for nobody (see waits.py). It is the reason, with what its
+   own view tells of it. If it is not overdue itself (a checkpoint, an evaluation, a long step), everything is in
+   order: `Patience` says when to ask again. Some ranks may get through a collective that holds others up: one that is
+   stopped within it is the reason, and those who wait there beside it are not.
+3. deadlock: ranks wait for each other in a circle.
+4. apart: no collective tells (they are hidden from us, or all ranks have entered):
+   a rank that is stopped, has ended, is behind all others, or computes while they sleep.
+5. alike: nothing tells them apart. Then it is the network or a device, or all ranks have the same trouble, and
+   nobody is to blame.
+
+`certain` is said only where the views leave no other reading. A rank that sleeps in its forward or backward pass
+may wait for others in a collective that we cannot see, so it is blamed with certainty only if its flight recorder
+knows of none, or if more ranks wait for it than are on its side. Ranks that a debugger holds, and worlds in which
+every rank is stopped, are left alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rendezvous.diagnosing import hang_words as words
+from rendezvous.diagnosing.desync import desync
+from rendezvous.diagnosing.finding import CHARGED, Charge, Finding, Kind, Patience
+from rendezvous.diagnosing.rank_view import RankPhase
+from rendezvous.diagnosing.recorded import with_recorded
+from rendezvous.diagnosing.waits import waits_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from rendezvous.diagnosing.sight import Sight
+    from rendezvous.diagnosing.waits import Waits
+
+_EVIDENCE = 24  # lines
+SHORTEST_PATIENCE_S, LONGEST_PATIENCE_S = 0.25, 15.0
+
+
+def diagnose(sights: Mapping[int, Sight], world_size: int) -> Finding | Patience | None:
+    """`sights` lacks the ranks of agents that have not answered."""
+    sights = with_recorded(sights, world_size)
+    overdue = [rank for rank, s in sights.items() if s.known and s.alive and s.is_overdue]
+    running = [sight for sight in sights.values() if sight.alive]
+    if not overdue or any(sight.process == "t" for sight in running):
+        return None
+    if all(sight.is_stopped for sight in running) and len(running) > 1:
+        return None  # somebody has stopped the job, and will let it go on
+    waits = waits_of(sights, world_size)
+    found = (
+        desync(waits, overdue)
+        or _absent(waits, overdue)
+        or _deadlock(waits)
+        or _apart(sights, waits, overdue)
+        or _alike(sights, waits, overdue)
+    )
+    if isinstance(found, Patience):
+        return found
+    return replace(found, charges=_worded(found), evidence=_evidence(sights, found))
+
+
+def _worded(found: Finding) -> tuple[Charge, ...]:
+    """Each reason names all that are charged, and says what it is worth."""
+    ranks = [charge.rank for charge in found.charges]
+
+    def reason(charge: Charge) -> str:
+        if found.kind is Kind.ALIKE and not found.certain:
+            return f"nobody to blame: {charge.reason}"
+        if not found.certain:
+            return f"not certain who: {words.ranks(ranks)}: {charge.reason}"
+        others = [rank for rank in ranks if rank != charge.rank]
+        return f"{charge.reason}; so {words.ranks(others)}" if others else charge.reason
+
+    return tuple(Charge(charge.rank, reason(charge)) for charge in found.charges[:CHARGED])
+
+
+def _evidence(sights: Mapping[int, Sight], found: Finding) -> tuple[str, ...]:
+    """The charged ranks first, then the others in order, as many as anybody will read."""
+    charged = [charge.rank for charge in found.charges]
+    others = [rank for rank in sorted(sights) if rank not in charged]
+    told = [words.line(sights[rank]) for rank in (*charged, *others)[:_EVIDENCE] if rank in sights]
+    left = len(sights) - len(told)
+    return (*told, *((f"... and {left} more ranks",) if left > 0 else ()))
+
+
+# --- 2. absent -----------------------------------------------------------------------------------------
+
+
+def _absent(waits: Waits, overdue: Sequence[int]) -> Finding | Patience | None:
+    roots = waits.roots()
+    seen = [waits.sights[rank] for rank in roots if rank in waits.sights]
+    due = [sight for sight in seen if sight.is_overdue]
+    waiting = waits.blocked()
+    if not due:
+        if not roots or not any(rank in waiting for rank in overdue):
+            return None
+        return _patience(seen) if seen else _unheard(waits, roots)
+    beside = _beside_the_reason(waits, due)
+    due = [sight for sight in due if sight.rank not in beside]
+    outnumbered = len(waiting) + len(beside) > len(roots) - len(beside)
+    certain = all(_explains_itself(s) for s in due) or (outnumbered and all(s.known for s in due))
+    if not certain and len(waiting) < len(
+        due
+    ):  # as if these had entered something that the others never will
+        return _strangers(waits, waiting, due)
+    charges = tuple(Charge(s.rank, f"{words.doing(s)}; {words.who_waits(waits, s.rank)}") for s in due)
+    return Finding(Kind.ABSENT, charges, certain)
+
+
+def _beside_the_reason(waits: Waits, due: Sequence[Sight]) -> dict[int, Sight]:
+    """Who waits in a collective that all have entered, while somebody else does not, or is held within it."""
+    inside = [s for s in due if s.phase is RankPhase.COMMUNICATE and s.rank in waits.calls]
+    beside = {s.rank: s for s in inside if s.alive and s.process not in _STUCK}
+    return beside if len(beside) < len(due) else {}
+
+
+def _patience(sights: Sequence[Sight]) -> Patience:
+    """Until the first of them is overdue."""
+    lefts = [s.limit_s - s.still_s for s in sights if s.limit_s is not None]
+    return Patience(max(SHORTEST_PATIENCE_S, min([*lefts, LONGEST_PATIENCE_S])))
+
+
+_STUCK = ("T", "D", "F")
+_OWN_BUSINESS = (
+    RankPhase.DATA,
+    RankPhase.CHECKPOINT,
+    RankPhase.EVALUATION,
+    RankPhase.SECTION,
+    RankPhase.OPTIMIZER,
+    RankPhase.EXITING,
+)
+
+
+def _explains_itself(sight: Sight) -> bool:
+    """Not merely waiting for others in a way that we cannot see."""
+    if not sight.alive or sight.process in _STUCK:
+        return True
+    if sight.recorder and not sight.waits_in and sight.phase in (RankPhase.FORWARD, RankPhase.BACKWARD):
+        return True
+    return sight.known and (
+        sight.phase in _OWN_BUSINESS or (sight.busy and sight.phase is not RankPhase.COMMUNICATE)
+    )
+
+
+def _unheard(waits: Waits, roots: Sequence[int]) -> Finding:
+    """Only ranks are missing whose agents did not answer."""
+    charges = [
+        Charge(rank, f"its agent did not say how it is; {words.who_waits(waits, rank)}")
+        for rank in roots[:CHARGED]
+    ]
+    return Finding(Kind.ABSENT, tuple(charges), certain=False)
+
+
+def _strangers(waits: Waits, waiting: Sequence[int], others: Sequence[Sight]) -> Finding:
+    charges = tuple(
+        Charge(
+            rank,
+            f"waits in {words.call(waits.told[waits.calls[rank][0]])}, which {words.ranks([s.rank for s in others])} "
+            f"never entered: {words.place(others[0], len(others) > 1)}",
+        )
+        for rank in waiting
+    )
+    return Finding(Kind.DESYNC, charges, certain=False)
+
+
+# --- 3. deadlock ---------------------------------------------------------------------------------------
+
+
+def _deadlock(waits: Waits) -> Finding | None:
+    stuck = waits.unexplained()
+    if not stuck:
+        return None
+    circle = waits.circle(stuck[0])
+    first_calls = {rank: next(c for c in waits.calls[rank] if waits.missing[c]) for rank in stuck}
+    sizes = Counter(first_calls.values())
+    ((common, n_common),) = sizes.most_common(1)
+    way = "; ".join(
+        f"rank {rank} waits in {words.call(waits.told[first_calls[rank]], False)}"
+        for rank in circle[:CHARGED]
+    )
+    reason = f"deadlock: {way}; each waits for the next"
+    if n_common * 2 > len(stuck) and n_common < len(stuck):
+        odd = [rank for rank in stuck if first_calls[rank] != common]
+        where = words.call(waits.told[common], False)
+        reason += f"; {n_common} of {len(stuck)} ranks are in {where}"
+        return Finding(Kind.DEADLOCK, tuple(Charge(rank, reason) for rank in odd), certain=True)
+    return Finding(Kind.DEADLOCK, tuple(Charge(rank, reason) for rank in circle), certain=False)
+
+
+# --- 4. apart ------------------------------------------------------------------------------------------
+
+# Within a step; what lies between two steps comes before all of it, and whoever leaves will not come back.
+_ORDER = {
+    RankPhase.DATA: 1,
+    RankPhase.FORWARD: 2,
+    RankPhase.BACKWARD: 3,
+    RankPhase.COMMUNICATE: 3,
+    RankPhase.OPTIMIZER: 4,
+}
+
+
+def _apart(sights: Mapping[int, Sight], waits: Waits, overdue: Sequence[int]) -> Finding | Patience | None:
+    everyone = list(sights.values())
+    for group, certain in _apart_groups(everyone, [sights[rank] for rank in overdue]):
+        if not group or len(group) * 2 > len(everyone):
+            continue
+        due = [sight for sight in group if sight.is_overdue]
+        if not due:
+            return _patience(group)
+        told = _others_in_words([sight for sight in everyone if sight not in group], waits)
+        charges = tuple(Charge(s.rank, f"{words.doing(s)}{told}") for s in due)
+        return Finding(Kind.APART, charges, certain and waits.all_told and len(due) == len(group))
+    return None
+
+
+def _apart_groups(everyone: Sequence[Sight], overdue: Sequence[Sight]) -> list[tuple[list[Sight], bool]]:
+    """Groups of ranks that differ from all others, the most telling difference first; whether it is proof."""
+    known = [s for s in everyone if s.known and s.alive and s.phase is not RankPhase.EXITING]
+    behind = _furthest_behind(known)
+    alive = [s for s in everyone if s.alive]
+    groups = [([s for s in everyone if s.is_stopped], True)]
+    if len(alive) == 1 and _explains_itself(alive[0]):
+        groups.append((alive, True))
+    if not any(_explains_itself(s) for s in overdue):  # whoever is left may well wait for those who have gone
+        gone = [s for s in everyone if not s.alive or s.phase is RankPhase.EXITING]
+        groups.append((gone, not any(s.alive for s in gone) and not any(s.waits_in for s in overdue)))
+    if len(behind) < len(known):
+        groups.append((behind, all(_explains_itself(s) for s in behind)))
+    groups.append(([s for s in everyone if s.alive and s.process == "D"], False))
+    groups.append(([s for s in known if s.busy], False))
+    return groups
+
+
+def _furthest_behind(known: Sequence[Sight]) -> list[Sight]:
+    if not known:
+        return []
+    least = min(_position(sight) for sight in known)
+    return [sight for sight in known if _position(sight) == least]
+
+
+def _position(sight: Sight) -> tuple[int, int]:
+    return (sight.step, _ORDER.get(sight.phase, 0))
+
+
+def _others_in_words(others: Sequence[Sight], waits: Waits) -> str:
+    if not others:
+        return ""
+    numbers = [sight.rank for sight in others]
+    inside = next((waits.calls[rank][0] for rank in numbers if rank in waits.calls), None)
+    if inside is not None and inside.between is None and not waits.missing[inside]:
+        return f"; {words.wait(numbers)} in {words.call(waits.told[inside])}, which all ranks have entered"
+    places = dict.fromkeys(words.place(sight, len(others) > 1) for sight in others)
+    verb = "is" if len(numbers) == 1 else "are"
+    steps = sorted({sight.step for sight in others})
+    at = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]}-{steps[-1]}"
+    return f"; {words.ranks(numbers)} {verb} {' or '.join(places)} (after {at})"
+
+
+# --- 5. alike ------------------------------------------------------------------------------------------
+
+
+def _alike(sights: Mapping[int, Sight], waits: Waits, overdue: Sequence[int]) -> Finding:
+    first = sights[min(overdue)]
+    if waits.all_told and sum(sight.alive for sight in sights.values()) == 1:
+        return Finding(Kind.ALIKE, (Charge(first.rank, words.doing(first)),), certain=True)
+    call = next((call for rank in sorted(overdue) for call in waits.calls.get(rank, ())), None)
+    if call is None:
+        reason = f"all ranks stand still alike: rank {first.rank} {words.doing(first)}"
+        return Finding(Kind.ALIKE, (Charge(first.rank, reason),), certain=False)
+    done = [
+        rank
+        for rank, sight in sights.items()
+        if any(c.group == call.group and c.seq == call.seq and c.finished_s is not None for c in sight.calls)
+    ]
+    ends = f"only {words.ranks(done)} finished it" if done else "none has finished it"
+    longest = max(words.inside_s(sights[rank], call) for rank in waits.inside[call])
+    reason = (
+        f"all ranks have entered {words.call(waits.told[call])} and {ends} in {words.seconds(longest)}: "
+        "the network or a device"
+    )
+    return Finding(Kind.ALIKE, (Charge(waits.inside[call][0], reason),), certain=False)

@@ -1,0 +1,139 @@
+"""What is said of ranks that stand still, and of the collectives that they wait in. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rendezvous.diagnosing.rank_view import RankPhase
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rendezvous.diagnosing.rank_view import Collective
+    from rendezvous.diagnosing.sight import Sight
+    from rendezvous.diagnosing.waits import Call, Waits
+
+_NAMED = 8  # ranks, in one line
+
+_PLACES = {
+    RankPhase.STARTING: "in its start-up",
+    RankPhase.DATA: "in its data loader",
+    RankPhase.FORWARD: "in its forward pass",
+    RankPhase.BACKWARD: "in its backward pass",
+    RankPhase.COMMUNICATE: "waiting for other ranks",
+    RankPhase.OPTIMIZER: "in its optimizer",
+    RankPhase.CHECKPOINT: "in its checkpoint",
+    RankPhase.EVALUATION: "in its evaluation",
+    RankPhase.IDLE: "in code of the script, between two phases of a step",
+    RankPhase.EXITING: "on its way out, its script being over",
+}
+
+
+def seconds(duration_s: float) -> str:
+    if duration_s < 10:
+        return f"{duration_s:.1f} s"
+    return f"{duration_s:.0f} s" if duration_s < 600 else f"{duration_s / 60:.0f} min"
+
+
+def place(sight: Sight, of_several: bool = False) -> str:
+    if sight.phase is RankPhase.SECTION:
+        return f'in the section "{sight.section}"'
+    return _PLACES[sight.phase].replace(" its ", " their ") if of_several else _PLACES[sight.phase]
+
+
+def state(sight: Sight) -> str:
+    """What its process does, as far as that explains anything."""
+    match sight.process:
+        case "t":
+            return "held by a debugger"
+        case "T":
+            return "stopped by a signal (SIGSTOP or the like)"
+        case "F":
+            return "frozen by its cgroup"
+        case "D":
+            return "in uninterruptible sleep" + (f" in {sight.wchan}" if sight.wchan else "")
+    return "computing" if sight.busy else "asleep: a lock, a wait or a sleep"
+
+
+def doing(sight: Sight) -> str:
+    """A rank that nobody waits for in vain for no reason: where it is, for how long, and what its process does."""
+    if not sight.alive:
+        return "has ended"
+    if not sight.known:
+        return f"has not begun to train after {seconds(sight.still_s)} ({state(sight)})"
+    if sight.is_stopped:
+        return f"is {state(sight)} for {seconds(sight.still_s)}, {place(sight)}"
+    return f"stands still for {seconds(sight.still_s)} {place(sight)} ({state(sight)})"
+
+
+def call(said: Collective, whole_world: bool = True) -> str:
+    """ "all_reduce #412 (1,048,576 x float32)"."""
+    size = f" ({said.numel:,} x {said.dtype})" if said.dtype else ""
+    where = "" if whole_world else f" of group {said.group}"
+    if said.peer >= 0 and said.op != "broadcast":
+        where += f" with rank {said.peer}"
+    return f"{said.op} #{said.seq}{size}{where}"
+
+
+def ranks(numbers: Sequence[int]) -> str:
+    """ "rank 1", "ranks 0, 2 and 3", "ranks 0-1022"."""
+    ordered = sorted(numbers)
+    if len(ordered) == 1:
+        return f"rank {ordered[0]}"
+    spans: list[list[int]] = []
+    for rank in ordered:
+        if spans and rank == spans[-1][-1] + 1:
+            spans[-1][1:] = [rank]
+        else:
+            spans.append([rank])
+    words: list[str] = []
+    for span in spans:
+        close = len(span) == 1 or span[1] == span[0] + 1
+        words += [str(rank) for rank in span] if close else [f"{span[0]}-{span[1]}"]
+    if len(words) > _NAMED:
+        return f"{len(ordered)} ranks ({', '.join(words[:_NAMED])}, ...)"
+    if len(words) == 1:
+        return f"ranks {words[0]}"
+    return f"ranks {', '.join(words[:-1])} and {words[-1]}"
+
+
+def wait(numbers: Sequence[int]) -> str:
+    return f"{ranks(numbers)} {'waits' if len(numbers) == 1 else 'wait'}"
+
+
+def who_waits(waits: Waits, rank: int) -> str:
+    awaited = _awaited_in(waits, rank)
+    inside = waits.inside[awaited]
+    longest = max(inside_s(waits.sights[r], awaited) for r in inside)
+    whole = len(waits.members.get(awaited.group, ())) == len(waits.sights)
+    text = f"{wait(inside)} for it in {call(waits.told[awaited], whole)} for {seconds(longest)}"
+    if awaited.between is None and rank in waits.sights:
+        group = next((g for g in waits.sights[rank].groups if g.name == awaited.group), None)
+        text += f"; it came as far as #{group.entered}" if group is not None and group.entered else ""
+    return text
+
+
+def _awaited_in(waits: Waits, rank: int) -> Call:
+    """The call in which most ranks wait for it."""
+    calls = [each for each, missing in waits.missing.items() if rank in missing]
+    return max(calls, key=lambda each: (len(waits.inside[each]), -each.seq))
+
+
+def inside_s(sight: Sight, awaited: Call) -> float:
+    where = (awaited.group, awaited.seq)
+    return max((c.entered_s for c in sight.waits_in if (c.group, c.seq) == where), default=0.0)
+
+
+def line(sight: Sight) -> str:
+    """All there is to say of one rank, for the evidence."""
+    said = [f"rank {sight.rank} {doing(sight)}"]
+    if sight.known:
+        said.append(f"step {sight.step}")
+    if sight.calls:
+        last = sight.calls[-1]
+        verb = "finished" if last.finished_s is not None else "entered"
+        ago = last.entered_s if last.finished_s is None else last.finished_s
+        said.append(f"{verb} {call(last)} {seconds(ago)} ago")
+    if sight.message:
+        said.append(f'says "{sight.message}"')
+    return "; ".join(said)

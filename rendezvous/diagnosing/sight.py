@@ -1,0 +1,51 @@
+"""What one agent tells of one rank when the service asks why ranks stand still. As small as the judgement allows.
+
+`still_s` is how long its agent has seen no sign of life, `limit_s` how long that is in order in what it does: the
+agent knows the budgets, the service only compares. Durations are seconds before the moment of the look.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# At run time, not for the checker only: the codec reads these annotations.
+from rendezvous.diagnosing.rank_view import HELD, Collective, GroupView, RankPhase
+
+CALLS_TOLD = 8  # of one rank
+GROUPS_TOLD = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    rank: int
+    known: bool = True  # it has written its page at least once
+    still_s: float = 0.0
+    limit_s: float | None = None  # None: there is none
+    phase: RankPhase = RankPhase.STARTING
+    phase_s: float = 0.0
+    step: int = 0
+    section: str = ""
+    message: str = ""
+    calls: tuple[Collective, ...] = ()  # oldest first
+    groups: tuple[GroupView, ...] = ()
+    alive: bool = True
+    process: str = "?"  # R running, S asleep, D uninterruptible, T stopped, t traced, F frozen, Z ended; ?
+    busy: bool = False  # it uses processor time
+    wchan: str = ""
+    recorded: tuple[
+        Collective, ...
+    ] = ()  # as torch's flight recorder numbers them, those included that C++ begins
+    recorder: tuple[GroupView, ...] = ()  # empty: it was not heard
+
+    @property
+    def is_overdue(self) -> bool:
+        return self.limit_s is not None and self.still_s >= self.limit_s
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.alive and self.process in HELD
+
+    @property
+    def waits_in(self) -> tuple[Collective, ...]:
+        """Entered and not finished, oldest first."""
+        return tuple(call for call in self.calls if call.finished_s is None)

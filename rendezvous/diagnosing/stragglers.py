@@ -1,0 +1,247 @@
+"""Which ranks are slower than their peers, and in what. Pure.
+
+Agents tell now and then how long each rank has spent in each phase since it began. When all nodes have told again a
+window closes, and the ranks' times per step in it are compared. A rank is slow in a phase that takes it longer than
+`factor` times what its peers' median rank takes, by an amount that matters in a step. Slow for some windows running,
+it is named; keeping up for some windows, it no longer is.
+
+Waiting for others is no slowness, and where a rank is seen to wait it is not counted. But some waits are hidden in
+other phases (torch's own reducer waits within the backward), and there everybody waits but the slow one. So only a
+slow data loader, where nobody waits for peers, is taken at its word; in any other phase a rank must also be slower
+in all that it does by itself. Of peers an even number has two medians; the higher one is meant, so that one of three
+is never blamed for what it has in common with another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from rendezvous.rounds.frozen_map import EMPTY, FrozenMap
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from rendezvous.types import StragglerRule
+
+WINDOWS_TO_NAME = 3  # running
+WINDOWS_TO_CLEAR = 2
+_FEWEST_STEPS = 3  # of each rank, or the window stays open
+_MATTERS = 0.05  # of a peer's step
+_LEAST_S = 0.001
+_SHOWS_IN_ALL = 0.5  # of what a rank is slower by, so much at least is in the sum of its own phases
+
+PHASES = {
+    "data_s": "its data loader",
+    "forward_s": "the forward",
+    "backward_s": "the backward",
+    "optimizer_s": "the optimizer's step",
+    "idle_s": "what the script does between these",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How far a rank has come and what it has spent its time on, both since it began."""
+
+    rank: int
+    steps: int
+    data_s: float = 0.0
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    optimizer_s: float = 0.0
+    idle_s: float = 0.0
+    waiting_s: float = 0.0
+
+    @property
+    def own_s(self) -> float:
+        return self.data_s + self.forward_s + self.backward_s + self.optimizer_s + self.idle_s
+
+
+@dataclass(frozen=True, slots=True)
+class Slowness:
+    """In one window: seconds per step, its own and its peers'."""
+
+    phase: str
+    own_s: float
+    peers_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A rank that was slow lately."""
+
+    node: str
+    slow: int  # windows running in which it was slow ...
+    fast: int  # ... or, after those, in which it was not
+    named: bool
+    slowness: Slowness
+
+
+@dataclass(frozen=True, slots=True)
+class Race:
+    """All that is remembered of one generation."""
+
+    told: FrozenMap[str, tuple[Pace, ...]] = EMPTY  # in this window, by node
+    base: FrozenMap[str, tuple[Pace, ...]] = EMPTY  # what they had told when the window began
+    standings: FrozenMap[int, Standing] = EMPTY
+
+    @property
+    def named(self) -> list[tuple[int, Standing]]:
+        return [(rank, standing) for rank, standing in self.standings.items() if standing.named]
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """A rank was named, or keeps up again."""
+
+    node: str
+    text: str
+
+
+def told(
+    race: Race, node: str, paces: tuple[Pace, ...], nodes: int, rule: StragglerRule
+) -> tuple[Race, tuple[News, ...]]:
+    """`nodes`: how many the world has. One that tells twice in a window is taken at its later word."""
+    race = replace(race, told=race.told.plus(node, paces))
+    if len(race.told) < nodes:
+        return race, ()
+    compared, home = _compared(race)
+    if any(pace.steps < _FEWEST_STEPS for pace in compared.values()):
+        return replace(race, told=EMPTY), ()
+    standings, news = _judged(race.standings, slow_ranks(compared, rule.factor), compared, home)
+    return Race(base=race.told, standings=standings), news
+
+
+def _compared(race: Race) -> tuple[dict[int, Pace], dict[int, str]]:
+    """Ranks that had finished a step when the window began: what each step of it took them; and their nodes."""
+    steps: dict[int, Pace] = {}
+    home: dict[int, str] = {}
+    for node, paces in race.told.items():
+        before = {pace.rank: pace for pace in race.base.get(node, ())}
+        for pace in paces:
+            if pace.steps and pace.rank in before and before[pace.rank].steps:
+                steps[pace.rank] = _per_step(before[pace.rank], pace)
+                home[pace.rank] = node
+    return steps, home
+
+
+def _per_step(a: Pace, b: Pace) -> Pace:
+    """`steps` stays how many they were; none where the counts went back, as of a rank that has begun anew."""
+    n = b.steps - a.steps
+    if n <= 0:
+        return Pace(b.rank, 0)
+    return Pace(
+        b.rank,
+        n,
+        (b.data_s - a.data_s) / n,
+        (b.forward_s - a.forward_s) / n,
+        (b.backward_s - a.backward_s) / n,
+        (b.optimizer_s - a.optimizer_s) / n,
+        (b.idle_s - a.idle_s) / n,
+        (b.waiting_s - a.waiting_s) / n,
+    )
+
+
+# --- one window ----------------------------------------------------------------------------------------
+
+
+def slow_ranks(paces: Mapping[int, Pace], factor: float) -> dict[int, Slowness]:
+    """`paces`: per step. Ranks in order; of each the phase in which it loses most."""
+    if len(paces) < 2:
+        return {}
+    ranks = sorted(paces)
+    own = _with_peers([paces[rank].own_s for rank in ranks])
+    whole = _with_peers([paces[rank].own_s + paces[rank].waiting_s for rank in ranks])
+    found: dict[int, Slowness] = {}
+    for phase in PHASES:
+        spans = _with_peers([getattr(paces[rank], phase) for rank in ranks])
+        for i, rank in enumerate(ranks):
+            mine, peers = spans[i]
+            lost = mine - peers
+            if mine <= factor * peers or lost < max(_LEAST_S, _MATTERS * whole[i][1]):
+                continue
+            if phase != "data_s" and own[i][0] - own[i][1] < _SHOWS_IN_ALL * lost:
+                continue
+            before = found.get(rank)
+            if before is None or lost > before.own_s - before.peers_s:
+                found[rank] = Slowness(phase, mine, peers)
+    return {rank: found[rank] for rank in ranks if rank in found}
+
+
+def _with_peers(values: Sequence[float]) -> list[tuple[float, float]]:
+    """Each value with the (higher) median of the others."""
+    order = sorted(range(len(values)), key=values.__getitem__)
+    middle = (len(values) - 1) // 2
+    pairs = [(0.0, 0.0)] * len(values)
+    for place, i in enumerate(order):
+        pairs[i] = (values[i], values[order[middle + 1 if place <= middle else middle]])
+    return pairs
+
+
+# --- over windows --------------------------------------------------------------------------------------
+
+
+def _judged(
+    standings: FrozenMap[int, Standing],
+    slow: Mapping[int, Slowness],
+    compared: Mapping[int, Pace],
+    home: Mapping[int, str],
+) -> tuple[FrozenMap[int, Standing], tuple[News, ...]]:
+    news: list[News] = []
+    for rank in sorted({**slow, **dict(standings.items())}):
+        before = standings.get(rank)
+        if rank not in compared:
+            continue
+        if rank in slow:
+            times = 1 + (before.slow if before is not None and not before.fast else 0)
+            named = times >= WINDOWS_TO_NAME or (before is not None and before.named)
+            standings = standings.plus(rank, Standing(home[rank], times, 0, named, slow[rank]))
+            if named and not (before is not None and before.named):
+                news.append(News(home[rank], in_words(rank, home[rank], slow[rank])))
+        elif before is not None and before.named and before.fast + 1 < WINDOWS_TO_CLEAR:
+            standings = standings.plus(rank, replace(before, slow=0, fast=before.fast + 1))
+        elif before is not None:
+            standings = standings.minus(rank)
+            if before.named:
+                news.append(News(before.node, keeps_up(rank, before.node)))
+    return standings, tuple(news)
+
+
+def in_words(rank: int, node: str, slowness: Slowness) -> str:
+    where, own, peers = PHASES[slowness.phase], slowness.own_s, slowness.peers_s
+    return (
+        f"rank {rank} on {node} is slower than its peers: {_time(own)} a step in {where}, they {_time(peers)}"
+    )
+
+
+def keeps_up(rank: int, node: str) -> str:
+    return f"rank {rank} on {node} keeps up with its peers again"
+
+
+def _time(seconds: float) -> str:
+    return (
+        f"{seconds:.2g} s"
+        if seconds >= 1
+        else f"{seconds * 1000:.2g} ms"
+        if seconds < 0.1
+        else f"{seconds:.2f} s"
+    )
+
+
+# --- at the next restart -------------------------------------------------------------------------------
+
+
+def left_out(race: Race, present: Sequence[str], fewest: int) -> dict[str, str]:
+    """Nodes that may sit out, with the reason: the slowest first, while `fewest` of those present are left."""
+    slowest = sorted(race.named, key=lambda pair: _lost(pair[1]), reverse=True)
+    chosen: dict[str, str] = {}
+    for rank, standing in slowest:
+        node = standing.node
+        if node in present and node not in chosen and len(present) - len(chosen) > fewest:
+            chosen[node] = in_words(rank, node, standing.slowness)
+    return chosen
+
+
+def _lost(standing: Standing) -> float:
+    return standing.slowness.own_s - standing.slowness.peers_s

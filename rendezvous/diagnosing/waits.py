@@ -1,0 +1,216 @@
+"""Who waits for whom, as the ranks' own views tell it. Pure.
+
+Theory of operation
+-------------------
+Every member of a group numbers its collectives alike. A rank that has entered number n and not left it waits for those
+members that have not come as far as n: they are *missing*. So there is an arrow from each waiting rank to the missing
+ones of its calls. Whoever is waited for, and waits for nobody, is a *root*: the others stand still because it does.
+Ranks from which no root can be reached wait for each other in a circle. Ranks whose calls miss nobody have all
+entered, and wait for the network or a device.
+
+A call is looked at once, however many ranks wait in it, so a world of thousands of ranks is no more work than reading
+what they say. A rank whose agent did not answer, or that has never written its page, counts as missing only where
+nobody else is: to know nothing of it is no sign against it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from rendezvous.diagnosing.sight import GROUPS_TOLD
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from rendezvous.diagnosing.rank_view import Collective, GroupView
+    from rendezvous.diagnosing.sight import Sight
+
+MEMBERS_READ = 1 << 20  # of one group; what claims more is not believed
+_ONE_SIDED = ("broadcast", "reduce", "gather", "scatter")  # some may be done before all have come
+POINT_TO_POINT = {"send": "recv", "isend": "recv", "recv": "send", "irecv": "send"}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A collective that somebody waits in."""
+
+    group: str
+    seq: int
+    between: tuple[str, int, int] | None = None  # of a send or receive: which, who waits, and for whom
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    sights: Mapping[int, Sight]
+    all_told: bool  # no rank is missing for want of an answer
+    members: Mapping[str, tuple[int, ...]]  # by group
+    calls: Mapping[int, tuple[Call, ...]]  # by rank: those in which it waits, oldest first
+    missing: Mapping[Call, tuple[int, ...]]
+    told: Mapping[Call, Collective]  # what it is, as its lowest rank says
+    inside: Mapping[Call, tuple[int, ...]] = field(default_factory=dict)  # who waits in it
+
+    def next_of(self, rank: int) -> tuple[int, ...]:
+        """Those that it waits for."""
+        return tuple(dict.fromkeys(m for call in self.calls.get(rank, ()) for m in self.missing[call]))
+
+    def blocked(self) -> tuple[int, ...]:
+        return tuple(rank for rank in self.calls if any(self.missing[call] for call in self.calls[rank]))
+
+    def roots(self) -> tuple[int, ...]:
+        """Waited for, and waiting for nobody."""
+        blocked = dict.fromkeys(self.blocked())
+        wanted = dict.fromkeys(m for call in self.missing for m in self.missing[call])
+        return tuple(sorted(rank for rank in wanted if rank not in blocked))
+
+    def unexplained(self) -> tuple[int, ...]:
+        """Blocked ranks from which no root can be reached: they wait for each other."""
+        waiters: dict[int, list[int]] = {}  # missing rank -> ranks that wait for it
+        for call, missing in self.missing.items():
+            for rank in missing:
+                waiters.setdefault(rank, []).extend(self.inside[call])
+        explained = dict.fromkeys(self.roots())
+        ahead = list(explained)
+        while ahead:
+            for rank in waiters.pop(ahead.pop(), ()):
+                if rank not in explained:
+                    explained[rank] = None
+                    ahead.append(rank)
+        return tuple(rank for rank in self.blocked() if rank not in explained)
+
+    def circle(self, start: int) -> tuple[int, ...]:
+        """A way from an unexplained rank from rank to rank, until it comes back: each waits for the next."""
+        among = dict.fromkeys(self.unexplained())
+        way: dict[int, None] = {}
+        rank = start
+        while rank not in way:
+            way[rank] = None
+            rank = next(m for m in self.next_of(rank) if m in among)
+        ranks = list(way)
+        return tuple(ranks[ranks.index(rank) :])
+
+
+def waits_of(sights: Mapping[int, Sight], world_size: int) -> Waits:
+    members = {name: _members(name, sights, world_size) for name in _groups(sights)}
+    entered = {name: _entered(name, members[name], sights) for name in members}
+    calls: dict[int, tuple[Call, ...]] = {}
+    missing: dict[Call, tuple[int, ...]] = {}
+    told: dict[Call, Collective] = {}
+    inside: dict[Call, dict[int, None]] = {}
+    for rank, sight in sights.items():
+        here = []
+        for said in sight.waits_in:
+            call = _call(rank, said)
+            if call not in missing:
+                missing[call] = _missing(call, said, sights, members, entered)
+                told[call] = said
+            here.append(call)
+            inside.setdefault(call, {})[rank] = None
+        if here:
+            calls[rank] = tuple(here)
+    return Waits(
+        sights,
+        len(sights) == world_size,
+        members,
+        calls,
+        missing,
+        told,
+        {call: tuple(ranks) for call, ranks in inside.items()},
+    )
+
+
+def _groups(sights: Mapping[int, Sight]) -> Iterable[str]:
+    return dict.fromkeys(call.group for sight in sights.values() for call in sight.waits_in)
+
+
+def _call(rank: int, said: Collective) -> Call:
+    if said.op in POINT_TO_POINT and said.peer >= 0:
+        return Call(said.group, said.seq, (said.op, rank, said.peer))
+    return Call(said.group, said.seq)
+
+
+def _missing(
+    call: Call,
+    said: Collective,
+    sights: Mapping[int, Sight],
+    members: Mapping[str, tuple[int, ...]],
+    entered: Mapping[str, Mapping[int, int | None]],
+) -> tuple[int, ...]:
+    if call.between is not None:
+        op, rank, peer = call.between
+        return () if _answers(sights.get(peer), POINT_TO_POINT[op], rank, call.seq) else (peer,)
+    come = entered[call.group]
+    if said.op == "broadcast" and said.peer in come and _is_behind(come[said.peer], call.seq):
+        return (said.peer,)  # the others may well have come and gone on, or not be needed
+    behind = [rank for rank in members[call.group] if _is_behind(come.get(rank), call.seq)]
+    if (
+        behind
+        and said.op not in _ONE_SIDED
+        and any(_has_finished(sights, m, call) for m in members[call.group])
+    ):
+        return ()  # nobody can have finished before all came: these ranks do not count alike
+    known = tuple(rank for rank in behind if rank in sights and sights[rank].known)
+    return known or tuple(rank for rank in behind if rank not in sights or not sights[rank].known)
+
+
+def _is_behind(entered: int | None, seq: int) -> bool:
+    return entered is not None and entered < seq
+
+
+def _has_finished(sights: Mapping[int, Sight], rank: int, call: Call) -> bool:
+    sight = sights.get(rank)
+    if sight is None:
+        return False
+    return any(c.group == call.group and c.seq == call.seq and c.finished_s is not None for c in sight.calls)
+
+
+def _answers(peer: Sight | None, op: str, rank: int, seq: int) -> bool:
+    """Has the other side come as far? Both number what passes between them, in each direction."""
+    if peer is None:
+        return False
+    return any(c.op.removeprefix("i") == op and c.peer == rank and c.seq >= seq for c in peer.calls)
+
+
+def _entered(name: str, members: tuple[int, ...], sights: Mapping[int, Sight]) -> dict[int, int | None]:
+    """How far each member has come; None: that cannot be told."""
+    return {rank: _entered_by(sights.get(rank), name) for rank in members}
+
+
+def _entered_by(sight: Sight | None, name: str) -> int | None:
+    if sight is None:
+        return 0
+    found = next((group.entered for group in sight.groups if group.name == name), None)
+    if found is None:  # not used yet, or no room was left to say so
+        return 0 if len(sight.groups) < GROUPS_TOLD else None
+    return found
+
+
+def _members(name: str, sights: Mapping[int, Sight], world_size: int) -> tuple[int, ...]:
+    """Who has used it, where it is not said who is in it."""
+    views = {r: group for r, sight in sights.items() for group in sight.groups if group.name == name}
+    return members_of(views.values(), world_size) or tuple(views)
+
+
+def members_of(views: Iterable[GroupView], world_size: int) -> tuple[int, ...]:
+    """As any of these says; () where none does."""
+    for group in views:
+        if group.size == world_size:
+            return tuple(range(world_size))
+        if group.members and (listed := ranks_in(group.members)):
+            return listed
+    return ()
+
+
+def ranks_in(text: str) -> tuple[int, ...]:
+    """ "0-3", "0-6/2", "0,3,5" and mixtures of them; what does not read like that says nothing."""
+    found: list[int] = []
+    for part in text.split(","):
+        span, _, stride = part.partition("/")
+        first, _, last = span.partition("-")
+        if not all(word.isdecimal() for word in (first, last or "0", stride or "1")):
+            return ()
+        ranks = range(int(first), int(last or first) + 1, max(1, int(stride or 1)))
+        if len(ranks) + len(found) > MEMBERS_READ:
+            return ()
+        found.extend(ranks)
+    return tuple(found)

@@ -1,0 +1,230 @@
+"""Who is let in, who is turned away and with which words, and who is given up.
+
+A node has one agent at a time. A newer life of its agent takes the node's place; the older one is then
+retired for good, so that a late message of it changes nothing. An agent that was given up (silent for a
+lease) is told so at its next sign of life, and may join again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rendezvous.events import AgentJoined, Ended, Refused, Tell
+from rendezvous.rounds.frozen_map import FrozenMap
+from rendezvous.rounds.growing import consider_growth
+from rendezvous.rounds.policy import how_it_ended
+from rendezvous.rounds.recollection import is_forgotten, reminded
+from rendezvous.rounds.sealing import Result, gather, spec_of, waiting, where_it_stands
+from rendezvous.rounds.stopping import after_loss, exclude
+from rendezvous.state import INCARNATIONS_KEPT, JobState, Member, Phase, member_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from rendezvous.types import AgentId, JobSpec, NodeFacts
+
+_USAGE_DISAGREES = 78
+_TURNED_AWAY = 77
+_TRY_AGAIN = 75
+
+# What people know a field of the spec as.
+_FLAGS = {
+    "job_id": "--rdzv-id",
+    "min_nodes": "--nnodes (minimum)",
+    "max_nodes": "--nnodes (maximum)",
+    "entry_point": "the entry point",
+    "nproc": "--nproc-per-node",
+    "version": "the version of ddp-launch",
+    "budget": "--max-restarts",
+    "rules": "--failure-policy",
+    "stragglers": "--stragglers",
+    "scale_up": "--scale-up",
+    "spares": "--spares",
+    "last_call_s": "--last-call",
+    "shrink_after_s": "--replacement-timeout",
+}
+_FIRST_ASKED = ("entry_point", "nproc", "min_nodes", "max_nodes", "version")
+
+
+# --- joining -----------------------------------------------------------------------------------------
+
+
+def join(state: JobState, event: AgentJoined, now: float) -> Result:
+    agent, facts = event.agent, event.facts
+    known = member_of(state, agent)
+    if known is not None:
+        renewed = replace(state, leases=state.leases.plus(agent.node, now))
+        return renewed, tuple(Tell(agent, m) for m in where_it_stands(state, known))
+    refusal = _refusal(state, event)
+    if refusal is not None:
+        return state, (Tell(agent, refusal),)
+    if state.spec is None:
+        state = _founded(state, event.spec, now)
+    state = reminded(state, event)
+    before = state.members.get(agent.node)
+    if before is not None:
+        state = retire(forget(state, [before]), before.agent)
+    newcomer = Member(agent, facts, state.arrivals, ran=event.running if is_forgotten(state) else None)
+    state = _health_considered(_admitted(state, newcomer, now), newcomer, now)
+    if before is not None and before.node_rank is not None:
+        # The old agent's world is broken, and this node is to have a place in the next one.
+        welcome = Tell(agent, waiting(state, newcomer))
+        state, effects = after_loss(state, [before], "came back as a new agent", now)
+        return state, (welcome, *effects)
+    return _arrived(state, newcomer, now)
+
+
+def _founded(state: JobState, spec: JobSpec, now: float) -> JobState:
+    timers = replace(state.timers, give_up_at=now + spec.join_timeout_s)
+    return replace(state, spec=spec, min_nodes=spec.min_nodes, max_nodes=spec.max_nodes, timers=timers)
+
+
+def _admitted(state: JobState, newcomer: Member, now: float) -> JobState:
+    node, rank, timers = newcomer.agent.node, newcomer.facts.node_rank, state.timers
+    if timers.lease_check_at is None:
+        timers = replace(timers, lease_check_at=now + spec_of(state).lease_s)
+    return replace(
+        state,
+        members=state.members.plus(node, newcomer),
+        leases=state.leases.plus(node, now),
+        claims=state.claims if rank is None else state.claims.plus(rank, node),
+        arrivals=state.arrivals + 1,
+        timers=timers,
+    )
+
+
+def _health_considered(state: JobState, newcomer: Member, now: float) -> JobState:
+    node, facts = newcomer.agent.node, newcomer.facts
+    exclusion = state.excluded.get(node)
+    if not facts.healthy and exclusion is None:
+        note = facts.health_note or "no details given"
+        return exclude(state, node, f"it failed its health check: {note}", now, for_health=True)
+    if facts.healthy and exclusion is not None and exclusion.for_health:
+        return replace(state, excluded=state.excluded.minus(node))
+    return state
+
+
+def _arrived(state: JobState, newcomer: Member, now: float) -> Result:
+    if state.phase is Phase.FORMING:
+        return gather(state, now, newcomer)
+    welcome = Tell(newcomer.agent, waiting(state, newcomer))
+    state, effects = consider_growth(state, now)
+    return state, (welcome, *effects)
+
+
+# --- refusing ----------------------------------------------------------------------------------------
+
+
+def _refusal(state: JobState, event: AgentJoined) -> Refused | None:
+    agent, facts = event.agent, event.facts
+    if state.outcome is not None:
+        return _too_late(state)
+    if agent.incarnation in state.retired.get(agent.node, ()):
+        return Refused(f"this agent of {agent.node} was replaced or has left", _TURNED_AWAY)
+    if state.spec is not None and event.spec != state.spec:
+        return Refused(_disagreement(state.spec, event.spec), _USAGE_DISAGREES)
+    if facts.nproc < 1:
+        return Refused(f"{agent.node} has no rank to run (nproc {facts.nproc})", _USAGE_DISAGREES)
+    return _claim_refusal(state, event.spec, agent.node, facts)
+
+
+def _claim_refusal(state: JobState, spec: JobSpec, node: str, facts: NodeFacts) -> Refused | None:
+    rank = facts.node_rank
+    if rank is None:
+        return None
+    limit = spec.max_nodes if state.spec is None else state.max_nodes
+    if not 0 <= rank < limit:
+        return Refused(f"--node-rank {rank} of {node} is not within 0..{limit - 1}", _USAGE_DISAGREES)
+    owner = state.claims.get(rank)
+    if owner is None or owner == node:
+        return None
+    return Refused(
+        f"--node-rank {rank} was asked for by two nodes: {owner} has it, {node} wants it", _USAGE_DISAGREES
+    )
+
+
+def _disagreement(ours: JobSpec, theirs: JobSpec) -> str:
+    fields = [*_FIRST_ASKED, *(f for f in ours.__slots__ if f not in _FIRST_ASKED)]
+    name = next(f for f in fields if getattr(ours, f) != getattr(theirs, f))
+    mine, other = _shown(getattr(ours, name)), _shown(getattr(theirs, name))
+    known_as = _FLAGS.get(name, name)
+    return f"the job's nodes disagree about {known_as}: the job has {mine}, this node brings {other}"
+
+
+def _shown(value: object) -> str:
+    return repr(value) if isinstance(value, str) and not value else str(value)
+
+
+def _too_late(state: JobState) -> Refused:
+    assert state.outcome is not None
+    code = _TURNED_AWAY if state.outcome.succeeded else state.outcome.exit_code
+    return Refused(f"the job is over: {how_it_ended(state.outcome)}", code)
+
+
+# --- signs of life, and their absence ------------------------------------------------------------------
+
+
+def heard(state: JobState, agent: AgentId, now: float) -> Result:
+    """Once a second from every agent: touches one bucket of the leases, and nothing else."""
+    if member_of(state, agent) is not None:
+        if state.outcome is not None:
+            return state, (Tell(agent, Ended(state.outcome)),)
+        return replace(state, leases=state.leases.plus(agent.node, now)), ()
+    return state, (Tell(agent, _given_up(state, agent)),)
+
+
+def all_heard(state: JobState, heard: Mapping[AgentId, float]) -> JobState:
+    """Many signs of life at once, each with its instant: what `heard` would make of the members' ones by one."""
+    fresh = {agent.node: at for agent, at in heard.items() if member_of(state, agent) is not None}
+    if not fresh or state.outcome is not None:
+        return state
+    leases = FrozenMap((node, max(at, fresh.get(node, at))) for node, at in state.leases.items())
+    return replace(state, leases=leases)
+
+
+def _given_up(state: JobState, agent: AgentId) -> Refused:
+    if state.outcome is not None:
+        return _too_late(state)
+    if agent.incarnation in state.retired.get(agent.node, ()):
+        return Refused(f"this agent of {agent.node} was replaced or has left", _TURNED_AWAY)
+    return Refused("the job goes on without this agent; it may join again", _TRY_AGAIN, retryable=True)
+
+
+def forget(state: JobState, gone: Sequence[Member]) -> JobState:
+    members, leases, claims, health = state.members, state.leases, state.claims, state.health
+    for member in gone:
+        node, rank = member.agent.node, member.facts.node_rank
+        members, leases, health = members.minus(node), leases.minus(node), health.minus(node)
+        if rank is not None and claims.get(rank) == node:
+            claims = claims.minus(rank)
+    return replace(state, members=members, leases=leases, claims=claims, health=health)
+
+
+def retire(state: JobState, agent: AgentId) -> JobState:
+    old = state.retired.get(agent.node, ())
+    return replace(
+        state, retired=state.retired.plus(agent.node, (*old, agent.incarnation)[-INCARNATIONS_KEPT:])
+    )
+
+
+def lose(state: JobState, gone: Sequence[Member], reason: str, now: float) -> Result:
+    return after_loss(forget(state, gone), gone, reason, now)
+
+
+def leave(state: JobState, member: Member, reason: str, now: float) -> Result:
+    state = retire(forget(state, [member]), member.agent)
+    return after_loss(state, [member], f"left: {reason}", now, left=True)
+
+
+def check_leases(state: JobState, now: float) -> Result:
+    lease_s = spec_of(state).lease_s
+    late = [state.members[n] for n, at in state.leases.items() if at + lease_s <= now]
+    state = replace(state, timers=replace(state.timers, lease_check_at=None))
+    state, effects = (
+        lose(state, late, f"was lost: nothing heard from it for {lease_s:g} s", now) if late else (state, ())
+    )
+    if state.spec is None or state.outcome is not None:
+        return state, effects
+    due = min((at + lease_s for at in state.leases.values()), default=None)
+    return replace(state, timers=replace(state.timers, lease_check_at=due)), effects

@@ -1,0 +1,141 @@
+"""A job's story in lines, drawn from what each event changed. Pure; for people, never for deciding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rendezvous.diagnosing.stragglers import in_words, keeps_up
+from rendezvous.events import AgentHeard, AgentJoined, AgentLeft, AgentLost, NodeHealth, PhaseTimes
+from rendezvous.rounds.policy import how_it_ended
+from rendezvous.state import Phase, world_nodes
+from rendezvous.types import FailureClass
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rendezvous.events import Event
+    from rendezvous.state import JobState
+    from rendezvous.types import Decision
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """`seq` and `at` are given by whoever keeps it."""
+
+    seq: int
+    at: float
+    generation: int
+    kind: str
+    node: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    kind: str
+    text: str
+    node: str = ""
+
+
+def lines(event: Event | None, before: JobState, after: JobState) -> Iterator[Line]:
+    """`event` None: the state was read from the store."""
+    if after is before or isinstance(event, AgentHeard):
+        return
+    if event is None:
+        if after.spec is not None:
+            where = f"{after.phase}, generation {after.generation}, {len(after.members)} members"
+            yield Line("resumed", f"read from the store: {where}")
+        return
+    yield from _comings_and_goings(event, before, after)
+    if after.excluded is not before.excluded:
+        yield from _exclusions(before, after)
+    if after.decisions is not before.decisions:
+        yield from (Line("decision", _said(d)) for d in _new_decisions(before, after))
+    agreed = before.spec is not None and after.spec is not None
+    if agreed and (after.min_nodes, after.max_nodes) != (before.min_nodes, before.max_nodes):
+        yield Line("resized", f"now {after.min_nodes} to {after.max_nodes} nodes")
+    if after.generation != before.generation and after.world is not None:
+        ranks, nodes = after.world.size, world_nodes(after)
+        yield Line("sealed", f"generation {after.generation}: {ranks} ranks on {nodes} nodes")
+    if after.phase is not before.phase:
+        yield from _phase(after)
+    if isinstance(event, NodeHealth):
+        yield Line("health", f"{event.agent.node}: {event.news}", event.agent.node)
+    if isinstance(event, PhaseTimes):
+        yield from _race(before, after)
+
+
+def _comings_and_goings(event: Event | None, before: JobState, after: JobState) -> Iterator[Line]:
+    match event:
+        case AgentJoined(agent) if agent.node in after.members and not _same(before, after, agent.node):
+            yield Line("joined", f"{agent.node} joined ({len(after.members)} here)", agent.node)
+        case AgentLeft(agent, reason) if agent.node not in after.members and agent.node in before.members:
+            yield Line("left", f"{agent.node} left: {reason}", agent.node)
+        case AgentLost(agent, reason) if agent.node not in after.members and agent.node in before.members:
+            yield Line("lost", f"{agent.node} was lost: {reason}", agent.node)
+        case _ if len(after.members) < len(before.members):
+            for node in before.members:
+                if node not in after.members:
+                    yield Line("lost", _how_lost(node, after), node)
+
+
+def _how_lost(node: str, after: JobState) -> str:
+    """By a deadline: that of its lease, or of what it had to do."""
+    lost = (c for c in after.causes.values() if c.node == node and c.failure is FailureClass.NODE_LOST)
+    cause = next(lost, None)
+    return (
+        f"{node} was lost: nothing was heard from it" if cause is None else cause.reason.removeprefix("node ")
+    )
+
+
+def _same(before: JobState, after: JobState, node: str) -> bool:
+    known = before.members.get(node)
+    return known is not None and known.agent == after.members[node].agent
+
+
+def _exclusions(before: JobState, after: JobState) -> Iterator[Line]:
+    for node, exclusion in after.excluded.items():
+        if before.excluded.get(node) != exclusion:
+            yield Line("excluded", f"{node} sits out: {exclusion.reason}", node)
+    for node in before.excluded:
+        if node not in after.excluded:
+            yield Line("readmitted", f"{node} may take part again", node)
+
+
+def _race(before: JobState, after: JobState) -> Iterator[Line]:
+    standings = before.race.standings
+    for rank, standing in after.race.named:
+        if rank not in standings or not standings[rank].named:
+            yield Line("straggler", in_words(rank, standing.node, standing.slowness), standing.node)
+    for rank, standing in before.race.named:
+        if rank not in after.race.standings:
+            yield Line("keeps-up", keeps_up(rank, standing.node), standing.node)
+
+
+def _new_decisions(before: JobState, after: JobState) -> list[Decision]:
+    """The list is cut at its front as it grows, so it is compared from its end."""
+    last = before.decisions[-1] if before.decisions else None
+    new: list[Decision] = []
+    for decision in reversed(after.decisions):
+        if decision is last:
+            break
+        new.append(decision)
+    return new[::-1]
+
+
+def _said(decision: Decision) -> str:
+    return f"{decision.kind}: {decision.reason}"
+
+
+def _phase(after: JobState) -> Iterator[Line]:
+    match after.phase:
+        case Phase.RUNNING:
+            yield Line("running", "the store is open; ranks may start")
+        case Phase.STOPPING:
+            yield Line("stopping", f"{len(after.owing)} nodes were told to stop")
+        case Phase.ENDED:
+            assert after.outcome is not None
+            yield Line("ended", how_it_ended(after.outcome))
+        case _:
+            pass

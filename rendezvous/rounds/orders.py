@@ -1,0 +1,74 @@
+"""What operators ask for. An order that restarts the world costs nothing of the restart budget."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rendezvous.events import Persist
+from rendezvous.rounds.growing import consider_growth
+from rendezvous.rounds.policy import course, room_to_grow
+from rendezvous.rounds.sealing import Result, gather
+from rendezvous.rounds.stopping import order_stop
+from rendezvous.state import Exclusion, JobState, Phase, is_live, world_nodes
+from rendezvous.types import Decision, DecisionKind
+
+if TYPE_CHECKING:
+    from rendezvous.events import Effect
+
+
+def drain(state: JobState, node: str, reason: str, now: float) -> Result:
+    exclusion = Exclusion(f"drained by an operator: {reason}")
+    if state.phase is Phase.ENDED or state.excluded.get(node) == exclusion:
+        return state, ()
+    member = state.members.get(node)
+    state = replace(state, excluded=state.excluded.plus(node, exclusion))
+    if is_live(state) and member is not None and member.node_rank is not None:
+        kind, how = course(state)
+        return order_stop(state, Decision(kind, f"{node} is drained: {reason}; {how}", state.generation), now)
+    return _looked_at_anew(state, now)
+
+
+def resume_node(state: JobState, node: str, now: float) -> Result:
+    if state.phase is Phase.ENDED or node not in state.excluded:
+        return state, ()
+    return readmit(state, [node], now)
+
+
+def readmit(state: JobState, nodes: list[str], now: float) -> Result:
+    excluded, failures = state.excluded, state.node_failures
+    for node in nodes:
+        excluded, failures = excluded.minus(node), failures.minus(node)
+    state = replace(state, excluded=excluded, node_failures=failures)
+    return _looked_at_anew(state, now)
+
+
+def _looked_at_anew(state: JobState, now: float) -> Result:
+    effects: tuple[Effect, ...] = ()
+    if state.phase is Phase.FORMING and state.spec is not None:
+        state, effects = gather(state, now)
+    elif is_live(state):
+        state, effects = consider_growth(state, now)
+    return state, (Persist(), *effects)
+
+
+def resize(state: JobState, min_nodes: int, max_nodes: int, now: float) -> Result:
+    nonsense = not 1 <= min_nodes <= max_nodes
+    same = (min_nodes, max_nodes) == (state.min_nodes, state.max_nodes)
+    if state.spec is None or state.phase is Phase.ENDED or nonsense or same:
+        return state, ()
+    state = replace(state, min_nodes=min_nodes, max_nodes=max_nodes)
+    asked = f"resized by an operator to {min_nodes}:{max_nodes}"
+    if is_live(state) and world_nodes(state) > max_nodes:
+        return order_stop(state, Decision(DecisionKind.SHRINK, asked, state.generation), now)
+    if is_live(state) and room_to_grow(state):
+        return order_stop(state, Decision(DecisionKind.GROW, asked, state.generation), now)
+    return _looked_at_anew(state, now)
+
+
+def restart(state: JobState, reason: str, now: float) -> Result:
+    if not is_live(state):
+        return state, ()
+    kind, how = course(state)
+    words = f"ordered by an operator: {reason}; {how}"
+    return order_stop(state, Decision(kind, words, state.generation), now)

@@ -1,0 +1,77 @@
+"""Taking up a job whose state was lost with the service that kept it, from what its agents say of it. Pure.
+
+A service without a store that lasts comes back and knows of no job, while ranks run. So an agent says at each join
+which generation it heard of last, and its place in that one while its ranks run. In a job that knows of no such
+generation the round forms again, and nobody is told to stop meanwhile. When all nodes of that world are here, each
+with the place that it had, the very same world is sealed again under the same number: to the agents this is nothing
+new, and their ranks go on. Any other world gets a number above all that anybody has heard of, and starts afresh.
+Restarts that were counted, and the list of decisions, are lost.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rendezvous.rounds.ranks import form_world
+from rendezvous.types import Decision, DecisionKind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rendezvous.events import AgentJoined
+    from rendezvous.state import JobState, Member
+    from rendezvous.types import World
+
+
+def reminded(state: JobState, event: AgentJoined) -> JobState:
+    if event.generation <= max(state.generation, state.forgotten):
+        return state
+    return replace(state, forgotten=event.generation)
+
+
+def is_forgotten(state: JobState) -> bool:
+    """Agents speak of a generation that this state knows nothing of."""
+    return state.forgotten > state.generation
+
+
+def nodes_remembered(state: JobState) -> int:
+    """Of the world that was forgotten; 0: nobody here runs in it any more."""
+    if not is_forgotten(state):
+        return 0
+    sizes = (m.ran.n_nodes for m in state.members.values() if m.ran and m.ran.generation == state.forgotten)
+    return max(sizes, default=0)
+
+
+def next_generation(state: JobState) -> int:
+    return max(state.generation, state.forgotten) + 1
+
+
+def same_world_again(state: JobState, chosen: Sequence[Member]) -> World | None:
+    """The one that was forgotten, if these nodes are that world to the last rank."""
+    if not is_forgotten(state):
+        return None
+    held = {m.agent.node: m.ran.node_rank for m in chosen if m.ran and m.ran.generation == state.forgotten}
+    if len(held) < len(chosen) or sorted(held.values()) != list(range(len(chosen))):
+        return None
+    world = form_world(state.forgotten, [(m.agent, m.facts) for m in chosen], held)
+    return world if all(_had_this_place(world, m) for m in chosen) else None
+
+
+def _had_this_place(world: World, member: Member) -> bool:
+    assert member.ran is not None
+    ran, place = member.ran, world.placements[member.ran.node_rank]
+    size = sum(p.facts.nproc for p in world.placements)
+    then = (ran.n_nodes, ran.rank_offset, ran.nproc, ran.world_size)
+    return then == (len(world.placements), place.rank_offset, place.facts.nproc, size)
+
+
+def remark(state: JobState, *, again: bool) -> tuple[Decision, ...]:
+    """For whoever reads the decisions later."""
+    if not is_forgotten(state):
+        return ()
+    lost = f"the rendezvous had lost the job's state (generation {state.forgotten})"
+    if again:
+        words = f"{lost}; its nodes are all here, and their ranks go on"
+        return (Decision(DecisionKind.IGNORE, words, state.forgotten),)
+    return (Decision(DecisionKind.RESTART, f"{lost}; starting afresh", state.forgotten),)

@@ -1,0 +1,51 @@
+"""Taking over a job from its snapshot: after a crash of the service, or from another one that owned it.
+
+The snapshot's instants are on the clock of whoever wrote it. Only differences carry over: what was left of a
+timeout then is left of it now; the time between belongs to nobody. Every member is told where it stands, for it
+may have missed that, and gets a fresh lease, for it could not have been heard meanwhile. This first lease is three
+times as long: an agent that found nobody for a while tries again every few seconds only, and its ranks are well.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rendezvous.events import Effect, SetDeadline, Tell
+from rendezvous.rounds.frozen_map import FrozenMap
+from rendezvous.rounds.sealing import by_arrival, where_it_stands
+
+if TYPE_CHECKING:
+    from rendezvous.rounds.sealing import Result
+    from rendezvous.state import JobState
+
+_FIRST_LEASE = 3.0  # in leases
+
+
+def resume(state: JobState, now: float) -> Result:
+    state = _on_this_clock(state, now)
+    told: list[Effect] = [
+        Tell(m.agent, word) for m in by_arrival(state) for word in where_it_stands(state, m)
+    ]
+    return state, (*told, SetDeadline(state.deadline_at))
+
+
+def _on_this_clock(state: JobState, now: float) -> JobState:
+    by_s = now - state.as_of
+    timers, heard_at = replace(state.timers.shifted(by_s), examine_at=None), now
+    if state.spec is not None and len(state.members) and state.outcome is None:
+        timers = replace(timers, lease_check_at=now + state.spec.lease_s)
+        heard_at = now + (_FIRST_LEASE - 1.0) * state.spec.lease_s
+    excluded = (
+        (n, x if x.until is None else replace(x, until=x.until + by_s)) for n, x in state.excluded.items()
+    )
+    return replace(
+        state,
+        as_of=now,
+        timers=timers,
+        deadline_at=timers.earliest(),
+        leases=FrozenMap((node, heard_at) for node in state.members),
+        excluded=FrozenMap(excluded),
+        charges=tuple(at + by_s for at in state.charges),
+        examination=None,
+    )

@@ -1,0 +1,238 @@
+"""From members to a world: when a round seals, whom it takes, and what those who wait are told.
+
+A round of fixed size seals the moment the last node is there. An elastic one seals at its maximum at once,
+and at its minimum after a last call that starts anew while nodes keep arriving, up to a bound. A round that
+follows a stop wants as many nodes as the world before it had, and seals at once if the minimum is there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rendezvous.diagnosing import versions
+from rendezvous.diagnosing.stragglers import Race
+from rendezvous.events import (
+    Assigned,
+    CheckpointRequested,
+    Effect,
+    Ended,
+    Notice,
+    Persist,
+    Stop,
+    StoreAt,
+    Tell,
+    ToAgent,
+    Waiting,
+)
+from rendezvous.rounds.frozen_map import EMPTY, FrozenMap
+from rendezvous.rounds.ranks import assignment, form_world, role_sizes
+from rendezvous.rounds.recollection import next_generation, nodes_remembered, remark, same_world_again
+from rendezvous.state import (
+    DECISIONS_KEPT,
+    JobState,
+    Member,
+    Phase,
+    Timers,
+    present,
+    world_nodes,
+)
+from rendezvous.types import DecisionKind, ScaleUp
+
+if TYPE_CHECKING:
+    from rendezvous.types import Assignment, JobSpec, Placement, World
+
+Result = tuple[JobState, tuple[Effect, ...]]
+
+PROGRESS_S = 1.0  # at most this often everyone who waits hears how many are here
+
+
+def spec_of(state: JobState) -> JobSpec:
+    assert state.spec is not None, "the first member brought the spec"
+    return state.spec
+
+
+def world_of(state: JobState) -> World:
+    assert state.world is not None, "a live job has a sealed world"
+    return state.world
+
+
+def wanted(state: JobState) -> int:
+    """This many nodes seal the round at once."""
+    if state.generation == 0:
+        return min(state.max_nodes, nodes_remembered(state) or state.max_nodes)
+    return max(state.min_nodes, min(state.max_nodes, world_nodes(state)))
+
+
+# --- gathering ---------------------------------------------------------------------------------------
+
+
+def gather(state: JobState, now: float, newcomer: Member | None = None) -> Result:
+    """Look at a forming round after its members changed."""
+    here = present(state)
+    if here >= wanted(state):
+        return seal(state, now)
+    timers = _settling(state, here, now, newcomer is not None)
+    if timers != state.timers:  # to copy a state costs more than all the rest of a join
+        state = replace(state, timers=timers)
+    if newcomer is None:
+        return state, ()
+    return state, (Tell(newcomer.agent, meanwhile(state, newcomer)),)
+
+
+def _settling(state: JobState, here: int, now: float, arrived: bool) -> Timers:
+    timers, spec = state.timers, spec_of(state)
+    if arrived and timers.progress_at is None:
+        timers = replace(timers, progress_at=now + PROGRESS_S)
+    if here < state.min_nodes:
+        settling = timers.settle_at is not None or timers.settle_bound_at is not None
+        return replace(timers, settle_at=None, settle_bound_at=None) if settling else timers
+    if timers.settle_at is not None and (not arrived or timers.settle_bound_at == timers.settle_at):
+        return timers  # nobody new, or a wait for replacements, whose length was asked for
+    return last_call(timers, spec, now)
+
+
+def last_call(timers: Timers, spec: JobSpec, now: float) -> Timers:
+    bound = timers.settle_bound_at
+    if bound is None:
+        bound = now + spec.last_call_bound_s
+    return replace(timers, settle_at=min(now + spec.last_call_s, bound), settle_bound_at=bound)
+
+
+def tell_progress(state: JobState) -> Result:
+    state = replace(state, timers=replace(state.timers, progress_at=None))
+    return state, tuple(Tell(m.agent, meanwhile(state, m)) for m in by_arrival(state))
+
+
+# --- sealing -----------------------------------------------------------------------------------------
+
+
+def choose(state: JobState) -> list[Member]:
+    """Who would be in the next world: those who stay, then as many of those standing by as there is need."""
+    held = held_ranks(state)
+    free = [m for n, m in state.members.items() if n not in state.excluded]
+    stay = sorted((m for m in free if m.agent.node in held), key=lambda m: held[m.agent.node])
+    stand_by = sorted((m for m in free if m.agent.node not in held), key=lambda m: m.arrival)
+    stay = stay[: state.max_nodes]
+    fill = max(0, wanted(state) - len(stay))
+    grow = _growing(state, len(stay) + fill, len(stand_by) - fill) if state.generation else 0
+    return stay + stand_by[: fill + grow]
+
+
+def _growing(state: JobState, size: int, spare: int) -> int:
+    spec = spec_of(state)
+    ordered = state.decision is not None and state.decision.kind is DecisionKind.GROW
+    if spec.scale_up is ScaleUp.NEVER and not ordered:
+        return 0
+    return max(0, min(state.max_nodes - size, spare - spec.spares))
+
+
+def held_ranks(state: JobState) -> dict[str, int]:
+    if state.world is None:
+        return {}
+    return {p.agent.node: p.node_rank for p in state.world.placements}
+
+
+def seal(state: JobState, now: float) -> Result:
+    """A world of the next generation; the caller knows that enough members are present."""
+    chosen = choose(state)
+    again = same_world_again(state, chosen)
+    generation = next_generation(state) if again is None else again.generation
+    world = again or form_world(generation, [(m.agent, m.facts) for m in chosen], held_ranks(state))
+    ranks = {p.agent.node: p.node_rank for p in world.placements}
+    state = replace(
+        state,
+        phase=Phase.SEALED,
+        generation=generation,
+        world=world,
+        role_sizes=role_sizes(world),
+        store=None,
+        members=FrozenMap(
+            (n, replace(m, node_rank=ranks.get(n), ran=None)) for n, m in state.members.items()
+        ),
+        decisions=(*state.decisions, *remark(state, again=again is not None))[-DECISIONS_KEPT:],
+        owing=FrozenMap((n, True) for n in ranks),
+        causes=EMPTY,
+        race=Race(),
+        decision=None,
+        timers=Timers(
+            give_up_at=now + spec_of(state).join_timeout_s,
+            lease_check_at=state.timers.lease_check_at,
+            readmit_at=state.timers.readmit_at,
+        ),
+    )
+    told = [Tell(p.agent, Assigned(_slice(state, p))) for p in world.placements]
+    if differ := versions.warning(world):
+        told += [Tell(p.agent, Notice(generation, differ)) for p in world.placements]
+    left_out = [Tell(m.agent, waiting(state, m)) for m in by_arrival(state) if m.node_rank is None]
+    return state, (Persist(), *told, *left_out)
+
+
+def _slice(state: JobState, place: Placement) -> Assignment:
+    limit = spec_of(state).budget.limit
+    mine = assignment(world_of(state), place, state.role_sizes, state.generation - 1, limit)
+    return replace(mine, reason=_why(state))
+
+
+def _why(state: JobState) -> str:
+    """The last word on the generation before: the stop was told with the first."""
+    before = (d.reason for d in reversed(state.decisions) if d.generation == state.generation - 1)
+    return next(before, "") if state.generation > 1 else ""
+
+
+# --- what a member is told ---------------------------------------------------------------------------
+
+
+def by_arrival(state: JobState) -> list[Member]:
+    return sorted(state.members.values(), key=lambda m: m.arrival)
+
+
+def where_it_stands(state: JobState, member: Member) -> tuple[ToAgent, ...]:
+    """All that a member whose session resumed may have missed; hearing it twice does no harm."""
+    if state.outcome is not None:
+        return (Ended(state.outcome),)
+    if member.node_rank is None:
+        return (meanwhile(state, member),)
+    if state.phase is Phase.STOPPING:
+        assert state.decision is not None
+        return (Stop(state.generation, state.decision),)
+    mine = Assigned(_slice(state, world_of(state).placements[member.node_rank]))
+    if state.store is None:
+        return (mine,)
+    due = (checkpoint_request(state),) if member.agent.node in state.checkpoints_due else ()
+    return (mine, StoreAt(state.generation, state.store), *due)
+
+
+def checkpoint_request(state: JobState) -> CheckpointRequested:
+    return CheckpointRequested(state.generation, "more nodes are here; the world grows after it")
+
+
+def meanwhile(state: JobState, member: Member) -> ToAgent:
+    """Whose ranks run in a world that was forgotten is not told to wait: it would stop them."""
+    if state.phase is Phase.FORMING and member.ran is not None:
+        return Assigned(member.ran)
+    return waiting(state, member)
+
+
+def waiting(state: JobState, member: Member) -> Waiting:
+    here, node = present(state), member.agent.node
+    target = wanted(state) if here >= state.min_nodes else state.min_nodes
+    exclusion = state.excluded.get(node)
+    if exclusion is not None:
+        return Waiting(f"{node} sits out: {exclusion.reason}", here, target, stands_by=True)
+    if state.phase is not Phase.FORMING:
+        role = "waits as a spare" if spec_of(state).spares else "stands by"
+        return Waiting(f"the job runs without this node; it {role}", here, target, stands_by=True)
+    if here >= state.min_nodes and state.generation:
+        return Waiting("waiting for a replacement; the job goes on smaller if none comes", here, target)
+    if here >= state.min_nodes:
+        return Waiting("enough nodes are here; a last call for more", here, target)
+    missing = state.min_nodes - here
+    reason = f"waiting for {missing} more node{'s' if missing > 1 else ''}{_left_out(state)}"
+    return Waiting(reason, here, target)
+
+
+def _left_out(state: JobState) -> str:
+    """Those who wait for more nodes are to know why some of those that are here do not count."""
+    told = [f"{node} sits out: {why.reason}" for node, why in state.excluded.items() if node in state.members]
+    return f" ({'; '.join(told[:3])})" if told else ""

@@ -1,0 +1,353 @@
+"""From a failure, a loss or an order to the stop of a generation, and to what comes after it.
+
+The stop is told to all before anyone waits for anything. Each node answers when it has reaped; who is lost,
+or silent for longer than the stop budget, is not waited for. Then the next generation is sealed from the
+nodes there are, or a replacement is awaited, or the job ends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rendezvous.diagnosing.post_mortem import explained
+from rendezvous.diagnosing.stragglers import left_out
+from rendezvous.events import Ended, Persist, Stop, Tell
+from rendezvous.rounds.frozen_map import EMPTY, FrozenMap
+from rendezvous.rounds.policy import (
+    course,
+    first_of,
+    judge,
+    judge_again,
+    next_streak,
+    seriousness,
+    speaks_against_node,
+)
+from rendezvous.rounds.sealing import (
+    Result,
+    by_arrival,
+    choose,
+    gather,
+    seal,
+    spec_of,
+    waiting,
+    wanted,
+    world_of,
+)
+from rendezvous.state import (
+    CAUSES_TOLD,
+    DECISIONS_KEPT,
+    FAILURES_KEPT,
+    Exclusion,
+    JobState,
+    Member,
+    Phase,
+    Timers,
+)
+from rendezvous.types import Cause, Decision, DecisionKind, FailureClass, Outcome, StragglerPolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rendezvous.diagnosing.sight import Sight
+    from rendezvous.events import Effect
+    from rendezvous.rounds.policy import Verdict
+
+ABORTED_EXIT_CODE = 143  # as if the operator had sent SIGTERM
+TRY_AGAIN_EXIT_CODE = 75
+
+
+# --- reports -----------------------------------------------------------------------------------------
+
+
+def rank_failed(state: JobState, cause: Cause, now: float) -> Result:
+    """The sender is a member of the current world, and `cause.rank` is its own."""
+    known = state.causes.get(cause.rank)
+    if known is not None and seriousness(known) <= seriousness(cause):
+        return state, ()
+    state = replace(state, causes=state.causes.plus(cause.rank, cause))
+    if state.phase is Phase.STOPPING:
+        return state, ()
+    return _carry_out(state, judge(state, cause, now), now)
+
+
+def _carry_out(state: JobState, verdict: Verdict, now: float) -> Result:
+    decision = verdict.decision
+    if decision.kind is DecisionKind.IGNORE:
+        assert decision.cause is not None
+        state = _noted(state, decision)
+        state = _settled_if_no_rank_is_left(state, decision.cause)
+        return finish_if_all_did(state)
+    if verdict.exclude is not None:
+        state = exclude(state, verdict.exclude, verdict.exclude_reason, now)
+    if decision.kind is not DecisionKind.FAIL:
+        kept = max(1, spec_of(state).budget.limit)
+        state = replace(state, charged=state.charged + 1, charges=(*state.charges, now)[-kept:])
+    return order_stop(state, decision, now)
+
+
+def _settled_if_no_rank_is_left(state: JobState, cause: Cause) -> JobState:
+    """A node whose every rank failed and was ignored has nothing to finish any more."""
+    member = state.members.get(cause.node)
+    if member is None or member.node_rank is None:
+        return replace(state, owing=state.owing.minus(cause.node))
+    first = world_of(state).placements[member.node_rank].rank_offset
+    if all(rank in state.causes for rank in range(first, first + member.facts.nproc)):
+        return replace(state, owing=state.owing.minus(cause.node))
+    return state
+
+
+def finish_if_all_did(state: JobState) -> Result:
+    if len(state.owing):
+        return state, (Persist(),)
+    outcome = Outcome(True, "all ranks finished", 0, restarts=state.charged)
+    return end(state, outcome, Decision(DecisionKind.FINISH, outcome.reason, state.generation))
+
+
+# --- losses ------------------------------------------------------------------------------------------
+
+
+def after_loss(
+    state: JobState, gone: Sequence[Member], reason: str, now: float, *, left: bool = False
+) -> Result:
+    """`gone` are members no more (`forget`); what does that mean for the job? `left`: of its own will."""
+    working = [m for m in gone if m.node_rank is not None and m.agent.node in state.owing]
+    for member in gone:
+        state = _no_longer_owing(state, member.agent.node)
+    match state.phase:
+        case Phase.FORMING:
+            return _thinned(state, now)
+        case Phase.SEALED | Phase.RUNNING if working:
+            return _world_broken(state, working, reason, now, left=left)
+        case Phase.STOPPING:
+            for member in working:
+                state = _with_cause(state, _loss(state, member, reason))
+            return conclude(state, now) if not len(state.owing) else (state, ())
+        case Phase.RUNNING if any(m.node_rank is not None for m in gone):
+            names = ", ".join(m.agent.node for m in gone if m.node_rank is not None)
+            done = f"node {names} {reason}, after all its ranks had finished"
+            return _noted(state, Decision(DecisionKind.IGNORE, done, state.generation)), (Persist(),)
+    return state, ()
+
+
+def _no_longer_owing(state: JobState, node: str) -> JobState:
+    return replace(state, owing=state.owing.minus(node)) if node in state.owing else state
+
+
+def _thinned(state: JobState, now: float) -> Result:
+    if state.generation == 0 and not len(state.members):
+        # Nobody is left who agreed to the spec: the next one to come may bring another.
+        timers = Timers(readmit_at=state.timers.readmit_at)
+        blank = JobState(excluded=state.excluded, retired=state.retired, timers=timers)
+        return replace(blank, deadline_at=state.deadline_at), ()
+    return gather(state, now)
+
+
+def _world_broken(state: JobState, lost: Sequence[Member], reason: str, now: float, *, left: bool) -> Result:
+    causes = [_loss(state, m, reason) for m in lost]
+    for cause in causes:
+        state = _with_cause(state, cause)
+    first = first_of(state, causes)
+    kind, how = course(state)
+    if left and kind in (DecisionKind.SHRINK, DecisionKind.RESTART_WITH_SPARE):
+        # An orderly goodbye that the job was told it can do without is no failure, and costs no restart.
+        return order_stop(state, Decision(kind, f"{first.reason}; {how}", state.generation), now)
+    return _carry_out(state, judge(state, first, now), now)
+
+
+def _loss(state: JobState, member: Member, reason: str) -> Cause:
+    assert member.node_rank is not None
+    rank = world_of(state).placements[member.node_rank].rank_offset
+    node = member.agent.node
+    return Cause(node, rank, 0, FailureClass.NODE_LOST, f"node {node} {reason}", 1)
+
+
+def _with_cause(state: JobState, cause: Cause) -> JobState:
+    known = state.causes.get(cause.rank)
+    if known is not None and seriousness(known) <= seriousness(cause):
+        return state
+    return replace(state, causes=state.causes.plus(cause.rank, cause))
+
+
+# --- the stop ----------------------------------------------------------------------------------------
+
+
+def order_stop(state: JobState, decision: Decision, now: float) -> Result:
+    told = sorted((m.node_rank, m.agent) for m in state.members.values() if m.node_rank is not None)
+    state = replace(
+        _noted(state, decision),
+        phase=Phase.STOPPING,
+        decision=decision,
+        owing=FrozenMap((agent.node, True) for _, agent in told),
+        checkpoints_due=EMPTY,
+        examination=None,
+        last_seen=EMPTY,
+        timers=replace(
+            state.timers,
+            examine_at=None,
+            stop_by=now + spec_of(state).stop_budget_s,
+            give_up_at=None,
+            settle_at=None,
+            settle_bound_at=None,
+        ),
+    )
+    order = Stop(state.generation, decision)
+    effects: tuple[Effect, ...] = (Persist(), *(Tell(agent, order) for _, agent in told))
+    if told:
+        return state, effects
+    state, more = conclude(state, now)
+    return state, (*effects, *more)
+
+
+def node_stopped(state: JobState, node: str, sights: tuple[Sight, ...], now: float) -> Result:
+    state = replace(state, owing=state.owing.minus(node))
+    if sights:
+        state = replace(state, last_seen=state.last_seen.plus(node, sights))
+    return conclude(state, now) if not len(state.owing) else (state, ())
+
+
+def conclude(state: JobState, now: float) -> Result:
+    """Every rank of the generation is reaped, and every report is in."""
+    decision = state.decision
+    assert decision is not None
+    if decision.cause is None:  # nothing failed: an order, a goodbye, or more nodes
+        return _aborted(state, decision) if decision.kind is DecisionKind.FAIL else _regroup(state, now)
+    first = first_of(state, state.causes.values())
+    if (named := explained(first, state.causes, state.last_seen, world_of(state))) is not None:
+        first, state = named, replace(state, causes=state.causes.plus(named.rank, named))
+    final = decision
+    again = judge_again(state, first, now) if decision.kind is not DecisionKind.FAIL else None
+    state = _recorded(state, first)
+    if again is not None:
+        final = again.decision
+        if again.exclude is not None:
+            state = exclude(state, again.exclude, again.exclude_reason, now)
+        state = replace(_noted(state, final), decision=final)
+    if final.kind is DecisionKind.FAIL:
+        return end(state, _failed(state, final.reason, first))
+    return _regroup(state, now)
+
+
+def _recorded(state: JobState, first: Cause) -> JobState:
+    failures = (*state.failures, (state.generation, first))[-FAILURES_KEPT:]
+    state = replace(state, failures=failures, streak=next_streak(state, first))
+    if not speaks_against_node(first):
+        return state
+    count = state.node_failures.get(first.node, 0) + 1
+    return replace(state, node_failures=state.node_failures.plus(first.node, count))
+
+
+def _regroup(state: JobState, now: float) -> Result:
+    decision = state.decision
+    assert decision is not None
+    state = replace(
+        state,
+        phase=Phase.FORMING,
+        members=FrozenMap((n, replace(m, node_rank=None)) for n, m in state.members.items()),
+        owing=EMPTY,
+        timers=replace(state.timers, stop_by=None, give_up_at=now + spec_of(state).replacement_timeout_s),
+    )
+    state = _without_stragglers(state, now)
+    here, enough = choose(state), spec_of(state).shrink_after_s
+    if len(here) >= state.min_nodes and (not enough or len(here) >= wanted(state)):
+        return seal(state, now)
+    if len(here) >= state.min_nodes:
+        until = now + enough
+        state = replace(state, timers=replace(state.timers, settle_at=until, settle_bound_at=until))
+    elif decision.kind is not DecisionKind.WAIT:
+        reason = f"{len(here)} of at least {state.min_nodes} nodes are left; waiting for a replacement"
+        decision = replace(decision, kind=DecisionKind.WAIT, reason=reason)
+        state = replace(_noted(state, decision), decision=decision)
+    return state, (Persist(), *(Tell(m.agent, waiting(state, m)) for m in by_arrival(state)))
+
+
+def _without_stragglers(state: JobState, now: float) -> JobState:
+    if spec_of(state).stragglers.policy is not StragglerPolicy.EXCLUDE:
+        return state
+    here = [node for node in state.members if node not in state.excluded]
+    for node, reason in left_out(state.race, here, state.min_nodes).items():
+        state = exclude(state, node, reason, now)
+    return state
+
+
+def exclude(state: JobState, node: str, reason: str, now: float, *, for_health: bool = False) -> JobState:
+    until = now + spec_of(state).node_cooldown_s
+    exclusion = Exclusion(
+        f"{reason}; tried again after {spec_of(state).node_cooldown_s:g} s", until, for_health
+    )
+    soonest = until if state.timers.readmit_at is None else min(until, state.timers.readmit_at)
+    return replace(
+        state,
+        excluded=state.excluded.plus(node, exclusion),
+        timers=replace(state.timers, readmit_at=soonest),
+    )
+
+
+# --- the end -----------------------------------------------------------------------------------------
+
+
+def too_few_came(state: JobState) -> Result:
+    """A forming round ran out of time."""
+    spec, names = (
+        spec_of(state),
+        [m.agent.node for m in by_arrival(state) if m.agent.node not in state.excluded],
+    )
+    who = f": {', '.join(names[:16])}{', ...' if len(names) > 16 else ''}" if names else ""
+    out = "".join(f"; {n} sits out: {x.reason}" for n, x in state.excluded.items() if n in state.members)
+    cause = state.decision.cause if state.decision is not None else None
+    if state.generation == 0:
+        reason = (
+            f"only {len(names)} of {state.min_nodes} nodes came within {spec.join_timeout_s:g} s{who}{out}"
+        )
+    else:
+        within = f"within {spec.replacement_timeout_s:g} s"
+        reason = f"no replacement came {within}; {len(names)} of {state.min_nodes} nodes are here{who}{out}"
+    if cause is not None:
+        return end(
+            state, _failed(state, reason, first_of(state, state.causes.values())), _fail(state, reason)
+        )
+    outcome = Outcome(False, reason, TRY_AGAIN_EXIT_CODE, restarts=state.charged)
+    return end(state, outcome, _fail(state, reason))
+
+
+def _fail(state: JobState, reason: str) -> Decision:
+    cause = state.decision.cause if state.decision is not None else None
+    return Decision(DecisionKind.FAIL, reason, state.generation, cause)
+
+
+def abort(state: JobState, reason: str, now: float) -> Result:
+    decision = Decision(DecisionKind.FAIL, f"aborted by an operator: {reason}", state.generation)
+    match state.phase:
+        case Phase.ENDED:
+            return state, ()
+        case Phase.FORMING:
+            return _aborted(_noted(state, decision), decision)
+        case Phase.STOPPING:
+            return replace(_noted(state, decision), decision=decision), (Persist(),)
+        case Phase.SEALED | Phase.RUNNING:
+            return order_stop(state, decision, now)
+
+
+def _aborted(state: JobState, decision: Decision) -> Result:
+    causes = tuple(sorted(state.causes.values(), key=seriousness))[:CAUSES_TOLD]
+    return end(state, Outcome(False, decision.reason, ABORTED_EXIT_CODE, None, causes, state.charged))
+
+
+def _failed(state: JobState, reason: str, first: Cause) -> Outcome:
+    others = sorted((c for c in state.causes.values() if c is not first), key=seriousness)
+    causes = (first, *others)[:CAUSES_TOLD]
+    return Outcome(False, reason, first.exit_code or 1, first, causes, state.charged)
+
+
+def end(state: JobState, outcome: Outcome, decision: Decision | None = None) -> Result:
+    """`decision`: to be logged, unless it was already."""
+    if decision is not None:
+        state = _noted(state, decision)
+    outcome = replace(outcome, decisions=state.decisions)
+    state = replace(state, phase=Phase.ENDED, outcome=outcome, owing=EMPTY, timers=Timers(), store=None)
+    state = replace(state, examination=None)
+    return state, (Persist(), *(Tell(m.agent, Ended(outcome)) for m in by_arrival(state)))
+
+
+def _noted(state: JobState, decision: Decision) -> JobState:
+    return replace(state, decisions=(*state.decisions, decision)[-DECISIONS_KEPT:])

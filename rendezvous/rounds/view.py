@@ -1,0 +1,141 @@
+"""What people may see of a job: pure pictures of its state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rendezvous.diagnosing.stragglers import in_words
+from rendezvous.rounds.policy import how_it_ended
+from rendezvous.state import Phase, world_nodes
+
+# At run time, not for the checker only: the codec reads these annotations.
+from rendezvous.types import Cause, Decision, JobSpec, Outcome, StoreAddress  # noqa: TC001
+
+if TYPE_CHECKING:
+    from rendezvous.state import JobState, Member
+
+
+@dataclass(frozen=True, slots=True)
+class JobSummary:
+    job_id: str
+    phase: Phase
+    generation: int = 0
+    nodes: int = 0
+    members: int = 0
+    min_nodes: int = 1
+    max_nodes: int = 1
+    world_size: int = 0
+    restarts: int = 0
+    reason: str = ""
+    succeeded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    node: str
+    incarnation: str = ""
+    address: str = ""
+    nproc: int = 0
+    role: str = ""
+    node_rank: int | None = None
+    rank_offset: int | None = None
+    heard_s: float = 0.0
+    present: bool = False
+    excluded: str = ""
+    failures: int = 0
+    owing: bool = False
+    health: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    generation: int
+    cause: Cause
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    summary: JobSummary
+    spec: JobSpec | None = None
+    nodes: tuple[NodeView, ...] = ()
+    store: StoreAddress | None = None
+    decisions: tuple[Decision, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    outcome: Outcome | None = None
+
+
+def summary_of(job_id: str, state: JobState) -> JobSummary:
+    return JobSummary(
+        job_id=job_id,
+        phase=state.phase,
+        generation=state.generation,
+        nodes=0 if state.phase in (Phase.FORMING, Phase.ENDED) else world_nodes(state),
+        members=len(state.members),
+        min_nodes=state.min_nodes,
+        max_nodes=state.max_nodes,
+        world_size=state.world.size if state.world is not None else 0,
+        restarts=state.charged,
+        reason=_reason(state),
+        succeeded=state.outcome is not None and state.outcome.succeeded,
+    )
+
+
+def _reason(state: JobState) -> str:
+    if state.outcome is not None:
+        return how_it_ended(state.outcome)
+    if state.decision is not None:
+        return state.decision.reason
+    if state.phase is Phase.FORMING:
+        return f"{len(state.members)} of {state.min_nodes} nodes are here"
+    return ""
+
+
+def view_of(job_id: str, state: JobState, now: float) -> JobView:
+    nodes = [_node(state, m, now) for m in sorted(state.members.values(), key=_order)]
+    away = sorted(node for node in state.excluded if node not in state.members)
+    nodes += [NodeView(n, excluded=state.excluded[n].reason, failures=_failures(state, n)) for n in away]
+    return JobView(
+        summary=summary_of(job_id, state),
+        spec=state.spec,
+        nodes=tuple(nodes),
+        store=state.store,
+        decisions=state.decisions,
+        failures=tuple(Failure(generation, cause) for generation, cause in state.failures),
+        outcome=state.outcome,
+    )
+
+
+def _order(member: Member) -> tuple[bool, int]:
+    rank = member.node_rank
+    return (rank is None, member.arrival if rank is None else rank)
+
+
+def _node(state: JobState, member: Member, now: float) -> NodeView:
+    node, facts, rank = member.agent.node, member.facts, member.node_rank
+    exclusion = state.excluded.get(node)
+    place = state.world.placements[rank] if rank is not None and state.world is not None else None
+    return NodeView(
+        node=node,
+        incarnation=member.agent.incarnation,
+        address=facts.address,
+        nproc=facts.nproc,
+        role=facts.role,
+        node_rank=rank,
+        rank_offset=place.rank_offset if place is not None else None,
+        heard_s=max(0.0, now - state.leases.get(node, now)),
+        present=True,
+        excluded=exclusion.reason if exclusion is not None else "",
+        failures=_failures(state, node),
+        owing=node in state.owing,
+        health=(*state.health.get(node, ()), *_slow(state, node)),
+    )
+
+
+def _slow(state: JobState, node: str) -> list[str]:
+    named = sorted(pair for pair in state.race.named if pair[1].node == node)
+    return [in_words(rank, node, standing.slowness) for rank, standing in named]
+
+
+def _failures(state: JobState, node: str) -> int:
+    return state.node_failures.get(node, 0)

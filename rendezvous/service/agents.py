@@ -1,0 +1,131 @@
+"""The service Agents: from a stream's first message to the job it belongs to."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
+
+from rendezvous.access.auth import Denied, Right
+from rendezvous.access.refusals import Reason
+from rendezvous.codec import BadMessage, read_from_agent, to_agent_bytes
+from rendezvous.events import AgentJoined, Refused
+from rendezvous.rounds.admissible import memory_objection, objection
+from rendezvous.service.attendance import Attendance, Cut
+from rendezvous.service.calls import held
+from rendezvous.service.conversation import Moved
+from rendezvous.service.jobs import Elsewhere
+from rendezvous.service.limits import Counts, LimitReached, Limits, Rates
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rendezvous.access.auth import Gate, Identity
+    from rendezvous.service.calls import Calls
+    from rendezvous.service.job import Job
+    from rendezvous.service.jobs import Jobs
+
+_log = logging.getLogger("rendezvous")
+_FIRST_MESSAGE_S = 10.0
+_NOBODY_YET_S = 0.2
+_STREAM_METADATA = "rendezvous-stream"
+_SPEC_UNUSABLE = 78
+
+
+class Agents:
+    def __init__(self, jobs: Jobs, gate: Gate, limits: Limits) -> None:
+        self._jobs, self._gate, self._limits = jobs, gate, limits
+        self._streams = Counts("streams", limits.streams_per_identity, limits.agents)
+        self._rates = Rates(limits.joins_per_s, limits.join_burst)
+
+    @property
+    def streams(self) -> int:
+        return self._streams.total
+
+    def methods(self, calls: Calls) -> dict[str, Any]:
+        # Raw bytes both ways: the codec reads them, and a broadcast is written once.
+        return {"Attend": grpc.stream_stream_rpc_method_handler(calls.guarded(self._attend))}
+
+    async def _attend(self, _: Any, context: Any) -> None:
+        identity = self._gate.identify(context)
+        identity.require(Right.ATTEND)
+        with held(self._streams, identity):
+            joined = await self._first(context)
+            if joined is None:
+                return
+            identity.require(Right.ATTEND, joined.spec.job_id)
+            await self._await_turn(identity)
+            words = objection(joined.agent, joined.spec, joined.facts) or memory_objection(
+                joined.generation, joined.running
+            )
+            if words:
+                await context.write(to_agent_bytes(Refused(words, _SPEC_UNUSABLE)))
+                return
+            job = await self._job_of(joined, context)
+            if job is not None:
+                self._require_new(job, joined, context)
+                await self._stay(job, joined, context)
+
+    async def _first(self, context: Any) -> AgentJoined | None:
+        async with asyncio.timeout(_FIRST_MESSAGE_S):
+            data = await context.read()
+        if data is grpc.aio.EOF:
+            return None
+        message = read_from_agent(data, None)
+        if not isinstance(message, AgentJoined):
+            raise BadMessage("the first message of a stream must be a join")
+        return message
+
+    async def _await_turn(self, identity: Identity) -> None:
+        wait_s = self._rates.take(identity.name, asyncio.get_running_loop().time())
+        if wait_s > 0.0:
+            await asyncio.sleep(wait_s)
+
+    async def _job_of(self, joined: AgentJoined, context: Any) -> Job | None:
+        job_id = joined.spec.job_id
+        try:
+            job = self._jobs.at_hand(job_id) or await self._jobs.open(job_id)
+        except Elsewhere as error:
+            await context.write(
+                to_agent_bytes(Moved(error.address, 0.0 if error.address else _NOBODY_YET_S, str(error)))
+            )
+            return None
+        if len(job.attendances) >= self._limits.agents_per_job and joined.agent not in job.attendances:
+            raise LimitReached(f"job {job_id!r} has {len(job.attendances)} agents already")
+        return job
+
+    def _require_new(self, job: Job, joined: AgentJoined, context: Any) -> None:
+        """An agent numbers its streams: who repeats what was overheard takes nobody's place."""
+        if job.is_new_stream(joined.agent, _number(context.invocation_metadata() or ())):
+            return
+        words = (
+            f"{joined.agent} has joined with these very words before; an agent joins anew with every stream"
+        )
+        raise Denied(grpc.StatusCode.PERMISSION_DENIED, words, Reason.REPLAYED_JOIN)
+
+    async def _stay(self, job: Job, joined: AgentJoined, context: Any) -> None:
+        owner, backlog = job.owner, self._limits.backlog
+
+        def busy() -> bool:
+            return owner.backlog > backlog
+
+        attendance = Attendance(joined.agent, context, self._limits, owner.heard, owner.post, busy)
+        job.attach(attendance)
+        try:
+            owner.post(joined)
+            await attendance.run()
+        except Cut as cut:
+            extra = {"job": job.job_id, "generation": job.state.generation}
+            _log.warning("the stream of %s was cut: %s", joined.agent, cut.words, extra=extra)
+            raise
+        finally:
+            job.detach(attendance)
+
+
+def _number(metadata: Iterable[tuple[str, str | bytes]]) -> int:
+    """0: this client does not number its streams."""
+    text = next((value for key, value in metadata if key == _STREAM_METADATA), "")
+    return int(text) if isinstance(text, str) and text.isascii() and text.isdigit() and len(text) < 10 else 0

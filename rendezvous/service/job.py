@@ -1,0 +1,230 @@
+"""One job in the service: its owner, the streams of its agents, and the notes that are kept of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections import deque
+from typing import TYPE_CHECKING
+
+import grpc
+
+from rendezvous.codec import to_agent_bytes
+from rendezvous.events import AgentLost, Assigned, Refused, Waiting
+from rendezvous.rounds.fitting import fitted
+from rendezvous.rounds.journal import Note, lines
+from rendezvous.service.attendance import Attendance, Cut
+from rendezvous.service.conversation import Moved
+from rendezvous.service.lull import Lull
+from rendezvous.service.owner import JobOwner
+from rendezvous.state import Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rendezvous.events import Event, ToAgent
+    from rendezvous.rounds.journal import Line
+    from rendezvous.service.metrics import Metrics
+    from rendezvous.service.owner import JobStore
+    from rendezvous.state import JobState
+    from rendezvous.types import AgentId
+
+_log = logging.getLogger("rendezvous")
+_NOTES_KEPT = 1000
+_WATCHER_NOTES = 1000
+_STREAMS_KEPT = 65_536
+_DOUBT_S = 0.2
+_CROWD = 64  # of more members, only one in so many is logged as it joins: a line costs as much as the join
+
+
+class Watcher:
+    """Somebody who follows the notes; one who falls too far behind is cut off."""
+
+    def __init__(self, notes: list[Note]) -> None:
+        self.queue: asyncio.Queue[Note | None] = asyncio.Queue(len(notes) + _WATCHER_NOTES)
+        for note in notes:
+            self.queue.put_nowait(note)
+        self.fell_behind = False
+        self.moved = False  # the job has; what follows is told elsewhere
+
+    def tell(self, note: Note | None) -> None:
+        try:
+            self.queue.put_nowait(note)
+        except asyncio.QueueFull:
+            self.fell_behind = True
+
+
+class Job:
+    """`holds`: may this replica speak for the job, at this instant?"""
+
+    def __init__(
+        self,
+        job_id: str,
+        store: JobStore,
+        holds: Callable[[str], bool],
+        metrics: Metrics,
+        resume_grace_s: float,
+    ) -> None:
+        self.job_id = job_id
+        self.attendances: dict[AgentId, Attendance] = {}
+        self.watchers: set[Watcher] = set()
+        self._streams: dict[AgentId, int] = {}  # the number of the latest one, as the agent counts them
+        self.notes: deque[Note] = deque(maxlen=_NOTES_KEPT)
+        self.telling = uuid.uuid4().hex  # whose numbers the notes have
+        self.idle_since = time.monotonic()
+        self._holds, self._metrics, self._resume_grace_s = holds, metrics, resume_grace_s
+        self._absent: dict[AgentId, asyncio.TimerHandle] = {}
+        self._orders: dict[int, tuple[Event, asyncio.Future[None]]] = {}
+        self._seq = 0
+        self._last: tuple[ToAgent, bytes] | None = None
+        self._lull: Lull[Attendance, Waiting] = Lull(lambda to, word: to.put(self._encoded(word)))
+        self._loaded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.owner = JobOwner(store, self._tell, note=self._note)
+        self.task = asyncio.get_running_loop().create_task(self.owner.run(), name=f"job {job_id}")
+
+    @property
+    def state(self) -> JobState:
+        return self.owner.state
+
+    async def loaded(self) -> None:
+        """Raises what the store did, if it cannot be used."""
+        await asyncio.wait([self.task, self._loaded], return_when=asyncio.FIRST_COMPLETED)
+        if self.task.done():
+            await self.task
+
+    async def carried_out(self, order: Event) -> JobState:
+        """Returns once the order has had its effect, or none."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._orders[id(order)] = (order, done)
+        try:
+            self.owner.post(order)
+            await asyncio.wait([self.task, done], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            del self._orders[id(order)]
+        if not done.done():
+            raise ConnectionError("this replica lost the job while it looked at the order")
+        return self.state
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.attendances and not self.watchers and not self._orders
+
+    # --- streams -----------------------------------------------------------------------------------
+
+    def is_new_stream(self, agent: AgentId, number: int) -> bool:
+        """As far as this replica remembers; another one lets a repetition in, and the agent itself right after it."""
+        if number <= self._streams.get(agent, 0):
+            return number == 0 and agent not in self._streams
+        self._streams[agent] = number
+        if len(self._streams) > _STREAMS_KEPT:
+            del self._streams[next(iter(self._streams))]
+        return True
+
+    def attach(self, attendance: Attendance) -> None:
+        agent = attendance.agent
+        before = self.attendances.get(agent)
+        if before is not None:
+            before.cut(Cut(grpc.StatusCode.ABORTED, "the agent opened another stream"))
+        self.attendances[agent] = attendance
+        if (timer := self._absent.pop(agent, None)) is not None:
+            timer.cancel()
+
+    def detach(self, attendance: Attendance) -> None:
+        agent = attendance.agent
+        if self.attendances.get(agent) is not attendance:
+            return
+        del self.attendances[agent]
+        self._lull.drop(attendance)
+        self.idle_since = time.monotonic()
+        member = self.state.members.get(agent.node)
+        if attendance.has_left or self.task.done() or member is None or member.agent != agent:
+            return
+        self._absent[agent] = asyncio.get_running_loop().call_later(self._grace_s(), self._give_up, agent)
+
+    def _grace_s(self) -> float:
+        spec = self.state.spec
+        return self._resume_grace_s if spec is None else min(self._resume_grace_s, spec.lease_s)
+
+    def _give_up(self, agent: AgentId) -> None:
+        del self._absent[agent]
+        words = f"its stream broke, and it did not come back within {self._grace_s():g} s"
+        self.owner.post(AgentLost(agent, words))
+
+    def _tell(self, agent: AgentId, message: ToAgent) -> None:
+        attendance = self.attendances.get(agent)
+        if attendance is None:
+            return
+        if not self._holds(self.job_id):
+            attendance.move(Moved("", _DOUBT_S, "this replica is in doubt about the job just now"))
+            return
+        if isinstance(message, Waiting):
+            self._lull.put(attendance, message)
+        else:
+            self._lull.drop(attendance)
+            attendance.put(self._encoded(message))
+
+    def _encoded(self, message: ToAgent) -> bytes:
+        """A broadcast is encoded once; assignments differ from node to node."""
+        if isinstance(message, Assigned):
+            return to_agent_bytes(message)
+        if self._last is None or self._last[0] != message:
+            if isinstance(message, Refused):
+                self._metrics.count("turned_away", "for now" if message.retryable else "for good")
+            short = fitted(message, lambda m: len(to_agent_bytes(m)))
+            self._last = (message, to_agent_bytes(short))
+        return self._last[1]
+
+    # --- notes -------------------------------------------------------------------------------------
+
+    def _note(self, event: Event | None, before: JobState, after: JobState) -> None:
+        if event is None:
+            self._last = None
+            if not self._loaded.done():
+                self._loaded.set_result(None)
+        elif self._orders and (order := self._orders.get(id(event))) is not None and not order[1].done():
+            order[1].set_result(None)
+        if after is before:
+            return
+        for line in lines(event, before, after):
+            self._seq += 1
+            note = Note(self._seq, time.time(), after.generation, line.kind, line.node, line.text)
+            self.notes.append(note)
+            self._metrics.count("events", line.kind)
+            extra = {"job": self.job_id, "generation": after.generation, "kind": line.kind}
+            _log.log(_level(line, after), line.text, extra=extra)
+            for watcher in self.watchers:
+                watcher.tell(note)
+        if after.phase is Phase.ENDED and before.phase is not Phase.ENDED:
+            for watcher in self.watchers:
+                watcher.tell(None)
+
+    def watch(self, after_seq: int) -> Watcher:
+        watcher = Watcher([note for note in self.notes if note.seq > after_seq])
+        self.watchers.add(watcher)
+        if self.state.outcome is not None:
+            watcher.tell(None)
+        return watcher
+
+    # --- the end -----------------------------------------------------------------------------------
+
+    async def close(self, moved: Moved) -> None:
+        """This replica speaks for the job no more; its agents are sent elsewhere."""
+        for attendance in list(self.attendances.values()):
+            attendance.move(moved)
+        for watcher in self.watchers:
+            watcher.moved = True
+            watcher.tell(None)
+        for timer in self._absent.values():
+            timer.cancel()
+        self._absent.clear()
+        self._lull.close()
+        self.task.cancel()
+        await asyncio.wait([self.task])
+
+
+def _level(line: Line, after: JobState) -> int:
+    """What is not worth a line of the log is among the notes nevertheless."""
+    here = len(after.members)
+    return logging.DEBUG if line.kind == "joined" and here > _CROWD and here % _CROWD else logging.INFO

@@ -1,0 +1,142 @@
+"""The service Operations: what people and their tools may see, and may order."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from rendezvous.access.auth import Right
+from rendezvous.codec import BadMessage, encode
+from rendezvous.events import JobAborted, JobResized, NodeDrained, NodeResumed, RestartOrdered
+from rendezvous.pb import rendezvous_pb2 as pb
+from rendezvous.rounds.policy import how_it_ended
+from rendezvous.rounds.view import summary_of, view_of
+from rendezvous.service.calls import NotFound, NotNow, held
+from rendezvous.service.jobs import Elsewhere
+from rendezvous.service.limits import Counts, LimitReached, Limits
+from rendezvous.state import Phase
+
+if TYPE_CHECKING:
+    from rendezvous.access.auth import Gate, Identity
+    from rendezvous.events import Event
+    from rendezvous.service.calls import Calls
+    from rendezvous.service.job import Job, Watcher
+    from rendezvous.service.jobs import Jobs
+
+_REASON_CHARS = 500
+_JOBS_LISTED = 10_000
+
+
+class Operations:
+    def __init__(self, jobs: Jobs, gate: Gate, limits: Limits) -> None:
+        self._jobs, self._gate = jobs, gate
+        self._watches = Counts("watches", limits.watches_per_identity)
+
+    def methods(self, calls: Calls) -> dict[str, Any]:
+        look, order = Right.LOOK, Right.ORDER
+        return {
+            "ListJobs": calls.unary(look, pb.ListJobsRequest, self._list),
+            "GetJob": calls.unary(look, pb.GetJobRequest, self._get),
+            "WatchEvents": grpc.unary_stream_rpc_method_handler(calls.guarded(self._watch)),
+            "DrainNode": calls.unary(order, pb.DrainNodeRequest, self._drain),
+            "ResumeNode": calls.unary(order, pb.ResumeNodeRequest, self._resume),
+            "ResizeJob": calls.unary(order, pb.ResizeJobRequest, self._resize),
+            "RestartJob": calls.unary(order, pb.RestartJobRequest, self._restart),
+            "AbortJob": calls.unary(order, pb.AbortJobRequest, self._abort),
+        }
+
+    async def _found(self, job_id: str) -> Job:
+        job = await self._jobs.find(job_id)
+        if job is None:
+            raise NotFound(f"there is no job {job_id!r}")
+        return job
+
+    # --- looking -----------------------------------------------------------------------------------
+
+    async def _list(self, _: Any, identity: Identity) -> Any:
+        covered = [job_id for job_id in await self._jobs.known() if identity.may(Right.LOOK, job_id)]
+        found = []
+        for job_id in covered[:_JOBS_LISTED]:
+            try:
+                job = await self._jobs.find(job_id)
+            except (Elsewhere, LimitReached):
+                continue  # the replica that decides about it lists it
+            if job is not None:
+                found.append(encode(summary_of(job_id, job.state)))
+        return pb.ListJobsResponse(jobs=found)
+
+    async def _get(self, request: Any, _: Identity) -> Any:
+        job = await self._found(request.job_id)
+        now = asyncio.get_running_loop().time()
+        return pb.GetJobResponse(job=encode(view_of(request.job_id, job.state, now)))
+
+    async def _watch(self, data: bytes, context: Any) -> None:
+        identity = self._gate.identify(context)
+        request = pb.WatchEventsRequest.FromString(data)
+        identity.require(Right.LOOK, request.job_id)
+        with held(self._watches, identity):
+            job = await self._found(request.job_id)
+            watcher = job.watch(request.after_seq if request.telling in ("", job.telling) else 0)
+            if not request.follow:
+                watcher.tell(None)
+            try:
+                await self._relay(watcher, job.telling, context)
+            finally:
+                job.watchers.discard(watcher)
+
+    async def _relay(self, watcher: Watcher, telling: str, context: Any) -> None:
+        while not watcher.fell_behind:
+            note = await watcher.queue.get()
+            if note is None and watcher.moved:
+                raise Elsewhere("")
+            if note is None:
+                return
+            told = pb.WatchEventsResponse(note=encode(note), telling=telling)
+            await context.write(told.SerializeToString())
+        raise LimitReached("this watcher reads too slowly")
+
+    # --- orders ------------------------------------------------------------------------------------
+
+    async def _ordered(self, job_id: str, order: Event) -> Any:
+        job = await self._found(job_id)
+        after = await job.carried_out(order)
+        if after.outcome is not None and not isinstance(order, JobAborted):
+            raise NotNow(f"job {job_id!r} is over: {how_it_ended(after.outcome)}")
+        if after.phase is Phase.FORMING and isinstance(order, RestartOrdered):
+            raise NotNow(f"job {job_id!r} is forming: it has no ranks that could be restarted")
+        return encode(summary_of(job_id, after))
+
+    async def _drain(self, request: Any, identity: Identity) -> Any:
+        order = NodeDrained(_node(request), _reason(request, identity))
+        return pb.DrainNodeResponse(job=await self._ordered(request.job_id, order))
+
+    async def _resume(self, request: Any, _: Identity) -> Any:
+        return pb.ResumeNodeResponse(job=await self._ordered(request.job_id, NodeResumed(_node(request))))
+
+    async def _resize(self, request: Any, _: Identity) -> Any:
+        if not 1 <= request.min_nodes <= request.max_nodes <= 100_000:
+            raise BadMessage(f"a job cannot have {request.min_nodes} to {request.max_nodes} nodes")
+        order = JobResized(request.min_nodes, request.max_nodes)
+        return pb.ResizeJobResponse(job=await self._ordered(request.job_id, order))
+
+    async def _restart(self, request: Any, identity: Identity) -> Any:
+        order = RestartOrdered(_reason(request, identity))
+        return pb.RestartJobResponse(job=await self._ordered(request.job_id, order))
+
+    async def _abort(self, request: Any, identity: Identity) -> Any:
+        order = JobAborted(_reason(request, identity))
+        return pb.AbortJobResponse(job=await self._ordered(request.job_id, order))
+
+
+def _node(request: Any) -> str:
+    node: str = request.node
+    if not 0 < len(node) <= 256 or not node.isprintable():
+        raise BadMessage("no node is named")
+    return node
+
+
+def _reason(request: Any, identity: Identity) -> str:
+    words = "".join(c if c.isprintable() else " " for c in request.reason[:_REASON_CHARS]).strip()
+    return words or f"no reason given ({identity.name})"

@@ -1,0 +1,124 @@
+"""The service Scratchpad: a few values and barriers per job, for scripts.
+
+Values live in the store. Who has entered a barrier is known to the job's replica only, which is why members
+enter again when their connection breaks; that a barrier was passed is written down first, so that those who
+come again later pass too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from rendezvous.access.auth import Right
+from rendezvous.codec import BadMessage
+from rendezvous.pb import rendezvous_pb2 as pb
+from rendezvous.service.calls import NotFound
+from rendezvous.service.jobs import RESERVED
+from rendezvous.service.limits import LimitReached
+
+if TYPE_CHECKING:
+    from rendezvous.access.auth import Identity
+    from rendezvous.service.calls import Calls
+    from rendezvous.service.jobs import Jobs
+    from rendezvous.store.protocol import Store, Values
+
+_BARRIERS = 1024
+_PARTIES = 100_000
+
+
+class _Barrier:
+    def __init__(self) -> None:
+        self.members: set[str] = set()
+        self.waiting = 0
+        self.passed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+
+class Scratchpad:
+    def __init__(self, jobs: Jobs, store: Store) -> None:
+        self._jobs, self._store = jobs, store
+        self._barriers: dict[tuple[str, str], _Barrier] = {}
+
+    def methods(self, calls: Calls) -> dict[str, Any]:
+        return {
+            "GetValue": calls.unary(Right.SCRATCH, pb.GetValueRequest, self._get),
+            "PutValue": calls.unary(Right.SCRATCH, pb.PutValueRequest, self._put),
+            "DeleteValue": calls.unary(Right.SCRATCH, pb.DeleteValueRequest, self._delete),
+            "EnterBarrier": calls.unary(Right.SCRATCH, pb.EnterBarrierRequest, self._enter),
+        }
+
+    async def _values(self, job_id: str) -> Values:
+        """Of a job that exists: nobody can fill the store with jobs of his invention."""
+        if await self._jobs.find(job_id) is None:
+            raise NotFound(f"there is no job {job_id!r}")
+        return self._store.values(job_id)
+
+    async def _get(self, request: Any, _: Identity) -> Any:
+        values, key = await self._values(request.job_id), _key(request.key)
+        value = await values.get(key)
+        if request.wait_s > 0 and (value is None or value.version <= request.after_version):
+            async with asyncio.timeout(min(request.wait_s, 3600.0)):
+                value = await values.wait(key, request.after_version)
+        if value is None:
+            raise NotFound(f"there is no value {key!r}")
+        return pb.GetValueResponse(value=value.data, version=value.version)
+
+    async def _put(self, request: Any, _: Identity) -> Any:
+        values, key = await self._values(request.job_id), _key(request.key)
+        if request.HasField("expected_version"):
+            version = await values.compare_and_put(key, request.value, request.expected_version)
+        else:
+            version = await values.put(key, request.value)
+        return pb.PutValueResponse(version=version)
+
+    async def _delete(self, request: Any, _: Identity) -> Any:
+        values = await self._values(request.job_id)
+        return pb.DeleteValueResponse(deleted=await values.delete(_key(request.key)))
+
+    # --- barriers ----------------------------------------------------------------------------------
+
+    async def _enter(self, request: Any, _: Identity) -> Any:
+        values, name = await self._values(request.job_id), _key(request.name)
+        if (
+            not 1 <= request.parties <= _PARTIES
+            or not 0 < len(request.member) <= 256
+            or not request.wait_s > 0
+        ):
+            raise BadMessage("a barrier has 1 to 100,000 parties, named members, and a time to wait")
+        mark = f"{RESERVED}barrier/{name}"
+        if await values.get(mark) is not None:
+            return pb.EnterBarrierResponse(arrived=request.parties)
+        barrier = self._barrier(request.job_id, name)
+        barrier.members.add(request.member)
+        if len(barrier.members) >= request.parties and not barrier.passed.done():
+            await values.put(mark, b"passed")
+            if not barrier.passed.done():
+                barrier.passed.set_result(None)
+        await self._wait(barrier, (request.job_id, name), min(request.wait_s, 3600.0))
+        return pb.EnterBarrierResponse(arrived=len(barrier.members))
+
+    def _barrier(self, job_id: str, name: str) -> _Barrier:
+        barrier = self._barriers.get((job_id, name))
+        if barrier is None:
+            if len(self._barriers) >= _BARRIERS:
+                raise LimitReached(f"the service has {_BARRIERS} barriers already")
+            barrier = self._barriers[job_id, name] = _Barrier()
+        return barrier
+
+    async def _wait(self, barrier: _Barrier, key: tuple[str, str], wait_s: float) -> None:
+        barrier.waiting += 1
+        try:
+            async with asyncio.timeout(wait_s):
+                await asyncio.shield(barrier.passed)
+        finally:
+            barrier.waiting -= 1
+            if not barrier.waiting:
+                self._barriers.pop(key, None)
+
+
+def _key(key: str) -> str:
+    if key.startswith(RESERVED):
+        raise BadMessage(f"names that begin with {RESERVED!r} are the service's own")
+    if not 0 < len(key.encode()) <= 160:
+        raise BadMessage("a name has 1 to 160 bytes")
+    return key

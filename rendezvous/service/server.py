@@ -1,0 +1,221 @@
+"""The gRPC server: its services, its ports, its manners on the wire, and how it goes away.
+
+Going away (SIGTERM) decides nothing: the port closes for new streams, every agent is told to go elsewhere or
+to come back, and the jobs stay in the store as they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import resource
+import socket
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import grpc
+import grpc.aio
+
+from rendezvous.access.auth import Certificates, Gate, secret_credentials, server_credentials
+from rendezvous.access.refusals import Refusals
+from rendezvous.service.agents import Agents
+from rendezvous.service.calls import Calls
+from rendezvous.service.health import Health
+from rendezvous.service.jobs import Jobs
+from rendezvous.service.limits import MESSAGE_BYTES, Counts, Limits
+from rendezvous.service.metrics import Metrics
+from rendezvous.service.operations import Operations
+from rendezvous.service.reflection import NAMES as REFLECTION
+from rendezvous.service.reflection import Reflection
+from rendezvous.service.scratchpad import Scratchpad
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rendezvous.access.secret import Secret
+    from rendezvous.store.protocol import Store
+
+_log = logging.getLogger("rendezvous")
+
+AGENTS = "rendezvous.v1.Agents"
+OPERATIONS = "rendezvous.v1.Operations"
+SCRATCHPAD = "rendezvous.v1.Scratchpad"
+HEALTH = "grpc.health.v1.Health"
+
+_OPTIONS = (
+    ("grpc.max_receive_message_length", MESSAGE_BYTES),
+    ("grpc.max_metadata_size", 16 * 1024),
+    ("grpc.max_concurrent_streams", 4096),  # of one connection
+    ("grpc.so_reuseport", 0),  # a second service on the same port is a mistake, and is told so
+    ("grpc.http2.bdp_probe", 0),  # no ping with each message to tune the windows ...
+    ("grpc.http2.lookahead_bytes", MESSAGE_BYTES),  # ... this is what a stream may have under way
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_connection_idle_ms", 300_000),  # a connection without a stream
+    ("grpc.keepalive_time_ms", 30_000),  # a peer that vanished without a word
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 500),
+    ("grpc.http2.max_ping_strikes", 3),
+)
+_FAREWELL_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    listen: tuple[str, ...]
+    advertise: str = ""  # default: the first of `listen`, with the port that it got
+    key_file: str = ""
+    certificates: Certificates | None = None
+    secret: Secret | None = None  # of one job, instead of certificates and tokens
+    history_s: float = 14 * 86_400.0
+    resume_grace_s: float = 1.0
+    return_after_s: float = 0.5  # agents of a service that goes away come back no sooner
+    reflection: bool = False
+    limits: Limits = field(default_factory=Limits)
+
+
+class CannotListen(Exception):
+    """In words for whoever starts the service."""
+
+
+class Server:
+    """Within a running event loop: `start`, then `close`."""
+
+    def __init__(self, store: Store, options: ServerOptions) -> None:
+        self.metrics = Metrics()
+        self.refusals = Refusals(self.metrics)
+        self.ports: list[int] = []
+        self._options, self._ownership = options, store.ownership
+        limits = options.limits
+        gate = Gate(options.key_file)
+        self.jobs = Jobs(
+            store, limits, self.metrics, history_s=options.history_s, resume_grace_s=options.resume_grace_s
+        )
+        self.health = Health((AGENTS, OPERATIONS, SCRATCHPAD))
+        self.agents = Agents(self.jobs, gate, limits)
+        self._calls = Calls(gate, self.metrics, self.refusals, Counts("calls", limits.calls_per_identity))
+        self._services: dict[str, Agents | Operations | Scratchpad | Health | Reflection] = {
+            AGENTS: self.agents,
+            OPERATIONS: Operations(self.jobs, gate, limits),
+            SCRATCHPAD: Scratchpad(self.jobs, store),
+            HEALTH: self.health,
+        }
+        if options.reflection:
+            described = Reflection(tuple(self._services))
+            self._services |= dict.fromkeys(REFLECTION, described)
+        self._server: grpc.aio.Server | None = None
+        self._tending: asyncio.Task[None] | None = None
+        self._declare_gauges()
+
+    async def start(self) -> None:
+        """Raises `CannotListen`."""
+        _collect_less_often()
+        server = self._server = grpc.aio.server(options=_OPTIONS)
+        for name, service in self._services.items():
+            methods = grpc.method_handlers_generic_handler(name, service.methods(self._calls))
+            server.add_generic_rpc_handlers((methods,))
+        self.ports = [self._listen(server, address) for address in self._options.listen]
+        self._ownership.reachable_at(self._options.advertise or self._first_port())
+        await self.jobs.resume_all()
+        await server.start()
+        self._tending = asyncio.get_running_loop().create_task(self.jobs.tend(), name="tend jobs")
+        self.health.set(True)
+
+    def _first_port(self) -> str:
+        first = self._options.listen[0]
+        return first if first.startswith("unix:") else f"{first.rpartition(':')[0]}:{self.ports[0]}"
+
+    def _listen(self, server: grpc.aio.Server, address: str) -> int:
+        certificates, secret = self._options.certificates, self._options.secret
+        try:
+            with _private(address):
+                if secret is not None:
+                    return server.add_secure_port(address, secret_credentials(secret))
+                if certificates is None:
+                    return server.add_insecure_port(address)
+                return server.add_secure_port(address, server_credentials(certificates))
+        except RuntimeError as error:  # which refers to a log that nobody reads
+            raise CannotListen(f"cannot listen on {address}: {_why_not(address) or error}") from error
+        except OSError as error:
+            raise CannotListen(f"cannot listen on {address}: {in_words(error)}") from error
+
+    async def close(self) -> None:
+        """Also after a `start` that failed."""
+        self.health.set(False)
+        if self._tending is not None:
+            self._tending.cancel()
+            await asyncio.wait([self._tending])
+        await self.jobs.close(self._options.return_after_s)
+        if self._server is not None:
+            await self._server.stop(_FAREWELL_S)
+
+    def _declare_gauges(self) -> None:
+        metrics = self.metrics
+        metrics.gauge("streams", "Open streams of agents.", lambda: self.agents.streams)
+        metrics.gauges("jobs", "Jobs at hand, by phase.", "phase", self._jobs_by_phase)
+        metrics.gauge(
+            "backlog", "Events that wait their turn.", lambda: sum(j.owner.backlog for j in self.jobs)
+        )
+        metrics.gauge("watchers", "Followers of events.", lambda: sum(len(j.watchers) for j in self.jobs))
+
+    def _jobs_by_phase(self) -> dict[str, float]:
+        counted: dict[str, float] = {}
+        for job in self.jobs:
+            phase = job.state.phase.value
+            counted[phase] = counted.get(phase, 0) + 1
+        return counted
+
+
+@contextlib.contextmanager
+def _private(address: str) -> Iterator[None]:
+    """A socket that is a file is for this user's processes alone, whatever the umask."""
+    before = os.umask(0o177) if address.startswith("unix:") else None
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.umask(before)
+
+
+def in_words(error: OSError) -> str:
+    """The kernel's, without the numbers and brackets that libraries put around them."""
+    words = (
+        error.strerror if isinstance(error, socket.gaierror) or not error.errno else os.strerror(error.errno)
+    )
+    return ": ".join(filter(None, (error.filename, words or str(error))))
+
+
+def _why_not(address: str) -> str:
+    """What the kernel says to the same wish; nothing if it has none to refuse."""
+    if address.startswith("unix:"):
+        return ""
+    host, _, port = address.rpartition(":")
+    try:
+        family, kind, _, _, where = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[
+            0
+        ]
+        with socket.socket(family, kind) as probe:
+            probe.bind(where)
+            probe.listen()
+    except OSError as error:
+        return in_words(error)
+    return ""
+
+
+def _collect_less_often() -> None:
+    """What a stream consists of lives as long as the stream: to walk it all for every few hundred new objects
+    takes a tenth of the time in which thousands join."""
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+
+
+def raise_file_limit() -> int:
+    """Each agent is a connection."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard
