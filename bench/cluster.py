@@ -22,7 +22,8 @@ from watched import RANK_SCRIPTS, WatchedRun
 from launcher.joining.join import job_spec
 from launcher.settings.spec import EntryKind, EntryPoint, LaunchSpec
 from launcher.version import VERSION
-from rendezvous.client import ClientOptions, connect
+from rendezvous.access.client_options import ClientOptions
+from rendezvous.client import connect
 from rendezvous.events import AgentJoined
 from rendezvous.types import AgentId, JobSpec, NodeFacts
 

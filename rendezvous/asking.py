@@ -17,7 +17,7 @@ from rendezvous.service.health import TIME_METADATA
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rendezvous.client import ClientOptions
+    from rendezvous.access.client_options import ClientOptions
 
 _SCRATCHPAD = "/rendezvous.v1.Scratchpad/"
 _HEALTH_CHECK = "/grpc.health.v1.Health/Check"

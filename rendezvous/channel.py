@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import grpc
 import grpc.aio
 
+from rendezvous.access.client_options import OptionsUnusable, current_token, is_loopback
 from rendezvous.access.secret import NAME
-from rendezvous.client import OptionsUnusable, current_token, is_loopback
 
 if TYPE_CHECKING:
-    from rendezvous.client import ClientOptions
+    from rendezvous.access.client_options import ClientOptions
 
 _OPTIONS = (
     ("grpc.max_receive_message_length", 4 * 1024 * 1024),

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 
+from rendezvous.access.client_options import OptionsUnusable
 from rendezvous.access.misfit import misfit
 from rendezvous.channel import PATIENCE_S, PING_AFTER_S, metadata, open_channel
-from rendezvous.client import OptionsUnusable
 from rendezvous.codec import HEARTBEAT, BadMessage, from_agent_bytes, read_to_agent
 from rendezvous.events import AgentHeard, AgentJoined, Refused, Waiting
 from rendezvous.service.conversation import Moved, Recital
@@ -28,7 +28,7 @@ from rendezvous.service.conversation import Moved, Recital
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rendezvous.client import ClientOptions
+    from rendezvous.access.client_options import ClientOptions
     from rendezvous.events import FromAgent, ToAgent
     from rendezvous.types import AgentId
 

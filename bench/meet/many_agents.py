@@ -20,7 +20,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, NoReturn
 
-from rendezvous.client import ClientOptions, connect
+from rendezvous.access.client_options import ClientOptions
+from rendezvous.client import connect
 from rendezvous.events import AgentJoined, Assigned, Ended, RanksFinished, Refused, StoreAt, StoreOpened
 from rendezvous.grpc_io import choose_engine
 from rendezvous.types import AgentId, JobSpec, NodeFacts, StoreAddress

@@ -23,7 +23,8 @@ from launcher.joining.meeting import (
     meeting_point,
     parse_endpoint,
 )
-from rendezvous.client import ENV, ClientOptions, OptionsUnusable, client_options, connect
+from rendezvous.access.client_options import ENV, ClientOptions, OptionsUnusable, client_options
+from rendezvous.client import connect
 from rendezvous.embedded import EmbeddedRendezvous
 from rendezvous.hosted import protection, serve
 from rendezvous.types import AgentId

@@ -12,13 +12,13 @@ import os
 import ssl
 from typing import TYPE_CHECKING
 
+from rendezvous.access.client_options import ENV
 from rendezvous.access.secret import NAME
-from rendezvous.client import ENV
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rendezvous.client import ClientOptions
+    from rendezvous.access.client_options import ClientOptions
 
 NOT_ALLOWED = 77  # the exit code that goes with it
 _WITHIN_S = 3.0  # of each try

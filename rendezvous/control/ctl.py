@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     hush()
     import grpc
 
-    from rendezvous.client import OptionsUnusable, client_options
+    from rendezvous.access.client_options import OptionsUnusable, client_options
     from rendezvous.control.ctl_calls import Service, carry_out, endpoints
 
     try:
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    from rendezvous.client import OptionsUnusable
+    from rendezvous.access.client_options import OptionsUnusable
 
     if not 0 < arguments.timeout < 1e6:
         raise OptionsUnusable(f"--timeout is a number of seconds above 0, not {arguments.timeout:g}")

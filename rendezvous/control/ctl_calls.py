@@ -11,8 +11,8 @@ import grpc
 import grpc.aio
 from google.protobuf.json_format import MessageToDict
 
+from rendezvous.access.client_options import OptionsUnusable
 from rendezvous.channel import metadata, open_channel
-from rendezvous.client import OptionsUnusable
 from rendezvous.control.ctl_text import event_line, job_table, job_text
 from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.service.settings import PORT, SettingsUnusable, check_address
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import AsyncIterator, Sequence
 
-    from rendezvous.client import ClientOptions
+    from rendezvous.access.client_options import ClientOptions
 
 OPERATIONS = "/rendezvous.v1.Operations/"
 _OWNER = "rendezvous-owner"

@@ -8,10 +8,12 @@ import tomllib
 from typing import TYPE_CHECKING
 
 from rendezvous.submit.hand_over import NO_PROGRAM, PROGRAMS, beside, handed, objection, shown
-from rendezvous.submit.job_file import BadJobFile, JobFile, read
+from rendezvous.submit.job_file import BadJobFile, read
 
 if TYPE_CHECKING:
     import argparse
+
+    from rendezvous.submit.job import JobFile
 
 _USAGE = 2
 _DEFAULT = "ddp.toml"

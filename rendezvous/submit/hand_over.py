@@ -18,7 +18,7 @@ from rendezvous.submit.yaml_text import documents
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rendezvous.submit.job_file import JobFile
+    from rendezvous.submit.job import JobFile
 
 NO_PROGRAM, CANNOT = 127, 1
 # Whole objects, merged by the server: no copy of a secret is left in an annotation.
@@ -61,15 +61,17 @@ def _run(job: JobFile) -> str:
 def _to_kubectl(job: JobFile, objects: list[kubernetes.Object]) -> int:
     """The job is created: one of that name is never changed by mistake. What is around it may be there from before.
 
-    What belongs to the job alone comes after it, and goes with it: names, a fence, and a secret that nobody else knows.
+    What belongs to the job alone goes with it: names, a fence, and a secret that nobody else knows. They come after the
+    job; a TrainJob's runtime comes first, and is created as the job is: one that a job rests on is not written over.
     """
-    *around, main = objects
-    before = [each for each in around if each["kind"] == "TrainingRuntime"]
-    after = [each for each in around if each not in before]
-    if before and (code := _kubectl(job, _APPLY, before)[0]):
+    *after, main = objects
+    before = [each for each in after if each["kind"] == "TrainingRuntime"]
+    if before and (code := _kubectl(job, ["create", "-f", "-"], before)[0]):
         return code
     code, uid = _kubectl(job, ["create", "-f", "-", "-o", "jsonpath={.metadata.uid}"], [main])
     if code:
+        if before:
+            _kubectl(job, ["delete", "-f", "-"], before)
         return code
     if name := own_secret(job):
         after.append(_made_secret(job, name))

@@ -26,10 +26,11 @@ rendezvous = "HOST:PORT"                 # a deployed service; without it the fi
 from __future__ import annotations
 
 import difflib
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, fields
 from math import isfinite
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
+from rendezvous.submit.job import JobFile, Kubernetes, Resources, Slurm, Ssh, Volume
 from rendezvous.submit.job_rules import objection
 
 if TYPE_CHECKING:
@@ -38,124 +39,6 @@ if TYPE_CHECKING:
 
 class BadJobFile(ValueError):
     """In words, with the place and what to write instead."""
-
-
-@dataclass(frozen=True, slots=True)
-class Resources:
-    cpu: str = "4"
-    memory: str = "8Gi"
-    gpus: int = 0
-    gpu_resource: str = "nvidia.com/gpu"
-    shm: str = ""  # what ranks and data loaders may put into /dev/shm; "": as much as there is memory
-    extra: dict[str, str] = field(default_factory=dict)  # "rdma/hca" = 1; Kubernetes only
-
-
-@dataclass(frozen=True, slots=True)
-class Volume:
-    path: str
-    claim: str = ""  # a PersistentVolumeClaim
-    config_map: str = ""  # each of its keys is a file
-    secret: str = ""
-    host_path: str = ""  # a folder of the machine
-    size: str = "1Gi"  # without any of these: an empty folder of this size, gone with the pod
-    read_only: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Kubernetes:
-    kind: str = "job"
-    context: str = ""  # of the user's kubeconfig; "": the current one
-    namespace: str = "default"
-    rendezvous: str = ""  # where jobs of this cluster meet; "": as the file says for all
-    queue: str = ""  # of Kueue
-    priority_class: str = ""
-    scheduler: str = ""
-    service_account: str = ""
-    token_secret: str = ""  # with the key `token`
-    tls_secret: str = ""  # with ca.crt, and tls.crt and tls.key where the service asks for certificates
-    secret_env: dict[str, str] = field(default_factory=dict)  # NAME = "SECRET/KEY"
-    grace_s: int = 120  # from SIGTERM to SIGKILL: a checkpoint must fit in
-    replace: int = 10  # how often a pod of one index is replaced
-    wait: str = "1d"  # how long pods wait for those that the cluster has no place for yet
-    deadline_s: int = 0  # the job ends after so long, whatever it does; 0: never
-    keep_s: int = 86_400  # a finished job stays to be looked at
-    labels: dict[str, str] = field(default_factory=dict)  # of the job and its pods, as annotations
-    annotations: dict[str, str] = field(default_factory=dict)
-    node_selector: dict[str, str] = field(default_factory=dict)
-    tolerations: list[dict[str, Any]] = field(default_factory=list)
-    apart: str = ""  # a label of nodes: pods are spread evenly over its values
-    together: str = ""  # a label of nodes: pods go where its value is the same, if they can
-    runtime_class: str = ""
-    user: int = 10_001  # who owns what the job writes; the group is the same number
-    fenced: bool = True  # nobody but its own pods reaches the ports of its ranks
-    host_network: bool = False
-    capabilities: list[str] = field(default_factory=list)  # IPC_LOCK, where RDMA asks for it
-    image_pull_secrets: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class Slurm:
-    partition: str = ""
-    account: str = ""
-    qos: str = ""
-    time: str = ""
-    reservation: str = ""
-    constraint: str = ""
-    exclude: str = ""
-    gres: str = ""  # in place of what [resources] gpus asks for
-    array: str = ""  # so many jobs, each of them this one
-    requeue: bool = True
-    signal_s: int = 120  # so long before the end of its time the ranks are asked for a checkpoint
-    setup: list[str] = field(default_factory=list)  # lines of shell: modules, an environment
-    options: list[str] = field(default_factory=list)  # further #SBATCH words
-
-
-@dataclass(frozen=True, slots=True)
-class Ssh:
-    hosts: list[str] = field(default_factory=list)
-    options: list[str] = field(default_factory=list)  # further words for ddp-launch
-
-
-@dataclass(frozen=True, slots=True)
-class JobFile:
-    name: str
-    script: tuple[str, ...]
-    image: str = ""
-    workdir: str = ""
-    nodes: str = "1"
-    ranks_per_node: str = "auto"
-    spares: int = 0
-    max_restarts: str = "3"
-    options: tuple[str, ...] = ()
-    rendezvous: str = ""
-    resources: Resources = Resources()
-    env: dict[str, str] = field(default_factory=dict)
-    volumes: tuple[Volume, ...] = ()
-    kubernetes: Kubernetes = Kubernetes()
-    slurm: Slurm = Slurm()
-    ssh: Ssh = Ssh()
-
-    @property
-    def least(self) -> int:
-        """With so many machines the job can go on."""
-        return int(self.nodes.partition(":")[0])
-
-    @property
-    def machines(self) -> int:
-        """How many are asked for: the largest world, and those that wait."""
-        return int(self.nodes.rpartition(":")[2]) + self.spares
-
-    @property
-    def is_elastic(self) -> bool:
-        return ":" in self.nodes
-
-    def launch(self, *more: str) -> list[str]:
-        """The words after `ddp-launch`, up to and with the script's own."""
-        words = ["--nnodes", self.nodes, "--nproc-per-node", self.ranks_per_node]
-        words += ["--max-restarts", self.max_restarts]
-        if self.spares:
-            words += ["--spares", str(self.spares)]
-        return [*words, *more, *self.options, *self.script]
 
 
 _SECTIONS = {"resources": Resources, "kubernetes": Kubernetes, "slurm": Slurm, "ssh": Ssh}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rendezvous.submit.job_file import JobFile, Volume
+    from rendezvous.submit.job import JobFile, Volume
 
 # It becomes the name of a service, which begins with a letter; and of hosts: NAME-node-0-INDEX has 63 characters.
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
@@ -23,6 +23,7 @@ _QUANTITY = re.compile(r"\d{1,15}(\.\d{1,9})?(m|k|Ki|[MGTP]i?)?", re.ASCII)
 _SPAN = re.compile(r"\d+(\.\d+)?(s|m|h|d)?")
 _MEMORY_UNITS = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _KINDS = ("job", "jobset", "trainjob")
+_INT32 = 2**31 - 1
 _STOPPING_S = 15  # of a pod's grace: what is left when the checkpoint is written
 # Said elsewhere in the file; twice, the two would contradict each other where nobody looks.
 _SAID_ELSEWHERE = {
@@ -133,6 +134,8 @@ def _of_resources(job: JobFile) -> Iterator[str]:
     for name in ("cpu", "memory", *(("shm",) if wanted.shm else ())):
         if not _QUANTITY.fullmatch(getattr(wanted, name)) or _amount(getattr(wanted, name)) <= 0:
             yield f"[resources]: {name} is a quantity such as 500m, 8 or 16Gi"
+        elif name != "cpu" and _amount(getattr(wanted, name)) < 2**20:
+            yield f"[resources]: {name} = {getattr(wanted, name)!r} is less than 1Mi; 16Gi is what was meant?"
     if not re.fullmatch(r"\d+(\.\d+)?m?", wanted.cpu):
         yield f"[resources]: cpu = {wanted.cpu!r}: write how many, as 8 or 500m"
     if _amount(wanted.shm) > _amount(wanted.memory):
@@ -205,6 +208,8 @@ def _of_times_and_numbers(job: JobFile) -> Iterator[str]:
         yield "[kubernetes]: replace, deadline_s and keep_s are no smaller than 0"
     if not _SPAN.fullmatch(where.wait):
         yield f"[kubernetes]: wait = {where.wait!r} is no time; write 30m, 12h or 1d"
+    if max(where.keep_s, where.user) > _INT32:
+        yield f"[kubernetes]: keep_s and user are no larger than {_INT32}"
     if where.user < 1:
         yield "[kubernetes]: user is a number, and not root's"
     for capability in where.capabilities:

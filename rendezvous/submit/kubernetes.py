@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from rendezvous.submit.pods import CONTAINER, REPLACED, arguments, template
 
 if TYPE_CHECKING:
-    from rendezvous.submit.job_file import JobFile
+    from rendezvous.submit.job import JobFile
 
 Object = dict[str, Any]
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rendezvous.submit.job_file import JobFile, Volume
+    from rendezvous.submit.job import JobFile, Volume
 
 CONTAINER = "node"  # as Kubeflow Trainer calls it, too
 # How agents end that are not the last word about their job. 71: no rank could be started here. 75: the rendezvous was

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from rendezvous.submit.job_rules import megabytes
 
 if TYPE_CHECKING:
-    from rendezvous.submit.job_file import JobFile
+    from rendezvous.submit.job import JobFile
 
 _KILL_MARGIN_S = 30  # of the time after the signal: what is left when the checkpoint is written
 # What a step does not take over from its job: the environment, if sbatch was told to leave it, and the CPUs of a task.
@@ -66,7 +66,7 @@ def _directives(job: JobFile) -> list[str]:
     where, wanted = job.slurm, job.resources
     found = [
         f"--job-name={job.name}",
-        f"--nodes={job.machines}",
+        f"--nodes={_nodes(job)}",
         "--ntasks-per-node=1",
         f"--cpus-per-task={max(1, round(_cpus(wanted.cpu)))}",
         f"--mem={megabytes(wanted.memory)}M",
@@ -84,6 +84,11 @@ def _directives(job: JobFile) -> list[str]:
     if job.is_elastic or job.spares:
         found.append("--no-kill")
     return [*found, *where.options]
+
+
+def _nodes(job: JobFile) -> str:
+    """As many as are free, if they suffice: a job that can go on with fewer does not queue for the last of them."""
+    return str(job.machines) if job.least == job.machines else f"{job.least}-{job.machines}"
 
 
 def _cpus(quantity: str) -> float:

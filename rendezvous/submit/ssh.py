@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rendezvous.submit.job_file import BadJobFile
 
 if TYPE_CHECKING:
-    from rendezvous.submit.job_file import JobFile
+    from rendezvous.submit.job import JobFile
 
 
 def command(job: JobFile, run: str) -> list[str]:

@@ -28,7 +28,8 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
-from rendezvous.client import client_options, connect
+from rendezvous.access.client_options import client_options
+from rendezvous.client import connect
 from rendezvous.events import AgentJoined, StoreOpened
 from rendezvous.torchrun.link import JobOver, Link
 from rendezvous.torchrun.standing import Standing, come, finish, give_up, hand_out, leave

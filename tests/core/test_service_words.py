@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rendezvous.client import OptionsUnusable, client_options
+from rendezvous.access.client_options import OptionsUnusable, client_options
 from rendezvous.events import (
     AgentHeard,
     AgentJoined,

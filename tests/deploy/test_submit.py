@@ -178,6 +178,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"env": {"DDP_RENDEZVOUS_TOKEN": "x"}}, "would stand in manifests and scripts for all to read"),
     ({"env": {"DDP_RENDEZVOUS_SECRET": "x"}}, "would stand in manifests and scripts for all to read"),
     ({"resources": {"memory": "8K"}}, "memory is a quantity such as"),
+    ({"resources": {"memory": "500m"}}, "is less than 1Mi"),
+    ({"kubernetes": {"user": 2**31}}, "no larger than"),
     ({"env": {"JOB_UID": "1"}}, "JOB_UID is not free"),
     ({"image": "train 7"}, "is no name of an image"),
     ({"resources": {"cpu": "8Gi"}}, "cpu = '8Gi': write how many"),
@@ -217,7 +219,14 @@ def test_memory_in_the_units_of_slurm(text: str, expected: int) -> None:
 
 def test_a_slurm_script_says_what_the_job_file_says() -> None:
     text = slurm.script(read(LARGE))
-    for words in ("--nodes=5", "--mem=65536M", "--gpus-per-node=8", "--partition=gpu", "--requeue", "USR1@"):
+    for words in (
+        "--nodes=2-5",
+        "--mem=65536M",
+        "--gpus-per-node=8",
+        "--partition=gpu",
+        "--requeue",
+        "USR1@",
+    ):
         assert words in text
     assert text.index("module load python") < text.index("srun")
     shown = subprocess.run(

@@ -85,14 +85,30 @@ def test_a_trainjob_finds_its_runtime_there_and_the_cluster_is_the_one_named(fol
         file.write('[kubernetes]\nkind = "trainjob"\ncontext = "blue"\nrendezvous = "r:1"\n')
     path = play(folder, "kubectl", "echo 7-uid")
     assert submit(folder, "--target", "kubernetes", "--", "train.py", path=path).returncode == 0
-    kinds = [each["kind"] for each in filter(None, yaml.safe_load_all((folder / "input").read_text()))]
-    assert kinds == ["TrainingRuntime", "TrainJob", "NetworkPolicy"]
+    runtime, trainjob, *around = filter(None, yaml.safe_load_all((folder / "input").read_text()))
+    assert [runtime["kind"], trainjob["kind"]] == ["TrainingRuntime", "TrainJob"]
+    assert [each["kind"] for each in around] == ["NetworkPolicy", "TrainingRuntime"]
+    assert [each["metadata"]["ownerReferences"][0]["uid"] for each in around] == ["7-uid"] * 2
     calls = (folder / "words").read_text().splitlines()
     assert [each.split()[:3] for each in calls] == [
-        ["--context", "blue", "apply"],
+        ["--context", "blue", "create"],
         ["--context", "blue", "create"],
         ["--context", "blue", "apply"],
     ]
+
+
+def test_a_trainjob_that_is_refused_leaves_no_runtime_and_overwrites_none(folder: Path) -> None:
+    with (folder / "ddp.toml").open("a") as file:
+        file.write('[kubernetes]\nkind = "trainjob"\nrendezvous = "r:1"\n')
+    path = play(folder, "kubectl", 'case "$*" in *jsonpath*) exit 1;; esac')
+    assert submit(folder, "--target", "kubernetes", "--", "train.py", path=path).returncode == 1
+    assert [each.split()[0] for each in (folder / "words").read_text().splitlines()] == [
+        *("create", "create", "delete")
+    ]
+    (folder / "words").unlink()
+    path = play(folder, "kubectl", "exit 1")
+    assert submit(folder, "--target", "kubernetes", "--", "train.py", path=path).returncode == 1
+    assert (folder / "words").read_text().split() == ["create", "-f", "-"]
 
 
 def test_without_the_program_it_is_said_what_to_do(folder: Path) -> None:

@@ -14,8 +14,8 @@ import on_the_wire
 from fuzz import mutated
 from served import Service, agents, serving, soon
 
+from rendezvous.access.client_options import ClientOptions
 from rendezvous.channel import open_channel
-from rendezvous.client import ClientOptions
 from rendezvous.events import Ended, RanksFinished
 from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.types import JobSpec

@@ -39,7 +39,7 @@ CORE = {
             "resume sealing snapshot stopping view",
         ),
         *within("service", "conversation"),
-        *within("submit", "job_file job_rules kubernetes pods slurm ssh yaml_text"),
+        *within("submit", "job job_file job_rules kubernetes pods slurm ssh yaml_text"),
     },
     "ddp": {
         *"backends commits errors findings place plan ready sample_order shards timeline tune".split(),
@@ -59,7 +59,7 @@ SHELL = {
     },
     "rendezvous": {
         *"__init__ asking channel client codec embedded grpc_io hosted main remote store torchrun".split(),
-        *within("access", "auth core_log misfit refusals secret tokens"),
+        *within("access", "auth client_options core_log misfit refusals secret tokens"),
         *within("control", "ctl ctl_calls ctl_text"),
         *within(
             "service",
@@ -93,7 +93,7 @@ ABROAD = {
         for name in (
             *_VALUES,
             *"asking client codec embedded hosted".split(),
-            *("diagnosing.versions", "service.web"),
+            *("access.client_options", "diagnosing.versions", "service.web"),
         )
     },
 }

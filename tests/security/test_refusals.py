@@ -13,8 +13,8 @@ from authority import Authority
 from knocking import NOT_ALLOWED, Watched, ddp_launch, ddpctl, made, token
 from served import agents, join_bytes, soon
 
+from rendezvous.access.client_options import ClientOptions
 from rendezvous.channel import open_channel
-from rendezvous.client import ClientOptions
 from rendezvous.events import Refused, Waiting
 from rendezvous.types import JobSpec
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import psutil
 
-from rendezvous.client import ClientOptions, connect
+from rendezvous.access.client_options import ClientOptions
+from rendezvous.client import connect
 from rendezvous.events import AgentJoined, Assigned, StoreAt, StoreOpened
 from rendezvous.types import AgentId, Assignment, JobSpec, NodeFacts, StoreAddress
 

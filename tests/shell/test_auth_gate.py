@@ -15,8 +15,8 @@ from authority import Authority
 from launched import eventually
 from served import Service, agents, join_bytes, serving, soon
 
+from rendezvous.access.client_options import ClientOptions
 from rendezvous.channel import open_channel
-from rendezvous.client import ClientOptions
 from rendezvous.events import Refused, Waiting
 from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.types import JobSpec

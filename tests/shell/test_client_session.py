@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 from served import Agent, Service, agents, serving, soon
 
-from rendezvous.client import ClientOptions, OptionsUnusable, client_options, connect
+from rendezvous.access.client_options import ClientOptions, OptionsUnusable, client_options
+from rendezvous.client import connect
 from rendezvous.events import AgentLeft, Refused, Stop, StoreAt, Waiting
 from rendezvous.types import AgentId, JobSpec, RestartBudget
 

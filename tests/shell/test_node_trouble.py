@@ -16,7 +16,8 @@ from served import SOON_S, serving, soon
 from launcher.joining.join import job_spec
 from launcher.settings.spec import EntryKind, EntryPoint, LaunchSpec
 from launcher.version import VERSION
-from rendezvous.client import ClientOptions, connect
+from rendezvous.access.client_options import ClientOptions
+from rendezvous.client import connect
 from rendezvous.events import AgentJoined, AgentStopped, Assigned, Ended, Stop, StoreOpened
 from rendezvous.types import AgentId, NodeFacts, StoreAddress
 

@@ -15,8 +15,8 @@ import pytest
 
 from launcher.preflight import host, look, versions, wire
 from launcher.preflight.checkup import GB, Check, Clock, Grade, judge_clock
+from rendezvous.access.client_options import ClientOptions
 from rendezvous.asking import NotAnswered, Scratch, clock_offset
-from rendezvous.client import ClientOptions
 from rendezvous.service.health import SERVING, TIME_METADATA
 
 if TYPE_CHECKING:

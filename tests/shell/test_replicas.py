@@ -23,7 +23,7 @@ from launched import eventually
 from ports import free_ports
 from served import Agent, Cable, Service, agents, serving, soon
 
-from rendezvous.client import ClientOptions
+from rendezvous.access.client_options import ClientOptions
 from rendezvous.control.ctl_calls import Service as Operations
 from rendezvous.events import (
     AgentLeft,

@@ -18,8 +18,9 @@ import pytest
 from ports import free_port
 from served import Agent, Cable, Service, agents, join_bytes, raw_stream, serving, soon
 
+from rendezvous.access.client_options import ClientOptions
 from rendezvous.channel import open_channel
-from rendezvous.client import ClientOptions, connect
+from rendezvous.client import connect
 from rendezvous.control.ctl import main as ctl
 from rendezvous.control.ctl_calls import Service as Operations
 from rendezvous.events import (

@@ -1,0 +1,123 @@
+"""How a client presents itself, and whom it trusts: read from DDP_RENDEZVOUS_* variables and the files they name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from rendezvous.access.secret import Secret, SecretUnusable, parse, read
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class OptionsUnusable(ValueError):
+    """In words for whoever set them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientOptions:
+    """`token`, `secret` and what is in the key file are secrets: from files or the environment, never from argv."""
+
+    token: str = ""
+    token_file: str = ""  # where it was read, and may be renewed while the job runs
+    tls: bool = False
+    ca_file: str = ""  # empty: the system's
+    certificate_file: str = ""
+    key_file: str = ""
+    server_name: str = ""  # to find in the service's certificate, when it is not the host that is dialled
+    secret: Secret | None = field(default=None, repr=False)  # of the job; instead of all of the above
+    insecure: bool = False  # a token may go over a connection that others can read
+    give_up_s: float = 600.0  # without ever reaching a service
+
+    def __repr__(self) -> str:
+        secret = "***" if self.token else ""
+        return f"ClientOptions(token={secret!r}, tls={self.tls}, ca_file={self.ca_file!r})"
+
+
+ENV = "DDP_RENDEZVOUS_"
+
+
+def client_options(environ: Mapping[str, str], give_up_s: float = 600.0) -> ClientOptions:
+    """Raises `OptionsUnusable`."""
+    ca_file = environ.get(f"{ENV}CA_FILE", "")
+    certificate_file, key_file = environ.get(f"{ENV}CERT_FILE", ""), environ.get(f"{ENV}KEY_FILE", "")
+    if bool(certificate_file) != bool(key_file):
+        raise OptionsUnusable(f"{ENV}CERT_FILE and {ENV}KEY_FILE go together")
+    asked = environ.get(f"{ENV}TLS", "")
+    shared = job_secret(environ)
+    if shared and (ca_file or certificate_file):
+        raise OptionsUnusable(
+            f"a job's secret contradicts {ENV}CA_FILE and {ENV}CERT_FILE: it is for nodes that serve each other, "
+            "they are for a service of its own; unset one of the two"
+        )
+    return ClientOptions(
+        token=_token(environ),
+        secret=shared,
+        token_file=environ.get(f"{ENV}TOKEN_FILE", ""),
+        tls=bool(ca_file or certificate_file) if not asked else asked not in ("0", "false", "no"),
+        ca_file=ca_file,
+        certificate_file=certificate_file,
+        key_file=key_file,
+        server_name=environ.get(f"{ENV}SERVER_NAME", ""),
+        insecure=environ.get(f"{ENV}INSECURE", "") not in ("", "0", "false", "no"),
+        give_up_s=give_up_s,
+    )
+
+
+def _token(environ: Mapping[str, str]) -> str:
+    path = environ.get(f"{ENV}TOKEN_FILE", "")
+    if not path:
+        return _one_line(environ.get(f"{ENV}TOKEN", ""), f"{ENV}TOKEN")
+    return _token_in(path)
+
+
+def current_token(options: ClientOptions) -> str:
+    """As its file has it now. While that is being replaced, the one before; the next connection reads it again."""
+    if not options.token_file:
+        return options.token
+    try:
+        return _token_in(options.token_file)
+    except OptionsUnusable:
+        return options.token
+
+
+def _token_in(path: str) -> str:
+    try:
+        with open(path, encoding="ascii") as file:
+            return _one_line(file.read(8192), path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionsUnusable(f"cannot read the token in {path}: {error}") from error
+
+
+def _one_line(text: str, where: str) -> str:
+    """gRPC would take anything else for a broken connection, and it would be tried again and again."""
+    token = text.strip()
+    if not (token.isascii() and token.isprintable()) or " " in token:
+        raise OptionsUnusable(
+            f"{where} is no token: `ddp-rendezvous token` prints one line of letters and digits"
+        )
+    return token
+
+
+def job_secret(environ: Mapping[str, str]) -> Secret | None:
+    """Raises `OptionsUnusable`."""
+    try:
+        if path := environ.get(f"{ENV}SECRET_FILE", ""):
+            return read(path)
+        text = environ.get(f"{ENV}SECRET", "")
+        return parse(text, f"{ENV}SECRET") if text else None
+    except SecretUnusable as error:
+        raise OptionsUnusable(str(error)) from None
+
+
+def is_loopback(endpoint: str) -> bool:
+    import ipaddress  # takes as long as the rest of this module
+
+    if endpoint.startswith("unix:"):
+        return True
+    host = endpoint.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
