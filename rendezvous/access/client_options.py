@@ -36,6 +36,7 @@ class ClientOptions:
 
 
 ENV = "DDP_RENDEZVOUS_"
+_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
 def client_options(environ: Mapping[str, str], give_up_s: float = 600.0) -> ClientOptions:
@@ -44,7 +45,6 @@ def client_options(environ: Mapping[str, str], give_up_s: float = 600.0) -> Clie
     certificate_file, key_file = environ.get(f"{ENV}CERT_FILE", ""), environ.get(f"{ENV}KEY_FILE", "")
     if bool(certificate_file) != bool(key_file):
         raise OptionsUnusable(f"{ENV}CERT_FILE and {ENV}KEY_FILE go together")
-    asked = environ.get(f"{ENV}TLS", "")
     shared = job_secret(environ)
     if shared and (ca_file or certificate_file):
         raise OptionsUnusable(
@@ -55,14 +55,22 @@ def client_options(environ: Mapping[str, str], give_up_s: float = 600.0) -> Clie
         token=_token(environ),
         secret=shared,
         token_file=environ.get(f"{ENV}TOKEN_FILE", ""),
-        tls=bool(ca_file or certificate_file) if not asked else asked not in ("0", "false", "no"),
+        tls=_flag(environ, "TLS", bool(ca_file or certificate_file)),
         ca_file=ca_file,
         certificate_file=certificate_file,
         key_file=key_file,
         server_name=environ.get(f"{ENV}SERVER_NAME", ""),
-        insecure=environ.get(f"{ENV}INSECURE", "") not in ("", "0", "false", "no"),
+        insecure=_flag(environ, "INSECURE", False),
         give_up_s=give_up_s,
     )
+
+
+def _flag(environ: Mapping[str, str], name: str, otherwise: bool) -> bool:
+    """What is neither yes nor no is refused: `off` must not switch protection off."""
+    said = environ.get(f"{ENV}{name}", "").strip().lower()
+    if said and said not in (*_TRUE, *_FALSE):
+        raise OptionsUnusable(f"{ENV}{name} is true or false, not {said!r}")
+    return said in _TRUE if said else otherwise
 
 
 def _token(environ: Mapping[str, str]) -> str:

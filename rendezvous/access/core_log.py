@@ -115,7 +115,7 @@ def _host(address: bytes) -> str:
 
 def ask_core() -> bool:
     """Before anything imports grpc. False: somebody asked for the core's log himself, and is to see all of it."""
-    if "GRPC_VERBOSITY" in os.environ or "GRPC_TRACE" in os.environ:
+    if os.environ.get("GRPC_VERBOSITY", "NONE") != "NONE" or "GRPC_TRACE" in os.environ:
         return False
     os.environ |= {"GRPC_VERBOSITY": "INFO", "GRPC_TRACE": "handshaker"}
     return True

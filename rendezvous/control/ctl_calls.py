@@ -13,7 +13,7 @@ from google.protobuf.json_format import MessageToDict
 
 from rendezvous.access.client_options import OptionsUnusable
 from rendezvous.channel import metadata, open_channel
-from rendezvous.control.ctl_text import event_line, job_table, job_text
+from rendezvous.control.ctl_text import event_line, job_table, job_text, named
 from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.service.settings import PORT, SettingsUnusable, check_address
 
@@ -106,7 +106,20 @@ async def carry_out(service: Service, arguments: argparse.Namespace) -> int:
         case _:
             job = (await service.call(*_order(arguments))).job
             _show(_dict(job) if as_json else job_table([job]))
+            if arguments.command == "drain":
+                await _look_for(arguments.node, service, arguments)
     return 0
+
+
+async def _look_for(node: str, service: Service, arguments: argparse.Namespace) -> None:
+    """The order may be meant for one that is yet to come; it may be a slip of the pen, too."""
+    job = (await service.call("GetJob", pb.GetJobRequest(job_id=arguments.job))).job
+    here = [each.node for each in job.nodes if each.present]
+    if node not in here:
+        sys.stderr.write(
+            f"ddpctl: no node of {arguments.job} is called {node} now (its nodes: {named(here)}); one that comes will "
+            f"be kept out, until `ddpctl resume {arguments.job} {node}`\n"
+        )
 
 
 async def _all_jobs(service: Service) -> list[Any]:

@@ -95,6 +95,10 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     )
 
 
+def named(nodes: Iterable[str]) -> str:
+    return ", ".join(map(_printable, nodes)) or "none"
+
+
 def _printable(text: str) -> str:
     """Names and reasons come from other machines: they must not steer this terminal."""
     return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)

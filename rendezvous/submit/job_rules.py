@@ -208,8 +208,8 @@ def _of_times_and_numbers(job: JobFile) -> Iterator[str]:
         yield "[kubernetes]: replace, deadline_s and keep_s are no smaller than 0"
     if not _SPAN.fullmatch(where.wait):
         yield f"[kubernetes]: wait = {where.wait!r} is no time; write 30m, 12h or 1d"
-    if max(where.keep_s, where.user) > _INT32:
-        yield f"[kubernetes]: keep_s and user are no larger than {_INT32}"
+    if max(where.keep_s, where.replace, where.user) > _INT32:
+        yield f"[kubernetes]: keep_s, replace and user are no larger than {_INT32}"
     if where.user < 1:
         yield "[kubernetes]: user is a number, and not root's"
     for capability in where.capabilities:

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 _KILL_MARGIN_S = 30  # of the time after the signal: what is left when the checkpoint is written
 # What a step does not take over from its job: the environment, if sbatch was told to leave it, and the CPUs of a task.
 # Neither an agent that fails nor a machine that is lost ends the step; the other agents see to it.
-_STEP = 'srun --export=ALL --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --kill-on-bad-exit=0 --no-kill'
+_STEP = (
+    'srun --export=ALL --ntasks-per-node=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --kill-on-bad-exit=0 '
+    "--no-kill"
+)
 # The first machine serves the rendezvous to the others: who has this is one of them.
 _SECRET = (
     'if [ -z "${DDP_RENDEZVOUS_SECRET:-}${DDP_RENDEZVOUS_SECRET_FILE:-}${DDP_LAUNCH_SECRET_FILE:-}" ]; then',
@@ -66,9 +69,8 @@ def _directives(job: JobFile) -> list[str]:
     where, wanted = job.slurm, job.resources
     found = [
         f"--job-name={job.name}",
-        f"--nodes={_nodes(job)}",
-        "--ntasks-per-node=1",
-        f"--cpus-per-task={max(1, round(_cpus(wanted.cpu)))}",
+        *_machines(job, cpus := max(1, round(_cpus(wanted.cpu)))),
+        f"--cpus-per-task={cpus}",
         f"--mem={megabytes(wanted.memory)}M",
         f"--output={job.name}-%j.log",
         f"--signal=USR1@{where.signal_s}",
@@ -86,9 +88,14 @@ def _directives(job: JobFile) -> list[str]:
     return [*found, *where.options]
 
 
-def _nodes(job: JobFile) -> str:
-    """As many as are free, if they suffice: a job that can go on with fewer does not queue for the last of them."""
-    return str(job.machines) if job.least == job.machines else f"{job.least}-{job.machines}"
+def _machines(job: JobFile, cpus: int) -> list[str]:
+    """As many as are free, if they suffice: a job that can go on with fewer does not queue for the last of them.
+
+    Told of tasks, Slurm would give machines for the fewest of them and no more.
+    """
+    if job.least == job.machines:
+        return [f"--nodes={job.machines}", "--ntasks-per-node=1"]
+    return [f"--nodes={job.least}-{job.machines}", f"--mincpus={cpus}"]
 
 
 def _cpus(quantity: str) -> float:

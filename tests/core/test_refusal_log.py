@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 
 import pytest
 
-from rendezvous.access.core_log import CoreLines, Failed
+from rendezvous.access.core_log import CoreLines, Failed, ask_core
 from rendezvous.access.refusals import Reason, Refusals
 from rendezvous.service.metrics import Metrics
 
@@ -122,3 +123,20 @@ def test_what_goes_well_and_what_this_side_began_is_no_refusal() -> None:
         [b"ours", b"", b"ours"],
         [],
     )
+
+
+@pytest.mark.parametrize(
+    ("inherited", "asks"),
+    [({}, True), ({"GRPC_VERBOSITY": "NONE"}, True), ({"GRPC_VERBOSITY": "DEBUG"}, False)],
+)
+def test_the_core_is_asked_unless_somebody_reads_its_log(
+    monkeypatch: pytest.MonkeyPatch, inherited: dict[str, str], asks: bool
+) -> None:
+    """A parent of ours may have hushed it for itself: that is nobody's wish to read it."""
+    for name in ("GRPC_VERBOSITY", "GRPC_TRACE"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    for name, value in inherited.items():
+        monkeypatch.setenv(name, value)
+    assert ask_core() == asks
+    assert (os.environ.get("GRPC_TRACE") == "handshaker") == asks

@@ -175,6 +175,20 @@ def test_what_cannot_be_a_token_is_told_before_it_is_sent(token: str) -> None:
     assert client_options({"DDP_RENDEZVOUS_TOKEN": "k.p.s\n"}).token == "k.p.s"
 
 
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [("", False), ("0", False), ("off", False), ("False", False), ("1", True), ("TRUE", True)],
+)
+def test_what_says_no_switches_no_protection_off(said: str, meant: bool) -> None:
+    assert client_options({"DDP_RENDEZVOUS_INSECURE": said}).insecure is meant
+
+
+def test_what_says_neither_yes_nor_no_is_refused() -> None:
+    for name in ("INSECURE", "TLS"):
+        with pytest.raises(OptionsUnusable, match=f"DDP_RENDEZVOUS_{name} is true or false, not 'perhaps'"):
+            client_options({f"DDP_RENDEZVOUS_{name}": "perhaps"})
+
+
 # --- what is kept ------------------------------------------------------------------------------------------
 
 

@@ -307,6 +307,12 @@ def test_ddpctl_speaks_json_and_text(service: Service) -> None:
             ]
             nothing = await asyncio.to_thread(ddpctl, "status", "nope")
             assert (nothing.returncode, nothing.stderr) == (1, "ddpctl: there is no job 'nope'\n")
+            slip = await asyncio.to_thread(ddpctl, "drain", "job", "aa")
+            assert slip.returncode == 0
+            assert (
+                "no node of job is called aa now (its nodes: a); one that comes will be kept" in slip.stderr
+            )
+            assert (await asyncio.to_thread(ddpctl, "resume", "job", "aa")).returncode == 0
             silent = f"127.0.0.1:{free_port()}"
             partly = await asyncio.to_thread(ddpctl, "--rendezvous", f"{silent},{service.endpoint}", "list")
             assert "running" in partly.stdout
