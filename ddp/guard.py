@@ -137,7 +137,8 @@ class Guard:
         """-> whether some of them are NCCL's"""
         registry = sys.modules.get("torch.distributed.distributed_c10d")
         world = getattr(registry, "_world", None)
-        groups = tuple(world.pg_map) if world is not None else ()
+        # A group is entered there a moment before it is the default one, and only then can peers be found by its store.
+        groups = tuple(world.pg_map) if world is not None and world.default_pg is not None else ()
         new = [group for group in groups if not any(group is each for each in self._groups)]
         self._groups = groups
         if new and not self._reason:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 PROGRAMS = Path(__file__).parent / "programs"
 _BIN = Path(sys.executable).parent
 _KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "SSL_CERT_FILE")
-_TIMEOUT_S = 90
+_TIMEOUT_S = 200
 
 WARM: tuple[str, ...] = ()
 PLAIN = ("--no-warm-start",)

@@ -6,7 +6,6 @@ import json
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,13 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from ports import free_port
 from side_by_side import clean_env
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _BIN = Path(sys.executable).parent
-_TIMEOUT_S = 90
+_TIMEOUT_S = 200
 
 SCRIPT = """
 import json, os, pathlib, signal, sys
@@ -58,9 +58,7 @@ class Nodes:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         (folder / "train.py").write_text(SCRIPT)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
+        self.endpoint = f"127.0.0.1:{free_port()}"
         self.agents: list[subprocess.Popen[bytes]] = []
         self._service: subprocess.Popen[bytes] | None = None
 

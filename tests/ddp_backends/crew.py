@@ -20,6 +20,7 @@ from datetime import timedelta
 FORK_SERVER = multiprocessing.get_context("forkserver")
 FORK_SERVER.set_forkserver_preload(["torch", "torch.distributed", "ddp.shm", "crew"])
 ANSWER_WITHIN_S = 100.0
+SOON_S = 10.0  # a tenth of a second where nothing else runs, and much less than any timeout of a group
 
 
 @dataclass(frozen=True)

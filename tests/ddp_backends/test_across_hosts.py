@@ -10,7 +10,7 @@ import pytest
 import torch
 import training
 import trouble
-from crew import Crew
+from crew import SOON_S, Crew
 
 HOSTS = {"2+2": "aabb", "1+1": "ab", "1+3": "abbb", "mixed order": "abba", "three": "abc", "one": "aa"}
 
@@ -56,7 +56,7 @@ def test_death_on_one_host_is_heard_on_all(victim, tmp_path):
         ranks.kill(victim)
         neighbour = victim ^ 1
         for rank, (at, said) in zip(others, ranks.answers(others), strict=True):
-            assert at - killed < 1.0
+            assert at - killed < SOON_S
             assert rank != neighbour or f"rank {victim} died" in said or "lost its connection" in said
 
 

@@ -5,18 +5,21 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 import trouble
-from crew import Crew, Gone, Raised
+from crew import SOON_S, Crew, Gone, Raised
 
 KINDS = ["all-reduce", "average", "broadcast", "all-gather", "reduce-scatter", "reduce", "barrier"]
 
 
-def in_shared_memory():
-    """Names there, but for those that other parts of the project give on purpose."""
-    ours = ("ddp-launch-", "ddp-elastic-", "ddp-scratch-")
-    return {name for name in os.listdir("/dev/shm") if not name.startswith(ours)}
+def named_memory(pids):
+    """What of the memory that they share has a name: a killed process would leave it behind."""
+    maps = (Path(f"/proc/{pid}/maps").read_text().splitlines() for pid in pids)
+    return {
+        line for lines in maps for line in lines if "/dev/shm/" in line and not line.endswith("(deleted)")
+    }
 
 
 def wait_for(path, seconds=60):
@@ -28,21 +31,20 @@ def wait_for(path, seconds=60):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_death_inside_a_collective(kind, tmp_path):
-    """Two wait in the collective when the third dies in it; each raises within a second and names it."""
-    before = in_shared_memory()
+    """Two wait in the collective when the third dies in it; each raises soon and names it."""
     with Crew(3) as ranks:
         assert not ranks.problems
         ranks.tell(trouble.collectives_until_killed, kind, str(tmp_path / "ready"), ranks=[1])
         ranks.tell(trouble.collectives_for_ever, kind, ranks=[0, 2])
         wait_for(tmp_path / "ready")
+        assert not named_memory(ranks.pids)
         killed = time.monotonic()
         ranks.kill(1)
         answers = ranks.answers([0, 2])
         for at, said in answers:
-            assert at - killed < 1.0
+            assert at - killed < SOON_S
             assert "rank 1 died" in said, said
         assert ranks.answers([1]) == [Gone(1)]
-    assert in_shared_memory() <= before
 
 
 def test_death_of_the_first_rank_while_others_wait():
@@ -52,7 +54,7 @@ def test_death_of_the_first_rank_while_others_wait():
         killed = time.monotonic()
         ranks.kill(0)
         for at, said in ranks.answers([1, 2]):
-            assert at - killed < 1.0
+            assert at - killed < SOON_S
             assert "rank 0 died" in said
 
 
@@ -63,7 +65,7 @@ def test_death_under_torchs_ddp(tmp_path):
         killed = time.monotonic()
         ranks.kill(1)
         ((at, said),) = ranks.answers([0])
-        assert at - killed < 1.0
+        assert at - killed < SOON_S
         assert "rank 1 died" in said
 
 
@@ -92,7 +94,7 @@ def test_abort_releases_who_waits(crew):
     answers = crew.run(trouble.abort_from_another_thread)
     aborted, _ = answers.pop(1)
     for at, said in answers:
-        assert at - aborted < 1.0
+        assert at - aborted < SOON_S
         assert "rank 1 aborted" in said
 
 
@@ -115,7 +117,7 @@ def test_a_rank_that_left(crew):
     for rank, answer in enumerate(crew.run(trouble.leave_early)):
         if rank != 1:
             after, said = answer
-            assert after < 1.0 or crew.size > 2
+            assert after < SOON_S or crew.size > 2
             assert "rank 1 has left" in said
 
 
@@ -131,7 +133,7 @@ def test_waiting_in_a_callback(pair):
 
 def test_a_signal_gets_through(pair):
     after, nothing = pair.run(trouble.signal_while_waiting)
-    assert 0.2 < after < 10
+    assert 0.2 < after < 60
     assert nothing is None
 
 

@@ -88,7 +88,7 @@ def test_a_strangers_signal_is_not_heeded_but_the_parents_is_at_once(
     with pytest.raises(subprocess.TimeoutExpired):
         one.process.wait(0.5)
     one.process.send_signal(signal.Signals[f"SIG{name}"])
-    assert one.process.wait(30) == -signal.Signals[f"SIG{name}"]
+    assert one.process.wait(60) == -signal.Signals[f"SIG{name}"]
 
 
 def test_a_stranger_that_means_it_is_heeded_the_second_time(rank: Callable[..., Rank]) -> None:
@@ -97,14 +97,14 @@ def test_a_stranger_that_means_it_is_heeded_the_second_time(rank: Callable[..., 
     with pytest.raises(subprocess.TimeoutExpired):
         one.process.wait(0.5)
     one.hears_a_stranger()
-    assert one.process.wait(30) == -signal.SIGTERM
+    assert one.process.wait(60) == -signal.SIGTERM
 
 
 def test_a_strangers_signal_is_heeded_when_nothing_comes_of_it(rank: Callable[..., Rank]) -> None:
     one = rank(LOOKING, "0.2")
     one.hears_a_stranger()
     one.goes_on()
-    assert one.process.wait(30) == -signal.SIGTERM
+    assert one.process.wait(60) == -signal.SIGTERM
 
 
 def test_a_signal_that_a_checkpoint_has_answered_is_forgotten(rank: Callable[..., Rank]) -> None:

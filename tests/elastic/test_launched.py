@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from launched import Launched, eventually
+from ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -77,9 +77,7 @@ def launch(tmp_path: Path, said: Path) -> Iterator[Callable[..., Launched]]:
 
 
 def test_a_new_node_is_given_what_the_lost_one_had(launch: Callable[..., Launched], said: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    where = ("--nnodes", "2", "--rendezvous", f"127.0.0.1:{port}", "--rdzv-id", "elastic")
+    where = ("--nnodes", "2", "--rendezvous", f"127.0.0.1:{free_port()}", "--rdzv-id", "elastic")
     script = said / "train.py"
     script.write_text(STEPS)
     words = (*where, "--nproc-per-node", "1", "--max-restarts", "3", str(script))

@@ -241,6 +241,20 @@ options = ["--comment='two words'"]
     assert "two words" in slurm.ask("scontrol", "show", "job", job)
 
 
+def test_an_elastic_job_does_not_queue_for_machines_that_it_can_do_without(
+    slurm: SlurmCluster, script: Path
+) -> None:
+    job = submitted(
+        slurm,
+        script.parent,
+        'name = "train"\nscript = ["train.py"]\nnodes = "2:3"\nspares = 1\nranks_per_node = 1\n[resources]\ncpu = 2\n'
+        'memory = "100Mi"\n[slurm]\nexclude = "node0"\n',
+    )
+    eventually(lambda: slurm.about(job, "JobState") == "COMPLETED", LONG_S, "it completes")
+    assert (slurm.about(job, "NodeList"), slurm.about(job, "NumCPUs")) == ("node[1-3]", "6")
+    assert (script.parent / f"train-{job}.log").read_text().count("of 3 attempt 0") == 3
+
+
 def test_an_array_is_so_many_jobs(slurm: SlurmCluster, script: Path) -> None:
     job = submitted(
         slurm,
