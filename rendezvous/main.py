@@ -203,6 +203,8 @@ def _print_token(arguments: argparse.Namespace) -> int:
 
     if not arguments.token_keys:
         raise ValueError("--token-keys names the key file; `ddp-rendezvous key FILE` makes one")
+    if not arguments.job:
+        raise ValueError("--job is empty: name a job, or write '*' for all")
     until = time.time() + seconds(arguments.ttl)
     grant = Grant(new_grant_id(), arguments.job, Role(arguments.role), int(until))
     sys.stdout.write(sign(grant, read_keys(arguments.token_keys)[-1]) + "\n")

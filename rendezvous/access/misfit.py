@@ -7,17 +7,13 @@ What may be wrong is tried out at the same address: a handshake, then the first 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 import ssl
 from typing import TYPE_CHECKING
 
 from rendezvous.access.client_options import ENV
-from rendezvous.access.secret import NAME
+from rendezvous.access.secret import NAME, as_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from rendezvous.access.client_options import ClientOptions
 
 NOT_ALLOWED = 77  # the exit code that goes with it
@@ -159,7 +155,7 @@ def _expected_name(host: str, options: ClientOptions) -> str:
 def _context(options: ClientOptions) -> ssl.SSLContext:
     if options.secret is not None:
         context = ssl.create_default_context(cadata=options.secret.certificate.decode())
-        with _as_file(options.secret.key + options.secret.certificate) as path:
+        with as_file(options.secret.key + options.secret.certificate) as path:
             context.load_cert_chain(path)
     else:
         context = ssl.create_default_context(cafile=options.ca_file or None)
@@ -167,11 +163,3 @@ def _context(options: ClientOptions) -> ssl.SSLContext:
             context.load_cert_chain(options.certificate_file, options.key_file)
     context.set_alpn_protocols(["h2"])
     return context
-
-
-@contextlib.contextmanager
-def _as_file(content: bytes) -> Iterator[str]:
-    """Without a name on any disk."""
-    with os.fdopen(os.memfd_create("secret", os.MFD_CLOEXEC), "wb", buffering=0) as file:
-        file.write(content)
-        yield f"/proc/self/fd/{file.fileno()}"

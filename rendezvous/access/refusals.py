@@ -40,6 +40,7 @@ class Reason(StrEnum):
     PLAINTEXT = "plaintext"
     TLS_HANDSHAKE = "tls_handshake"
     HTTP_PORT = "http_port"
+    CUT_OFF = "cut_off"  # it was in, and broke a rule or a limit
 
 
 @dataclass(slots=True)

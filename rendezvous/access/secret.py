@@ -13,11 +13,16 @@ It is valid from long ago, for the clocks of machines differ, and far longer tha
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import stat
 import time
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 NAME = "ddp-launch"  # in every such certificate; what is trusted is the certificate itself
 _BLOCK = re.compile(r"-----BEGIN ([A-Z ]+)-----\n.*?\n-----END \1-----\n?", re.DOTALL)
@@ -63,7 +68,29 @@ def parse(text: str, where: str) -> Secret:
         raise SecretUnusable(
             f"{where} is no secret of a job: a private key and a certificate; `ddp-rendezvous secret` makes one"
         )
-    return Secret(key.encode(), certificate.encode())
+    found = Secret(key.encode(), certificate.encode())
+    if not _belong_together(found):
+        raise SecretUnusable(f"{where} is damaged: its key is not that of its certificate; make a new one")
+    return found
+
+
+def _belong_together(secret: Secret) -> bool:
+    import ssl
+
+    with as_file(secret.key + secret.certificate) as path:
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(path, password="")
+        except ssl.SSLError:
+            return False
+    return True
+
+
+@contextlib.contextmanager
+def as_file(content: bytes) -> Iterator[str]:
+    """Without a name on any disk."""
+    with os.fdopen(os.memfd_create("secret", os.MFD_CLOEXEC), "wb", buffering=0) as file:
+        file.write(content)
+        yield f"/proc/self/fd/{file.fileno()}"
 
 
 def read(path: str) -> Secret:

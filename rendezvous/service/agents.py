@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from rendezvous.service.job import Job
     from rendezvous.service.jobs import Jobs
 
-_log = logging.getLogger("rendezvous")
 _FIRST_MESSAGE_S = 10.0
 _NOBODY_YET_S = 0.2
 _STREAM_METADATA = "rendezvous-stream"
@@ -118,8 +116,7 @@ class Agents:
             owner.post(joined)
             await attendance.run()
         except Cut as cut:
-            extra = {"job": job.job_id, "generation": job.state.generation}
-            _log.warning("the stream of %s was cut: %s", joined.agent, cut.words, extra=extra)
+            cut.whose = f"{joined.agent} in job {job.job_id}"
             raise
         finally:
             job.detach(attendance)

@@ -34,7 +34,7 @@ class Cut(Exception):
 
     def __init__(self, code: grpc.StatusCode, words: str) -> None:
         super().__init__(words)
-        self.code, self.words = code, words
+        self.code, self.words, self.whose = code, words, ""
 
 
 class Attendance:

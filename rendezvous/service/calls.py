@@ -13,6 +13,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from rendezvous.access.auth import Denied, peer_name
+from rendezvous.access.refusals import Reason
 from rendezvous.codec import BadMessage
 from rendezvous.service.attendance import Cut
 from rendezvous.service.jobs import Elsewhere
@@ -85,14 +86,21 @@ class Calls:
                 raise
             except Exception as error:
                 code, words, owner = _status(error)
-                if isinstance(error, Denied):
-                    self._refusals.note(error.reason, re.sub("^ipv[46]:", "", peer_name(context)), words)
+                self._note(error, re.sub("^ipv[46]:", "", peer_name(context)))
             finally:
                 self._metrics.count("calls", code.name.lower())
             trailing = ((OWNER_METADATA, owner),) if owner else ()
             await context.abort(code, words, trailing)
 
         return guarded_call
+
+    def _note(self, error: Exception, peer: str) -> None:
+        if isinstance(error, Denied):
+            self._refusals.note(error.reason, peer, error.words)
+        if (
+            isinstance(error, Cut) and error.code is not grpc.StatusCode.ABORTED
+        ):  # by the agent's own next stream
+            self._refusals.note(Reason.CUT_OFF, peer, f"the stream of {error.whose} was cut: {error.words}")
 
 
 def _status(error: Exception) -> tuple[grpc.StatusCode, str, str]:

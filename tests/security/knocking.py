@@ -42,7 +42,13 @@ class Watched(Service):
         eventually(lambda: self.refused(reason) > more_than, what=f"{reason} is counted")
 
     def lines_of(self, reason: str) -> list[str]:
-        return [line for line in self.log if f"kind={reason}:" in line]
+        """At least one: what was counted was logged, but may still be on its way to us."""
+
+        def found() -> list[str]:
+            return [line for line in self.log if f"kind={reason}:" in line]
+
+        lines: list[str] = eventually(found, what=f"{reason} is logged")
+        return lines
 
 
 def _environment(env: dict[str, str]) -> dict[str, str]:

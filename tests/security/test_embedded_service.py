@@ -127,6 +127,8 @@ def test_no_two_secrets_are_alike_and_none_shows_its_key() -> None:
     assert one.key != other.key
     assert one.certificate != other.certificate
     assert "PRIVATE" not in repr(one)
+    with pytest.raises(SecretUnusable, match="its key is not that of its certificate"):
+        parse((one.key + other.certificate).decode(), "a mixture")
 
 
 @pytest.mark.parametrize(

@@ -203,13 +203,19 @@ class Recorder:
     def __init__(self, endpoint: str) -> None:
         host, _, port = endpoint.rpartition(":")
         self._to, self.heard = (host, int(port)), bytearray()
+        self._serving: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> str:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
         return f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     async def __aexit__(self, *_: object) -> None:
         self._server.close()
+        if self._serving:
+            await asyncio.wait(self._serving)  # until both ends have hung up, and each was closed
+
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._serving.add(asyncio.create_task(self._serve(reader, writer)))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there_reader, there_writer = await asyncio.open_connection(*self._to)
@@ -217,14 +223,20 @@ class Recorder:
         async def back() -> None:
             while data := await there_reader.read(65536):
                 writer.write(data)
-            writer.close()
 
-        async with asyncio.TaskGroup() as both:
-            both.create_task(back())
+        async def forth() -> None:
             while data := await reader.read(65536):
                 self.heard += data
                 there_writer.write(data)
-            there_writer.close()
+
+        ways = [asyncio.create_task(back()), asyncio.create_task(forth())]
+        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        for end in (writer, there_writer):
+            end.close()
+        await asyncio.wait(ways)
+        for end in (writer, there_writer):
+            with contextlib.suppress(OSError):
+                await end.wait_closed()
 
     @contextlib.asynccontextmanager
     async def replayed(self) -> AsyncIterator[None]:
@@ -236,8 +248,10 @@ class Recorder:
             yield
         finally:
             reading.cancel()
-            writer.transport.abort()
             await asyncio.wait([reading])
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
 
 
 def test_a_replayed_join_takes_nobodys_place(plain: Watched) -> None:
@@ -297,3 +311,27 @@ def test_a_life_that_was_replaced_does_not_come_back(plain: Watched) -> None:
     assert refused.exit_code == NOT_ALLOWED
     assert "was replaced" in refused.reason
     assert 'turned_away_total{why="for good"} 1' in plain.metrics()
+
+
+# --- who was let in, and breaks the rules --------------------------------------------------------------------
+
+
+def test_streams_that_break_the_rules_share_a_line(plain: Watched) -> None:
+    before = plain.refused("cut_off")
+
+    async def story() -> None:
+        async with open_channel(plain.endpoint, ClientOptions()) as channel:
+            attend: Any = channel.stream_stream("/rendezvous.v1.Agents/Attend")
+            for number in range(20):
+                stream = attend()
+                await stream.write(join_bytes(JobSpec("noisy", 50, 50), f"n{number}"))
+                await stream.read()
+                await stream.write(b"\xff")
+                with contextlib.suppress(grpc.RpcError):
+                    while await stream.read() is not grpc.aio.EOF:
+                        pass
+                assert await stream.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+    soon(story())
+    assert plain.refused("cut_off") == before + 20
+    assert len(plain.lines_of("cut_off")) == 1

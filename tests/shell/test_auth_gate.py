@@ -48,6 +48,12 @@ def token(keys: str, role: str, job: str = "team-a-*", ttl: str = "1h") -> str:
     return made.stdout.strip()
 
 
+def test_a_token_names_its_jobs(keys: str) -> None:
+    made = command("token", "--token-keys", keys, "--role", "agent", "--job", "")
+    assert made.returncode == 2
+    assert "--job is empty: name a job, or write '*' for all" in made.stderr
+
+
 @pytest.fixture
 def service(keys: str) -> Iterator[Service]:
     with serving("--token-keys", keys) as started:

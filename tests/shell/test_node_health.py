@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import os
 import re
@@ -139,6 +140,8 @@ def test_those_who_never_finish_their_question_shut_out_no_probe() -> None:
         said = await reader.read()
         for each in (writer, *(unfinished for _, unfinished in slow)):
             each.close()
+            with contextlib.suppress(OSError):
+                await each.wait_closed()
         await web.close()
         return said.split(b"\r\n")[0]
 
