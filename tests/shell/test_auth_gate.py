@@ -50,7 +50,7 @@ def token(keys: str, role: str, job: str = "team-a-*", ttl: str = "1h") -> str:
 
 def test_a_token_names_its_jobs(keys: str) -> None:
     made = command("token", "--token-keys", keys, "--role", "agent", "--job", "")
-    assert made.returncode == 2
+    assert made.returncode == 78
     assert "--job is empty: name a job, or write '*' for all" in made.stderr
 
 
