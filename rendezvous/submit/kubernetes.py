@@ -12,6 +12,7 @@ elastic job can do without, the job is complete when as many have said so as it 
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from rendezvous.submit.pods import CONTAINER, REPLACED, arguments, template
@@ -64,14 +65,24 @@ def _service(job: JobFile) -> Object:
 def _fence(job: JobFile) -> Object:
     """Torch's store, Gloo and NCCL ask nobody who they are: so only the job's own pods get to their ports."""
     ours = {"podSelector": {"matchLabels": {"app.kubernetes.io/name": job.name, "ddp-launch/role": "worker"}}}
-    watchers = {"namespaceSelector": {"matchLabels": {"ddp-launch/monitoring": "allowed"}}}
-    spec = {**ours, "policyTypes": ["Ingress"], "ingress": [{"from": [ours, watchers]}]}
+    ingress: list[Object] = [{"from": [ours]}]
+    if port := _health_port(job):
+        watchers = {"namespaceSelector": {"matchLabels": {"ddp-launch/monitoring": "allowed"}}}
+        ingress.append({"from": [watchers], "ports": [{"port": port}]})
+    spec = {**ours, "policyTypes": ["Ingress"], "ingress": ingress}
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
         "metadata": _meta(job),
         "spec": spec,
     }
+
+
+def _health_port(job: JobFile) -> int:
+    """The port of `--health-port [ADDRESS:]PORT`; 0: not asked for."""
+    words = " ".join(job.options).replace("_", "-")
+    found = re.search(r"--health-port[ =](?:\S*:)?(\d{1,5})(?!\S)", words, re.ASCII)
+    return int(found[1]) if found else 0
 
 
 def _job(job: JobFile) -> Object:

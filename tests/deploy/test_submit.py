@@ -409,3 +409,19 @@ def test_only_its_own_pods_reach_its_ranks(kind: str) -> None:
     assert fence["ingress"][0]["from"][0]["podSelector"] == fence["podSelector"]
     open_to_all = {**LARGE, "kubernetes": {**LARGE["kubernetes"], "fenced": False}}
     assert "NetworkPolicy" not in {each["kind"] for each in rendered(open_to_all, kind)}
+
+
+@pytest.mark.parametrize(
+    ("options", "port"),
+    [
+        ([], 0),
+        (["--health-port", "9100"], 9100),
+        (["--health_port=0.0.0.0:9101"], 9101),
+        (["--health-port", "[::]:9102", "--log-dir", "/logs"], 9102),
+    ],
+)
+def test_who_watches_pods_gets_to_the_port_for_it_and_no_other(options: list[str], port: int) -> None:
+    objects = rendered({**LARGE, "options": options}, "job")
+    (fence,) = [each["spec"] for each in objects if each["kind"] == "NetworkPolicy"]
+    watchers = [rule for rule in fence["ingress"] if "namespaceSelector" in rule["from"][0]]
+    assert [rule["ports"] for rule in watchers] == ([[{"port": port}]] if port else [])
