@@ -74,10 +74,14 @@ def build(request: dict[str, Any]) -> Path:
     _mount("tmpfs", root, "tmpfs", _NOSUID | _NODEV, "mode=755")
     for name in (*_SYSTEM, *(f"etc/{each}" for each in _OF_ETC)):
         _show(Path("/", name), root)
-    for shown in map(Path, request["shown"]):
-        if not (root / shown.relative_to("/")).exists():
-            _show(shown, root)
     places = [(root / path.lstrip("/"), source, read_only) for path, source, read_only in request["mounts"]]
+    shown = [Path(path) for path in request["shown"]]
+    beneath = [
+        path for path in shown if any((root / path.relative_to("/")).is_relative_to(p) for p, _, _ in places)
+    ]
+    for path in shown:
+        if path not in beneath and not (root / path.relative_to("/")).exists():
+            _show(path, root)
     for target, _, _ in places:
         target.mkdir(parents=True, exist_ok=True)
     if request["read_only"]:
@@ -87,6 +91,11 @@ def build(request: dict[str, Any]) -> Path:
             _mount("tmpfs", target, "tmpfs", _NOSUID | _NODEV, f"mode=2777,gid={request['group']}")
         else:
             _mount(source, target, flags=_BIND)
+    for path in beneath:  # a repository under /tmp, where the pod has a folder of its own
+        _show(path, root)
+        if request["read_only"]:
+            _make_read_only(root / path.relative_to("/"))
+    for target, _, read_only in places:
         if read_only:
             _make_read_only(target)
     return root

@@ -12,7 +12,7 @@ import custom_resources
 import jsonschema
 import kubernetes_validate
 import pytest
-import reach
+import who_reaches
 import rules
 
 if TYPE_CHECKING:
@@ -126,15 +126,15 @@ def test_the_way_to_the_name_service_is_open_to_all() -> None:
 
 def test_who_reaches_whom() -> None:
     objects = built("production")
-    service = reach.of(objects, "StatefulSet/ddp-rendezvous")
-    etcd = reach.of(objects, "StatefulSet/ddp-rendezvous-etcd")
-    snapshot = reach.of(objects, "CronJob/ddp-rendezvous-etcd-snapshot")
+    service = who_reaches.of(objects, "StatefulSet/ddp-rendezvous")
+    etcd = who_reaches.of(objects, "StatefulSet/ddp-rendezvous-etcd")
+    snapshot = who_reaches.of(objects, "CronJob/ddp-rendezvous-etcd-snapshot")
     jobs, nobody = {"ddp-launch/jobs": "allowed"}, {"name": "default"}
-    job = reach.Peer({"ddp-launch/role": "worker"}, "training", jobs)
-    operator = reach.Peer({"ddp-launch/role": "operator"}, "training", jobs)
-    stray = reach.Peer({"ddp-launch/role": "worker"}, "default", nobody)
-    other_pod = reach.Peer({}, "training", jobs)
-    prometheus = reach.Peer({}, "monitoring", {"ddp-launch/monitoring": "allowed"})
+    job = who_reaches.Peer({"ddp-launch/role": "worker"}, "training", jobs)
+    operator = who_reaches.Peer({"ddp-launch/role": "operator"}, "training", jobs)
+    stray = who_reaches.Peer({"ddp-launch/role": "worker"}, "default", nobody)
+    other_pod = who_reaches.Peer({}, "training", jobs)
+    prometheus = who_reaches.Peer({}, "monitoring", {"ddp-launch/monitoring": "allowed"})
     ways = {
         ("job", "service", 29400): (job, service, True),
         ("operator", "service", 29400): (operator, service, True),
@@ -152,9 +152,11 @@ def test_who_reaches_whom() -> None:
         ("snapshot", "service", 29400): (snapshot, service, False),
         ("etcd", "its peers", 2380): (etcd, etcd, True),
         ("etcd", "service", 29400): (etcd, service, False),
-        ("service", "the world", 443): (service, reach.Peer({}, "default", nobody), False),
+        ("service", "the world", 443): (service, who_reaches.Peer({}, "default", nobody), False),
     }
-    wrong = [way for way, (a, b, wanted) in ways.items() if reach.is_open(objects, a, b, way[2]) != wanted]
+    wrong = [
+        way for way, (a, b, wanted) in ways.items() if who_reaches.is_open(objects, a, b, way[2]) != wanted
+    ]
     assert wrong == []
 
 

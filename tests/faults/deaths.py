@@ -63,7 +63,7 @@ DEATHS = (
         "loader-killed",
         "SIGKILL to a worker of the data loader",
         "",
-        "worker.* killed by signal: Killed|ConnectionResetError",
+        "worker.* (killed by signal: Killed|exited unexpectedly)|ConnectionResetError",
         outside="kill_loader",
         loaders=1,
     ),

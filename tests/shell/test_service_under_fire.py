@@ -159,7 +159,9 @@ def test_a_client_that_does_not_read_is_cut_off_and_slows_nobody(service: Servic
                 while await call.read() is not grpc.aio.EOF:
                     pass
             assert (await status_of(call))[0] is not grpc.StatusCode.OK
-        await asyncio.to_thread(service.await_line, "the stream of a in job slow-reader was cut: this client reads")
+        await asyncio.to_thread(
+            service.await_line, "the stream of a in job slow-reader was cut: this client reads"
+        )
         assert service.resident - before < 64 * 2**20
 
     soon(story())
