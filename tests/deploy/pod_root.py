@@ -86,7 +86,7 @@ def build(request: dict[str, Any]) -> Path:
         target.mkdir(parents=True, exist_ok=True)
     if request["read_only"]:
         _make_read_only(root)
-    for target, source, read_only in places:
+    for target, source, _ in places:
         if source is None:
             _mount("tmpfs", target, "tmpfs", _NOSUID | _NODEV, f"mode=2777,gid={request['group']}")
         else:

@@ -12,8 +12,8 @@ import custom_resources
 import jsonschema
 import kubernetes_validate
 import pytest
-import who_reaches
 import rules
+import who_reaches
 
 if TYPE_CHECKING:
     from collections.abc import Callable

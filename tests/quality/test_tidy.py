@@ -197,7 +197,7 @@ def test_length_names_prints_and_notes_are_seen():
 
 
 def test_no_two_files_of_tests_have_one_name():
-    """Their folders are all on one path: the second would be taken for the first. Programs are started, not imported."""
+    """Their folders are all on one path: the second would be taken for the first. Programs are not imported."""
     modules = [path for path in (ROOT / "tests").rglob("*.py") if path.parent.name != "programs"]
     names = [path.name for path in modules if path.name not in ("conftest.py", "__init__.py")]
     assert sorted(set(names)) == sorted(names)
