@@ -177,7 +177,11 @@ class Cable:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
+        self._open.add(writer)  # at once: a cut while the other end is dialled is one of this connection, too
         there_reader, there_writer = await asyncio.open_connection(*self._to)
+        if writer.transport.is_closing():
+            there_writer.transport.abort()
+            return
         for source, sink in ((reader, there_writer), (there_reader, writer)):
             self._open.add(sink)
             task = asyncio.get_running_loop().create_task(self._pump(source, sink))

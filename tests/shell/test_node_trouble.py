@@ -131,14 +131,16 @@ class Way:
         self.endpoint = f"127.0.0.1:{self._server.getsockname()[1]}"
         self._open: list[socket.socket] = []
         self._is_cut = False
+        self._lock = threading.Lock()  # what is being let through is either cut, or not yet counted
         self.dialled = 0
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut(self) -> None:
-        self._is_cut = True
-        for end in self._open:
-            with_reset(end)
-        self._open.clear()
+        with self._lock:
+            self._is_cut = True
+            for end in self._open:
+                with_reset(end)
+            self._open.clear()
 
     def mend(self) -> None:
         self._is_cut = False
@@ -153,14 +155,15 @@ class Way:
                 near, _ = self._server.accept()
             except OSError:
                 return
-            self.dialled += 1
-            if self._is_cut:
-                with_reset(near)
-                continue
-            far = socket.create_connection(self._to)
-            self._open += [near, far]
-            for source, sink in ((near, far), (far, near)):
-                threading.Thread(target=pump, args=(source, sink), daemon=True).start()
+            with self._lock:
+                if self._is_cut:
+                    with_reset(near)
+                    continue
+                far = socket.create_connection(self._to)
+                self._open += [near, far]
+                for source, sink in ((near, far), (far, near)):
+                    threading.Thread(target=pump, args=(source, sink), daemon=True).start()
+                self.dialled += 1
 
 
 def with_reset(end: socket.socket) -> None:
