@@ -86,9 +86,8 @@ class RemoteSession:
         self._worked = False  # this stream did
         self._breaks: list[float] = []  # when streams fell silent that a service had accepted
         self._silent_at: dict[str, float] = {}  # by endpoint
-        self._misfits: dict[
-            str, tuple[float, str]
-        ] = {}  # by endpoint: when it was looked for, what was found
+        # By endpoint: when it was looked for, what was found.
+        self._misfits: dict[str, tuple[float, str]] = {}
         self._moved: Moved | None = None
         self._tell_contact: Callable[[bool], None] = _nobody_asks
         self._loop = asyncio.get_running_loop()

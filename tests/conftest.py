@@ -1,6 +1,6 @@
 """For all tests: started in the background or by nohup, they would hand down to jobs that signals are ignored.
 
-And what ran the manifests, containers or processes, is printed at the end.
+And `launch`, for real jobs; and what ran the manifests, containers or processes, is printed at the end.
 """
 
 from __future__ import annotations
@@ -8,8 +8,15 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
+import pytest
+from launched import Launched
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
     from _pytest.terminal import TerminalReporter
+    from launched import Launch
 
 _FROM_TERMINALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 
@@ -30,3 +37,17 @@ def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
                 said = [str(value) for name, value in report.user_properties if name == "manifests"]
                 if said:
                     terminalreporter.write_line(f"the manifests ran {'; '.join(said)}")
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Launch]:
+    """Starts real jobs, and ends whatever a failing test leaves of them."""
+    jobs: list[Launched] = []
+
+    def start(*words: str, **how: object) -> Launched:
+        jobs.append(Launched(tmp_path / f"job{len(jobs)}", *words, **how))  # type: ignore[arg-type]
+        return jobs[-1]
+
+    yield start
+    for job in jobs:
+        job.clean_up()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import resource
@@ -13,6 +12,7 @@ import time
 from typing import TYPE_CHECKING
 
 from launcher.joining import reach
+from launcher.machine_files import names_in, text_of
 from launcher.preflight.checkup import KB, MB, Interface, Limits, Memory, Network, SharedMemory, Storage
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _NO_LIMIT = 1 << 60  # control groups of version 1 write a number like that wher
 
 def memory(root: str = "/") -> Memory:
     told = {}
-    for line in _read(os.path.join(root, "proc/meminfo")).splitlines():
+    for line in text_of(os.path.join(root, "proc/meminfo")).splitlines():
         name, _, value = line.partition(":")
         words = value.split()
         if words and words[0].isdecimal():
@@ -40,7 +40,7 @@ def memory(root: str = "/") -> Memory:
 def _group_memory(root: str) -> tuple[int | None, int]:
     """The tightest limit of our control group and those above it, with what is used of it and cannot be given back."""
     tightest: tuple[int | None, int] = (None, 0)
-    for line in _read(os.path.join(root, "proc/self/cgroup")).splitlines():
+    for line in text_of(os.path.join(root, "proc/self/cgroup")).splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if controllers and "memory" not in controllers.split(","):
@@ -65,11 +65,11 @@ def _above(mount: str, path: str) -> list[str]:
 
 
 def _limit_in(folder: str, limit_name: str, used_name: str, cache_name: str) -> tuple[int | None, int]:
-    text, used = (_read(os.path.join(folder, name)).strip() for name in (limit_name, used_name))
+    text, used = (text_of(os.path.join(folder, name)).strip() for name in (limit_name, used_name))
     if not text.isdecimal() or not used.isdecimal() or int(text) >= _NO_LIMIT:
         return None, 0
     cached = 0
-    for line in _read(os.path.join(folder, "memory.stat")).splitlines():
+    for line in text_of(os.path.join(folder, "memory.stat")).splitlines():
         name, _, value = line.partition(" ")
         if name == cache_name and value.isdecimal():
             cached = int(value)
@@ -87,7 +87,7 @@ def shared_memory() -> SharedMemory | None:
 def limits() -> Limits:
     _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
     locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    pins = bool(_names("/sys/class/infiniband")) or os.path.exists("/proc/driver/nvidia/version")
+    pins = bool(names_in("/sys/class/infiniband")) or os.path.exists("/proc/driver/nvidia/version")
     return Limits(
         -1 if files == resource.RLIM_INFINITY else files,
         -1 if locked == resource.RLIM_INFINITY else locked,
@@ -128,13 +128,13 @@ def _interface(spec: LaunchSpec) -> Interface | None:
 
 
 def _described(name: str, address: str) -> Interface:
-    speed = _read(f"/sys/class/net/{name}/speed").strip()
+    speed = text_of(f"/sys/class/net/{name}/speed").strip()
     return Interface(
         name,
         address,
         _asked_of(name, _SIOCGIFMTU, "i"),
         bool(_asked_of(name, _SIOCGIFFLAGS, "H") & _IFF_UP)
-        and _read(f"/sys/class/net/{name}/carrier").strip() != "0",
+        and text_of(f"/sys/class/net/{name}/carrier").strip() != "0",
         int(speed) if speed.isdecimal() else 0,
     )
 
@@ -194,17 +194,3 @@ def _written(folder: str, most_bytes: int, most_s: float) -> float:
 
 def _in_words(error: OSError) -> str:
     return (error.strerror or str(error)).lower()
-
-
-def _names(folder: str) -> list[str]:
-    with contextlib.suppress(OSError):
-        return sorted(os.listdir(folder))
-    return []
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read(1 << 16)
-    except OSError:
-        return ""

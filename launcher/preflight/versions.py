@@ -11,6 +11,7 @@ import re
 import sys
 from importlib.machinery import PathFinder
 
+from launcher.machine_files import text_of
 from launcher.preflight.checkup import Versions
 
 
@@ -23,7 +24,7 @@ def versions(python: str = "") -> Versions:
     if found is None or not found.origin:
         return Versions(platform.python_version(), driver=driver)
     folder = os.path.dirname(found.origin)
-    text = _read(os.path.join(folder, "version.py"))
+    text = text_of(os.path.join(folder, "version.py"))
     return Versions(
         platform.python_version(),
         _assigned("__version__", text) or _assigned("torch_version", text),
@@ -55,16 +56,8 @@ def _nccl_beside(site: str) -> str:
 
 
 def driver_version() -> str:
-    loaded = _read("/sys/module/nvidia/version").strip()
+    loaded = text_of("/sys/module/nvidia/version").strip()
     if loaded:
         return loaded
-    found = re.search(r"Kernel Module\D*?\s(\d+(?:\.\d+)+)\s", _read("/proc/driver/nvidia/version"))
+    found = re.search(r"Kernel Module\D*?\s(\d+(?:\.\d+)+)\s", text_of("/proc/driver/nvidia/version"))
     return found[1] if found else ""
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read(1 << 16)
-    except OSError:
-        return ""

@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from launcher.machine_files import names_in, text_of
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -78,7 +80,7 @@ def _ask_nvml() -> int:
 def amd_gpus(environ: Mapping[str, str], root: str = "/") -> int:
     """The kernel's list of compute nodes; those of CPUs have a gpu_id of 0."""
     nodes = os.path.join(root, "sys/class/kfd/kfd/topology/nodes")
-    ids = [_read(os.path.join(nodes, name, "gpu_id")).strip() for name in _names(nodes)]
+    ids = [text_of(os.path.join(nodes, name, "gpu_id")).strip() for name in names_in(nodes)]
     present = sum(1 for each in ids if each not in ("", "0"))
     for variable in ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"):
         if variable in environ:
@@ -88,8 +90,8 @@ def amd_gpus(environ: Mapping[str, str], root: str = "/") -> int:
 
 def intel_gpus(environ: Mapping[str, str], root: str = "/") -> int:
     folder = os.path.join(root, "sys/class/drm")
-    renders = [name for name in _names(folder) if name.startswith("renderD")]
-    vendors = [_read(os.path.join(folder, name, "device/vendor")).strip() for name in renders]
+    renders = [name for name in names_in(folder) if name.startswith("renderD")]
+    vendors = [text_of(os.path.join(folder, name, "device/vendor")).strip() for name in renders]
     present = vendors.count("0x8086")
     mask = environ.get("ZE_AFFINITY_MASK")
     if mask is None:
@@ -109,7 +111,7 @@ def usable_cpus(root: str = "/") -> int:
 def cpu_quota(root: str = "/") -> float | None:
     """The tightest limit of our control group and those above it, in CPUs."""
     limits: list[float] = []
-    for line in _read(os.path.join(root, "proc/self/cgroup")).splitlines():
+    for line in text_of(os.path.join(root, "proc/self/cgroup")).splitlines():
         controllers, _, path = line.partition(":")[2].partition(":")
         if not controllers:
             mounts = ["sys/fs/cgroup"]
@@ -126,11 +128,11 @@ def _limits(mount: str, path: str) -> list[float]:
     """Inside a container `path` may be the host's and not exist: the mount itself counts in any case."""
     parts = [part for part in path.split("/") if part]
     folders = [os.path.join(mount, *parts[:depth]) for depth in range(len(parts) + 1)]
-    texts = [_read(os.path.join(folder, "cpu.max")) for folder in folders]
+    texts = [text_of(os.path.join(folder, "cpu.max")) for folder in folders]
     texts += [
-        _read(os.path.join(folder, "cpu.cfs_quota_us"))
+        text_of(os.path.join(folder, "cpu.cfs_quota_us"))
         + " "
-        + _read(os.path.join(folder, "cpu.cfs_period_us"))
+        + text_of(os.path.join(folder, "cpu.cfs_period_us"))
         for folder in folders
     ]
     pairs = [text.split() for text in texts]
@@ -142,19 +144,4 @@ def _is_limit(quota: str, period: str) -> bool:
 
 
 def _entries(folder: str) -> int:
-    return len(_names(folder))
-
-
-def _names(folder: str) -> list[str]:
-    try:
-        return sorted(os.listdir(folder))
-    except OSError:
-        return []
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read(1 << 16)
-    except OSError:
-        return ""
+    return len(names_in(folder))

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING
 
 from rendezvous.diagnosing import hang_words as words
 from rendezvous.diagnosing.finding import Charge, Finding, Kind
+from rendezvous.diagnosing.waits import POINT_TO_POINT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from rendezvous.diagnosing.rank_view import Collective
     from rendezvous.diagnosing.waits import Waits
-
-_HAS_SIDES = ("send", "recv", "isend", "irecv")
 
 
 def _signature(said: Collective) -> tuple[str, str, int]:
@@ -30,7 +29,7 @@ def desync(waits: Waits, ranks: Iterable[int]) -> Finding | None:
     said: dict[tuple[str, int], dict[int, Collective]] = {}
     for rank, sight in waits.sights.items():
         for call in sight.calls:
-            if call.group in pending and call.op not in _HAS_SIDES:
+            if call.group in pending and call.op not in POINT_TO_POINT:
                 said.setdefault((call.group, call.seq), {})[rank] = call
     for where in sorted(said):
         by_rank = said[where]

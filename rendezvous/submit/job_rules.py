@@ -132,13 +132,13 @@ def _of_variables(job: JobFile) -> Iterator[str]:
 def _of_resources(job: JobFile) -> Iterator[str]:
     wanted = job.resources
     for name in ("cpu", "memory", *(("shm",) if wanted.shm else ())):
-        if not _QUANTITY.fullmatch(getattr(wanted, name)) or _amount(getattr(wanted, name)) <= 0:
+        if not _QUANTITY.fullmatch(getattr(wanted, name)) or amount_of(getattr(wanted, name)) <= 0:
             yield f"[resources]: {name} is a quantity such as 500m, 8 or 16Gi"
-        elif name != "cpu" and _amount(getattr(wanted, name)) < 2**20:
+        elif name != "cpu" and amount_of(getattr(wanted, name)) < 2**20:
             yield f"[resources]: {name} = {getattr(wanted, name)!r} is less than 1Mi; 16Gi is what was meant?"
     if not re.fullmatch(r"\d+(\.\d+)?m?", wanted.cpu):
         yield f"[resources]: cpu = {wanted.cpu!r}: write how many, as 8 or 500m"
-    if _amount(wanted.shm) > _amount(wanted.memory):
+    if amount_of(wanted.shm) > amount_of(wanted.memory):
         yield (
             f"[resources]: shm = {wanted.shm!r} is more than memory = {wanted.memory!r}, of which it is a part"
         )
@@ -167,7 +167,7 @@ def _of_a_volume(volume: Volume, where: str) -> Iterator[str]:
         yield from _of_an_object(getattr(volume, name), f"{where}: {name}")
     if volume.host_path and not volume.host_path.startswith("/"):
         yield f"{where}: host_path = {volume.host_path!r}: write it from the root on"
-    if not _QUANTITY.fullmatch(volume.size) or _amount(volume.size) <= 0:
+    if not _QUANTITY.fullmatch(volume.size) or amount_of(volume.size) <= 0:
         yield f"{where}: size is a quantity such as 16Gi"
     if volume.read_only and not sources:
         yield f"{where}: an empty folder that is read_only stays empty; which claim is it?"
@@ -239,10 +239,10 @@ def _of_slurm(job: JobFile) -> Iterator[str]:
 
 def megabytes(quantity: str) -> int:
     """16Gi -> 16384, as Slurm counts memory (of 1,048,576 bytes), rounded up."""
-    return -int(-_amount(quantity) // 1048576)
+    return -int(-amount_of(quantity) // 1048576)
 
 
-def _amount(quantity: str) -> float:
+def amount_of(quantity: str) -> float:
     found = re.fullmatch(r"([\d.]+)(.*)", quantity)
     if found is None:
         return 0.0

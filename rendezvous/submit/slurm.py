@@ -10,7 +10,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from rendezvous.submit.job_rules import megabytes
+from rendezvous.submit.job_rules import amount_of, megabytes
 
 if TYPE_CHECKING:
     from rendezvous.submit.job import JobFile
@@ -69,7 +69,7 @@ def _directives(job: JobFile) -> list[str]:
     where, wanted = job.slurm, job.resources
     found = [
         f"--job-name={job.name}",
-        *_machines(job, cpus := max(1, round(_cpus(wanted.cpu)))),
+        *_machines(job, cpus := max(1, round(amount_of(wanted.cpu)))),
         f"--cpus-per-task={cpus}",
         f"--mem={megabytes(wanted.memory)}M",
         f"--output={job.name}-%j.log",
@@ -96,7 +96,3 @@ def _machines(job: JobFile, cpus: int) -> list[str]:
     if job.least == job.machines:
         return [f"--nodes={job.machines}", "--ntasks-per-node=1"]
     return [f"--nodes={job.least}-{job.machines}", f"--mincpus={cpus}"]
-
-
-def _cpus(quantity: str) -> float:
-    return float(quantity[:-1]) / 1000 if quantity.endswith("m") else float(quantity)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 Object = dict[str, Any]
@@ -15,6 +17,7 @@ Object = dict[str, Any]
 DEPLOY = Path(__file__).parents[2] / "deploy"
 CHART = DEPLOY / "helm" / "ddp-rendezvous"
 _AS_SETS = ("env", "volumes", "volumeMounts", "ports", "volumeClaimTemplates")
+needs_kubectl = pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl on this machine")
 
 
 @cache

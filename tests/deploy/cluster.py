@@ -74,7 +74,6 @@ class Cluster:
         folder.mkdir()
         self.pods: dict[str, Pod] = {}
         self._services: list[Object] = []
-        self._certificates: list[Object] = []
         self._secrets: dict[str, dict[str, bytes]] = {}
         self._mounts: dict[str, list[Mount]] = {}
         self._lost: set[str] = set()

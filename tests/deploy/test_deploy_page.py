@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from charts import needs_kubectl
 from deploy_page import PAGE, blocks, commands
 from served import serving
 
@@ -23,8 +24,6 @@ _UNIT = _ROOT / "deploy" / "systemd" / "ddp-rendezvous.service"
 # Asked of a cluster, in the blocks that test_control_plane runs, or of what only root of a machine may change.
 _OF_A_CLUSTER = ("rollout status", "wait --for", "get secret", "apply -f")
 _OF_A_MACHINE = ("systemctl", "systemd-sysusers", "install", "chgrp", "chmod", "podman push")
-
-needs_kubectl = pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl on this machine")
 
 
 @pytest.fixture

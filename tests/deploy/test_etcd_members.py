@@ -24,7 +24,7 @@ from ports import free_ports
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-pytestmark = [needs_etcd, pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl here")]
+pytestmark = [needs_etcd, charts.needs_kubectl]
 
 _UP_S = 60.0
 _TLS = (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import shutil
 from typing import Any
 
 import charts
@@ -83,7 +82,7 @@ def pod(objects: list[dict[str, Any]], name: str = "ddp-rendezvous") -> Any:
     raise AssertionError(f"no set {name}")
 
 
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl on this machine")
+@charts.needs_kubectl
 @pytest.mark.parametrize(("overlay", "values"), [("production", PRODUCTION), ("dev", DEV)])
 def test_the_chart_makes_what_the_overlay_is(overlay: str, values: dict[str, Any]) -> None:
     ours = {rules.name_of(each): charts.comparable(each) for each in charts.rendered(values)}

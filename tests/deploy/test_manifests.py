@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import shutil
 import subprocess
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 VERSIONS = ("1.35", "1.36", "1.37")
 OVERLAYS = ("dev", "production")
 
-pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl on this machine")
+pytestmark = charts.needs_kubectl
 
 
 built = charts.overlay

@@ -47,7 +47,9 @@ CORE = {
 }
 SHELL = {
     "launcher": {
-        *("__init__ __main__ agent announcer cli isolation preflight start status template tether").split(),
+        *(
+            "__init__ __main__ agent announcer cli isolation machine_files preflight start status template tether"
+        ).split(),
         *within("failure", "ending facts"),
         *within("health", "communication dumps freezer gpus guards node_watch pages sampler stacks watch"),
         *within("hosts", "fleet"),
