@@ -67,6 +67,7 @@ from launcher.supervision import TRY_AGAIN
 from launcher.template import tree
 from launcher.version import VERSION
 from rendezvous.events import AgentJoined, Refused
+from rendezvous.signals import SignalWatch
 from rendezvous.types import StoreAddress
 
 if TYPE_CHECKING:
@@ -265,14 +266,15 @@ class Agent:
         self._facts.put_nowait(Refused(reason, TRY_AGAIN))
 
     def _watch_signals(self) -> None:
+        self._signals = SignalWatch()
         for signum in set(self._spec.signals) - set(self._spec.checkpoint_signals):
             if signal.getsignal(signum) is signal.SIG_IGN and signum == signal.SIGHUP:
                 continue  # nohup: its user wants the job to survive the terminal
-            self._loop.add_signal_handler(signum, self._stop_requested, signum)
+            self._signals.on(signum, self._stop_requested)
         for signum in self._spec.forwarded_signals:
-            self._loop.add_signal_handler(signum, self._zygote_signal, signum)
+            self._signals.on(signum, self._zygote_signal)
         for signum in self._spec.checkpoint_signals:
-            self._loop.add_signal_handler(signum, self._checkpoint_signalled, signum)
+            self._signals.on(signum, self._checkpoint_signalled)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, self._spec.awaited_signals)
 
     def _stop_requested(self, signum: int) -> None:
@@ -374,9 +376,7 @@ class Agent:
         await asyncio.to_thread(self._await_zygote)  # others may still hear from the service in this process
         await self._met.leave()
         exit_code = ending.tell(self._spec, self._folder, finish, all_shown)
-        signal.pthread_sigmask(
-            signal.SIG_BLOCK, self._spec.awaited_signals
-        )  # one more Ctrl-C must not change it
+        self._signals.close()  # one more Ctrl-C must not change it
         return exit_code
 
     def _await_zygote(self) -> None:

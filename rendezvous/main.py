@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from rendezvous.access.core_log import ask_core
 from rendezvous.grpc_io import choose_engine, hush
+from rendezvous.signals import SignalWatch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -70,6 +71,19 @@ def _say(error: Exception) -> None:
 
 async def serve(settled: Mapping[str, Any], *, asked: bool = False) -> int:
     """`asked`: gRPC's core was, and tells of handshakes that fail."""
+    stop: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    def note(signum: int) -> None:
+        if not stop.done():
+            stop.set_result(signum)
+
+    with contextlib.closing(SignalWatch()) as signals:
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            signals.on(signum, note)
+        return await _serve(settled, asked, stop)
+
+
+async def _serve(settled: Mapping[str, Any], asked: bool, stop: asyncio.Future[int]) -> int:
     refusals = _follow_core() if asked else None
     hush()
     from rendezvous.service import settings
@@ -82,7 +96,6 @@ async def serve(settled: Mapping[str, Any], *, asked: bool = False) -> int:
     raise_file_limit()
     for warning in settings.warnings(settled):
         _log.warning(warning)
-    stop = _stop_signal()
     try:
         store = await open_store(settled["store"])
     except StoreError as error:
@@ -149,19 +162,6 @@ def _follow_core() -> asyncio.Future[Refusals]:
 
     follow(from_thread)
     return whom
-
-
-def _stop_signal() -> asyncio.Future[int]:
-    loop = asyncio.get_running_loop()
-    stop: asyncio.Future[int] = loop.create_future()
-
-    def note(signum: int) -> None:
-        if not stop.done():
-            stop.set_result(signum)
-
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signum, note, signum)
-    return stop
 
 
 def _server_options(settled: Mapping[str, Any]) -> Any:

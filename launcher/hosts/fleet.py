@@ -27,6 +27,7 @@ from launcher.joining import reach
 from launcher.output.terminal import Terminal
 from launcher.settings.values import BadValue
 from rendezvous.hosted import serve_privately
+from rendezvous.signals import SignalWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -79,16 +80,15 @@ class Fleet:
         self._port = 0
 
     async def run(self) -> int:
-        loop = asyncio.get_running_loop()
+        signals = SignalWatch()
         stop_serving = await self._serve()
-        ending = {signal.Signals(each) for each in self._settings["signals_to_handle"]}
         for signum in _awaited(self._settings):
-            loop.add_signal_handler(signum, self._signalled, signum, signum in ending)
+            signals.on(signum, self._signalled)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _awaited(self._settings))
         async with asyncio.TaskGroup() as tasks:
             for rank, member in enumerate(self._members):
                 tasks.create_task(self._run_member(member, rank))
-        signal.pthread_sigmask(signal.SIG_BLOCK, _awaited(self._settings))  # one more Ctrl-C changes nothing
+        signals.close()  # one more Ctrl-C changes nothing
         await stop_serving()
         return self._finish()
 
@@ -186,8 +186,9 @@ class Fleet:
 
     # --- signals -----------------------------------------------------------------------------------
 
-    def _signalled(self, signum: signal.Signals, ends_job: bool) -> None:
-        if not ends_job:
+    def _signalled(self, number: int) -> None:
+        signum = signal.Signals(number)
+        if signum not in self._settings["signals_to_handle"]:
             self._send_all(signum)
             return
         if self._stopping == 0:

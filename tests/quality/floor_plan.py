@@ -60,7 +60,7 @@ SHELL = {
         *within("settings", "checks config_file"),
     },
     "rendezvous": {
-        *"__init__ asking channel client codec embedded grpc_io hosted main remote store torchrun".split(),
+        *"__init__ asking channel client codec embedded grpc_io hosted main remote signals store torchrun".split(),
         *within("access", "auth client_options core_log misfit refusals secret tokens"),
         *within("control", "ctl ctl_calls ctl_text"),
         *within(
@@ -94,7 +94,7 @@ ABROAD = {
         f"rendezvous.{name}"
         for name in (
             *_VALUES,
-            *"asking client codec embedded hosted".split(),
+            *"asking client codec embedded hosted signals".split(),
             *("access.client_options", "diagnosing.versions", "service.web"),
         )
     },

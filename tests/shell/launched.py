@@ -92,6 +92,16 @@ def eventually(condition: Callable[[], Any], timeout_s: float = SOON_S, what: st
     return value
 
 
+def hail(process: subprocess.Popen[Any], signum: int) -> None:
+    """Thousands a second, up to its last moment. More, and it would have time for nothing else."""
+    deadline = time.monotonic() + SOON_S
+    while time.monotonic() < deadline:
+        process.send_signal(signum)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(0.0001)
+            return
+
+
 class Launched:
     """`source` is the script of the ranks; without it `words` are the whole command line."""
 
@@ -153,6 +163,10 @@ class Launched:
 
     def send(self, signum: int) -> None:
         self.agent.send_signal(signum)
+
+    def hail(self, signum: int) -> int:
+        hail(self.agent, signum)
+        return self.wait()
 
     def stdout(self) -> str:
         return self.out.read_text(errors="replace")

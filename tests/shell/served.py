@@ -14,6 +14,7 @@ import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import psutil
+from launched import hail
 
 from rendezvous.access.client_options import ClientOptions
 from rendezvous.client import connect
@@ -60,6 +61,10 @@ class Service:
     def await_endpoint(self) -> str:
         self.endpoint = self.await_line(r"serving at ([^,;]+)")[1]
         return self.endpoint
+
+    def hail(self, signum: signal.Signals) -> int:
+        hail(self._process, signum)
+        return self.wait()
 
     def end(self, signum: signal.Signals = signal.SIGTERM) -> int:
         self._process.send_signal(signum)

@@ -95,3 +95,11 @@ def test_ctrl_c_at_any_moment_of_the_start_leaves_nothing(launch: Launch) -> Non
         too_early = "<frozen site>" in job.stderr()  # Python ends itself then, with a code of its own
         assert too_early or code in (128 + signal.SIGINT, -signal.SIGINT), job.stderr()
         eventually(lambda job=job: not job.processes(), what="nothing is left")
+
+
+def test_ctrl_c_up_to_its_last_moment_changes_nothing(launch: Launch) -> None:
+    job = launch("--no-warm-start", *BOTH, source=STAYS)
+    job.await_there("here-0", "here-1")
+    assert job.hail(signal.SIGINT) == 128 + signal.SIGINT, job.stderr()
+    assert "Traceback" not in job.stderr()
+    eventually(lambda: not job.processes(), what="nothing is left")

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
-from served import Agent, Service, agents, soon
+from served import Agent, Service, agents, serving, soon
 
 from rendezvous.events import (
     AgentLeft,
@@ -190,3 +190,10 @@ def test_ended(service: Mortal) -> None:
             assert "the job is over: all ranks finished" in (await late.expect(Refused)).reason
 
     soon(story())
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_signals_up_to_its_last_moment_change_nothing(signum: signal.Signals) -> None:
+    with serving() as service:
+        assert service.hail(signum) == 0, service.log
+        assert "Traceback" not in "".join(service.log)

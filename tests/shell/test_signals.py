@@ -170,6 +170,16 @@ def test_signal_while_it_starts(launch: Launch, processes: int, name: str, warm:
     job.assert_nothing_left(0.0)
 
 
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_signals_up_to_its_last_moment_change_nothing(launch: Launch, name: str) -> None:
+    """Some come after it has decided how to end, while loops and threads are closed."""
+    for _ in range(5):
+        job = launch(*PLAIN, source=DEAF)
+        job.await_there("rank-0", "rank-1")
+        assert job.hail(getattr(signal, name)) == 128 + getattr(signal, name), job.stderr()
+        assert "Traceback" not in job.stderr()
+
+
 def over(job: Launched, signum: int) -> bool:
     """Two signals of a kind may arrive as one."""
     if job.agent.poll() is None and len(os.listdir(job.there)) > 0:
