@@ -22,7 +22,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 
-from shown import ROOT, machine, option_parser, write_between_markers
+from shown import ROOT, draw_chart, machine, option_parser, write_between_markers
 
 SIZES = [4, 64, 1 << 10, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 25 << 20, 1 << 26, 1 << 28]
 # For 2 ranks: so many times as fast as Gloo.
@@ -211,11 +211,8 @@ def _time(seconds: list[float]) -> str:
 
 
 def draw(path: str, tables: list[Table], machine_line: str) -> None:
-    try:
-        import matplotlib
-    except ImportError as error:
-        print(f"no chart: {error}; `make install-bench` installs what it needs", file=sys.stderr)
-        return
+    import matplotlib
+
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
@@ -262,7 +259,7 @@ def main() -> None:
             )
     if options.write_docs:
         write_between_markers(options.write_docs, "allreduce", text)
-    draw(options.plot or os.path.join(ROOT, "docs", "img", "allreduce.png"), tables, machine_line)
+    draw_chart(options, "allreduce", lambda path: draw(path, tables, machine_line))
 
 
 if __name__ == "__main__":

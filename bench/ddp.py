@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "ddp_models"))
 
-from shown import ROOT, machine, option_parser, write_between_markers
+from shown import draw_chart, machine, option_parser, write_between_markers
 from trial import Figures, play
 
 if TYPE_CHECKING:
@@ -259,15 +259,12 @@ def main() -> None:
             json.dump({"machine": machine_line, "found": rounds}, file, indent=1)
     if options.write_docs:
         write_between_markers(options.write_docs, "ddp", text)
-    _draw(options.plot or os.path.join(ROOT, "docs", "img", "ddp.png"), found, machine_line)
+    draw_chart(options, "ddp", lambda path: _draw(path, found, machine_line))
 
 
 def _draw(path: str, found: list[Found], machine_line: str) -> None:
-    try:
-        from figures import draw
-    except ImportError as error:
-        print(f"no chart: {error}; `make install-bench` installs what it needs", file=sys.stderr)
-        return
+    from figures import draw
+
     draw(path, found, machine_line)
 
 

@@ -30,7 +30,7 @@ __path__ = [os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file_
 
 from meet.service import STORES, Service, available, serving
 from meet.sessions import Sessions
-from shown import ROOT, machine, option_parser, write_between_markers
+from shown import ROOT, draw_chart, machine, option_parser, write_between_markers
 from watched import RunFailed
 
 if TYPE_CHECKING:
@@ -263,12 +263,13 @@ def report(played: list[Played], machine_line: str, options: argparse.Namespace)
             json.dump(whole, file, indent=1)
     if options.write_docs:
         write_between_markers(options.write_docs, "rendezvous", text)
-    try:
-        from meet.chart import draw
-    except ImportError as error:
-        print(f"no chart: {error}; `make install-bench` installs what it needs", file=sys.stderr)
-        return
-    draw(options.plot or os.path.join(ROOT, "docs", "img", "rendezvous.png"), played, machine_line)
+    draw_chart(options, "rendezvous", lambda path: _draw(path, played, machine_line))
+
+
+def _draw(path: str, played: list[Played], machine_line: str) -> None:
+    from meet.chart import draw
+
+    draw(path, played, machine_line)
 
 
 def _as_json(played: Played) -> dict[str, object]:

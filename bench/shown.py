@@ -13,7 +13,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from sidebyside import Comparison, Finding, Quantity, Round
 
@@ -88,7 +88,9 @@ def option_parser(doc: str, rounds: int = 7, timeout_s: float = 60.0) -> argpars
         help=f"a run that takes longer hangs (default {timeout_s:g} s)",
     )
     parser.add_argument("--json", metavar="FILE", help="write every figure of every round there")
-    parser.add_argument("--plot", metavar="FILE", help="where the chart goes (default: docs/img)")
+    parser.add_argument(
+        "--plot", metavar="FILE", help="draw the chart, there (with --write-docs: into docs/img)"
+    )
     parser.add_argument(
         "--write-docs",
         metavar="FILE",
@@ -107,16 +109,24 @@ def report(name: str, findings: Sequence[Finding], machine_line: str, options: a
         _write_json(options.json, findings, machine_line)
     if options.write_docs:
         write_between_markers(options.write_docs, name, text)
-    _draw(options.plot or os.path.join(ROOT, "docs", "img", f"{name}.png"), findings, machine_line)
+    draw_chart(options, name, lambda path: _draw(path, findings, machine_line))
 
 
 def _draw(path: str, findings: Sequence[Finding], machine_line: str) -> None:
+    from chart import draw
+
+    draw(path, findings, machine_line)
+
+
+def draw_chart(options: argparse.Namespace, name: str, draw: Callable[[str], None]) -> None:
+    """Where one was asked for: a bench that is merely tried leaves docs/ as it is."""
+    path = options.plot or (options.write_docs and os.path.join(ROOT, "docs", "img", f"{name}.png"))
+    if not path:
+        return
     try:
-        from chart import draw
+        draw(path)
     except ImportError as error:
         print(f"no chart: {error}; `make install-bench` installs what it needs", file=sys.stderr)
-        return
-    draw(path, findings, machine_line)
 
 
 def _write_json(path: str, findings: Sequence[Finding], machine_line: str) -> None:

@@ -21,7 +21,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 ONCE = ("--rounds", "1", "--warm-up", "0", "--timeout", "100")
 
 
-def run_bench(name: str, folder: Path, *options: str) -> tuple[list[dict[str, Any]], str]:
+def run_bench(name: str, folder: Path, *options: str, key: str = "tables") -> tuple[list[Any], str]:
     """What it measured, table by table, and the page it wrote its table into."""
     page, figures, chart = folder / "page.md", folder / "figures.json", folder / "chart.png"
     page.write_text(f"above\n<!-- {name}:begin -->\nold\n<!-- {name}:end -->\nbelow\n")
@@ -30,7 +30,7 @@ def run_bench(name: str, folder: Path, *options: str) -> tuple[list[dict[str, An
     done = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     assert chart.exists() == (importlib.util.find_spec("matplotlib") is not None)
-    return json.loads(figures.read_text())["tables"], page.read_text()
+    return json.loads(figures.read_text())[key], page.read_text()
 
 
 def only_round(table: dict[str, Any]) -> tuple[dict[str, float], dict[str, float]]:
@@ -119,6 +119,23 @@ def test_allreduce(tmp_path: Path) -> None:
         assert all(0 < seconds < 10 for (seconds,) in times[size].values())
     assert "| 64 KB |" in page
     assert "met" in page
+
+
+def test_ddp(tmp_path: Path) -> None:
+    asked = ("--ranks", "2", "--models", "MLP, 1M", "--parts", "steps")
+    (found,), page = run_bench("ddp", tmp_path, *asked, key="found")
+    part, model, ranks, taken, _peak = found
+    assert (part, model, ranks) == ("steps", "MLP, 1M", 2)
+    assert set(taken) == {"torch, Gloo", "ours, Gloo", "ours, shm", "alone"}
+    assert all(0 < turn["step"] < 10 for (turn,) in taken.values())
+    assert "| MLP, 1M |" in page
+
+
+def test_rendezvous(tmp_path: Path) -> None:
+    asked = ("--sizes", "4", "--stores", "memory", "--seconds", "1")
+    tables, page = run_bench("rendezvous", tmp_path, *asked)
+    assert [(table["nodes"], table["problems"]) for table in tables] == [(4, []), (4, [])]
+    assert "2 runs, 0 without a figure." in page
 
 
 def test_hierarchical(tmp_path: Path) -> None:
