@@ -23,7 +23,8 @@ class Announcer:
         self._said = self._said_waiting = ""
 
     def say(self, text: str) -> None:
-        self._say_line(f"ddp-launch: {text}")
+        """Much of it comes from other machines: it must not steer this terminal, nor pass for further lines."""
+        self._say_line("ddp-launch: " + "".join(c if c.isprintable() else " " for c in text))
 
     def tell(self, fact: Fact, state: Supervision, before: Phase) -> None:
         """`state`: after the fact; `before`: the phase it was in."""

@@ -6,6 +6,7 @@ import contextlib
 import os
 import select
 import sys
+import time
 from typing import TYPE_CHECKING
 
 from launcher import tether
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from launcher.exchange import Finish
     from launcher.output.log_folder import LogFolder
     from launcher.settings.spec import LaunchSpec
+    from rendezvous.types import Outcome
 
 _WIDTH = 100
 _PATIENCE_S = 5.0
@@ -23,7 +25,9 @@ _FAILED = 1  # in place of a code that a scheduler would take for this machine's
 def tell(spec: LaunchSpec, folder: LogFolder, finish: Finish, all_shown: bool) -> int:
     """Says how it ended; the exit code of the command. The logs stay where somebody may want to read them."""
     if finish.outcome is None:
-        _say_last(spec, f"ddp-launch: {finish.reason}", "agent")
+        # The reason may be the service's: it must not steer this terminal.
+        said = "".join(c if c.isprintable() or c == "\n" else " " for c in finish.reason)
+        _say_last(spec, f"ddp-launch: {said}", "agent")
     elif not finish.outcome.succeeded:
         from launcher.failure.facts import write_outcome
         from launcher.failure.story import outcome_json, render_box
@@ -42,6 +46,7 @@ def tell(spec: LaunchSpec, folder: LogFolder, finish: Finish, all_shown: bool) -
             budget=budget,
             unicode=(sys.stderr.encoding or "").lower().startswith("utf"),
         )
+        _tell_who_started_us(finish.outcome)
         _say_last(spec, box, "job")
     if not all_shown:
         _say(f"ddp-launch: the terminal was too slow for some of the output; all of it is in {folder.path}")
@@ -50,6 +55,22 @@ def tell(spec: LaunchSpec, folder: LogFolder, finish: Finish, all_shown: bool) -
     if finish.outcome is not None and finish.exit_code in spec.reserved_exit_codes:
         return _FAILED
     return finish.exit_code
+
+
+def _tell_who_started_us(outcome: Outcome) -> None:
+    """As torchrun does: schedulers look for the reason in the file that this variable of our own names."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not path:
+        return
+    import json
+
+    from launcher.failure.story import torch_error
+
+    try:
+        with open(path, "w", encoding="utf-8") as file:  # in place: it may be mounted, as a container's are
+            json.dump(torch_error(outcome, int(time.time())), file)
+    except OSError as error:
+        _say(f"ddp-launch: cannot write TORCHELASTIC_ERROR_FILE {path}: {error.strerror}")
 
 
 def _say_last(spec: LaunchSpec, text: str, whose: str) -> None:

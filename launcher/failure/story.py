@@ -75,6 +75,15 @@ def outcome_json(outcome: Outcome, *, log_dir: str = "", budget: str = "") -> di
     }
 
 
+def torch_error(outcome: Outcome, timestamp: int) -> dict[str, object]:
+    """As @record writes it of a rank, and torchrun of a job: a signal counts as its negative."""
+    cause = first_cause(outcome)
+    message = headline(outcome) if cause is None else cause.reason
+    code = outcome.exit_code if cause is None else -cause.signal or cause.exit_code
+    extra = {"py_callstack": "" if cause is None else cause.traceback, "timestamp": str(timestamp)}
+    return {"message": {"message": message, "extraInfo": extra, "errorCode": code}}
+
+
 def first_cause(outcome: Outcome) -> Cause | None:
     """Never one that only suffered another's failure, whatever the order of reports was."""
     told = (*([outcome.first_cause] if outcome.first_cause else ()), *outcome.causes)

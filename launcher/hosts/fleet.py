@@ -56,6 +56,7 @@ class Member:
         self.ending: dict[str, Any] = {}
         self.last_lines: list[str] = []
         self.exit_code = -1
+        self.given_up = ""  # why it was not waited for any longer
 
     def send(self, line: str) -> None:
         if self.process and self.process.stdin and not self.process.stdin.is_closing():
@@ -77,6 +78,7 @@ class Fleet:
         self._stopping = 0
         self._stop_signal = 0  # from people
         self._short_of_hosts = False
+        self._job_is_over = False
         self._port = 0
 
     async def run(self) -> int:
@@ -111,6 +113,10 @@ class Fleet:
             if member.answered or self._stopping or not taken:
                 break
         member.over = True
+        if member.ending.get("whose") == "job" or (member.answered and member.exit_code == 0):
+            self._job_is_over = True
+            for each in self._members:
+                self._give_up(each, "the job was over before anything was heard from it")
         died = member.exit_code != 0 and not member.ending  # an agent that can, says why it ends
         if died and not self._stopping:
             self._tell_of_loss(member)
@@ -135,11 +141,21 @@ class Fleet:
         assert member.process.stdout
         assert member.process.stderr
         member.send(_json_line({"env": self._env, "address": self._address_of(member)}))
+        patience_s = self._settings["join_timeout"]  # agents that wait for this one have no more
+        words = f"nothing was heard from it within {patience_s:g} s (--join-timeout): ssh, or what it starts, hangs"
+        alarm = asyncio.get_running_loop().call_later(patience_s, self._give_up, member, words)
         await asyncio.gather(
             self._relay(member, member.process.stdout, self._out),
             self._relay(member, member.process.stderr, self._err),
         )
         member.exit_code = await member.process.wait()
+        alarm.cancel()
+
+    def _give_up(self, member: Member, why: str) -> None:
+        """ssh gives up by itself where it cannot connect; what hangs behind it has no bound of its own."""
+        if not member.answered and not member.over and not self._stopping:
+            member.given_up = why
+            self._terminate(member)
 
     def _environment(self) -> dict[str, str]:
         """Of what runs here. What is said of another rendezvous is not meant for the one that this process serves."""
@@ -169,7 +185,9 @@ class Fleet:
     def _tell_of_loss(self, member: Member) -> None:
         """Where too few are left the world is never whole again: nobody else can come, so nobody waits."""
         how = f"exit code {member.exit_code}"
-        if not member.answered:
+        if member.given_up and not member.answered:
+            how = member.given_up
+        elif not member.answered:
             failed = (
                 "ssh to it" if member.exit_code == _SSH_FAILED else f"the start of {self._errand.program}"
             )
@@ -180,7 +198,7 @@ class Fleet:
             how = f"its agent ended with {how}"
         self._say(f"error: {member.host.name}: {how}")
         left = sum(not each.over for each in self._members)
-        if left < self._errand.nnodes[0] and (self._port or not member.answered):
+        if left < self._errand.nnodes[0] and not self._job_is_over and (self._port or not member.answered):
             self._short_of_hosts = True
             self._stop_all(signal.SIGTERM)
 

@@ -47,7 +47,13 @@ _PLACES = (
         values.count,
         "this machine's place, when it matters (default: natural order of the hosts)",
     ),
-    _torch("--role", "NAME", "default", values.text, "role of this machine's ranks"),
+    _torch(
+        "--role",
+        "NAME",
+        "default",
+        lambda name: name and values.text(name),  # '' is what torchx says to torchrun
+        "role of this machine's ranks",
+    ),
     _ours("--spares", "N", "0", values.count, "machines beyond the world that wait, ready to replace one"),
     _ours(
         "--scale-up",

@@ -366,9 +366,11 @@ def prefix_from_torch(template: str) -> str:
 
 
 def pairs(value: str) -> dict[str, str]:
-    """torchrun's --rdzv-conf: KEY=VALUE[,KEY=VALUE...]."""
+    """torchrun's --rdzv-conf: KEY=VALUE[,KEY=VALUE...], also in quotes that no shell took away."""
+    quoted = re.fullmatch(r"(['\"])(.*)\1", value.strip(), re.DOTALL)
+    words = quoted[2] if quoted else value
     found: dict[str, str] = {}
-    for part in value.split(",") if value.strip() else ():
+    for part in words.split(",") if words.strip() else ():
         key, _, item = (word.strip() for word in part.partition("="))
         if not key or not item:
             raise BadValue(f"{shown(part)} is not KEY=VALUE", "KEY=VALUE[,...]", "join_timeout=900")

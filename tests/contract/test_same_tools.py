@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from side_by_side import PLAIN, WARM, ddp_launch, python, script
+from side_by_side import PLAIN, WARM, ddp_launch, python, script, torchrun
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -165,3 +166,36 @@ def test_another_interpreter_starts_plain(tmp_path: Path) -> None:
     ended = ddp_launch("train.py", cwd=tmp_path, env={"PYTHON_EXEC": str(other)}).ok()
     assert ended.out == f"{other}\n"
     assert ended.err.count(_PLAIN_START) == 1
+
+
+_RECORDED = """
+from torch.distributed.elastic.multiprocessing.errors import record
+
+@record
+def main():
+    raise ValueError("bad batch")
+
+main()
+"""
+
+
+def test_whoever_started_the_job_finds_the_first_cause_where_torchrun_leaves_it(tmp_path: Path) -> None:
+    script(tmp_path, _RECORDED)
+    told = []
+    for command in (torchrun, ddp_launch):
+        path = tmp_path / f"{command.__name__}.json"
+        assert command("train.py", cwd=tmp_path, env={"TORCHELASTIC_ERROR_FILE": str(path)}).code == 1
+        message = json.loads(path.read_text())["message"]
+        stack, when = message["extraInfo"].pop("py_callstack"), message["extraInfo"].pop("timestamp")
+        assert stack.startswith("Traceback")
+        assert int(when) > 0
+        told.append(message)
+    assert told[0] == told[1]
+
+
+def test_a_file_for_the_first_cause_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    script(tmp_path, "raise SystemExit(7)\n")
+    gone = tmp_path / "gone" / "error.json"
+    ended = ddp_launch("train.py", cwd=tmp_path, env={"TORCHELASTIC_ERROR_FILE": str(gone)})
+    assert ended.code == 7
+    assert f"cannot write TORCHELASTIC_ERROR_FILE {gone}: No such file" in ended.err

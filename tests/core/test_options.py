@@ -59,6 +59,7 @@ def refusal(argv: list[str], environ: Mapping[str, str] | None = None, table: An
         (["--nnodes", "2", "--nnodes", "3"], "nnodes", (3, 3)),
         (["--log-prefix", "- {rank}"], "log_prefix", "- {rank}"),
         (["--role=-x"], "role", "-x"),
+        (["--role", ""], "role", ""),
     ],
 )
 def test_flags_are_read(argv: list[str], dest: str, value: Any) -> None:
@@ -282,6 +283,10 @@ def test_options_for_several_machines(argv: list[str], facts: dict[str, Any]) ->
         (["--rdzv-conf", "timeout=9", "t.py"], {"join_timeout_s": 9.0}),
         (["--rdzv-conf", "timeout=9,join_timeout=8,last_call_timeout=7", "t.py"], {"join_timeout_s": 8.0}),
         (["--rdzv-conf", "last_call_timeout=7", "t.py"], {"last_call_s": 7.0}),
+        (
+            ["--rdzv-conf='last_call_timeout=1,timeout=5'", "t.py"],
+            {"join_timeout_s": 5.0, "last_call_s": 1.0},
+        ),
         (["--no-python", "prog"], {"warm_start": True}),
     ],
 )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from unittest.mock import ANY
 
 import pytest
 
-from launcher.failure.story import outcome_json, render_box
+from launcher.failure.story import outcome_json, render_box, torch_error
 from launcher.failure.verdict import STOPPED
 from rendezvous.types import Cause, Decision, DecisionKind, FailureClass, Outcome
 
@@ -135,6 +136,33 @@ def test_json_holds_the_same_facts() -> None:
     assert told["others"] == ["rank 0 lost its connection to it", "1 other rank was stopped"]
     assert (told["restarts"], told["restart_budget"], told["exit_code"]) == (2, "2", 1)
     assert told["decisions"] == [{"kind": "fail", "reason": "the restart budget is used up", "generation": 3}]
+
+
+def test_torchs_own_form() -> None:
+    first = {"message": "ValueError: bad batch", "errorCode": 1}
+    extra = {"py_callstack": TRACEBACK, "timestamp": "1700000000"}
+    assert torch_error(failed(LOST, FIRST), 1_700_000_000) == {"message": {**first, "extraInfo": extra}}
+
+
+@pytest.mark.parametrize(
+    ("outcome", "message", "code"),
+    [
+        (
+            failed(Cause("n", 0, 0, FailureClass.SIGNAL, "killed by SIGSEGV", 139, signal=11)),
+            "killed by SIGSEGV",
+            -11,
+        ),
+        (Outcome(False, "stopped by SIGINT", 130), "stopped by SIGINT", 130),
+    ],
+)
+def test_torchs_own_form_of_signals(outcome: Outcome, message: str, code: int) -> None:
+    assert torch_error(outcome, 1) == {
+        "message": {
+            "message": message,
+            "extraInfo": {"py_callstack": ANY, "timestamp": "1"},
+            "errorCode": code,
+        }
+    }
 
 
 def test_a_lost_node() -> None:
