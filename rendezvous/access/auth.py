@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from rendezvous.access.certificates import fault
 from rendezvous.access.refusals import Reason
 from rendezvous.access.tokens import BadToken, Grant, KeyFileUnusable, NoKeys, Role, read_keys, verify
 
@@ -162,8 +163,10 @@ def server_credentials(files: Certificates) -> grpc.ServerCredentials:
     """New connections get what the files hold then; those that stand are not disturbed.
 
     A pair that does not fit together, as there is one while the files are being replaced, is passed over:
-    the next connection looks again.
+    the next connection looks again. At the start there is nothing to go on with: raises `OSError`, in words.
     """
+    if words := fault(files.certificate, files.key, files.client_ca):
+        raise OSError(words)
     last = [_stamp(files.certificate, files.key, files.client_ca)]
 
     def fetch() -> grpc.ServerCertificateConfiguration | None:
@@ -184,13 +187,10 @@ def secret_credentials(secret: Secret) -> grpc.ServerCredentials:
 
 
 def _fits(files: Certificates) -> bool:
-    import ssl
-
     try:
-        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(files.certificate, files.key)
-    except (OSError, ssl.SSLError):
+        return not fault(files.certificate, files.key, files.client_ca)
+    except OSError:
         return False
-    return True
 
 
 def _configuration(files: Certificates) -> grpc.ServerCertificateConfiguration:

@@ -10,6 +10,7 @@ import asyncio
 import ssl
 from typing import TYPE_CHECKING
 
+from rendezvous.access.certificates import fault
 from rendezvous.access.client_options import ENV
 from rendezvous.access.secret import NAME, as_file
 
@@ -57,6 +58,8 @@ async def _without_tls(there: tuple[str, int], endpoint: str) -> str:
 
 
 async def _with_tls(there: tuple[str, int], endpoint: str, options: ClientOptions) -> str:
+    if words := fault(options.certificate_file, options.key_file, options.ca_file):
+        return words
     try:
         answer = await _answer(there, _context(options), _expected_name(there[0], options))
     except ssl.SSLCertVerificationError as error:

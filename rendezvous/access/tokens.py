@@ -149,9 +149,12 @@ def _key(path: str, row: list[str]) -> Key:
 
 def add_key(path: str) -> str:
     """Appends a new key, and makes the file if there is none; the key's id."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
     key_id = os.urandom(4).hex()
     with os.fdopen(descriptor, "a", encoding="ascii") as file:
+        length = os.fstat(descriptor).st_size
+        if length and os.pread(descriptor, 1, length - 1) != b"\n":
+            file.write("\n")  # an editor, or a vault, took the last one away
         file.write(f"{key_id} {_text(os.urandom(_SECRET_BYTES))}\n")
     return key_id
 

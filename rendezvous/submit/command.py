@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import tomllib
 from typing import TYPE_CHECKING
 
-from rendezvous.submit.hand_over import NO_PROGRAM, PROGRAMS, beside, handed, objection, shown
+from rendezvous.submit.hand_over import CANNOT, NO_PROGRAM, PROGRAMS, beside, handed, objection, shown
 from rendezvous.submit.job_file import BadJobFile, read
 
 if TYPE_CHECKING:
@@ -34,6 +35,16 @@ def carry_out(arguments: argparse.Namespace) -> int:
     except BadJobFile as error:
         sys.stderr.write(f"ddpctl: {arguments.file}: {error}\n")
         return _USAGE
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # or the interpreter complains at its end
+        return 141
+    except OSError as error:  # a full disk; more words than a program can be given
+        sys.stderr.write(f"ddpctl: {': '.join(filter(None, (error.filename, error.strerror)))}\n")
+        return CANNOT
 
 
 def _carry_out(job: JobFile, arguments: argparse.Namespace) -> int:
@@ -43,6 +54,7 @@ def _carry_out(job: JobFile, arguments: argparse.Namespace) -> int:
         return _USAGE
     if arguments.dry_run:
         sys.stdout.write(text)
+        sys.stdout.flush()
         if words := beside(job, arguments.target):
             sys.stderr.write(f"ddpctl: {words}\n")
         return 0

@@ -131,9 +131,16 @@ def objection(job: JobFile, target: str) -> str:
     )
     if program is None:
         return ""
-    words = job.launch(*(job.ssh.options if target == "ssh" else ()))
+    words = _launch(job, target)
     ours = ("DDP_LAUNCH_", "PET_", "SLURM_")
     environ = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     command = [program, "--print-config", *words]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
     return done.stderr.strip() if done.returncode == 2 else ""
+
+
+def _launch(job: JobFile, target: str) -> list[str]:
+    if target == "ssh":
+        return ssh.command(job, _run(job))[1:]
+    meet_at = (job.kubernetes.rendezvous if target == "kubernetes" else "") or job.rendezvous
+    return job.launch(*(("--rendezvous", meet_at) if meet_at else ()))

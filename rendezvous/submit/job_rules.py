@@ -24,6 +24,8 @@ _SPAN = re.compile(r"\d+(\.\d+)?(s|m|h|d)?")
 _MEMORY_UNITS = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _KINDS = ("job", "jobset", "trainjob")
 _INT32 = 2**31 - 1
+_WORD_BYTES = 131_071  # of one argument, or one NAME=value: what Linux takes
+_TOO_LONG = f"longer than {_WORD_BYTES} bytes, which no program can be given; put it into a file"
 _STOPPING_S = 15  # of a pod's grace: what is left when the checkpoint is written
 # Said elsewhere in the file; twice, the two would contradict each other where nobody looks.
 _SAID_ELSEWHERE = {
@@ -98,8 +100,11 @@ def _of_the_world(job: JobFile) -> Iterator[str]:
 
 
 def _of_words(job: JobFile) -> Iterator[str]:
-    if not job.script:
+    if not job.script or not job.script[0]:
         yield 'no script; write script = ["train.py"], or the script after `--`'
+    for where, given in (("script", job.script), ("options", job.options)):
+        if any(len(word.encode()) > _WORD_BYTES for word in given):
+            yield f"{where}: a word is {_TOO_LONG}"
     for where, words in (("options", job.options), ("[ssh]: options", job.ssh.options)):
         for word in words:
             flag = word.partition("=")[0].replace("_", "-")
@@ -113,6 +118,8 @@ def _of_variables(job: JobFile) -> Iterator[str]:
     for name in (*job.env, *job.kubernetes.secret_env):
         if not _VARIABLE.fullmatch(name):
             yield f"[env]: {name!r} is no name of a variable"
+        if len(f"{name}={job.env.get(name, '')}".encode()) > _WORD_BYTES:
+            yield f"[env]: {name} is {_TOO_LONG}"
         if name in _OURS_IN_PODS:
             yield f"[env]: {name} is not free: {_OURS_IN_PODS[name]}"
     for name in ("DDP_RENDEZVOUS_TOKEN", "DDP_RENDEZVOUS_SECRET"):
@@ -143,7 +150,8 @@ def _of_resources(job: JobFile) -> Iterator[str]:
             f"[resources]: shm = {wanted.shm!r} is more than memory = {wanted.memory!r}, of which it is a part"
         )
     for name, amount in ((wanted.gpu_resource, "1"), *wanted.extra.items()):
-        if "/" not in name or not _KEY.fullmatch(name) or not _QUANTITY.fullmatch(amount):
+        whole = _QUANTITY.fullmatch(amount) and amount_of(amount).is_integer()  # devices are not divided
+        if "/" not in name or not _KEY.fullmatch(name) or not whole:
             yield f'[resources]: {name} = {amount!r}: write it as "rdma/hca" = 1'
 
 
@@ -177,7 +185,7 @@ def _of_kubernetes(job: JobFile) -> Iterator[str]:
     where = job.kubernetes
     if where.kind not in _KINDS:
         yield f"[kubernetes]: kind = {where.kind!r}: write job, jobset or trainjob"
-    if "." in where.namespace or len(where.namespace) > _HOST_CHARS:
+    if not where.namespace or "." in where.namespace or len(where.namespace) > _HOST_CHARS:
         yield f"[kubernetes]: namespace = {where.namespace!r} is no name of a namespace"
     names = ("namespace", "priority_class", "service_account", "token_secret", "tls_secret", "runtime_class")
     for name in names:
@@ -208,8 +216,8 @@ def _of_times_and_numbers(job: JobFile) -> Iterator[str]:
         yield "[kubernetes]: replace, deadline_s and keep_s are no smaller than 0"
     if not _SPAN.fullmatch(where.wait):
         yield f"[kubernetes]: wait = {where.wait!r} is no time; write 30m, 12h or 1d"
-    if max(where.keep_s, where.replace, where.user) > _INT32:
-        yield f"[kubernetes]: keep_s, replace and user are no larger than {_INT32}"
+    if max(where.grace_s, where.deadline_s, where.keep_s, where.replace, where.user) > _INT32:
+        yield f"[kubernetes]: grace_s, deadline_s, keep_s, replace and user are no larger than {_INT32}"
     if where.user < 1:
         yield "[kubernetes]: user is a number, and not root's"
     for capability in where.capabilities:

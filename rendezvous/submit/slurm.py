@@ -8,6 +8,7 @@ rendezvous: one that was put back is another job there, and takes nothing up but
 from __future__ import annotations
 
 import shlex
+from math import ceil
 from typing import TYPE_CHECKING
 
 from rendezvous.submit.job_rules import amount_of, megabytes
@@ -69,7 +70,7 @@ def _directives(job: JobFile) -> list[str]:
     where, wanted = job.slurm, job.resources
     found = [
         f"--job-name={job.name}",
-        *_machines(job, cpus := max(1, round(amount_of(wanted.cpu)))),
+        *_machines(job, cpus := max(1, ceil(amount_of(wanted.cpu)))),
         f"--cpus-per-task={cpus}",
         f"--mem={megabytes(wanted.memory)}M",
         f"--output={job.name}-%j.log",

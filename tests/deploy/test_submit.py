@@ -180,6 +180,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"resources": {"memory": "8K"}}, "memory is a quantity such as"),
     ({"resources": {"memory": "500m"}}, "is less than 1Mi"),
     ({"kubernetes": {"user": 2**31}}, "no larger than"),
+    ({"kubernetes": {"deadline_s": 2**31}}, "no larger than"),
+    ({"kubernetes": {"namespace": ""}}, "is no name of a namespace"),
+    ({"script": [""]}, "no script"),
+    ({"script": ["t.py", "x" * 131_072]}, "script: a word is longer than"),
+    ({"options": ["é" * 65_536]}, "options: a word is longer than"),
+    ({"env": {"LONG": "x" * 131_067}}, "LONG is longer than"),
+    ({"resources": {"extra": {"rdma/hca": 1.5}}}, "rdma/hca = '1.5': write it as"),
     ({"env": {"JOB_UID": "1"}}, "JOB_UID is not free"),
     ({"image": "train 7"}, "is no name of an image"),
     ({"resources": {"cpu": "8Gi"}}, "cpu = '8Gi': write how many"),
@@ -215,6 +222,12 @@ def test_a_job_file_that_cannot_be_meant_is_refused_in_words(change: dict[str, A
 @pytest.mark.parametrize(("text", "expected"), [("16Gi", 16384), ("1G", 954), ("1024", 1), ("512Mi", 512)])
 def test_memory_in_the_units_of_slurm(text: str, expected: int) -> None:
     assert megabytes(text) == expected
+
+
+@pytest.mark.parametrize(("cpu", "expected"), [("500m", 1), ("2.5", 3), (4, 4)])
+def test_slurm_counts_whole_processors_and_no_fewer_than_were_asked_for(cpu: object, expected: int) -> None:
+    job = read({**SMALL, "resources": {"cpu": cpu}})
+    assert f"#SBATCH --cpus-per-task={expected}\n" in slurm.script(job)
 
 
 def test_a_slurm_script_says_what_the_job_file_says() -> None:

@@ -156,3 +156,54 @@ def test_a_job_that_failed_does_not_end_like_a_machine_that_was_lost(
     done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=100)
     assert done.returncode == code, done.stderr
     assert "SIGKILL" in done.stderr
+
+
+def test_who_stops_reading_or_has_no_room_sees_no_traceback(folder: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "rendezvous.control.ctl",
+        "submit",
+        "--dry-run",
+        "--target",
+        "kubernetes",
+    ]
+    reading, writing = os.pipe()
+    os.close(reading)
+    unread = subprocess.run(
+        [*command, "--", "t.py"], cwd=folder, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60
+    )
+    os.close(writing)
+    assert (unread.returncode, unread.stderr) == (141, "")
+    with open("/dev/full", "w") as full:
+        unwritten = subprocess.run(
+            [*command, "--", "t.py"], cwd=folder, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    assert (unwritten.returncode, unwritten.stderr) == (1, "ddpctl: No space left on device\n")
+
+
+def test_more_words_than_a_program_can_be_given_are_told(folder: Path) -> None:
+    words = json.dumps(["t.py", *["x" * 100_000] * 100])
+    (folder / "ddp.toml").write_text(f'name = "train"\nimage = "train:7"\nscript = {words}\n')
+    done = submit(folder, "--target", "kubernetes", "--dry-run")
+    assert done.returncode == 1
+    assert done.stderr.startswith("ddpctl: ")
+    assert "Argument list too long" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("target", "lines", "words"),
+    [
+        ("kubernetes", '[kubernetes]\nrendezvous = "foo bar"', "--rendezvous 'foo bar': not HOST:PORT"),
+        ("slurm", 'rendezvous = "foo:bar"', "not HOST:PORT"),
+        ("ssh", '[ssh]\nhosts = ["$(x)"]', "is not a host"),
+    ],
+)
+def test_places_that_no_machine_can_reach_are_refused(
+    tmp_path: Path, target: str, lines: str, words: str
+) -> None:
+    (tmp_path / "ddp.toml").write_text(f'name = "train"\nimage = "train:7"\nscript = ["t.py"]\n{lines}\n')
+    done = submit(tmp_path, "--target", target, "--dry-run")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert words in done.stderr

@@ -61,7 +61,7 @@ SHELL = {
     },
     "rendezvous": {
         *"__init__ asking channel client codec embedded grpc_io hosted main remote signals store torchrun".split(),
-        *within("access", "auth client_options core_log misfit refusals secret tokens"),
+        *within("access", "auth certificates client_options core_log misfit refusals secret tokens"),
         *within("control", "ctl ctl_calls ctl_text"),
         *within(
             "service",

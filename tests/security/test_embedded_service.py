@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from authority import Authority
 from knocking import ddp_launch, ddpctl, made
 from ports import free_port
 
@@ -57,6 +59,16 @@ def test_on_purpose_and_on_loopback_it_serves_anyone(launch: Launch, words: tupl
     assert ddpctl(endpoint, {}).told() == (0, "")
     second = node(launch, endpoint, *words)
     assert [first.wait(), second.wait()] == [0, 0], (first.stderr(), second.stderr())
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates with openssl")
+def test_certificates_it_cannot_serve_with_are_told_at_once(launch: Launch, tmp_path: Path) -> None:
+    authority = Authority(tmp_path, "authority")
+    (certificate, _), (_, key) = authority.issue("one"), authority.issue("other")
+    env = {"DDP_RENDEZVOUS_TLS_CERT": certificate, "DDP_RENDEZVOUS_TLS_KEY": key}
+    refused = node(launch, f"127.0.0.1:{free_port()}", **env)
+    assert refused.wait() == 2
+    assert "is not that of the certificate in" in refused.stderr()
 
 
 def test_a_secret_lets_in_the_nodes_that_have_it_and_nobody_else(

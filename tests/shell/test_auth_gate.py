@@ -264,6 +264,17 @@ def test_a_key_file_open_to_others_is_refused(tmp_path: Path) -> None:
     assert "is open to others" in "".join(refused.log)
 
 
+def test_a_key_is_added_to_a_file_whose_last_line_does_not_end(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    command("key", str(path))
+    path.write_text(path.read_text().rstrip("\n"))
+    before = token(str(path), "viewer")
+    command("key", str(path))
+    assert [token(str(path), "viewer").split(".")[0], before.split(".")[0]] == [
+        line.split()[0] for line in reversed(path.read_text().splitlines())
+    ]
+
+
 # --- certificates --------------------------------------------------------------------------------------------
 
 needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates with openssl")
@@ -292,6 +303,8 @@ def test_tls_and_tokens_together(authority: Authority, keys: str) -> None:
         refused = soon(attempt(service.endpoint, stranger))
         assert refused.exit_code == 77
         assert "does DDP_RENDEZVOUS_CA_FILE name the right CA?" in refused.reason
+        nobody = ClientOptions(token="a.b.c", tls=True, ca_file=keys, give_up_s=0.3)
+        assert "holds no certificate" in soon(attempt(service.endpoint, nobody)).reason
         plain = soon(attempt(service.endpoint, ClientOptions(token="a.b.c", give_up_s=0.3)))
         assert plain.exit_code == 77
         assert "speaks TLS, and this side does not" in plain.reason
@@ -331,6 +344,7 @@ def test_mutual_tls_lets_in_whom_the_authority_knows(authority: Authority) -> No
             (stranger, "does not accept the client certificate"),
             (expired, "does not accept the client certificate"),
             (("", ""), "asks for a client certificate"),
+            ((member[0], expired[1]), "is not that of the certificate in"),
         ):
             refused = told(pair)
             assert refused.exit_code == 77

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from authority import Authority
 
 from rendezvous.service.settings import SettingsUnusable, parse_serve
 
@@ -64,6 +67,32 @@ def test_nonsense_is_told(
     config.write_text(file)
     with pytest.raises(SettingsUnusable, match=words.replace("[", r"\[")):
         parse_serve(["--config", str(config), *argv], environ)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates with openssl")
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (("one.pem", "other.key", ""), "the key in other.key is not that of the certificate in one.pem"),
+        (("one.key", "one.key", ""), "one.key holds no certificate"),
+        (("one.pem", "one.pem", ""), "one.pem holds no private key"),
+        (("one.pem", "one.key", "empty"), "empty holds no certificate"),
+    ],
+)
+def test_certificates_that_cannot_serve_are_told(
+    tmp_path: Path, given: tuple[str, str, str], words: str
+) -> None:
+    authority = Authority(tmp_path, "authority")
+    authority.issue("one")
+    authority.issue("other")
+    (tmp_path / "empty").touch()
+    certificate, key, client_ca = given
+    command = [sys.executable, "-m", "rendezvous.main", "serve", "--listen", "127.0.0.1:0"]
+    command += ["--tls-cert", certificate, "--tls-key", key, "--client-ca", client_ca]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert words in done.stderr
 
 
 def test_the_generated_code_is_in_step_with_the_schema(tmp_path: Path) -> None:
