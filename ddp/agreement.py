@@ -8,10 +8,10 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 
 from ddp import plan
 from ddp.errors import different_plans
+from ddp.transport import gathered, told_by_rank_0
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,15 +53,9 @@ def _facts(entry: dict[str, Any]) -> plan.ParameterFacts:
     )
 
 
-def gathered(group: ProcessGroup, mine: torch.Tensor) -> list[list[int]]:
-    rows = [torch.zeros_like(mine) for _ in range(group.size())]
-    dist.all_gather(rows, mine, group=group)
-    return [row.tolist() for row in rows]
-
-
 def order_of_rank_0(group: ProcessGroup, device: torch.device, order: Sequence[int]) -> list[int]:
     told = torch.tensor(order, dtype=torch.int32, device=device)
-    group.broadcast([told]).wait()
+    told_by_rank_0(group, told)
     agreed: list[int] = told.tolist()
     return agreed
 

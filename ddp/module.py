@@ -24,6 +24,7 @@ from ddp.grad_bucket import GradBucket
 from ddp.interface import TorchReducer
 from ddp.logging_data import Log
 from ddp.sending import Settings
+from ddp.transport import AS_LONG_AS_IT_TAKES, summed
 from ddp.unchanged import Unchanged
 from ddp.unused import tensors_in
 
@@ -187,7 +188,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         return output
 
     def _match_unused_params_allreduce(self) -> None:
-        self.process_group.allreduce([self.reducer.nothing_used()]).wait()
+        summed(self.process_group, self.reducer.nothing_used()).wait(AS_LONG_AS_IT_TAKES)
 
     # --- communication hooks -----------------------------------------------------------------------
 

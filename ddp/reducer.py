@@ -28,6 +28,7 @@ from ddp.backward import Baseline, Lesson, Mode, Round, absent, baseline, cut, l
 from ddp.logging_data import Stopwatch
 from ddp.ready import arrived
 from ddp.sending import Sending
+from ddp.transport import AS_LONG_AS_IT_TAKES
 from ddp.unused import unreachable
 from ddp.watch import Watch
 
@@ -80,7 +81,8 @@ class Reducer:
         self._used_between: set[int] = set()  # in backwards that were not to be averaged
         self._used_at_first: list[int] | None = None
         self.rank = settings.groups[0].rank()
-        strays.own(self, self.parameters)
+        if settings.groups[0].size() > 1:  # else there are no others to drift away from
+            strays.own(self, self.parameters)
         self._watch.every_parameter()
 
     def _adopt(self, chosen: BucketPlan) -> None:
@@ -339,7 +341,7 @@ class Reducer:
             # Nobody was asked who used it; if it is zero everywhere, nobody did.
             return self.parameters[index].grad is not None or bool(average.any())
         if not seen.used[index] and seen.used_work is not None:
-            seen.used_work.wait()
+            seen.used_work.wait(AS_LONG_AS_IT_TAKES)
             seen.used, seen.used_work = seen.used_anywhere.tolist(), None
         return bool(seen.used[index])
 
@@ -347,7 +349,7 @@ class Reducer:
         for bucket, work in enumerate(seen.works):
             self.carrying.finish(bucket, work, partial(self._may_change, seen, bucket, work))
         if seen.used_work is not None:
-            seen.used_work.wait()
+            seen.used_work.wait(AS_LONG_AS_IT_TAKES)
             seen.used = seen.used_anywhere.tolist()
         if self.static_graph and self._mode is Mode.OBSERVE:
             self._used_at_first = seen.used

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-import torch.distributed as dist
 
 from ddp import comm_error, plan, status_page
 from ddp.bucket import AnyBucket, FlatBucket, LooseBucket, SparseBucket, gradient_strides
 from ddp.grad_bucket import GradBucket, result_of
 from ddp.plan import Kind
-from ddp.transport import Carrier
+from ddp.transport import AS_LONG_AS_IT_TAKES, Carrier, summed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -98,7 +97,7 @@ class Sending:
 
     @property
     def backend_name(self) -> str:
-        return str(dist.get_backend(self.group))
+        return str(self.group.name())
 
     @property
     def gloo_threads(self) -> int | None:
@@ -241,8 +240,8 @@ class Sending:
         future = hook(state, bucket)
         if not isinstance(future, torch.futures.Future | torch._C.Future):
             raise RuntimeError(
-                "Please register your DDP communication hook as one that returns a torch.futures.Future: "
-                f"expected Future object, but got {type(future).__name__}."
+                "DDP communication hook's callback must return a torch.futures.Future object, but got "
+                f"{type(future).__name__}."
             )
         return future
 
@@ -263,9 +262,9 @@ class Sending:
     def try_out(self, tensor: torch.Tensor) -> None:
         """Sends a tensor the way that buckets go."""
         if self._carrier.takes_lists:
-            self._carrier.average(0, [tensor], self.divisor).wait()
+            self._carrier.average(0, [tensor], self.divisor).wait(AS_LONG_AS_IT_TAKES)
         else:
-            self._carrier.sum(0, tensor).wait()
+            self._carrier.sum(0, tensor).wait(AS_LONG_AS_IT_TAKES)
         self.settle_device()
 
     def settle_device(self) -> None:
@@ -275,7 +274,7 @@ class Sending:
 
     def tell_used(self, used: list[int]) -> tuple[torch.Tensor, Any]:
         told = torch.tensor(used, dtype=torch.int32, device=self.device)
-        return told, self.group.allreduce([told])
+        return told, summed(self.group, told)
 
     def await_futures(self, futures: Sequence[Any]) -> None:
         self._futures += futures
@@ -288,7 +287,7 @@ class Sending:
             if work is not None and self._hook is not None:
                 result = result_of(work)
             elif work is not None:
-                work.wait()
+                work.wait(AS_LONG_AS_IT_TAKES)
         except RuntimeError as error:
             self._explain(error, number)
             raise

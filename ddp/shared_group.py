@@ -166,6 +166,10 @@ class SharedGroup(_ProcessGroup):  # type: ignore[misc]
         op = opts.reduceOp
         return self._reductions[dtype][_SUM if op == ReduceOp.SUM else int(op.op)]  # comparing is the quicker
 
+    def _has_root(self, tensors: Sequence[torch.Tensor], opts: Any) -> bool:
+        """Else it is Gloo that knows the words for what is wrong, or what several tensors mean."""
+        return len(tensors) == 1 and 0 <= opts.rootRank < self._world and opts.rootTensor == 0
+
     def _all_reduce(
         self, flight: InFlight, tensors: list[torch.Tensor], reduction: Reduction, opts: Any
     ) -> dist.Work:
@@ -184,7 +188,8 @@ class SharedGroup(_ProcessGroup):  # type: ignore[misc]
             work = self._reduced_at_once(flight, tensors, opts)
             if work is not None:
                 return work
-        if flight is not None and suits(tensors):
+        # To torch several tensors here are those of one rank's devices, each a part of the one sum.
+        if flight is not None and len(tensors) == 1 and suits(tensors):
             reduction = self._reduction(opts, tensors[0].dtype)
             if reduction is not None:
                 return self._all_reduce(flight, list(tensors), reduction, opts)
@@ -205,7 +210,7 @@ class SharedGroup(_ProcessGroup):  # type: ignore[misc]
         opts = _reduce_options(dist.ReduceOptions, opts, named)
         flight = self._near
         reduction = None
-        if flight is not None and suits(tensors):
+        if flight is not None and suits(tensors) and self._has_root(tensors, opts):
             reduction = self._reduction(opts, tensors[0].dtype)
         if flight is None or reduction is None:
             return self._past(tensors).reduce(tensors, opts)
@@ -229,7 +234,7 @@ class SharedGroup(_ProcessGroup):  # type: ignore[misc]
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         opts = dist.ReduceScatterOptions() if opts is None else opts
         work = None
-        if len(outputs) == 1 and _alike(inputs[0]) and inputs[0][0].numel() == outputs[0].numel():
+        if len(outputs) == len(inputs) == 1 and self._one_each(inputs[0], outputs[0]):
             work = self._scattered(outputs[0], inputs[0], opts)
         return self._past(outputs).reduce_scatter(outputs, inputs, opts) if work is None else work
 
@@ -247,6 +252,9 @@ class SharedGroup(_ProcessGroup):  # type: ignore[misc]
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
+    def _one_each(self, parts: Sequence[torch.Tensor], like: torch.Tensor) -> bool:
+        return len(parts) == self._world and all(part.numel() == like.numel() for part in parts)
+
     # --- collectives that move bytes -------------------------------------------------------------------
 
     def broadcast(self, tensors: Any, opts: Any = None, **named: Any) -> Any:
@@ -259,7 +267,7 @@ class SharedGroup(_ProcessGroup):  # type: ignore[misc]
             opts = dist.BroadcastOptions()
             opts.rootRank = named.get("root", 0)
         flight = self._near
-        if flight is None or not suits(tensors):
+        if flight is None or not suits(tensors) or not self._has_root(tensors, opts):
             return self._past(tensors).broadcast(tensors, opts)
         at_root = self.rank() == opts.rootRank
         got = operands(tensors, written=not at_root, read=at_root)
@@ -282,7 +290,7 @@ class SharedGroup(_ProcessGroup):  # type: ignore[misc]
             outputs, inputs = [outputs], [inputs]
         opts = AllgatherOptions() if opts is None else opts
         work = None
-        if len(inputs) == 1 and _alike(outputs[0]) and outputs[0][0].numel() == inputs[0].numel():
+        if len(outputs) == len(inputs) == 1 and self._one_each(outputs[0], inputs[0]):
             work = self._gathered(outputs[0], inputs[0], opts)
         return self._past(inputs).allgather(outputs, inputs, opts) if work is None else work
 
@@ -367,10 +375,6 @@ class SharedGroup(_ProcessGroup):  # type: ignore[misc]
 
 def _last(works: list[dist.Work], tensors: list[torch.Tensor]) -> Any:
     return works[0] if len(works) == 1 else Together(works, tensors)
-
-
-def _alike(tensors: Sequence[torch.Tensor]) -> bool:
-    return all(t.numel() == tensors[0].numel() for t in tensors)
 
 
 def _reduce_options(kind: Any, opts: Any, named: dict[str, Any]) -> Any:

@@ -7,18 +7,25 @@ A group may offer two methods of its own, and is then spared copies:
 
 Any other group is asked for a plain all-reduce of one tensor, which has been divided before. With several groups,
 bucket i goes to group i modulo their number: several collectives are then under way at once, in one order.
+
+Groups are called as torch's reducer calls them, with options and a limit for the wait: one that is written in Python
+may insist on both, and need not be known to torch.distributed.
 """
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions, BroadcastOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torch.distributed import ProcessGroup
+
+AS_LONG_AS_IT_TAKES = timedelta(0)  # the group's own timeout
 
 
 class Carrier:
@@ -53,7 +60,26 @@ class Carrier:
         """-> Work, whose tensors are those that were given."""
         if tensor.is_complex():
             tensor = torch.view_as_real(tensor)
-        return self.groups[turn % len(self.groups)].allreduce([tensor])
+        return summed(self.groups[turn % len(self.groups)], tensor)
+
+
+def summed(group: ProcessGroup, tensor: torch.Tensor) -> Any:
+    """-> Work"""
+    return group.allreduce([tensor], AllreduceOptions())
+
+
+def told_by_rank_0(group: ProcessGroup, tensor: torch.Tensor) -> None:
+    group.broadcast([tensor], BroadcastOptions()).wait(AS_LONG_AS_IT_TAKES)
+
+
+def gathered(group: ProcessGroup, mine: torch.Tensor) -> list[list[int]]:
+    rows = [torch.zeros_like(mine) for _ in range(group.size())]
+    opts = AllgatherOptions()
+    opts.asyncOp = False
+    work = group.allgather([rows], [mine], opts)
+    if work is not None:  # NCCL has none for who waits anyway
+        work.wait(AS_LONG_AS_IT_TAKES)
+    return [row.tolist() for row in rows]
 
 
 def _offered(group: ProcessGroup, device: torch.device, name: str) -> Callable[..., Any] | None:

@@ -21,6 +21,7 @@ import torch
 from ddp import agreement, tune
 from ddp.onlooker import Onlooker
 from ddp.plan import MIB, Limits
+from ddp.transport import gathered
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -160,7 +161,7 @@ class Tuning:
         reducer = self._reducer
         mine = [int(median(times)) if times else 0 for times in self._times]
         told = torch.tensor(mine, dtype=torch.int64, device=reducer.sending.device)
-        kept = tune.chosen(agreement.gathered(reducer.sending.group, told))
+        kept = tune.chosen(gathered(reducer.sending.group, told))
         reducer.resize(self._limits[kept])
         first, cap = (size / MIB for size in self._limits[kept].rebuilt)
         sizes = [limit.largest / MIB for limit in self._limits]

@@ -231,3 +231,14 @@ def test_models_that_differ_are_told_apart_on_every_rank(three_ranks: Ranks, wha
     said_by_all = three_ranks(differing, what)
     assert len(set(said_by_all)) == 1
     assert said in said_by_all[0]
+
+
+def outside_alone(rank: int) -> None:
+    mine = [dist.new_group([0]), dist.new_group([1])][rank]
+    wrapped = DistributedDataParallel(mlp(), process_group=mine)
+    for model in (wrapped, wrapped.module, wrapped):
+        loss_of(model, batch(rank)).backward()
+
+
+def test_a_rank_without_others_may_call_the_wrapped_module_as_it_likes(two_ranks: Ranks) -> None:
+    two_ranks(outside_alone)

@@ -20,6 +20,8 @@ from ddp.core_loading import native
 from ddp.plan import Kind
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     from ranks import Ranks
 
     from ddp.grad_bucket import GradBucket
@@ -74,7 +76,10 @@ def unpromising(rank: int, answer: Any) -> str:
 
 
 def test_a_hook_that_promises_no_tensor_is_told_so(two_ranks: Ranks) -> None:
-    assert all("expected Future object, but got Tensor" in text for text in two_ranks(unpromising, None))
+    assert all(
+        "must return a torch.futures.Future object, but got Tensor" in text
+        for text in two_ranks(unpromising, None)
+    )
     assert all("future holds str" in text for text in two_ranks(unpromising, "words"))
 
 
@@ -186,3 +191,49 @@ def let_go(rank: int, backend: str) -> list[bool]:
 )
 def test_a_gradient_that_is_let_go_of_is_gone(two_ranks: Ranks, backend: str) -> None:
     assert two_ranks(let_go, backend) == [[False, True, False, True]] * 2
+
+
+class InPython(dist.ProcessGroup):
+    """As strict as a group may be that torch's own reducer gets along with: known to nobody, and called in full."""
+
+    class Waiting(dist.Work):
+        def __init__(self, work: dist.Work) -> None:
+            super().__init__()
+            self.work = work
+
+        def wait(self, timeout: timedelta) -> bool:
+            return self.work.wait(timeout)
+
+        def get_future(self) -> Any:
+            return self.work.get_future()
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        super().__init__(group.rank(), group.size())
+        self.group = group
+
+    def getBackendName(self) -> str:
+        return "in-python"
+
+    def broadcast(self, tensors: Any, opts: Any) -> Any:
+        return self.Waiting(self.group.broadcast(tensors, opts))
+
+    def allgather(self, outputs: Any, inputs: Any, opts: Any) -> Any:
+        return self.Waiting(self.group.allgather(outputs, inputs, opts))
+
+    def allreduce(self, tensors: Any, opts: Any) -> Any:
+        return self.Waiting(self.group.allreduce(tensors, opts))
+
+
+def over_a_group_in_python(rank: int, given: dict[str, Any]) -> None:
+    assert dist.group.WORLD is not None
+    group = InPython(dist.group.WORLD)
+    wrapped = DistributedDataParallel(mlp(), process_group=group, bucket_cap_mb=0.005, **given)
+    for step in range(3):
+        wrapped.zero_grad()
+        loss_of(wrapped, batch(rank, step)).backward()
+        close(gradients(wrapped), expected(wrapped.module, 2, step))
+
+
+@pytest.mark.parametrize("given", [{}, {"find_unused_parameters": True}])
+def test_a_group_written_in_python_carries_a_model(two_ranks: Ranks, given: dict[str, Any]) -> None:
+    two_ranks(over_a_group_in_python, given)

@@ -181,6 +181,44 @@ def lists():
         assert torch.allclose(torch.cat(coalesced) / world, flat, atol=1e-6)
 
 
+def several_tensors_of_one_rank():
+    """Where torch's groups take a list for the tensors of one rank's devices, this one does, too."""
+    world, rank = dist.get_world_size(), dist.get_rank()
+    outcomes = []
+    for group in (dist.group.WORLD, gloo()):
+        given = [torch.tensor([rank + 1.0]), torch.tensor([10.0])]
+        group.allreduce(given).wait()
+        opts = dist.BroadcastOptions()
+        opts.rootRank, opts.rootTensor = world - 1, 1
+        sent = [torch.tensor([rank + 0.25]), torch.tensor([rank + 0.5])]
+        group.broadcast(sent, opts).wait()
+        outcomes.append([tensor.item() for tensor in (*given, *sent)])
+    assert outcomes[0] == outcomes[1], outcomes
+
+
+def what_cannot_be():
+    """Refused on every rank before anything moves, in Gloo's words; the group stays good."""
+    world, group = dist.get_world_size(), dist.group.WORLD
+    tensor = torch.ones(2)
+    for root in (-1, world, 1 << 20):
+        for wrong in (dist.broadcast, dist.reduce):
+            assert "invalid root rank" in refused(wrong, tensor, root)
+    for outputs in ([[tensor] * (world - 1)], [[]], []):
+        refused(group.allgather, outputs, [tensor])
+    for inputs in ([[tensor] * (world + 1)], [[]], []):
+        refused(group.reduce_scatter, [tensor], inputs)
+    dist.all_reduce(tensor)
+    assert tensor.tolist() == [world] * 2
+
+
+def refused(function, *arguments):
+    try:
+        function(*arguments)
+    except RuntimeError as error:
+        return str(error)
+    raise AssertionError(f"{function.__name__} took {arguments[1:]}")
+
+
 def odd_layouts():
     world = dist.get_world_size()
     base = data(4 * 6 * 5 * 7, torch.float32).reshape(4, 6, 5, 7)

@@ -63,6 +63,14 @@ def test_lists_of_tensors(crew):
     crew.run(work.lists)
 
 
+def test_several_tensors_of_one_rank(crew):
+    crew.run(work.several_tensors_of_one_rank)
+
+
+def test_what_cannot_be_is_refused(crew):
+    crew.run(work.what_cannot_be)
+
+
 def test_odd_layouts(crew):
     crew.run(work.odd_layouts)
 
