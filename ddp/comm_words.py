@@ -75,7 +75,9 @@ def explanation(error: BaseException, doing: Doing, watching: Guard) -> Explanat
     """Found within moments, or not at all; the launcher is told."""
     text = str(error)
     reason = watching.awaited_reason()
-    peer = _peer(text, watching)
+    named_there = _named_rank(text, watching)
+    # Whose time is over waited for somebody; who hung up meanwhile may have waited as well.
+    peer = named_there if _LIMIT.search(text) else named_there or watching.peers.peer_in(text)
     if reason:
         told = Explanation(f"{doing} was broken off by the launcher: {reason}", reason, peer)
     elif _LIMIT.search(text):
@@ -94,9 +96,9 @@ def first_line(text: str) -> str:
     return next((line.strip() for line in text.splitlines() if line.strip()), "")
 
 
-def _peer(text: str, watching: Guard) -> Peer | None:
+def _named_rank(text: str, watching: Guard) -> Peer | None:
     for pattern in _NAMED_RANK:
         if found := pattern.search(text):
             rank = int(found[1])
             return Peer(rank, watching.peers.host_of(rank))
-    return watching.peers.peer_in(text)
+    return None

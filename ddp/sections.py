@@ -24,7 +24,7 @@ def section(name: str, timeout: float | timedelta | None = None) -> Iterator[Non
     if not name:
         raise ValueError("a section needs a name")
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout or 0)
-    if seconds < 0 or (timeout is not None and not seconds):
+    if not seconds >= 0 or (timeout is not None and not seconds):  # not >=: no NaN either
         raise ValueError(f"the timeout of a section is a time, not {timeout!r}; leave it out for none")
     it = page()
     around: tuple[str, float, int] = kept("section") or ("", 0.0, 0)

@@ -39,7 +39,7 @@ _OTHER_ACCOUNTS = (
     HEADER,
 )
 _LOOSE_LINES_AFTER_CUT = 3  # the exception, and a warning or two at exit
-_EXCEPTION = r"([A-Za-z_][\w.]*)(?:: (.*)|:?)$"
+_EXCEPTION = r"([^\W\d](?:[\w.]|<locals>)*)(?:: (.*)|:?)$"  # <locals>: a class that a function defines
 _SYNTAX_ERRORS = ("SyntaxError:", "IndentationError:", "TabError:")
 
 

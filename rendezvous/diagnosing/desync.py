@@ -19,9 +19,12 @@ if TYPE_CHECKING:
     from rendezvous.diagnosing.waits import Waits
 
 
-def _signature(said: Collective) -> tuple[str, str, int]:
+_Signature = tuple[str, str, int, int]
+
+
+def _signature(said: Collective) -> _Signature:
     """What is the same on all ranks; pages tell only of tensors that must be alike."""
-    return (said.op, said.dtype, said.numel)
+    return (said.op, said.dtype, said.numel, said.peer if said.op == "broadcast" else -1)
 
 
 def desync(waits: Waits, ranks: Iterable[int]) -> Finding | None:
@@ -39,23 +42,29 @@ def desync(waits: Waits, ranks: Iterable[int]) -> Finding | None:
     return None
 
 
-def _sides(
-    by_rank: Mapping[int, Collective], kinds: Counter[tuple[str, str, int]], n_members: int
-) -> Finding:
+def _sides(by_rank: Mapping[int, Collective], kinds: Counter[_Signature], n_members: int) -> Finding:
     ((most, n_most),) = kinds.most_common(1)
     majority = [rank for rank, call in by_rank.items() if _signature(call) == most]
     odd = [rank for rank in by_rank if rank not in majority]
     if n_most * 2 <= max(len(by_rank), n_members):
         told = "; ".join(
-            f"{words.ranks([r for r, c in by_rank.items() if _signature(c) == kind])} entered {_first(by_rank, kind)}"
+            f"{words.ranks([r for r, c in by_rank.items() if _signature(c) == kind])} entered "
+            + _first(by_rank, kinds, kind)
             for kind in kinds
         )
         sides = tuple(Charge(rank, f"the ranks do not agree: {told}") for rank in sorted(by_rank))
         return Finding(Kind.DESYNC, sides, certain=False)
-    rest = f"where {words.ranks(majority)} entered {_first(by_rank, most)}"
-    charges = tuple(Charge(rank, f"entered {words.call(by_rank[rank])}, {rest}") for rank in sorted(odd))
+    rest = f"where {words.ranks(majority)} entered {_first(by_rank, kinds, most)}"
+    charges = tuple(Charge(rank, f"entered {_told(by_rank[rank], kinds)}, {rest}") for rank in sorted(odd))
     return Finding(Kind.DESYNC, charges, certain=True)
 
 
-def _first(by_rank: Mapping[int, Collective], kind: tuple[str, str, int]) -> str:
-    return next(words.call(call) for call in by_rank.values() if _signature(call) == kind)
+def _first(by_rank: Mapping[int, Collective], kinds: Counter[_Signature], kind: _Signature) -> str:
+    return next(_told(call, kinds) for call in by_rank.values() if _signature(call) == kind)
+
+
+def _told(call: Collective, kinds: Counter[_Signature]) -> str:
+    """A broadcast's root, where that may be what differs."""
+    roots = {kind[3] for kind in kinds if kind[0] == "broadcast"}
+    differs = call.op == "broadcast" and len(roots) > 1
+    return f"{words.call(call)} from rank {call.peer}" if differs else words.call(call)

@@ -110,7 +110,7 @@ def _absent(waits: Waits, overdue: Sequence[int]) -> Finding | Patience | None:
     beside = _beside_the_reason(waits, due)
     due = [sight for sight in due if sight.rank not in beside]
     outnumbered = len(waiting) + len(beside) > len(roots) - len(beside)
-    certain = all(_explains_itself(s) for s in due) or (outnumbered and all(s.known for s in due))
+    certain = all(explains_itself(s) for s in due) or (outnumbered and all(s.known for s in due))
     if not certain and len(waiting) < len(
         due
     ):  # as if these had entered something that the others never will
@@ -143,7 +143,7 @@ _OWN_BUSINESS = (
 )
 
 
-def _explains_itself(sight: Sight) -> bool:
+def explains_itself(sight: Sight) -> bool:
     """Not merely waiting for others in a way that we cannot see."""
     if not sight.alive or sight.process in _STUCK:
         return True
@@ -231,13 +231,13 @@ def _apart_groups(everyone: Sequence[Sight], overdue: Sequence[Sight]) -> list[t
     behind = _furthest_behind(known)
     alive = [s for s in everyone if s.alive]
     groups = [([s for s in everyone if s.is_stopped], True)]
-    if len(alive) == 1 and _explains_itself(alive[0]):
+    if len(alive) == 1 and explains_itself(alive[0]):
         groups.append((alive, True))
-    if not any(_explains_itself(s) for s in overdue):  # whoever is left may well wait for those who have gone
+    if not any(explains_itself(s) for s in overdue):  # whoever is left may well wait for those who have gone
         gone = [s for s in everyone if not s.alive or s.phase is RankPhase.EXITING]
         groups.append((gone, not any(s.alive for s in gone) and not any(s.waits_in for s in overdue)))
     if len(behind) < len(known):
-        groups.append((behind, all(_explains_itself(s) for s in behind)))
+        groups.append((behind, all(explains_itself(s) for s in behind)))
     groups.append(([s for s in everyone if s.alive and s.process == "D"], False))
     groups.append(([s for s in known if s.busy], False))
     return groups

@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rendezvous.diagnosing.diagnosis import LONGEST_PATIENCE_S, diagnose
-from rendezvous.diagnosing.finding import Finding, Patience
+from rendezvous.diagnosing.finding import TIMED_OUT_EXIT_CODE, Finding, Patience
 from rendezvous.events import Accused, Examine, Tell
 from rendezvous.rounds.frozen_map import FrozenMap
 from rendezvous.rounds.sealing import Result, world_of
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 ANSWER_WITHIN_S = 2.0
 TIMES_ASKED, ASK_AGAIN_S = 4, 0.5  # while somebody is silent and nothing is certain
 STACKS_WITHIN_S = 5.0  # the agent itself takes 2 s at most
-TIMED_OUT_EXIT_CODE = 124  # as timeout(1) has it
 _HINT = "docs/hangs.md says what each verdict means; --hang-timeout sets the limits"
 
 

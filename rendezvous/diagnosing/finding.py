@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 CHARGED = 8  # ranks in one finding
+TIMED_OUT_EXIT_CODE = 124  # as timeout(1) has it
 
 
 class Kind(StrEnum):
@@ -14,6 +15,7 @@ class Kind(StrEnum):
     DEADLOCK = "deadlock"
     APART = "apart"
     ALIKE = "alike"
+    LATE = "late"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,9 @@ kind, all views of the moment in which the stop was ordered are put side by side
 
     different   ranks were in the same numbered collective, and it was another one for some (desync.py)
     left        a rank had ended without an error, and others wait for it in a collective that it never entered
+    late        the time limit of a process group ran out on a rank, which waits for one that never entered
+    gone        a rank had ended without an error before the others lost their peers in something that no page shows
+                (the buckets of torch's own DDP): it is named, and not for certain
 
 Where they show neither, the cause stays what it was. A hang has been examined already.
 """
@@ -20,11 +23,15 @@ from typing import TYPE_CHECKING
 
 from rendezvous.diagnosing import hang_words as words
 from rendezvous.diagnosing.desync import desync
-from rendezvous.diagnosing.finding import Charge, Finding, Kind
+from rendezvous.diagnosing.diagnosis import explains_itself
+from rendezvous.diagnosing.finding import TIMED_OUT_EXIT_CODE, Charge, Finding, Kind
+from rendezvous.diagnosing.rank_view import RankPhase
 from rendezvous.diagnosing.waits import waits_of
 from rendezvous.types import Cause, FailureClass
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from rendezvous.diagnosing.sight import Sight
     from rendezvous.diagnosing.waits import Waits
     from rendezvous.rounds.frozen_map import FrozenMap
@@ -32,6 +39,19 @@ if TYPE_CHECKING:
 
 _EVIDENCE = 24  # lines
 _HINT = "all ranks must enter the same collectives, in the same order and of the same size, and leave after the last"
+_HINT_LATE = (
+    "it is the limit of the process group, init_process_group(timeout=...), that ran out; see docs/hangs.md"
+)
+_FAILURES = {Kind.ABSENT: FailureClass.EXIT_CODE, Kind.LATE: FailureClass.HANG}
+# Said where a rank has waited for as long as its group lets it.
+_OUT_OF_TIME = (
+    "timed out waiting",
+    "failed to pass monitoredbarrier",
+    "watchdog caught collective operation timeout",
+    "has not joined",
+)
+
+_WHERE_BUCKETS_ARE_WAITED_FOR = (RankPhase.BACKWARD, RankPhase.COMMUNICATE, RankPhase.EXITING)
 
 
 def explained(
@@ -44,41 +64,47 @@ def explained(
     told = ((place, last_seen.get(place.agent.node, ())) for place in world.placements)
     sights = {sight.rank: sight for place, seen in told for sight in seen if _has(place, sight.rank)}
     waits = waits_of(sights, world.size)
-    found = desync(waits, waits.calls) or _left(waits, causes)
+    found = (
+        desync(waits, waits.calls)
+        or _left(waits, causes)
+        or _late(waits, causes)
+        or _gone(sights, causes, first)
+    )
     if found is None:
         return None
     evidence = "\n".join(words.line(sights[rank]) for rank in sorted(sights)[:_EVIDENCE])
     occasion = f"rank {first.rank} on {first.node}: {first.reason}"
     text = "\n\n".join(part for part in (evidence, occasion, first.traceback) if part)
     charge = found.charges[0]
+    exit_code = TIMED_OUT_EXIT_CODE if found.kind is Kind.LATE else first.exit_code or 1
+    failure = _FAILURES.get(found.kind, FailureClass.USER_EXCEPTION)
+    hint = _HINT_LATE if found.kind is Kind.LATE else _HINT
+    first = replace(first, failure=failure, exit_code=exit_code, hint=hint)
     if not found.certain:
-        reason = f"{charge.reason}; {first.reason}"
-        failure = FailureClass.USER_EXCEPTION
-        return replace(first, failure=failure, reason=reason, traceback=text, hint=_HINT, uncertain=True)
+        return replace(first, reason=f"{charge.reason}; {first.reason}", traceback=text, uncertain=True)
     others = [each.rank for each in found.charges[1:]]
     reason = f"{charge.reason}; so {words.ranks(others)}" if others else charge.reason
-    failure = FailureClass.EXIT_CODE if found.kind is Kind.ABSENT else FailureClass.USER_EXCEPTION
     own = causes.get(charge.rank)
     return replace(
-        _cause(world, charge.rank, failure, reason, first),
+        _cause(world, charge.rank, reason, first),
         traceback=text,
         step=sights[charge.rank].step,
         log=own.log if own is not None else "",
     )
 
 
-def _cause(world: World, rank: int, failure: FailureClass, reason: str, first: Cause) -> Cause:
+def _cause(world: World, rank: int, reason: str, first: Cause) -> Cause:
     home = next(place for place in world.placements if _has(place, rank))
     return Cause(
         node=home.agent.node,
         rank=rank,
         local_rank=rank - home.rank_offset,
-        failure=failure,
+        failure=first.failure,
         reason=reason,
-        exit_code=first.exit_code or 1,
+        exit_code=first.exit_code,
         ran_s=first.ran_s,
         at=first.at,
-        hint=_HINT,
+        hint=first.hint,
     )
 
 
@@ -93,6 +119,65 @@ def _left(waits: Waits, causes: FrozenMap[int, Cause]) -> Finding | None:
         if rank not in causes and (sight := waits.sights.get(rank)) is not None and _has_ended(sight)
     ]
     return Finding(Kind.ABSENT, tuple(charges), certain=True) if charges else None
+
+
+def _gone(sights: Mapping[int, Sight], causes: FrozenMap[int, Cause], first: Cause) -> Finding | None:
+    lost = sights.get(first.rank)
+    gone = (
+        []
+        if lost is None
+        else [s for s in sights.values() if s.rank not in causes and _ended_before(s, lost)]
+    )
+    if not gone:
+        return None
+    verb = "has" if len(gone) == 1 else "have"
+    who = words.ranks([sight.rank for sight in gone])
+    reason = f"{verb} ended, and without an error, before rank {first.rank} lost its peers"
+    return Finding(Kind.ABSENT, (Charge(gone[0].rank, f"not certain who: {who}: {reason}"),), certain=False)
+
+
+def _ended_before(sight: Sight, other: Sight) -> bool:
+    both_left = sight.phase is RankPhase.EXITING and other.phase is RankPhase.EXITING
+    return sight.known and _has_ended(sight) and not (both_left and sight.phase_s <= other.phase_s)
+
+
+def _late(waits: Waits, causes: FrozenMap[int, Cause]) -> Finding | None:
+    """Whom a rank waits for whose time has run out, if that one waits for nobody and lives."""
+    waiting = [rank for rank, cause in causes.items() if _ran_out_of_time(cause)]
+    awaited = [late for rank in waiting for late in waits.next_of(rank)]
+    known = [waits.sights[rank] for rank in waits.roots() if rank in awaited and rank in waits.sights]
+    seen = [sight for sight in known if sight.alive]
+    if not seen:
+        return _elsewhere(waits) if waiting and not waits.calls else None
+    late = [sight.rank for sight in seen]
+    outnumbered = sum(1 for rank in waits.calls if any(m in late for m in waits.next_of(rank))) > len(late)
+    certain = all(explains_itself(s) for s in seen) or (outnumbered and all(s.known for s in seen))
+    unsure = "" if certain else f"not certain who: {words.ranks(late)}: "
+    return Finding(
+        Kind.LATE,
+        tuple(Charge(s.rank, f"{unsure}{words.doing(s)}; {words.who_waits(waits, s.rank)}") for s in seen),
+        certain,
+    )
+
+
+def _elsewhere(waits: Waits) -> Finding | None:
+    """No page shows what was waited in (buckets of torch's own DDP): who was not where those are waited for?"""
+    seen = [
+        s
+        for s in waits.sights.values()
+        if s.known and s.alive and s.phase not in _WHERE_BUCKETS_ARE_WAITED_FOR
+    ]
+    if not seen or len(seen) * 2 > len(waits.sights):
+        return None
+    who = words.ranks([sight.rank for sight in seen])
+    return Finding(
+        Kind.LATE, (Charge(seen[0].rank, f"not certain who: {who}: {words.doing(seen[0])}"),), certain=False
+    )
+
+
+def _ran_out_of_time(cause: Cause) -> bool:
+    said = f"{cause.reason}\n{cause.traceback}".lower()
+    return cause.failure is FailureClass.CONSEQUENCE and any(words in said for words in _OUT_OF_TIME)
 
 
 def _has_ended(sight: Sight) -> bool:

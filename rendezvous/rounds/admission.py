@@ -41,7 +41,11 @@ _FLAGS = {
     "stragglers": "--stragglers",
     "scale_up": "--scale-up",
     "spares": "--spares",
+    "crash_loop": "--crash-loop",
+    "join_timeout_s": "--join-timeout",
     "last_call_s": "--last-call",
+    "replacement_timeout_s": "--replacement-timeout",
+    "stop_budget_s": "--shutdown-timeout (and the time for reaping)",
     "shrink_after_s": "--replacement-timeout",
 }
 _FIRST_ASKED = ("entry_point", "nproc", "min_nodes", "max_nodes", "version")

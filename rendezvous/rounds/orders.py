@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rendezvous.events import Persist
 from rendezvous.rounds.growing import consider_growth
 from rendezvous.rounds.policy import course, room_to_grow
-from rendezvous.rounds.sealing import Result, gather
+from rendezvous.rounds.sealing import Result, gather, tell_progress
 from rendezvous.rounds.stopping import order_stop
 from rendezvous.state import Exclusion, JobState, Phase, is_live, world_nodes
 from rendezvous.types import Decision, DecisionKind
@@ -47,6 +47,8 @@ def _looked_at_anew(state: JobState, now: float) -> Result:
     effects: tuple[Effect, ...] = ()
     if state.phase is Phase.FORMING and state.spec is not None:
         state, effects = gather(state, now)
+        if state.phase is Phase.FORMING:  # who waits is to know at once why, and for how many
+            state, effects = tell_progress(state)
     elif is_live(state):
         state, effects = consider_growth(state, now)
     return state, (Persist(), *effects)

@@ -37,14 +37,16 @@ class Verdict:
     exclude_reason: str = ""
 
 
-def seriousness(cause: Cause) -> tuple[int, int, int, int]:
+def seriousness(cause: Cause) -> tuple[int, int, int, int, int]:
     """Sorts the causes of one generation, first cause first, however they arrived.
 
-    A lost node explains its peers' consequences, but a rank that told its own failure knows more.
+    A lost node explains its peers' consequences, but a rank that told its own failure knows more. Of those that only
+    tell of a consequence, whoever says what was lost comes before whoever was merely stopped.
     """
     tier = {FailureClass.CONSEQUENCE: 2, FailureClass.NODE_LOST: 1}.get(cause.failure, 0)
+    says_nothing = tier == 2 and not cause.traceback
     no_step = cause.step is None
-    return (tier, no_step, 0 if cause.step is None else cause.step, cause.rank)
+    return (tier, says_nothing, no_step, 0 if cause.step is None else cause.step, cause.rank)
 
 
 def first_of(state: JobState, causes: Iterable[Cause]) -> Cause:
@@ -266,6 +268,9 @@ def growth(state: JobState) -> int:
 def room_to_grow(state: JobState) -> int:
     assert state.spec is not None
     room = state.max_nodes - world_nodes(state)
-    if room <= 0:
+    ready = len(standing_by(state))
+    if (
+        room <= 0 or world_nodes(state) + ready < state.min_nodes
+    ):  # too few even so: no reason to stop who trains
         return 0
-    return max(0, min(room, len(standing_by(state)) - state.spec.spares))
+    return max(0, min(room, ready - state.spec.spares))

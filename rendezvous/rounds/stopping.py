@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from rendezvous.diagnosing.post_mortem import explained
 from rendezvous.diagnosing.stragglers import left_out
-from rendezvous.events import Ended, Persist, Stop, Tell
+from rendezvous.events import Ended, Notice, Persist, Stop, Tell
 from rendezvous.rounds.frozen_map import EMPTY, FrozenMap
 from rendezvous.rounds.policy import (
     course,
@@ -77,13 +77,21 @@ def _carry_out(state: JobState, verdict: Verdict, now: float) -> Result:
         assert decision.cause is not None
         state = _noted(state, decision)
         state = _settled_if_no_rank_is_left(state, decision.cause)
-        return finish_if_all_did(state)
+        state, effects = finish_if_all_did(state)
+        return state, (*effects[:1], *_told_where_it_happened(state, decision), *effects[1:])
     if verdict.exclude is not None:
         state = exclude(state, verdict.exclude, verdict.exclude_reason, now)
     if decision.kind is not DecisionKind.FAIL:
         kept = max(1, spec_of(state).budget.limit)
         state = replace(state, charged=state.charged + 1, charges=(*state.charges, now)[-kept:])
     return order_stop(state, decision, now)
+
+
+def _told_where_it_happened(state: JobState, decision: Decision) -> tuple[Effect, ...]:
+    """Nothing else there says that a rank has failed. Not to all: it may happen to every rank of thousands."""
+    assert decision.cause is not None
+    member = state.members.get(decision.cause.node)
+    return () if member is None else (Tell(member.agent, Notice(state.generation, decision.reason)),)
 
 
 def _settled_if_no_rank_is_left(state: JobState, cause: Cause) -> JobState:
@@ -320,6 +328,8 @@ def abort(state: JobState, reason: str, now: float) -> Result:
     match state.phase:
         case Phase.ENDED:
             return state, ()
+        case Phase.STOPPING if state.decision is not None and state.decision.kind is DecisionKind.FAIL:
+            return state, ()  # it ends already, and for the reason that everybody was told
         case Phase.FORMING:
             return _aborted(_noted(state, decision), decision)
         case Phase.STOPPING:

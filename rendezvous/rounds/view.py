@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rendezvous.diagnosing.stragglers import in_words
 from rendezvous.rounds.policy import how_it_ended
-from rendezvous.state import Phase, world_nodes
+from rendezvous.state import Phase, present, world_nodes
 
 # At run time, not for the checker only: the codec reads these annotations.
 from rendezvous.types import Cause, Decision, JobSpec, Outcome, StoreAddress  # noqa: TC001
@@ -71,7 +71,7 @@ def summary_of(job_id: str, state: JobState) -> JobSummary:
         phase=state.phase,
         generation=state.generation,
         nodes=0 if state.phase in (Phase.FORMING, Phase.ENDED) else world_nodes(state),
-        members=len(state.members),
+        members=present(state) if state.phase is Phase.FORMING else len(state.members),
         min_nodes=state.min_nodes,
         max_nodes=state.max_nodes,
         world_size=state.world.size if state.world is not None else 0,
@@ -87,7 +87,7 @@ def _reason(state: JobState) -> str:
     if state.decision is not None:
         return state.decision.reason
     if state.phase is Phase.FORMING:
-        return f"{len(state.members)} of {state.min_nodes} nodes are here"
+        return f"{present(state)} of {state.min_nodes} nodes are here"
     return ""
 
 

@@ -8,8 +8,8 @@ and the event is looked at again, which is safe because every event carries its 
 
 Signs of life come by the thousand each second, and matter only when somebody's lease might have run out. They
 are kept aside with their instants until a deadline is due, and then taken all at once. A process that was held
-up (frozen for a while, or with thousands of joins to read) has not read them all: it looks at a deadline again once
-it had time for that, before it takes its own silence for that of the agents.
+up (frozen for a while, with thousands of joins to read, or by a store that could not be written) has not taken them
+all: it looks at a deadline again once it had time for that, before it takes its own silence for that of the agents.
 """
 
 from __future__ import annotations
@@ -104,6 +104,7 @@ class JobOwner:
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._heard: dict[AgentId, float] = {}
         self._alarm: asyncio.TimerHandle | None = None
+        self._rang_at = 0.0
         self._catching_up = False
 
     @property
@@ -132,7 +133,9 @@ class JobOwner:
         try:
             await self._reload()
             while True:
-                await self._take(await self._events.get())
+                event = await self._events.get()
+                if not (isinstance(event, DeadlineReached) and self._catches_up(self._rang_at)):
+                    await self._take(event)
         finally:
             self._set_deadline(None)
 
@@ -185,22 +188,30 @@ class JobOwner:
                     self._set_deadline(at)
 
     def _set_deadline(self, at: float | None) -> None:
+        self._catching_up = False
+        self._wake_at(at)
+
+    def _wake_at(self, at: float | None) -> None:
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
-        self._catching_up = False
         if at is not None:
-            loop = asyncio.get_running_loop()
-            at = max(at, loop.time())
-            self._alarm = loop.call_at(at, self._ring, at)
+            self._alarm = asyncio.get_running_loop().call_at(at, self._ring, at)
 
     def _ring(self, due: float) -> None:
-        now = asyncio.get_running_loop().time()
-        if now - due > _HELD_UP_S and not self._catching_up:
-            self._catching_up = True
-            again = now + min(now - due, _CATCH_UP_S)
-            self._alarm = asyncio.get_running_loop().call_at(again, self._ring, again)
+        if self._catches_up(due):
             return
         for agent in self._vouch():
             self.post(AgentHeard(agent))
+        self._rang_at = asyncio.get_running_loop().time()
         self.post(DeadlineReached())
+
+    def _catches_up(self, due: float) -> bool:
+        """A deadline that is looked at late waits once more: what was said meanwhile comes first."""
+        now = asyncio.get_running_loop().time()
+        if now - due <= _HELD_UP_S or self._catching_up:
+            return False
+        self._catching_up = True
+        again = now + min(now - due, _CATCH_UP_S)
+        self._wake_at(again)
+        return True

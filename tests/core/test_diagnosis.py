@@ -239,6 +239,17 @@ def test_the_minority_that_entered_something_else_is_named_and_what_it_was() -> 
     assert finding.charges[0].reason == expected
 
 
+def test_a_broadcast_from_another_root_is_another_one() -> None:
+    sights = [replace(waiting(r, 3, 9), calls=(call(9, op="broadcast", peer=int(r == 1)),)) for r in range(3)]
+    finding = found(*sights)
+    assert (charged(finding), finding.certain, finding.kind) == ([1], True, Kind.DESYNC)
+    reason = finding.charges[0].reason
+    assert reason.startswith(
+        "entered broadcast #9 (1,000 x float32) from rank 1, where ranks 0 and 2 entered"
+    )
+    assert reason.endswith("broadcast #9 (1,000 x float32) from rank 0")
+
+
 def test_one_against_one_names_both_and_blames_neither() -> None:
     other = replace(waiting(1, 2, 9), calls=(call(9, op="broadcast"),))
     finding = found(waiting(0, 2, 9), other)

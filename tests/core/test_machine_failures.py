@@ -15,11 +15,13 @@ from rendezvous.events import (
     JobResized,
     NodeDrained,
     NodeResumed,
+    Notice,
     Persist,
     RestartOrdered,
     Stop,
     Waiting,
 )
+from rendezvous.rounds.view import summary_of
 from rendezvous.state import DECISIONS_KEPT, Phase
 from rendezvous.types import Decision, DecisionKind, FailureClass, Outcome, PolicyAction, PolicyRule
 
@@ -105,6 +107,7 @@ def test_an_ignored_failure_is_noted_and_the_node_may_finish() -> None:
     story = running(spec(2, rules=rules), "a", "b").fails("a", 0, FailureClass.EXIT_CODE, exit_code=9)
     assert decision(story).kind is DecisionKind.IGNORE
     assert story.state.phase is Phase.RUNNING
+    assert story.told("a") == [Notice(1, decision(story).reason)]
     story.fails("a", 1, FailureClass.EXIT_CODE, exit_code=9)  # the node's last rank
     assert outcome(story.finish("b")).succeeded
     lost = running(spec(1, rules=(PolicyRule(LOST, PolicyAction.IGNORE),)), "a")
@@ -230,6 +233,22 @@ def test_a_round_counts_a_resumed_node_and_not_a_drained_one() -> None:
     assert story.happens(NodeResumed("b")).state.phase is Phase.SEALED
 
 
+def test_who_waits_hears_of_a_drained_node_and_of_its_return() -> None:
+    story = Story(spec(3)).joins("a", "b").happens(NodeDrained("a", "fans"))
+    why = "a sits out: drained by an operator: fans"
+    assert story.told("a") == [Waiting(why, 1, 3, stands_by=True)]
+    assert story.told("b") == [Waiting(f"waiting for 2 more nodes ({why})", 1, 3)]
+    shown = summary_of("job", story.state)
+    assert (shown.members, shown.reason) == (1, "1 of 3 nodes are here")
+    assert story.happens(NodeResumed("a")).told("a") == [Waiting("waiting for 1 more node", 2, 3)]
+
+
+def test_a_running_job_is_not_stopped_for_a_size_that_it_cannot_have() -> None:
+    story = running(spec(1), "a", "b").happens(JobResized(3, 4))
+    assert story.state.phase is Phase.RUNNING
+    assert decision(story.joins("c").happens(JobResized(3, 5))).kind is DecisionKind.GROW
+
+
 def test_resizing_shrinks_grows_and_seals() -> None:
     story = running(spec(2), "a", "b").happens(JobResized(1, 1))
     assert decision(story).kind is DecisionKind.SHRINK
@@ -248,6 +267,13 @@ def test_an_ordered_restart_is_free() -> None:
     assert (story.state.generation, story.state.charged) == (2, 0)
     before = story.stop("a").state
     assert story.happens(RestartOrdered("again")).state is not before, "a sealed world restarts too"
+
+
+def test_a_job_that_ends_already_keeps_its_reason() -> None:
+    story = running(spec(2), "a", "b").happens(JobAborted("first"))
+    before = story.state
+    assert story.happens(JobAborted("second")).state is before
+    assert outcome(story.stop("a", "b")).reason == "aborted by an operator: first"
 
 
 @pytest.mark.parametrize("stage", ["forming", "running", "stopping", "ended"])

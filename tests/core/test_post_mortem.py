@@ -9,6 +9,7 @@ import pytest
 from job_story import Story, agent, running, spec
 from test_diagnosis import absent, call, waiting
 
+from rendezvous.diagnosing.rank_view import RankPhase
 from rendezvous.events import AgentStopped, Ended, Stop
 from rendezvous.types import DecisionKind, FailureClass
 
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
 
 MISFIT = {"failure": FailureClass.USER_EXCEPTION, "uncertain": True, "reason": "gloo: another size"}
 LOST = {"failure": FailureClass.CONSEQUENCE, "reason": "Connection closed by peer"}
+LATE = {
+    "failure": FailureClass.CONSEQUENCE,
+    "reason": "RuntimeError: Timed out waiting 1000ms for recv operation",
+}
 
 
 def died(rank: int, seq: int = 9, numel: int = 1000) -> Sight:
@@ -78,6 +83,73 @@ def test_one_that_ended_well_while_others_went_on_is_named() -> None:
     )
     _generation, cause = story.state.failures[-1]
     assert (cause.rank, cause.failure, cause.exit_code) == (1, FailureClass.EXIT_CODE, 3)
+
+
+def test_whom_a_rank_waited_for_as_long_as_its_group_lets_it_is_named() -> None:
+    story = failed(dict(LATE)).fails("a", 1, FailureClass.CONSEQUENCE, reason="stopped by the launcher")
+    after(story, a=(died(0), absent(1, 4, 8)), b=(waiting(2, 4, 9), waiting(3, 4, 9)))
+    assert "rank 1 on a: stands still for 3.2 s in its data loader (asleep" in verdict(story)
+    assert "ranks 0, 2 and 3 wait for it in all_reduce #9" in verdict(story)
+    _generation, cause = story.state.failures[-1]
+    assert (cause.rank, cause.failure, cause.exit_code) == (1, FailureClass.HANG, 124)
+    assert not cause.uncertain
+
+
+def test_one_that_may_have_waited_unseen_is_named_without_certainty() -> None:
+    story = running(spec(1, restarts=2), "a").fails("a", 0, **LATE)  # type: ignore[arg-type]
+    sleeper = absent(1, 2, 8, phase=RankPhase.FORWARD)
+    story.happens(AgentStopped(agent("a"), 1, (replace(died(0), groups=waiting(0, 2, 9).groups), sleeper)))
+    _generation, cause = story.state.failures[-1]
+    assert cause.uncertain
+    assert cause.failure is FailureClass.HANG
+    assert "not certain who: rank 1: stands still for 3.2 s in its forward pass" in cause.reason
+
+
+def test_where_no_page_shows_what_was_waited_in_whoever_was_elsewhere_is_named_without_certainty() -> None:
+    sleeper = absent(1, 4, 8, phase=RankPhase.FORWARD, calls=())
+    backward = absent(2, 4, 8, phase=RankPhase.BACKWARD, calls=())
+    story = after(failed(dict(LATE)), a=(exiting(0, 0.1), sleeper), b=(backward, replace(backward, rank=3)))
+    _generation, cause = story.state.failures[-1]
+    assert cause.uncertain
+    assert cause.failure is FailureClass.HANG
+    assert cause.reason.startswith(
+        "not certain who: rank 1: stands still for 3.2 s in its forward pass (asleep"
+    )
+
+
+def test_who_has_not_come_yet_when_a_connection_breaks_is_not_the_reason() -> None:
+    story = after(failed(dict(LOST)), a=(died(0), absent(1, 4, 8)), b=(waiting(2, 4, 9), waiting(3, 4, 9)))
+    assert story.state.failures[-1][1].rank == 0
+
+
+def exiting(rank: int, ago_s: float) -> Sight:
+    """Its script is over, and no page shows what it waited in."""
+    return replace(left(rank, 8), calls=(), phase=RankPhase.EXITING, phase_s=ago_s)
+
+
+def test_one_that_ended_well_before_peers_were_lost_unseen_is_named_without_certainty() -> None:
+    others = (exiting(2, 0.3), exiting(3, 0.2))
+    story = after(failed(dict(LOST)), a=(exiting(0, 0.4), exiting(1, 1.0)), b=others)
+    _generation, cause = story.state.failures[-1]
+    assert cause.uncertain
+    assert cause.failure is FailureClass.EXIT_CODE
+    assert cause.reason.startswith(
+        "not certain who: rank 1: has ended, and without an error, before rank 0 lost its peers; Connection"
+    )
+
+
+def test_one_that_ended_well_after_peers_were_lost_is_not_named() -> None:
+    story = after(failed(dict(LOST)), a=(exiting(0, 2.0), exiting(1, 1.0)))
+    assert story.state.failures[-1][1].reason == LOST["reason"]
+
+
+def test_who_says_what_was_lost_comes_before_who_was_merely_stopped() -> None:
+    story = running(spec(2, restarts=0), "a", "b")
+    story.fails("b", 2, **LOST, traceback="Traceback", exit_code=1)  # type: ignore[arg-type]
+    story.fails("a", 0, FailureClass.CONSEQUENCE, reason="stopped by the launcher (SIGTERM)", exit_code=143)
+    after(story)
+    (ended,) = (m for m in story.told("a") if isinstance(m, Ended))
+    assert (ended.outcome.first_cause.rank, ended.outcome.exit_code) == (2, 1)  # type: ignore[union-attr]
 
 
 def test_one_that_has_failed_itself_has_not_ended_well() -> None:

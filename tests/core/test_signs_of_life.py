@@ -8,7 +8,17 @@ import time
 import pytest
 
 from rendezvous.embedded import MemoryJobStore
-from rendezvous.events import AgentHeard, AgentJoined, AgentStopped, Ended, JobAborted, Refused, Stop
+from rendezvous.events import (
+    AgentHeard,
+    AgentJoined,
+    AgentStopped,
+    Assigned,
+    Ended,
+    JobAborted,
+    Refused,
+    Stop,
+    Waiting,
+)
 from rendezvous.machine import step
 from rendezvous.rounds.admission import all_heard
 from rendezvous.service.owner import JobOwner
@@ -58,9 +68,9 @@ def test_a_lease_is_never_shortened() -> None:
 class _Job:
     """A real owner; who is told what ends up in `told`."""
 
-    def __init__(self) -> None:
+    def __init__(self, store: MemoryJobStore | None = None) -> None:
         self.told: asyncio.Queue[tuple[AgentId, object]] = asyncio.Queue()
-        self.owner = JobOwner(MemoryJobStore(), lambda who, word: self.told.put_nowait((who, word)))
+        self.owner = JobOwner(store or MemoryJobStore(), lambda who, word: self.told.put_nowait((who, word)))
 
     async def __aenter__(self) -> _Job:
         self._task = asyncio.get_running_loop().create_task(self.owner.run())
@@ -154,3 +164,46 @@ async def _late(job: _Job, node: str) -> None:
     for _ in range(5):
         await asyncio.sleep(0)
     await _beat(job, node)
+
+
+class _Stuck(MemoryJobStore):
+    """The write that seals the world waits, as for a disk that is full."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.free = asyncio.Event(), asyncio.Event()
+
+    async def save(self, state: JobState, expected_version: int) -> int:
+        if state.phase is Phase.SEALED:
+            self.begun.set()
+            await self.free.wait()
+        return await super().save(state, expected_version)
+
+
+@pytest.mark.parametrize("heard_before", [True, False], ids=["heard-before", "heard-after"])
+def test_a_store_that_could_not_be_written_costs_nobody_its_lease(heard_before: bool) -> None:
+    """The deadline of a's lease falls due during the write of b's joining; b is heard after that."""
+
+    async def story() -> None:
+        store = _Stuck()
+        async with _Job(store) as job:
+            loop = asyncio.get_running_loop()
+            job.owner.post(joined("a", 2, LEASE_S))
+            await job.expect(Waiting, agent("a"))
+            beating = [loop.create_task(_beat(job, "a"))]
+            job.owner.post(joined("b", 2, LEASE_S))
+            async with asyncio.timeout(DEADLINE_S):
+                await store.begun.wait()
+            await asyncio.sleep(2 * LEASE_S)
+            if heard_before:
+                job.owner.heard(agent("b"))
+            store.free.set()
+            await job.expect(Assigned, agent("b"))
+            beating.append(loop.create_task(_beat(job, "b")))
+            await asyncio.sleep(2 * LEASE_S)
+            for task in beating:
+                task.cancel()
+            assert sorted(job.owner.state.members) == ["a", "b"]
+            assert job.owner.state.phase is Phase.SEALED
+
+    asyncio.run(story())

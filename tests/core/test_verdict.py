@@ -29,6 +29,8 @@ def ended(code: int | None = 1, stderr: str = "", **known: object) -> Cause:
         ("ValueError: bad batch", C.USER_EXCEPTION, "ValueError: bad batch"),
         ("KeyboardWarning", C.USER_EXCEPTION, "KeyboardWarning"),
         ("a.b.CustomError: x\nmore\nlines", C.USER_EXCEPTION, "CustomError: x"),
+        ("train.fit.<locals>.Stop: x", C.USER_EXCEPTION, "Stop: x"),
+        ("Überlauf: x", C.USER_EXCEPTION, "Überlauf: x"),
         ("MemoryError", C.OUT_OF_MEMORY, "MemoryError"),
         (
             "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB.",

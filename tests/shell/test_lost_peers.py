@@ -144,6 +144,21 @@ def test_a_script_without_our_library_gets_torchs_error_with_a_note(
     assert job.wait(60) == 137, job.stderr()
 
 
+def test_who_did_not_come_within_a_time_limit_of_torch_is_named(launch: Launch) -> None:
+    """It is shorter than our own, and whoever it ends only says that it was waiting."""
+    source = WITH_DDP + (
+        "dist.barrier()\n"
+        "if RANK == 1: time.sleep(600)\n"
+        "dist.monitored_barrier(timeout=datetime.timedelta(seconds=4))\n"
+    )
+    source = source.replace("signal.signal(signal.SIGTERM, signal.SIG_IGN)\n", "")
+    job = launch("--nproc-per-node", "3", source=source, env={"BACKEND": "gloo"})
+    assert job.wait(90) == 124, job.stderr()
+    said = job.stderr().replace("│", " ").split()
+    assert "rank 1 on" in " ".join(said), job.stderr()
+    assert "wait for it in monitored_barrier #2" in " ".join(said), job.stderr()
+
+
 @pytest.mark.parametrize("backend", ["gloo", "shm"])
 def test_who_waits_for_a_living_rank_is_released_when_another_fails(launch: Launch, backend: str) -> None:
     """Rank 1 has nothing to do with the failure, and rank 0 waits for it: only the order to break off helps."""

@@ -94,6 +94,14 @@ def test_what_is_written_is_read(pages: Pages, native: str) -> None:
     assert not view.process.alive
 
 
+@pytest.mark.parametrize("timeout", [0, -1, float("nan")])
+def test_the_timeout_of_a_section_is_a_time(timeout: float) -> None:
+    from ddp import section
+
+    with pytest.raises(ValueError, match="is a time"), section("eval", timeout=timeout):
+        pass
+
+
 @WRITERS
 def test_marks_leave_alone_what_the_script_has_named(pages: Pages, native: str) -> None:
     program = """

@@ -138,8 +138,8 @@ MUTANTS = (
     Mutant(
         "whoever reports first is the first cause",
         "rounds.policy",
-        "return (tier, no_step, 0 if cause.step is None else cause.step, cause.rank)",
-        "return (0, False, 0, 0)",
+        "return (tier, says_nothing, no_step, 0 if cause.step is None else cause.step, cause.rank)",
+        "return (0, False, False, 0, 0)",
     ),
     Mutant(
         "what was reported is not said again",
