@@ -14,6 +14,7 @@ is asked from inside that very override: so the wrappers run under the names of 
 from __future__ import annotations
 
 import functools
+import os
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
     from .collective_facts import Facts
     from .status_page import Page
+
+
+_FORMING = "init_process_group"
 
 
 def install(page: Page) -> None:
@@ -55,8 +59,9 @@ def _watch_names(group_class: Any) -> None:
     group_class._set_group_name = _set_group_name
 
 
-def note_timeouts(page: Page) -> None:
-    """Of every group before it is formed: its ranks may come as late as that."""
+def note_forming(page: Page) -> None:
+    """Of every group its timeout before it is formed: its ranks may come as late as that. And the default group's
+    forming counts as a collective of all ranks: those that have come wait there for one that never does."""
     from torch.distributed import distributed_c10d
 
     registry: Any = distributed_c10d
@@ -67,9 +72,30 @@ def note_timeouts(page: Page) -> None:
         timeout = kwargs.get("timeout")
         if timeout is not None:
             page.patience(timeout.total_seconds())
-        return make(*args, **kwargs)
+        if not _is_of_all_ranks(*args):
+            return make(*args, **kwargs)
+        before = page.mark(COMMUNICATE)
+        ticket = page.enter(_everybody(page, args[0]), _FORMING, "", 0, 0, -1, False, 0)
+        made = make(*args, **kwargs)  # where it fails the page goes on showing that it was here
+        page.leave(ticket)
+        page.phase(before)  # the start of a script is not over with this
+        return made
 
     registry._new_process_group_helper = make_group
+
+
+def _everybody(page: Page, size: int) -> int:
+    """Always the same number, so that a group that is formed again is the next collective."""
+    number: int | None = status_page.kept(_FORMING)
+    if number is None:
+        number = status_page.keep(_FORMING, page.group(_FORMING, size, spelled(list(range(size)))))
+    return number
+
+
+def _is_of_all_ranks(size: int = -1, rank: int = -1, ranks_in_group: object = None, *_more: object) -> bool:
+    """Those that the launcher started, by their numbers: of any others a page has nothing to say."""
+    ours = (str(size), str(rank)) == (os.environ.get("WORLD_SIZE"), os.environ.get("RANK"))
+    return ours and size > 1 and ranks_in_group == [] and status_page.traces_collectives()
 
 
 def watch(group_class: type, work_classes: tuple[type, ...]) -> None:

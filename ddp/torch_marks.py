@@ -28,7 +28,7 @@ def install() -> None:
         return
     page = status_page.page()
     atexit.register(page.phase, EXITING)
-    for mark in (*_MARKS, collective_marks.note_timeouts):
+    for mark in (*_MARKS, collective_marks.note_forming):
         with contextlib.suppress(ImportError, AttributeError):  # a torch that does it in another way
             mark(page)
     if status_page.traces_collectives():

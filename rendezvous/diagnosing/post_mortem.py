@@ -46,6 +46,7 @@ _FAILURES = {Kind.ABSENT: FailureClass.EXIT_CODE, Kind.LATE: FailureClass.HANG}
 # Said where a rank has waited for as long as its group lets it.
 _OUT_OF_TIME = (
     "timed out waiting",
+    "wait timeout after",
     "failed to pass monitoredbarrier",
     "watchdog caught collective operation timeout",
     "has not joined",

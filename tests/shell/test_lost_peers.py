@@ -159,6 +159,20 @@ def test_who_did_not_come_within_a_time_limit_of_torch_is_named(launch: Launch) 
     assert "wait for it in monitored_barrier #2" in " ".join(said), job.stderr()
 
 
+def test_who_never_comes_to_form_the_group_is_named(launch: Launch) -> None:
+    source = (
+        "import datetime, os, time\n"
+        "import torch.distributed as dist\n"
+        "if os.environ['RANK'] == '1': time.sleep(600)\n"
+        "dist.init_process_group('gloo', timeout=datetime.timedelta(seconds=6))\n"
+    )
+    job = launch("--nproc-per-node", "3", source=source)
+    assert job.wait(90) == 124, job.stderr()
+    said = " ".join(job.stderr().replace("│", " ").split())
+    assert "rank 1 on" in said, said
+    assert "ranks 0 and 2 wait for it in init_process_group #1" in said, said
+
+
 @pytest.mark.parametrize("backend", ["gloo", "shm"])
 def test_who_waits_for_a_living_rank_is_released_when_another_fails(launch: Launch, backend: str) -> None:
     """Rank 1 has nothing to do with the failure, and rank 0 waits for it: only the order to break off helps."""
