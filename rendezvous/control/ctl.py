@@ -37,10 +37,22 @@ _SUBMIT = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
-    if arguments.command == "submit":
-        from rendezvous.submit.command import carry_out as submit
+    try:
+        if arguments.command == "submit":
+            from rendezvous.submit.command import carry_out as submit
 
-        return submit(arguments)
+            return submit(arguments)
+        return _ask(arguments)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # or the interpreter complains at its end
+        return 141
+
+
+def _ask(arguments: argparse.Namespace) -> int:
     choose_engine()
     hush()
     import grpc
@@ -57,13 +69,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except grpc.RpcError as error:
         words = _misfit(error, service)
         return _failed(words, 77) if words else _failed(*_in_words(error, arguments.rendezvous))
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # or the interpreter complains at its end
-        return 141
 
 
 def _check(arguments: argparse.Namespace) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 import tomllib
@@ -35,13 +34,8 @@ def carry_out(arguments: argparse.Namespace) -> int:
     except BadJobFile as error:
         sys.stderr.write(f"ddpctl: {arguments.file}: {error}\n")
         return _USAGE
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # or the interpreter complains at its end
-        return 141
+    except BrokenPipeError:  # the reader of our output has seen enough
+        raise
     except OSError as error:  # a full disk; more words than a program can be given
         sys.stderr.write(f"ddpctl: {': '.join(filter(None, (error.filename, error.strerror)))}\n")
         return CANNOT
