@@ -95,7 +95,7 @@ _MEETING = (
         values.pairs,
         "join_timeout or timeout, and last_call_timeout: as --join-timeout and --last-call, which win",
     ),
-    _torch_switch("--standalone", "one machine, embedded rendezvous, whatever else was asked for"),
+    _torch_switch("--standalone", "one machine, embedded rendezvous, whatever rendezvous was asked for"),
     _ours(
         "--join-timeout", "TIME", "600", values.positive_duration, "give up when no world forms for so long"
     ),
