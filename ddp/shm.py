@@ -6,7 +6,8 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 
@@ -15,14 +16,13 @@ from ddp.backends import Layout, layout
 from ddp.shared_group import SharedGroup
 from ddp.work import FinishedWork, SharedWork, Together
 
-if TYPE_CHECKING:
-    from datetime import timedelta
-
 # Bytes of a turn; two buffers per member. On one host small enough for a core's cache; across hosts large enough for
 # the link; where each host has one rank, which goes without, it is only the portion in which data goes round.
 STAGING_NEAR = 1 << 19
 STAGING_FAR = 1 << 22
 STAGING_ALONE = 1 << 26
+# For a rank to form a group with others, however short their patience is once it stands.
+LEAST_TO_COME_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,21 @@ class _Setup:
 
     def _exchange(self, what: str, mine: str) -> list[str]:
         self.store.set(f"{what}/{self.rank}", mine)
+        self._await([f"{what}/{other}" for other in range(self.size)])
         return [self.store.get(f"{what}/{other}").decode() for other in range(self.size)]
+
+    def _await(self, said: list[str]) -> None:
+        """The store's own limit is that of the default group, which may be half an hour."""
+        limit_s = max(self.timeout_s, LEAST_TO_COME_S)
+        try:
+            self.store.wait(said, timedelta(seconds=limit_s))
+        except RuntimeError as error:
+            late = [rank for rank, each in zip(self.ranks, said, strict=True) if not self.store.check([each])]
+            if not late:
+                raise
+            who = f"rank {late[0]} has" if len(late) == 1 else f"ranks {', '.join(map(str, late))} have"
+            words = f"{who} not joined the group {self.name}, which is being formed, within {limit_s:g} s"
+            raise dist.DistBackendError(words) from error
 
     def _card(self) -> Card:
         if core_loading.native() is None:

@@ -86,6 +86,13 @@ def test_timeout_names_who_is_missing(crew):
             assert "rank 1 has not joined all-reduce in time" in said
 
 
+def test_a_group_is_not_waited_for_longer_than_it_allows(pair):
+    """The default group's limit is half an hour."""
+    for rank, (after, said) in enumerate(pair.run(trouble.form_a_group_alone)):
+        assert after < 30
+        assert f"rank {1 - rank} has not joined the group shm, which is being formed, within 0.5 s" in said
+
+
 def test_waiting_with_a_limit_breaks_nothing(pair):
     assert pair.run(trouble.wait_with_a_limit) == [True, True]
 

@@ -11,6 +11,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+import ddp.shm
+
 BIG = 40_000_000  # bytes of many turns: whoever dies after a few leaves the others in the middle
 
 
@@ -84,6 +86,21 @@ def time_out_alone():
         dist.all_reduce(torch.ones(3), group=group)
     except dist.DistBackendError as error:
         return time.monotonic() - began, str(error)
+
+
+def form_a_group_alone():
+    """Rank 1 comes when the other has given up, and all counts are as they were."""
+    ddp.shm.LEAST_TO_COME_S = 0.2
+    if dist.get_rank() == 1:
+        dist.barrier()
+    began = time.monotonic()
+    try:
+        dist.new_group(backend="shm", timeout=timedelta(seconds=0.5))
+    except dist.DistBackendError as error:
+        return time.monotonic() - began, str(error)
+    finally:
+        if dist.get_rank() == 0:
+            dist.barrier()
 
 
 def wait_with_a_limit():
