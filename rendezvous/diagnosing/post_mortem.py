@@ -124,11 +124,9 @@ def _left(waits: Waits, causes: FrozenMap[int, Cause]) -> Finding | None:
 
 def _gone(sights: Mapping[int, Sight], causes: FrozenMap[int, Cause], first: Cause) -> Finding | None:
     lost = sights.get(first.rank)
-    gone = (
-        []
-        if lost is None
-        else [s for s in sights.values() if s.rank not in causes and _ended_before(s, lost)]
-    )
+    if lost is None:
+        return None
+    gone = [s for s in sights.values() if s.rank not in causes and _ended_before(s, lost)]
     if not gone:
         return None
     verb = "has" if len(gone) == 1 else "have"

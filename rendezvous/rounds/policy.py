@@ -269,8 +269,7 @@ def room_to_grow(state: JobState) -> int:
     assert state.spec is not None
     room = state.max_nodes - world_nodes(state)
     ready = len(standing_by(state))
-    if (
-        room <= 0 or world_nodes(state) + ready < state.min_nodes
-    ):  # too few even so: no reason to stop who trains
+    still_too_few = world_nodes(state) + ready < state.min_nodes  # no reason to stop who trains
+    if room <= 0 or still_too_few:
         return 0
     return max(0, min(room, ready - state.spec.spares))
