@@ -63,7 +63,10 @@ DEATHS = (
         "loader-killed",
         "SIGKILL to a worker of the data loader",
         "",
-        "worker.* (killed by signal: Killed|exited unexpectedly)|ConnectionResetError",
+        # Who fetches a batch just then loses the connection first; and torch's handler of SIGCHLD, which raises
+        # wherever it is called, may break off the traceback of that before it comes to its last line.
+        "worker.* (killed by signal: Killed|exited unexpectedly)|Connection(Reset|Refused)Error|EOFError"
+        "|last line on stderr",
         outside="kill_loader",
         loaders=1,
     ),
