@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from launcher.exchange import CheckpointSignal, Isolated, StopRequested, StoreReached
+from launcher.output.lines import printable
 from launcher.supervised import Phase
 from rendezvous.events import Assigned, CheckpointRequested, Notice, Stop, Waiting
 from rendezvous.types import DecisionKind
@@ -23,8 +24,7 @@ class Announcer:
         self._said = self._said_waiting = ""
 
     def say(self, text: str) -> None:
-        """Much of it comes from other machines: it must not steer this terminal, nor pass for further lines."""
-        self._say_line("ddp-launch: " + "".join(c if c.isprintable() else " " for c in text))
+        self._say_line(f"ddp-launch: {printable(text)}")
 
     def tell(self, fact: Fact, state: Supervision, before: Phase) -> None:
         """`state`: after the fact; `before`: the phase it was in."""

@@ -10,6 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 from launcher import tether
+from launcher.output.lines import printable
 
 if TYPE_CHECKING:
     from launcher.exchange import Finish
@@ -25,8 +26,7 @@ _FAILED = 1  # in place of a code that a scheduler would take for this machine's
 def tell(spec: LaunchSpec, folder: LogFolder, finish: Finish, all_shown: bool) -> int:
     """Says how it ended; the exit code of the command. The logs stay where somebody may want to read them."""
     if finish.outcome is None:
-        # The reason may be the service's: it must not steer this terminal.
-        said = "".join(c if c.isprintable() or c == "\n" else " " for c in finish.reason)
+        said = "\n".join(map(printable, finish.reason.split("\n")))
         _say_last(spec, f"ddp-launch: {said}", "agent")
     elif not finish.outcome.succeeded:
         from launcher.failure.facts import write_outcome

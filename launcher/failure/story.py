@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from launcher.failure.crash_text import GROUP_HEADER, HEADER, clean_lines
 from launcher.failure.verdict import STOPPED, signal_name
+from launcher.output.lines import printable
 from rendezvous.types import DecisionKind, FailureClass
 
 if TYPE_CHECKING:
@@ -328,8 +329,7 @@ def _char_columns(char: str) -> int:
 
 
 def _printable(text: str, unicode: bool) -> str:
-    """What a rank wrote must not steer the terminal."""
-    text = "".join(char if char.isprintable() else " " for char in text)
+    text = printable(text)
     return text if unicode else text.encode("ascii", "replace").decode()
 
 

@@ -149,6 +149,11 @@ def presentable(lines: bytes, on_terminal: bool) -> bytes:
     return lines.decode("utf-8", "replace").encode()
 
 
+def printable(text: str) -> str:
+    """What a rank, another machine or the service says must not steer the terminal, nor pass for further lines."""
+    return "".join(char if char.isprintable() else " " for char in text)
+
+
 def prefixed(lines: bytes, prefix: bytes) -> bytes:
     """`lines` must end in a newline."""
     return prefix + lines[:-1].replace(b"\n", b"\n" + prefix) + b"\n" if lines else b""

@@ -79,7 +79,7 @@ def _worded(found: Finding) -> tuple[Charge, ...]:
         if found.kind is Kind.ALIKE and not found.certain:
             return f"nobody to blame: {charge.reason}"
         if not found.certain:
-            return f"not certain who: {words.ranks(ranks)}: {charge.reason}"
+            return f"{words.doubt(ranks)} {charge.reason}"
         others = [rank for rank in ranks if rank != charge.rank]
         return f"{charge.reason}; so {words.ranks(others)}" if others else charge.reason
 

@@ -97,6 +97,11 @@ def ranks(numbers: Sequence[int]) -> str:
     return f"ranks {', '.join(words[:-1])} and {words[-1]}"
 
 
+def doubt(numbers: Sequence[int]) -> str:
+    """How a verdict begins that is not certain."""
+    return f"not certain who: {ranks(numbers)}:"
+
+
 def wait(numbers: Sequence[int]) -> str:
     return f"{ranks(numbers)} {'waits' if len(numbers) == 1 else 'wait'}"
 

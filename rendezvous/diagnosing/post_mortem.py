@@ -30,7 +30,7 @@ from rendezvous.diagnosing.waits import waits_of
 from rendezvous.types import Cause, FailureClass
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from rendezvous.diagnosing.sight import Sight
     from rendezvous.diagnosing.waits import Waits
@@ -130,9 +130,8 @@ def _gone(sights: Mapping[int, Sight], causes: FrozenMap[int, Cause], first: Cau
     if not gone:
         return None
     verb = "has" if len(gone) == 1 else "have"
-    who = words.ranks([sight.rank for sight in gone])
     reason = f"{verb} ended, and without an error, before rank {first.rank} lost its peers"
-    return Finding(Kind.ABSENT, (Charge(gone[0].rank, f"not certain who: {who}: {reason}"),), certain=False)
+    return _doubtful(Kind.ABSENT, gone, reason)
 
 
 def _ended_before(sight: Sight, other: Sight) -> bool:
@@ -151,7 +150,7 @@ def _late(waits: Waits, causes: FrozenMap[int, Cause]) -> Finding | None:
     late = [sight.rank for sight in seen]
     outnumbered = sum(1 for rank in waits.calls if any(m in late for m in waits.next_of(rank))) > len(late)
     certain = all(explains_itself(s) for s in seen) or (outnumbered and all(s.known for s in seen))
-    unsure = "" if certain else f"not certain who: {words.ranks(late)}: "
+    unsure = "" if certain else f"{words.doubt(late)} "
     return Finding(
         Kind.LATE,
         tuple(Charge(s.rank, f"{unsure}{words.doing(s)}; {words.who_waits(waits, s.rank)}") for s in seen),
@@ -168,10 +167,12 @@ def _elsewhere(waits: Waits) -> Finding | None:
     ]
     if not seen or len(seen) * 2 > len(waits.sights):
         return None
-    who = words.ranks([sight.rank for sight in seen])
-    return Finding(
-        Kind.LATE, (Charge(seen[0].rank, f"not certain who: {who}: {words.doing(seen[0])}"),), certain=False
-    )
+    return _doubtful(Kind.LATE, seen, words.doing(seen[0]))
+
+
+def _doubtful(kind: Kind, seen: Sequence[Sight], reason: str) -> Finding:
+    first, *_ = ranks = [sight.rank for sight in seen]
+    return Finding(kind, (Charge(first, f"{words.doubt(ranks)} {reason}"),), certain=False)
 
 
 def _ran_out_of_time(cause: Cause) -> bool:

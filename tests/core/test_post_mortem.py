@@ -50,6 +50,14 @@ def verdict(story: Story) -> str:
     return story.state.decisions[-1].reason
 
 
+def doubtful(story: Story, failure: FailureClass) -> str:
+    """The reason of the last failure, of which nobody is certain."""
+    _generation, cause = story.state.failures[-1]
+    assert cause.uncertain
+    assert cause.failure is failure
+    return cause.reason
+
+
 @pytest.mark.parametrize("how", [MISFIT, LOST])
 def test_the_one_with_another_shape_is_named_whoever_failed(how: dict[str, object]) -> None:
     story = after(failed(dict(how)), a=(died(0), waiting(1, 4, 9)), b=(waiting(2, 4, 9), died(3, numel=16)))
@@ -99,22 +107,16 @@ def test_one_that_may_have_waited_unseen_is_named_without_certainty() -> None:
     story = running(spec(1, restarts=2), "a").fails("a", 0, **LATE)  # type: ignore[arg-type]
     sleeper = absent(1, 2, 8, phase=RankPhase.FORWARD)
     story.happens(AgentStopped(agent("a"), 1, (replace(died(0), groups=waiting(0, 2, 9).groups), sleeper)))
-    _generation, cause = story.state.failures[-1]
-    assert cause.uncertain
-    assert cause.failure is FailureClass.HANG
-    assert "not certain who: rank 1: stands still for 3.2 s in its forward pass" in cause.reason
+    told = doubtful(story, FailureClass.HANG)
+    assert "not certain who: rank 1: stands still for 3.2 s in its forward pass" in told
 
 
 def test_where_no_page_shows_what_was_waited_in_whoever_was_elsewhere_is_named_without_certainty() -> None:
     sleeper = absent(1, 4, 8, phase=RankPhase.FORWARD, calls=())
     backward = absent(2, 4, 8, phase=RankPhase.BACKWARD, calls=())
     story = after(failed(dict(LATE)), a=(exiting(0, 0.1), sleeper), b=(backward, replace(backward, rank=3)))
-    _generation, cause = story.state.failures[-1]
-    assert cause.uncertain
-    assert cause.failure is FailureClass.HANG
-    assert cause.reason.startswith(
-        "not certain who: rank 1: stands still for 3.2 s in its forward pass (asleep"
-    )
+    told = doubtful(story, FailureClass.HANG)
+    assert told.startswith("not certain who: rank 1: stands still for 3.2 s in its forward pass (asleep")
 
 
 def test_who_has_not_come_yet_when_a_connection_breaks_is_not_the_reason() -> None:
@@ -130,10 +132,7 @@ def exiting(rank: int, ago_s: float) -> Sight:
 def test_one_that_ended_well_before_peers_were_lost_unseen_is_named_without_certainty() -> None:
     others = (exiting(2, 0.3), exiting(3, 0.2))
     story = after(failed(dict(LOST)), a=(exiting(0, 0.4), exiting(1, 1.0)), b=others)
-    _generation, cause = story.state.failures[-1]
-    assert cause.uncertain
-    assert cause.failure is FailureClass.EXIT_CODE
-    assert cause.reason.startswith(
+    assert doubtful(story, FailureClass.EXIT_CODE).startswith(
         "not certain who: rank 1: has ended, and without an error, before rank 0 lost its peers; Connection"
     )
 

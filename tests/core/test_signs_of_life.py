@@ -150,11 +150,7 @@ def test_a_service_that_was_held_up_reads_before_it_judges(held_up_s: float) -> 
             await job.sealed("a", "b")
             time.sleep(held_up_s)  # noqa: ASYNC251  # that is the hold-up
             beating = [asyncio.get_running_loop().create_task(_late(job, node)) for node in ("a", "b")]
-            await asyncio.sleep(2 * LEASE_S)
-            for task in beating:
-                task.cancel()
-            assert sorted(job.owner.state.members) == ["a", "b"]
-            assert job.owner.state.phase is Phase.SEALED
+            await _both_stay(job, beating)
 
     asyncio.run(story())
 
@@ -164,6 +160,14 @@ async def _late(job: _Job, node: str) -> None:
     for _ in range(5):
         await asyncio.sleep(0)
     await _beat(job, node)
+
+
+async def _both_stay(job: _Job, beating: list[asyncio.Task[None]]) -> None:
+    await asyncio.sleep(2 * LEASE_S)
+    for task in beating:
+        task.cancel()
+    assert sorted(job.owner.state.members) == ["a", "b"]
+    assert job.owner.state.phase is Phase.SEALED
 
 
 class _Stuck(MemoryJobStore):
@@ -200,10 +204,6 @@ def test_a_store_that_could_not_be_written_costs_nobody_its_lease(heard_before: 
             store.free.set()
             await job.expect(Assigned, agent("b"))
             beating.append(loop.create_task(_beat(job, "b")))
-            await asyncio.sleep(2 * LEASE_S)
-            for task in beating:
-                task.cancel()
-            assert sorted(job.owner.state.members) == ["a", "b"]
-            assert job.owner.state.phase is Phase.SEALED
+            await _both_stay(job, beating)
 
     asyncio.run(story())
