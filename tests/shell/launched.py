@@ -174,6 +174,10 @@ class Launched:
     def stderr(self) -> str:
         return self.err.read_text(errors="replace")
 
+    def said(self) -> str:
+        """Standard error as running text, also what stands in the box."""
+        return " ".join(self.stderr().replace("│", " ").split())
+
     # --- what is there -----------------------------------------------------------------------------
 
     def processes(self) -> dict[int, str]:

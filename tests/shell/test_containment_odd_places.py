@@ -155,7 +155,7 @@ def test_hard_limit_on_open_files_is_told(launch: Launch) -> None:
     words = ("--preflight", "off", "--nproc-per-node", "64", "--no-python", "sleep", "60")
     job = launch(*words, preexec_fn=limit)
     assert job.wait(60) == 71, job.stderr()
-    told = " ".join(job.stderr().replace("│", " ").split())
+    told = job.said()
     assert "Too many open files" in told
     assert "ulimit -n" in told
     assert "Traceback" not in job.stderr()

@@ -154,9 +154,9 @@ def test_who_did_not_come_within_a_time_limit_of_torch_is_named(launch: Launch) 
     source = source.replace("signal.signal(signal.SIGTERM, signal.SIG_IGN)\n", "")
     job = launch("--nproc-per-node", "3", source=source, env={"BACKEND": "gloo"})
     assert job.wait(90) == 124, job.stderr()
-    said = job.stderr().replace("│", " ").split()
-    assert "rank 1 on" in " ".join(said), job.stderr()
-    assert "wait for it in monitored_barrier #2" in " ".join(said), job.stderr()
+    said = job.said()
+    assert "rank 1 on" in said, said
+    assert "wait for it in monitored_barrier #2" in said, said
 
 
 def test_who_never_comes_to_form_the_group_is_named(launch: Launch) -> None:
@@ -168,7 +168,7 @@ def test_who_never_comes_to_form_the_group_is_named(launch: Launch) -> None:
     )
     job = launch("--nproc-per-node", "3", source=source)
     assert job.wait(90) == 124, job.stderr()
-    said = " ".join(job.stderr().replace("│", " ").split())
+    said = job.said()
     assert "rank 1 on" in said, said
     assert "ranks 0 and 2 wait for it in init_process_group #1" in said, said
 

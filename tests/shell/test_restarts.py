@@ -67,7 +67,7 @@ def test_limits(launch: Launch, options: tuple[str, ...], generations: int, word
     source = RANK_0_STAYS + "sys.exit(3)\n"
     job = launch(*PLAIN, *options, source=source)
     assert job.wait() == 3
-    assert words in " ".join(job.stderr().replace("│", " ").split())
+    assert words in job.said()
     (logs,) = job.logs()
     assert len(list(logs.glob("generation_*"))) == generations
     told = failure(job)
