@@ -61,7 +61,7 @@ from launcher.output.logs import LogPump
 from launcher.ranks.checkpoint import CheckpointQuestion
 from launcher.ranks.worker import Workers
 from launcher.settings.spec import EntryKind
-from launcher.status import StatusLine
+from launcher.status import StatusLine, WaitingWords
 from launcher.supervised import Phase, Supervision
 from launcher.supervision import TRY_AGAIN
 from launcher.template import tree
@@ -101,6 +101,7 @@ class Agent:
         self._logs = LogPump(spec.log, self._folder.path, file_limit=self._folder.file_limit, eager=alone)
         self._status = StatusLine(spec, self._logs)
         self._announcer = Announcer(spec, self._logs.say)
+        self._waiting_words = WaitingWords(self._announcer.say)
 
     async def run(self) -> int:
         self._loop = asyncio.get_running_loop()
@@ -156,6 +157,7 @@ class Agent:
             finish = await self._consume()
             for task in self._owned:
                 task.cancel()
+        self._waiting_words.end()
         self._isolation.close()
         self._hangs.end()
         self._communication.end()
@@ -177,6 +179,8 @@ class Agent:
             self._state, actions = supervision.step(self._state, fact)
             self._status.update(self._state, fact)
             self._announcer.tell(fact, self._state, before)
+            if not self._status.is_seen:
+                self._waiting_words.hear(fact)
             for action in actions:
                 if isinstance(action, Finish):
                     return action

@@ -1,4 +1,4 @@
-"""The live line at the bottom of a terminal: generation, ranks, restarts, time."""
+"""Where the job stands: a live line at the bottom of a terminal, and words in a log while it waits for nodes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ from launcher.supervised import Phase
 from rendezvous.events import Assigned, Waiting
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from launcher.exchange import Fact
     from launcher.output.logs import LogPump
     from launcher.settings.spec import LaunchSpec
     from launcher.supervised import Supervision
+
+_FIRST_WORDS_S, _RAREST_WORDS_S = 10.0, 600.0
 
 
 class StatusLine:
@@ -24,6 +28,10 @@ class StatusLine:
         self._shown = spec.progress == "always" or (spec.progress == "auto" and os.isatty(2))
         self._started = time.monotonic()
         self._text = "joining"
+
+    @property
+    def is_seen(self) -> bool:
+        return self._shown and os.isatty(2)
 
     async def run(self) -> None:
         """Once a second, and not at all where nobody would see it."""
@@ -44,6 +52,37 @@ class StatusLine:
         seconds = int(time.monotonic() - self._started)
         clock = f"{seconds // 3600:d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
         self._logs.progress(f"ddp-launch {self._target} | {self._text} | {clock}")
+
+
+class WaitingWords:
+    """A log is not filled with a clock. But who opens one because nothing happens must find there what is waited for:
+    said after ten seconds, and whenever the wait has doubled since, or is ten minutes longer."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._what = ""
+        self._next: asyncio.TimerHandle | None = None
+
+    def hear(self, fact: Fact) -> None:
+        match fact:
+            case Waiting(reason, present, wanted, stands_by=False):
+                self._what = f"{reason} ({present} of {wanted} nodes are here)"
+                if self._next is None:
+                    self._speak_after(_FIRST_WORDS_S, 0.0)
+            case Waiting() | Assigned():  # of the first, people are told at once
+                self.end()
+
+    def end(self) -> None:
+        if self._next is not None:
+            self._next.cancel()
+            self._next = None
+
+    def _speak_after(self, pause_s: float, waited_s: float) -> None:
+        self._next = asyncio.get_running_loop().call_later(pause_s, self._speak, waited_s + pause_s)
+
+    def _speak(self, waited_s: float) -> None:
+        self._say(f"{self._what}, for {waited_s:.0f} s so far")
+        self._speak_after(min(waited_s, _RAREST_WORDS_S), waited_s)
 
 
 def _running_text(state: Supervision, starting: bool) -> str:

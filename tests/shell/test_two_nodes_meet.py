@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from launched import eventually
 from ports import free_port
 
 if TYPE_CHECKING:
@@ -45,6 +46,15 @@ def node(launch: Launch, port: int, *words: str) -> Launched:
 
 def pair(launch: Launch, port: int, *words: str) -> tuple[Launched, Launched]:
     return node(launch, port, *words), node(launch, port, *words)
+
+
+def test_a_log_tells_what_the_job_waits_for_until_it_is_there(launch: Launch, port: int, script: str) -> None:
+    words = "waiting for 1 more node (1 of 2 nodes are here), for 10 s so far"
+    first = node(launch, port, script, "-1")
+    eventually(lambda: words in first.stderr())
+    second = node(launch, port, script, "-1")
+    assert [first.wait(), second.wait()] == [0, 0], first.stderr() + second.stderr()
+    assert second.stderr() == ""
 
 
 def test_two_agents_form_one_world(launch: Launch, port: int, script: str) -> None:
