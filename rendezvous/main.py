@@ -239,6 +239,11 @@ def _add_key(path: str) -> int:
     sys.stdout.write(
         f"added key {key_id} to {path}; it signs new tokens, the others there still verify theirs\n"
     )
+    if mode := os.stat(path).st_mode & 0o077:
+        sys.stderr.write(
+            f"ddp-rendezvous: others on this machine may open {path} (mode {0o600 | mode:o}), and whoever reads it "
+            f"can make tokens: chmod 600 {path}\n"
+        )
     return 0
 
 

@@ -104,22 +104,39 @@ async def carry_out(service: Service, arguments: argparse.Namespace) -> int:
             async for note in service.notes(arguments.job, follow=arguments.command == "watch"):
                 _show(_dict(note) if as_json else event_line(note), compact=True)
         case _:
+            words = await _was_not_out(service, arguments) if arguments.command == "resume" else ""
             job = (await service.call(*_order(arguments))).job
             _show(_dict(job) if as_json else job_table([job]))
             if arguments.command == "drain":
-                await _look_for(arguments.node, service, arguments)
+                words = await _is_not_in(service, arguments)
+            if words:
+                sys.stderr.write(f"ddpctl: {words}\n")
     return 0
 
 
-async def _look_for(node: str, service: Service, arguments: argparse.Namespace) -> None:
+async def _is_not_in(service: Service, arguments: argparse.Namespace) -> str:
     """The order may be meant for one that is yet to come; it may be a slip of the pen, too."""
-    job = (await service.call("GetJob", pb.GetJobRequest(job_id=arguments.job))).job
-    here = [each.node for each in job.nodes if each.present]
-    if node not in here:
-        sys.stderr.write(
-            f"ddpctl: no node of {arguments.job} is called {node} now (its nodes: {named(here)}); one that comes will "
-            f"be kept out, until `ddpctl resume {arguments.job} {node}`\n"
-        )
+    node, job = arguments.node, arguments.job
+    here = [each.node for each in await _nodes_of(job, service) if each.present]
+    if node in here:
+        return ""
+    return (
+        f"no node of {job} is called {node} now (its nodes: {named(here)}); one that comes will be kept out, until "
+        f"`ddpctl resume {job} {node}`"
+    )
+
+
+async def _was_not_out(service: Service, arguments: argparse.Namespace) -> str:
+    out = [each.node for each in await _nodes_of(arguments.job, service) if each.excluded]
+    if arguments.node in out:
+        return ""
+    return (
+        f"{arguments.node} was not kept out of {arguments.job} (kept out: {named(out)}); nothing has changed"
+    )
+
+
+async def _nodes_of(job: str, service: Service) -> list[Any]:
+    return list((await service.call("GetJob", pb.GetJobRequest(job_id=job))).job.nodes)
 
 
 async def _all_jobs(service: Service) -> list[Any]:

@@ -191,19 +191,29 @@ def in_words(error: OSError) -> str:
 
 def _why_not(address: str) -> str:
     """What the kernel says to the same wish; nothing if it has none to refuse."""
-    if address.startswith("unix:"):
-        return ""
-    host, _, port = address.rpartition(":")
     try:
-        family, kind, _, _, where = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[
-            0
-        ]
-        with socket.socket(family, kind) as probe:
-            probe.bind(where)
-            probe.listen()
+        if address.startswith("unix:"):
+            _bind_path(address.removeprefix("unix:").removeprefix("//"))
+        else:
+            _bind_port(address)
     except OSError as error:
         return in_words(error)
     return ""
+
+
+def _bind_path(path: str) -> None:
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.bind(path)
+        os.unlink(path)
+
+
+def _bind_port(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    family, kind, _, _, where = found[0]
+    with socket.socket(family, kind) as probe:
+        probe.bind(where)
+        probe.listen()
 
 
 def _collect_less_often() -> None:

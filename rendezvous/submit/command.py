@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _USAGE = 2
 _DEFAULT = "ddp.toml"
+_MOST_BYTES = 2**24
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -64,10 +65,14 @@ def _carry_out(job: JobFile, arguments: argparse.Namespace) -> int:
 def _load(path: str) -> dict[str, object]:
     try:
         with open(path, "rb") as file:
-            return tomllib.load(file)
+            data = file.read(_MOST_BYTES + 1)
     except FileNotFoundError:
         raise BadJobFile("there is no such file; --file names another") from None
     except OSError as error:
         raise BadJobFile(f"cannot be read: {error.strerror}") from error
+    if len(data) > _MOST_BYTES:
+        raise BadJobFile(f"has more than {_MOST_BYTES} bytes; a job file has some lines")
+    try:
+        return tomllib.loads(data.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadJobFile(f"is no TOML: {error}") from error

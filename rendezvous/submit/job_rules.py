@@ -19,6 +19,7 @@ _OBJECT_CHARS = 253
 _LABEL = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 _KEY = re.compile(r"([a-z0-9]([-.a-z0-9]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_OF_KUBERNETES = re.compile(r"ephemeral-storage|hugepages-[0-9]+[KMG]i")
 _QUANTITY = re.compile(r"\d{1,15}(\.\d{1,9})?(m|k|Ki|[MGTP]i?)?", re.ASCII)
 _SPAN = re.compile(r"\d+(\.\d+)?(s|m|h|d)?")
 _MEMORY_UNITS = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
@@ -149,7 +150,11 @@ def _of_resources(job: JobFile) -> Iterator[str]:
         yield (
             f"[resources]: shm = {wanted.shm!r} is more than memory = {wanted.memory!r}, of which it is a part"
         )
-    for name, amount in ((wanted.gpu_resource, "1"), *wanted.extra.items()):
+    devices = {name: amount for name, amount in wanted.extra.items() if not _OF_KUBERNETES.fullmatch(name)}
+    for name in wanted.extra.keys() - devices.keys():
+        if not _QUANTITY.fullmatch(wanted.extra[name]):
+            yield f"[resources]: {name} = {wanted.extra[name]!r} is no quantity such as 16Gi"
+    for name, amount in ((wanted.gpu_resource, "1"), *devices.items()):
         whole = _QUANTITY.fullmatch(amount) and amount_of(amount).is_integer()  # devices are not divided
         if "/" not in name or not _KEY.fullmatch(name) or not whole:
             yield f'[resources]: {name} = {amount!r}: write it as "rdma/hca" = 1'

@@ -47,7 +47,7 @@ LARGE: dict[str, Any] = {
 WIDE: dict[str, Any] = {
     **LARGE,
     "workdir": "/work",
-    "resources": {**LARGE["resources"], "extra": {"rdma/hca": 1}},
+    "resources": {**LARGE["resources"], "extra": {"rdma/hca": 1, "ephemeral-storage": "1.5Ti"}},
     "volumes": [
         *LARGE["volumes"],
         {"path": "/code", "config_map": "code"},
@@ -192,6 +192,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"resources": {"cpu": "8Gi"}}, "cpu = '8Gi': write how many"),
     ({"resources": {"memory": "1Gi", "shm": "2Gi"}}, "of which it is a part"),
     ({"resources": {"extra": {"rdma": 1}}}, 'write it as "rdma/hca" = 1'),
+    ({"resources": {"extra": {"hugepages-2Mi": "some"}}}, "hugepages-2Mi = 'some' is no quantity"),
     ({"volumes": [{"path": "data", "claim": "x"}]}, "write it from the root on"),
     ({"volumes": [{"path": "/dev/shm"}]}, "there is something at /dev/shm already"),
     ({"volumes": [{"path": "/x"}, {"path": "/x/"}]}, "there is something at /x already"),
@@ -373,6 +374,7 @@ def test_all_that_can_be_said_arrives() -> None:
     assert "zone" in str(pod["affinity"])
     assert found["workingDir"] == "/work"
     assert found["resources"]["limits"]["rdma/hca"] == "1"
+    assert found["resources"]["limits"]["ephemeral-storage"] == "1.5Ti"
     assert found["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
     keyed = next(each for each in found["env"] if each["name"] == "WANDB_API_KEY")
     assert keyed["valueFrom"]["secretKeyRef"] == {"name": "wandb", "key": "key"}

@@ -133,6 +133,7 @@ def test_what_is_wrong_is_said_without_a_traceback(folder: Path) -> None:
     cases = {
         ("--target", "slurm"): "script must be given",
         ("--target", "slurm", "--file", "none.toml", "--", "t.py"): "there is no such file",
+        ("--target", "slurm", "--file", "/dev/zero", "--", "t.py"): "has more than 16777216 bytes",
         ("--target", "lsf", "--", "t.py"): "invalid choice",
     }
     for words, expected in cases.items():

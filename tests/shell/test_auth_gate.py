@@ -174,6 +174,13 @@ def test_secrets_are_in_no_log(service: Service, keys: str) -> None:
     assert good not in said
 
 
+def test_a_key_in_a_file_that_others_may_read_is_no_secret(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    assert command("key", str(path)).stderr == ""
+    path.chmod(0o640)
+    assert f"others on this machine may open {path} (mode 640)" in command("key", str(path)).stderr
+
+
 def test_a_key_that_is_taken_away_takes_its_tokens_with_it(tmp_path: Path) -> None:
     path = str(tmp_path / "keys")
     command("key", path)

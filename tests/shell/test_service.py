@@ -228,6 +228,13 @@ def test_a_port_in_use_is_told_in_one_line(service: Service) -> None:
     assert said == f"ddp-rendezvous: cannot listen on {service.endpoint}: Address already in use\n"
 
 
+def test_a_path_that_no_socket_can_have_is_told_in_one_line(tmp_path: Path) -> None:
+    service = Service("--listen", f"unix:{tmp_path}/nowhere/socket")
+    assert service.wait() == 1
+    words = f"cannot listen on unix:{tmp_path}/nowhere/socket: No such file or directory"
+    assert "".join(service.log) == f"ddp-rendezvous: {words}\n"
+
+
 # --- operators ---------------------------------------------------------------------------------------------
 
 
@@ -312,7 +319,13 @@ def test_ddpctl_speaks_json_and_text(service: Service) -> None:
             assert (
                 "no node of job is called aa now (its nodes: a); one that comes will be kept" in slip.stderr
             )
-            assert (await asyncio.to_thread(ddpctl, "resume", "job", "aa")).returncode == 0
+            undone = await asyncio.to_thread(ddpctl, "resume", "job", "aa")
+            assert (undone.returncode, undone.stderr) == (0, "")
+            again = await asyncio.to_thread(ddpctl, "resume", "job", "aa")
+            assert (again.returncode, again.stderr) == (
+                0,
+                "ddpctl: aa was not kept out of job (kept out: none); nothing has changed\n",
+            )
             silent = f"127.0.0.1:{free_port()}"
             partly = await asyncio.to_thread(ddpctl, "--rendezvous", f"{silent},{service.endpoint}", "list")
             assert "running" in partly.stdout
