@@ -114,7 +114,7 @@ class Server:
     async def start(self) -> None:
         """Raises `CannotListen`."""
         _collect_less_often()
-        server = self._server = grpc.aio.server(options=_OPTIONS)
+        server = self._server = grpc.aio.server(options=(*_OPTIONS, *_at_once(self._options.limits)))
         for name, service in self._services.items():
             methods = grpc.method_handlers_generic_handler(name, service.methods(self._calls))
             server.add_generic_rpc_handlers((methods,))
@@ -168,6 +168,16 @@ class Server:
             phase = job.state.phase.value
             counted[phase] = counted.get(phase, 0) + 1
         return counted
+
+
+def _at_once(limits: Limits) -> tuple[tuple[str, int], ...]:
+    """gRPC drops calls, more of them or fewer by chance, once a thousand wait for us to look at them. All agents of a
+    large job may come in one moment, and who is dropped comes again, when there are no fewer."""
+    most = limits.streams_per_identity
+    return (
+        ("grpc.server.max_pending_requests", most),
+        ("grpc.server.max_pending_requests_hard_limit", most),
+    )
 
 
 @contextlib.contextmanager

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import socket
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -15,6 +17,7 @@ from served import Service, agents, join_bytes, raw_stream, serving, soon
 
 from rendezvous.codec import HEARTBEAT, from_agent_bytes
 from rendezvous.events import AgentStopped, Ended, RankFailed, RanksFinished, Waiting
+from rendezvous.service.server import raise_file_limit
 from rendezvous.types import AgentId, Cause, FailureClass, JobSpec
 
 if TYPE_CHECKING:
@@ -137,6 +140,32 @@ def test_bytes_that_are_no_http2_and_idle_connections_harm_nobody(service: Servi
                     idle.sendall(os.urandom(512))
         assert soon(a_job_runs(service, "beside-idle")) < 25.0
         assert service.resident - before < 64 * 2**20
+
+
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    raise_file_limit()
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.usefixtures("many_files")
+def test_all_of_a_crowd_are_answered(service: Service) -> None:
+    """gRPC's own limit, of which nobody was told: a thousand calls that the service has yet to look at."""
+
+    async def story() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            calls = []
+            for _ in range(2000):
+                alone = (("grpc.use_local_subchannel_pool", 1),)
+                channel = grpc.aio.insecure_channel(service.endpoint, options=alone)
+                check = (await stack.enter_async_context(channel)).unary_unary("/grpc.health.v1.Health/Check")
+                calls.append(check(b"", wait_for_ready=True))
+            codes = await asyncio.gather(*(call.code() for call in calls))
+        assert Counter(codes) == {grpc.StatusCode.OK: 2000}
+
+    soon(story())
 
 
 def test_a_client_that_does_not_read_is_cut_off_and_slows_nobody() -> None:
