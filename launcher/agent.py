@@ -157,13 +157,16 @@ class Agent:
             finish = await self._consume()
             for task in self._owned:
                 task.cancel()
+        await self._watch_no_more()
+        return await self._leave(finish)
+
+    async def _watch_no_more(self) -> None:
         self._waiting_words.end()
         self._isolation.close()
         self._hangs.end()
         self._communication.end()
         await self._care.end()
         self._question.withdraw()
-        return await self._leave(finish)
 
     def _begin_preflight(self) -> Preflight | None:
         if self._spec.preflight == "off":
