@@ -273,7 +273,7 @@ class RemoteSession:
         return _judged(error)
 
     async def _read(self, call: Any) -> None:
-        async with asyncio.timeout(_FIRST_ANSWER_S + self._patience_s()):
+        async with asyncio.timeout(_FIRST_ANSWER_S * self._leisure() + self._patience_s()):
             data = await call.read()
         while data is not grpc.aio.EOF:
             self._take(read_to_agent(data))
