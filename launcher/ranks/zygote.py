@@ -100,7 +100,11 @@ class Zygote:
         config = {"fd": theirs.fileno(), "cgroup": cgroup, "scratch": scratch, "agent": os.getpid()}
         if warm:
             argv = rank_argv(spec.entry, sys.executable, spec.entry.args)
-            config |= {"path0": _path0(spec.entry), "pythonpath": env.get("PYTHONPATH")}
+            config |= {
+                "path0": _path0(spec.entry),
+                "pythonpath": env.get("PYTHONPATH"),
+                "preload": spec.preload,
+            }
             hook = os.path.join(_TEMPLATE, "hook")
             paths = (hook, env["PYTHONPATH"]) if "PYTHONPATH" in env else (hook,)
             env = env | {"PYTHONPATH": os.pathsep.join(paths), "_DDP_LAUNCH_ZYGOTE": json.dumps(config)}

@@ -114,6 +114,7 @@ def assemble(settings: Settings, entry: EntryPoint, here: Surroundings) -> tuple
         checkpoint_grace_s=settings["checkpoint_grace"],
         signals_asked=settings.of("signals_to_handle").text or "",
         warm_start=settings["warm_start"],
+        preload=settings["preload"] or (),
         preflight=settings["preflight"],
         preflight_paths=settings["preflight_paths"] or (),
         stragglers=settings["stragglers"],
@@ -165,6 +166,8 @@ def _warn_of_what_has_no_effect(work: Assembly) -> None:
         setting = settings.of(option.dest)
         if option.without_effect and setting.given and setting.value not in _OUR_BACKENDS:
             work.warn(option.dest, f"{option.without_effect}; ignored")
+    if settings["preload"] and not settings["warm_start"]:
+        work.warn("preload", f"nothing is forked with {settings.of('warm_start').quoted}; ignored")
     if settings["run_path"]:
         for dest in ("module", "no_python"):
             if settings[dest]:

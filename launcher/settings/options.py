@@ -11,13 +11,14 @@ from functools import partial
 
 from launcher.health.budget_text import hang_timeout
 from launcher.hosts import host_names
-from launcher.settings import values
+from launcher.settings import name_lists, values
 from launcher.settings.health_options import HEALTH, WATCHING
 from launcher.settings.option import Option, Reach
 from launcher.settings.option import ours as _ours
 from launcher.settings.option import switch as _switch
 from launcher.settings.option import torch as _torch
 from launcher.settings.option import torch_switch as _torch_switch
+from launcher.settings.rank_options import RANKS
 
 _ENTRY = (
     _torch_switch("--module", "the script is a module, run as python -m does", short="-m"),
@@ -152,7 +153,7 @@ _OVER_SSH = (
         "--send-env",
         "NAME[=VALUE][,...]",
         None,
-        values.names,
+        name_lists.variables,
         "environment to take along; PYTHONPATH, NCCL_*, GLOO_*, TORCH_*, OMP_NUM_THREADS and the like always go",
     ),
 )
@@ -204,56 +205,6 @@ _FAILURES = (
         values.positive_duration,
         "stop ranks that make no progress while the rendezvous is out of reach, both for so long",
     ),
-)
-
-_RANKS = (
-    _switch(
-        "--warm-start",
-        "fork ranks from a process that has torch imported already",
-        default="1",
-        negatable=True,
-    ),
-    _ours(
-        "--trace-collectives",
-        "on|off",
-        "on",
-        values.choice("on", "off"),
-        "whether ranks note each call of torch.distributed, for whoever has to say why they hang",
-    ),
-    _switch("--cpu-affinity", "without GPUs: give each rank its own CPUs, and as many OpenMP threads"),
-    _torch(
-        "--numa-binding",
-        "HOW",
-        None,
-        values.choice("node", "socket", "exclusive", "core-complex"),
-        "bind each rank to CPUs near its GPU: node, socket, exclusive, core-complex",
-        pet=False,
-    ),
-    _torch_switch("--virtual-local-rank", "every rank sees LOCAL_RANK 0 and its own GPU as device 0"),
-    _torch(
-        "--signals-to-handle",
-        "NAME[,...]",
-        "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
-        values.signals,
-        "signals that stop the job; SIGUSR1 and SIGUSR2, unless listed, go to the ranks and the job goes on",
-    ),
-    _torch(
-        "--shutdown-timeout",
-        "TIME",
-        "30",
-        values.duration,
-        "from asking ranks to stop until they are killed",
-        foreign=("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str),
-    ),
-    _ours(
-        "--checkpoint-signal",
-        "NAME[,...]",
-        None,
-        values.signals,
-        "signals that ask the ranks for a checkpoint first; one that stops the job does so after it "
-        "(default: SIGTERM and SIGUSR1, if the script looks for requests)",
-    ),
-    _ours("--checkpoint-grace", "TIME", "60", values.duration, "time the ranks have for that checkpoint"),
 )
 
 _LOGS = (
@@ -371,7 +322,7 @@ GROUPS: tuple[tuple[str, tuple[Option, ...]], ...] = (
     ("When something fails", _FAILURES),
     ("Is this machine fit?", HEALTH),
     ("Is all well while it runs?", WATCHING),
-    ("Starting and stopping ranks", _RANKS),
+    ("Starting and stopping ranks", RANKS),
     ("Logs and terminal", _LOGS),
     ("This command", _COMMAND),
     ("Accepted for torchrun's sake, with a warning", _WITHOUT_EFFECT),

@@ -97,6 +97,7 @@ class LaunchSpec:
     checkpoint_grace_s: float = 60.0
     signals_asked: str = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"  # as written; ranks see it in the environment
     warm_start: bool = True
+    preload: tuple[str, ...] = ()  # modules that ranks find imported
     preflight: str = "quick"  # off, quick, full
     preflight_paths: tuple[str, ...] = ()  # folders beside that of the logs
     trace_collectives: bool = True

@@ -96,17 +96,6 @@ def paths(value: str) -> tuple[str, ...]:
     return tuple(path(part) for part in value.split(","))
 
 
-def names(value: str) -> tuple[str, ...]:
-    """Variables, each a NAME, a NAME* or NAME=VALUE; ',,' is a comma."""
-    found = tuple(part.replace("\0", ",").strip() for part in value.replace(",,", "\0").split(","))
-    for each in found:
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*(\*|=.*)?", each, re.DOTALL):
-            raise BadValue(
-                f"{shown(each)} names no variable", "NAME[=VALUE][,...]", "WANDB_API_KEY,MODE=fast"
-            )
-    return found
-
-
 def choice(*names: str) -> Callable[[str], str]:
     def parse(value: str) -> str:
         if value not in names:

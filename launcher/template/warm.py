@@ -31,8 +31,9 @@ def enter(hook_folder: str, before_ours: frozenset[str]) -> bool:
     started = time.monotonic()
     _die_with_agent(config["agent"])
     put_marks = _load_marks()
-    obstacle = _quietly(_import_torch) or _shadowed(config["path0"], settled)
+    obstacle = _quietly(_import_torch)
     _imported.extend(sys.modules.keys() - before_torch - {"__mp_main__"})  # that one is the script
+    obstacle = obstacle or _preload(config["preload"]) or _shadowed(config["path0"], settled)
 
     from _ddp_launch import loop
 
@@ -86,6 +87,22 @@ def _import_torch() -> str:
         import torch  # noqa: F401
     except Exception as error:  # a missing library, a warning made an error, a broken installation: it says
         return f"torch cannot be imported here ({type(error).__name__}: {error})"
+    return ""
+
+
+def _preload(names: list[str]) -> str:
+    """What the user wants every rank to find. A fork takes no threads along, and a GPU in use cannot be shared."""
+    import threading
+
+    for name in names:
+        try:
+            __import__(name)
+        except (Exception, SystemExit) as error:
+            return f"{name} (--preload) cannot be imported here ({type(error).__name__}: {error})"
+        if threading.active_count() > 1:
+            return f"{name} (--preload) starts a thread, which forked ranks would not have"
+        if sys.modules["torch"].cuda.is_initialized():
+            return f"{name} (--preload) takes hold of a GPU, which forked ranks could not use"
     return ""
 
 

@@ -55,6 +55,7 @@ def refusal(argv: list[str], environ: Mapping[str, str] | None = None, table: An
         (["-r3"], "redirects", None),
         (["-m"], "module", True),
         (["--no-warm-start"], "warm_start", False),
+        (["--preload", "torch._dynamo, numpy"], "preload", ("torch._dynamo", "numpy")),
         (["--no-warm-start", "--warm-start"], "warm_start", True),
         (["--nnodes", "2", "--nnodes", "3"], "nnodes", (3, 3)),
         (["--log-prefix", "- {rank}"], "log_prefix", "- {rank}"),
@@ -316,6 +317,7 @@ def test_options_mean_what_torchrun_means(argv: list[str], facts: dict[str, Any]
         (["--standalone", "--nnodes", "1:4"], ["--nnodes 1:4", "--standalone"]),
         (["--nnodes", "2", "--rendezvous", "a:1", "--rdzv-endpoint", "b:2"], ["--rdzv-endpoint b:2"]),
         (["--nnodes", "2", "--master-port", "5"], ["--master-port 5", "--master-addr"]),
+        (["--preload", "numpy", "--no-warm-start"], ["--preload numpy", "--no-warm-start"]),
     ],
 )
 def test_what_leads_to_nothing_is_said_once(argv: list[str], parts: list[str]) -> None:

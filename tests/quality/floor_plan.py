@@ -24,7 +24,10 @@ CORE = {
         *within("output", "lines"),
         *within("preflight", "checkup gpu_checkup link_plan table"),
         *within("ranks", "affinity worker_env"),
-        *within("settings", "arguments assemble config health_options option options spec usage values"),
+        *within(
+            "settings",
+            "arguments assemble config health_options name_lists option options rank_options spec usage values",
+        ),
     },
     "rendezvous": {
         *"access control diagnosing events machine rounds service state submit types".split(),

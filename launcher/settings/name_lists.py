@@ -1,0 +1,28 @@
+"""Options whose value is a list of names: variables, modules."""
+
+from __future__ import annotations
+
+import re
+
+from launcher.settings.values import BadValue, shown
+
+
+def variables(value: str) -> tuple[str, ...]:
+    """Variables, each a NAME, a NAME* or NAME=VALUE; ',,' is a comma."""
+    found = tuple(part.replace("\0", ",").strip() for part in value.replace(",,", "\0").split(","))
+    for each in found:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*(\*|=.*)?", each, re.DOTALL):
+            raise BadValue(
+                f"{shown(each)} names no variable", "NAME[=VALUE][,...]", "WANDB_API_KEY,MODE=fast"
+            )
+    return found
+
+
+def modules(value: str) -> tuple[str, ...]:
+    found = tuple(part.strip() for part in value.split(","))
+    for each in found:
+        if not all(part.isidentifier() for part in each.split(".")):
+            raise BadValue(
+                f"{shown(each)} is no name of a module", "MODULE[,...]", "torch._dynamo,transformers"
+            )
+    return found

@@ -1,0 +1,78 @@
+"""Modules that are imported once, in the process that ranks are forked from."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from launched import Launch, Launched
+
+HEAVY = """
+import os
+with open(os.environ["IMPORTED"], "a") as file:
+    file.write(f"{os.getpid()}\\n")
+"""
+FAILS_ONCE = """
+import os, sys
+print("heavy.part" in sys.modules, flush=True)
+import heavy.part
+sys.exit(os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ["RANK"] == "1")
+"""
+
+
+def launched(launch: Launch, folder: Path, modules: dict[str, str], *words: str, source: str) -> Launched:
+    for path, text in modules.items():
+        (folder / path).parent.mkdir(exist_ok=True)
+        (folder / path).write_text(text)
+    env = {"PYTHONPATH": str(folder), "IMPORTED": str(folder / "imported")}
+    return launch("--nproc-per-node", "2", "--max-restarts", "1", *words, source=source, env=env)
+
+
+def test_it_is_imported_once_for_all_ranks_of_all_generations(launch: Launch, tmp_path: Path) -> None:
+    modules = {"heavy/__init__.py": "", "heavy/part.py": HEAVY}
+    job = launched(launch, tmp_path, modules, "--preload", "json,heavy.part", source=FAILS_ONCE)
+    assert job.wait() == 0, job.stderr()
+    assert [line.partition("] ")[2] for line in job.stdout().splitlines()] == ["True"] * 4
+    assert len((tmp_path / "imported").read_text().splitlines()) == 1
+    assert "warm start" not in job.stderr()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("import not_there", "(ModuleNotFoundError: No module named 'not_there')"),
+        ("raise SystemExit(3)", "heavy (--preload) cannot be imported here (SystemExit: 3)"),
+        (
+            "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
+            "a thread",
+        ),
+    ],
+    ids=["missing", "exits", "thread"],
+)
+def test_what_cannot_be_is_told_and_ranks_start_plainly(
+    launch: Launch, tmp_path: Path, text: str, words: str
+) -> None:
+    job = launched(launch, tmp_path, {"heavy.py": text}, "--preload", "heavy", source="print('trained')")
+    assert job.wait() == 0, job.stderr()
+    assert job.stdout().count("trained") == 2
+    assert "ranks start without the warm start: heavy (--preload) " in job.stderr()
+    assert words in job.stderr()
+
+
+def test_a_first_step_does_not_import_what_was_preloaded(launch: Launch, tmp_path: Path) -> None:
+    source = (
+        "import sys, torch\n"
+        "before = 'torch._dynamo' in sys.modules\n"
+        "model = torch.nn.Linear(1, 1)\n"
+        "model(torch.ones(1)).backward()\n"
+        "torch.optim.SGD(model.parameters(), lr=0.1).step()\n"
+        "print(before, 'torch._dynamo' in sys.modules)\n"
+    )
+    job = launched(launch, tmp_path, {}, "--preload", "torch._dynamo", source=source)
+    assert job.wait() == 0, job.stderr()
+    assert job.stdout().count("True True") == 2, job.stdout() + os.linesep + job.stderr()
