@@ -127,7 +127,10 @@ async def _is_not_in(service: Service, arguments: argparse.Namespace) -> str:
 
 
 async def _was_not_out(service: Service, arguments: argparse.Namespace) -> str:
-    out = [each.node for each in await _nodes_of(arguments.job, service) if each.excluded]
+    try:
+        out = [each.node for each in await _nodes_of(arguments.job, service) if each.excluded]
+    except grpc.aio.AioRpcError:
+        return ""  # the order itself will be told why
     if arguments.node in out:
         return ""
     return (
