@@ -18,10 +18,17 @@ with open(os.environ["IMPORTED"], "a") as file:
     file.write(f"{os.getpid()}\\n")
 """
 FAILS_ONCE = """
-import os, sys
+import os, sys, time
 print("heavy.part" in sys.modules, flush=True)
 import heavy.part
-sys.exit(os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ["RANK"] == "1")
+restart, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
+said = os.environ["IMPORTED"] + ".said"
+if rank == "0":
+    open(said, "w").close()
+elif restart == "0":
+    while not os.path.exists(said):  # the first rank is not to be stopped before it has said its word
+        time.sleep(0.01)
+    sys.exit(3)
 """
 
 
