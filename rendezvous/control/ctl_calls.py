@@ -129,8 +129,10 @@ async def _is_not_in(service: Service, arguments: argparse.Namespace) -> str:
 async def _was_not_out(service: Service, arguments: argparse.Namespace) -> str:
     try:
         out = [each.node for each in await _nodes_of(arguments.job, service) if each.excluded]
-    except grpc.aio.AioRpcError:
-        return ""  # the order itself will be told why
+    except grpc.aio.AioRpcError as error:
+        if error.code() is not grpc.StatusCode.NOT_FOUND:
+            raise  # the order would be refused, or wait for nobody, once more
+        return ""  # whether there is such a job is told to those who may order
     if arguments.node in out:
         return ""
     return (

@@ -147,6 +147,14 @@ def test_an_agents_token_is_for_its_own_job_and_gives_no_orders(door: Door) -> N
     assert len(door.service.lines_of("other_job")) == 1
 
 
+def test_an_order_that_looks_first_is_refused_once(door: Door) -> None:
+    """`ddpctl resume` asks who is kept out before it lets a node in."""
+    env = variables(door.env | {"TOKEN": token(door.keys, "operator", "team-b-*")})
+    before = door.service.refused("other_job")
+    ddpctl(door.service.endpoint, env, "resume", JOB, "n").told_no(f"in job '{JOB}'")
+    assert door.service.refused("other_job") == before + 1
+
+
 def test_a_flood_of_refusals_is_one_line(door: Door) -> None:
     options = ClientOptions(
         "a.b.c", tls=True, ca_file=door.env["CA_FILE"], certificate_file=door.env["CERT_FILE"],
