@@ -26,12 +26,9 @@ class StatusLine:
         self._logs = logs
         self._target = spec.entry.target.rpartition("/")[2]
         self._shown = spec.progress == "always" or (spec.progress == "auto" and os.isatty(2))
+        self.is_seen = self._shown and os.isatty(2)
         self._started = time.monotonic()
         self._text = "joining"
-
-    @property
-    def is_seen(self) -> bool:
-        return self._shown and os.isatty(2)
 
     async def run(self) -> None:
         """Once a second, and not at all where nobody would see it."""

@@ -150,11 +150,13 @@ def _of_resources(job: JobFile) -> Iterator[str]:
         yield (
             f"[resources]: shm = {wanted.shm!r} is more than memory = {wanted.memory!r}, of which it is a part"
         )
-    devices = {name: amount for name, amount in wanted.extra.items() if not _OF_KUBERNETES.fullmatch(name)}
-    for name in wanted.extra.keys() - devices.keys():
-        if not _QUANTITY.fullmatch(wanted.extra[name]):
-            yield f"[resources]: {name} = {wanted.extra[name]!r} is no quantity such as 16Gi"
-    for name, amount in ((wanted.gpu_resource, "1"), *devices.items()):
+    devices = [(wanted.gpu_resource, "1")]
+    for name, amount in wanted.extra.items():
+        if not _OF_KUBERNETES.fullmatch(name):
+            devices.append((name, amount))
+        elif not _QUANTITY.fullmatch(amount):
+            yield f"[resources]: {name} = {amount!r} is no quantity such as 16Gi"
+    for name, amount in devices:
         whole = _QUANTITY.fullmatch(amount) and amount_of(amount).is_integer()  # devices are not divided
         if "/" not in name or not _KEY.fullmatch(name) or not whole:
             yield f'[resources]: {name} = {amount!r}: write it as "rdma/hca" = 1'
