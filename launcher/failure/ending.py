@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import sys
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from launcher.exchange import Finish
     from launcher.output.log_folder import LogFolder
     from launcher.settings.spec import LaunchSpec
-    from rendezvous.types import Outcome
 
 _WIDTH = 100
 _PATIENCE_S = 5.0
@@ -30,7 +30,7 @@ def tell(spec: LaunchSpec, folder: LogFolder, finish: Finish, all_shown: bool) -
         _say_last(spec, f"ddp-launch: {said}", "agent")
     elif not finish.outcome.succeeded:
         from launcher.failure.facts import write_outcome
-        from launcher.failure.story import outcome_json, render_box
+        from launcher.failure.story import outcome_json, render_box, torch_error
 
         budget = str(spec.budget)
         told = outcome_json(finish.outcome, log_dir=folder.path, budget=budget)
@@ -46,8 +46,7 @@ def tell(spec: LaunchSpec, folder: LogFolder, finish: Finish, all_shown: bool) -
             budget=budget,
             unicode=(sys.stderr.encoding or "").lower().startswith("utf"),
         )
-        _tell_who_started_us(finish.outcome)
-        _say_last(spec, box, "job")
+        _say_last(spec, box, "job", json.dumps(torch_error(finish.outcome, int(time.time()))))
     if not all_shown:
         _say(f"ddp-launch: the terminal was too slow for some of the output; all of it is in {folder.path}")
     elif folder.temporary and finish.exit_code == 0:
@@ -57,25 +56,29 @@ def tell(spec: LaunchSpec, folder: LogFolder, finish: Finish, all_shown: bool) -
     return finish.exit_code
 
 
-def _tell_who_started_us(outcome: Outcome) -> None:
-    """As torchrun does: schedulers look for the reason in the file that this variable of our own names."""
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if not path:
+def _say_last(spec: LaunchSpec, text: str, whose: str, error: str = "") -> None:
+    """To people, or to the one who started the agents of all hosts and tells it once."""
+    if spec.tethered:
+        _say(tether.framed("ending", whose=whose, text=text, error=error))
         return
-    import json
+    for said in filter(None, (leave_error_file(error), text)):
+        _say(said)
 
-    from launcher.failure.story import torch_error
 
+def leave_error_file(error: str) -> str:
+    """As torchrun does: schedulers look for the reason in the file that this variable of our own names.
+
+    The answer is what to say of it, if anything.
+    """
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not (path and error):
+        return ""
     try:
         with open(path, "w", encoding="utf-8") as file:  # in place: it may be mounted, as a container's are
-            json.dump(torch_error(outcome, int(time.time())), file)
-    except OSError as error:
-        _say(f"ddp-launch: cannot write TORCHELASTIC_ERROR_FILE {path}: {error.strerror}")
-
-
-def _say_last(spec: LaunchSpec, text: str, whose: str) -> None:
-    """To people, or to the one who started the agents of all hosts and tells it once."""
-    _say(tether.framed("ending", whose=whose, text=text) if spec.tethered else text)
+            file.write(error)
+    except OSError as failure:
+        return f"ddp-launch: cannot write TORCHELASTIC_ERROR_FILE {path}: {failure.strerror}"
+    return ""
 
 
 def _say(text: str) -> None:

@@ -20,6 +20,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from launcher import tether
+from launcher.failure.ending import leave_error_file
 from launcher.hosts import command_lines
 from launcher.hosts.command_lines import Errand
 from launcher.hosts.host_names import Host, read_hostfile
@@ -53,7 +54,7 @@ class Member:
         self.process: asyncio.subprocess.Process | None = None
         self.answered = False
         self.over = False
-        self.ending: dict[str, Any] = {}
+        self.ending: dict[str, str] = {}
         self.last_lines: list[str] = []
         self.exit_code = -1
         self.given_up = ""  # why it was not waited for any longer
@@ -256,7 +257,7 @@ class Fleet:
         if told is not None:
             member.answered = member.answered or told.get("kind") == "hello"
             if told.get("kind") == "ending":
-                member.ending = told
+                member.ending = {name: str(told.get(name, "")) for name in ("whose", "text", "error")}
             return False
         if not member.answered:
             member.last_lines = [*member.last_lines, line.decode(errors="replace").strip()][-_LAST_LINES:]
@@ -297,7 +298,9 @@ class Fleet:
             (each for each in self._members if each.ending), key=lambda each: each.ending["whose"] != first
         )
         if told and not self._short_of_hosts:
-            self._err.say(told[0].ending["text"])
+            problem = leave_error_file(told[0].ending["error"])
+            for text in filter(None, (problem, told[0].ending["text"])):
+                self._err.say(text)
         for terminal in (self._out, self._err):
             terminal.close(time.monotonic() + _CLOSE_S)
         if stopped or self._short_of_hosts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -122,8 +123,11 @@ def test_one_command_runs_the_job_on_all_hosts(cluster: Cluster) -> None:
 
 
 def test_the_story_is_told_once_and_the_exit_code_is_the_jobs(cluster: Cluster) -> None:
-    done = cluster.launch("train.py", "raise")
+    """Also to whoever started the command, in the file that torchrun leaves it in."""
+    told = cluster.folder / "error.json"
+    done = cluster.launch("train.py", "raise", TORCHELASTIC_ERROR_FILE=str(told))
     assert done.wait(LONG_S) == 1
+    assert "the learning rate is gone" in json.loads(told.read_text())["message"]["message"]
     assert cluster.err.count("rank 3 on node1 failed first: ValueError: the learning rate is gone") == 1
     assert cluster.err.count("ddp-launch: job failed") == 1
     assert cluster.agents() == []

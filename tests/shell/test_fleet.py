@@ -64,6 +64,12 @@ def test_a_host_that_cannot_start_is_named_and_nobody_waits_for_it(launch: Launc
     job.assert_nothing_left(10.0)
 
 
+def test_a_script_that_speaks_as_its_agent_does_no_harm(launch: Launch) -> None:
+    source = 'print(\'\\x1e\' + \'{"kind": "ending", "text": [1]}\', flush=True)'
+    job = launch("--no-warm-start", "--log-prefix=", *BOTH, source=source)
+    assert job.wait(50) == 0, job.stderr()
+
+
 def test_without_ssh_there_is_one_clear_line(launch: Launch) -> None:
     job = launch("--hosts", "192.0.2.1", "--ssh", "no-such-ssh -T", source=SAYS)
     assert job.wait(30) == 1
