@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import os
 import weakref
+import zlib
 from typing import TYPE_CHECKING, Any
 
 from . import status_page
@@ -23,13 +24,14 @@ from .collective_facts import FACTS, spelled, tensor_facts
 from .status_page import COMMUNICATE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from .collective_facts import Facts
     from .status_page import Page
 
 
 _FORMING = "init_process_group"
+_LONGEST_NAME = 40  # that a page has room for
 
 
 def install(page: Page) -> None:
@@ -60,8 +62,8 @@ def _watch_names(group_class: Any) -> None:
 
 
 def note_forming(page: Page) -> None:
-    """Of every group its timeout before it is formed: its ranks may come as late as that. And the default group's
-    forming counts as a collective of all ranks: those that have come wait there for one that never does."""
+    """Of every group its timeout before it is formed: its ranks may come as late as that. And the forming counts as a
+    collective of its ranks: those that have come wait there for one that never does."""
     from torch.distributed import distributed_c10d
 
     registry: Any = distributed_c10d
@@ -72,10 +74,11 @@ def note_forming(page: Page) -> None:
         timeout = kwargs.get("timeout")
         if timeout is not None:
             page.patience(timeout.total_seconds())
-        if not _is_of_all_ranks(*args):
+        op, ranks = _formed(*args) if status_page.traces_collectives() else ("", [])
+        if len(ranks) < 2:
             return make(*args, **kwargs)
         before = page.mark(COMMUNICATE)
-        ticket = page.enter(_everybody(page, args[0]), _FORMING, "", 0, 0, -1, False, 0)
+        ticket = page.enter(_those_who_form(page, op, ranks), op, "", 0, 0, -1, False, 0)
         made = make(*args, **kwargs)  # where it fails the page goes on showing that it was here
         page.leave(ticket)
         page.phase(before)  # the start of a script is not over with this
@@ -84,18 +87,29 @@ def note_forming(page: Page) -> None:
     registry._new_process_group_helper = make_group
 
 
-def _everybody(page: Page, size: int) -> int:
+def _formed(
+    size: int = -1, rank: int | None = -1, ranks_in_group: Sequence[int] | None = None, *_more: object
+) -> tuple[str, list[int]]:
+    """Of what ranks, by the launcher's numbers: of any others a page has nothing to say, nor has who is not in it."""
+    from torch.distributed import get_rank, get_world_size, is_initialized
+
+    ours = os.environ.get("WORLD_SIZE"), os.environ.get("RANK")
+    if ranks_in_group == []:
+        return _FORMING, list(range(size)) if (str(size), str(rank)) == ours else []
+    known = is_initialized() and (str(get_world_size()), str(get_rank())) == ours
+    return "new_group", sorted(ranks_in_group or ()) if known and rank is not None else []
+
+
+def _those_who_form(page: Page, op: str, ranks: list[int]) -> int:
     """Always the same number, so that a group that is formed again is the next collective."""
-    number: int | None = status_page.kept(_FORMING)
-    if number is None:
-        number = status_page.keep(_FORMING, page.group(_FORMING, size, spelled(list(range(size)))))
-    return number
-
-
-def _is_of_all_ranks(size: int = -1, rank: int = -1, ranks_in_group: object = None, *_more: object) -> bool:
-    """Those that the launcher started, by their numbers: of any others a page has nothing to say."""
-    ours = (str(size), str(rank)) == (os.environ.get("WORLD_SIZE"), os.environ.get("RANK"))
-    return ours and size > 1 and ranks_in_group == [] and status_page.traces_collectives()
+    members = spelled(ranks)
+    name = op if op == _FORMING else f"({members})"
+    if len(name) > _LONGEST_NAME:
+        name = f"({members[:24]}... {zlib.crc32(members.encode()):08x})"
+    known: dict[str, int] = status_page.kept("forming") or status_page.keep("forming", {})
+    if name not in known:
+        known[name] = page.group(name, len(ranks), members)
+    return known[name]
 
 
 def watch(group_class: type, work_classes: tuple[type, ...]) -> None:

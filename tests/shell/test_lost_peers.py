@@ -173,6 +173,22 @@ def test_who_never_comes_to_form_the_group_is_named(launch: Launch) -> None:
     assert "ranks 0 and 2 wait for it in init_process_group #1" in said, said
 
 
+def test_who_never_comes_to_form_a_subgroup_is_named(launch: Launch) -> None:
+    """And not rank 2, which has nothing to do there."""
+    source = (
+        "import datetime, os, time\n"
+        "import torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "if os.environ['RANK'] != '0': time.sleep(600)\n"
+        "dist.new_group([1, 0], timeout=datetime.timedelta(seconds=6))\n"
+    )
+    job = launch("--nproc-per-node", "3", source=source)
+    assert job.wait(90) == 124, job.stderr()
+    said = " ".join(job.stderr().replace("│", " ").split())
+    assert "not certain who: rank 1: stands still" in said, "one against one"
+    assert "rank 0 waits for it in new_group #1 of group (0-1)" in said, said
+
+
 @pytest.mark.parametrize("backend", ["gloo", "shm"])
 def test_who_waits_for_a_living_rank_is_released_when_another_fails(launch: Launch, backend: str) -> None:
     """Rank 1 has nothing to do with the failure, and rank 0 waits for it: only the order to break off helps."""
