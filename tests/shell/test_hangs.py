@@ -28,8 +28,10 @@ first, rank = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0", int(os.environ["R
 
 def note(what):
     print(what, "pid", os.getpid(), flush=True)
-    with open(os.path.join(os.environ["THERE"], what), "w") as file:
+    path = os.path.join(os.environ["THERE"], what)
+    with open(path + ".part", "w") as file:
         file.write(f"{time.monotonic()} {os.getpid()}")
+    os.rename(path + ".part", path)
 
 def goes_wrong(at, step):
     return first and at == sys.argv[1] and rank == 1 and step == 60
