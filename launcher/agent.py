@@ -133,7 +133,7 @@ class Agent:
             lambda generation: self._facts.put_nowait(RanksStandStill(generation)),
         )
         self._care = NodeWatch(
-            *(self._spec, self._folder.path, self._ranks.pages, self._hangs),
+            *(self._spec, self._folder.path, self._starter.scratch, self._ranks.pages, self._hangs),
             *(self._logs.say, self._met.session.send),
         )
         self._met.session.watch_contact(self._contact)

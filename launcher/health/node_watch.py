@@ -8,6 +8,7 @@ the agent's own loop, and no rank stands still for too long), /readyz (the ranks
 from __future__ import annotations
 
 import asyncio
+import os
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -15,8 +16,10 @@ from typing import TYPE_CHECKING
 
 from launcher.health import exposition, stillness, vitals
 from launcher.health.paces import paces
+from launcher.health.rank_timers import RankTimers
 from launcher.health.sampler import Node, Sampler
 from launcher.health.vitals import Health, Vitals
+from launcher.ranks.worker_env import timer_file
 from launcher.supervised import Phase
 from rendezvous.events import NodeHealth, PhaseTimes
 from rendezvous.service.web import Web
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
 
     from launcher.exchange import RankEnded
     from launcher.health.pages import Pages
+    from launcher.health.rank_timers import Timer
     from launcher.health.watch import HangWatch
     from launcher.settings.spec import LaunchSpec
     from launcher.supervised import Supervision
@@ -40,6 +44,7 @@ class NodeWatch:
         self,
         spec: LaunchSpec,
         folder: str,
+        scratch: str,
         pages: Pages,
         hangs: HangWatch,
         say: Callable[[str], None],
@@ -51,16 +56,22 @@ class NodeWatch:
         self._state: Callable[[], Supervision] | None = None
         self._sampler = Sampler(partial(Node, [folder]), self._from_thread, _LOOK_S)
         self._web: Web | None = None
+        self._scratch = scratch
+        self._timers: RankTimers | None = None
+        self._ran_out: dict[int, str] = {}  # by rank: which of its timers
         self._timer: asyncio.TimerHandle | None = None
 
     async def begin(self, state: Callable[[], Supervision]) -> None:
         """The agent has joined."""
         self._state = state
         self._sampler.start()
-        if self._spec.health_address is None:
-            return
+        if self._spec.rank_timers:
+            self._take_timers(timer_file(self._scratch, os.environ))
+        if self._spec.health_address is not None:
+            await self._answer(*self._spec.health_address)
+
+    async def _answer(self, host: str, port: int) -> None:
         web = Web(self._is_ready, self._metrics, self._is_alive)
-        host, port = self._spec.health_address
         try:
             port = await web.listen(host, port)
         except OSError as error:
@@ -73,6 +84,8 @@ class NodeWatch:
 
     async def end(self) -> None:
         self._sampler.close()
+        if self._timers is not None:
+            self._timers.close()
         if self._timer is not None:
             self._timer.cancel()
         if self._web is not None:
@@ -96,15 +109,29 @@ class NodeWatch:
 
     def explained(self, ended: RankEnded) -> RankEnded:
         """With what was to be seen before a rank died."""
-        seen = vitals.before_death(self._health, self._loop.time())
-        if ended.cause is None or not seen:
+        if ended.cause is None:
             return ended
-        hint = "; ".join(filter(None, (ended.cause.hint, seen)))
+        ran_out = self._ran_out.pop(ended.cause.rank, "")
+        seen = vitals.before_death(self._health, self._loop.time())
+        hint = "; ".join(filter(None, (ran_out or ended.cause.hint, seen)))
         return replace(ended, cause=replace(ended.cause, hint=hint))
 
     # --- its ranks ---------------------------------------------------------------------------------
 
+    def _take_timers(self, path: str) -> None:
+        try:
+            self._timers = RankTimers(path, self._timer_ran_out)
+        except OSError as error:
+            self._tell_people(f"ranks can set no timers: {path}: {error.strerror}; going on without")
+
+    def _timer_ran_out(self, timer: Timer) -> None:
+        rank = next((view.rank for view in self._pages.views() if view.pid == timer.pid), None)
+        if rank is not None and timer.signum:
+            self._ran_out[rank] = timer.in_words
+        self._tell_people(f"{f'process {timer.pid}' if rank is None else f'rank {rank}'}: {timer.in_words}")
+
     def ranks_started(self, generation: int) -> None:
+        self._ran_out.clear()
         if self._timer is not None:
             self._timer.cancel()
         if self._spec.stragglers.policy is not StragglerPolicy.OFF:

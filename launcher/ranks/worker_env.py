@@ -43,6 +43,11 @@ def request_file(scratch: str, generation: int) -> str:
     return f"{scratch}/checkpoint-{generation}"
 
 
+def timer_file(scratch: str, environ: Mapping[str, str]) -> str:
+    """A named pipe; see launcher/health/rank_timers.py."""
+    return environ.get("TORCHELASTIC_TIMER_FILE") or f"{scratch}/timers"
+
+
 def rank_env(spec: LaunchSpec, place: RankPlace, environ: Mapping[str, str]) -> dict[str, str]:
     a = place.assignment
     env = {
@@ -71,6 +76,8 @@ def rank_env(spec: LaunchSpec, place: RankPlace, environ: Mapping[str, str]) -> 
     if place.scratch:
         env["DDP_SCRATCH"] = place.scratch
         env["DDP_CHECKPOINT_REQUEST"] = request_file(place.scratch, a.generation)
+    if spec.rank_timers:
+        env["TORCHELASTIC_TIMER_FILE"] = timer_file(place.scratch, environ)
     if spec.virtual_local_rank:
         env["CUDA_VISIBLE_DEVICES"] = _only_device(place.local_rank, environ.get("CUDA_VISIBLE_DEVICES"))
     return env

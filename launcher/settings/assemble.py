@@ -115,6 +115,7 @@ def assemble(settings: Settings, entry: EntryPoint, here: Surroundings) -> tuple
         signals_asked=settings.of("signals_to_handle").text or "",
         warm_start=settings["warm_start"],
         preload=settings["preload"] or (),
+        rank_timers=settings["rank_timers"],
         preflight=settings["preflight"],
         preflight_paths=settings["preflight_paths"] or (),
         stragglers=settings["stragglers"],

@@ -30,6 +30,11 @@ RANKS = (
         values.choice("on", "off"),
         "whether ranks note each call of torch.distributed, for whoever has to say why they hang",
     ),
+    _switch(
+        "--rank-timers",
+        "end a rank whose torch.distributed.elastic.timer runs out; it finds the pipe in TORCHELASTIC_TIMER_FILE",
+        foreign=("TORCHELASTIC_ENABLE_FILE_TIMER", lambda text: "1" if text == "1" else "0"),
+    ),
     _switch("--cpu-affinity", "without GPUs: give each rank its own CPUs, and as many OpenMP threads"),
     _torch(
         "--numa-binding",

@@ -98,6 +98,7 @@ class LaunchSpec:
     signals_asked: str = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"  # as written; ranks see it in the environment
     warm_start: bool = True
     preload: tuple[str, ...] = ()  # modules that ranks find imported
+    rank_timers: bool = False  # torch.distributed.elastic.timer
     preflight: str = "quick"  # off, quick, full
     preflight_paths: tuple[str, ...] = ()  # folders beside that of the logs
     trace_collectives: bool = True

@@ -1,0 +1,137 @@
+"""`torch.distributed.elastic.timer`: a rank says by when it will be through with something; if not, it is ended.
+
+As torchrun's agent does it: a named pipe, into which a rank writes a line of JSON for each timer that begins or is
+over. Unlike there the agent does not end itself along with the rank: a rank that is ended so has failed, and what
+follows from that is decided as ever.
+
+A process is held by its pidfd from its first timer on, so that none is signalled which only has its number; and it
+must be one of ours, since a number from inside a container is somebody else's here. A timer wakes the agent once, when
+it runs out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import stat
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from launcher.output.lines import printable
+from launcher.template import tree
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_READ = 1 << 16  # a line is at most PIPE_BUF: 4096
+_LONGEST_S = 1e9
+
+
+class Timer(NamedTuple):
+    pid: int
+    scope: str  # its name
+    ends_at: float  # by the wall clock, which is the rank's, too; below 0: it is over
+    signum: int  # 0: it is told of, and nothing is done
+
+    @property
+    def in_words(self) -> str:
+        action = f"; sent it {signal.Signals(self.signum).name}" if self.signum else ""
+        return f'its timer "{printable(self.scope)}" ran out{action}'
+
+
+def heard(line: bytes) -> Timer | None:
+    """None: nothing that torch's client says."""
+    try:
+        said = json.loads(line)
+        pid, ends_at, asked = int(said["pid"]), float(said["expiration_time"]), int(said["signal"])
+        signum = signal.Signals(asked) if asked > 0 else 0
+        return Timer(pid, str(said["scope_id"]), ends_at, signum) if pid > 0 else None
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        return None
+
+
+@dataclass(slots=True)
+class _Process:
+    fd: int
+    timers: dict[str, asyncio.TimerHandle] = field(default_factory=dict)
+
+
+class RankTimers:
+    """`ran_out` hears of each before its process is signalled."""
+
+    def __init__(self, path: str, ran_out: Callable[[Timer], None]) -> None:
+        """Raises `OSError`. A pipe that is there was left by somebody else, and has no reader."""
+        self._path, self._ran_out = path, ran_out
+        self._loop = asyncio.get_running_loop()
+        self._processes: dict[int, _Process] = {}
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(
+                os.path.dirname(path), 0o700
+            )  # the scratch folder: by us or by the zygote, whoever comes first
+        with contextlib.suppress(FileNotFoundError):
+            if stat.S_ISFIFO(os.lstat(path).st_mode):
+                os.unlink(path)
+        os.mkfifo(path, 0o600)
+        self._fd = os.open(
+            path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC
+        )  # a writer of our own: it never ends
+        self._rest = b""
+        self._loop.add_reader(self._fd, self._listen)
+
+    def close(self) -> None:
+        self._loop.remove_reader(self._fd)
+        os.close(self._fd)
+        for pid in list(self._processes):
+            self._forget(pid)
+        with contextlib.suppress(OSError):
+            os.unlink(self._path)
+
+    def _listen(self) -> None:
+        *lines, rest = (self._rest + os.read(self._fd, _READ)).split(b"\n")
+        self._rest = rest[-_READ:]
+        for line in lines:
+            timer = heard(line)
+            if timer is not None:
+                self._note(timer)
+
+    def _note(self, timer: Timer) -> None:
+        process = self._processes.get(timer.pid)
+        if process is not None and (begun := process.timers.pop(timer.scope, None)):
+            begun.cancel()
+        if timer.ends_at >= 0 and (process is not None or self._found(timer.pid)):
+            self._begin(timer)
+
+    def _found(self, pid: int) -> bool:
+        if pid not in tree.descendants(os.getpid()):
+            return False
+        try:
+            fd = os.pidfd_open(pid)
+        except OSError:
+            return False  # it has ended
+        self._processes[pid] = _Process(fd)
+        self._loop.add_reader(fd, self._forget, pid)  # as soon as it ends
+        return True
+
+    def _begin(self, timer: Timer) -> None:
+        in_s = min(max(0.0, timer.ends_at - time.time()), _LONGEST_S)
+        handle = self._loop.call_later(in_s, self._expire, timer)
+        self._processes[timer.pid].timers[timer.scope] = handle
+
+    def _expire(self, timer: Timer) -> None:
+        process = self._processes[timer.pid]
+        del process.timers[timer.scope]
+        self._ran_out(timer)
+        if timer.signum:
+            with contextlib.suppress(OSError):
+                signal.pidfd_send_signal(process.fd, timer.signum)
+
+    def _forget(self, pid: int) -> None:
+        process = self._processes.pop(pid)
+        self._loop.remove_reader(process.fd)
+        os.close(process.fd)
+        for handle in process.timers.values():
+            handle.cancel()
