@@ -54,7 +54,10 @@ SHELL = {
             "__init__ __main__ agent announcer cli isolation machine_files preflight start status template tether"
         ).split(),
         *within("failure", "ending facts"),
-        *within("health", "communication dumps freezer gpus guards node_watch pages rank_timers sampler stacks watch"),
+        *within(
+            "health",
+            "communication dumps freezer gpus guards node_watch pages rank_timers sampler stacks watch",
+        ),
         *within("hosts", "fleet"),
         *within("joining", "meet reach"),
         *within("output", "log_file log_folder logs terminal"),
