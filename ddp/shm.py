@@ -52,7 +52,7 @@ class _Setup:
         self.store = store
         self.rank = rank
         self.size = size
-        self.timeout_s = timeout.total_seconds()
+        self.patience_s = max(timeout.total_seconds(), LEAST_TO_COME_S)
         self.ranks = ranks or list(range(size))
         self.door: segment.Door | None = None
         self.port: ring.Port | None = None
@@ -79,16 +79,17 @@ class _Setup:
 
     def _await(self, said: list[str]) -> None:
         """The store's own limit is that of the default group, which may be half an hour."""
-        limit_s = max(self.timeout_s, LEAST_TO_COME_S)
         try:
-            self.store.wait(said, timedelta(seconds=limit_s))
+            self.store.wait(said, timedelta(seconds=self.patience_s))
         except RuntimeError as error:
             late = [rank for rank, each in zip(self.ranks, said, strict=True) if not self.store.check([each])]
             if not late:
                 raise
             who = f"rank {late[0]} has" if len(late) == 1 else f"ranks {', '.join(map(str, late))} have"
-            words = f"{who} not joined the group {self.name}, which is being formed, within {limit_s:g} s"
-            raise dist.DistBackendError(words) from error
+            limit = f"within {self.patience_s:g} s"
+            raise dist.DistBackendError(
+                f"{who} not joined the group {self.name}, which is being formed, {limit}"
+            ) from error
 
     def _card(self) -> Card:
         if core_loading.native() is None:
@@ -135,7 +136,7 @@ class _Setup:
         region = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         doors = [(cards[rank].door, cards[rank].door_secret) for rank in placed.here]
         length = native.length(len(placed.here), staging, region)
-        near = segment.meet(self.door, doors, placed.member, length, self.timeout_s)
+        near = segment.meet(self.door, doors, placed.member, length, self.patience_s)
         far, links = None, (0, 0, -1, -1, 0, 0)
         try:
             if placed.carries:
@@ -164,7 +165,7 @@ class _Setup:
         following = cards[placed.carrier_at(placed.host + 1)]
         previous = placed.carrier_at(placed.host - 1)
         where = (following.address, following.port, following.port_secret)
-        return ring.join(self.port, self.rank, where, previous, self.timeout_s)
+        return ring.join(self.port, self.rank, where, previous, self.patience_s)
 
 
 def _staging(placed: Layout) -> int:

@@ -16,7 +16,8 @@
 
 typedef void (*terminate_handler)(void);
 
-enum { PATIENCE_S = 3 };
+/* Ten times and more of what the end of a process with torch takes on a busy machine. */
+enum { PATIENCE_S = 60 };
 static terminate_handler before;
 
 static void on_terminate(void) {
