@@ -72,12 +72,13 @@ def checkpoint_requested() -> bool:
     """As this rank sees it; no more once it has answered. Others may not have heard: State.should_checkpoint()."""
     path = _path()
     watch()
+    answered = bool(path) and os.path.exists(_answer(path))  # looked at first: it goes after the question
     asked = bool(path) and os.path.exists(path)
     if asked or not path:
         _forgive()
     else:
         _heed_what_nobody_answered()
-    return asked and not os.path.exists(_answer(path))
+    return asked and not answered
 
 
 def checkpoint_request() -> CheckpointRequest | None:

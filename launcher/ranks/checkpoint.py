@@ -3,7 +3,8 @@
 The contract with the ranks. The file that `DDP_CHECKPOINT_REQUEST` names exists while a checkpoint is asked for, and
 holds one line of JSON: {"reason": "...", "deadline_s": 30.0 or null}, counted from the file's time. A rank whose
 checkpoint is complete makes the empty file `$DDP_CHECKPOINT_REQUEST.done.$RANK`, and goes on. When every rank that
-still runs has, all these files go away, so that the next request is a new one.
+still runs has, all these files go away, the question first, so that the next request is a new one: a rank that looks
+for its answer, then for the question, never takes an old one for new.
 
 Ranks of several nodes agree among themselves when to take it, so one may be through before its own node was asked:
 what was taken just before the question counts.
@@ -73,10 +74,11 @@ class CheckpointQuestion:
         self._clear(lambda _path: True)
 
     def _clear(self, due: Callable[[str], bool]) -> None:
-        """Question and answers. What is not due was answered just before, to a question on another node."""
+        """The question first: a rank must not find it without its answer. What is not due was answered just before,
+        to a question on another node."""
         name = os.path.basename(request_file(self._scratch, self._generation))
         with contextlib.suppress(OSError):
-            for found in os.listdir(self._scratch):
+            for found in sorted(os.listdir(self._scratch)):
                 path = os.path.join(self._scratch, found)
                 if (found == name or found.startswith(f"{name}.done.")) and due(path):
                     os.unlink(path)
