@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _LIVES_ON_S = 2.0
 _RECORDERS_WITHIN_S = (
-    0.5  # the service waits for us, and a rank in native code may hold its interpreter for ever
+    1.0  # the service waits for us, and a rank in native code may hold its interpreter for ever
 )
 _SIGNAL_FIRST_S = 0.02
 

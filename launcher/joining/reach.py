@@ -100,18 +100,19 @@ def address_of_interface(name: str) -> str:
 async def obstacle_to(host: str, port: int, *, listens: bool, within_s: float = _PATIENCE_S) -> str:
     """Why nobody answers there, in words; "" when somebody does. `listens` False: a refusal is an answer, too."""
     loop = asyncio.get_running_loop()
-    give_up_at = loop.time() + within_s
+    give_up_at, heard = loop.time() + within_s, ""
     while True:
         try:
             async with asyncio.timeout_at(give_up_at):
                 _reader, writer = await asyncio.open_connection(host, port)
-        except TimeoutError:
-            return f"no answer within {within_s:g} s"
+        except TimeoutError:  # perhaps of this process, which had the time for one more try taken from it
+            return heard or f"no answer within {within_s:g} s"
         except OSError as error:
             if isinstance(error, ConnectionRefusedError) and not listens:
                 return ""
+            heard = _in_words(error)
             if loop.time() + _AGAIN_S > give_up_at:
-                return _in_words(error)
+                return heard
         else:
             writer.close()
             return ""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import Any
 
 import pytest
+from ports import free_port
 
 from launcher.joining import reach
 
@@ -33,8 +33,8 @@ def test_packets_to_loopback_leave_from_loopback() -> None:
 
 
 def test_a_port_that_somebody_listens_on_is_not_free() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    port = free_port()
+    with socket.create_server(("127.0.0.1", port)):
         assert not reach.is_free("127.0.0.1", port)
     assert reach.is_free("127.0.0.1", port)
 
@@ -45,16 +45,16 @@ def test_an_interface_has_an_address_and_an_unknown_one_has_none() -> None:
     assert "lo" in reach.interfaces()
 
 
-def obstacle(port: int, **how: Any) -> str:
-    return asyncio.run(reach.obstacle_to("127.0.0.1", port, within_s=0.3, **how))
+def obstacle(port: int, *, listens: bool, within_s: float = 1.0) -> str:
+    return asyncio.run(reach.obstacle_to("127.0.0.1", port, listens=listens, within_s=within_s))
 
 
 def test_whoever_listens_is_reached_and_a_refusal_is_an_answer_only_where_nobody_listens_yet() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = int(server.getsockname()[1])
-        assert obstacle(port, listens=True) == ""
+    port = free_port()
+    with socket.create_server(("127.0.0.1", port)):
+        assert obstacle(port, listens=True, within_s=60.0) == ""
     assert obstacle(port, listens=True) == "connection refused"
-    assert obstacle(port, listens=False) == ""
+    assert obstacle(port, listens=False, within_s=60.0) == ""
 
 
 def test_one_who_never_answers_is_waited_for_and_no_longer() -> None:
@@ -65,6 +65,6 @@ def test_one_who_never_answers_is_waited_for_and_no_longer() -> None:
         for each in filling:
             each.setblocking(False)
             each.connect_ex(("127.0.0.1", port))
-        assert obstacle(port, listens=True) == "no answer within 0.3 s"
+        assert obstacle(port, listens=True, within_s=0.3) == "no answer within 0.3 s"
         for each in filling:
             each.close()
