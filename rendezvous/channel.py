@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 _OPTIONS = (
     ("grpc.max_receive_message_length", 4 * 1024 * 1024),
     ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.min_reconnect_backoff_ms", 3_000),  # which is also how long a connection may take
     ("grpc.http2.bdp_probe", 0),  # a ping with each message, to tune windows that these messages never fill
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),
@@ -27,10 +26,15 @@ _OPTIONS = (
 
 PATIENCE_S = 1.6
 PING_AFTER_S = 0.8  # with nothing heard
+CONNECT_S = 3.0
 
 
 def open_channel(
-    endpoint: str, options: ClientOptions, patience_s: float = PATIENCE_S, ping_after_s: float = PING_AFTER_S
+    endpoint: str,
+    options: ClientOptions,
+    patience_s: float = PATIENCE_S,
+    ping_after_s: float = PING_AFTER_S,
+    connect_s: float = CONNECT_S,
 ) -> grpc.aio.Channel:
     """A service that does not answer a ping within `patience_s` is frozen, or its host has vanished.
 
@@ -39,6 +43,7 @@ def open_channel(
     patience_ms = int(patience_s * 1000)
     tuned = (
         *_OPTIONS,
+        ("grpc.min_reconnect_backoff_ms", int(connect_s * 1000)),  # so long may a connection take, too
         ("grpc.keepalive_time_ms", int(ping_after_s * 1000)),
         ("grpc.keepalive_timeout_ms", patience_ms),
         ("grpc.http2.ping_timeout_ms", patience_ms),

@@ -20,7 +20,7 @@ import grpc.aio
 
 from rendezvous.access.client_options import OptionsUnusable
 from rendezvous.access.misfit import misfit
-from rendezvous.channel import PATIENCE_S, PING_AFTER_S, metadata, open_channel
+from rendezvous.channel import CONNECT_S, PATIENCE_S, PING_AFTER_S, metadata, open_channel
 from rendezvous.codec import HEARTBEAT, BadMessage, from_agent_bytes, read_to_agent
 from rendezvous.events import AgentHeard, AgentJoined, Refused, Waiting
 from rendezvous.service.conversation import Moved, Recital
@@ -43,6 +43,7 @@ _EARLY_WORD_S = 4.0
 _MISFIT_S = 20.0  # so long may certificates not fit that are just being put in place
 _PROBED_EVERY_S = 1.0
 _LATELY_S = 60.0
+_RECONNECT_S = 0.6  # a link that was cut may be back a moment after the first packet was lost on it
 _SHUNNED_S = 10.0  # a frozen endpoint costs seconds with each try
 _LONGEST_PATIENCE_S = 20.0
 _CROWD = 400  # agents: more of them ask less often whether the service is alive, and wait longer for the answer ...
@@ -84,7 +85,8 @@ class RemoteSession:
         self._closing = False
         self._was_reached = self._told_early = False
         self._worked = False  # this stream did
-        self._breaks: list[float] = []  # when streams fell silent that a service had accepted
+        self._breaks: list[float] = []  # when streams fell silent before they had said anything
+        self._connect_s = CONNECT_S
         self._silent_at: dict[str, float] = {}  # by endpoint
         # By endpoint: when it was looked for, what was found.
         self._misfits: dict[str, tuple[float, str]] = {}
@@ -143,9 +145,7 @@ class RemoteSession:
                 await self._converse(endpoint)
             except _Broken as error:
                 words[endpoint] = await self._misfit(endpoint) or str(error)
-                if error.silent:
-                    self._breaks.append(self._loop.time())
-                    self._silent_at[endpoint] = self._loop.time()
+                self._note_silence(endpoint, error)
             except _Hopeless as error:
                 self._inbox.put_nowait(error.refused)
                 return
@@ -161,6 +161,13 @@ class RemoteSession:
             if not self._sent_to():
                 at = self._next(at, endpoint)
             await asyncio.sleep(self._pause_s(failures))
+
+    def _note_silence(self, endpoint: str, error: _Broken) -> None:
+        self._connect_s = _RECONNECT_S if error.silent and self._worked else CONNECT_S
+        if error.silent:
+            self._silent_at[endpoint] = self._loop.time()
+        if error.silent and not self._worked:
+            self._breaks.append(self._loop.time())
 
     async def _misfit(self, endpoint: str) -> str:
         """Looked for until a service is reached; later its certificates, or ours, may be on their way."""
@@ -207,10 +214,11 @@ class RemoteSession:
         return self._loop.time() - self._silent_at.get(endpoint, -_SHUNNED_S) < _SHUNNED_S
 
     def _patience_s(self) -> float:
-        """Longer with each stream that fell silent lately; one that was closed says nothing about patience.
+        """Longer with each stream of late that never said anything.
 
         A service that is merely busy, with thousands of agents joining, must not be made busier by agents that
-        leave it and come back.
+        leave it and come back. One that has answered is not as busy as that: what falls silent then is most often the
+        link, and on one that is cut again and again the node would be lost while we waited.
         """
         since = self._loop.time() - _LATELY_S
         self._breaks = [at for at in self._breaks if at > since]
@@ -238,7 +246,7 @@ class RemoteSession:
     async def _converse(self, endpoint: str) -> None:
         try:
             ping_after_s = PING_AFTER_S * self._leisure()
-            channel = open_channel(endpoint, self._options, self._patience_s(), ping_after_s)
+            channel = open_channel(endpoint, self._options, self._patience_s(), ping_after_s, self._connect_s)
         except OptionsUnusable as error:
             raise self._unusable(error) from error
         number = ("rendezvous-stream", str(next(_NUMBERS)))

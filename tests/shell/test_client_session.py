@@ -12,6 +12,7 @@ import pytest
 from served import Agent, Service, agents, serving, soon
 
 from rendezvous.access.client_options import ClientOptions, OptionsUnusable, client_options
+from rendezvous.channel import PATIENCE_S
 from rendezvous.client import connect
 from rendezvous.events import AgentLeft, Refused, Stop, StoreAt, Waiting
 from rendezvous.types import AgentId, JobSpec, RestartBudget
@@ -25,7 +26,7 @@ NOBODY = "127.0.0.1:1"  # a port that refuses
 
 def test_no_service_at_all_ends_in_75_and_says_what_was_tried() -> None:
     async def story() -> None:
-        async with agents([NOBODY, "127.0.0.1:2"], TWO, ["a"], ClientOptions(give_up_s=0.5)) as (a,):
+        async with agents([NOBODY, "127.0.0.1:2"], TWO, ["a"], ClientOptions(give_up_s=3.0)) as (a,):
             refused = await a.expect(Refused)
             assert refused.exit_code == 75
             assert "127.0.0.1:1: unavailable" in refused.reason
@@ -66,7 +67,10 @@ def test_a_service_that_accepts_and_never_answers_is_passed_over() -> None:
 
 
 def test_a_frozen_service_is_left_for_another() -> None:
-    """Not shared state: only that the session moves on by itself, and joins where it comes to."""
+    """Not shared state: only that the session moves on by itself, and joins where it comes to.
+
+    And is as soon gone the next time: it had its answers there, so it was not too busy to give them.
+    """
 
     async def story(first: Service, second: Service) -> None:
         async with agents([first.endpoint], TWO, ["a"]) as (a,):
@@ -75,12 +79,15 @@ def test_a_frozen_service_is_left_for_another() -> None:
             first._process.send_signal(signal.SIGSTOP)
             async with agents([second.endpoint], TWO, ["b"]) as (b,):
                 await asyncio.gather(a.run(), b.run())
+                assert a.session._patience_s() == PATIENCE_S  # type: ignore[attr-defined]
 
     with serving() as first, serving() as second:
         soon(story(first, second))
 
 
-def test_closing_delivers_the_goodbye() -> None:
+def test_closing_delivers_the_goodbye(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rendezvous.remote._FAREWELL_S", 60.0)  # the moment may be a long one
+
     async def story(endpoint: str) -> None:
         spec = JobSpec("job", 2, 2, "train.py", budget=RestartBudget(3), lease_s=60.0)
         async with agents(endpoint, spec, ["a"]) as (a,):
