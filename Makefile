@@ -72,6 +72,7 @@ test-containers: install-test
 soak: install-test
 	$(MAKE) sim SEEDS=20000
 	$(MAKE) lint-deploy
+	$(PYTEST) -q tests/core --hypothesis-profile=afresh
 	$(BIN)/python -m pytest tests -m soak
 
 SEEDS ?= 2000

@@ -1,6 +1,9 @@
 """For all tests: started in the background or by nohup, they would hand down to jobs that signals are ignored.
 
 And `launch`, for real jobs; and what ran the manifests, containers or processes, is printed at the end.
+
+Properties are tried on the same examples in every run, and nothing is made of how long one takes: that says how busy
+the machine is. `make soak` tries examples that nobody has seen.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ import signal
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 from launched import Launched
 
 if TYPE_CHECKING:
@@ -17,6 +21,10 @@ if TYPE_CHECKING:
 
     from _pytest.terminal import TerminalReporter
     from launched import Launch
+
+settings.register_profile("afresh", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("same", settings.get_profile("afresh"), derandomize=True, database=None)
+settings.load_profile("same")  # before any test is read; --hypothesis-profile comes later
 
 _FROM_TERMINALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
+import socket
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,9 @@ PROGRAMS = Path(__file__).parent / "programs"
 _BIN = Path(sys.executable).parent
 _KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "SSL_CERT_FILE")
 _TIMEOUT_S = 200
+
+# What the agent finds wrong with the machine (a slow disk, little memory) is said under any script.
+_OF_THE_MACHINE = re.compile(rf"^ddp-launch: (?:pre-flight|{re.escape(socket.gethostname())}): .*\n", re.M)
 
 WARM: tuple[str, ...] = ()
 PLAIN = ("--no-warm-start",)
@@ -77,9 +82,10 @@ def ddp_launch(
     env: Mapping[str, str] | None = None,
     stdin: str = "",
 ) -> Ended:
-    """Without prefixes, so that what one rank wrote can be compared to the letter."""
+    """Without prefixes and words about the machine, so that what one rank wrote can be compared to the letter."""
     command = [_BIN / "ddp-launch", "--nproc-per-node", str(nproc), "--log-prefix", "", *options, *words]
-    return run(command, cwd, env, stdin)
+    ended = run(command, cwd, env, stdin)
+    return replace(ended, err=_OF_THE_MACHINE.sub("", ended.err))
 
 
 def written(folder: Path, stem: str, rank: int = 0) -> Any:

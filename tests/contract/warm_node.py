@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from launcher.template.wire import Message
 
-_TIMEOUT_S = 60
+_TIMEOUT_S = 180
 
 
 class WarmNode:

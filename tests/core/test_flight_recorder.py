@@ -139,5 +139,5 @@ def test_a_folder_of_many_nodes_is_read_as_one(tmp_path: Path) -> None:
     assert count == 3
     assert [each.missing for each in findings] == [(2,)]
     command = [sys.executable, "-m", "launcher.health.dumps", str(tmp_path)]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+    said = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
     assert said == f"dumps of 3 ranks:\n{findings[0].words}\n"

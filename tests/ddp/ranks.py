@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from multiprocessing.connection import Connection
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 
 
 class RankFailed(AssertionError):

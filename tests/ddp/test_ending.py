@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from ports import free_port
 
 PROGRAM = Path(__file__).with_name("late_end.py")
 
@@ -16,9 +16,7 @@ def test_an_end_without_an_abort(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     """torch's own: "terminate called without an active exception", exit by SIGABRT, every time."""
     pytest.importorskip("ddp._ending", reason="the extension was not built")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     command = [sys.executable, str(PROGRAM), str(tmp_path)]
     with subprocess.Popen([*command, "1", port]) as peer:
         try:

@@ -78,7 +78,7 @@ def test_without_mpi4py(tmp_path: Path) -> None:
             [sys.executable, "-c", script],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=100,
             env=environment(PYTHONPATH=str(tmp_path), **settings),
         )
         assert "pip install mpi4py" in done.stdout, done.stderr

@@ -6,6 +6,7 @@ of them with torch.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -142,16 +143,27 @@ class Story:
 
     def owner(self) -> str:
         """The replica that all agents of the job have settled at."""
-        self.cluster.until(lambda: len(PODS) in self.streams().values(), "the agents are at one replica")
-        return max(self.streams().items(), key=lambda item: item[1])[0]
+        found: list[str] = []
+
+        def settled() -> bool:
+            found[:] = [name for name, count in self.streams().items() if count == len(PODS)]
+            return bool(found)
+
+        self.cluster.until(settled, "the agents are at one replica")
+        return found[0]
 
     def issuer(self, replica: str) -> str:
-        """Of what a new connection is shown."""
+        """Of what a new connection is shown; "" where it comes to nothing."""
         pod = self.cluster.pods[replica]
         address = (self.cluster.engine.address(pod.number), GRPC)
-        return issuer_of(
-            self.cluster.engine.reach(pod, lambda: ssl.get_server_certificate(address, timeout=10.0))
-        )
+
+        def ask() -> str:
+            with contextlib.suppress(OSError):
+                return ssl.get_server_certificate(address, timeout=10.0)
+            return ""
+
+        shown = self.cluster.engine.reach(pod, ask)
+        return issuer_of(shown) if shown else ""
 
     def ask(self, token: str = "") -> tuple[int, str]:
         """Exit code and answer of a tool in a pod of the job, which has its certificate; "": its token, too."""
@@ -222,19 +234,23 @@ class Story:
 
     def lose_a_pod(self) -> None:
         before = self.cluster.engine.address(self.cluster.pods["train-1"].number)
+        generation = self.curve()[-1][1]
         self.cluster.lose("train-1")
         self.cluster.bring_back("train-1")
         assert self.cluster.engine.address(self.cluster.pods["train-1"].number) != before
-        self.await_generation(self.curve()[-1][1] + 1)
+        self.await_generation(generation + 1)
 
     def evict_a_pod(self) -> None:
         """Its agent says farewell: nothing has to run out before the others know."""
+        generation = self.curve()[-1][1]
         assert self.cluster.evict("train-0", signal.SIGTERM) == 128 + signal.SIGTERM
         self.cluster.bring_back("train-0")
-        self.await_generation(self.curve()[-1][1] + 1)
+        self.await_generation(generation + 1)
 
     def finish(self) -> None:
-        assert self.cluster.holds(REPLICAS[0], "livenessProbe")
+        self.cluster.until(
+            lambda: self.cluster.holds(REPLICAS[0], "livenessProbe"), "the livenessProbe of a replica holds"
+        )
         (self.work / "finish").touch()
         assert self.cluster.await_end(*PODS) == [0, 0], self.cluster.told()
         steps = [step for step, _ in self.curve()]

@@ -71,7 +71,7 @@ def train(tmp_path: Path) -> Iterator[Callable[..., Told]]:
         env = {"PLAN": json.dumps(plan)} | (env or {})
         job = Launched(tmp_path / f"job{len(jobs)}", *words, str(PROGRAM), env=env)
         jobs.append(job)
-        assert job.wait(100) == code, job.stderr()
+        assert job.wait(200) == code, job.stderr()
         lines = [
             json.loads(line)
             for path in sorted(job.there.glob("told-*"))

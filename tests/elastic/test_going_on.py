@@ -77,6 +77,7 @@ def test_when_shards_are_lost_with_their_node_the_disk_is_gone_back_to(
         own_nodes=True,
         replaced={"2": [1]},
         kill={"1": kill(1, 8, "after")},
+        flush=6,
         state=state,
     )
     resumed = told.of("resumed")

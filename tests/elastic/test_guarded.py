@@ -27,8 +27,19 @@ request._PATIENCE_S = float(sys.argv[1])
 request.watch()
 print("watching", flush=True)
 """
-# Nothing of Python runs: the interpreter's lock is held, as in a collective.
-DEAF = WATCHING + "import ctypes\nctypes.PyDLL(None).pause()\nctypes.PyDLL(None).sleep(600)"
+# The interpreter's lock is held, as in a collective. A signal is taken in only where it is waited for, so that each
+# can be seen to have come: two that nobody has taken yet are one.
+DEAF = (
+    "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGUSR1))"
+    + WATCHING
+    + """
+import ctypes
+libc, every_signal = ctypes.PyDLL(None), bytes(128)
+while True:
+    libc.sigsuspend(every_signal)
+    libc.write(1, b"came\\n", 5)
+"""
+)
 LOOKING = (
     WATCHING
     + """
@@ -85,6 +96,7 @@ def test_a_strangers_signal_is_not_heeded_but_the_parents_is_at_once(
 ) -> None:
     one = rank(DEAF, "600")
     one.hears_a_stranger(name)
+    assert one.says() == "came"
     with pytest.raises(subprocess.TimeoutExpired):
         one.process.wait(0.5)
     one.process.send_signal(signal.Signals[f"SIG{name}"])
@@ -94,6 +106,7 @@ def test_a_strangers_signal_is_not_heeded_but_the_parents_is_at_once(
 def test_a_stranger_that_means_it_is_heeded_the_second_time(rank: Callable[..., Rank]) -> None:
     one = rank(DEAF, "0.2")
     one.hears_a_stranger()
+    assert one.says() == "came"
     with pytest.raises(subprocess.TimeoutExpired):
         one.process.wait(0.5)
     one.hears_a_stranger()
@@ -149,7 +162,7 @@ ctypes.PyDLL(None).sleep(600)
 def test_the_launcher_stops_ranks_that_are_blocked_in_a_collective_at_once(tmp_path: Path) -> None:
     job = Launched(tmp_path, "--nproc-per-node", "2", "--shutdown-timeout", "100", source=BLOCKED)
     try:
-        job.await_there("blocked-0", "blocked-1", timeout_s=60)
+        job.await_there("blocked-0", "blocked-1", timeout_s=100)
         begin = time.monotonic()
         job.send(signal.SIGINT)
         assert job.wait(60) == 128 + signal.SIGINT, job.stderr()

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from fault_case import Case
-from fault_play import JOBS_AT_ONCE, Played, play
+from fault_play import JOBS_AT_ONCE, LENIENT, Played, play
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,5 +18,5 @@ def plays(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[Played]]]
     found = (spec.params.get("case") for spec in specs if spec is not None)
     cases = [case for case in found if isinstance(case, Case)]  # other suites have cases of their own
     with ThreadPoolExecutor(JOBS_AT_ONCE) as pool:
-        yield {case.name: pool.submit(play, case) for case in cases}
+        yield {case.name: pool.submit(play, case, LENIENT) for case in cases}
         pool.shutdown(cancel_futures=True)

@@ -10,6 +10,7 @@ terminal, nothing else: the line with which they restart the job.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 import signal
@@ -38,6 +39,7 @@ _LOOK_EVERY_S = 0.005
 _STARTS_AT_ONCE = 2
 JOBS_AT_ONCE = 4
 _ATTEMPTS = 3  # at being in time, on a machine that others use as well
+LENIENT = 5.0  # of tests, which share theirs; what a quiet one needs is shown by `make faults`
 
 
 class _Calm:
@@ -111,10 +113,14 @@ class Played:
         return f"{self.case.name}: {self.case.injected}\n  {found}\n  {took}\n{self.told}"
 
 
-def play(case: Case) -> Played:
-    """A right verdict that came late is asked for again: the machine may have been busy with something else."""
+def play(case: Case, leniency: float = 1.0) -> Played:
+    """A right verdict that came late is asked for again: the machine may have been busy with something else.
+
+    The earliest of them is what counts. `leniency`: so many times what a case may take is not yet late.
+    """
     if missing := needs.missing(case.needs):
         return Played(case, skipped=missing)
+    found: list[Played] = []
     for _ in range(_ATTEMPTS):
         folder = Path(tempfile.mkdtemp(prefix="fault-"))
         try:
@@ -123,9 +129,10 @@ def play(case: Case) -> Played:
             return Played(case, problem=f"it could not be cleared away: {error}")
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-        if not played.is_right or played.is_in_time:
+        found.append(played)
+        if not played.is_right or played.is_within(case.may_take_s * leniency):
             return played
-    return played
+    return min(found, key=lambda each: math.inf if each.took_s is None else each.took_s)
 
 
 class Stage:
@@ -199,7 +206,7 @@ class Stage:
         words = ["--nproc-per-node", str(case.ranks), "--max-restarts", "1", "--shutdown-timeout", "2"]
         words += ["--hang-timeout", f"{HANG_TIMEOUT_S:g}"]
         if case.nodes > 1:
-            words += ["--nnodes", f"1:{case.nodes}", "--last-call", "20", "--rdzv-id", "fault"]
+            words += ["--nnodes", f"1:{case.nodes}", "--last-call", "60", "--rdzv-id", "fault"]
         words += [*case.options, TRAIN, str(self.shared), "--wrap", case.wrap, "--backend", case.backend]
         words += ["--loaders", str(case.loaders)]
         if case.fault:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from lab_host import Host
 
 _SHORT_CUT_S = 1.0  # TCP doubles its waits: it goes on 1.4 s after the cut
-_PATIENCE_S = 30.0
+_PATIENCE_S = 90.0
 
 
 def network(name: str, injected: str, outside: str, says: str, **more: Any) -> Case:

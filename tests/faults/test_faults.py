@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import fault_table
 import pytest
+from fault_play import LENIENT
 from suite import CASES, QUICK
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def test_a_fault(case: Case, plays: Plays) -> None:
 
 def slowness() -> float:
     """Tests share their machine. What a quiet one needs is shown by `make faults`, which allows no more than that."""
-    return max(5.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
+    return max(LENIENT, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
 
 
 def test_all_verdicts_together(plays: Plays) -> None:

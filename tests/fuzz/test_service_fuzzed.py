@@ -85,7 +85,7 @@ async def call_badly(endpoint: str, chance: random.Random) -> int:
 
 
 async def a_job_runs(endpoint: str, job_id: str) -> None:
-    async with agents(endpoint, JobSpec(job_id, 2, 2, "train.py"), ["a", "b"]) as nodes:
+    async with agents(endpoint, JobSpec(job_id, 2, 2, "train.py", lease_s=60.0), ["a", "b"]) as nodes:
         for generation in await asyncio.gather(*(node.run() for node in nodes)):
             assert generation == 1
         for node in nodes:

@@ -118,6 +118,7 @@ class Host:
     def boot(self) -> None:
         mounted = ""
         if self._has_cgroups:
+            self._remove_cgroups()  # of tests that were killed, and whose process had our number
             self._cgroup.mkdir()
             mounted = str(_CGROUPS)
         apart = ("--net", "--uts", "--mount", "--pid", "--cgroup", "--fork", "--kill-child", "--mount-proc")

@@ -33,6 +33,17 @@ _SAID = "ddp-launch: "
 _LOOK_EVERY_S = 0.05  # at whole files: more often would cost as much as the job
 _OVER = object()
 _BOX_ROWS = re.compile(r"^[│|] (.*) [│|]$", re.MULTILINE)
+# Said or not as the machine is quick or busy, by one agent and not by the others: whom it waits for and how long; that
+# a rank takes its time to end; how a node is.
+_IN_PASSING = re.compile(
+    rf"{_SAID}(cannot reach the rendezvous |.*, for \d+ s so far$"
+    r"|rank \d+ goes on after an error of communication: |(node|train-)\d+: )"
+)
+
+
+def to_the_point(text: str) -> list[str]:
+    """The lines but for what agents say in passing."""
+    return [line for line in text.splitlines() if not _IN_PASSING.match(line)]
 
 
 def environment() -> dict[str, str]:
@@ -69,7 +80,7 @@ class Agent:
 
     def said(self) -> list[str]:
         """Its own lines: what was decided, with the reason."""
-        return [line for line in self.stderr().splitlines() if line.startswith(_SAID)]
+        return [line for line in to_the_point(self.stderr()) if line.startswith(_SAID)]
 
     def first_cause(self) -> str:
         """The head of the box with which a failed job ends; "" without one."""

@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lab_host import Host
+from lab_host import Host, eventually
 from lab_switch import Link, Switch, open_device
 
 if TYPE_CHECKING:
@@ -107,6 +107,12 @@ class Lab:
         for name, value in how.items():
             setattr(link, name, value)
 
+    def await_packet(self, sender: Host, receiver: Host) -> None:
+        """The next one that goes this way."""
+        link = next(self.links(sender, receiver))
+        before = link.carried
+        eventually(lambda: link.carried > before, what=f"a packet from {sender} to {receiver}")
+
     def cut(self, host: Host) -> None:
         self.partition([host], [other for other in self.hosts if other is not host])
 
@@ -146,13 +152,17 @@ class Lab:
         return (f"10.77.0.{number}", f"fd77::{number:x}")
 
     def _write_hosts_file(self) -> None:
-        """Into the same file: it is mounted in hosts that run."""
+        """Into the same file: it is mounted in hosts that run. In one piece, and not cut off before, so that no name is
+        unknown meanwhile."""
         lines = ["127.0.0.1 localhost", "::1 localhost"]
         for host in self.hosts:
             named = (a for a in self._addresses(host) if (6 if ":" in a else 4) in self._versions)
             lines += [f"{address} {host.name}" for address in named]
         lines += [f"{address} {name}" for name, address in self._further_names.items()]
-        self._hosts_file.write_text("\n".join(lines) + "\n")
+        content = "".join(f"{line}\n" for line in lines).encode()
+        file = os.open(self._hosts_file, os.O_WRONLY | os.O_CREAT, 0o644)
+        os.pwrite(file, content.ljust(os.fstat(file).st_size, b"\n"), 0)
+        os.close(file)
 
 
 def left_behind() -> list[str]:

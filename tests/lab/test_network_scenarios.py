@@ -30,6 +30,8 @@ def test_a_link_is_cut_for_two_seconds(lab: Build, tmp_path: Path, undisturbed: 
     job = Job(made, tmp_path, service.endpoint, "--nnodes", "2")
     job.start(*made.hosts[:2])
     job.await_world(2)
+    # Right after a sign of life: else the silence would have lasted for up to a second before the two begin.
+    made.await_packet(made.hosts[1], service.host)
     made.cut(made.hosts[1])
     time.sleep(2.0)
     made.mend(made.hosts[1])

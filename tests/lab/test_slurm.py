@@ -70,6 +70,11 @@ def srun(slurm: SlurmCluster, out: Path, *words: str) -> int:
         return slurm.start("srun", *words, stdout=file, stderr=file).wait(LONG_S)
 
 
+def of_ranks(text: str) -> list[str]:
+    """What ranks have printed. An agent that comes long before the others says for whom it waits."""
+    return sorted(line for line in text.splitlines() if line.startswith("["))
+
+
 def test_a_job_of_four_nodes_finds_itself_and_ranks_follow_the_nodes(
     slurm: SlurmCluster, script: Path
 ) -> None:
@@ -77,9 +82,7 @@ def test_a_job_of_four_nodes_finds_itself_and_ranks_follow_the_nodes(
     code = srun(slurm, out, "-N4", LAUNCH, "--nnodes", "4", "--nproc-per-node", "1", str(script))
     text = out.read_text()
     assert code == 0, text
-    assert sorted(text.splitlines()) == [
-        f"[node{i}:{i}] rank {i} of 4 attempt 0 on node{i}" for i in range(4)
-    ]
+    assert of_ranks(text) == [f"[node{i}:{i}] rank {i} of 4 attempt 0 on node{i}" for i in range(4)], text
 
 
 def test_a_rank_that_dies_is_started_again_on_all_nodes(slurm: SlurmCluster, script: Path) -> None:
@@ -97,15 +100,8 @@ def test_a_node_that_is_lost_is_done_without(
     """`--no-kill`: Slurm leaves it to the agents what becomes of a step that lost a node."""
     out = script.with_suffix(".out")
     words = (
-        LAUNCH,
-        "--nnodes",
-        "3:4",
-        "--nproc-per-node",
-        "1",
-        "--max-restarts",
-        "1",
-        "--replacement-timeout",
-        "1s",
+        *(LAUNCH, "--nnodes", "3:4", "--last-call", "60s", "--nproc-per-node", "1"),
+        *("--max-restarts", "1", "--replacement-timeout", "1s"),
     )
     with out.open("wb") as file:
         step = slurm.start(
@@ -133,18 +129,26 @@ torch.manual_seed(0)
 model = ddp.DistributedDataParallel(torch.nn.Linear(4, 1))
 state = elastic.State(model=model, step=0, every=1, disk_every=10**6, folder=f"{folder}/commits")
 state.resume()
+state.should_checkpoint()  # whoever has looked once has a scheduler's signal answered with a checkpoint
 print("rank", place.rank, "begins at step", state.step, flush=True)
 while not os.path.exists(f"{folder}/finish"):
     model(torch.ones(2, 4)).sum().backward()
     state.step += 1
     state.commit()
     if state.should_checkpoint():
+        # Beforehand: it may be stopped as soon as it is saved, and before it can say so.
+        print("rank", place.rank, "saves step", state.step, flush=True)
         state.checkpoint()
-        print("rank", place.rank, "saved step", state.step, flush=True)
     time.sleep(0.01)
 state.close()
 ddp.shutdown()
 """
+
+
+def numbers_after(words: str, out: Path) -> list[int]:
+    """At the ends of the lines with these words, as far as lines are whole."""
+    lines = out.read_text().rpartition("\n")[0].splitlines() if out.exists() else []
+    return [int(line.rpartition(" ")[2]) for line in lines if words in line]
 
 
 def test_a_job_that_is_requeued_saves_itself_first_and_goes_on_from_there(
@@ -158,17 +162,13 @@ def test_a_job_that_is_requeued_saves_itself_first_and_goes_on_from_there(
     streams = (f"--output={out}", f"--error={out}", "--open-mode=append", f"--chdir={tmp_path}")
     job = slurm.submit(batch, "-N2", "--requeue", *streams)
 
-    def said(words: str) -> list[int]:
-        lines = out.read_text().splitlines() if out.exists() else []
-        return [int(line.rpartition(" ")[2]) for line in lines if words in line]
-
-    eventually(lambda: len(said("begins at step")) == 2, LONG_S, "two ranks train")
+    eventually(lambda: len(numbers_after("begins at step", out)) == 2, LONG_S, "two ranks train")
     assert slurm.ask("scontrol", "requeue", job) == ""
-    eventually(lambda: len(said("begins at step")) == 4, 2 * LONG_S, "two ranks train again")
-    saved = said("saved step")
+    eventually(lambda: len(numbers_after("begins at step", out)) == 4, 2 * LONG_S, "two ranks train again")
+    saved = numbers_after("saves step", out)
     assert len(saved) == 2, out.read_text()
     assert saved[0] == saved[1] > 0
-    assert said("begins at step") == [0, 0, saved[0], saved[0]]
+    assert numbers_after("begins at step", out) == [0, 0, saved[0], saved[0]]
     (tmp_path / "finish").touch()
     eventually(
         lambda: slurm.about(job, "JobState") == "COMPLETED", LONG_S, f"it completes\n{out.read_text()}"
@@ -222,9 +222,8 @@ options = ["--comment='two words'"]
         return out.read_text() if out.exists() else ""
 
     eventually(lambda: slurm.about(job, "JobState") == "COMPLETED", LONG_S, "it completes")
-    assert sorted(said().splitlines()) == [
-        f"[node{i + 1}:{i}] rank {i} of 2 attempt 0 on node{i + 1}" for i in (0, 1)
-    ]
+    expected_of_ranks = [f"[node{i + 1}:{i}] rank {i} of 2 attempt 0 on node{i + 1}" for i in (0, 1)]
+    assert of_ranks(said()) == expected_of_ranks, said()
     expected = {
         "JobName": "train",
         "Partition": "lab",
@@ -247,8 +246,8 @@ def test_an_elastic_job_does_not_queue_for_machines_that_it_can_do_without(
     job = submitted(
         slurm,
         script.parent,
-        'name = "train"\nscript = ["train.py"]\nnodes = "2:3"\nspares = 1\nranks_per_node = 1\n[resources]\ncpu = 2\n'
-        'memory = "100Mi"\n[slurm]\nexclude = "node0"\n',
+        'name = "train"\nscript = ["train.py"]\nnodes = "2:3"\nspares = 1\nranks_per_node = 1\n'
+        'options = ["--last-call=60s"]\n[resources]\ncpu = 2\nmemory = "100Mi"\n[slurm]\nexclude = "node0"\n',
     )
     eventually(lambda: slurm.about(job, "JobState") == "COMPLETED", LONG_S, "it completes")
     assert (slurm.about(job, "NodeList"), slurm.about(job, "NumCPUs")) == ("node[1-3]", "6")
@@ -288,20 +287,16 @@ def test_a_job_that_is_preempted_goes_on_from_its_checkpoint(slurm: SlurmCluster
     )
     out = tmp_path / f"train-{job}.log"
 
-    def said(words: str) -> list[int]:
-        lines = out.read_text().splitlines() if out.exists() else []
-        return [int(line.rpartition(" ")[2]) for line in lines if words in line]
-
-    eventually(lambda: len(said("begins at step")) == 2, LONG_S, "two ranks train")
+    eventually(lambda: len(numbers_after("begins at step", out)) == 2, LONG_S, "two ranks train")
     (tmp_path / "urgent.sh").write_text("#!/bin/sh\nexit 0\n")
     urgent = slurm.submit(
         tmp_path / "urgent.sh", "-N4", "--exclusive", "--partition=urgent", f"--chdir={tmp_path}"
     )
     eventually(lambda: slurm.about(urgent, "JobState") == "COMPLETED", LONG_S, "the urgent one runs")
-    eventually(lambda: len(said("begins at step")) == 4, 2 * LONG_S, "two ranks train again")
-    saved = said("saved step")
+    eventually(lambda: len(numbers_after("begins at step", out)) == 4, 2 * LONG_S, "two ranks train again")
+    saved = numbers_after("saves step", out)
     assert len(saved) == 2, out.read_text()
-    assert said("begins at step") == [0, 0, saved[0], saved[0]]
+    assert numbers_after("begins at step", out) == [0, 0, saved[0], saved[0]]
     (tmp_path / "finish").touch()
     eventually(
         lambda: slurm.about(job, "JobState") == "COMPLETED", LONG_S, f"it completes\n{out.read_text()}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import sys
 
@@ -24,7 +25,8 @@ def demo():
 def healed(demo):
     falling = [2.0 / (epoch + 1) for epoch in range(demo.EPOCHS)]
     pids = [{0: 10, 1: 11}, {0: 12, 1: 13}]
-    return demo.Watched(falling, pids, resumed_at=demo.KILL_AFTER, victim=11, healed_s=0.1)
+    epoch = demo.KILL_AFTER
+    return demo.Watched(falling, pids, resumed_at=epoch, told_before=epoch, victim=11, healed_s=0.1)
 
 
 def failed(demo, seen, code=0, left=0):
@@ -42,14 +44,29 @@ def test_a_healed_job_passes(demo, healed):
         ({"pids": [{0: 10, 1: 11}]}, "rank 1 was killed"),
         ({"pids": [{0: 10, 1: 11}, {0: 12}]}, "rank 1 was killed"),
         ({"resumed_at": 0}, "they went on"),
+        ({"resumed_at": 5, "told_before": 5}, "they went on"),
         ({"losses": [2.0] * 12}, "the loss fell"),
         ({"losses": [2.0, 0.1]}, "the loss fell"),
+        ({"resumed_at": 8, "told_before": 7}, "the loss fell"),  # one epoch was told twice
     ],
 )
 def test_a_claim_that_does_not_hold_is_seen(demo, healed, change, claim):
     for name, value in change.items():
         setattr(healed, name, value)
     assert [text.startswith(claim) for text in failed(demo, healed)] == [True]
+
+
+@pytest.mark.parametrize("unsaid", [0, 1])
+def test_a_kill_that_came_late_is_healed_all_the_same(demo, unsaid):
+    """Who watches may be held up for some epochs; and the kill may come before the last of them was told."""
+    seen, late = demo.Watched(pids=[{0: 10, 1: 11}, {0: 12, 1: 13}], victim=11), demo.KILL_AFTER + 2
+    for epoch in range(demo.EPOCHS):
+        if epoch == late:
+            for _rank in (0, 1):
+                seen.hear(json.dumps({"what": "resumed", "epoch": late + unsaid}))
+        if epoch < late or epoch >= late + unsaid:
+            seen.hear(json.dumps({"what": "epoch", "loss": 2.0 / (epoch + 1)}))
+    assert not failed(demo, seen)
 
 
 def test_a_bad_end_is_seen(demo, healed):

@@ -9,6 +9,8 @@ import sys
 import time
 import urllib.request
 from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import pairwise
 
 from launched import eventually
 from served import Service
@@ -16,6 +18,7 @@ from served import Service
 from rendezvous.access.tokens import Grant, Role, read_keys, sign
 
 NOT_ALLOWED = 77
+QUIET_S = 60.0  # of refusals for one reason
 
 
 class Watched(Service):
@@ -49,6 +52,14 @@ class Watched(Service):
 
         lines: list[str] = eventually(found, what=f"{reason} is logged")
         return lines
+
+    def assert_logged_once(self, reason: str) -> None:
+        """One line stands for a minute, and this machine may need more than that for a few commands."""
+        lines = [line for line in self.lines_of(reason) if " more times within " not in line]
+        assert lines, self.log
+        at = [datetime.fromisoformat(line.split()[0]) for line in lines]
+        quiet = [later - earlier for earlier, later in pairwise(at)]
+        assert all(each > timedelta(seconds=QUIET_S - 1) for each in quiet), lines
 
 
 def _environment(env: dict[str, str]) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import stat
@@ -55,8 +56,10 @@ def open_to_others(paths: set[Path]) -> dict[str, str]:
     """Links lead where they lead; what was removed meanwhile is open to nobody."""
     found: dict[str, str] = {}
     for path in paths:
-        if not path.is_symlink() and path.exists() and path.lstat().st_mode & OTHERS:
-            found[str(path)] = stat.filemode(path.lstat().st_mode)
+        with contextlib.suppress(FileNotFoundError):
+            mode = path.lstat().st_mode
+            if not stat.S_ISLNK(mode) and mode & OTHERS:
+                found[str(path)] = stat.filemode(mode)
     return found
 
 

@@ -101,7 +101,7 @@ def test_a_handshake_that_fails_is_told_logged_once_and_counted(door: Door, reas
     for knock in (ddpctl(endpoint, variables(env)), ddp_launch(endpoint, variables(env), JOB)):
         knock.told_no(*words)
     door.service.await_refused(reason, before)
-    assert len(door.service.lines_of(reason)) == 1, door.service.log
+    door.service.assert_logged_once(reason)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_token_that_does_not_fit_is_told_logged_once_and_counted(
         ddp_launch(endpoint, env, JOB).told_no(words, "refuses this agent")
     order.told_no(words)
     door.service.await_refused(reason, before)
-    assert len(door.service.lines_of(reason)) == 1, door.service.log
+    door.service.assert_logged_once(reason)
     assert not shown or shown not in "".join(door.service.log)
 
 
@@ -144,7 +144,7 @@ def test_an_agents_token_is_for_its_own_job_and_gives_no_orders(door: Door) -> N
     for order in [ddpctl(endpoint, env, *words) for words in orders]:
         order.told_no("role agent", "does not allow to order")
     ddp_launch(endpoint, env, "team-b-1").told_no("does not allow to attend in job 'team-b-1'")
-    assert len(door.service.lines_of("other_job")) == 1
+    door.service.assert_logged_once("other_job")
 
 
 def test_an_order_that_looks_first_is_refused_once(door: Door) -> None:
@@ -171,7 +171,7 @@ def test_a_flood_of_refusals_is_one_line(door: Door) -> None:
 
     soon(many())
     assert door.service.refused("unknown_key") == before + 200
-    assert len(door.service.lines_of("unknown_key")) == 1
+    door.service.assert_logged_once("unknown_key")
 
 
 # --- the other way round -----------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ def test_grpc_to_the_port_of_http_is_told_logged_once_and_counted(plain: Watched
     for knock in [ddpctl(plain.http, {}) for _ in range(2)]:
         knock.told_no("speaks HTTP, and no gRPC")
     plain.await_refused("http_port", 1)
-    assert len(plain.lines_of("http_port")) == 1
+    plain.assert_logged_once("http_port")
 
 
 def test_a_port_where_nobody_listens_is_no_refusal() -> None:
@@ -342,4 +342,4 @@ def test_streams_that_break_the_rules_share_a_line(plain: Watched) -> None:
 
     soon(story())
     assert plain.refused("cut_off") == before + 20
-    assert len(plain.lines_of("cut_off")) == 1
+    plain.assert_logged_once("cut_off")

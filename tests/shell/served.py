@@ -41,7 +41,8 @@ class Service:
         self.pid = self._process.pid
         self.log: list[str] = []
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        threading.Thread(target=self._collect, daemon=True).start()
+        self._collecting = threading.Thread(target=self._collect, daemon=True)
+        self._collecting.start()
 
     def _collect(self) -> None:
         assert self._process.stderr is not None
@@ -68,10 +69,13 @@ class Service:
 
     def end(self, signum: signal.Signals = signal.SIGTERM) -> int:
         self._process.send_signal(signum)
-        return self._process.wait(timeout=SOON_S)
+        return self.wait()
 
     def wait(self) -> int:
-        return self._process.wait(timeout=START_S)
+        """Its last words are in `log` then, too."""
+        code = self._process.wait(timeout=START_S)
+        self._collecting.join(SOON_S)
+        return code
 
     @property
     def resident(self) -> int:

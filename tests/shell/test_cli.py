@@ -279,7 +279,8 @@ def test_an_odd_folder_for_temporary_files_is_no_obstacle(desk: Path, folder: st
     ran = ddp_launch(
         "--no-warm-start", "--nproc-per-node", "1", "where.py", cwd=desk, environ={"TMPDIR": folder}
     )
-    assert (ran.returncode, ran.stderr) == (0, "")
+    assert ran.returncode == 0
+    assert not [line for line in ran.stderr.splitlines() if "a faster disk" not in line]  # others may use it
     assert ran.stdout.endswith("True\n")
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from launched import FAMILY, Launched, eventually
+from ports import free_port
 
 if TYPE_CHECKING:
     from launched import Launch
@@ -46,7 +47,7 @@ def test_killed_agent_leaves_nothing_of_real_torch(launch: Launch) -> None:
         "next(loader); family(); stay('rank')\n"
     )
     job = launch("--nproc-per-node", "2", source=source)
-    job.await_there("rank-0", "rank-1", *ALL, timeout_s=60)
+    job.await_there("rank-0", "rank-1", *ALL)
     assert len(job.processes()) >= 3 + 2 * (1 + 2 + 4)  # those that fork all the time not counted
     job.send(signal.SIGKILL)
     job.assert_nothing_left()
@@ -149,9 +150,9 @@ def test_crash_while_torch_is_imported_falls_back_to_a_plain_start(launch: Launc
 
 
 def test_zygotes_that_always_die_end_the_job(launch: Launch) -> None:
-    """An interpreter that cannot even be started, say: not for ever."""
-    die = "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n"
-    job = launch("--max-restarts", "100", source=die, fake_torch="")
+    """An interpreter that cannot even be started, say: not for ever. No rank runs meanwhile: a node is missing."""
+    where = ("--nnodes", "2", "--rendezvous", f"127.0.0.1:{free_port()}", "--rdzv-id", "lonely")
+    job = launch(*where, source="", fake_torch="")
     eventually(lambda: job.zygote())
     killed: set[int] = set()
 
@@ -181,7 +182,7 @@ def test_ranks_die_with_both_agent_and_zygote(launch: Launch) -> None:
         os.kill(pid, signal.SIGSTOP)
     for pid in (job.zygote(), job.agent.pid):
         os.kill(pid, signal.SIGKILL)
-    eventually(lambda: not job.processes(), 2.0)
+    eventually(lambda: not job.processes())
 
 
 # --- ranks end ---------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ print("here", os.environ["RANK"], flush=True)
 open(os.path.join(os.environ["THERE"], "here-" + os.environ["RANK"]), "w").close()
 """
 STAYS = SAYS + "import time\ntime.sleep(600)"
-LINES = 30_000
+LINES = 12_000  # what an agent keeps for a reader that does not read at all; beyond that it depends
 FLOODS = f"for number in range({LINES}):\n    print('x' * 100, number)"
 
 
@@ -32,7 +32,7 @@ def agents(job: Launched) -> list[int]:
 def test_hosts_from_the_environment_are_not_for_their_agents(launch: Launch) -> None:
     """Each of them would start all hosts again, and so on."""
     job = launch("--no-warm-start", source=SAYS, env={"DDP_LAUNCH_HOSTS": BOTH[1]})
-    assert job.wait(60) == 0, job.stderr()
+    assert job.wait() == 0, job.stderr()
     assert sorted(line.split("] ")[1] for line in job.stdout().splitlines()) == ["here 0", "here 1"]
 
 
@@ -44,24 +44,26 @@ def test_a_slow_reader_gets_everything(launch: Launch) -> None:
     with os.fdopen(reader, "rb", buffering=0) as stream:
         while piece := stream.read(4096):  # less than there is at any time: the writer always waits
             lines += piece.count(b"\n")
-    assert job.wait(60) == 0, job.stderr()
+    assert job.wait() == 0, job.stderr()
     assert lines == 2 * LINES
 
 
 def test_a_host_whose_agent_is_lost_is_named_and_nobody_waits_for_it(launch: Launch) -> None:
-    job = launch("--no-warm-start", *BOTH, "--max-restarts", "3", source=STAYS)
+    job = launch(
+        "--no-warm-start", *BOTH, "--max-restarts", "3", "--replacement-timeout", "600", source=STAYS
+    )
     job.await_there("here-0", "here-1")
     os.kill(agents(job)[1], signal.SIGKILL)
-    assert job.wait(50) == 1, "before --replacement-timeout: nobody can replace it"
+    assert job.wait() == 1, "before --replacement-timeout: nobody can replace it"
     assert "ddp-launch: error: localhost: its agent ended with exit code -9" in job.stderr()
-    job.assert_nothing_left(10.0)
+    job.assert_nothing_left()
 
 
 def test_a_host_that_cannot_start_is_named_and_nobody_waits_for_it(launch: Launch) -> None:
     job = launch("--hosts", "127.0.0.1:1,localhost", "--nproc-per-node", "gpu", source=STAYS)
-    assert job.wait(50) == 1
+    assert job.wait() == 1
     assert "ddp-launch: error: localhost: its agent ended with exit code 2" in job.stderr()
-    job.assert_nothing_left(10.0)
+    job.assert_nothing_left()
 
 
 def test_a_script_that_speaks_as_its_agent_does_no_harm(launch: Launch) -> None:
@@ -72,7 +74,7 @@ def test_a_script_that_speaks_as_its_agent_does_no_harm(launch: Launch) -> None:
 
 def test_without_ssh_there_is_one_clear_line(launch: Launch) -> None:
     job = launch("--hosts", "192.0.2.1", "--ssh", "no-such-ssh -T", source=SAYS)
-    assert job.wait(30) == 1
+    assert job.wait() == 1
     assert (
         job.stderr()
         == "ddp-launch: error: 192.0.2.1: ssh to it failed: no-such-ssh: No such file or directory\n"
@@ -84,18 +86,18 @@ HANGS = ("--ssh", "sh -c 'exec sleep 600' ssh", "--hosts", "127.0.0.1:1,192.0.2.
 
 def test_a_host_whose_ssh_hangs_is_waited_for_as_long_as_a_node(launch: Launch) -> None:
     job = launch("--no-warm-start", *HANGS, "--join-timeout", "2", source=SAYS)
-    assert job.wait(60) == 1
+    assert job.wait() == 1
     assert (
         "ddp-launch: error: 192.0.2.1: nothing was heard from it within 2 s (--join-timeout)" in job.stderr()
     )
-    job.assert_nothing_left(10.0)
+    job.assert_nothing_left()
 
 
 def test_a_host_whose_ssh_hangs_does_not_outlast_a_job_that_can_do_without_it(launch: Launch) -> None:
     job = launch("--no-warm-start", *HANGS, "--nnodes", "1:2", "--last-call", "0.1", source=SAYS)
-    assert job.wait(60) == 0, job.stderr()
+    assert job.wait() == 0, job.stderr()
     assert "192.0.2.1: the job was over before anything was heard from it" in job.stderr()
-    job.assert_nothing_left(10.0)
+    job.assert_nothing_left()
 
 
 def test_nohup_survives_the_terminal_and_ctrl_c_stops_all(launch: Launch) -> None:
@@ -106,9 +108,9 @@ def test_nohup_survives_the_terminal_and_ctrl_c_stops_all(launch: Launch) -> Non
     job.await_there("here-0", "here-1")
     job.send(signal.SIGHUP)
     job.send(signal.SIGINT)
-    assert job.wait(60) == 128 + signal.SIGINT, job.stderr()
+    assert job.wait() == 128 + signal.SIGINT, job.stderr()
     assert "SIGHUP" not in job.stderr()
-    job.assert_nothing_left(10.0)
+    job.assert_nothing_left()
 
 
 def test_ctrl_c_at_any_moment_of_the_start_leaves_nothing(launch: Launch) -> None:
@@ -116,8 +118,11 @@ def test_ctrl_c_at_any_moment_of_the_start_leaves_nothing(launch: Launch) -> Non
         job = launch(*BOTH, source=STAYS)
         subprocess.run(["sleep", delay], check=True)  # chance decides what is met: all of it must be well
         job.send(signal.SIGINT)
+        eventually(lambda job=job: job.agent.poll() is not None or "Exception ignored in" in job.stderr())
+        job.send(signal.SIGINT)  # Python passes over one that it meets in a callback of an import
         code = job.wait()
-        too_early = "<frozen site>" in job.stderr()  # Python ends itself then, with a code of its own
+        said = job.stderr()
+        too_early = "KeyboardInterrupt" in said and "launcher/" not in said  # Python ends itself
         assert too_early or code in (128 + signal.SIGINT, -signal.SIGINT), job.stderr()
         eventually(lambda job=job: not job.processes(), what="nothing is left")
 

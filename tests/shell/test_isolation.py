@@ -34,7 +34,7 @@ if os.environ["DDP_GENERATION"] == "1":
             case "hangs":
                 time.sleep(60)
 """
-TIMEOUT_S = 2.0
+TIMEOUT_S = 4.0  # longer than a rank that gets on is held up on a machine with other things to do
 
 
 @pytest.fixture
@@ -63,8 +63,8 @@ def test_ranks_that_get_on_outlive_an_outage_and_ranks_that_hang_do_not(
         service.end(signal.SIGKILL)
     hung = [int((jobs["hangs"].there / f"1-{rank}").read_text()) for rank in (0, 1)]
     eventually(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in hung), what="the hung ranks end")
-    said = jobs["hangs"].stderr()
-    assert "stopping the ranks of this node: cut off from the rendezvous for" in said
+    stopping = "stopping the ranks of this node: cut off from the rendezvous for"
+    eventually(lambda: stopping in jobs["hangs"].stderr(), what="it says why")
     for manner in ("computes", "talks"):  # cut off for as long, and looked at as often
         assert "cut off" not in jobs[manner].stderr()
         for rank in (0, 1):
@@ -92,8 +92,9 @@ def test_an_agent_whose_ranks_failed_while_it_was_cut_off_says_so_and_ends_after
             fake_torch="",
         )
         job.await_there("1-0", "1-1")
+        os.kill(service.pid, signal.SIGSTOP)  # so the rank fails before the agent notices that it is cut off
+        os.kill(int((job.there / "1-0").read_text()), signal.SIGKILL)
         service.end(signal.SIGKILL)
-    os.kill(int((job.there / "1-0").read_text()), signal.SIGKILL)
     assert job.wait() == 75
     said = job.stderr()
     assert said.count("cannot reach the rendezvous any more, and no rank runs here; trying on for 3 s") == 1

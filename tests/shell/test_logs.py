@@ -19,6 +19,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from launched import SOON_S, eventually
 
 from launcher.output.logs import LogPump, RankLabel
 from launcher.output.terminal import QUEUE_LIMIT
@@ -81,7 +82,7 @@ class Screen:
             os.close(fd)
 
     def end(self) -> tuple[bytes, bytes]:
-        self.pump.close(10)
+        self.pump.close(SOON_S)
         os.close(self.out_fd)
         os.close(self.err_fd)
         return self.out.all(), self.err.all()
@@ -109,7 +110,7 @@ def ends() -> Iterator[list[int]]:
 def test_lines_are_prefixed_and_files_are_raw(tmp_path: Path) -> None:
     screen = Screen(tmp_path, LogSpec())
     screen.write(3, out=b"a\r\nb\xff\nlast", err=b"oops\n")
-    assert screen.pump.drain(0, 10)
+    assert screen.pump.drain(0, SOON_S)
     assert screen.pump.rank_directory(label(3)) == str(screen.directory / "generation_0/rank_3")
     assert screen.end() == ("[n0:3] a\n[n0:3] b�\n[n0:3] last\n".encode(), b"[n0:3] oops\n")
     assert screen.file(3, "stdout.log") == b"a\r\nb\xff\nlast"
@@ -147,8 +148,8 @@ def test_lines_of_many_ranks_on_one_pipe_are_never_mixed(tmp_path: Path) -> None
         pump.say("from the launcher")
     for thread in threads:
         thread.join()
-    assert pump.drain(0, 10)
-    pump.close(10)
+    assert pump.drain(0, SOON_S)
+    pump.close(SOON_S)
     os.close(sink)
     lines = reader.all().splitlines()
     os.close(source)
@@ -174,7 +175,7 @@ def test_redirected_streams_and_filtered_ranks_go_to_their_files_only(tmp_path: 
     screen = Screen(tmp_path, log)
     for rank in range(3):
         screen.write(rank, out=b"out\n", err=b"err\n")
-    assert screen.pump.drain(0, 10)
+    assert screen.pump.drain(0, SOON_S)
     out, err = screen.end()
     assert out == b"[n0:0] out\n"
     assert sorted(err.splitlines()) == [b"[n0:0] err", b"[n0:1] err"]
@@ -187,7 +188,7 @@ def test_filters_duplicate_matching_lines_of_all_ranks(tmp_path: Path) -> None:
     screen = Screen(tmp_path, log)
     for rank in range(3):
         screen.write(rank, out="an apple\nnothing\nüber\n".encode(), err=b"apple\n")
-        screen.pump.drain(0, 10)
+        screen.pump.drain(0, SOON_S)
     out, _ = screen.end()
     assert out.count(b"nothing") == 2  # the terminal gets every line
     filtered = (screen.directory / "generation_0/filtered_stdout.log").read_text()
@@ -199,7 +200,7 @@ def test_tails_outlive_the_rank_and_are_bounded(tmp_path: Path) -> None:
     screen = Screen(tmp_path, LogSpec())
     text = b"".join(b"%d\n" % i for i in range(100_000))
     screen.write(2, out=b"hello\n", err=text)
-    assert screen.pump.drain(0, 10)
+    assert screen.pump.drain(0, SOON_S)
     assert screen.pump.stderr_tail(2, 0) == text[-65536:]
     assert screen.pump.stdout_tail(2, 0) == b"hello\n"
     assert screen.pump.stderr_tail(7, 0) == b""
@@ -218,11 +219,11 @@ def test_a_traceback_longer_than_the_tail_keeps_its_beginning(tmp_path: Path, re
     screen = Screen(tmp_path, LogSpec())
     begins = b"Traceback (most recent call last):\n"
     screen.write(0, err=b"warming up\n" * 9000 + begins + rest)
-    assert screen.pump.drain(0, 10)
+    assert screen.pump.drain(0, SOON_S)
     assert screen.pump.stderr_tail(0, 0).startswith(begins + rest[:5000])
     assert len(screen.pump.stderr_tail(0, 0)) < 80_000
     screen.write(1, err=begins + b"  frame\n" * 50_000 + b"10%\r" * 50_000)
-    assert screen.pump.drain(0, 10)
+    assert screen.pump.drain(0, SOON_S)
     assert begins not in screen.pump.stderr_tail(1, 0)  # survived: a progress bar ran since
     screen.end()
 
@@ -237,7 +238,7 @@ def test_a_leaked_pipe_does_not_hang_drain_and_its_last_words_are_shown(tmp_path
     assert time.monotonic() - start < 20
     screen.out.wait_for(b"[n0:0] no newline\n")
     os.close(out_fd)
-    assert screen.pump.drain(0, 10)
+    assert screen.pump.drain(0, SOON_S)
     screen.end()
 
 
@@ -246,8 +247,8 @@ def test_who_outlives_two_generations_loses_its_pipe(tmp_path: Path, ends: list[
     leaked = screen.pump.open_rank(label(0, 0))
     ends += leaked
     screen.write(0, generation=2)
-    assert screen.pump.drain(2, 10)
-    assert screen.pump.drain(0, 10)
+    assert screen.pump.drain(2, SOON_S)
+    assert screen.pump.drain(0, SOON_S)
     with pytest.raises(BrokenPipeError):
         os.write(leaked[0], b"x")
     screen.end()
@@ -258,7 +259,7 @@ def test_restarts_leak_no_descriptor(tmp_path: Path) -> None:
     counts = []
     for generation in range(60):
         screen.write(0, out=b"x\n", generation=generation)
-        assert screen.pump.drain(generation, 10)
+        assert screen.pump.drain(generation, SOON_S)
         counts.append(len(os.listdir("/proc/self/fd")))
     assert max(counts[5:]) <= max(counts[:5])
     screen.end()
@@ -275,14 +276,16 @@ def test_a_stalled_reader_neither_blocks_ranks_nor_loses_the_file(tmp_path: Path
     start = time.monotonic()
     write_all(out_fd, text)
     os.close(out_fd)
+    log = tmp_path / "generation_0/rank_0/stdout.log"
+    eventually(lambda: log.stat().st_size >= len(text), what="the last of it is read from the pipe")
     assert not pump.drain(0, 0.2)
     assert time.monotonic() - start < 50
-    assert (tmp_path / "generation_0/rank_0/stdout.log").read_bytes() == text
+    assert log.read_bytes() == text
     reader = Reader(source)  # the reader comes back: it is told what it has missed
     reader.wait_for(b"not shown here")
-    assert pump.drain(0, 10)
+    assert pump.drain(0, SOON_S)
     pump.say("end")
-    pump.close(10)
+    pump.close(SOON_S)
     os.close(sink)
     got = reader.all().splitlines(keepends=True)
     assert got[-1] == b"end\n"
@@ -304,8 +307,8 @@ def test_a_reader_that_pauses_gets_every_line_within_the_limit(tmp_path: Path, e
     os.close(err_fd)
     assert not pump.drain(0, 0.1)
     reader = Reader(source)
-    assert pump.drain(0, 10)
-    pump.close(10)
+    assert pump.drain(0, SOON_S)
+    pump.close(SOON_S)
     os.close(sink)
     assert reader.all() == text
 
@@ -320,9 +323,9 @@ def test_a_terminal_that_goes_away_does_not_end_the_job(tmp_path: Path, gone: st
         os.write(out_fd, b"still here\n")
         os.close(out_fd)
         os.close(err_fd)
-        assert pump.drain(0, 10)
+        assert pump.drain(0, SOON_S)
     pump.say("nobody reads this")
-    pump.close(10)
+    pump.close(SOON_S)
     os.close(sink)
     for rank in range(2):
         assert (tmp_path / f"generation_0/rank_{rank}/stdout.log").read_bytes() == b"still here\n"
@@ -337,8 +340,8 @@ def test_a_closed_stdout_is_no_error(tmp_path: Path) -> None:
     os.write(out_fd, b"x\n")
     os.close(out_fd)
     os.close(err_fd)
-    assert pump.drain(0, 10)
-    pump.close(10)
+    assert pump.drain(0, SOON_S)
+    pump.close(SOON_S)
 
 
 def test_the_users_description_stays_blocking(tmp_path: Path, ends: list[int]) -> None:
@@ -346,7 +349,7 @@ def test_the_users_description_stays_blocking(tmp_path: Path, ends: list[int]) -
         ends += pair
         pump = LogPump(LogSpec(), str(tmp_path), pair[1], pair[1])
         pump.say("x")
-        pump.close(10)
+        pump.close(SOON_S)
         assert not fcntl.fcntl(pair[1], fcntl.F_GETFL) & os.O_NONBLOCK
 
 
@@ -358,8 +361,8 @@ def test_a_socket_is_relayed_to(tmp_path: Path) -> None:
         os.write(out_fd, b"through a socket\n")
         os.close(out_fd)
         os.close(err_fd)
-        assert pump.drain(0, 10)
-        pump.close(10)
+        assert pump.drain(0, SOON_S)
+        pump.close(SOON_S)
         assert ours.recv(1000) == b"[n0:0] through a socket\n"
 
 
@@ -393,7 +396,7 @@ def test_the_status_row_is_wiped_before_lines_and_redrawn_below(tmp_path: Path) 
     terminal.reader.wait_for(row + wipe + b"[n0:0] hello\n" + row)
     os.close(out_fd)
     os.close(err_fd)
-    pump.close(10)
+    pump.close(SOON_S)
     assert terminal.end() == row + wipe + b"[n0:0] hello\n" + row + wipe
 
 
@@ -404,7 +407,7 @@ def test_prefixes_are_coloured_on_a_terminal(tmp_path: Path) -> None:
     os.write(out_fd, b"hello\n")
     os.close(out_fd)
     os.close(err_fd)
-    pump.close(10)
+    pump.close(SOON_S)
     assert terminal.end() == b"\x1b[36m[n0:0] \x1b[0mhello\n"
 
 
@@ -417,11 +420,12 @@ def test_a_stopped_terminal_does_not_stop_the_ranks(tmp_path: Path) -> None:
     write_all(out_fd, b"y" * 99 * 50_000 + b"\n")
     os.close(out_fd)
     os.close(err_fd)
+    log = tmp_path / "generation_0/rank_0/stdout.log"
+    eventually(lambda: log.stat().st_size == 99 * 50_000 + 1, what="the last of it is read from the pipe")
     assert not pump.drain(0, 0.2)
-    assert os.path.getsize(tmp_path / "generation_0/rank_0/stdout.log") == 99 * 50_000 + 1
     termios.tcflow(terminal.slave, termios.TCOON)
-    assert pump.drain(0, 10)
-    pump.close(10)
+    assert pump.drain(0, SOON_S)
+    pump.close(SOON_S)
     assert b"not shown here" in terminal.end()
 
 
@@ -460,7 +464,7 @@ def test_an_unwritable_directory_is_told_once(tmp_path: Path) -> None:
     screen = Screen(tmp_path, LogSpec())
     for rank in range(3):
         screen.write(rank, out=b"x\n")
-    assert screen.pump.drain(0, 10)
+    assert screen.pump.drain(0, SOON_S)
     out, err = screen.end()
     assert out.count(b"x\n") == 3
     assert err.count(b"cannot write") == len(err.splitlines()) == 1
@@ -475,7 +479,7 @@ def test_a_full_disk_is_told_once_and_the_terminal_goes_on(tmp_path: Path) -> No
     try:
         for rank in range(2):
             screen.write(rank, out=b"line\n" * 100_000)
-        assert screen.pump.drain(0, 10)
+        assert screen.pump.drain(0, SOON_S)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, ignored)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -61,7 +60,7 @@ if RANK == 2:
 
 
 def errors(job: Launched, *ranks: int) -> list[Any]:
-    job.await_there(*(f"error-{rank}" for rank in ranks), timeout_s=60)
+    job.await_there(*(f"error-{rank}" for rank in ranks))
     return [json.loads((job.there / f"error-{rank}").read_text()) for rank in ranks]
 
 
@@ -89,7 +88,7 @@ def test_a_bucket_that_fails_names_the_peer_and_its_parameters(launch: Launch, b
         assert said["bucket"] == 0
         assert sorted(said["parameters"]) == ["bias", "weight"]
         assert said["chained"]
-    assert job.wait(60) == 137, job.stderr()
+    assert job.wait() == 137, job.stderr()
     assert "rank 2 on" in job.stderr()
 
 
@@ -103,7 +102,7 @@ def test_a_collective_of_the_script_names_the_peer_too(launch: Launch) -> None:
     assert_one_names_the_last(told)
     for said in told:
         assert (said["collective"], said["sequence"]) == ("all_reduce", 1), said
-    assert job.wait(60) == 137, job.stderr()
+    assert job.wait() == 137, job.stderr()
 
 
 def test_a_look_while_the_first_group_is_being_made_does_not_cost_the_acquaintance(launch: Launch) -> None:
@@ -141,7 +140,7 @@ def test_a_script_without_our_library_gets_torchs_error_with_a_note(
         (note,) = said["notes"]
         assert note.startswith("all_reduce #1 "), note
     assert any("rank 2 " in said["notes"][0] for said in told), told
-    assert job.wait(60) == 137, job.stderr()
+    assert job.wait() == 137, job.stderr()
 
 
 def test_who_did_not_come_within_a_time_limit_of_torch_is_named(launch: Launch) -> None:
@@ -153,7 +152,7 @@ def test_who_did_not_come_within_a_time_limit_of_torch_is_named(launch: Launch) 
     )
     source = source.replace("signal.signal(signal.SIGTERM, signal.SIG_IGN)\n", "")
     job = launch("--nproc-per-node", "3", source=source, env={"BACKEND": "gloo"})
-    assert job.wait(90) == 124, job.stderr()
+    assert job.wait() == 124, job.stderr()
     said = job.said()
     assert "rank 1 on" in said, said
     assert "wait for it in monitored_barrier #2" in said, said
@@ -167,7 +166,7 @@ def test_who_never_comes_to_form_the_group_is_named(launch: Launch) -> None:
         "dist.init_process_group('gloo', timeout=datetime.timedelta(seconds=6))\n"
     )
     job = launch("--nproc-per-node", "3", source=source)
-    assert job.wait(90) == 124, job.stderr()
+    assert job.wait() == 124, job.stderr()
     said = job.said()
     assert "rank 1 on" in said, said
     assert "ranks 0 and 2 wait for it in init_process_group #1" in said, said
@@ -183,7 +182,7 @@ def test_who_never_comes_to_form_a_subgroup_is_named(launch: Launch) -> None:
         "dist.new_group([1, 0], timeout=datetime.timedelta(seconds=6))\n"
     )
     job = launch("--nproc-per-node", "3", source=source)
-    assert job.wait(90) == 124, job.stderr()
+    assert job.wait() == 124, job.stderr()
     said = " ".join(job.stderr().replace("│", " ").split())
     assert "not certain who: rank 1: stands still" in said, "one against one"
     assert "rank 0 waits for it in new_group #1 of group (0-1)" in said, said
@@ -196,18 +195,21 @@ def test_who_waits_for_a_living_rank_is_released_when_another_fails(launch: Laun
         "pair = dist.new_group([0, 1])\n"
         "def ends(*_): there('signal'); raise SystemExit(0)\n"
         "signal.signal(signal.SIGTERM, ends)\n"
-        "there('ready')\n"
         "if RANK == 2:\n    await_there('ready-0', 'ready-1'); time.sleep(0.2); sys.exit(7)\n"
         "try:\n"
-        "    if RANK == 0: dist.all_reduce(torch.ones(4), group=pair)\n"
-        "    else: time.sleep(600)\n"
-        "finally:\n    there('finally')\n"
+        "    try:\n"
+        "        there('ready')\n"
+        "        if RANK == 0: dist.all_reduce(torch.ones(4), group=pair)\n"
+        "        else: time.sleep(600)\n"
+        "    finally:\n        there('finally')\n"
+        "finally:\n    there('finally')\n"  # should the signal break off the first
     )
-    job = launch("--nproc-per-node", "3", "--shutdown-timeout", "50", source=source, env={"BACKEND": backend})
-    began = time.monotonic()
-    job.await_there("finally-0", "finally-1", "signal-0", "signal-1", timeout_s=60)
-    assert job.wait(60) == 7, job.stderr()
-    assert time.monotonic() - began < 50  # nobody had to be killed
+    job = launch(
+        "--nproc-per-node", "3", "--shutdown-timeout", "600", source=source, env={"BACKEND": backend}
+    )
+    # Rank 0 is released by either: the signal comes first, unless who sends it is held up for a moment.
+    job.await_there("finally-0", "finally-1", "signal-1")
+    assert job.wait() == 7, job.stderr()  # long before anybody would be killed
 
 
 def test_a_rank_that_cannot_be_released_is_killed_when_its_time_is_up(launch: Launch) -> None:
@@ -217,7 +219,7 @@ def test_a_rank_that_cannot_be_released_is_killed_when_its_time_is_up(launch: La
         "ctypes.PyDLL(None).sleep(600)\n"  # native code that holds the interpreter: no thread of ours runs
     )
     job = launch("--nproc-per-node", "2", "--shutdown-timeout", "1", source=source, env={"BACKEND": "gloo"})
-    assert job.wait(60) == 7, job.stderr()
+    assert job.wait() == 7, job.stderr()
 
 
 def test_flight_recorders_are_read_at_a_hang(launch: Launch) -> None:
@@ -228,10 +230,10 @@ def test_flight_recorders_are_read_at_a_hang(launch: Launch) -> None:
         "if RANK == 1: time.sleep(600)\n"
         "dist.all_reduce(torch.ones(4))\n"
     )
-    limit = "2,start=5,first-step=2,checkpoint=5,evaluation=5"
+    limit = "5,start=60,first-step=5,checkpoint=60,evaluation=60"
     options = ("--nproc-per-node", "2", "--hang-timeout", limit, "--shutdown-timeout", "1")
     job = launch(*options, source=source)
-    assert job.wait(90) != 0
+    assert job.wait() != 0
     (logs,) = job.logs()
     failure = json.loads((logs / "failure.json").read_text())
     text = json.dumps(failure)

@@ -82,8 +82,8 @@ def test_probes_and_metrics_are_answered_on_this_machine_only(launch: Launch, po
     assert status == 200
     assert "ddp_launch_ranks_running 2" in text.splitlines()
     eventually(lambda: "ddp_launch_memory_used_bytes" in ask(port, "/metrics")[1])
-    assert f"health is told at http://127.0.0.1:{port}/livez" in job.stderr()
     finish(job)
+    assert f"health is told at http://127.0.0.1:{port}/livez" in job.stderr()
     assert ask(port, "/livez") == (0, "")
 
 
@@ -157,7 +157,7 @@ def test_a_slow_rank_is_named_on_the_terminal_while_it_runs(launch: Launch) -> N
         source=PACED,
         fake_torch="",
     )
-    named = eventually(lambda: re.search(r"ddp-launch: (rank \d on \S+ is slower.*)", job.stderr()), 60.0)
+    named = eventually(lambda: re.search(r"ddp-launch: (rank \d on \S+ is slower.*)", job.stderr()))
     assert re.fullmatch(
         r"rank 1 on \S+ is slower than its peers: [\d.e+]+ m?s a step in its data loader, they [\d.e+]+ m?s",
         named[1],
@@ -237,7 +237,7 @@ def limited() -> Iterator[Path]:
         (folder / "memory.limit_in_bytes").write_text(str(LIMIT_MIB * MIB))
         yield folder
     finally:
-        eventually(lambda: not (folder / "cgroup.procs").read_text(), 20.0)
+        eventually(lambda: not (folder / "cgroup.procs").read_text())
         for inner in folder.iterdir():
             if inner.is_dir():
                 inner.rmdir()
@@ -253,10 +253,10 @@ def test_memory_that_runs_out_is_told_before_and_in_the_report_of_the_death(
         source=GREEDY,
         preexec_fn=lambda: procs.write_text("0"),
     )
-    said = eventually(lambda: re.search(r"ddp-launch: \S+: (memory is at .*)", job.stderr()), 60.0)
-    assert re.fullmatch(rf"memory is at 9\d % of the cgroup's limit \(1\d\d of {LIMIT_MIB} MiB\)", said[1]), (
-        said[1]
-    )
+    said = eventually(lambda: re.search(r"ddp-launch: \S+: (memory is at .*)", job.stderr()))
+    assert re.fullmatch(
+        rf"memory is at (9\d|100) % of the cgroup's limit \(1\d\d of {LIMIT_MIB} MiB\)", said[1]
+    ), said[1]
     (job.there / "enough").touch()
     assert job.wait() == 137
     assert "out-of-memory killer" in job.stderr()

@@ -81,5 +81,5 @@ def test_a_first_step_does_not_import_what_was_preloaded(launch: Launch, tmp_pat
         "print(before, 'torch._dynamo' in sys.modules)\n"
     )
     job = launched(launch, tmp_path, {}, "--preload", "torch._dynamo", source=source)
-    assert job.wait() == 0, job.stderr()
+    assert job.wait(200.0) == 0, job.stderr()
     assert job.stdout().count("True True") == 2, job.stdout() + os.linesep + job.stderr()

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from etcd_cluster import needs_etcd, running
 from launched import eventually
-from ports import free_ports
+from ports import free_port, free_ports
 from served import Agent, Cable, Service, agents, serving, soon
 
 from rendezvous.access.client_options import ClientOptions
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from launched import Launch, Launched
 
 # On a machine that has nothing else to do, 3 s and 2 s; bench/rendezvous.py measures them.
-_DECIDED_WITHIN_S = 15.0
-_AFTER_ELECTION_S = 10.0
+_DECIDED_WITHIN_S = 30.0
+_AFTER_ELECTION_S = 20.0
 _JOB = JobSpec("job", 2, 2, "train.py", budget=RestartBudget(9), node_failure_limit=9, lease_s=60.0)
 
 
@@ -190,8 +190,10 @@ def test_events_are_followed_to_whichever_replica_has_the_job(cluster: EtcdClust
             await all_finish(both, 2)
         await following
         before = ["joined", "left", "joined", "joined", "sealed", "running"]
-        after = ["resumed", "decision", "stopping", "sealed", "running", "decision", "ended"]
-        assert told == [*before, *after]
+        after = ["decision", "stopping", "sealed", "running", "decision", "ended"]
+        # Once at least: an owner that is starved of processor time gives way, too.
+        assert "resumed" in told
+        assert [kind for kind in told if kind != "resumed"] == [*before, *after]
 
     store = ("--store", cluster.url("followed"))
     with serving(*store) as first, serving(*store) as second:
@@ -203,22 +205,25 @@ def test_an_agent_that_reaches_the_new_owner_late_is_waited_for(cluster: EtcdClu
     """Later than its lease, as may happen to one that found nobody for a while: its ranks are well."""
     job = replace(_JOB, lease_s=3.0)
 
-    async def story(first: Service, second: Service) -> None:
-        async with agents([first.endpoint], job, ["b"]) as (b,):
-            await b.expect(Waiting)  # so the job is the first replica's
-            async with agents([first.endpoint, second.endpoint], job, ["a"]) as (a,):
-                await asyncio.gather(start(a, 1), start(b, 1))
-                await asyncio.to_thread(first.end, signal.SIGKILL)
-                await b.session.close()
-                await a.expect(StoreAt)  # the new owner tells where its agents stand
-                await asyncio.sleep(1.5 * job.lease_s)  # the lateness itself
-                async with agents([second.endpoint], job, ["b"]) as (late,):
-                    assert (await late.expect(Assigned)).assignment.generation == 1
-                    await all_finish([a, late], 1)
+    async def story(replicas: set[Service]) -> None:
+        def owners() -> list[Service]:
+            return [replica for replica in replicas if any("kind=running" in line for line in replica.log)]
+
+        async with agents([replica.endpoint for replica in replicas], job, ["a", "b"]) as (a, b):
+            await asyncio.gather(start(a, 1), start(b, 1))
+            (owner,) = await asyncio.to_thread(eventually, owners)
+            (other,) = replicas - {owner}
+            await asyncio.to_thread(owner.end, signal.SIGKILL)
+            await b.session.close()
+            await a.expect(StoreAt)  # the new owner tells where its agents stand
+            await asyncio.sleep(1.5 * job.lease_s)  # the lateness itself
+            async with agents([other.endpoint], job, ["b"]) as (late,):
+                assert (await late.expect(Assigned)).assignment.generation == 1
+                await all_finish([a, late], 1)
 
     store = ("--store", cluster.url("late"))
     with serving(*store) as first, serving(*store) as second:
-        soon(story(first, second))
+        soon(story({first, second}))
 
 
 async def decided_after(
@@ -267,23 +272,23 @@ def test_an_owner_that_is_cut_off_from_etcd_leaves_its_jobs_to_another(cluster: 
 
     async def story() -> None:
         async with contextlib.AsyncExitStack() as stack:
-            cables = [Cable(endpoint) for endpoint in cluster.hosts.split(",")]
-            ends = [await stack.enter_async_context(cable) for cable in cables]
-            stores = [f"etcd://{','.join(ends)}/cut", cluster.url("cut"), cluster.url("cut")]
+            members = cluster.hosts.split(",")
+            cables = [[Cable(member) for member in members] for _ in range(3)]  # of each replica its own
+            stores = []
+            for own in cables:
+                ends = [await stack.enter_async_context(cable) for cable in own]
+                stores.append(f"etcd://{','.join(ends)}/cut")
             replicas = await asyncio.to_thread(Replicas, stores)
             stack.callback(replicas.close)
-            owner = replicas.all[0]
-            async with agents(replicas.endpoints[:1], _JOB, ["first"]) as (first,):
-                await first.expect(Waiting)  # so the job is the first replica's
-                first.session.send(AgentLeft(first.id, "that was all"))
             async with agents(replicas.endpoints, _JOB, ["a", "b"]) as both:
                 await asyncio.gather(*(start(agent, 1) for agent in both))
-                assert await asyncio.to_thread(replicas.owner_at, 1) is owner
-                for cable in cables:
+                owner = await asyncio.to_thread(replicas.owner_at, 1)
+                owners = cables[replicas.all.index(owner)]
+                for cable in owners:
                     cable.freeze()
                 await decided_after("its owner was cut off", lambda: None, both, 1)
                 assert await asyncio.to_thread(replicas.owner_at, 2) is not owner
-                for cable in cables:
+                for cable in owners:
                     cable.cut()
                 await all_finish(both, 2)
             assert not any("kind=decision" in line or '"decision"' in line for line in owner.log)
@@ -325,11 +330,10 @@ def test_decisions_go_on_at_the_same_owner_when_etcd_loses_a_member(cluster: Etc
                 assert took - election_s < _AFTER_ELECTION_S
                 await healed()
             await all_finish(both, 4)
-        first, *others = (replicas.who_said("decision", g)[:2] for g in (1, 2, 3))
-        assert first == [owner]
+        decided = [replicas.who_said("decision", g)[:2] for g in (1, 2, 3)]
         # A member that is starved of processor time looks like one that is gone: then the owner gives way, and says so.
         gave_way = any("lease at etcd is given up" in line for line in owner.log)
-        assert all(len(said) == 1 and (said == [owner] or gave_way) for said in others)
+        assert all(len(said) == 1 and (said == [owner] or gave_way) for said in decided)
 
     with contextlib.closing(Replicas([cluster.url("members")] * 3)) as replicas:
         soon(story(replicas))
@@ -389,13 +393,14 @@ def test_ranks_do_not_notice_that_the_service_died_and_came_back(
 ) -> None:
     """One that had the job in memory only takes it up from what the agents say."""
     store = ("--store", f"file:{tmp_path}/jobs" if kept == "in a file" else "memory")
-    with serving(*store) as first:
-        nodes = both_nodes(launch, tmp_path, first.endpoint)
+    endpoint = f"127.0.0.1:{free_port()}"  # one that nobody is given while the service is away
+    with serving(*store, listen=endpoint) as first:
+        nodes = both_nodes(launch, tmp_path, endpoint)
         os.kill(Steps(tmp_path, 0).pids[1], signal.SIGKILL)
         steps = Steps(tmp_path, 1)
         first.end(signal.SIGKILL)
         steps.go_on()
-        with serving(*store, listen=first.endpoint) as second:
+        with serving(*store, listen=endpoint) as second:
             steps.go_on()
             os.kill(steps.pids[1], signal.SIGKILL)
             again = Steps(tmp_path, 2)

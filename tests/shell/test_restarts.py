@@ -28,24 +28,27 @@ def failure(job: Launched) -> Any:
 
 def test_generations_count_up_and_each_has_a_store_of_its_own(launch: Launch, tmp_path: Path) -> None:
     source = (
-        "import os, sys, torch.distributed as dist\n"
+        "import os, sys, time, torch.distributed as dist\n"
         "dist.init_process_group('gloo')\n"
         "e = os.environ\n"
         "port, count, gen = e['MASTER_PORT'], e['TORCHELASTIC_RESTART_COUNT'], e['DDP_GENERATION']\n"
         "with open(e['SEEN'], 'a') as f: f.write(f'{gen} {count} {e[\"RANK\"]} {port}\\n')\n"
         "dist.barrier()\n"
+        "passed = os.path.join(e['THERE'], count)\n"  # by the other rank, too: nothing is lost to it then
+        "if e['RANK'] == '0': open(passed, 'w').close()\n"
+        "while not os.path.exists(passed): time.sleep(0.001)\n"
         "sys.exit(3 if count != '2' and e['RANK'] == '1' else 0)\n"
     )
     seen = tmp_path / "seen"
     job = launch("--nproc-per-node", "2", "--max-restarts", "3", source=source, env={"SEEN": str(seen)})
-    assert job.wait(60) == 0, job.stderr()
+    assert job.wait() == 0, job.stderr()
     rows = sorted(line.split() for line in seen.read_text().splitlines())
     assert [row[:3] for row in rows] == [[str(g), str(g - 1), str(r)] for g in (1, 2, 3) for r in (0, 1)]
     ports = [row[3] for row in rows]
     assert all(ports[i] == ports[i + 1] for i in (0, 2, 4))
     assert len(set(ports)) == 3
     told = [line for line in job.stderr().splitlines() if "restarting with the same nodes" in line]
-    assert len([line for line in told if " lost its peers; " not in line]) == 2, told
+    assert len(told) == 2, told
     assert not job.logs()
 
 
@@ -150,7 +153,7 @@ def test_consequence_is_not_the_cause(launch: Launch) -> None:
         "    raise\n"
     )
     job = launch("--nproc-per-node", "2", source=source)
-    assert job.wait(60) == 1
+    assert job.wait() == 1
     told = failure(job)
     assert told["first_cause"]["rank"] == 1, job.stderr()
     assert "the real cause" in told["first_cause"]["reason"]
@@ -182,13 +185,13 @@ def test_many_restarts_leak_nothing(launch: Launch, warm: bool, last: int) -> No
     )
     sizes = []
     for generation in (20, last):
-        job.await_there(f"generation-{generation}-0", f"generation-{generation}-1", timeout_s=100)
+        job.await_there(f"generation-{generation}-0", f"generation-{generation}-1", timeout_s=200)
         eventually(lambda: len(job.processes()) == 2 + (3 if warm else 2))
         sizes.append([size_of(pid) for pid in (job.agent.pid, job.zygote())])
         (job.there / f"go-{generation}").touch()
     assert job.wait() == 0, job.stderr()[-2000:]
     for before, after in zip(*sizes, strict=True):
-        assert after["threads"] == before["threads"]
+        assert after["threads"] <= before["threads"]
         assert after["files"] <= before["files"] + 2
         assert after["kb"] < before["kb"] + 2048, sizes
     job.assert_nothing_left(0.0)

@@ -26,16 +26,18 @@ from rendezvous.control.ctl_calls import Service as Operations
 from rendezvous.events import (
     AgentLeft,
     AgentStopped,
+    Assigned,
     Ended,
     RankFailed,
     RanksFinished,
     Refused,
     Stop,
     StoreAt,
+    StoreOpened,
     Waiting,
 )
 from rendezvous.pb import rendezvous_pb2 as pb
-from rendezvous.types import AgentId, Cause, DecisionKind, FailureClass, JobSpec, RestartBudget
+from rendezvous.types import AgentId, Cause, DecisionKind, FailureClass, JobSpec, RestartBudget, StoreAddress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 
 # A lease that no busy machine outlasts: only some tests are about its end.
 TWO = JobSpec("job", 2, 2, "train.py", budget=RestartBudget(3), lease_s=60.0)
+ONE = JobSpec("job", 1, 1, "train.py", lease_s=60.0)
 PATIENT = pytest.mark.parametrize("service", [("--resume-grace", "60")], indirect=True)
 
 
@@ -150,8 +153,10 @@ def test_a_silent_agent_is_lost_when_its_lease_ends(service: Service) -> None:
     async def story() -> None:
         spec = JobSpec("job", 2, 2, "train.py", budget=RestartBudget(3), lease_s=3.0)
         async with agents(service.endpoint, spec, ["a"]) as (a,), raw_stream(service.endpoint) as call:
+            await a.expect(Waiting)  # so the other has a world to be in, however soon it is lost
             await call.write(join_bytes(spec, "b"))
-            await a.run()
+            await a.expect(Assigned)
+            a.session.send(StoreOpened(a.id, 1, StoreAddress("127.0.0.1", 1234)))
             assert "nothing heard from it for 3 s" in (await a.expect(Stop)).decision.reason
 
     soon(story())
@@ -180,8 +185,9 @@ def test_a_running_job_outlives_its_service(signum: signal.Signals, tmp_path: Pa
     store = ("--store", f"file:{tmp_path}/jobs")
 
     async def story() -> None:
-        first = Service("--listen", "127.0.0.1:0", *store)
-        endpoint = await asyncio.to_thread(first.await_endpoint)
+        endpoint = f"127.0.0.1:{free_port()}"  # one that nobody is given while the service is away
+        first = Service("--listen", endpoint, *store)
+        await asyncio.to_thread(first.await_endpoint)
         async with agents(endpoint, TWO, ["a", "b"]) as (a, b):
             try:
                 await asyncio.gather(a.run(), b.run())
@@ -204,8 +210,9 @@ def test_a_forming_round_completes_after_the_service_was_killed(tmp_path: Path) 
     store = ("--store", f"file:{tmp_path}/jobs")
 
     async def story() -> None:
-        first = Service("--listen", "127.0.0.1:0", *store)
-        endpoint = await asyncio.to_thread(first.await_endpoint)
+        endpoint = f"127.0.0.1:{free_port()}"  # one that nobody is given while the service is away
+        first = Service("--listen", endpoint, *store)
+        await asyncio.to_thread(first.await_endpoint)
         async with agents(endpoint, TWO, ["a"]) as (a,):
             await a.expect(Waiting)
             await asyncio.to_thread(first.end, signal.SIGKILL)
@@ -239,7 +246,7 @@ def test_a_path_that_no_socket_can_have_is_told_in_one_line(tmp_path: Path) -> N
 
 
 def test_orders_are_carried_out_and_answered(service: Service) -> None:
-    spec = JobSpec("job", 1, 2, "train.py", last_call_s=30.0)
+    spec = replace(ONE, max_nodes=2, last_call_s=30.0)
 
     async def story() -> None:
         ops = operations(service.endpoint)
@@ -278,13 +285,11 @@ def test_orders_are_carried_out_and_answered(service: Service) -> None:
 
 
 def test_events_are_followed_to_the_end_of_the_job(service: Service) -> None:
-    spec = JobSpec("job", 1, 1, "train.py")
-
     async def follow() -> list[str]:
         return [note.kind async for note in operations(service.endpoint).notes("job", follow=True)]
 
     async def story() -> None:
-        async with agents(service.endpoint, spec, ["a"]) as (a,):
+        async with agents(service.endpoint, ONE, ["a"]) as (a,):
             await a.run()
             following = asyncio.get_running_loop().create_task(follow())
             a.session.send(RanksFinished(a.id, 1))
@@ -300,7 +305,7 @@ def test_ddpctl_speaks_json_and_text(service: Service) -> None:
         return subprocess.run(command, capture_output=True, text=True, env=env, timeout=100, check=False)
 
     async def story() -> None:
-        async with agents(service.endpoint, JobSpec("job", 1, 1, "train.py"), ["a"]) as (a,):
+        async with agents(service.endpoint, ONE, ["a"]) as (a,):
             await a.run()
             listed = await asyncio.to_thread(ddpctl, "list", "-o", "json")
             assert json.loads(listed.stdout)["jobs"][0]["phase"] == "PHASE_RUNNING"
@@ -453,7 +458,7 @@ def test_probes_and_metrics(service: Service) -> None:
             return str(answer.read().decode())
 
     async def story() -> bytes:
-        async with agents(service.endpoint, JobSpec("job", 1, 1, "train.py"), ["a"]) as (a,):
+        async with agents(service.endpoint, ONE, ["a"]) as (a,):
             await a.run()
             text = await asyncio.to_thread(fetch, "/metrics")
             assert 'ddp_rendezvous_jobs{phase="running"} 1' in text

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
+from ports import free_port
 from served import Agent, Service, agents, serving, soon
 
 from rendezvous.events import (
@@ -37,8 +38,9 @@ class Mortal:
 
     def __init__(self, folder: Path) -> None:
         self._store = ("--store", f"file:{folder}/jobs")
-        self._service = Service("--listen", "127.0.0.1:0", *self._store)
-        self.endpoint = self._service.await_endpoint()
+        self.endpoint = f"127.0.0.1:{free_port()}"  # one that nobody is given while the service is away
+        self._service = Service("--listen", self.endpoint, *self._store)
+        self._service.await_endpoint()
 
     async def dies_and_comes_back(self) -> None:
         await asyncio.to_thread(self._service.end, signal.SIGKILL)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from launched import Launch
 
 PLAIN = ("--no-warm-start", "--nproc-per-node", "2")
+GRACE = "2"  # seconds in which a rank on a busy machine gets round to saying that it was asked
 DEAF = FAMILY + (
     "signal.signal(signal.SIGTERM, lambda *_: there('asked'))\n"
     "there('rank')\n"
@@ -48,7 +49,7 @@ def test_ranks_have_time_to_write_a_checkpoint(launch: Launch, name: str, warm: 
 
 @pytest.mark.parametrize("how", ["grace", "second signal"])
 def test_ranks_that_do_not_end_are_killed(launch: Launch, how: str) -> None:
-    grace = "0.2" if how == "grace" else "600"
+    grace = GRACE if how == "grace" else "600"
     job = launch(*PLAIN, "--shutdown-timeout", grace, source=DEAF)
     job.await_there("rank-0", "rank-1")
     job.send(signal.SIGINT)
@@ -67,7 +68,7 @@ def test_grace_is_the_same_when_a_rank_has_failed(launch: Launch, options: tuple
         "    while not os.path.exists(os.environ['THERE'] + '/rank-0'): time.sleep(0.001)\n"
         "    sys.exit(7)\n" + DEAF
     )
-    job = launch(*PLAIN, *options, "--shutdown-timeout", "0.2", source=source)
+    job = launch(*PLAIN, *options, "--shutdown-timeout", GRACE, source=source)
     job.await_there("asked-0")
     assert job.wait() == (0 if options else 7), job.stderr()
     job.assert_nothing_left(0.0)

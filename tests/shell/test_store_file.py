@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _WRITER = Path(__file__).parent / "programs" / "file_writer.py"
 
 
+@pytest.mark.timeout(600)  # it writes to the disk a thousand times and more
 def test_a_kill_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
     """Fifty times, at any moment: during a write, a checkpoint of the log, or the opening itself."""
     path = str(tmp_path / "s.db")
@@ -199,7 +200,7 @@ def test_a_full_disk_makes_writers_wait_and_loses_nothing(
         await store.close()
 
     asyncio.run(check())
-    said = [r.levelname for r in caplog.records]
+    said = [r.levelname for r in caplog.records if r.name == "rendezvous.store.ledger"]
     assert said == ["ERROR", "WARNING"]  # once, and once that it is over
 
 
@@ -228,26 +229,32 @@ def test_what_was_asked_for_is_done_in_order_and_before_closing(tmp_path: Path) 
 
 
 def test_the_event_loop_goes_on_while_the_disk_works(tmp_path: Path) -> None:
-    """Somebody else's lock on the database stands for a slow disk."""
+    """Somebody else's lock on the database stands for a slow disk. A loop that waits for it does so each time; one
+    that is merely kept from running is not, three times running."""
 
-    async def check() -> None:
-        path = str(tmp_path / "s.db")
-        store = await open_file_store(path)
-        first = await store.job("j").save(JobState(), 0)
-        blocker = sqlite3.connect(path, isolation_level=None)
-        blocker.execute("BEGIN IMMEDIATE")
-        saving = asyncio.create_task(store.job("j").save(JobState(generation=1), first))
+    async def longest_turn() -> float:
         loop = asyncio.get_running_loop()
         longest, before = 0.0, loop.time()
         for _ in range(100):
             await asyncio.sleep(0.002)
             longest, before = max(longest, loop.time() - before), loop.time()
-        assert not saving.done()
-        blocker.execute("ROLLBACK")
+        return longest
+
+    async def check() -> None:
+        path = str(tmp_path / "s.db")
+        store = await open_file_store(path)
+        version, turns = await store.job("j").save(JobState(), 0), []
+        blocker = sqlite3.connect(path, isolation_level=None)
+        for generation in (1, 2, 3):
+            blocker.execute("BEGIN IMMEDIATE")
+            saving = asyncio.create_task(store.job("j").save(JobState(generation=generation), version))
+            turns.append(await longest_turn())
+            assert not saving.done()
+            blocker.execute("ROLLBACK")
+            async with asyncio.timeout(60.0):
+                version = await saving
         blocker.close()
-        async with asyncio.timeout(60.0):
-            await saving
-        assert longest < 0.2
+        assert min(turns) < 0.2
         await store.close()
 
     asyncio.run(check())

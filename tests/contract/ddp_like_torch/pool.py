@@ -40,7 +40,7 @@ class Task:
     function: str
     side: str = "torch"
     arguments: tuple[Any, ...] = ()
-    group_timeout_s: float = 30.0
+    group_timeout_s: float = 60.0
     backend: str = "gloo"
 
 
@@ -52,7 +52,7 @@ class Pool:
         self._pipes: list[Any] = []
         self._folder = Path(tempfile.mkdtemp(prefix="ranks-"))
 
-    def run(self, task: Task, timeout_s: float = 90.0) -> list[Transcript]:
+    def run(self, task: Task, timeout_s: float = 180.0) -> list[Transcript]:
         """What each rank saw. Raises RanksLost, and starts anew next time, if one does not say."""
         if not self._ranks:
             self._start()

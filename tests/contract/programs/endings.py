@@ -172,7 +172,7 @@ def finalizer_in_a_cycle_imports():
 
 @ending
 def waits_for_its_threads():
-    threading.Thread(target=lambda: (time.sleep(0.2), print("thread done"))).start()
+    threading.Thread(target=lambda: (threading.main_thread().join(), print("thread done"))).start()
     print("main done")
     sys.exit(6)
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-wait = timedelta(seconds=30)
+wait = timedelta(seconds=120)
 
 
 def exchanged(store, key):

@@ -1,6 +1,7 @@
 """A small training that is disturbed as the test says, and tells what it did: one line of JSON after the other.
 
 What is to happen comes as JSON in PLAN, by generation: `kill` a rank at a step, before or after or in its commit.
+After that of the step `flush` each rank waits for the disk: in the next step's collectives all know that it is there.
 """
 
 from __future__ import annotations
@@ -118,6 +119,8 @@ def main():
             disturb(step, "before")
             disturb(step, "in")
             state.commit(samples=len(ids))
+            if PLAN.get("flush") == step:
+                state.flush()
             disturb(step, "after")
     tell("end", losses=state.losses)
     state.close()

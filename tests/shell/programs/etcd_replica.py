@@ -9,6 +9,7 @@ import time
 from dataclasses import replace
 
 from rendezvous.service.owner import Conflict
+from rendezvous.store import etcd_owner
 from rendezvous.store.open import open_store
 from rendezvous.store.protocol import Deposed, Store
 
@@ -38,7 +39,8 @@ async def own(store: Store, job_id: str) -> None:
         say("saved", generation=state.generation, version=version, holds=store.ownership.holds(job_id))
 
 
-async def main(url: str, address: str, job_id: str) -> None:
+async def main(url: str, address: str, job_id: str, ttl_s: str) -> None:
+    etcd_owner._TTL_S = int(ttl_s)
     store = await open_store(url, address)
     free = asyncio.Event()
     free.set()
