@@ -86,7 +86,7 @@ class RemoteSession:
         self._was_reached = self._told_early = False
         self._worked = False  # this stream did
         self._breaks: list[float] = []  # when streams fell silent before they had said anything
-        self._connect_s = CONNECT_S
+        self._connect_s = CONNECT_S  # for the next try
         self._silent_at: dict[str, float] = {}  # by endpoint
         # By endpoint: when it was looked for, what was found.
         self._misfits: dict[str, tuple[float, str]] = {}
@@ -163,11 +163,13 @@ class RemoteSession:
             await asyncio.sleep(self._pause_s(failures))
 
     def _note_silence(self, endpoint: str, error: _Broken) -> None:
-        self._connect_s = _RECONNECT_S if error.silent and self._worked else CONNECT_S
-        if error.silent:
-            self._silent_at[endpoint] = self._loop.time()
-        if error.silent and not self._worked:
-            self._breaks.append(self._loop.time())
+        if not error.silent:
+            return
+        now = self._silent_at[endpoint] = self._loop.time()
+        if self._worked:
+            self._connect_s = _RECONNECT_S
+        else:
+            self._breaks.append(now)
 
     async def _misfit(self, endpoint: str) -> str:
         """Looked for until a service is reached; later its certificates, or ours, may be on their way."""
@@ -249,6 +251,7 @@ class RemoteSession:
             channel = open_channel(endpoint, self._options, self._patience_s(), ping_after_s, self._connect_s)
         except OptionsUnusable as error:
             raise self._unusable(error) from error
+        self._connect_s = CONNECT_S
         number = ("rendezvous-stream", str(next(_NUMBERS)))
         call: Any = channel.stream_stream(ATTEND)(metadata=(*metadata(self._options), number))
         self._outbox.clear()
