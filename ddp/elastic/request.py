@@ -72,13 +72,13 @@ def checkpoint_requested() -> bool:
     """As this rank sees it; no more once it has answered. Others may not have heard: State.should_checkpoint()."""
     path = _path()
     watch()
-    answered = bool(path) and os.path.exists(_answer(path))  # looked at first: it goes after the question
     asked = bool(path) and os.path.exists(path)
     if asked or not path:
         _forgive()
     else:
         _heed_what_nobody_answered()
-    return asked and not answered
+    # The question goes before its answers: one without an answer must still be there after that look.
+    return asked and not os.path.exists(_answer(path)) and os.path.exists(path)
 
 
 def checkpoint_request() -> CheckpointRequest | None:
