@@ -14,6 +14,8 @@ from launcher import tether
 from launcher.output.lines import printable
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from launcher.exchange import Finish
     from launcher.output.log_folder import LogFolder
     from launcher.settings.spec import LaunchSpec
@@ -61,24 +63,20 @@ def _say_last(spec: LaunchSpec, text: str, whose: str, error: str = "") -> None:
     if spec.tethered:
         _say(tether.framed("ending", whose=whose, text=text, error=error))
         return
-    for said in filter(None, (leave_error_file(error), text)):
-        _say(said)
+    leave_error_file(error, _say)
+    _say(text)
 
 
-def leave_error_file(error: str) -> str:
-    """As torchrun does: schedulers look for the reason in the file that this variable of our own names.
-
-    The answer is what to say of it, if anything.
-    """
+def leave_error_file(error: str, say: Callable[[str], None]) -> None:
+    """As torchrun does: schedulers look for the reason in the file that this variable of our own names."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not (path and error):
-        return ""
+        return
     try:
         with open(path, "w", encoding="utf-8") as file:  # in place: it may be mounted, as a container's are
             file.write(error)
     except OSError as failure:
-        return f"ddp-launch: cannot write TORCHELASTIC_ERROR_FILE {path}: {failure.strerror}"
-    return ""
+        say(f"ddp-launch: cannot write TORCHELASTIC_ERROR_FILE {path}: {failure.strerror}")
 
 
 def _say(text: str) -> None:

@@ -13,6 +13,8 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from launcher.template import scratch
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -61,8 +63,7 @@ class Guards:
         if len(os.fsencode(self._path)) > _LONGEST_PATH:
             return
         with contextlib.suppress(OSError):
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(self._folder, 0o700)  # by us or by the zygote, whoever comes first
+            scratch.ensure(self._folder)
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._path)
             server = await asyncio.start_unix_server(self._serve, self._path, limit=_LONGEST_LINE)

@@ -57,7 +57,7 @@ class NodeWatch:
         self._sampler = Sampler(partial(Node, [folder]), self._from_thread, _LOOK_S)
         self._web: Web | None = None
         self._scratch = scratch
-        self._timers: RankTimers | None = None
+        self._rank_timers: RankTimers | None = None
         self._ran_out: dict[int, str] = {}  # by rank: which of its timers
         self._timer: asyncio.TimerHandle | None = None
 
@@ -84,8 +84,8 @@ class NodeWatch:
 
     async def end(self) -> None:
         self._sampler.close()
-        if self._timers is not None:
-            self._timers.close()
+        if self._rank_timers is not None:
+            self._rank_timers.close()
         if self._timer is not None:
             self._timer.cancel()
         if self._web is not None:
@@ -120,7 +120,7 @@ class NodeWatch:
 
     def _take_timers(self, path: str) -> None:
         try:
-            self._timers = RankTimers(path, self._timer_ran_out)
+            self._rank_timers = RankTimers(path, self._timer_ran_out)
         except OSError as error:
             self._tell_people(f"ranks can set no timers: {path}: {error.strerror}; going on without")
 

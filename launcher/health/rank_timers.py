@@ -21,8 +21,9 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from launcher.failure.verdict import signal_name
 from launcher.output.lines import printable
-from launcher.template import tree
+from launcher.template import scratch, tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,7 +40,7 @@ class Timer(NamedTuple):
 
     @property
     def in_words(self) -> str:
-        action = f"; sent it {signal.Signals(self.signum).name}" if self.signum else ""
+        action = f"; sent it {signal_name(self.signum)}" if self.signum else ""
         return f'its timer "{printable(self.scope)}" ran out{action}'
 
 
@@ -68,17 +69,13 @@ class RankTimers:
         self._path, self._ran_out = path, ran_out
         self._loop = asyncio.get_running_loop()
         self._processes: dict[int, _Process] = {}
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(
-                os.path.dirname(path), 0o700
-            )  # the scratch folder: by us or by the zygote, whoever comes first
+        scratch.ensure(os.path.dirname(path))
         with contextlib.suppress(FileNotFoundError):
             if stat.S_ISFIFO(os.lstat(path).st_mode):
                 os.unlink(path)
         os.mkfifo(path, 0o600)
-        self._fd = os.open(
-            path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC
-        )  # a writer of our own: it never ends
+        # With a writer of our own, so that it never ends.
+        self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self._rest = b""
         self._loop.add_reader(self._fd, self._listen)
 

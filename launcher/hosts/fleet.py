@@ -298,9 +298,8 @@ class Fleet:
             (each for each in self._members if each.ending), key=lambda each: each.ending["whose"] != first
         )
         if told and not self._short_of_hosts:
-            problem = leave_error_file(told[0].ending["error"])
-            for text in filter(None, (problem, told[0].ending["text"])):
-                self._err.say(text)
+            leave_error_file(told[0].ending["error"], self._err.say)
+            self._err.say(told[0].ending["text"])
         for terminal in (self._out, self._err):
             terminal.close(time.monotonic() + _CLOSE_S)
         if stopped or self._short_of_hosts:

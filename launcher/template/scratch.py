@@ -28,10 +28,15 @@ def place(name: str) -> str:
     return os.path.join(root or os.environ.get("TMPDIR") or "/tmp", f"{PREFIX}{name}-{os.urandom(6).hex()}")
 
 
-def make(path: str) -> int:
-    """The lock, held until it is closed. The zygote before may have made the folder: what is in it is kept."""
+def ensure(path: str) -> None:
+    """By the agent or by the zygote, whoever comes first; what is in it is kept."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
+
+
+def make(path: str) -> int:
+    """The lock, held until it is closed."""
+    ensure(path)
     lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     fcntl.flock(lock, fcntl.LOCK_SH)
     return lock
