@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import status_page
 from .collective_facts import FACTS, spelled, tensor_facts
+from .page_writer import LONGEST_NAME
 from .status_page import COMMUNICATE
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 
 _FORMING = "init_process_group"
-_LONGEST_NAME = 40  # that a page has room for
 
 
 def install(page: Page) -> None:
@@ -104,7 +104,7 @@ def _those_who_form(page: Page, op: str, ranks: list[int]) -> int:
     """Always the same number, so that a group that is formed again is the next collective."""
     members = spelled(ranks)
     name = op if op == _FORMING else f"({members})"
-    if len(name) > _LONGEST_NAME:
+    if len(name) > LONGEST_NAME:
         name = f"({members[:24]}... {zlib.crc32(members.encode()):08x})"
     known: dict[str, int] = status_page.kept("forming") or status_page.keep("forming", {})
     if name not in known:

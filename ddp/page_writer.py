@@ -31,7 +31,7 @@ RING_AT, RING_SLOTS, COLLECTIVE = 1024, 16, struct.Struct("=5QIIiI20s12s")
 GROUPS_AT, GROUP_SLOTS, GROUP = 2560, 12, struct.Struct("=II2Q40s24s")
 _SLOT = 96
 _ASYNC, _PAIR = 1, 2  # a PAIR is a send or a receive, and counted apart
-_NAME, _MEMBERS = 40, 24
+LONGEST_NAME, _MEMBERS = 40, 24
 
 
 @dataclass(slots=True)
@@ -153,7 +153,7 @@ class Page:
 
     def group(self, name: str, size: int, members: str) -> int:
         told = members.encode()
-        self._groups.append(_Group(size, _cut(name, _NAME), told if len(told) <= _MEMBERS else b""))
+        self._groups.append(_Group(size, _cut(name, LONGEST_NAME), told if len(told) <= _MEMBERS else b""))
         return len(self._groups) - 1
 
     def _show_group(self, number: int) -> None:

@@ -86,10 +86,10 @@ class _Setup:
             if not late:
                 raise
             who = f"rank {late[0]} has" if len(late) == 1 else f"ranks {', '.join(map(str, late))} have"
-            limit = f"within {self.patience_s:g} s"
-            raise dist.DistBackendError(
-                f"{who} not joined the group {self.name}, which is being formed, {limit}"
-            ) from error
+            words = (
+                f"{who} not joined the group {self.name}, which is being formed, within {self.patience_s:g} s"
+            )
+            raise dist.DistBackendError(words) from error
 
     def _card(self) -> Card:
         if core_loading.native() is None:
