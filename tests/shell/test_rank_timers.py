@@ -55,7 +55,7 @@ def test_a_rank_whose_timer_runs_out_is_ended_and_the_job_goes_on(
 def test_the_box_says_which_timer_it_was(launch: Launch) -> None:
     job = launch("--rank-timers", "--nproc-per-node", "2", source=SETS_TIMERS, env={"BYSTANDER": "0"})
     assert job.wait(120) == 128 + 9, job.stderr()
-    said = " ".join(job.stderr().partition("╭")[2].replace("│", " ").split())
+    said = job.said().partition("╭")[2]
     assert 'hint its timer "step" ran out; sent it SIGKILL' in said
 
 
