@@ -80,6 +80,14 @@ def outside(names: Sequence[str], rank: int) -> RuntimeError:
     )
 
 
+def delayed_too_late(names: Sequence[str], rank: int) -> RuntimeError:
+    return RuntimeError(
+        f"A delayed gradient arrived on rank {rank} after the delayed all-reduce had begun, and is not averaged: one "
+        f"of {named(names)}. The gradient of `param_to_hook_all_reduce` must be the last: choose a parameter that the "
+        "forward uses before all of `delay_all_reduce_named_params`."
+    )
+
+
 def changed_module(names: Sequence[str], rank: int, what: str) -> RuntimeError:
     return RuntimeError(
         f"The module was changed after it had been wrapped in DistributedDataParallel: on rank {rank}, "

@@ -19,7 +19,7 @@ from torch._C._distributed_c10d import _DEFAULT_FIRST_BUCKET_BYTES, BuiltinCommH
 from torch.distributed.utils import _sync_module_states
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
 
-from ddp import agreement, plan, torch_marks
+from ddp import agreement, engine, errors, plan, torch_marks
 from ddp.grad_bucket import GradBucket
 from ddp.interface import TorchReducer
 from ddp.logging_data import Log
@@ -186,6 +186,28 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         else:
             self.reducer.forward_without_synchronization()
         return output
+
+    def _delayed_all_reduce_hook(self, grad: torch.Tensor) -> torch.Tensor:
+        """As torch's, but the backward does not end before what was delayed is averaged."""
+        buffer = self._delay_grad_buffer
+        assert buffer is not None
+        buffer.div_(self.process_group.size())
+        work, sent = summed(self.process_group, buffer), buffer._version
+
+        def finish() -> None:
+            late = buffer._version != sent
+            work.wait(AS_LONG_AS_IT_TAKES)
+            if late:
+                raise errors.delayed_too_late(
+                    self._names_of(self._delay_all_reduce_params), self.reducer.rank
+                )
+
+        engine.when_it_ends(finish)
+        return grad
+
+    def _names_of(self, parameters: Iterable[torch.Tensor]) -> list[str]:
+        wanted = set(map(id, parameters))
+        return [name for name, parameter in self.module.named_parameters() if id(parameter) in wanted]
 
     def _match_unused_params_allreduce(self) -> None:
         summed(self.process_group, self.reducer.nothing_used()).wait(AS_LONG_AS_IT_TAKES)
