@@ -88,6 +88,13 @@ def delayed_too_late(names: Sequence[str], rank: int) -> RuntimeError:
     )
 
 
+def delayed_in_join() -> RuntimeError:
+    return RuntimeError(
+        "join() and `delay_all_reduce_named_params` exclude each other: a rank without input does not know when to "
+        "take part in the all-reduce that was delayed. Leave out one of them."
+    )
+
+
 def changed_module(names: Sequence[str], rank: int, what: str) -> RuntimeError:
     return RuntimeError(
         f"The module was changed after it had been wrapped in DistributedDataParallel: on rank {rank}, "

@@ -175,6 +175,8 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         if torch.is_grad_enabled() and not self._delay_all_reduce_all_params:
             self._unchanged.check(self.reducer.rank)
         self.reducer.sending.within_join = self._join_config.enable
+        if self._join_config.enable and self._delay_all_reduce_params:
+            raise errors.delayed_in_join()
         return super()._pre_forward(*inputs, **kwargs)
 
     def _post_forward(self, output: Any) -> Any:

@@ -453,6 +453,21 @@ def a_delayed_parameter_whose_gradient_comes_last(trial: Trial) -> None:
         course.ends(module, lambda m, rank: square(m(trial.data(4, 8, rank=rank))).backward())
 
 
+@better(torch=(), ours="raised RuntimeError in joining", says={"outcome": ["delay_all_reduce_named_params"]})
+def delayed_parameters_and_inputs_that_are_not_even(trial: Trial) -> None:
+    """Under torch a rank without input meets the delayed all-reduce with another one, and Gloo ends the process."""
+    module = same_start(Mlp)
+    with Course(trial, module) as course:
+        named = list(module.named_parameters())
+        model = trial.wrap(
+            module, delay_all_reduce_named_params=named[2:], param_to_hook_all_reduce=named[0][1]
+        )
+        course.point = "joining"
+        with model.join():
+            for step in range(1 + trial.rank):
+                square(model(trial.data(4, 8, step=step))).backward()
+
+
 @better(torch="silently wrong", ours=RIGHT)
 def a_copy_of_a_model_with_a_static_graph(trial: Trial) -> None:
     module = same_start(Mlp)
