@@ -40,6 +40,8 @@ _wants_gradient = attrgetter("requires_grad")
 
 
 class FlatBucket:
+    alone = True  # nobody else averages these gradients in the same backward
+
     def __init__(
         self,
         parameters: Sequence[torch.Tensor],
@@ -119,7 +121,7 @@ class FlatBucket:
         self._countable &= not self._as_views or before is None
         self._late |= self._as_views and self._countable and self.flat._version != self._versions[0]
         grads = [parameter.grad for parameter in self.parameters[start:end]]
-        if before is None and self._may_release and _are_plain(grads):
+        if before is None and self._may_release and self.alone and _are_plain(grads):
             self._gather_together(start, end, grads, scale)
             for parameter, target in zip(self.parameters[start:end], self.targets[start:end], strict=True):
                 parameter.grad = target
@@ -145,7 +147,8 @@ class FlatBucket:
             else:
                 into.append(target)
                 sources.append(grad.detach())
-                if self._may_release and not grad.requires_grad and (before[i] is None or self._as_views):
+                fresh = before[i] is None or self._as_views
+                if self._may_release and self.alone and fresh and not grad.requires_grad:
                     released.append(i)
                 else:
                     self._kept.append((i, target))
@@ -168,6 +171,9 @@ class FlatBucket:
         if scale is not None:
             # Not _foreach_mul_: it rounds the factor to the dtype of the gradients first.
             self.flat[self._offsets[start] : self._offsets[end]].mul_(scale)
+
+    def has_taken(self, grad: torch.Tensor | None) -> bool:
+        return self._begun and any(grad is target for target in self.targets)
 
     @property
     def late(self) -> bool:
@@ -201,6 +207,8 @@ class FlatBucket:
 
 
 class LooseBucket:
+    alone = True
+
     def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
         self.parameters = list(parameters)
         self.payload: list[torch.Tensor] = []
@@ -215,7 +223,7 @@ class LooseBucket:
             if grad is None:
                 tensor = _like_gradient(parameter).zero_()
                 self._absent.append((i, tensor))
-            elif grad.requires_grad or grad.stride() != gradient_strides(parameter) or not _is_dense(grad):
+            elif not self.alone or _stands_apart(grad, parameter):
                 tensor = _like_gradient(parameter).copy_(grad.detach())
                 self._kept.append((i, tensor))
             else:
@@ -224,6 +232,9 @@ class LooseBucket:
                 tensor.mul_(scale)
             self._versions.append((tensor, tensor._version))
             self.payload.append(_lying_flat(tensor))
+
+    def has_taken(self, grad: torch.Tensor | None) -> bool:
+        return any(grad is tensor for tensor, _version in self._versions)
 
     @property
     def late(self) -> bool:
@@ -246,6 +257,8 @@ class LooseBucket:
 
 
 class SparseBucket:
+    alone = True
+
     def __init__(self, parameter: torch.Tensor) -> None:
         self.parameters = [parameter]
         self.payload: list[torch.Tensor] = []
@@ -259,6 +272,9 @@ class SparseBucket:
             raise RuntimeError("Expected variable to have sparse gradient.")
         # Two parameters may have the values of their gradients in common: nothing is changed in place.
         self.payload = [grad.clone() if scale is None else grad * scale]
+
+    def has_taken(self, grad: torch.Tensor | None) -> bool:
+        return False
 
     def zeros(self) -> torch.Tensor:
         """A gradient with no entries, as of a batch that looked nothing up."""
@@ -300,6 +316,11 @@ def _like_gradient(parameter: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(
         parameter.shape, gradient_strides(parameter), dtype=parameter.dtype, device=parameter.device
     )
+
+
+def _stands_apart(grad: torch.Tensor, parameter: torch.Tensor) -> bool:
+    """It cannot be averaged where it lies."""
+    return grad.requires_grad or grad.stride() != gradient_strides(parameter) or not _is_dense(grad)
 
 
 def _lying_flat(tensor: torch.Tensor) -> torch.Tensor:

@@ -80,11 +80,27 @@ def outside(names: Sequence[str], rank: int) -> RuntimeError:
     )
 
 
+def spoilt(names: Sequence[str], rank: int) -> RuntimeError:
+    return RuntimeError(
+        f"A backward raised on rank {rank}, and what it left in the gradients of {named(names)} is still there: parts "
+        "of it are averaged already, so that nothing can be added to it. Call `zero_grad()` after a backward that "
+        "raised, before the next one."
+    )
+
+
 def delayed_too_late(names: Sequence[str], rank: int) -> RuntimeError:
     return RuntimeError(
-        f"A delayed gradient arrived on rank {rank} after the delayed all-reduce had begun, and is not averaged: one "
+        f"A delayed gradient on rank {rank} was not there when the delayed all-reduce began, and is not averaged: one "
         f"of {named(names)}. The gradient of `param_to_hook_all_reduce` must be the last: choose a parameter that the "
-        "forward uses before all of `delay_all_reduce_named_params`."
+        "forward uses before all of `delay_all_reduce_named_params`. And do not call `zero_grad()` between a forward "
+        "and its backward."
+    )
+
+
+def never_delayed_to(names: Sequence[str], rank: int) -> RuntimeError:
+    return RuntimeError(
+        f"The gradients of {named(names)} on rank {rank} are not averaged: `param_to_hook_all_reduce`, which their "
+        "all-reduce was delayed to, got no gradient in this backward. Choose a parameter that every forward uses."
     )
 
 

@@ -10,12 +10,16 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import torch
+
 from ddp import agreement, errors, plan
-from ddp.backward import Mode
+from ddp.backward import Lesson, Mode
 from ddp.reducer import Reducer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from ddp.backward import Baseline, Round
 
 
 # How often a changed order is learned anew before every parameter is watched for good.
@@ -24,6 +28,8 @@ _MOST_LESSONS = 3
 
 class LastingReducer(Reducer):
     agreed_order: Sequence[int] = ()
+    # Gradients as a backward that raised has left them, some of them averaged; and their versions.
+    _spoilt: Sequence[tuple[int, torch.Tensor, int]] = ()
 
     @cached_property
     def at_round_over(self) -> list[Callable[[], None]]:
@@ -39,6 +45,11 @@ class LastingReducer(Reducer):
         self._follow(self.sending.planned(self.agreed_order, limit))
         self._watch_as(self._mode)
 
+    def shares_parameters(self) -> None:
+        super().shares_parameters()
+        if self._mode is Mode.SENTINEL:  # which tells by the gradients whether anything came late
+            self._watch_as(Mode.COUNT)
+
     def _ensure_prior_finished(self) -> None:
         seen, lacking = self._round, self._lacking
         self._lacking = None
@@ -51,6 +62,48 @@ class LastingReducer(Reducer):
         if lacking and not self._looks_for_unused:
             raise self._told(self._unfinished(sorted(lacking)))
 
+    @property
+    def _should_rebuild(self) -> bool:
+        return not self.rebuilt and not self._looks_for_unused
+
+    def learn_nothing(self) -> None:
+        """The others will rebuild their buckets: take part. Rank 0 knows the order, or, if it is we, any will do."""
+        count = len(self.parameters)
+        self._lesson = Lesson(Mode.COUNT, tuple(reversed(range(count))), (1,) * count)
+
+    def _abandon(self, seen: Round) -> None:
+        """The backward raised. The other ranks may be waiting for our buckets: send them, and keep our gradients.
+
+        Those that lie in a bucket by now are no longer ours alone, and must not be added to.
+        """
+        grads = [parameter.grad for parameter in self.parameters]
+        taken = self.sending.taken(grads)
+        values = [None if grad is None else grad.detach().clone() for grad in grads]
+        if self._should_rebuild:
+            self.learn_nothing()
+        try:
+            self._complete(seen)
+            self._finish(seen)
+        finally:
+            self._round, self._end_task = None, -1
+            self.sending.step_ended()
+        with torch.no_grad():
+            for parameter, grad, value in zip(self.parameters, grads, values, strict=True):
+                parameter.grad = grad
+                if grad is not None and value is not None:
+                    grad.copy_(value)
+        self._spoilt = [
+            (i, grad, grad._version) for i, grad in enumerate(grads) if grad is not None and i in taken
+        ]
+        self.round_over()
+
+    def _baseline(self) -> Baseline:
+        spoilt, self._spoilt = self._spoilt, ()
+        still = [i for i, grad, was in spoilt if self.parameters[i].grad is grad and grad._version == was]
+        if still:
+            raise self._told(errors.spoilt(self._names(still), self.rank))
+        return super()._baseline()
+
     def _unfinished(self, lacking: list[int]) -> RuntimeError:
         if self.static_graph:
             return errors.graph_changed(self._names(lacking), lacking, self.rank)
@@ -60,6 +113,8 @@ class LastingReducer(Reducer):
 
     def _rebuild_buckets(self) -> bool:
         """Before each forward: did the backward before go well, and is there something to learn from it?"""
+        if self._within_own_backward():
+            return False
         self._ensure_prior_finished()
         learned, self._lesson = self._lesson, None
         if learned is None:
@@ -71,7 +126,7 @@ class LastingReducer(Reducer):
             self._expected = list(learned.expected)
             self._own_order = learned.order
         self._lessons += 1
-        steady = self._lessons <= _MOST_LESSONS and not self._hooked_by_others
+        steady = self._lessons <= _MOST_LESSONS and not self._hooked_by_others and self.sending.alone
         self._watch_as(learned.mode if steady else Mode.COUNT)
         return rebuild
 

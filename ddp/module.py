@@ -45,6 +45,8 @@ class DistributedDataParallel(TorchDistributedDataParallel):
 
     reducer: TorchReducer  # type: ignore[assignment]
     logger: Log
+    _delayed_to: torch.Tensor
+    _delayed_is_sent: bool
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         given = _TORCHS.bind(self, *args, **kwargs)
@@ -62,7 +64,15 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         _without_what_is_deprecated(chosen)
         _keep_out_of_dynamo()
         torch_marks.install()
+        self.__dict__["_delayed_to"] = chosen.get("param_to_hook_all_reduce")
+        self.__dict__["_delayed_is_sent"] = False
         super().__init__(**{**chosen, "init_sync": False})
+        if (
+            self._delay_all_reduce_all_params
+        ):  # torch's own has no reducer then, and fails in the first forward
+            raise ValueError(
+                "delay_all_reduce_named_params holds all parameters: leave one at least to be averaged"
+            )
 
     # --- construction ------------------------------------------------------------------------------
 
@@ -86,6 +96,8 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         self.reducer = TorchReducer(parameters, names, expect_sparse_gradient, settings)
         if settings.tuned:
             self.reducer.tune()
+        if self._delay_all_reduce_params:
+            self.reducer.at_round_over.append(_asks(weakref.ref(self)))
         self.reducer.wanted = _synchronizes(weakref.ref(self))
         if self.__dict__.pop("_agrees_first", False):
             self._agree(static_graph)
@@ -169,12 +181,17 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         state.pop("_groups", None)
         return state
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if self._delay_all_reduce_params:  # a copy of a parameter is one without hooks
+            self._delayed_to.register_hook(self._delayed_all_reduce_hook)
+
     # --- a step ------------------------------------------------------------------------------------
 
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled() and not self._delay_all_reduce_all_params:
             self._unchanged.check(self.reducer.rank)
-        self.reducer.sending.within_join = self._join_config.enable
+        self.reducer.sending.joins_others(self._join_config.enable)
         if self._join_config.enable and self._delay_all_reduce_params:
             raise errors.delayed_in_join()
         return super()._pre_forward(*inputs, **kwargs)
@@ -189,17 +206,20 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             self.reducer.forward_without_synchronization()
         return output
 
+    # --- parameters whose all-reduce is delayed ------------------------------------------------------
+
     def _delayed_all_reduce_hook(self, grad: torch.Tensor) -> torch.Tensor:
-        """As torch's, but the backward does not end before what was delayed is averaged."""
+        """As torch's, but the backward does not end before what was delayed is averaged, all of it."""
         buffer = self._delay_grad_buffer
         assert buffer is not None
         buffer.div_(self.process_group.size())
         work, sent = summed(self.process_group, buffer), buffer._version
+        self._delayed_is_sent = True
 
         def finish() -> None:
             late = buffer._version != sent
             work.wait(AS_LONG_AS_IT_TAKES)
-            if late:
+            if late or self._delayed_elsewhere():
                 raise errors.delayed_too_late(
                     self._names_of(self._delay_all_reduce_params), self.reducer.rank
                 )
@@ -207,12 +227,31 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         engine.when_it_ends(finish)
         return grad
 
+    def _delayed_elsewhere(self) -> bool:
+        """Somebody let go of a gradient between forward and backward, and the new one is not in the buffer."""
+        pairs = zip(self._delay_all_reduce_params, self._delay_grad_views, strict=True)
+        return any(p.grad is not None and p.grad.data_ptr() != view.data_ptr() for p, view in pairs)
+
+    def _look_for_delayed(self) -> None:
+        """At the end of a step that was averaged."""
+        sent, self._delayed_is_sent = self._delayed_is_sent, False
+        if not sent and (self._delayed_elsewhere() or bool(self._delay_grad_buffer.any())):  # type: ignore[union-attr]
+            raise errors.never_delayed_to(self._names_of(self._delay_all_reduce_params), self.reducer.rank)
+
     def _names_of(self, parameters: Iterable[torch.Tensor]) -> list[str]:
         wanted = set(map(id, parameters))
         return [name for name, parameter in self.module.named_parameters() if id(parameter) in wanted]
 
+    # --- join ----------------------------------------------------------------------------------------
+
+    def _match_all_reduce_for_bwd_pass(self) -> None:
+        """And what those with input tell each other after their buckets."""
+        super()._match_all_reduce_for_bwd_pass()
+        if self.reducer.tells_used:
+            summed(self.process_group, self.reducer.nothing_used()).wait(AS_LONG_AS_IT_TAKES)
+
     def _match_unused_params_allreduce(self) -> None:
-        summed(self.process_group, self.reducer.nothing_used()).wait(AS_LONG_AS_IT_TAKES)
+        """That was it."""
 
     # --- communication hooks -----------------------------------------------------------------------
 
@@ -301,6 +340,15 @@ def _synchronizes(module: weakref.ref[DistributedDataParallel]) -> Callable[[], 
         return wrapper is None or wrapper.require_backward_grad_sync
 
     return answer
+
+
+def _asks(module: weakref.ref[DistributedDataParallel]) -> Callable[[], None]:
+    def ask() -> None:
+        wrapper = module()
+        if wrapper is not None:
+            wrapper._look_for_delayed()
+
+    return ask
 
 
 def _several(process_group: Any) -> tuple[ProcessGroup, ...] | None:

@@ -96,13 +96,32 @@ class Reducer:
     def _looks_for_unused(self) -> bool:
         return self.settings.find_unused and not self.static_graph
 
+    @property
+    def tells_used(self) -> bool:
+        """Whether ranks tell each other in this step which parameters they used."""
+        return self._looks_for_unused or (self.static_graph and self._mode is Mode.OBSERVE)
+
+    def shares_parameters(self) -> None:
+        """Another reducer averages some of them as well: each gathers what autograd gave, nothing of the other's."""
+        self.sending.leave_gradients_alone()
+
     # --- before a backward -------------------------------------------------------------------------
 
+    def _within_own_backward(self) -> bool:
+        """A checkpoint computes the forward again while its backward runs: that is a part of this step, no other."""
+        seen = self._round
+        running = seen is not None and seen.end_known and not seen.ended
+        return running and engine.current_task() == self._end_task
+
     def prepare_for_forward(self) -> None:
+        if self._within_own_backward():
+            return
         self.stopwatch.next_iteration()
         self.stopwatch.mark("forward_start")
 
     def prepare_for_backward(self, outputs: Sequence[torch.Tensor]) -> None:
+        if self._within_own_backward():
+            return
         unused = self._search(outputs) if self._looks_for_unused else _NONE_UNUSED
         if self._round is not None and self._looks_for_unused and self._round.searched:
             unused &= self._round.unused  # two forwards, and then a backward of both
@@ -137,6 +156,8 @@ class Reducer:
 
     def watch_outputs(self, outputs: Sequence[torch.Tensor]) -> None:
         """To know when a backward of this forward begins, and in which of the engine's tasks, hence when it ends."""
+        if self._within_own_backward():
+            return
         seen = self._round
         if seen is not None and not seen.searched and self._looks_for_unused:
             seen.unused = self._search(outputs)  # they lie in an object that torch does not look into
@@ -265,7 +286,7 @@ class Reducer:
         return self.carrying.launch(bucket)
 
     def _all_launched(self, seen: Round) -> None:
-        if self._looks_for_unused or (self.static_graph and self._mode is Mode.OBSERVE):
+        if self.tells_used:
             used = {i for i, count in enumerate(seen.counts) if count} | self._used_between
             seen.used = [int(i in used and p.grad is not None) for i, p in enumerate(self.parameters)]
             self._used_between.clear()
@@ -309,6 +330,10 @@ class Reducer:
 
     def round_over(self) -> None:
         """All ranks come here once in every step that is averaged, and may talk."""
+
+    def _abandon(self, seen: Round) -> None:
+        """The backward raised: what is owed to the other ranks is for who knows of the steps around it."""
+        raise NotImplementedError
 
     def _anything_arrived(self, seen: Round) -> bool:
         before = seen.before
@@ -365,31 +390,3 @@ class Reducer:
         self._lacking = set(lacking) if self._lacking is None else self._lacking & set(lacking)
         if self._mode is Mode.OBSERVE or seen.disorder:
             self._lesson = lesson(seen, task, dynamic=self._looks_for_unused, lacking=lacking)
-
-    @property
-    def _should_rebuild(self) -> bool:
-        return not self.rebuilt and not self._looks_for_unused
-
-    def learn_nothing(self) -> None:
-        """The others will rebuild their buckets: take part. Rank 0 knows the order, or, if it is we, any will do."""
-        count = len(self.parameters)
-        self._lesson = Lesson(Mode.COUNT, tuple(reversed(range(count))), (1,) * count)
-
-    def _abandon(self, seen: Round) -> None:
-        """The backward raised. The other ranks may be waiting for our buckets: send them, and keep our gradients."""
-        grads = [parameter.grad for parameter in self.parameters]
-        values = [None if grad is None else grad.detach().clone() for grad in grads]
-        if self._should_rebuild:
-            self.learn_nothing()
-        try:
-            self._complete(seen)
-            self._finish(seen)
-        finally:
-            self._round, self._end_task = None, -1
-            self.sending.step_ended()
-        with torch.no_grad():
-            for parameter, grad, value in zip(self.parameters, grads, values, strict=True):
-                parameter.grad = grad
-                if grad is not None and value is not None:
-                    grad.copy_(value)
-        self.round_over()

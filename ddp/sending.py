@@ -79,6 +79,7 @@ class Sending:
         self.within_join = False
         self._futures: list[Any] = []
         self._consumed = False
+        self.alone = True
         self._taker: Callable[[int, Used], None] | None = None
         self.buckets: list[AnyBucket] = []
         self._page = status_page.page()
@@ -89,6 +90,12 @@ class Sending:
     def gradients_are_consumed(self) -> None:
         """The hook steps the optimizer and drops the gradients: there is nothing to hand over."""
         self._consumed = True
+
+    def leave_gradients_alone(self) -> None:
+        """Until the end of the backward: `.grad` neither points into a bucket before, nor is it averaged in place."""
+        self.alone = False
+        for bucket in self.buckets:
+            bucket.alone = False
 
     def shards_go_to(self, taker: Callable[[int, Used], None]) -> None:
         """The hook averages a shard of each bucket; `taker(bucket, used)` is called for each, in order, at the end."""
@@ -146,6 +153,8 @@ class Sending:
     def adopt(self, chosen: plan.BucketPlan) -> None:
         self.plan = chosen
         self.buckets = [self._storage(bucket) for bucket in chosen.buckets]
+        for bucket in self.buckets:
+            bucket.alone = self.alone
 
     def _storage(self, bucket: plan.Bucket) -> AnyBucket:
         members = [self.parameters[i] for i in bucket.members]
@@ -181,10 +190,14 @@ class Sending:
         """This step takes part in a `join`: `work` counts the ranks that still have input."""
         self._joining, self._ever_joined = (work, static_world_size), True
 
+    def joins_others(self, within: bool) -> None:
+        self.within_join = within
+        self._ever_joined |= within
+
     @property
     def joins(self) -> bool:
         """Whether some ranks may be without input in this step."""
-        return self._joining is not None
+        return self._joining is not None or self.within_join
 
     @property
     def divisor(self) -> float:
@@ -197,7 +210,7 @@ class Sending:
     def _divides(self, bucket: AnyBucket) -> bool:
         """Whether the group divides. Not in a `join`: a rank that has no input left does not know by how many."""
         lists = self._carrier.takes_lists and not isinstance(bucket, SparseBucket)
-        return lists and self._joining is None and not self.within_join
+        return lists and not self.joins
 
     def gather(self, number: int, start: int, end: int, before: Sequence[Any] | None) -> None:
         bucket = self.buckets[number]
@@ -278,6 +291,15 @@ class Sending:
 
     def await_futures(self, futures: Sequence[Any]) -> None:
         self._futures += futures
+
+    def taken(self, grads: Sequence[torch.Tensor | None]) -> set[int]:
+        """Whose gradient is the bucket's own memory, or is averaged where it lies."""
+        return {
+            i
+            for described, bucket in zip(self.plan.buckets, self.buckets, strict=True)
+            for i in described.members
+            if grads[i] is not None and bucket.has_taken(grads[i])
+        }
 
     def finish(self, number: int, work: Any, used: Used) -> None:
         bucket = self.buckets[number]

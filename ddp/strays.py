@@ -33,6 +33,7 @@ class Guarded(Protocol):
     synchronizes: bool
 
     def wanted(self) -> bool: ...
+    def shares_parameters(self) -> None: ...
 
 
 _owners = WeakIdKeyDictionary()
@@ -41,9 +42,18 @@ _served: deque[int] = deque(maxlen=256)
 
 
 def own(reducer: Guarded, parameters: Sequence[torch.Tensor]) -> None:
+    """Where another has some of them too, both are told: they may be at work in the same backward."""
     reference = weakref.ref(reducer)
+    others = {id(other): other for parameter in parameters if (other := _owner_of(parameter)) is not None}
     for parameter in parameters:
         _owners[parameter] = reference
+    for sharing in (*others.values(), *((reducer,) if others else ())):
+        sharing.shares_parameters()
+
+
+def _owner_of(parameter: torch.Tensor) -> Guarded | None:
+    reference = _owners.get(parameter)
+    return None if reference is None else reference()
 
 
 def serve(task: int) -> None:
@@ -55,8 +65,7 @@ def arrived(reducer: Guarded, index: int) -> None:
     meant = not reducer.synchronizes or not reducer.wanted()
     if meant or task in _served or task == reducer.stray_task:
         return
-    owner = _owners.get(reducer.parameters[index])
-    if owner is None or owner() is not reducer:
+    if _owner_of(reducer.parameters[index]) is not reducer:
         return
     reducer.stray_task = task
 

@@ -418,56 +418,6 @@ def backward_makes_a_graph(trial: Trial) -> None:
             parameter.grad = None
 
 
-def wide() -> nn.Module:
-    """All but its first layer takes a while to average."""
-    return nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 200_000))
-
-
-@better(torch=(SILENT, RIGHT), ours=RIGHT)
-def delayed_parameters(trial: Trial) -> None:
-    """torch does not wait for what was delayed: its backward may end first."""
-    module = same_start(wide)
-    with Course(trial, module) as course:
-        named = list(module.named_parameters())
-        model = trial.wrap(
-            module, delay_all_reduce_named_params=named[2:], param_to_hook_all_reduce=named[0][1]
-        )
-        course.point = "backward"
-        for step in range(3):
-            model.zero_grad()
-            model(trial.data(4, 8, step=step)).pow(2).sum().backward()
-        course.ends(module, lambda m, rank: m(trial.data(4, 8, step=2, rank=rank)).pow(2).sum().backward())
-
-
-@better(torch=SILENT, ours="raised RuntimeError in backward", says={"outcome": [r"\b0\.weight", r"rank \d"]})
-def a_delayed_parameter_whose_gradient_comes_last(trial: Trial) -> None:
-    """After that of the parameter which its all-reduce was delayed to."""
-    module = same_start(Mlp)
-    with Course(trial, module) as course:
-        named = list(module.named_parameters())
-        model = trial.wrap(
-            module, delay_all_reduce_named_params=named[:2], param_to_hook_all_reduce=named[-1][1]
-        )
-        course.point = "backward"
-        square(model(trial.data(4, 8))).backward()
-        course.ends(module, lambda m, rank: square(m(trial.data(4, 8, rank=rank))).backward())
-
-
-@better(torch=(), ours="raised RuntimeError in joining", says={"outcome": ["delay_all_reduce_named_params"]})
-def delayed_parameters_and_inputs_that_are_not_even(trial: Trial) -> None:
-    """Under torch a rank without input meets the delayed all-reduce with another one, and Gloo ends the process."""
-    module = same_start(Mlp)
-    with Course(trial, module) as course:
-        named = list(module.named_parameters())
-        model = trial.wrap(
-            module, delay_all_reduce_named_params=named[2:], param_to_hook_all_reduce=named[0][1]
-        )
-        course.point = "joining"
-        with model.join():
-            for step in range(1 + trial.rank):
-                square(model(trial.data(4, 8, step=step))).backward()
-
-
 @better(torch="silently wrong", ours=RIGHT)
 def a_copy_of_a_model_with_a_static_graph(trial: Trial) -> None:
     module = same_start(Mlp)
@@ -588,3 +538,43 @@ def mixed_precision_without_a_gpu(trial: Trial) -> None:
         ]
         wide = [p.dtype == p.grad.dtype == torch.float32 for p in parameters.values()]
         trial.note("outcome", RIGHT if all(close) and all(wide) else SILENT)
+
+
+@better(torch=("raised RuntimeError in backward", SILENT), ours=RIGHT)
+def a_forward_within_a_backward(trial: Trial) -> None:
+    """A checkpoint around the whole model computes it again while the backward of its output's forward runs."""
+    module = same_start(Mlp)
+
+    def work(m: Any, step: int, rank: int) -> None:
+        inner = checkpoint(m, trial.data(4, 8, step=step, rank=rank).requires_grad_(), use_reentrant=True)
+        square(m(inner)).backward()
+
+    with Course(trial, module) as course:
+        model = trial.wrap(module, bucket_cap_mb=0.0002)
+        course.point = "backward"
+        for step in range(5):
+            model.zero_grad()
+            work(model, step, trial.rank)
+        course.ends(module, lambda m, rank: work(m, 4, rank))
+
+
+@better(torch=(), ours=RIGHT)
+def a_static_graph_that_a_rank_without_input_never_sees(trial: Trial) -> None:
+    """In the first step those with input tell each other what they used, and the one without must listen."""
+    module = same_start(Mlp)
+
+    def work(m: Any, step: int, rank: int) -> None:
+        if rank == 1:
+            square(m(trial.data(4, 8, step=step, rank=rank))).backward()
+
+    with Course(trial, module) as course:
+        model = trial.wrap(module, static_graph=True, find_unused_parameters=True)
+        course.point = "joining"
+        with model.join():
+            for step in range(3 * trial.rank):
+                model.zero_grad()
+                work(model, step, trial.rank)
+        if trial.rank == 1:
+            course.ends(module, lambda m, rank: work(m, 2, rank))
+        else:
+            trial.note("outcome", RIGHT)

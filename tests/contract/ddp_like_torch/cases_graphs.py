@@ -287,3 +287,51 @@ def compiled_inside(trial: Trial) -> None:
         model.zero_grad()
         square(model(trial.data(4, 8, step=step))).backward()
         observe(trial, f"step {step}", model)
+
+
+@case(2, 3, plain=({},), find=(UNUSED,), small=({"bucket_cap_mb": 0.0002},))
+def the_whole_model_is_checkpointed(trial: Trial, given: dict[str, Any]) -> None:
+    """The forward of the wrapper runs again within its own backward."""
+    model = trial.wrap(Mlp(), **given)
+    for step in range(4):
+        model.zero_grad()
+        given_x = trial.data(4, 8, step=step).requires_grad_()
+        square(checkpoint(model, given_x, use_reentrant=False)).backward()
+        observe(trial, f"step {step}", model)
+
+
+@case(2, 3)
+def blocks_wrapped_apart_and_checkpointed(trial: Trial) -> None:
+    blocks = [trial.wrap(Mlp(depth=2)) for _ in range(3)]
+    for step in range(4):
+        x = trial.data(4, 8, step=step)
+        for block in blocks:
+            block.zero_grad()
+            x = checkpoint(block, x, use_reentrant=False)
+        square(x).backward()
+        for number, block in enumerate(blocks):
+            observe(trial, f"step {step} block {number}", block)
+
+
+@case(2, 3)
+def two_wrappers_share_an_encoder(trial: Trial) -> None:
+    """Both average its gradients in one backward."""
+    encoder = Mlp()
+    models = [trial.wrap(nn.Sequential(encoder, nn.Linear(8, 2))) for _ in range(2)]
+    for step in range(5):
+        for model in models:
+            model.zero_grad()
+        x = trial.data(4, 8, step=step)
+        (square(models[0](x)) + square(models[1](x + 1))).backward()
+        for number, model in enumerate(models):
+            observe(trial, f"step {step} model {number}", model)
+
+
+@case(2, 3)
+def a_wrapper_in_a_wrapper(trial: Trial) -> None:
+    inner = trial.wrap(Mlp())
+    model = trial.wrap(nn.Sequential(inner, nn.Linear(8, 2)))
+    for step in range(5):
+        model.zero_grad()
+        square(model(trial.data(4, 8, step=step))).backward()
+        observe(trial, f"step {step}", model)

@@ -18,7 +18,15 @@ if TYPE_CHECKING:
 SECOND = os.environ.get("DDP_CONTRACT_SIDE", "ours")
 MODULES = [
     *("cases_training", "cases_models", "cases_gradients", "cases_graphs", "cases_construction"),
-    *("cases_buffers", "cases_hooks", "cases_join", "cases_misuse", "cases_better", "cases_state"),
+    *(
+        "cases_buffers",
+        "cases_hooks",
+        "cases_join",
+        "cases_misuse",
+        "cases_better",
+        "cases_delayed",
+        "cases_state",
+    ),
 ]
 
 
