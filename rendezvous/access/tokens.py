@@ -20,8 +20,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from math import isnan
+from typing import TYPE_CHECKING
 
 from rendezvous.access.refusals import Reason
+
+if TYPE_CHECKING:
+    from typing import TextIO
 
 _SECRET_BYTES = 32
 _TOKEN_CHARS = 4096
@@ -127,13 +131,20 @@ def read_keys(path: str) -> tuple[Key, ...]:
         with open(path, encoding="ascii") as file:
             if os.fstat(file.fileno()).st_mode & (stat.S_IRWXO | stat.S_IWGRP):
                 raise KeyFileUnusable(f"{path} is open to others than its owner and group: chmod 640 {path}")
-            rows = [line.split() for line in file if line.strip() and not line.startswith("#")]
-    except (OSError, UnicodeDecodeError) as error:
+            keys = _keys_in(file, path)
+    except OSError as error:
         raise KeyFileUnusable(f"cannot read the key file {path}: {error}") from error
-    keys = tuple(_key(path, row) for row in rows)
     if not keys:
         raise NoKeys(f"the key file {path} is empty; ddp-rendezvous key {path} adds a key")
     return keys
+
+
+def _keys_in(file: TextIO, path: str) -> tuple[Key, ...]:
+    try:
+        rows = [line.split() for line in file if line.strip() and not line.startswith("#")]
+    except UnicodeDecodeError as error:
+        raise KeyFileUnusable(f"cannot read the key file {path}: {error}") from error
+    return tuple(_key(path, row) for row in rows)
 
 
 def _key(path: str, row: list[str]) -> Key:
@@ -148,11 +159,13 @@ def _key(path: str, row: list[str]) -> Key:
 
 
 def add_key(path: str) -> str:
-    """Appends a new key, and makes the file if there is none; the key's id."""
+    """Appends a new key, and makes the file if there is none; the key's id. Refuses a file of another kind."""
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
     key_id = os.urandom(4).hex()
     with os.fdopen(descriptor, "a", encoding="ascii") as file:
-        length = os.fstat(descriptor).st_size
+        if length := os.fstat(descriptor).st_size:
+            with open(path, encoding="ascii") as present:
+                _keys_in(present, path)
         if length and os.pread(descriptor, 1, length - 1) != b"\n":
             file.write("\n")  # an editor, or a vault, took the last one away
         file.write(f"{key_id} {_text(os.urandom(_SECRET_BYTES))}\n")

@@ -45,11 +45,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _ask(arguments)
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # or the interpreter complains at its end
-        return 141
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter complains at its end
+        if isinstance(error, BrokenPipeError):  # the reader has seen enough
+            return 141
+        return _failed(f"{error.filename or 'cannot write to standard output'}: {error.strerror}", 1)
 
 
 def _ask(arguments: argparse.Namespace) -> int:

@@ -283,6 +283,17 @@ def test_a_key_is_added_to_a_file_whose_last_line_does_not_end(tmp_path: Path) -
     ]
 
 
+@pytest.mark.parametrize("content", [b"hello = 1\n", b"Bonjour ! \xc3\xa7a va\n"])
+def test_a_key_is_added_to_no_file_of_another_kind(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "job.toml"
+    path.write_bytes(content)
+    refused = command("key", str(path))
+    assert (refused.returncode, refused.stdout, len(refused.stderr.splitlines())) == (78, "", 1), refused
+    assert path.read_bytes() == content
+    path.write_text("# since spring\n\n")
+    assert command("key", str(path)).returncode == 0
+
+
 # --- certificates --------------------------------------------------------------------------------------------
 
 needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates with openssl")

@@ -339,6 +339,16 @@ def test_ddpctl_speaks_json_and_text(service: Service) -> None:
     soon(story())
 
 
+def test_ddpctl_tells_of_a_full_disk_in_one_line(service: Service) -> None:
+    command = [sys.executable, "-m", "rendezvous.control.ctl", "--rendezvous", service.endpoint, "list"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=100, check=False
+        )
+    words = "ddpctl: cannot write to standard output: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, words)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
