@@ -50,7 +50,7 @@ def tell(spec: LaunchSpec, folder: LogFolder, finish: Finish, all_shown: bool) -
         )
         _say_last(spec, box, "job", json.dumps(torch_error(finish.outcome, int(time.time()))))
     if not all_shown:
-        _say(f"ddp-launch: the terminal was too slow for some of the output; all of it is in {folder.path}")
+        _say(f"ddp-launch: some of the output could not be shown; all of it is in {folder.path}")
     elif folder.temporary and finish.exit_code == 0:
         folder.discard()
     if finish.outcome is not None and finish.exit_code in spec.reserved_exit_codes:

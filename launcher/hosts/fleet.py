@@ -300,6 +300,8 @@ class Fleet:
         if told and not self._short_of_hosts:
             leave_error_file(told[0].ending["error"], self._err.say)
             self._err.say(told[0].ending["text"])
+        if lost := self._out.lost_lines(is_over=True):
+            self._say(f"standard output {lost}")
         for terminal in (self._out, self._err):
             terminal.close(time.monotonic() + _CLOSE_S)
         if stopped or self._short_of_hosts:

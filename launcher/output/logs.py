@@ -250,6 +250,7 @@ class LogPump:
             pass
         for stream in list(self._streams.values()):
             self._end(stream)
+        self._write(is_over=True)
         for terminal in self._terminals:
             terminal.close(self._deadline)
         with self._changed:
@@ -271,8 +272,8 @@ class LogPump:
                 self._read(stream, now)
         self._show_due_updates(now)
         self._run_requests()
+        self._write(is_over=False)
         for terminal in self._terminals:
-            terminal.flush()
             self._watch(terminal)
         with self._changed:
             self._changed.notify_all()
@@ -366,6 +367,16 @@ class LogPump:
                 self._end(stream)
         for key in [key for key in self._filtered if key[0] < before]:
             self._filtered.pop(key).close()
+
+    def _write(self, is_over: bool) -> None:
+        for terminal in self._terminals:
+            terminal.flush()
+        for terminal in self._terminals:
+            if lost := terminal.lost_lines(is_over):
+                which = "output" if terminal is self._out else "error"
+                other = self._out if is_over and terminal is self._err else self._err
+                other.say(f"ddp-launch: standard {which} {lost}")
+                other.flush()
 
     def _watch(self, terminal: Terminal) -> None:
         """Waits for the terminal while it is behind, and only then: an idle pump must not wake up."""

@@ -9,6 +9,7 @@ What the reader does not take is queued, up to QUEUE_LIMIT. Then the terminal is
 share of the time that has passed, so that a slow reader costs a rank at most that share. Then lines are
 skipped, and a line says how many and where they are. Lines go out in writes of at most PIPE_BUF, cut between
 lines: a pipe takes such a write as one, so that lines stay whole even if others write to the same pipe.
+Lines that a full disk does not take are counted: `lost_lines` is for whoever has another place to say so.
 
 On a terminal the bottom row may hold a live status, wiped before lines are written, redrawn below them.
 """
@@ -23,6 +24,12 @@ import threading
 import time
 from collections import deque
 from itertools import islice
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+_Block = tuple[bytes, str | None]  # whole lines, and the log that has them too; None: the launcher's own
 
 QUEUE_LIMIT = 2 * 1024 * 1024
 FRONT_SIZE = 256 * 1024
@@ -49,19 +56,25 @@ class Terminal:
         self.fd = -1
         self.is_tty = False
         self._relay: threading.Thread | None = None
-        self._queue: deque[bytes] = deque()
+        self._queue: deque[_Block] = deque()
         self._queued = 0
         self._front = b""  # being written, from _at on
+        self._front_blocks: list[_Block] = []  # what it was made of
         self._at = 0
         self._blocks = True
         self._skipped = 0
         self._skipped_logs: dict[str, None] = {}
+        self._lost = 0
+        self._lost_logs: dict[str, None] = {}
+        self._lost_why = ""
+        self._is_full = False
+        self._torn = False  # the last line that it took is without its end
         self._status = ""
         self._row = b""  # the status row as it is on the screen
         self._patience_s = PATIENCE_MAX_S
         self._patience_at = time.monotonic()
         self.is_gone = False
-        self.missed_lines = False  # some are only in the logs, as the reader was too slow for them
+        self.missed_lines = False  # some are only in the logs: a slow reader, a full disk
         try:
             self._open(fd)
         except OSError:  # started with this descriptor closed
@@ -80,7 +93,7 @@ class Terminal:
             self._skipped += lines.count(b"\n")
             self._skipped_logs[log] = None
             return
-        self._append(lines)
+        self._append(lines, log)
 
     def say(self, text: str) -> None:
         """Lines of the launcher's own: few, and not to be skipped until the terminal is hopelessly behind."""
@@ -96,12 +109,23 @@ class Terminal:
         while not self.is_gone and self._compose():
             try:
                 self._at += os.write(self.fd, memoryview(self._front)[self._at : self._piece_end()])
+                self._is_full = self._torn = False
             except BlockingIOError:
                 return
             except OSError as error:
-                if error.errno not in _NO_SPACE:
+                if error.errno in _NO_SPACE:
+                    self._lose_front(os.strerror(error.errno))
+                else:
                     self._give_up()  # the reader has left, or the terminal was closed: the job goes on
-                self._front = b""
+
+    def lost_lines(self, is_over: bool) -> str:
+        """What to say, once, of those that a full disk did not take: after it took others, or at the end."""
+        if not self._lost or (self._is_full and not is_over):
+            return ""
+        lost = f"{_counted(self._lost)} not shown there{_where(self._lost_logs)}"
+        self._lost = 0
+        self._lost_logs.clear()
+        return f"could not be written ({self._lost_why}): {lost}"
 
     def close(self, deadline: float) -> None:
         """Wipes the status row, writes what is left until `deadline`, and lets go."""
@@ -144,8 +168,8 @@ class Terminal:
     def _has_room(self, size: int) -> bool:
         return self._pending + size <= QUEUE_LIMIT
 
-    def _append(self, lines: bytes) -> None:
-        self._queue.append(lines)
+    def _append(self, lines: bytes, log: str | None = None) -> None:
+        self._queue.append((lines, log))
         self._queued += len(lines)
 
     def _compose(self) -> bool:
@@ -158,13 +182,14 @@ class Terminal:
         if not self._queue and row == self._row:
             return False
         blocks, size = 0, 0
-        for block in self._queue:
+        for block, _ in self._queue:
             blocks, size = blocks + 1, size + len(block)
             if size >= FRONT_SIZE:
                 break
-        lines = b"".join(islice(self._queue, blocks))
+        self._front_blocks = list(islice(self._queue, blocks))
+        lines = b"".join(block for block, _ in self._front_blocks)
         self._at = 0
-        self._front = (_WIPE if self._row else b"") + lines + row
+        self._front = (_WIPE if self._row else b"") + (b"\n" if self._torn else b"") + lines + row
         for _ in range(blocks):  # only now: `is_idle` may be read meanwhile
             self._queue.popleft()
         self._queued -= size
@@ -172,12 +197,23 @@ class Terminal:
         return True
 
     def _tell_of_skipped(self) -> None:
-        logs = list(self._skipped_logs)
-        where = logs[0] if len(logs) == 1 else os.path.commonpath(logs)
-        lines = "1 line" if self._skipped == 1 else f"{self._skipped} lines"
+        told = f"{_counted(self._skipped)} not shown here, output came too fast{_where(self._skipped_logs)}"
         self._skipped = 0
         self._skipped_logs.clear()
-        self.say(f"ddp-launch: {lines} not shown here, output came too fast; the full log: {where}")
+        self.say(f"ddp-launch: {told}")
+
+    def _lose_front(self, reason: str) -> None:
+        left = len(self._front) - self._at
+        for block, log in reversed(self._front_blocks):
+            if left > 0 and log is not None:
+                self._lost += block[-left:].count(b"\n")
+                self._lost_logs[log] = None
+                self.missed_lines = True
+            left -= len(block)
+        self._is_full, self._lost_why = True, reason
+        self._torn = self._front[self._at - 1 : self._at] != b"\n" if self._at else self._torn
+        self._front = b""
+        self._at = 0
 
     def _status_row(self) -> bytes:
         try:
@@ -219,6 +255,16 @@ class Terminal:
         self._queue.clear()
         self._queued = self._at = 0
         self._front = b""
+
+
+def _counted(lines: int) -> str:
+    return "1 line" if lines == 1 else f"{lines} lines"
+
+
+def _where(logs: Collection[str]) -> str:
+    """Nothing where there is no file, as for what other machines say."""
+    folder = os.path.commonpath(logs) if len(logs) > 1 else next(iter(logs), "")
+    return f"; the full log: {folder}" if folder else ""
 
 
 def _relay(source: int, fd: int) -> None:

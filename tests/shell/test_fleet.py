@@ -48,6 +48,14 @@ def test_a_slow_reader_gets_everything(launch: Launch) -> None:
     assert lines == 2 * LINES
 
 
+def test_lines_that_a_full_disk_does_not_take_are_counted_for_all_hosts(launch: Launch) -> None:
+    with open("/dev/full", "w") as full:
+        job = launch("--no-warm-start", *BOTH, source=SAYS, stdout=full)
+    assert job.wait() == 0, job.stderr()
+    words = "standard output could not be written (No space left on device): 2 lines not shown there"
+    assert job.stderr() == f"ddp-launch: {words}\n"
+
+
 def test_a_host_whose_agent_is_lost_is_named_and_nobody_waits_for_it(launch: Launch) -> None:
     job = launch(
         "--no-warm-start", *BOTH, "--max-restarts", "3", "--replacement-timeout", "600", source=STAYS

@@ -23,6 +23,7 @@ from launched import SOON_S, eventually
 
 from launcher.output.logs import LogPump, RankLabel
 from launcher.output.terminal import QUEUE_LIMIT
+from launcher.output.terminal import Terminal as Output
 from launcher.settings.spec import LogSpec, StreamChoice, Streams
 
 if TYPE_CHECKING:
@@ -488,6 +489,56 @@ def test_a_full_disk_is_told_once_and_the_terminal_goes_on(tmp_path: Path) -> No
     assert len(err.splitlines()) == 1
     assert b"incomplete" in err
     assert len(screen.file(0, "stdout.log")) == 100_000
+
+
+@pytest.mark.parametrize("full", ["output", "error"])
+def test_lines_that_a_full_disk_does_not_take_are_told_of_on_the_other_stream(
+    tmp_path: Path, ends: list[int], full: str
+) -> None:
+    source, sink = os.pipe()
+    nowhere = os.open("/dev/full", os.O_WRONLY)
+    ends += [source, nowhere]
+    pump = LogPump(LogSpec(), str(tmp_path), *((nowhere, sink) if full == "output" else (sink, nowhere)))
+    pump.say("the launcher's own, which is in no file")
+    out_fd, err_fd = pump.open_rank(label())
+    precious, other = (out_fd, err_fd) if full == "output" else (err_fd, out_fd)
+    os.write(precious, b"one\ntwo\nthree")
+    os.write(other, b"shown\n")
+    os.close(out_fd)
+    os.close(err_fd)
+    assert pump.drain(0, SOON_S)
+    assert not pump.close(SOON_S)
+    os.close(sink)
+    log = tmp_path / f"generation_0/rank_0/std{full[:3]}.log"
+    words = f"ddp-launch: standard {full} could not be written (No space left on device): "
+    told = Reader(source).all().decode()
+    assert told.splitlines()[-1] == f"{words}3 lines not shown there; the full log: {log}"
+    assert told.count("could not be written") == told.count("shown\n") == 1
+
+
+def test_a_full_disk_that_has_room_again_is_told_what_it_lost_between_whole_lines(tmp_path: Path) -> None:
+    """A file size limit fails writes as a full disk does; SIGXFSZ would come first."""
+    path = tmp_path / "output"
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT)
+    terminal = Output(fd)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (12, hard))
+    try:
+        for line in (b"first\n", b"second of them\n", b"third\n"):
+            terminal.put(line, "the log")
+            terminal.flush()
+        assert terminal.lost_lines(is_over=False) == ""
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, ignored)
+    terminal.put(b"fourth\n", "the log")
+    terminal.flush()
+    lost = "could not be written (File too large): 2 lines not shown there; the full log: the log"
+    assert [terminal.lost_lines(is_over=False), terminal.lost_lines(is_over=True)] == [lost, ""]
+    terminal.close(time.monotonic())
+    os.close(fd)
+    assert path.read_bytes() == b"first\nsecond\nfourth\n"
 
 
 def test_an_idle_pump_does_not_wake_up(tmp_path: Path) -> None:
