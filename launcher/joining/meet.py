@@ -63,6 +63,8 @@ async def meet(spec: LaunchSpec, incarnation: str) -> Met:
     host = socket.gethostname()
     if spec.interface and not spec.local_addr:
         spec = replace(spec, local_addr=_address_of(spec.interface))
+    elif spec.max_nodes == 1 and (spec.master_addr or spec.local_addr):
+        await asyncio.to_thread(_check_own, spec)
     try:
         place = meeting_point(spec.rendezvous, spec.max_nodes, _fqdn(spec, host), os.environ, spec.tethered)
     except NoMeetingPoint as error:
@@ -89,6 +91,13 @@ def _address_of(interface: str) -> str:
         )
         raise CannotMeet(f"--interface {interface}: {problem}")
     return address
+
+
+def _check_own(spec: LaunchSpec) -> None:
+    """The ranks of a single node meet at an address of its own."""
+    given = f"--master-addr {spec.master_addr}" if spec.master_addr else f"--local-addr {spec.local_addr}"
+    if obstacle := reach.obstacle_to_listening(spec.master_addr or spec.local_addr):
+        raise CannotMeet(f"{given}: {obstacle}, and this is the job's only one; leave it out")
 
 
 def _fqdn(spec: LaunchSpec, host: str) -> str:

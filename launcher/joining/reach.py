@@ -39,6 +39,19 @@ def is_own(family: socket.AddressFamily, address: str) -> bool:
     return True
 
 
+def obstacle_to_listening(host: str) -> str:
+    """Why no store of ours will ever listen there, which looks at the first address as this does; "" if it may."""
+    try:
+        family, _type, _proto, _name, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind(address)
+    except socket.gaierror as error:
+        return "" if error.errno == socket.EAI_AGAIN else "no name or address that this machine knows"
+    except OSError as error:
+        return "no address of this machine" if error.errno == errno.EADDRNOTAVAIL else ""
+    return ""
+
+
 def is_free(address: str, port: int) -> bool:
     """Nobody listens there; gRPC would find out too, but complains on stderr."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET

@@ -37,7 +37,8 @@ def check_entry(entry: EntryPoint, python: str, environ: Mapping[str, str], flag
             check_module(entry.target, python, f"{flag} {shown(entry.target)}")
         case EntryKind.SCRIPT | EntryKind.RUN_PATH:
             check_python(python, environ)
-            check_script(entry.target, python)
+            comes_first = " without --run-path, which comes first"
+            check_script(entry.target, python, comes_first if entry.kind is EntryKind.RUN_PATH else "")
 
 
 def check_folder() -> str:
@@ -55,7 +56,7 @@ def check_python(python: str, environ: Mapping[str, str]) -> None:
 # --- scripts -----------------------------------------------------------------------------------------
 
 
-def check_script(path: str, python: str = "") -> None:
+def check_script(path: str, python: str = "", how_for_a_program: str = "") -> None:
     if path == "-":
         raise UsageError("-: several ranks cannot read one script from standard input; save it in a file")
     try:
@@ -66,7 +67,7 @@ def check_script(path: str, python: str = "") -> None:
             with open(path, "rb") as file:
                 data = file.read(_READ_AT_MOST + 1)
             if not python and len(data) <= _READ_AT_MOST:
-                _check_source(path, data)
+                _check_source(path, data, f"for a program give --no-python{how_for_a_program}")
     except (FileNotFoundError, NotADirectoryError):
         _no_script(path)
     except OSError as error:
@@ -105,14 +106,14 @@ def _names_in(folder: str) -> list[str]:
         return []
 
 
-def _check_source(path: str, data: bytes) -> None:
+def _check_source(path: str, data: bytes, hint: str) -> None:
     """`data` as python would take it: source, a compiled file or a zip with a __main__."""
     if b"\0" in data or data[:4] == b"PK\x03\x04":
         if not _is_compiled(data) and not _is_zip_to_run(path):
-            raise UsageError(f"{shown(path)}: binary, no Python script; for a program give --no-python")
+            raise UsageError(f"{shown(path)}: binary, no Python script; {hint}")
         return
     if data.startswith(b"#!") and b"python" not in data.split(b"\n", 1)[0]:
-        raise UsageError(f"{shown(path)}: a script, but of another language; for a program give --no-python")
+        raise UsageError(f"{shown(path)}: a script, but of another language; {hint}")
     import warnings
 
     try:

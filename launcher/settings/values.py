@@ -158,7 +158,8 @@ def host(value: str) -> str:
     name = value.strip()
     if name.startswith("[") and name.endswith("]"):
         name = name[1:-1]
-    if not re.fullmatch(r"[A-Za-z0-9_.:%-]+", name):
+    labels = name.removesuffix(".").split(".")  # the resolver takes none that is empty, or longer
+    if not re.fullmatch(r"[A-Za-z0-9_.:%-]+", name) or not all(0 < len(label) < 64 for label in labels):
         raise BadValue("not a host name or address", "a host name, IPv4 or IPv6 address", "10.0.0.1")
     return name
 

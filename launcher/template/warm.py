@@ -117,10 +117,11 @@ def _shadowed(path0: str, settled: frozenset[str]) -> str:
         entries = os.listdir(path0)
     except OSError:
         return ""
-    names = {_importable_name(path0, entry) for entry in entries}
-    for module in sorted(sys.modules):
-        if module in names and module not in settled and not _comes_from(path0, sys.modules[module]):
-            return f"{os.path.join(path0, module)} takes the name of a module that torch imports"
+    never = settled.union(sys.builtin_module_names)  # those are found before any folder is searched
+    for entry in sorted(entries):
+        module = _importable_name(path0, entry)
+        if module in sys.modules and module not in never and not _comes_from(path0, sys.modules[module]):
+            return f"{os.path.join(path0, entry)} takes the name of a module that torch imports"
     return ""
 
 

@@ -61,7 +61,8 @@ def test_script_called_ddp_that_imports_our_library_says_why(tmp_path: Path) -> 
     "name", ["queue.py", "typing_extensions.py", "json.py", "numpy/__init__.py", "socket.py"]
 )
 def test_a_module_that_torch_imports_is_the_scripts_own(name: str, tmp_path: Path) -> None:
-    module = name.partition("/")[0].removesuffix(".py")
+    entry = name.partition("/")[0]
+    module = entry.removesuffix(".py")
     place = tmp_path / name
     script(place.parent, f"where = '{name}'\n", place.name)
     script(tmp_path, f"import {module}\nprint({module}.where)\n")
@@ -69,7 +70,14 @@ def test_a_module_that_torch_imports_is_the_scripts_own(name: str, tmp_path: Pat
     ended = ddp_launch("train.py", cwd=tmp_path, nproc=2).ok()
     assert ended.out == f"{name}\n" * 2
     assert ended.err.count(_PLAIN_START) == 1
-    assert str(tmp_path / module) in ended.err
+    assert f"{tmp_path / entry} takes the name" in ended.err
+
+
+def test_a_built_in_module_cannot_be_shadowed(tmp_path: Path) -> None:
+    script(tmp_path, "raise RuntimeError('not this one')\n", "atexit.py")
+    script(tmp_path, "import atexit, sys\nprint(atexit.__name__, 'torch' in sys.modules)\n")
+    ended = ddp_launch("train.py", cwd=tmp_path).ok()
+    assert (ended.out, ended.err) == ("atexit True\n", "")
 
 
 def test_a_safe_path_hides_them(tmp_path: Path) -> None:

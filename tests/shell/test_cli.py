@@ -64,6 +64,8 @@ WRONG: list[tuple[list[str | bytes], dict[str, str], list[str]]] = [
     (["binary.py"], {}, ["binary.py", "binary"]),
     (["latin.py"], {}, ["latin.py"]),
     (["run.sh"], {}, ["run.sh", "--no-python"]),
+    (["--no-python", "--run-path", "run.sh"], {}, ["run.sh", "give --no-python without --run-path"]),
+    (["--no-python", "--run-path", "binary.py"], {}, ["binary", "give --no-python without --run-path"]),
     (["empty"], {}, ["empty", "__main__.py"]),
     (["-"], {}, ["standard input"]),
     ([b"no\xff\n.py"], {}, ["no such script"]),

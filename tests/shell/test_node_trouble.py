@@ -309,3 +309,30 @@ def test_an_interface_that_is_not_there_names_those_that_are(job: Job) -> None:
     node = job.node("--nnodes", "2", "--interface", "nosuch0")
     assert node.wait() == 2
     assert "--interface nosuch0: there is none here; there are lo" in node.stderr()
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--local-addr", "192.0.2.1"), "no address of this machine, and this is the job's only one"),
+        (("--master-addr", "192.0.2.1", "--local-addr", "127.0.0.1"), "no address of this machine"),
+        (("--local-addr", "fe80::1%nosuch"), "no name or address that this machine knows"),
+    ],
+    ids=lambda part: part[0][2:] if isinstance(part, tuple) else "",
+)
+def test_an_address_that_the_only_node_does_not_have_is_told_before_a_rank_starts(
+    launch: Launch, words: tuple[str, ...], why: str
+) -> None:
+    node = launch("--no-warm-start", *words, source="print('started')")
+    assert node.wait() == 2, node.stderr()
+    (line,) = node.stderr().splitlines()
+    assert line.startswith(f"ddp-launch: error: {words[0]} {words[1]}: ")
+    assert why in line
+    assert not node.stdout()
+
+
+def test_an_address_that_the_only_node_has_is_taken(launch: Launch) -> None:
+    words = ("--master-addr", "localhost", "--local-addr", "192.0.2.1")  # the second is for other nodes
+    node = launch("--no-warm-start", *words, source="import os\nprint(os.environ['MASTER_ADDR'])")
+    assert node.wait() == 0, node.stderr()
+    assert node.stdout().endswith("localhost\n")
