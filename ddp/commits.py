@@ -169,15 +169,20 @@ def parsed(file: str) -> DiskName | None:
     return DiskName(CommitName(int(found[1]), found[2]), part, parts) if part < parts else None
 
 
-def outdated(files: list[str], keep: int) -> list[str]:
-    """Files that are older than the last `keep` whole commits; and what was never finished then."""
+def outdated(files: list[str], keep: int, era: str, since: CommitName) -> list[str]:
+    """Files that are older than the last `keep` whole commits; and what was never finished then.
+
+    What is later than the commit that was resumed from, and not of this era, was left out or never seen: it may be
+    damaged, and is not counted. It goes when it is older than those that are.
+    """
     names = {file: name for file in files if (name := parsed(file.removesuffix(UNFINISHED)))}
     finished: dict[tuple[CommitName, int], int] = {}
     for file, name in names.items():
         if not file.endswith(UNFINISHED):
             finished[name.commit, name.parts] = finished.get((name.commit, name.parts), 0) + 1
     whole = [commit for (commit, parts), there in finished.items() if there == parts]
-    kept = sorted(whole, reverse=True)[:keep]
+    ours = [commit for commit in whole if commit.era == era or commit <= since]
+    kept = sorted(ours, reverse=True)[:keep]
     if len(kept) < keep:
         return []
     return sorted(file for file, name in names.items() if name.commit < kept[-1])

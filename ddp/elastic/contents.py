@@ -117,11 +117,12 @@ def _own_copy(tree: Any) -> Any:
 
 def _refuse_other_state_on_each_rank(name: str, value: Any) -> None:
     """Only what is the same on all ranks, or known to be sharded, can be given to others."""
-    if "ZeroRedundancyOptimizer" in {each.__name__ for each in type(value).__mro__}:
-        raise TypeError(
-            f"{name}: a ZeroRedundancyOptimizer keeps other state on every rank and does not say which. Use FSDP2, "
-            "or commit the state that consolidate_state_dict() gathers, as a field of your own"
-        )
+    for kind in ("ZeroRedundancyOptimizer", "ShardedOptimizer"):
+        if kind in {each.__name__ for each in type(value).__mro__}:
+            raise TypeError(
+                f"{name}: a {kind} holds a share of the state on each rank and does not say which. Use FSDP2, or "
+                "save what consolidate_state_dict() gathers by torch.save, at checkpoints of your own"
+            )
 
 
 @dataclass(frozen=True, slots=True)

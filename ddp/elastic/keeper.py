@@ -52,11 +52,13 @@ class Keeper:
         self._slots, self._writer, self._signature = slots, writer, signature
         self._described: _Description | None = None
         self._packed_objects: tuple[Any, bytes] = (None, b"")
+        self._readable: set[Any] = set()  # kinds of values in skeletons that were seen to be readable
 
     def keep(self, captured: Captured, number: int, to_disk: bool) -> None:
         tensors = [leaves.local(each) for each in captured.tensors]
         described = self._describe(captured, tensors)
-        skeleton = image.saved(captured.skeleton | {"objects": self._objects(captured.skeleton["objects"])})
+        objects = self._objects(captured.skeleton["objects"])
+        skeleton, _kinds = self._packed(captured.skeleton | {"objects": objects})
         private = image.saved(generators.get())
         head = self._signature.head(number)
         index = image.index_of(head, skeleton, private, described.packed, described.layout.n_bytes)
@@ -67,16 +69,24 @@ class Keeper:
         self._slots.keep(slot)
         if to_disk and self._writer is not None and head.part is not None:
             name = commits.DiskName(commits.CommitName(number, head.era), head.part, head.parts)
-            slot.pinned = True
-            self._writer.write(image.Image(slot.buffer), name, done=lambda: setattr(slot, "pinned", False))
+            self._writer.write(slot, name)
 
     def _objects(self, skeleton: Any) -> bytes:
         """Of an optimizer it is long, and the same from step to step."""
         known, packed = self._packed_objects
         if known is None or known != skeleton:
-            packed = image.saved(skeleton)
-            self._packed_objects = (skeleton if _never_changes(skeleton) else None, packed)
+            packed, kinds = self._packed(skeleton)
+            # It is made anew for each commit, but not what it has for leaves: a counter in it may count on.
+            self._packed_objects = (skeleton if kinds <= _NEVER_CHANGE else None, packed)
         return packed
+
+    def _packed(self, skeleton: Any) -> tuple[bytes, set[Any]]:
+        """Refused now, and not when it is needed, if it has values that cannot be read back."""
+        packed, kinds = image.saved(skeleton), _kinds_in(skeleton)
+        if not kinds <= self._readable:
+            _must_be_readable(packed)
+            self._readable |= kinds
+        return packed, kinds
 
     def _describe(self, captured: Captured, tensors: list[torch.Tensor]) -> _Description:
         looks = [captured.paths, [(each.shape, each.stride(), each.dtype) for each in tensors]]
@@ -86,7 +96,6 @@ class Keeper:
             role = self._signature.role
             kept = [role.part is not None and (leaf.sharded or role.keeps_replicas) for leaf in found]
             layout = image.Layout.of(found, kept)
-            _must_be_readable(image.saved(captured.skeleton))
             self._described = _Description(looks, layout, layout.packed())
         return self._described
 
@@ -99,26 +108,37 @@ class Keeper:
         views: list[torch.Tensor] = slot.views[2]
         return views
 
-    def flush(self) -> None:
+    def flush(self, first: int = 0) -> None:
         if self._writer is not None:
-            self._writer.flush()
+            self._writer.flush(first)
 
-    def raise_error(self) -> None:
+    def raise_error(self, before: int | None = None) -> None:
         if self._writer is not None:
-            self._writer.raise_error()
+            self._writer.raise_error(before=before)
 
     def remove(self) -> None:
         self._described = None
         self._slots.remove()
 
 
-def _never_changes(node: Any) -> bool:
-    """A skeleton is made anew for each commit, but not what it has for leaves: a counter in it may count on."""
-    if isinstance(node, dict):
-        return type(node) in (dict, OrderedDict) and all(map(_never_changes, node.values()))
-    if type(node) in (list, tuple):
-        return all(map(_never_changes, node))
-    return node is None or type(node) in (bool, int, float, str, bytes)
+_SCALARS = {type(None), bool, int, float, str, bytes}
+_NEVER_CHANGE = {dict, OrderedDict, list, tuple, *_SCALARS}
+
+
+def _kinds_in(skeleton: Any) -> set[Any]:
+    """The types of all that is in it. Bytes that are empty are stored in a way of their own, and so are a kind."""
+    found: set[Any] = {type(skeleton)}
+    rest = [skeleton]
+    while rest:
+        node = rest.pop()
+        inside = [*node, *node.values()] if isinstance(node, dict) else node
+        kinds = set(map(type, inside))
+        found |= kinds
+        if not kinds <= _SCALARS:
+            rest += [each for each in inside if isinstance(each, (dict, list, tuple, set, frozenset))]
+        if bytes in kinds and any(type(each) is bytes and not each for each in inside):
+            found.add(b"")
+    return found
 
 
 def _copy(views: list[torch.Tensor], tensors: list[torch.Tensor], layout: image.Layout) -> None:
@@ -129,7 +149,7 @@ def _copy(views: list[torch.Tensor], tensors: list[torch.Tensor], layout: image.
 
 
 def _must_be_readable(skeleton: bytes) -> None:
-    """Now, and not when it is needed: files are read without executing anything that is in them."""
+    """Files are read without executing anything that is in them."""
     try:
         torch.load(io.BytesIO(skeleton), weights_only=True)
     except Exception as error:

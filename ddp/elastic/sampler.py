@@ -23,9 +23,9 @@ class ElasticSampler(Sampler[int]):
     """In place of torch's DistributedSampler, with the same arguments.
 
     for epoch in sampler.epochs(10):
-        for batch in loader:
+        for inputs, labels in loader:
             ...
-            state.commit(samples=len(batch))  # of this rank
+            state.commit(samples=len(labels))  # of this rank
     """
 
     def __init__(

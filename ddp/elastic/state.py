@@ -8,7 +8,6 @@ keeps the last two. Which commit a new generation goes on from is agreed on when
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import weakref
@@ -22,7 +21,7 @@ from ddp.elastic.keeper import Keeper, Signature
 from ddp.elastic.resume import Resumed
 from ddp.elastic.sampler import ElasticSampler
 from ddp.elastic.team import Team
-from ddp.elastic.writer import Writer
+from ddp.elastic.writer import CommitError, Writer
 from ddp.sections import checkpointing
 
 if TYPE_CHECKING:
@@ -60,8 +59,7 @@ class State:
         self._number = 0
         self._team: Team | None = None
         self._keeper: Keeper | None = None
-        self._pid = os.getpid()
-        atexit.register(_at_exit, weakref.ref(self))
+        self._leaving: weakref.finalize[[Keeper, int], State] | None = None
 
     def __getattr__(self, name: str) -> Any:
         with contextlib.suppress(KeyError):
@@ -99,14 +97,24 @@ class State:
             images = resume.parts(team, sight, choice, part, regions)
             found = self._restore(images, choice, resume.private(sight, choice, team.rank, team.size))
         writes = self._folder is not None and role.writes_disk
-        writer = Writer(self._folder, self._keep, prunes=team.rank == 0) if self._folder and writes else None
-        slots = scratch.Slots(places, role.local_index, 3 if writer else 2, resume.slots_of(sight, choice))
+        slots = scratch.Slots(places, role.local_index, 3 if writes else 2, resume.slots_of(sight, choice))
         era = resume.new_era(team)  # all have read what they need when this returns
-        self._team, self._keeper = (
-            team,
-            Keeper(slots, writer, Signature(era, role, team.rank, team.size, regions)),
-        )
+        writer = None
+        if self._folder is not None and writes:
+            since = choice.commit if choice is not None else commits.CommitName(0, "")
+            writer = Writer(self._folder, self._keep, team.rank == 0, era, since)
+        self._begin(team, Keeper(slots, writer, Signature(era, role, team.rank, team.size, regions)))
         return found
+
+    def _begin(self, team: Team, keeper: Keeper) -> None:
+        self._forget_leaving()
+        self._team, self._keeper = team, keeper
+        # Whether the script lets go of this State or the process ends: what comes first.
+        self._leaving = weakref.finalize(self, _leave, keeper, os.getpid())
+
+    def _forget_leaving(self) -> None:
+        if self._leaving is not None:
+            self._leaving.detach()
 
     def _restore(
         self, images: Iterator[image.Image], choice: commits.Choice, own: image.Image | None
@@ -128,22 +136,39 @@ class State:
             )
         for sampler in self._samplers:
             sampler.advance(samples or 0)
-        keeper.raise_error()
         self._number += 1
         to_disk = commits.is_due(self._number, self._disk_every)
         if to_disk or commits.is_due(self._number, self._every):
             with checkpointing():
                 keeper.keep(self._contents.capture(), self._number, to_disk)
+        # Last, so that who catches it is in step with the ranks that had nothing to catch.
+        keeper.raise_error(before=self._number)
 
     def checkpoint(self) -> None:
         """A commit to disk, now, and all of it there when this returns. Collective; answers a request for one."""
         team, keeper = self._resumed()
+        if self._folder is None:
+            raise ValueError("checkpoint() needs State(folder=...): without it there is no disk to commit to")
         self._number += 1
         with checkpointing():
-            keeper.keep(self._contents.capture(), self._number, to_disk=True)
-            keeper.flush()
-            team.gather(None)  # a rank that writes nothing itself must not speak for those that do
+            error = self._written(keeper)
+            told = team.gather(None if error is None else str(error) or repr(error))
+            failed = [f"rank {rank}: {text}" for rank, text in enumerate(told) if text]
+            if error is not None and not isinstance(error, OSError):
+                raise error
+            if failed:
+                raise CommitError(f"the checkpoint is not whole; {'; '.join(failed)}") from error
             request.checkpoint_done()
+        keeper.raise_error()
+
+    def _written(self, keeper: Keeper) -> Exception | None:
+        """What went wrong with this rank's part of a checkpoint."""
+        try:
+            keeper.keep(self._contents.capture(), self._number, to_disk=True)
+            keeper.flush(first=self._number)
+        except Exception as error:
+            return error
+        return None
 
     def should_checkpoint(self) -> bool:
         """Whether a checkpoint is asked for on any node: the same answer on all ranks. One tiny collective."""
@@ -161,18 +186,14 @@ class State:
             self._keeper.flush()
             self._keeper.remove()
             self._keeper = None
+            self._forget_leaving()
 
     def _resumed(self) -> tuple[Team, Keeper]:
-        if self._team is None or self._keeper is None:
+        if self._team is None:
             raise RuntimeError("state.resume() comes first: once, on every rank, after the State was made")
+        if self._keeper is None:
+            raise RuntimeError("this State is closed; make a new one")
         return self._team, self._keeper
-
-    def _leave(self) -> None:
-        """The process ends. Memory is left for the next generation, if somebody is there to start one."""
-        if self._keeper is not None:
-            self._keeper.flush()
-            if not scratch.is_launched(os.environ):
-                self._keeper.remove()
 
 
 def _check(
@@ -203,7 +224,12 @@ def _only_one(state: State) -> None:
     _open = weakref.ref(state)
 
 
-def _at_exit(kept: weakref.ref[State]) -> None:
-    state = kept()
-    if state is not None and state._pid == os.getpid():
-        state._leave()
+def _leave(keeper: Keeper, pid: int) -> None:
+    """Memory is left for the next generation, if somebody is there to start one. A forked child has no part in it."""
+    if os.getpid() != pid:
+        return
+    try:
+        keeper.flush()
+    finally:
+        if not scratch.is_launched(os.environ):
+            keeper.remove()

@@ -2,8 +2,8 @@
 
 One thread, one commit at a time. The caller goes on at once; only if the commit before is still being
 written does it wait, so that a slow disk slows the training down instead of filling the memory. What goes
-wrong is raised at the next commit. A file gets its name when all of it is on the disk: until then it ends
-in `.part`.
+wrong is kept, by the commit's number, until it is asked for. A file gets its name when all of it is on the
+disk: until then it ends in `.part`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from ddp import commits
 from ddp.elastic import image
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
+
+    from ddp.elastic.scratch import Slot
 
 
 class CommitError(OSError):
@@ -26,47 +27,58 @@ class CommitError(OSError):
 
 
 class Writer:
-    def __init__(self, folder: Path, keep: int, prunes: bool) -> None:
+    def __init__(self, folder: Path, keep: int, prunes: bool, era: str, since: commits.CommitName) -> None:
+        """`era` is that of what will be written, `since` the commit that was resumed from."""
         self._folder, self._keep, self._prunes = folder, keep, prunes
+        self._era, self._since = era, since
         self._thread: threading.Thread | None = None
-        self._error: OSError | None = None
+        self._failed: dict[int, Exception] = {}  # by the number of the commit
 
-    def write(self, source: image.Image, name: commits.DiskName, done: Callable[[], None]) -> None:
-        """`source` must stay as it is until `done` is called."""
-        self.flush()
-        arguments = (source, name, done)
-        self._thread = threading.Thread(target=self._run, args=arguments, name="ddp-commit", daemon=True)
-        self._thread.start()
+    def write(self, slot: Slot, name: commits.DiskName) -> None:
+        """The slot is pinned until it has been written."""
+        self._wait()
+        slot.pinned = True
+        thread = threading.Thread(target=self._run, args=(slot, name), name="ddp-commit", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # there is none to be had: then the training waits
+            self._run(slot, name)
+        else:
+            self._thread = thread
 
-    def flush(self) -> None:
-        """Waits for what is under way."""
+    def _wait(self) -> None:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        self.raise_error()
 
-    def raise_error(self) -> None:
-        """Of a commit that has failed since it was last asked."""
-        error, self._error = self._error, None
-        if error is not None:
-            reason = error.strerror or str(error)
+    def flush(self, first: int = 0) -> None:
+        """Waits for what is under way, and raises what went wrong with commits of this number or a later one."""
+        self._wait()
+        self.raise_error(first)
+
+    def raise_error(self, first: int = 0, before: int | None = None) -> None:
+        """Of the commits from `first` on that have failed and were not yet told of."""
+        numbers = [n for n in list(self._failed) if first <= n and (before is None or n < before)]
+        if numbers:
+            error = [self._failed.pop(number) for number in numbers][-1]
+            reason = getattr(error, "strerror", None) or str(error) or repr(error)
             raise CommitError(
-                f"a commit could not be written to {self._folder}: {reason}; training itself is as it was. "
-                "Make room, or State(folder=...) elsewhere"
+                f"commit {', '.join(map(str, numbers))} could not be written to {self._folder}: {reason}; training "
+                "itself is as it was. Make room, or State(folder=...) elsewhere"
             ) from error
 
-    def _run(self, source: image.Image, name: commits.DiskName, done: Callable[[], None]) -> None:
+    def _run(self, slot: Slot, name: commits.DiskName) -> None:
         try:
-            write_file(self._folder / commits.file_name(name), source)
+            write_file(self._folder / commits.file_name(name), image.Image(slot.buffer))
             if self._prunes:
                 self._prune()
-        except OSError as error:
-            self._error = error
+        except Exception as error:
+            self._failed[name.commit.number] = error
         finally:
-            done()
+            slot.pinned = False
 
     def _prune(self) -> None:
-        for file in commits.outdated(os.listdir(self._folder), self._keep):
+        for file in commits.outdated(os.listdir(self._folder), self._keep, self._era, self._since):
             with contextlib.suppress(FileNotFoundError):
                 (self._folder / file).unlink()
 

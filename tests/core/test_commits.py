@@ -174,10 +174,42 @@ def test_whole_commits_are_kept_and_what_is_older_goes() -> None:
 
     there = [*files(1, 0, 1), *files(2, 0), *files(3, 0, 1), *files(4, 0, 1), *files(5, 1), "notes.txt"]
     left_behind = files(2, 1)[0] + commits.UNFINISHED
-    gone = commits.outdated([*there, left_behind], keep=2)
+    since = CommitName(0, "")
+    gone = commits.outdated([*there, left_behind], 2, "e", since)
     assert gone == sorted([*files(1, 0, 1), *files(2, 0), left_behind])
-    assert commits.outdated(there, keep=4) == []
-    assert not commits.outdated([file + commits.UNFINISHED for file in there], keep=1)
+    assert commits.outdated(there, 4, "e", since) == []
+    assert not commits.outdated([file + commits.UNFINISHED for file in there], 1, "e", since)
+
+
+def test_what_was_left_out_is_not_counted_and_goes_when_it_is_older() -> None:
+    """Damaged files, or another line that got further: neither may push out what can be resumed from."""
+
+    def file(number: int, era: str) -> str:
+        return commits.file_name(DiskName(CommitName(number, era), 0, 1))
+
+    before = [file(1, "old"), file(2, "old"), file(2, "zzz"), file(5, "old"), file(6, "old")]
+    since = CommitName(2, "old")
+    assert commits.outdated([*before, file(3, "new")], 2, "new", since) == [file(1, "old")]
+    assert commits.outdated([*before, file(3, "new"), file(4, "new")], 2, "new", since) == before[:3]
+    later = [file(number, "new") for number in (6, 7)]
+    assert commits.outdated([*before, *later], 2, "new", since) == before[:4]
+    assert commits.outdated([*before, *later, file(8, "new")], 2, "new", since) == sorted([*before, later[0]])
+
+
+@given(
+    st.sets(st.tuples(st.integers(1, 9), st.sampled_from("abc"))),
+    st.integers(1, 3),
+    st.integers(0, 8),
+    st.sampled_from("ac"),
+)
+def test_what_was_just_written_is_never_outdated(
+    there: set[tuple[int, str]], keep: int, resumed_from: int, its_era: str
+) -> None:
+    written = CommitName(resumed_from + 1, "b")
+    names = {CommitName(*each) for each in there if each[1] != "b"} | {written}
+    files = [commits.file_name(DiskName(name, 0, 1)) for name in names]
+    gone = commits.outdated(files, keep, "b", CommitName(resumed_from, its_era))
+    assert commits.file_name(DiskName(written, 0, 1)) not in gone
 
 
 def test_what_is_due() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +16,7 @@ import torch
 from launched import Launched
 
 from ddp import commits, elastic
+from ddp.elastic import writer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -96,33 +99,131 @@ def test_nothing_whole_is_left(folder: Path, caplog: pytest.LogCaptureFixture) -
 def test_flushed_at_exit_and_only_the_last_are_kept(tmp_path: Path) -> None:
     """The script never waits for the writer itself, and never says goodbye."""
     script = (
-        "import sys, torch\nfrom ddp import elastic\n"
+        "import os, sys, torch\nfrom ddp import elastic\nfrom ddp.elastic import scratch\n"
         "state = elastic.State(x=torch.ones(1 << 20), step=0, folder=sys.argv[1], disk_every=2, keep=2)\n"
         "state.resume()\n"
-        "for state.step in range(1, 11): state.commit()\n"
+        "state.commit()\n"
+        "if os.fork() == 0: raise SystemExit\n"  # a child's end is not the training's
+        "os.wait()\n"
+        "assert list(scratch.folders(os.environ)[0].iterdir())\n"
+        "for state.step in range(2, 11): state.commit()\n"
         "assert 'torch.distributed.tensor' not in sys.modules\n"
     )
-    command = [sys.executable, "-c", script, str(tmp_path)]
+    command = [sys.executable, "-W", "ignore", "-c", script, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stderr) == (0, "")
     names = [commits.parsed(path.name) for path in tmp_path.iterdir()]
     assert sorted(name.commit.number for name in names if name) == [8, 10]
 
 
-def test_what_goes_wrong_is_raised_at_the_next_commit(tmp_path: Path) -> None:
+def test_what_goes_wrong_is_raised_at_a_later_commit_which_is_made(tmp_path: Path) -> None:
     folder = tmp_path / "commits"
-    state = elastic.State(step=0, folder=folder, disk_every=1)
+    sampler = elastic.ElasticSampler(1000)
+    state = elastic.State(step=0, sampler=sampler, folder=folder, disk_every=1)
     state.resume()
     folder.write_text("a file where the folder should be")
-    state.commit()
-    with pytest.raises(elastic.CommitError, match=rf"could not be written to {folder}: .*Make room"):
+    state.commit(samples=10)
+    with pytest.raises(
+        elastic.CommitError, match=rf"^commit 1 could not be written to {folder}: .*Make room"
+    ):
         state.flush()
-    state.commit()
-    for thread in [each for each in threading.enumerate() if each.name == "ddp-commit"]:
-        thread.join()
-    with pytest.raises(elastic.CommitError):
-        state.commit()
+    state.commit(samples=10)
+    for number in range(3, 8):  # it waits for the one before, whose error it is then
+        with pytest.raises(elastic.CommitError, match=f"^commit {number - 1} "):
+            state.commit(samples=10)
+        assert sampler.consumed == 10 * number
+    with pytest.raises(elastic.CommitError, match=r"^commit 7 "):
+        state.flush()
     folder.unlink()
-    state.commit()
+    state.commit(samples=10)
     state.close()
-    assert list(folder.iterdir()), "and goes on when it can"
+    (written,) = folder.iterdir()
+    assert commits.parsed(written.name).commit.number == 8  # type: ignore[union-attr]
+
+
+def test_without_a_thread_to_be_had_it_is_written_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    state = elastic.State(step=0, folder=tmp_path, disk_every=1, keep=9)
+    state.resume()
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    for _step in range(4):
+        state.commit()
+    assert len(list(tmp_path.iterdir())) == 4
+    state.close()
+
+
+def test_a_state_that_is_let_go_of_finishes_what_is_under_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(fd: int) -> None:
+        time.sleep(0.3)
+        os.fsync(fd)
+
+    monkeypatch.setattr(writer, "os", type("os", (), vars(os) | {"fsync": slow}))
+
+    def main() -> None:
+        state = elastic.State(step=0, folder=tmp_path, disk_every=1)
+        state.resume()
+        state.commit()
+
+    main()
+    (there,) = tmp_path.iterdir()
+    assert commits.parsed(there.name)
+
+
+def test_what_was_left_out_does_not_push_out_what_is_new(folder: Path) -> None:
+    for path in sorted(folder.iterdir())[3:]:
+        path.write_bytes(path.read_bytes()[:-1])
+    for number in (4, 5, 6):
+        state = elastic.State(x=torch.zeros(1000), step=0, folder=folder, keep=2)
+        resumed = state.resume()
+        assert resumed is not None
+        assert (resumed.number, state.step) == (number - 1, number - 1)
+        state.step = number
+        state.checkpoint()
+        state.close()
+
+
+ONE_DISK_IS_FULL = """
+import os, sys, torch
+import torch.distributed as dist
+import ddp
+from ddp import elastic
+
+place = ddp.init()
+folder = os.path.join(os.environ["THERE"], f"commits-{place.rank}")
+if place.rank == 0:
+    open(folder, "w").close()
+state = elastic.State(step=0, folder=folder)
+state.resume()
+for state.step in (1, 2):
+    if state.step == 2 and place.rank == 0:
+        os.unlink(folder)
+    try:
+        state.checkpoint()
+        print(f"rank {place.rank}: checkpoint {state.step}", flush=True)
+    except elastic.CommitError as error:
+        print(f"rank {place.rank}: {error}", flush=True)
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    assert total.item() == 2
+state.close()
+ddp.shutdown()
+"""
+
+
+def test_a_checkpoint_that_fails_on_one_rank_fails_on_all_and_they_stay_in_step(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(ONE_DISK_IS_FULL)
+    job = Launched(tmp_path / "job", "--nproc-per-node", "2", str(script))
+    try:
+        assert job.wait(100) == 0, job.stderr()
+        for rank in (0, 1):
+            assert f"rank {rank}: the checkpoint is not whole; rank 0: commit 1 could not" in job.stdout()
+            assert f"rank {rank}: checkpoint 2" in job.stdout()
+    finally:
+        job.clean_up()

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections import Counter, OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+import ddp
 from ddp import elastic
 from ddp.elastic import scratch
 
@@ -35,6 +38,7 @@ def state_of() -> Iterator[Any]:
     def make(**named: Any) -> elastic.State:
         if made:
             made[-1]._keeper = None
+            made[-1]._forget_leaving()
         made.append(elastic.State(**named))
         return made[-1]
 
@@ -253,6 +257,22 @@ def test_mistakes_are_told(state_of: Any) -> None:
         state.stepp = 1
     with pytest.raises(AttributeError, match="no field 'stepp'"):
         assert state.stepp
+    state.close()
+    for call in (lambda: state.commit(samples=1), state.checkpoint, state.should_checkpoint):
+        with pytest.raises(RuntimeError, match="this State is closed; make a new one"):
+            call()
+
+
+@pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")  # what it imports
+def test_optimizers_that_hold_shares_are_refused() -> None:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    for kind in (ddp.ShardedOptimizer, ZeroRedundancyOptimizer):
+        optimizer = kind.__new__(kind)
+        with pytest.raises(
+            TypeError, match=rf"^o: a {kind.__name__} holds a share of the state on each rank"
+        ):
+            elastic.State(o=optimizer)
 
 
 def test_values_that_could_not_be_read_back_are_refused_when_they_are_committed(state_of: Any) -> None:
@@ -261,6 +281,26 @@ def test_values_that_could_not_be_read_back_are_refused_when_they_are_committed(
     with pytest.raises(TypeError, match=r"weights_only=True\) will not read back"):
         state.commit()
     state.path = str(state.path)
+    state.commit()
+
+
+@pytest.mark.parametrize("value", [np.float64(0.5), b"", [1, (2, {"a": Path("x")})], {np.int64(1): 2}])
+def test_they_are_refused_whenever_they_come(state_of: Any, value: Any) -> None:
+    """The tensors look as before: nothing but the values themselves tells."""
+    counting = Counting()
+    state = state_of(best=float("inf"), name=b"x", counting=counting, x=torch.ones(2))
+    state.resume()
+    state.commit()
+    state.best = value
+    for _again in range(2):
+        with pytest.raises(TypeError, match="will not read back"):
+            state.commit()
+    state.best = 0.5
+    state.commit()
+    counting.counts["b"] = value
+    with pytest.raises(TypeError, match="will not read back"):
+        state.commit()
+    del counting.counts["b"]
     state.commit()
 
 
@@ -314,3 +354,46 @@ def test_a_request_is_read_and_answered_once(
     assert elastic.checkpoint_request() == elastic.CheckpointRequest("", float("inf"))
     request.write_text("not JSON")
     assert elastic.checkpoint_request().reason == "a request that cannot be read"  # type: ignore[union-attr]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A checkpoint is asked for; here its answer will be."""
+    monkeypatch.setenv("DDP_CHECKPOINT_REQUEST", str(tmp_path / "checkpoint-1"))
+    monkeypatch.setenv("RANK", "0")
+    (tmp_path / "checkpoint-1").write_text('{"reason": "the node goes", "deadline_s": null}\n')
+    return tmp_path / "checkpoint-1.done.0"
+
+
+def test_a_request_is_not_answered_without_a_folder(state_of: Any, asked: Path) -> None:
+    state = state_of(step=0)
+    state.resume()
+    assert state.should_checkpoint()
+    with pytest.raises(ValueError, match=r"checkpoint\(\) needs State\(folder=...\)"):
+        state.checkpoint()
+    assert not asked.exists()
+
+
+def test_a_request_is_answered_by_a_checkpoint_that_is_whole_only(
+    state_of: Any, asked: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "commits"
+    state = state_of(step=0, folder=folder, disk_every=1)
+    state.resume()
+    folder.write_text("a file where the folder should be")
+    with pytest.raises(elastic.CommitError, match="not whole; rank 0: commit 1 could not be written"):
+        state.checkpoint()
+    assert not asked.exists()
+    state.step = print  # what one rank cannot even keep must not leave the others waiting
+    with pytest.raises(TypeError, match="will not read back"):
+        state.checkpoint()
+    assert not asked.exists()
+    state.step = 3
+    state.commit()
+    for thread in [each for each in threading.enumerate() if each.name == "ddp-commit"]:
+        thread.join()
+    folder.unlink()
+    with pytest.raises(elastic.CommitError, match=r"^commit 3 could not be written"):
+        state.checkpoint()
+    assert asked.exists(), "an earlier commit's error does not make this one less whole"
+    assert [path.name.split("-")[1] for path in folder.iterdir()] == ["0000000004"]
