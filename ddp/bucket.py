@@ -172,7 +172,7 @@ class FlatBucket:
             # Not _foreach_mul_: it rounds the factor to the dtype of the gradients first.
             self.flat[self._offsets[start] : self._offsets[end]].mul_(scale)
 
-    def has_taken(self, grad: torch.Tensor | None) -> bool:
+    def has_taken(self, grad: torch.Tensor) -> bool:
         return self._begun and any(grad is target for target in self.targets)
 
     @property
@@ -233,7 +233,7 @@ class LooseBucket:
             self._versions.append((tensor, tensor._version))
             self.payload.append(_lying_flat(tensor))
 
-    def has_taken(self, grad: torch.Tensor | None) -> bool:
+    def has_taken(self, grad: torch.Tensor) -> bool:
         return any(grad is tensor for tensor, _version in self._versions)
 
     @property
@@ -273,7 +273,7 @@ class SparseBucket:
         # Two parameters may have the values of their gradients in common: nothing is changed in place.
         self.payload = [grad.clone() if scale is None else grad * scale]
 
-    def has_taken(self, grad: torch.Tensor | None) -> bool:
+    def has_taken(self, grad: torch.Tensor) -> bool:
         return False
 
     def zeros(self) -> torch.Tensor:

@@ -92,9 +92,7 @@ class LastingReducer(Reducer):
                 parameter.grad = grad
                 if grad is not None and value is not None:
                     grad.copy_(value)
-        self._spoilt = [
-            (i, grad, grad._version) for i, grad in enumerate(grads) if grad is not None and i in taken
-        ]
+        self._spoilt = [(i, grad, grad._version) for i, grad in taken.items()]
         self.round_over()
 
     def _baseline(self) -> Baseline:

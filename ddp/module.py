@@ -67,9 +67,8 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         self.__dict__["_delayed_to"] = chosen.get("param_to_hook_all_reduce")
         self.__dict__["_delayed_is_sent"] = False
         super().__init__(**{**chosen, "init_sync": False})
-        if (
-            self._delay_all_reduce_all_params
-        ):  # torch's own has no reducer then, and fails in the first forward
+        # torch's own has no reducer then, and fails in the first forward.
+        if self._delay_all_reduce_all_params:
             raise ValueError(
                 "delay_all_reduce_named_params holds all parameters: leave one at least to be averaged"
             )
@@ -220,9 +219,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             late = buffer._version != sent
             work.wait(AS_LONG_AS_IT_TAKES)
             if late or self._delayed_elsewhere():
-                raise errors.delayed_too_late(
-                    self._names_of(self._delay_all_reduce_params), self.reducer.rank
-                )
+                raise errors.delayed_too_late(self._delayed_names(), self.reducer.rank)
 
         engine.when_it_ends(finish)
         return grad
@@ -236,11 +233,11 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         """At the end of a step that was averaged."""
         sent, self._delayed_is_sent = self._delayed_is_sent, False
         if not sent and (self._delayed_elsewhere() or bool(self._delay_grad_buffer.any())):  # type: ignore[union-attr]
-            raise errors.never_delayed_to(self._names_of(self._delay_all_reduce_params), self.reducer.rank)
+            raise errors.never_delayed_to(self._delayed_names(), self.reducer.rank)
 
-    def _names_of(self, parameters: Iterable[torch.Tensor]) -> list[str]:
-        wanted = set(map(id, parameters))
-        return [name for name, parameter in self.module.named_parameters() if id(parameter) in wanted]
+    def _delayed_names(self) -> list[str]:
+        delayed = set(map(id, self._delay_all_reduce_params))
+        return [name for name, parameter in self.module.named_parameters() if id(parameter) in delayed]
 
     # --- join ----------------------------------------------------------------------------------------
 

@@ -292,13 +292,13 @@ class Sending:
     def await_futures(self, futures: Sequence[Any]) -> None:
         self._futures += futures
 
-    def taken(self, grads: Sequence[torch.Tensor | None]) -> set[int]:
-        """Whose gradient is the bucket's own memory, or is averaged where it lies."""
+    def taken(self, grads: Sequence[torch.Tensor | None]) -> dict[int, torch.Tensor]:
+        """Those that are a bucket's own memory, or are averaged where they lie."""
         return {
-            i
+            i: grad
             for described, bucket in zip(self.plan.buckets, self.buckets, strict=True)
             for i in described.members
-            if grads[i] is not None and bucket.has_taken(grads[i])
+            if (grad := grads[i]) is not None and bucket.has_taken(grad)
         }
 
     def finish(self, number: int, work: Any, used: Used) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cases_better import RIGHT, SILENT, Course, same_start
 from models import Mlp, SometimesUnused, square
@@ -19,15 +19,18 @@ def wide() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 200_000))
 
 
+def delaying(trial: Trial, module: nn.Module) -> Any:
+    """All but the first layer to the first weight, whose gradient comes last."""
+    named = list(module.named_parameters())
+    return trial.wrap(module, delay_all_reduce_named_params=named[2:], param_to_hook_all_reduce=named[0][1])
+
+
 @better(torch=(SILENT, RIGHT), ours=RIGHT)
 def delayed_parameters(trial: Trial) -> None:
     """torch does not wait for what was delayed: its backward may end first."""
     module = same_start(wide)
     with Course(trial, module) as course:
-        named = list(module.named_parameters())
-        model = trial.wrap(
-            module, delay_all_reduce_named_params=named[2:], param_to_hook_all_reduce=named[0][1]
-        )
+        model = delaying(trial, module)
         course.point = "backward"
         for step in range(3):
             model.zero_grad()
@@ -53,10 +56,7 @@ def a_delayed_parameter_whose_gradient_comes_last(trial: Trial) -> None:
 def delayed_gradients_let_go_of_between_forward_and_backward(trial: Trial) -> None:
     module = same_start(Mlp)
     with Course(trial, module) as course:
-        named = list(module.named_parameters())
-        model = trial.wrap(
-            module, delay_all_reduce_named_params=named[2:], param_to_hook_all_reduce=named[0][1]
-        )
+        model = delaying(trial, module)
         loss = square(model(trial.data(4, 8)))
         model.zero_grad()
         course.point = "backward"
@@ -85,10 +85,7 @@ def a_copy_of_a_model_with_delayed_parameters(trial: Trial) -> None:
     """A copy of a parameter has lost the hook that starts their all-reduce."""
     module = same_start(Mlp)
     with Course(trial, module) as course:
-        named = list(module.named_parameters())
-        model = copy.deepcopy(
-            trial.wrap(module, delay_all_reduce_named_params=named[2:], param_to_hook_all_reduce=named[0][1])
-        )
+        model = copy.deepcopy(delaying(trial, module))
         course.point = "backward"
         square(model(trial.data(4, 8))).backward()
         course.ends(model.module, lambda m, rank: square(m(trial.data(4, 8, rank=rank))).backward())
@@ -99,10 +96,7 @@ def delayed_parameters_and_inputs_that_are_not_even(trial: Trial) -> None:
     """Under torch a rank without input meets the delayed all-reduce with another one, and Gloo ends the process."""
     module = same_start(Mlp)
     with Course(trial, module) as course:
-        named = list(module.named_parameters())
-        model = trial.wrap(
-            module, delay_all_reduce_named_params=named[2:], param_to_hook_all_reduce=named[0][1]
-        )
+        model = delaying(trial, module)
         course.point = "joining"
         with model.join():
             for step in range(1 + trial.rank):
