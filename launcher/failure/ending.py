@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from launcher import tether
-from launcher.output.lines import printable
+from launcher.output.lines import is_colored, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,7 +43,7 @@ def tell(spec: LaunchSpec, folder: LogFolder, finish: Finish, all_shown: bool) -
         box = render_box(
             finish.outcome,
             width=_width(),
-            color=_color(spec),
+            color=is_colored(spec.log.color, os.isatty(2), os.environ),
             log_dir=folder.path,
             budget=budget,
             unicode=(sys.stderr.encoding or "").lower().startswith("utf"),
@@ -95,7 +95,3 @@ def _width() -> int:
         return min(_WIDTH, os.get_terminal_size(2).columns)
     except OSError:
         return _WIDTH
-
-
-def _color(spec: LaunchSpec) -> bool:
-    return spec.log.color == "always" or (spec.log.color == "auto" and os.isatty(2))

@@ -25,6 +25,7 @@ from launcher.hosts import command_lines
 from launcher.hosts.command_lines import Errand
 from launcher.hosts.host_names import Host, read_hostfile
 from launcher.joining import reach
+from launcher.output.lines import is_colored
 from launcher.output.terminal import Terminal
 from launcher.settings.values import BadValue
 from rendezvous.hosted import serve_privately
@@ -323,14 +324,13 @@ def run_fleet(
     env = command_lines.carried_environment(environ, settings["send_env"] or ())
     if not settings["rendezvous"]:
         env = {name: value for name, value in env.items() if not name.startswith("DDP_RENDEZVOUS_")}
-    color = "always" if settings["color"] == "auto" and os.isatty(2) else settings["color"]
     errand = Errand(
         program=_program(),
         folder=folder,
         run_id=run_id,
         nnodes=command_lines.world_of(settings, found),
         rendezvous=settings["rendezvous"] or "",
-        color=color,
+        color="always" if is_colored(settings["color"], os.isatty(2), environ) else "never",
         words=words,
     )
 

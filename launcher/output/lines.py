@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from launcher.settings.spec import LogSpec, Streams
 
@@ -193,6 +193,13 @@ def prefix_of(template: str, label: RankLabel) -> str:
 
 def painted(prefix: str, rank: int) -> str:
     return f"\x1b[{_COLORS[rank % len(_COLORS)]}m{prefix}\x1b[0m" if prefix else ""
+
+
+def is_colored(when: str, is_terminal: bool, environ: Mapping[str, str]) -> bool:
+    """Decide `--color` (auto, always, never) for one stream. NO_COLOR and TERM=dumb turn `auto` off."""
+    if when != "auto":
+        return when == "always"
+    return is_terminal and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
 
 
 def is_shown(log: LogSpec, local_rank: int, stream: Streams) -> bool:

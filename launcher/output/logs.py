@@ -212,8 +212,8 @@ class LogPump:
         if lines.is_shown(self._log, label.local_rank, stream):
             new.terminal = self._out if stream is Streams.OUT else self._err
             new.prefix = prefix.encode("utf-8", "replace")
-            paint = self._log.color == "always" or (self._log.color == "auto" and new.terminal.is_tty)
-            shown_prefix = lines.painted(prefix, label.rank) if paint else prefix
+            colored = lines.is_colored(self._log.color, new.terminal.is_tty, os.environ)
+            shown_prefix = lines.painted(prefix, label.rank) if colored else prefix
             new.painted = shown_prefix.encode("utf-8", "replace")
         with self._changed:
             self._latest[label.generation, label.rank, stream] = new

@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from launcher.joining.meet import CannotMeet, meet
+from launcher.output.lines import is_colored
 from launcher.preflight import table
 from launcher.preflight.agents import clock_checks, mtu_of
 from launcher.preflight.checkup import exit_code
@@ -59,7 +60,7 @@ async def _examine(spec: LaunchSpec, as_json: bool) -> int:
         except CannotMeet as error:
             _say(f"error: {error}")
             return 2
-    _show(_as_json(report) if as_json else _as_table(report))
+    _show(_as_json(report) if as_json else _as_table(report, spec.log.color))
     return exit_code(report.checks)
 
 
@@ -85,13 +86,13 @@ async def _with_others(spec: LaunchSpec, report: Report) -> Report:
     return replace(report.plus(checks), took_s=report.took_s + time.monotonic() - began)
 
 
-def _as_table(report: Report) -> str:
+def _as_table(report: Report, when: str) -> str:
     try:
         width = os.get_terminal_size(1).columns
     except OSError:
         width = 100
-    color = os.isatty(1) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    return table.table(report, width=max(60, min(width, 120)), color=color)
+    colored = is_colored(when, os.isatty(1), os.environ)
+    return table.table(report, width=max(60, min(width, 120)), color=colored)
 
 
 def _as_json(report: Report) -> str:

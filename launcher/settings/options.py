@@ -247,7 +247,13 @@ _LOGS = (
         "[{node}:{rank}] ",
         foreign=("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", values.prefix_from_torch),
     ),
-    _ours("--color", "WHEN", "auto", values.choice("auto", "always", "never"), "colour: auto, always, never"),
+    _ours(
+        "--color",
+        "WHEN",
+        "auto",
+        values.choice("auto", "always", "never"),
+        "colour: auto (NO_COLOR turns it off), always, never",
+    ),
     _ours(
         "--progress",
         "WHEN",

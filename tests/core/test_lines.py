@@ -194,6 +194,22 @@ def test_neighbouring_ranks_differ_in_colour() -> None:
     assert lines.painted("", 0) == ""
 
 
+@pytest.mark.parametrize(
+    ("when", "is_terminal", "environ", "colored"),
+    [
+        ("auto", True, {}, True),
+        ("auto", False, {}, False),
+        ("auto", True, {"NO_COLOR": "1"}, False),
+        ("auto", True, {"NO_COLOR": ""}, True),  # as no-color.org has it
+        ("auto", True, {"TERM": "dumb"}, False),
+        ("always", False, {"NO_COLOR": "1"}, True),
+        ("never", True, {}, False),
+    ],
+)
+def test_when_output_is_colored(when: str, is_terminal: bool, environ: dict[str, str], colored: bool) -> None:
+    assert lines.is_colored(when, is_terminal, environ) is colored
+
+
 def test_which_streams_are_shown() -> None:
     out, err = Streams.OUT, Streams.ERR
     assert lines.is_shown(LogSpec(), 0, out)

@@ -401,7 +401,12 @@ def test_the_status_row_is_wiped_before_lines_and_redrawn_below(tmp_path: Path) 
     assert terminal.end() == row + wipe + b"[n0:0] hello\n" + row + wipe
 
 
-def test_prefixes_are_coloured_on_a_terminal(tmp_path: Path) -> None:
+@pytest.mark.parametrize("no_color", ["", "1"])
+def test_prefixes_are_coloured_on_a_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_color: str
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", no_color)
     terminal = Terminal()
     pump = LogPump(LogSpec(), str(tmp_path), terminal.slave, terminal.slave)
     out_fd, err_fd = pump.open_rank(label())
@@ -409,7 +414,7 @@ def test_prefixes_are_coloured_on_a_terminal(tmp_path: Path) -> None:
     os.close(out_fd)
     os.close(err_fd)
     pump.close(SOON_S)
-    assert terminal.end() == b"\x1b[36m[n0:0] \x1b[0mhello\n"
+    assert terminal.end() == (b"[n0:0] hello\n" if no_color else b"\x1b[36m[n0:0] \x1b[0mhello\n")
 
 
 def test_a_stopped_terminal_does_not_stop_the_ranks(tmp_path: Path) -> None:
