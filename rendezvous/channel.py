@@ -10,6 +10,7 @@ import grpc.aio
 
 from rendezvous.access.client_options import OptionsUnusable, current_token, is_loopback
 from rendezvous.access.secret import NAME
+from rendezvous.session import CONNECT_S, PATIENCE_S, PING_AFTER_S
 
 if TYPE_CHECKING:
     from rendezvous.access.client_options import ClientOptions
@@ -22,11 +23,6 @@ _OPTIONS = (
     ("grpc.enable_retries", 0),
     ("grpc.enable_http_proxy", 0),
 )
-
-
-PATIENCE_S = 1.6
-PING_AFTER_S = 0.8  # with nothing heard
-CONNECT_S = 3.0
 
 
 def open_channel(

@@ -30,7 +30,7 @@ CORE = {
         ),
     },
     "rendezvous": {
-        *"access control diagnosing events machine rounds service state submit types".split(),
+        *"access control diagnosing events machine rounds service session state submit types".split(),
         *within(
             "diagnosing",
             "desync diagnosis examination finding hang_words post_mortem rank_view recorded sight "

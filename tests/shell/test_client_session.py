@@ -6,15 +6,16 @@ import asyncio
 import signal
 import socket
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 from served import Agent, Service, agents, serving, soon
 
 from rendezvous.access.client_options import ClientOptions, OptionsUnusable, client_options
-from rendezvous.channel import PATIENCE_S
 from rendezvous.client import connect
 from rendezvous.events import AgentLeft, Refused, Stop, StoreAt, Waiting
+from rendezvous.session import PATIENCE_S, patience
 from rendezvous.types import AgentId, JobSpec, RestartBudget
 
 if TYPE_CHECKING:
@@ -75,11 +76,12 @@ def test_a_frozen_service_is_left_for_another() -> None:
     async def story(first: Service, second: Service) -> None:
         async with agents([first.endpoint], TWO, ["a"]) as (a,):
             await a.expect(Waiting)
-            a.session._endpoints = (first.endpoint, second.endpoint)  # type: ignore[attr-defined]
+            known = (first.endpoint, second.endpoint)
+            a.session._state = replace(a.session._state, endpoints=known)  # type: ignore[attr-defined]
             first._process.send_signal(signal.SIGSTOP)
             async with agents([second.endpoint], TWO, ["b"]) as (b,):
                 await asyncio.gather(a.run(), b.run())
-                assert a.session._patience_s() == PATIENCE_S  # type: ignore[attr-defined]
+                assert patience(a.session._state) == PATIENCE_S  # type: ignore[attr-defined]
 
     with serving() as first, serving() as second:
         soon(story(first, second))

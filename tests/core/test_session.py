@@ -1,0 +1,185 @@
+"""The rules of an agent's session: what each stream begins with, where the next one goes, when it gives up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rendezvous.events import AgentJoined, AgentStopped, Assigned, RanksFinished, Refused, Waiting
+from rendezvous.service.conversation import Moved
+from rendezvous.session import (
+    CONNECT_S,
+    PATIENCE_S,
+    CloseRequested,
+    ContactChanged,
+    Deliver,
+    Link,
+    OpenStream,
+    Pause,
+    PauseOver,
+    Received,
+    Said,
+    SessionEvent,
+    SessionState,
+    StreamEnded,
+    StreamFailed,
+    Write,
+    patience,
+    step,
+)
+from rendezvous.types import AgentId, Assignment, JobSpec, NodeFacts
+
+AGENT = AgentId("a", "1")
+JOIN = AgentJoined(AGENT, JobSpec("job", 2, 2), NodeFacts("a", "10.0.0.1", 1))
+MINE = Assignment(3, 0, 2, 0, 1, 2, "default", 0, 2, 0, 3, "a")
+DONE = RanksFinished(AGENT, 3)
+WAITING = Waiting("for others", 1, 2)
+REFUSED = Refused("not you", 77)
+NEW = SessionState(("x:1", "y:1"), give_up_s=60.0, started_at=0.0)
+
+
+def after(state: SessionState, *events: SessionEvent, at: float = 0.0) -> tuple[SessionState, tuple]:
+    """The state, and the effects of the last event."""
+    effects: tuple = ()
+    for event in events:
+        state, effects = step(state, event, at)
+    return state, effects
+
+
+JOINED = after(NEW, Said(JOIN))[0]
+RUNNING = after(JOINED, Received(Assigned(MINE)))[0]
+
+
+def opened(effects: tuple) -> OpenStream:
+    (stream,) = effects
+    assert isinstance(stream, OpenStream)
+    return stream
+
+
+def test_the_first_stream_opens_with_the_join_and_not_before() -> None:
+    assert after(NEW, Said(DONE)) == (replace(NEW, recital=NEW.recital.said(DONE)), ())
+    assert opened(after(NEW, Said(JOIN))[1]).messages == (JOIN,)
+
+
+def test_a_stream_repeats_the_place_and_the_reports_of_its_generation() -> None:
+    state, effects = after(RUNNING, Said(DONE))
+    assert effects == (Write((DONE,)),)
+    _, effects = after(state, StreamFailed("reset"), PauseOver())
+    assert opened(effects).messages == (replace(JOIN, generation=3, running=MINE), DONE)
+
+
+def test_what_is_said_between_streams_is_kept_for_the_next_one() -> None:
+    state, effects = after(RUNNING, StreamFailed("reset"), Said(DONE))
+    assert effects == ()
+    assert opened(after(state, PauseOver())[1]).messages[-1] == DONE
+
+
+def test_a_service_that_repeats_an_assignment_gets_the_reports_again() -> None:
+    _, effects = after(RUNNING, Said(DONE), Received(Assigned(MINE)))
+    assert effects == (Write((DONE,)), Deliver(Assigned(MINE)))
+
+
+def test_a_stopped_node_no_longer_claims_its_place() -> None:
+    _, effects = after(RUNNING, Said(AgentStopped(AGENT, 3)), StreamEnded(), PauseOver())
+    assert opened(effects).messages[0] == replace(JOIN, generation=3)
+
+
+def test_contact_is_reported_once_per_stream_that_worked() -> None:
+    state, effects = after(JOINED, Received(WAITING))
+    assert effects == (ContactChanged(True), Deliver(WAITING))
+    assert after(state, Received(WAITING))[1] == (Deliver(WAITING),)
+    assert after(state, StreamEnded())[1][0] == ContactChanged(False)
+    assert not [e for e in after(JOINED, StreamEnded())[1] if isinstance(e, ContactChanged)]
+
+
+def test_a_redirect_is_followed_unless_its_address_fell_silent() -> None:
+    moved = Received(Moved("y:1", 0.2, "the job lives there"))
+    state, effects = after(JOINED, moved, StreamEnded())
+    assert effects == (Pause(0.2, pytest.approx(0.3)),)
+    state, effects = after(state, PauseOver())
+    assert opened(effects).endpoint == "y:1"
+    state, _ = after(state, StreamFailed("no answer", silent=True), PauseOver())
+    assert state.endpoint == "x:1"
+    state, _ = after(state, moved, StreamEnded(), PauseOver(), at=5.0)
+    assert state.endpoint == "x:1"
+    state, _ = after(state, moved, StreamEnded(), PauseOver(), at=15.0)
+    assert state.endpoint == "y:1"
+
+
+def test_pauses_grow_with_each_round_of_failures_and_start_over_after_a_success() -> None:
+    state, pauses = JOINED, []
+    for _ in range(40):
+        state, effects = after(state, StreamFailed("refused"))
+        pauses += [e.most_s for e in effects if isinstance(e, Pause)]
+        state, _ = after(state, PauseOver())
+    assert pauses[:5] == [0.05, 0.1, 0.1, 0.2, 0.2]
+    assert pauses[-1] == 5.0
+    assert after(state, Received(WAITING), StreamEnded())[1][-1] == Pause(pytest.approx(0.01), 0.05)
+
+
+def test_patience_doubles_with_streams_that_stay_silent_and_recovers_within_a_minute() -> None:
+    patient = replace(JOINED, give_up_s=600.0)
+    state, _ = after(patient, StreamFailed("no answer", silent=True), PauseOver())
+    assert patience(state) == 2 * PATIENCE_S
+    state, _ = after(state, StreamEnded(), PauseOver(), at=61.0)
+    assert patience(state) == PATIENCE_S
+
+
+def test_a_link_that_worked_and_fell_silent_is_tried_again_quickly() -> None:
+    state, effects = after(JOINED, Received(WAITING), StreamFailed("ping timeout", silent=True), PauseOver())
+    assert opened(effects).connect_s < CONNECT_S
+    assert patience(state) == PATIENCE_S
+
+
+def test_an_unreachable_service_is_mentioned_early_and_given_up_late() -> None:
+    refused = StreamFailed("connection refused")
+    state, effects = after(JOINED, refused, at=5.0)
+    early = effects[0]
+    assert isinstance(early, Deliver)
+    assert isinstance(early.message, Waiting)
+    state, effects = after(state, PauseOver(), refused, at=20.0)
+    assert [type(e) for e in effects] == [Pause]
+    state, effects = after(state, PauseOver(), refused, at=61.0)
+    assert [e.message.exit_code for e in effects] == [75]
+    assert state.link is Link.OVER
+
+
+def test_a_tls_problem_at_every_endpoint_is_given_up_sooner() -> None:
+    tls = StreamFailed("unavailable", tls_problem="it does not speak TLS")
+    state, effects = after(JOINED, tls, PauseOver(), tls, at=21.0)
+    assert effects == (Deliver(Refused("it does not speak TLS", 77)),)
+    state, _ = after(JOINED, tls, PauseOver(), StreamFailed("unavailable"), at=21.0)
+    assert state.link is Link.PAUSING
+
+
+def test_who_was_reached_once_is_never_given_up() -> None:
+    state, _ = after(RUNNING, StreamFailed("connection refused"), at=1e6)
+    assert state.link is Link.PAUSING
+
+
+@pytest.mark.parametrize("curable", [False, True])
+def test_a_refusal_ends_the_session_unless_it_may_be_cured_later(curable: bool) -> None:
+    refusal = StreamFailed("no", refused=REFUSED, curable=curable)
+    assert after(JOINED, refusal)[1] == (Deliver(REFUSED),)
+    state, _ = after(RUNNING, refusal)
+    assert state.link is (Link.PAUSING if curable else Link.OVER)
+
+
+def test_closing_delivers_what_was_said_and_opens_no_stream_after_that() -> None:
+    assert after(NEW, CloseRequested())[0].link is Link.OVER
+    state, effects = after(RUNNING, CloseRequested())
+    assert (state.link, effects) == (Link.STREAMING, ())
+    assert after(state, StreamEnded())[0].link is Link.OVER
+    state, effects = after(RUNNING, StreamFailed("reset"), CloseRequested(), PauseOver())
+    assert isinstance(effects[0], OpenStream)
+
+
+def test_events_of_another_state_change_nothing() -> None:
+    over = replace(RUNNING, link=Link.OVER)
+    pausing = replace(RUNNING, link=Link.PAUSING)
+    for event in (Said(DONE), Received(WAITING), StreamEnded(), StreamFailed("x"), PauseOver()):
+        assert step(over, event, 0.0) == (over, ())
+    for event in (Received(WAITING), StreamEnded(), StreamFailed("x")):
+        assert step(pausing, event, 0.0) == (pausing, ())
+    assert step(RUNNING, PauseOver(), 0.0) == (RUNNING, ())
