@@ -3,11 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
-PYTEST := $(BIN)/python -m pytest -m "not soak and not gpu"
+PYTEST := $(BIN)/python -m pytest -m "not nightly and not gpu"
 NO_GPU := $(BIN)/python -c 'import sys, torch; sys.exit(torch.cuda.is_available())'
 SYSTEM_PACKAGES := PYTHON=$(PYTHON) tests/system-packages.sh
 
-.PHONY: install install-test install-bench demo test quick lint lint-deploy types fmt soak test-containers sim bench faults test-gpu bench-gpu proto options images lock audit sbom tools fuzz clean
+.PHONY: install install-test install-bench demo test test-steps processes quick nightly lint lint-deploy types fmt test-containers sim bench faults test-gpu bench-gpu proto options images lock audit sbom tools fuzz clean
 
 # Every file that is installed has a hash in requirements/ (made by `make lock`); nothing is built but ddp-launch itself.
 LOCKED := $(PIP) install --require-hashes --only-binary :all: --no-deps
@@ -58,22 +58,28 @@ fmt: install-test
 quick: install-test
 	$(PYTEST) -q -n 2 tests/core tests/sim tests/quality
 
-# Two files at a time, in the order of their names: those that take longest do not come last.
-test: lint types quick
-	$(PYTEST) -q -n 2 --dist loadfile --no-loadscope-reorder --durations=20 tests $(addprefix --ignore=,tests/core tests/sim tests/quality)
+# All of it, with the CPU time that it took; what is left to `make nightly` is listed in docs/nightly.md.
+test: install-test
+	@$(BIN)/python tests/cost.py $(MAKE) --no-print-directory test-steps
+
+test-steps: lint types quick processes
 	@$(BIN)/python examples/demo.py
+
+# Two files at a time, in the order of their names: those that take longest do not come last.
+processes: install-test
+	$(PYTEST) -q -n 2 --dist loadfile --no-loadscope-reorder --durations=10 tests $(addprefix --ignore=,tests/core tests/sim tests/quality)
 
 # The images built and the manifests run by podman: minutes for the first build, two for each run after that.
 test-containers: install-test
 	@$(SYSTEM_PACKAGES) podman
-	$(BIN)/python -m pytest tests/deploy/test_containers.py -m soak
+	$(BIN)/python -m pytest tests/deploy/test_containers.py -m nightly
 
-# Longer than the suite allows; run before a larger change is called done.
-soak: install-test
+# What `make test` leaves out. docs/nightly.md lists it, with the reason and with what of it `make test` keeps.
+nightly: install-test
 	$(MAKE) sim SEEDS=20000
 	$(MAKE) lint-deploy
 	$(PYTEST) -q tests/core --hypothesis-profile=afresh
-	$(BIN)/python -m pytest tests -m soak
+	$(BIN)/python -m pytest -q --durations=20 -m "nightly and not gpu" tests
 
 SEEDS ?= 2000
 sim: install-test

@@ -3,7 +3,7 @@
 And `launch`, for real jobs; and what ran the manifests, containers or processes, is printed at the end.
 
 Properties are tried on the same examples in every run, and nothing is made of how long one takes: that says how busy
-the machine is. `make soak` tries examples that nobody has seen.
+the machine is. `make nightly` tries examples that nobody has seen.
 """
 
 from __future__ import annotations

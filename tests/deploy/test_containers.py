@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 pytestmark = [
     pytest.mark.skipif(bool(what_is_missing()), reason=what_is_missing() or "-"),
     pytest.mark.timeout(1800),
-    pytest.mark.soak,  # a base made of packages, and an image with torch: minutes
+    pytest.mark.nightly,  # a base made of packages, and an image with torch: minutes
 ]
 
 

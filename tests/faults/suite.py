@@ -21,15 +21,12 @@ from networks import NETWORKS  # noqa: E402
 from nodes import NODES  # noqa: E402
 
 CASES = (*DEATHS, *HANGS, *NODES, *NETWORKS)
-# Those of every run of the tests: one of each sort. The rest is played by `make soak` and `make faults`.
+# Those that `make test` plays: one of each sort. `make nightly` plays the others, `make faults` all of them.
 QUICK = frozenset(
     """
-    exception exception-loader exception-start exception-two-nodes leaves-early segfault bus-error killed
-    killed-ours-shm
-    terminated loader-killed memory-limit cgroup-limit cpu-limit disk-full
-    stopped-ours-shm sleep-backward stopped-two-nodes loop-native-ours lock-data loader-stuck checkpoint-stuck
-    uninterruptible other-op other-shape two-groups chain objects receive neighbour
-    pause evaluation agent-killed link-cut
+    exception killed-ours-shm memory-limit loader-killed
+    stopped-two-nodes sleep-backward other-shape
+    agent-killed link-cut evaluation
     """.split()
 )
 

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(300)
 _RIGHT_SHARE = 0.95
 _EACH = [
-    pytest.param(case, id=case.name, marks=[] if case.name in QUICK else [pytest.mark.soak]) for case in CASES
+    pytest.param(case, id=case.name, marks=[] if case.name in QUICK else [pytest.mark.nightly])
+    for case in CASES
 ]
 
 

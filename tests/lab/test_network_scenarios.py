@@ -43,7 +43,7 @@ def test_a_link_is_cut_for_two_seconds(lab: Build, tmp_path: Path, undisturbed: 
     job.assert_nothing_left()
 
 
-@pytest.mark.parametrize("for_s", [5.0, pytest.param(60.0, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("for_s", [5.0, pytest.param(60.0, marks=pytest.mark.nightly)])
 def test_a_link_is_cut_for_long(lab: Build, tmp_path: Path, undisturbed: Undisturbed, for_s: float) -> None:
     """The node is given up, and is part of the job again as soon as it can be."""
     made = lab(2, "service")

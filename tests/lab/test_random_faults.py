@@ -26,8 +26,8 @@ WORDS = ("--nnodes", str(NODES), "--max-restarts", "1000", "--crash-loop", "off"
     ("seed", "n"),
     [
         (7, 6),
-        pytest.param(1, 50, marks=[pytest.mark.soak, pytest.mark.timeout(2400)]),
-        pytest.param(2, 50, marks=[pytest.mark.soak, pytest.mark.timeout(2400)]),
+        pytest.param(1, 50, marks=[pytest.mark.nightly, pytest.mark.timeout(2400)]),
+        pytest.param(2, 50, marks=[pytest.mark.nightly, pytest.mark.timeout(2400)]),
     ],
 )
 def test_faults_in_a_row(lab: Build, tmp_path: Path, undisturbed: Undisturbed, seed: int, n: int) -> None:

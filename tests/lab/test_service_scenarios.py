@@ -22,7 +22,7 @@ HEALED = (
 )
 
 
-@pytest.mark.parametrize("for_s", [5.0, pytest.param(30.0, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("for_s", [5.0, pytest.param(30.0, marks=pytest.mark.nightly)])
 def test_the_service_is_down(lab: Build, tmp_path: Path, undisturbed: Undisturbed, for_s: float) -> None:
     """Training goes on meanwhile; what fails after the service is back is healed as ever."""
     made = lab(2, "service")

@@ -272,7 +272,7 @@ def test_an_array_is_so_many_jobs(slurm: SlurmCluster, script: Path) -> None:
     )
 
 
-@pytest.mark.soak  # Slurm takes its time
+@pytest.mark.nightly  # Slurm takes its time
 def test_a_job_that_is_preempted_goes_on_from_its_checkpoint(slurm: SlurmCluster, tmp_path: Path) -> None:
     """A service that remembers: what is started again is another job to it."""
     (tmp_path / "train.py").write_text(ELASTIC)

@@ -98,7 +98,7 @@ def test_every_decision_has_its_number():
 def test_what_the_ci_runs_is_make_test():
     lines = (ROOT / ".ci" / "run").read_text().splitlines()
     assert [line for line in lines if re.search(r"\bmake\b", line)] == ["exec make test"]
-    assert {"demo", "test", "install", "quick", "lint", "types", "soak"} <= targets()
+    assert {"demo", "test", "install", "quick", "lint", "types", "nightly"} <= targets()
     plan = subprocess.run([shutil.which("make"), "-n", "test"], cwd=ROOT, capture_output=True, text=True)
     assert plan.returncode == 0, plan.stderr
 

@@ -1,4 +1,7 @@
-"""Each benchmark runs, measures both launchers, and puts its table where the page has a place for it."""
+"""Each benchmark runs, measures both launchers, and puts its table where the page has a place for it.
+
+One of them runs with every `make test`; most of the others start torch several times.
+"""
 
 from __future__ import annotations
 
@@ -40,6 +43,7 @@ def only_round(table: dict[str, Any]) -> tuple[dict[str, float], dict[str, float
     return played["theirs"]["figures"], played["ours"]["figures"]
 
 
+@pytest.mark.nightly
 def test_launch(tmp_path: Path) -> None:
     (table,), page = run_bench("launch", tmp_path, "--ranks", "1")
     for figures in only_round(table):
@@ -51,6 +55,7 @@ def test_launch(tmp_path: Path) -> None:
     assert "old" not in page
 
 
+@pytest.mark.nightly
 def test_restart(tmp_path: Path) -> None:
     (table,), page = run_bench("restart", tmp_path)
     for figures in only_round(table):
@@ -58,7 +63,7 @@ def test_restart(tmp_path: Path) -> None:
     assert "0 without a figure" in page
 
 
-@pytest.mark.soak  # plays its rounds as test_restart does, on two nodes
+@pytest.mark.nightly
 def test_recovery(tmp_path: Path) -> None:
     """Without the loss of a node, which torchrun never recovers from."""
     (table, _node), page = run_bench("recovery", tmp_path, "--node-rounds", "0")
@@ -67,6 +72,7 @@ def test_recovery(tmp_path: Path) -> None:
     assert "| first all-reduce of the next generation |" in page
 
 
+@pytest.mark.nightly
 def test_agent(tmp_path: Path) -> None:
     (memory, _idle), _page = run_bench("agent", tmp_path, "--seconds", "0.2")
     for figures in only_round(memory):
@@ -88,6 +94,7 @@ def test_cluster(tmp_path: Path) -> None:
     assert float(share[1]) < 100
 
 
+@pytest.mark.nightly
 def test_a_run_that_hangs_is_counted_and_leaves_nothing(tmp_path: Path) -> None:
     """Far too short a bound: both launchers are cut off in the middle, and the table says so."""
     command = [sys.executable, os.path.join(ROOT, "bench", "restart.py"), *ONCE, "--timeout", "0.3"]
@@ -110,6 +117,7 @@ def tagged_processes(tag: str) -> list[int]:
     return found
 
 
+@pytest.mark.nightly
 def test_allreduce(tmp_path: Path) -> None:
     (table,), page = run_bench("allreduce", tmp_path, "--ranks", "2", "--sizes", "4", "65536")
     ranks, times = table
@@ -121,6 +129,7 @@ def test_allreduce(tmp_path: Path) -> None:
     assert "met" in page
 
 
+@pytest.mark.nightly
 def test_ddp(tmp_path: Path) -> None:
     asked = ("--ranks", "2", "--models", "MLP, 1M", "--parts", "steps")
     (found,), page = run_bench("ddp", tmp_path, *asked, key="found")
@@ -131,6 +140,7 @@ def test_ddp(tmp_path: Path) -> None:
     assert "| MLP, 1M |" in page
 
 
+@pytest.mark.nightly
 def test_rendezvous(tmp_path: Path) -> None:
     asked = ("--sizes", "4", "--stores", "memory", "--seconds", "1")
     tables, page = run_bench("rendezvous", tmp_path, *asked)
@@ -138,6 +148,7 @@ def test_rendezvous(tmp_path: Path) -> None:
     assert "2 runs, 0 without a figure." in page
 
 
+@pytest.mark.nightly
 def test_hierarchical(tmp_path: Path) -> None:
     page, figures = tmp_path / "page.md", tmp_path / "figures.json"
     page.write_text("<!-- hierarchical:begin -->\n<!-- hierarchical:end -->\n")
@@ -163,7 +174,7 @@ def test_hierarchical(tmp_path: Path) -> None:
     assert "| 1gbit | MLP, 1M |" in page.read_text()
 
 
-@pytest.mark.soak  # three launches for one figure
+@pytest.mark.nightly
 def test_overhead(tmp_path: Path) -> None:
     page, figures = tmp_path / "page.md", tmp_path / "figures.json"
     page.write_text("<!-- overhead-mlp:begin -->\n<!-- overhead-mlp:end -->\n")
@@ -188,6 +199,7 @@ def test_overhead(tmp_path: Path) -> None:
     assert "| MLP, 1M, torch DDP, 2 ranks |" in page.read_text()
 
 
+@pytest.mark.nightly
 def test_status_page(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("<!-- status-page:begin -->\n<!-- status-page:end -->\n")

@@ -60,7 +60,7 @@ dist.destroy_process_group()
 @pytest.mark.parametrize(
     ("with_whose", "slow", "where"),
     [
-        pytest.param(REPOSITORY, "data", "its data loader", marks=pytest.mark.soak),
+        pytest.param(REPOSITORY, "data", "its data loader", marks=pytest.mark.nightly),
         (REPOSITORY, "forward", "the forward"),
         ("torch", "data", "its data loader"),  # whose reducer hides its waiting in the backward
     ],

@@ -266,7 +266,7 @@ def functional_call(trial: Trial) -> None:
     observe(trial, "after", model)
 
 
-@case(eager=("eager",), aot_eager=("aot_eager",), soak=True)
+@case(eager=("eager",), aot_eager=("aot_eager",), nightly=True)
 def compiled(trial: Trial, backend: str) -> None:
     """torch.compile around the wrapped model, which splits the graph at the buckets."""
     torch._dynamo.reset()

@@ -20,7 +20,7 @@ class Case:
     exact: bool = True
     # What our message must name: label of the note -> patterns. torch's own need not.
     says: dict[str, list[str]] = field(default_factory=dict)
-    soak: bool = False
+    nightly: bool = False
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ DIVERGENCES: list[Divergence] = []
 def case(
     *world_sizes: int,
     says: dict[str, list[str]] | None = None,
-    soak: bool = False,
+    nightly: bool = False,
     **variants: tuple[Any, ...],
 ) -> Callable[[Any], Any]:
     """Each variant is one case: its name is added to the function's, its values are the arguments."""
@@ -55,7 +55,7 @@ def case(
                     arguments,
                     world_sizes or (2,),
                     says=says or {},
-                    soak=soak,
+                    nightly=nightly,
                 )
             )
         return function

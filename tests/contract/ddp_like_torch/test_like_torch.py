@@ -15,7 +15,9 @@ CASES, DIVERGENCES = compare.load_cases()
 
 def parameters() -> list[object]:
     return [
-        pytest.param(case, size, id=f"{case.name}-{size}", marks=[pytest.mark.soak] if case.soak else [])
+        pytest.param(
+            case, size, id=f"{case.name}-{size}", marks=[pytest.mark.nightly] if case.nightly else []
+        )
         for case in CASES
         for size in case.world_sizes
     ]

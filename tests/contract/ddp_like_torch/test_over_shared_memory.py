@@ -1,4 +1,4 @@
-"""The same cases with ours over shared memory, and torch's over Gloo as ever: some of them always, all in a soak."""
+"""The same cases with ours over shared memory, torch's over Gloo: some in every run, all of them nightly."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def over_shared_memory(case: Case, world_size: int) -> Case | None:
 def parameters() -> list[object]:
     chosen, seen = [], set()
     for case in CASES:
-        always = case.module in ALWAYS and case.function not in seen and not case.soak
+        always = case.module in ALWAYS and case.function not in seen and not case.nightly
         seen.add(case.function)
         for size in case.world_sizes:
             if (here := over_shared_memory(case, size)) is not None:
-                marks = [] if always and size == case.world_sizes[0] else [pytest.mark.soak]
+                marks = [] if always and size == case.world_sizes[0] else [pytest.mark.nightly]
                 chosen.append(pytest.param(here, size, id=f"{case.name}-{size}", marks=marks))
     return chosen
 
@@ -46,7 +46,7 @@ def test_the_two_cannot_be_told_apart(case: Case, world_size: int) -> None:
     assert not found, "\n".join(found[:12])
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 @pytest.mark.parametrize("divergence", DIVERGENCES, ids=[each.case.name for each in DIVERGENCES])
 def test_we_promise_more(divergence: Divergence) -> None:
     ours, remarks = compare.outcome(divergence.case, compare.SECOND, "shm")

@@ -83,12 +83,14 @@ def judged(name: str, side: str) -> None:
         assert transcript.noted("outcome") == "passed"
 
 
-@pytest.mark.parametrize("name", [*PASSING, *(pytest.param(name, marks=pytest.mark.soak) for name in SLOW)])
+@pytest.mark.parametrize(
+    "name", [*PASSING, *(pytest.param(name, marks=pytest.mark.nightly) for name in SLOW)]
+)
 def test_under_ours(name: str) -> None:
     judged(name, compare.SECOND)
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", [*PASSING, *SLOW])
 def test_under_torchs(name: str) -> None:
     """Else the list says nothing."""

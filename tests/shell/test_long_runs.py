@@ -1,4 +1,4 @@
-"""The long ones: the same promises as in the suite, held for longer and hit at random moments. `make soak`."""
+"""The long ones: the same promises as in the suite, held for longer and hit at random moments. `make nightly`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from launched import FAMILY
 if TYPE_CHECKING:
     from launched import Launch
 
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1200)]
 
 SEED = int(os.environ.get("SEED", "1"))
 
