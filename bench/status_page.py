@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, ROOT)  # beside this file lies a ddp.py, which is not the package
 
-from ddp import page_writer, status_page  # noqa: E402
+from ddp.telemetry import page_writer, status_page  # noqa: E402
 from launcher.health.pages import Pages  # noqa: E402
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def rank(blocks: int) -> None:
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
-    from ddp import torch_marks
+    from ddp.telemetry import torch_marks
 
     ways = [_functions(), (torch_marks.install(), _functions())[1]]
     dist.init_process_group("gloo")
@@ -147,7 +147,7 @@ def _functions() -> list[tuple[Any, str, Any]]:
     from torch.nn.parallel import DistributedDataParallel
     from torch.optim import optimizer
 
-    from ddp.collective_facts import FACTS
+    from ddp.telemetry.collective_facts import FACTS
 
     places: list[tuple[Any, str]] = [(torch.autograd, "_engine_run_backward"), (dist.Work, "wait")]
     places += [(DistributedDataParallel, "_pre_forward"), (DistributedDataParallel, "_post_forward")]

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ddp import averaging, comm_hooks, elastic
-    from ddp.comm_error import CommError
-    from ddp.module import DistributedDataParallel
-    from ddp.numerics import NumericsError, check_numerics
-    from ddp.place import InitError
-    from ddp.process_group import Place, init, shutdown
-    from ddp.sections import section, status
-    from ddp.sharded_optimizer import ShardedOptimizer
-    from ddp.tracing import trace
+    from ddp.diagnostics.numerics import NumericsError, check_numerics
+    from ddp.diagnostics.tracing import trace
+    from ddp.groups.place import InitError
+    from ddp.groups.process_group import Place, init, shutdown
+    from ddp.sharding.sharded_optimizer import ShardedOptimizer
+    from ddp.telemetry.comm_error import CommError
+    from ddp.telemetry.sections import section, status
+    from ddp.wrapper import DistributedDataParallel
 
 __all__ = [
     "CommError",
@@ -40,18 +40,18 @@ __all__ = [
 _MODULES = {"averaging", "comm_hooks", "elastic"}
 
 _FROM = {
-    "CommError": "ddp.comm_error",
-    "DistributedDataParallel": "ddp.module",
-    "InitError": "ddp.place",
-    "NumericsError": "ddp.numerics",
-    "Place": "ddp.process_group",
-    "ShardedOptimizer": "ddp.sharded_optimizer",
-    "check_numerics": "ddp.numerics",
-    "init": "ddp.process_group",
-    "section": "ddp.sections",
-    "shutdown": "ddp.process_group",
-    "status": "ddp.sections",
-    "trace": "ddp.tracing",
+    "CommError": "ddp.telemetry.comm_error",
+    "DistributedDataParallel": "ddp.wrapper",
+    "InitError": "ddp.groups.place",
+    "NumericsError": "ddp.diagnostics.numerics",
+    "Place": "ddp.groups.process_group",
+    "ShardedOptimizer": "ddp.sharding.sharded_optimizer",
+    "check_numerics": "ddp.diagnostics.numerics",
+    "init": "ddp.groups.process_group",
+    "section": "ddp.telemetry.sections",
+    "shutdown": "ddp.groups.process_group",
+    "status": "ddp.telemetry.sections",
+    "trace": "ddp.diagnostics.tracing",
 }
 
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 
 from ddp.comm_hooks.plain import accepted, group_of
-from ddp.grad_bucket import result_of
+from ddp.reducer.grad_bucket import result_of
 
 Hook = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
 

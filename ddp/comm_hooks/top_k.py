@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import GradBucket
 from ddp.comm_hooks.plain import accepted
 from ddp.comm_hooks.resumable import Resumable
 from ddp.comm_hooks.staged import Stages
-from ddp.single import all_gather
+from ddp.groups.single_tensor import all_gather
 
 
 class TopK(Resumable):

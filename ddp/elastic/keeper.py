@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ddp import commits
-from ddp.elastic import generators, image, leaves
+from ddp.elastic import commits, generators, image, leaves
 
 if TYPE_CHECKING:
     from ddp.elastic.contents import Captured

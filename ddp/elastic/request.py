@@ -7,7 +7,7 @@ hurry. A rank that has made its checkpoint durable says so by an empty file besi
 
 A rank that looks for requests says so by another empty file, `.watched.<RANK>`: only then is it worth the
 launcher's while to ask before it stops the ranks. From then on the rank leaves it to the launcher to answer the
-signals of a scheduler (ddp/_core/signals.c).
+signals of a scheduler (ddp/groups/_core/signals.c).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddp import core_loading
+from ddp.groups import core_loading
 
 _VARIABLE = "DDP_CHECKPOINT_REQUEST"
 _PATIENCE_S = 5.0  # after a signal that the launcher should have seen as well

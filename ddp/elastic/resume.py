@@ -17,8 +17,7 @@ import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddp import commits
-from ddp.elastic import image, scratch
+from ddp.elastic import commits, image, scratch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

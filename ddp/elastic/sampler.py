@@ -2,7 +2,7 @@
 
 DataLoader workers fetch batches that nobody has trained on yet. So iterating does not count: `advance`,
 which every commit calls, does. After a restart the epoch goes on behind the last committed sample, in a
-world of whatever size; see `ddp.sample_order` for the order and for what happens in an epoch's last round.
+world of whatever size; see `ddp.elastic.sample_order` for the order and for what happens in an epoch's last round.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import Sampler
 
-from ddp import sample_order
+from ddp.elastic import sample_order
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sized

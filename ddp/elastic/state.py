@@ -14,15 +14,14 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddp import commits
-from ddp.elastic import generators, request, resume, scratch
+from ddp.elastic import commits, generators, request, resume, scratch
 from ddp.elastic.contents import Contents
 from ddp.elastic.keeper import Keeper, Signature
 from ddp.elastic.resume import Resumed
 from ddp.elastic.sampler import ElasticSampler
 from ddp.elastic.team import Team
 from ddp.elastic.writer import CommitError, Writer
-from ddp.sections import checkpointing
+from ddp.telemetry.sections import checkpointing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,8 +13,7 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
-from ddp import commits
-from ddp.elastic import image
+from ddp.elastic import commits, image
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,7 +1,7 @@
 """The agent's end of the guards: what they tell of failed communication, and the orders that they are given.
 
-Each rank's guard (ddp/guard.py) connects to one socket in the node's scratch folder, which only this user may enter,
-and speaks in lines of JSON. A rank without a guard is none the worse off; it is signalled as ever.
+Each rank's guard (ddp/telemetry/guard.py) connects to one socket in the node's scratch folder, which only this user
+may enter, and speaks in lines of JSON. A rank without a guard is none the worse off; it is signalled as ever.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _PACKAGE = "_ddp_launch_rank"
-_LIBRARY = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), "ddp")
+_LIBRARY = os.path.normpath(os.path.join(os.path.abspath(__file__), "../../../ddp/telemetry"))
 
 
 def load() -> Callable[[], None]:

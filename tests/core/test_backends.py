@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp.backends import choose, layout
+from ddp.groups.backends import choose, layout
 
 
 @given(st.lists(st.sampled_from("abcd"), min_size=1, max_size=12), st.data())

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp import commits
-from ddp.commits import CommitName, DiskName, Held, Member
+from ddp.elastic import commits
+from ddp.elastic.commits import CommitName, DiskName, Held, Member
 
 if TYPE_CHECKING:
     import random

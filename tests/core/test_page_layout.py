@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddp import page_writer
+from ddp.telemetry import page_writer
 from launcher.health import page
 from launcher.health.page import BLOCKS, ERROR, GROUPS, HEADER, MESSAGE, PROGRESS, RING, SECTION, Block
 from rendezvous.diagnosing.rank_view import ProcessView, RankPhase, RankView, Section

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddp.place import ALONE, InitError, Seat, device_index, known_backend, seat_of, seconds
+from ddp.groups.place import ALONE, InitError, Seat, device_index, known_backend, seat_of, seconds
 
 FULL = {
     "RANK": "5",

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp.plan import (
+from ddp.reducer.plan import (
     LEAST_LOOSE_BYTES,
     MIB,
     SURELY_LOOSE_BYTES,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp.sample_order import Progress, advanced, next_epoch, positions, rounds_left
+from ddp.elastic.sample_order import Progress, advanced, next_epoch, positions, rounds_left
 
 worlds = st.lists(st.tuples(st.integers(1, 7), st.integers(0, 9)), max_size=6)
 

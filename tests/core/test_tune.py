@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddp import timeline, tune
-from ddp.plan import MIB, BucketPlan, ParameterFacts, Transport, limits, rebuilt_plan
-from ddp.timeline import BucketTimes, Span, StepTimes
+from ddp.diagnostics import bucket_search, timeline
+from ddp.diagnostics.timeline import BucketTimes, Span, StepTimes
+from ddp.reducer.plan import MIB, BucketPlan, ParameterFacts, Transport, limits, rebuilt_plan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,8 +22,8 @@ def facts(megabytes: Sequence[float]) -> list[ParameterFacts]:
     return [ParameterFacts(f"p{i}", (n,), (1,), "torch.float32", "cpu", 4) for i, n in enumerate(sizes)]
 
 
-def linear(seconds_per_mib: float, latency: float = LATENCY_S) -> tune.Curve:
-    return tune.Curve(tuple((n * MIB, latency + n * seconds_per_mib) for n in (1, 4, 64)))
+def linear(seconds_per_mib: float, latency: float = LATENCY_S) -> bucket_search.Curve:
+    return bucket_search.Curve(tuple((n * MIB, latency + n * seconds_per_mib) for n in (1, 4, 64)))
 
 
 def planned(parameters: Sequence[ParameterFacts], cap_mib: int) -> BucketPlan:
@@ -32,42 +32,44 @@ def planned(parameters: Sequence[ParameterFacts], cap_mib: int) -> BucketPlan:
 
 
 def test_a_curve_goes_through_its_points_and_on_beyond_them() -> None:
-    curve = tune.Curve(((100, 1.0), (200, 2.0), (400, 3.0)))
+    curve = bucket_search.Curve(((100, 1.0), (200, 2.0), (400, 3.0)))
     assert [curve.seconds(n) for n in (0, 100, 150, 200, 300, 400, 600)] == [1, 1, 1.5, 2, 2.5, 3, 4]
-    assert tune.Curve(((100, 1.0),)).seconds(1000) == 1.0
+    assert bucket_search.Curve(((100, 1.0),)).seconds(1000) == 1.0
 
 
 def test_a_curve_never_promises_less_than_what_was_measured() -> None:
     """A larger one that happened to be quicker: noise."""
-    assert tune.Curve(((100, 2.0), (200, 1.0))).seconds(10_000) == 1.0
+    assert bucket_search.Curve(((100, 2.0), (200, 1.0))).seconds(10_000) == 1.0
 
 
 def test_sizes_to_measure_end_with_the_model() -> None:
-    assert tune.sizes_to_measure(0) == [1 << 14, 1 << 16]
-    assert tune.sizes_to_measure(10 * MIB) == [1 << n for n in (14, 16, 18, 20, 22)] + [10 * MIB]
-    assert tune.sizes_to_measure(10_000 * MIB)[-1] == 64 * MIB
+    assert bucket_search.sizes_to_measure(0) == [1 << 14, 1 << 16]
+    assert bucket_search.sizes_to_measure(10 * MIB) == [1 << n for n in (14, 16, 18, 20, 22)] + [10 * MIB]
+    assert bucket_search.sizes_to_measure(10_000 * MIB)[-1] == 64 * MIB
 
 
 def test_what_is_exposed_is_what_outlasts_the_computing() -> None:
     """Four of 4 MiB that arrive a second apart; 4 MiB take 0.401 s. Bucket by bucket all but the last are hidden."""
     parameters = facts([4, 4, 4, 4])
-    seen = tune.Arrivals((1.0, 2.0, 3.0, 4.0), 4.0)
+    seen = bucket_search.Arrivals((1.0, 2.0, 3.0, 4.0), 4.0)
     each, whole = planned(parameters, 4), planned(parameters, 16)
     curve = linear(0.1)
     assert len(each.buckets) == 4
     assert len(whole.buckets) == 1
-    of_each = tune.exposed(each, parameters, seen, curve)
-    assert of_each == pytest.approx(0.401 + 4 * tune.BUCKET_OVERHEAD_S)
-    assert tune.exposed(whole, parameters, seen, curve) == pytest.approx(1.601 + tune.BUCKET_OVERHEAD_S)
+    of_each = bucket_search.exposed(each, parameters, seen, curve)
+    assert of_each == pytest.approx(0.401 + 4 * bucket_search.BUCKET_OVERHEAD_S)
+    assert bucket_search.exposed(whole, parameters, seen, curve) == pytest.approx(
+        1.601 + bucket_search.BUCKET_OVERHEAD_S
+    )
 
 
 def test_small_buckets_where_they_hide_and_large_ones_where_each_costs() -> None:
     parameters = facts([2.0] * 20)
-    slowly = tune.Arrivals(tuple(0.1 * i for i in range(20)), 1.9)
-    at_once = tune.Arrivals((0.0,) * 20, 0.0)
+    slowly = bucket_search.Arrivals(tuple(0.1 * i for i in range(20)), 1.9)
+    at_once = bucket_search.Arrivals((0.0,) * 20, 0.0)
     order, transport = range(20), Transport(loose=False)
-    hide = tune.candidates(parameters, order, DEFAULT, transport, slowly, linear(0.01, 1e-5))
-    few = tune.candidates(parameters, order, DEFAULT, transport, at_once, linear(1e-5, 0.1))
+    hide = bucket_search.candidates(parameters, order, DEFAULT, transport, slowly, linear(0.01, 1e-5))
+    few = bucket_search.candidates(parameters, order, DEFAULT, transport, at_once, linear(1e-5, 0.1))
     assert hide[0].largest <= 4 * MIB
     assert few[0].largest >= 50 * MIB
 
@@ -77,35 +79,35 @@ def test_small_buckets_where_they_hide_and_large_ones_where_each_costs() -> None
 def test_candidates_differ_from_the_default_and_from_each_other(sizes: list[float], loose: bool) -> None:
     parameters = facts(sizes)
     order, transport = range(len(sizes)), Transport(lists=loose, loose=loose)
-    seen = tune.Arrivals(tuple(0.01 * i for i in order), 0.01 * len(sizes))
-    found = tune.candidates(parameters, order, DEFAULT, transport, seen, linear(0.001))
+    seen = bucket_search.Arrivals(tuple(0.01 * i for i in order), 0.01 * len(sizes))
+    found = bucket_search.candidates(parameters, order, DEFAULT, transport, seen, linear(0.001))
     plans = [rebuilt_plan(parameters, order, limit, transport) for limit in [DEFAULT, *found]]
-    assert len(found) <= tune.CANDIDATES
+    assert len(found) <= bucket_search.CANDIDATES
     assert all(plans.count(plan) == 1 for plan in plans)
 
 
 def test_a_trial_gives_every_plan_the_same_number_of_turns_and_counted_steps() -> None:
-    trial, counted, turns = tune.Trial(3), [0, 0, 0], []
+    trial, counted, turns = bucket_search.Trial(3), [0, 0, 0], []
     while not trial.over:
         if trial.changes:
             turns.append(trial.plan)
         counted[trial.plan] += trial.counts
         trial = trial.stepped()
-    assert turns == [0, 1, 2] * tune.TURNS
-    assert counted == [tune.TURNS * (tune.STEPS - tune.UNCOUNTED)] * 3
+    assert turns == [0, 1, 2] * bucket_search.TURNS
+    assert counted == [bucket_search.TURNS * (bucket_search.STEPS - bucket_search.UNCOUNTED)] * 3
 
 
 def test_kept_is_what_is_faster_on_the_slowest_rank_by_more_than_noise() -> None:
-    assert tune.chosen([[100, 90], [100, 90]]) == 1
-    assert tune.chosen([[100, 50], [100, 101]]) == 0  # the second rank says how long a step takes
-    assert tune.chosen([[1000, 980]]) == 0
-    assert tune.chosen([[1000, 900, 800]]) == 2
-    assert tune.chosen([[0, 0]]) == 0
+    assert bucket_search.chosen([[100, 90], [100, 90]]) == 1
+    assert bucket_search.chosen([[100, 50], [100, 101]]) == 0  # the second rank says how long a step takes
+    assert bucket_search.chosen([[1000, 980]]) == 0
+    assert bucket_search.chosen([[1000, 900, 800]]) == 2
+    assert bucket_search.chosen([[0, 0]]) == 0
 
 
 def test_arrivals_are_medians() -> None:
-    seen = tune.arrivals([[1.0, 5.0], [9.0, 6.0], [2.0, 7.0]], [10.0, 30.0, 20.0])
-    assert seen == tune.Arrivals((2.0, 6.0), 20.0)
+    seen = bucket_search.arrivals([[1.0, 5.0], [9.0, 6.0], [2.0, 7.0]], [10.0, 30.0, 20.0])
+    assert seen == bucket_search.Arrivals((2.0, 6.0), 20.0)
 
 
 # --- what a trace says -------------------------------------------------------------------------------

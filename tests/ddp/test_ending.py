@@ -14,7 +14,7 @@ PROGRAM = Path(__file__).with_name("late_end.py")
 
 def test_an_end_without_an_abort(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's own: "terminate called without an active exception", exit by SIGABRT, every time."""
-    pytest.importorskip("ddp._ending", reason="the extension was not built")
+    pytest.importorskip("ddp.telemetry._ending", reason="the extension was not built")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     # A resolver that does not answer is worth a warning to c10d.
     monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "ERROR")

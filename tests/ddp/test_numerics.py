@@ -11,8 +11,8 @@ from test_training import batch, loss_of, mlp
 
 import ddp
 import ddp.shm
-from ddp.core_loading import native
-from ddp.numerics import fingerprint
+from ddp.diagnostics.numerics import fingerprint
+from ddp.groups.core_loading import native
 
 if TYPE_CHECKING:
     from ranks import Ranks

@@ -14,15 +14,15 @@ from torch import nn
 
 import ddp
 import ddp.shm
-from ddp import tune
-from ddp.core_loading import native
+from ddp.diagnostics import bucket_search
+from ddp.groups.core_loading import native
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from ranks import Ranks
 
-_ENOUGH_STEPS = 10 + (1 + tune.CANDIDATES) * tune.TURNS * tune.STEPS
+_ENOUGH_STEPS = 10 + (1 + bucket_search.CANDIDATES) * bucket_search.TURNS * bucket_search.STEPS
 
 
 def steps(wrapped: ddp.DistributedDataParallel, rank: int, count: int) -> None:

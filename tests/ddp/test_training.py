@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ddp import DistributedDataParallel
-from ddp.backward import Mode
-from ddp.plan import Kind
+from ddp.reducer.plan import Kind
+from ddp.reducer.round import Mode
 
 if TYPE_CHECKING:
     from ranks import Ranks

@@ -16,15 +16,15 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 import ddp.shm
 from ddp import DistributedDataParallel
-from ddp.core_loading import native
-from ddp.plan import Kind
+from ddp.groups.core_loading import native
+from ddp.reducer.plan import Kind
 
 if TYPE_CHECKING:
     from datetime import timedelta
 
     from ranks import Ranks
 
-    from ddp.grad_bucket import GradBucket
+    from ddp.reducer.grad_bucket import GradBucket
 
 
 def hooked(rank: int, given: dict[str, Any]) -> list[tuple[int, bool, list[tuple[int, ...]]]]:

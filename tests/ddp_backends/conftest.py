@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from crew import Crew
 
-from ddp import core_loading
+from ddp.groups import core_loading
 
 
 def pytest_collection_modifyitems(items):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from crew import Crew
 
-from ddp import core_loading
+from ddp.groups import core_loading
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

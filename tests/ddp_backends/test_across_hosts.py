@@ -69,7 +69,7 @@ def test_shm_is_for_one_host():
 
 def test_strangers_are_turned_away():
     """Somebody who connects to a rank's port and does not know the secret, or says nothing, is no neighbour."""
-    from ddp import ring
+    from ddp.groups import ring
 
     first, second = ring.open_port(), ring.open_port()
     stranger = socket.create_connection((first.address, first.number))

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 from tidy import ROOT
 
-CORE = ROOT / "ddp" / "_core"
+CORE = ROOT / "ddp" / "groups" / "_core"
 SOURCES = [CORE / f"{name}.c" for name in ("collectives", "kernels", "queue", "ring", "segment")]
 STORM = ROOT / "tests" / "ddp_backends" / "storm.c"
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 import training
 from crew import Crew
 
-from ddp import core_loading
+from ddp.groups import core_loading
 
 
 def note_lines():

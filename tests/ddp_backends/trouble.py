@@ -13,7 +13,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-import ddp.shm
+import ddp.groups.shm
 
 BIG = 40_000_000  # bytes of many turns: whoever dies after a few leaves the others in the middle
 
@@ -93,7 +93,7 @@ def time_out_alone(timeout_s):
 
 def form_a_group_alone():
     """Rank 1 comes when the other has given up, and all counts are as they were."""
-    ddp.shm.LEAST_TO_COME_S = 0.2
+    ddp.groups.shm.LEAST_TO_COME_S = 0.2
     if dist.get_rank() == 1:
         dist.barrier()
     began = time.monotonic()

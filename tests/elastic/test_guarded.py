@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from launched import Launched
 
-from ddp import core_loading
+from ddp.groups import core_loading
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -138,7 +138,7 @@ def test_what_comes_late_of_an_answered_broadcast_changes_nothing(rank: Callable
 
 HEEDS_NOW = """
 sys.stdin.readline()
-from ddp import core_loading
+from ddp.groups import core_loading
 core_loading.native().guard_signal(12, 0.0)  # no patience any more: whatever is noted is overdue
 print("overdue" if core_loading.native().overdue_signal() else "nothing to heed", flush=True)
 """

@@ -15,8 +15,8 @@ import pytest
 import torch
 from launched import Launched
 
-from ddp import commits, elastic
-from ddp.elastic import writer
+from ddp import elastic
+from ddp.elastic import commits, writer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

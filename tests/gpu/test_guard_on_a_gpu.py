@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 import ddp
-from ddp import guard
+from ddp.telemetry import guard
 from launcher.health.dumps import read
 
 if TYPE_CHECKING:

@@ -45,7 +45,13 @@ CORE = {
         *within("submit", "job job_file job_rules kubernetes pods slurm ssh yaml_text"),
     },
     "ddp": {
-        *"backends commits errors findings place plan ready sample_order shards timeline tune".split(),
+        *"diagnostics groups reducer sharding telemetry".split(),
+        *within("diagnostics", "bucket_search numerics_report timeline"),
+        *within("elastic", "commits sample_order"),
+        *within("groups", "backends place"),
+        *within("reducer", "errors launch_order plan"),
+        *within("sharding", "shards"),
+        *within("telemetry", "name_list"),
     },
 }
 SHELL = {
@@ -77,20 +83,53 @@ SHELL = {
         *within("submit", "command hand_over"),
     },
     "ddp": {
-        *(
-            "__init__ agreement averaging backward bucket collective_facts collective_marks comm_error "
-            "comm_hooks comm_words core_loading elastic ending engine grad_bucket guard interface lasting "
-            "logging_data module mpi mpi_group numerics onlooker operands page_writer peers process_group reducer "
-            "ring sections segment sending sharded_buckets sharded_optimizer shared_group shm single "
-            "status_page strays torch_marks tracing transport tuning unchanged unused watch whole_state work"
-        ).split(),
+        *"__init__ averaging comm_hooks elastic shm wrapper".split(),
+        *within("diagnostics", "bucket_observer bucket_tuner numerics tracing"),
+        *within(
+            "elastic",
+            "contents generators image keeper leaves request resume sampler scratch state team writer",
+        ),
+        *within(
+            "groups",
+            "core_arguments core_loading mpi mpi_group process_group ring segment shared_group shared_work shm "
+            "single_tensor",
+        ),
+        *within(
+            "reducer",
+            "agreement between_steps bucket bucket_sender carrier engine grad_bucket gradient_hooks logging_data "
+            "module module_changes reducer round seams torch_reducer unowned_gradients unused",
+        ),
+        *within("sharding", "sharded_buckets sharded_optimizer whole_state"),
+        *within(
+            "telemetry",
+            "collective_facts collective_marks comm_error comm_words ending guard page_writer peers sections "
+            "status_page torch_marks",
+        ),
     },
 }
 
 # Packages that have a core and a shell of their own: each of their modules is entered, as "health.page".
-CORE_AND_SHELL = within("launcher", "failure health hosts joining output preflight ranks settings") | within(
-    "rendezvous", "access control diagnosing rounds service submit"
+CORE_AND_SHELL = (
+    within("launcher", "failure health hosts joining output preflight ranks settings")
+    | within("rendezvous", "access control diagnosing rounds service submit")
+    | within("ddp", "diagnostics elastic groups reducer sharding telemetry")
 )
+
+# Rooms, and which others of the same package each may import: no two rooms import each other, however indirectly.
+ROOMS = {
+    "ddp": {
+        "telemetry": set(),
+        "groups": {"telemetry"},
+        "reducer": {"groups", "telemetry"},
+        "comm_hooks": {"reducer", "groups"},
+        "diagnostics": {"reducer", "groups", "telemetry"},
+        "sharding": {"reducer", "groups", "comm_hooks", "telemetry"},
+        "elastic": {"groups", "telemetry"},
+        "averaging": {"reducer", "groups"},
+        "shm": {"groups"},
+        "wrapper": {"reducer", "diagnostics"},
+    },
+}
 
 # Which modules of another package a package may import.
 _VALUES = {"types", "events", *within("diagnosing", "rank_view sight")}

@@ -56,6 +56,18 @@ def test_imports_follow_the_floor_plan(module):
     assert not tidy.wrong_imports(module)
 
 
+def test_rooms_are_floors_above_each_other():
+    for package, rooms in plan.ROOMS.items():
+        there = {tidy.room_of(module.name) for module in MODULES if module.package == package} - {""}
+        assert rooms.keys() == there, f"the rooms of {package}"
+        assert not tidy.rooms_that_import_each_other(rooms)
+    assert tidy.rooms_that_import_each_other({"a": {"b"}, "b": {"a"}, "c": {"a"}, "d": set()}) == [
+        "a",
+        "b",
+        "c",
+    ]
+
+
 @pytest.mark.parametrize(
     "module", [m for m in MODULES if m.is_core], ids=[m.name for m in MODULES if m.is_core]
 )

@@ -136,10 +136,33 @@ def _why_not_ours(module: Module, name: str) -> str:
         return "" if ancestor or within else f"not for the {kind} of {module.package}"
     if module.is_core and name != package and part_of(name) in plan.SHELL[package]:
         return "a core module imports no shell"
+    if package in plan.ROOMS and (why := _wrong_room(module, name)):
+        return why
     in_zygote = any(name == each or name.startswith(each + ".") for each in plan.ZYGOTE_ONLY)
     if in_zygote and not module.name.startswith("launcher.template"):
         return "it belongs to the zygote's process"
     return ""
+
+
+def room_of(name: str) -> str:
+    return ".".join(name.split(".")[1:2])
+
+
+def _wrong_room(module: Module, name: str) -> str:
+    here, there = room_of(module.name), room_of(name)
+    rooms = plan.ROOMS[module.package]
+    if not here or here == there or there not in rooms:  # __init__ hands out public names of every room
+        return ""
+    return "" if there in rooms.get(here, set()) else f"{here} does not import {there}"
+
+
+def rooms_that_import_each_other(rooms: dict[str, set[str]]) -> list[str]:
+    """Rooms on a cycle: what remains after rooms that import none of the rest are removed, again and again."""
+    rest = dict(rooms)
+    while leaves := [room for room, others in rest.items() if not others & rest.keys()]:
+        for room in leaves:
+            del rest[room]
+    return sorted(rest)
 
 
 def unplanned(module: Module) -> list[str]:

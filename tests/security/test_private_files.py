@@ -18,7 +18,7 @@ from knocking import made
 from launched import SOON_S
 from served import Service
 
-from ddp import segment
+from ddp.groups import segment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

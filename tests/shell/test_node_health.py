@@ -36,7 +36,7 @@ while not (there / "finish").exists():
 PACED = """
 import os, sys, time
 sys.path.insert(0, sys.argv[1])
-from ddp import status_page
+from ddp.telemetry import status_page
 page, finish = status_page.page(), os.path.join(os.environ["THERE"], "finish")
 while not os.path.exists(finish):
     page.phase(status_page.DATA)

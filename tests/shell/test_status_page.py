@@ -38,9 +38,8 @@ def pages() -> Iterator[Pages]:
 def writing(pages: Pages, program: str, native: str = "1") -> RankView:
     """Runs it as rank 5, to its end. -> what is on its page then"""
     env = dict(os.environ) | pages.open(0, 5) | {"DDP_NATIVE": native}
-    code = (
-        f"import os, sys\nfrom ddp import status_page\npage = status_page.page()\n{textwrap.dedent(program)}"
-    )
+    imports = "import os, sys\nfrom ddp.telemetry import status_page"
+    code = f"{imports}\npage = status_page.page()\n{textwrap.dedent(program)}"
     done = subprocess.run(
         [sys.executable, "-c", code], env=env, cwd=ROOT, capture_output=True, text=True, timeout=60
     )
@@ -53,7 +52,8 @@ def writing(pages: Pages, program: str, native: str = "1") -> RankView:
 @WRITERS
 def test_what_is_written_is_read(pages: Pages, native: str) -> None:
     program = """
-    assert type(page).__module__ == ("ddp._page" if os.environ["DDP_NATIVE"] == "1" else "ddp.page_writer")
+    writer = "_page" if os.environ["DDP_NATIVE"] == "1" else "page_writer"
+    assert type(page).__module__ == f"ddp.telemetry.{writer}"
     page.phase(status_page.DATA)
     page.phase(status_page.FORWARD)
     group = page.group("mesh_dp", 4, "0-6/2")
@@ -128,7 +128,7 @@ def test_only_the_rank_itself_writes(pages: Pages, native: str) -> None:
     program = """
     import subprocess
     page.say("the rank")
-    tool = "from ddp import status_page as s; s.page().say('a tool'); assert not s.is_read()"
+    tool = "from ddp.telemetry import status_page as s; s.page().say('a tool'); assert not s.is_read()"
     subprocess.run([sys.executable, "-c", tool], check=True)
     child = os.fork()
     if not child:
@@ -181,7 +181,7 @@ def test_a_reader_beside_a_writer_sees_whole_blocks(pages: Pages) -> None:
         page.leave(page.enter(group, "all_reduce", "float32", n, n, -1, 0, 0))
     """
     env = dict(os.environ) | pages.open(0, 5)
-    code = f"from ddp import status_page\npage = status_page.page()\n{textwrap.dedent(program)}"
+    code = f"from ddp.telemetry import status_page\npage = status_page.page()\n{textwrap.dedent(program)}"
     with subprocess.Popen([sys.executable, "-c", code], env=env, cwd=ROOT) as writer:
         try:
             pages.started(0, writer.pid)
@@ -208,7 +208,7 @@ def test_how_long_a_group_waits_is_known_while_it_is_formed(pages: Pages) -> Non
     program = """
     import datetime
     import torch.distributed as dist
-    from ddp import torch_marks
+    from ddp.telemetry import torch_marks
     torch_marks.install()
     hours = datetime.timedelta(hours=2)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=2, timeout=hours)

@@ -61,7 +61,9 @@ def test_it_runs_where_nothing_else_is_installed(wheel, tmp_path):
 @pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler here")
 def test_the_compiled_core_is_in_it_for_any_python_from_311_on(wheel):
     assert "-cp311-abi3-" in wheel.name
-    assert {"ddp/_native.abi3.so", "ddp/_page.abi3.so"} <= set(zipfile.ZipFile(wheel).namelist())
+    assert {"ddp/groups/_native.abi3.so", "ddp/telemetry/_page.abi3.so"} <= set(
+        zipfile.ZipFile(wheel).namelist()
+    )
 
 
 def test_without_a_compiler_the_rest_is_installed_all_the_same(source, tmp_path):
@@ -81,7 +83,7 @@ def test_without_a_compiler_the_rest_is_installed_all_the_same(source, tmp_path)
     ]
     run(*command, env=environment)
     names = zipfile.ZipFile(next(tmp_path.glob("*.whl"))).namelist()
-    assert "ddp/shm.py" in names
+    assert "ddp/groups/shm.py" in names
     assert not [name for name in names if name.endswith(".so")]
 
 
@@ -90,5 +92,5 @@ def test_the_source_archive_can_be_compiled(source, tmp_path):
     run(sys.executable, "-W", "ignore", "-c", build, cwd=source)
     with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    there = {f"ddp/_core/{path.name}" for path in (ROOT / "ddp" / "_core").iterdir()}
+    there = {f"ddp/groups/_core/{path.name}" for path in (ROOT / "ddp" / "groups" / "_core").iterdir()}
     assert there <= names

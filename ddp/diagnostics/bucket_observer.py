@@ -1,0 +1,47 @@
+"""Who stands between the reducer and what carries its buckets, and sees each of them go."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddp.reducer.bucket import Used
+    from ddp.reducer.bucket_sender import Carrying
+    from ddp.reducer.reducer import Reducer
+
+
+class Onlooker:
+    """Between the reducer and what carries its buckets; there may be several, each behind the other."""
+
+    def __init__(self, reducer: Reducer) -> None:
+        self.reducer = reducer
+        self._next: Carrying = reducer.carrying
+
+    def begin(self) -> None:
+        self._next = self.reducer.carrying
+        self.reducer.carrying = self
+        self.reducer.stopwatch.tell(self.mark)
+
+    def end(self) -> None:
+        self.reducer.stopwatch.forget(self.mark)
+        if self.reducer.carrying is self:
+            self.reducer.carrying = self._next
+            return
+        before: Any = self.reducer.carrying
+        while before._next is not self:
+            before = before._next
+        before._next = self._next
+
+    def mark(self, name: str) -> None:
+        """A stage of the step begins or ends."""
+
+    def gather(self, number: int, start: int, end: int, before: Sequence[Any] | None) -> None:
+        self._next.gather(number, start, end, before)
+
+    def launch(self, number: int) -> Any:
+        return self._next.launch(number)
+
+    def finish(self, number: int, work: Any, used: Used) -> None:
+        self._next.finish(number, work, used)

@@ -1,0 +1,63 @@
+"""A rank that mpirun has started: who it is, and where the ranks' store is, said through MPI itself."""
+
+from __future__ import annotations
+
+import importlib
+import socket
+from typing import TYPE_CHECKING, Any
+
+from torch._C._distributed_c10d import TCPStore
+
+from ddp.groups.place import InitError, Seat
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from torch._C._distributed_c10d import Store
+
+_LOOPBACK = "127.0.0.1"
+
+
+def library() -> Any:
+    """mpi4py.MPI; importing it starts MPI."""
+    try:
+        return importlib.import_module("mpi4py.MPI")
+    except (ImportError, RuntimeError) as error:
+        raise InitError(
+            f"mpirun has started this script, and mpi4py, through which ddp.init() asks MPI who is who, cannot be "
+            f"loaded ({error}): pip install mpi4py, and an MPI if there is none (pip install mpich); "
+            "or start the script with ddp-launch, which needs neither"
+        ) from error
+
+
+def seat() -> Seat:
+    mpi = library()
+    world = mpi.COMM_WORLD
+    here = world.Split_type(mpi.COMM_TYPE_SHARED)
+    first = here.bcast(world.rank)
+    hosts = sorted(set(world.allgather(first)))
+    taken = Seat(world.rank, world.size, here.rank, here.size, hosts.index(first), launched=True)
+    here.Free()
+    return taken
+
+
+def meeting(timeout: timedelta) -> tuple[str, Store]:
+    """-> the first rank's address, and the store that it keeps there, on a port that the system has chosen."""
+    world = library().COMM_WORLD
+    first = world.rank == 0
+    hosts = world.allgather(socket.gethostname())
+    elsewhere = [host for host in hosts if host != hosts[0]]
+    address = world.bcast(_facing(elsewhere[0]) if first and elsewhere else _LOOPBACK)
+    kept = TCPStore(address, 0, None, True, timeout, wait_for_workers=False) if first else None
+    port = world.bcast(kept.port if kept is not None else 0)
+    return address, kept or TCPStore(address, port, None, False, timeout, wait_for_workers=False)
+
+
+def _facing(host: str) -> str:
+    """The address of this machine that the other one sees; nothing is sent."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as towards:
+            towards.connect((host, 9))
+            return str(towards.getsockname()[0])
+    except OSError:
+        return socket.gethostname()

@@ -1,0 +1,124 @@
+"""The TCP connections of a ring of hosts: each carrier connects to the next one, and is connected to by the last.
+
+Who connects says a secret that only members of the job can have read in the store; anybody else is turned away.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import time
+from dataclasses import dataclass
+
+from ddp.groups.segment import hello, read_hello
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    listener: socket.socket
+    address: str
+    secret: str
+
+    @property
+    def number(self) -> int:
+        return int(self.listener.getsockname()[1])
+
+
+def open_port() -> Port:
+    address = own_address()
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.bind((address, 0))
+    listener.listen(16)
+    return Port(listener, address, secrets.token_hex(16))
+
+
+def own_address() -> str:
+    """That of the interface that was named for Gloo, else the one that faces the master."""
+    interface = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
+    if interface:
+        return _address_of(interface)
+    master = os.environ.get("MASTER_ADDR", "")
+    for candidate in (master, socket.gethostname()):
+        if candidate and (address := _facing(candidate)):
+            return address
+    return "127.0.0.1"
+
+
+def _address_of(interface: str) -> str:
+    """SIOCGIFADDR, for IPv4."""
+    import fcntl
+    import struct
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        request = struct.pack("256s", interface.encode()[:15])
+        try:
+            answer = fcntl.ioctl(any_socket.fileno(), 0x8915, request)
+        except OSError as error:
+            raise OSError(
+                f"GLOO_SOCKET_IFNAME={interface}: {error.strerror}; `ip addr` lists them"
+            ) from error
+    return socket.inet_ntoa(answer[20:24])
+
+
+def _facing(target: str) -> str:
+    """The address from which packets to the target would come; nothing is sent."""
+    try:
+        candidates = socket.getaddrinfo(target, 9, type=socket.SOCK_DGRAM)
+    except OSError:
+        return ""
+    for family, kind, protocol, _name, address in candidates:
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.connect(address)
+                return str(probe.getsockname()[0])
+        except OSError:
+            continue
+    return ""
+
+
+@dataclass(slots=True)
+class Links:
+    following: socket.socket
+    previous: socket.socket
+
+    def sockets(self) -> tuple[int, int]:
+        return self.following.fileno(), self.previous.fileno()
+
+    def hand_over(self) -> None:
+        self.following.detach()
+        self.previous.detach()
+
+    def close(self) -> None:
+        self.following.close()
+        self.previous.close()
+
+
+def join(port: Port, me: int, following: tuple[str, int, str], previous: int, timeout_s: float) -> Links:
+    """`following`: address, port and secret of the next carrier; `previous`: the rank that will come here."""
+    address, number, secret = following
+    deadline = time.monotonic() + timeout_s
+    ahead = socket.create_connection((address, number), timeout=timeout_s)
+    try:
+        ahead.sendall(hello(secret, me))
+        behind = _expect(port, previous, deadline)
+    except OSError:
+        ahead.close()
+        raise
+    for each in (ahead, behind):
+        each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        each.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    return Links(ahead, behind)
+
+
+def _expect(port: Port, previous: int, deadline: float) -> socket.socket:
+    while True:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError(f"rank {previous} did not connect to {port.address}:{port.number}")
+        port.listener.settimeout(left)
+        connection, _ = port.listener.accept()
+        if read_hello(connection, port.secret) == previous:
+            return connection
+        connection.close()

@@ -1,0 +1,390 @@
+"""A process group whose CPU collectives run in the compiled core.
+
+What the core cannot do (point to point, all-to-all, sparse tensors, odd types), and everything where there is no
+core, goes to a backend of torch's: Gloo for CPU tensors, NCCL for those on GPUs, where there are any. They are called
+directly, never through the base class: a method that torch lets Python override keeps the GIL while it runs the
+base's, and Gloo's threads, which drop tensors under a lock of theirs, need the GIL for it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import (
+    AllgatherOptions,
+    AllreduceCoalescedOptions,
+    AllreduceOptions,
+    AllToAllOptions,
+    BarrierOptions,
+    PrefixStore,
+)
+from torch.distributed import ReduceOp
+
+from ddp.groups.core_arguments import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    BARRIER,
+    BROADCAST,
+    BYTES,
+    REDUCE,
+    REDUCE_SCATTER,
+    Operands,
+    Reduction,
+    Reductions,
+    averaging,
+    in_order,
+    operands,
+    suits,
+)
+from ddp.groups.shared_work import FAILED, NOT_YET, FinishedWork, InFlight, SharedWork, Together
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import timedelta
+
+    from ddp.groups.shared_work import Core
+
+_NOTHING = Operands([], 0, [], None)
+# To wake a thread for so little, and to share a processor with it, takes longer than what could be hidden.
+_NOT_WORTH_WAKING_BYTES = 4 << 20
+_SUM: int = int(ReduceOp.SUM)  # type: ignore[call-overload]
+
+
+# torch describes its own methods more narrowly than it calls them.
+_ProcessGroup: Any = dist.ProcessGroup
+
+
+class SharedGroup(_ProcessGroup):  # type: ignore[misc]
+    def __init__(
+        self,
+        name: str,
+        store: Any,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        core: Core | None,
+        whole_host: bool,
+    ) -> None:
+        super().__init__(rank, size)
+        self._name = name
+        self._world = size
+        self._reductions = Reductions(size)
+        self._timeout_s = timeout.total_seconds()
+        self._core = core
+        self._flight = InFlight(core) if core is not None else None
+        # Across hosts the core does all-reduce and barrier.
+        self._near = self._flight if whole_host else None
+        self._register_fallbacks(store, rank, size, timeout)
+
+    def _register_fallbacks(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+        kinds = dist.ProcessGroup.BackendType
+        gloo = dist.ProcessGroupGloo(PrefixStore("gloo/", store), rank, size, timeout=timeout)
+        self._set_default_backend(kinds.GLOO)
+        self._register_backend(torch.device("cpu"), kinds.GLOO, gloo)
+        if torch.cuda.is_available() and dist.is_nccl_available():
+            from torch.distributed import ProcessGroupNCCL
+
+            options = ProcessGroupNCCL.Options()
+            options._timeout = timeout
+            nccl = ProcessGroupNCCL(PrefixStore("nccl/", store), rank, size, options)
+            self._register_backend(torch.device("cuda"), kinds.NCCL, nccl)
+
+    def _past(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """Whose business these are, when they are none of the core's."""
+        return self._get_backend(tensors[0].device if tensors else torch.device("cpu"))
+
+    def getBackendName(self) -> str:
+        return self._name
+
+    # --- to the core ---------------------------------------------------------------------------------
+
+    def _post(
+        self,
+        flight: InFlight,
+        kind: int,
+        reduction: Reduction,
+        count: int,
+        given: Operands,
+        got: Operands,
+        result: list[torch.Tensor],
+        opts: Any = None,
+        root: int = 0,
+        wakes: bool = True,
+    ) -> dist.Work:
+        """`wakes`: it begins now, on the core's thread; else when somebody waits for it, on that one's thread."""
+        timeout_s, waits = self._timeout_s, False
+        if opts is not None:
+            timeout_s, waits = self._limit_s(opts), not opts.asyncOp
+        ticket = flight.core.post(
+            kind,
+            reduction.element,
+            reduction.how,
+            root,
+            count,
+            reduction.divisor,
+            timeout_s,
+            wakes and not waits,
+            given.numbers,
+            got.numbers,
+        )
+        work = SharedWork(flight, ticket, result, (given.kept, got.kept), got.after)
+        if waits:
+            work.wait()
+        return work
+
+    def _limit_s(self, opts: Any) -> float:
+        asked = opts.timeout
+        return asked.total_seconds() if asked.days >= 0 and asked else self._timeout_s
+
+    def _reduced_at_once(self, flight: InFlight, tensors: Any, opts: Any) -> dist.Work | None:
+        """The way of most calls, which is short: one tensor, in order in memory, and the caller waits for it."""
+        (tensor,) = tensors
+        if not (tensor.is_cpu and tensor.layout is torch.strided and in_order(tensor)):
+            return None
+        reduction = self._reduction(opts, tensor.dtype)
+        if reduction is None:
+            return None
+        state = flight.core.all_reduce(
+            reduction.element,
+            reduction.how,
+            reduction.divisor,
+            self._limit_s(opts),
+            tensor.data_ptr(),
+            tensor.nbytes,
+        )
+        if state == NOT_YET:
+            return None
+        if state == FAILED:
+            raise dist.DistBackendError(flight.core.failure())
+        work = FinishedWork()
+        work.tensors = tensors
+        return work
+
+    def _reduction(self, opts: Any, dtype: torch.dtype) -> Reduction | None:
+        op = opts.reduceOp
+        return self._reductions[dtype][_SUM if op == ReduceOp.SUM else int(op.op)]  # comparing is the quicker
+
+    def _has_root(self, tensors: Sequence[torch.Tensor], opts: Any) -> bool:
+        """Else it is Gloo that knows the words for what is wrong, or what several tensors mean."""
+        return len(tensors) == 1 and 0 <= opts.rootRank < self._world and opts.rootTensor == 0
+
+    def _all_reduce(
+        self, flight: InFlight, tensors: list[torch.Tensor], reduction: Reduction, opts: Any
+    ) -> dist.Work:
+        got = operands(tensors, written=True)
+        count = got.size // reduction.element_size
+        return self._post(flight, ALL_REDUCE, reduction, count, _NOTHING, got, tensors, opts)
+
+    # --- collectives that reduce -----------------------------------------------------------------------
+
+    def allreduce(self, tensors: Any, opts: Any = None, **named: Any) -> Any:
+        if type(tensors) is not list and isinstance(tensors, torch.Tensor):
+            tensors = [tensors]
+        opts = _reduce_options(AllreduceOptions, opts, named)
+        flight = self._flight
+        if flight is not None and len(tensors) == 1 and not opts.asyncOp:
+            work = self._reduced_at_once(flight, tensors, opts)
+            if work is not None:
+                return work
+        # To torch several tensors here are those of one rank's devices, each a part of the one sum.
+        if flight is not None and len(tensors) == 1 and suits(tensors):
+            reduction = self._reduction(opts, tensors[0].dtype)
+            if reduction is not None:
+                return self._all_reduce(flight, list(tensors), reduction, opts)
+        return self._past(tensors).allreduce(tensors, opts)
+
+    def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:
+        opts = AllreduceCoalescedOptions() if opts is None else opts
+        flight = self._flight
+        if flight is not None and suits(tensors):
+            reduction = self._reduction(opts, tensors[0].dtype)
+            if reduction is not None:
+                return self._all_reduce(flight, list(tensors), reduction, opts)
+        return self._past(tensors).allreduce_coalesced(tensors, opts)
+
+    def reduce(self, tensors: Any, opts: Any = None, **named: Any) -> Any:
+        if isinstance(tensors, torch.Tensor):
+            tensors = [tensors]
+        opts = _reduce_options(dist.ReduceOptions, opts, named)
+        flight = self._near
+        reduction = None
+        if flight is not None and suits(tensors) and self._has_root(tensors, opts):
+            reduction = self._reduction(opts, tensors[0].dtype)
+        if flight is None or reduction is None:
+            return self._past(tensors).reduce(tensors, opts)
+        # As after Gloo, only the root's tensor is touched.
+        got = operands(tensors, written=self.rank() == opts.rootRank)
+        count = got.size // reduction.element_size
+        return self._post(flight, REDUCE, reduction, count, _NOTHING, got, tensors, opts, opts.rootRank)
+
+    def _scattered(self, output: torch.Tensor, given: Sequence[torch.Tensor], opts: Any) -> dist.Work | None:
+        flight = self._near
+        if flight is None or not suits([output, *given]):
+            return None
+        reduction = self._reduction(opts, output.dtype)
+        if reduction is None or sum(t.numel() for t in given) != output.numel() * self._world:
+            return None
+        got = operands([output], written=True, read=False)
+        count = got.size // reduction.element_size
+        parts = operands(given, written=False)
+        return self._post(flight, REDUCE_SCATTER, reduction, count, parts, got, [output], opts)
+
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        opts = dist.ReduceScatterOptions() if opts is None else opts
+        work = None
+        if len(outputs) == len(inputs) == 1 and self._one_each(inputs[0], outputs[0]):
+            work = self._scattered(outputs[0], inputs[0], opts)
+        return self._past(outputs).reduce_scatter(outputs, inputs, opts) if work is None else work
+
+    def reduce_scatter_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> Any:
+        opts = dist.ReduceScatterOptions() if opts is None else opts
+        work = self._scattered(output, [given], opts)
+        return self._past([output])._reduce_scatter_base(output, given, opts) if work is None else work
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        opts = dist.ReduceScatterOptions() if opts is None else opts
+        pairs = list(zip(outputs, inputs, strict=True))
+        return _last([self.reduce_scatter_single(got, given, opts) for got, given in pairs], list(outputs))
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def _one_each(self, parts: Sequence[torch.Tensor], like: torch.Tensor) -> bool:
+        return len(parts) == self._world and all(part.numel() == like.numel() for part in parts)
+
+    # --- collectives that move bytes -------------------------------------------------------------------
+
+    def broadcast(self, tensors: Any, opts: Any = None, **named: Any) -> Any:
+        if isinstance(tensors, torch.Tensor):
+            tensors = [tensors]
+        if isinstance(opts, int):
+            named["root"] = opts
+            opts = None
+        if opts is None:
+            opts = dist.BroadcastOptions()
+            opts.rootRank = named.get("root", 0)
+        flight = self._near
+        if flight is None or not suits(tensors) or not self._has_root(tensors, opts):
+            return self._past(tensors).broadcast(tensors, opts)
+        at_root = self.rank() == opts.rootRank
+        got = operands(tensors, written=not at_root, read=at_root)
+        return self._post(
+            flight, BROADCAST, BYTES, got.size, _NOTHING, got, list(tensors), opts, opts.rootRank
+        )
+
+    def _gathered(self, outputs: Sequence[torch.Tensor], given: torch.Tensor, opts: Any) -> dist.Work | None:
+        flight = self._near
+        if flight is None or not suits([given, *outputs]):
+            return None
+        if sum(t.numel() for t in outputs) != given.numel() * self._world:
+            return None
+        got = operands(outputs, written=True, read=False)
+        part = operands([given], written=False)
+        return self._post(flight, ALL_GATHER, BYTES, part.size, part, got, list(outputs), opts)
+
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        if isinstance(inputs, torch.Tensor):
+            outputs, inputs = [outputs], [inputs]
+        opts = AllgatherOptions() if opts is None else opts
+        work = None
+        if len(outputs) == len(inputs) == 1 and self._one_each(outputs[0], inputs[0]):
+            work = self._gathered(outputs[0], inputs[0], opts)
+        return self._past(inputs).allgather(outputs, inputs, opts) if work is None else work
+
+    def all_gather_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> Any:
+        opts = AllgatherOptions() if opts is None else opts
+        work = self._gathered([output], given, opts)
+        return self._past([given])._allgather_base(output, given, opts) if work is None else work
+
+    _allgather_base = all_gather_single
+
+    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        opts = AllgatherOptions() if opts is None else opts
+        pairs = list(zip(outputs, inputs, strict=True))
+        return _last([self.all_gather_single(got, given, opts) for got, given in pairs], list(outputs))
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def barrier(self, opts: Any = None) -> Any:
+        opts = BarrierOptions() if opts is None else opts
+        if self._flight is None:
+            return self._get_backend(torch.device("cpu")).barrier(opts)
+        return self._post(self._flight, BARRIER, BYTES, 0, _NOTHING, _NOTHING, [], opts)
+
+    # --- what the core does not do ----------------------------------------------------------------------
+
+    def send(self, tensors: list[torch.Tensor], to: int, tag: int) -> Any:
+        return self._past(tensors).send(tensors, to, tag)
+
+    def recv(self, tensors: list[torch.Tensor], source: int, tag: int) -> Any:
+        return self._past(tensors).recv(tensors, source, tag)
+
+    def all_to_all_single(
+        self, output: torch.Tensor, given: torch.Tensor, got_splits: Any, given_splits: Any, opts: Any = None
+    ) -> Any:
+        opts = AllToAllOptions() if opts is None else opts
+        return self._past([given]).alltoall_base(output, given, got_splits, given_splits, opts)
+
+    alltoall_base = all_to_all_single
+
+    # --- the seam to the reducer -----------------------------------------------------------------------
+
+    def ddp_allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """Memory that peers can reduce where it lies; ordinary memory where there is none of that kind."""
+        if self._core is None or numel == 0:
+            return torch.empty(numel, dtype=dtype)
+        try:
+            block = self._core.allocate(numel * dtype.itemsize)
+        except MemoryError:
+            return torch.empty(numel, dtype=dtype)
+        return torch.frombuffer(block, dtype=dtype, count=numel)
+
+    def ddp_average(self, tensors: list[torch.Tensor], divisor: float) -> Any:
+        """Their sums over the ranks, divided, in place; the list counts as one array."""
+        flight = self._flight
+        if flight is not None and suits(tensors):
+            reduction = averaging(tensors[0].dtype, divisor)
+            if reduction is not None:
+                got = operands(tensors, written=True)
+                count = got.size // reduction.element_size
+                wakes = self._near is None or got.size > _NOT_WORTH_WAKING_BYTES
+                return self._post(flight, ALL_REDUCE, reduction, count, _NOTHING, got, tensors, wakes=wakes)
+        for tensor in tensors:
+            tensor.div_(divisor)
+        return _last([self._past([tensor]).allreduce([tensor]) for tensor in tensors], tensors)
+
+    # --- the end ---------------------------------------------------------------------------------------
+
+    def abort(self) -> None:
+        """Breaks the group for all its members; whoever waits is released."""
+        if self._core is not None:
+            self._core.abort()
+        super().abort()
+
+    def shutdown(self) -> None:
+        core, flight = self._core, self._flight
+        self._core = self._flight = self._near = None
+        if core is not None and flight is not None:
+            core.close()
+            flight.close()
+        super().shutdown()
+
+
+def _last(works: list[dist.Work], tensors: list[torch.Tensor]) -> Any:
+    return works[0] if len(works) == 1 else Together(works, tensors)
+
+
+def _reduce_options(kind: Any, opts: Any, named: dict[str, Any]) -> Any:
+    """torch's groups also take the reduction itself, and names."""
+    if type(opts) is kind:
+        return opts
+    made = kind()
+    chosen = named.get("op", opts)
+    if chosen is not None:
+        made.reduceOp = ReduceOp(chosen) if isinstance(chosen, ReduceOp.RedOpType) else chosen
+    if "root" in named:
+        made.rootRank = named["root"]
+    return made

@@ -1,0 +1,208 @@
+"""The backends `shm` (one host) and `hier` (shared memory within a host, a TCP ring across), as torch.distributed
+creates them: who is where is found out through the store, and all ranks do the same or none does."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from ddp.groups import core_loading, ring, segment
+from ddp.groups.backends import Layout, layout
+from ddp.groups.shared_group import SharedGroup
+from ddp.groups.shared_work import FinishedWork, SharedWork, Together
+from ddp.telemetry import collective_marks
+
+# Bytes of a turn; two buffers per member. On one host small enough for a core's cache; across hosts large enough for
+# the link; where each host has one rank, which goes without, it is only the portion in which data goes round.
+STAGING_NEAR = 1 << 19
+STAGING_FAR = 1 << 22
+STAGING_ALONE = 1 << 26
+# For a rank to form a group with others, however short their patience is once it stands.
+LEAST_TO_COME_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What a rank tells the others; without a host it cannot take part, for that reason."""
+
+    host: str = ""
+    reason: str = ""
+    door: str = ""
+    door_secret: str = ""
+    address: str = ""
+    port: int = 0
+    port_secret: str = ""
+
+
+class _Unable(Exception):
+    """Some rank cannot, so none does."""
+
+
+class _Setup:
+    """One rank's part in forming the group."""
+
+    def __init__(
+        self, name: str, store: Any, rank: int, size: int, timeout: timedelta, ranks: list[int]
+    ) -> None:
+        self.name = name
+        self.store = store
+        self.rank = rank
+        self.size = size
+        self.patience_s = max(timeout.total_seconds(), LEAST_TO_COME_S)
+        self.ranks = ranks or list(range(size))
+        self.door: segment.Door | None = None
+        self.port: ring.Port | None = None
+
+    def core(self) -> tuple[Any, bool]:
+        """The core's group and whether it is all on one host; None where everything has to go over Gloo."""
+        cards = [
+            Card(**json.loads(each)) for each in self._exchange("card", json.dumps(asdict(self._card())))
+        ]
+        try:
+            return self._form(cards)
+        except _Unable as reason:
+            core_loading.announce(str(reason))
+            return None, False
+        finally:
+            for each in (self.door, self.port):
+                if each is not None:
+                    each.listener.close()
+
+    def _exchange(self, what: str, mine: str) -> list[str]:
+        self.store.set(f"{what}/{self.rank}", mine)
+        self._await([f"{what}/{other}" for other in range(self.size)])
+        return [self.store.get(f"{what}/{other}").decode() for other in range(self.size)]
+
+    def _await(self, said: list[str]) -> None:
+        """The store's own limit is that of the default group, which may be half an hour."""
+        try:
+            self.store.wait(said, timedelta(seconds=self.patience_s))
+        except RuntimeError as error:
+            late = [rank for rank, each in zip(self.ranks, said, strict=True) if not self.store.check([each])]
+            if not late:
+                raise
+            who = f"rank {late[0]} has" if len(late) == 1 else f"ranks {', '.join(map(str, late))} have"
+            words = (
+                f"{who} not joined the group {self.name}, which is being formed, within {self.patience_s:g} s"
+            )
+            raise dist.DistBackendError(words) from error
+
+    def _card(self) -> Card:
+        if core_loading.native() is None:
+            return Card(reason="has no compiled core")
+        try:
+            self.door = segment.open_door()
+            if self.name == "hier":
+                self.port = ring.open_port()
+            host = os.environ.get("DDP_HOST_KEY", "") + segment.host_key()
+        except OSError as error:
+            return Card(reason=f"cannot set up its sockets: {error}")
+        card = Card(host, door=self.door.name, door_secret=self.door.secret)
+        if self.port is None:
+            return card
+        return Card(
+            host, "", card.door, card.door_secret, self.port.address, self.port.number, self.port.secret
+        )
+
+    def _form(self, cards: list[Card]) -> tuple[Any, bool]:
+        for rank, card in zip(self.ranks, cards, strict=True):
+            if card.reason:
+                raise _Unable(f"rank {rank} {card.reason}")
+        placed = layout([card.host for card in cards], self.rank)
+        if self.name == "shm" and len(placed.hosts) > 1:
+            raise ValueError(
+                "the backend shm is for ranks on one host, and this group has ranks on "
+                f"{len(placed.hosts)} hosts: use hier, which is shm on each host and a ring across"
+            )
+        made: Any = None
+        try:
+            made, reason = self._connect(cards, placed), ""
+        except OSError as error:
+            reason = f"cannot share memory or connect: {error}"
+        for rank, said in zip(self.ranks, self._exchange("ready", reason), strict=True):
+            if said:
+                raise _Unable(f"rank {rank} {said}")
+        return made, len(placed.hosts) == 1
+
+    def _connect(self, cards: list[Card], placed: Layout) -> Any:
+        native = core_loading.native()
+        assert native is not None
+        assert self.door is not None
+        staging = _staging(placed)
+        region = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        doors = [(cards[rank].door, cards[rank].door_secret) for rank in placed.here]
+        length = native.length(len(placed.here), staging, region)
+        near = segment.meet(self.door, doors, placed.member, length, self.patience_s)
+        far, links = None, (0, 0, -1, -1, 0, 0)
+        try:
+            if placed.carries:
+                far = self._link(cards, placed)
+                previous = self.ranks[placed.carrier_at(placed.host - 1)]
+                links = (0, 0, *far.sockets(), self.ranks[placed.carrier_at(placed.host + 1)], previous)
+            if len(placed.hosts) > 1:
+                links = (len(placed.hosts), placed.host, *links[2:])
+            members = [self.ranks[rank] for rank in placed.here]
+            carriers = placed.carriers
+            made = native.Group(
+                near.file, placed.member, near.sockets(), members, staging, region, carriers, links
+            )
+        except OSError:
+            near.close()
+            if far is not None:
+                far.close()
+            raise
+        near.hand_over()
+        if far is not None:
+            far.hand_over()
+        return made
+
+    def _link(self, cards: list[Card], placed: Layout) -> ring.Links:
+        assert self.port is not None
+        following = cards[placed.carrier_at(placed.host + 1)]
+        previous = placed.carrier_at(placed.host - 1)
+        where = (following.address, following.port, following.port_secret)
+        return ring.join(self.port, self.rank, where, previous, self.patience_s)
+
+
+def _staging(placed: Layout) -> int:
+    if len(placed.hosts) == 1:
+        return STAGING_NEAR
+    return STAGING_FAR if max(len(ranks) for ranks in placed.hosts) > 1 else STAGING_ALONE
+
+
+def _create(name: str, asked: Any) -> SharedGroup:
+    setup = _Setup(
+        name,
+        asked.store,
+        asked.group_rank,
+        asked.group_size,
+        asked.timeout,
+        list(asked.global_ranks_in_group),
+    )
+    core, whole_host = setup.core()
+    return SharedGroup(name, asked.store, asked.group_rank, asked.group_size, asked.timeout, core, whole_host)
+
+
+def create_shm(asked: Any, _options: Any = None) -> SharedGroup:
+    return _create("shm", asked)
+
+
+def create_hier(asked: Any, _options: Any = None) -> SharedGroup:
+    return _create("hier", asked)
+
+
+def register() -> bool:
+    """Makes `shm` and `hier` known to torch.distributed. -> whether they are more than Gloo here"""
+    for name, create in (("shm", create_shm), ("hier", create_hier)):
+        if name.upper() not in dist.Backend._plugins:
+            dist.Backend.register_backend(name, create, extended_api=True, devices=["cpu"])
+    collective_marks.watch(SharedGroup, (SharedWork, FinishedWork, Together))
+    return core_loading.native() is not None
+
+
+register()

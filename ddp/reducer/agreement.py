@@ -1,0 +1,68 @@
+"""Do all ranks wrap the same model in the same way? Asked at construction and when the buckets are rebuilt, so that
+a difference is an error with a name, and never a collective that waits for ever."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ddp.reducer import plan
+from ddp.reducer.carrier import gathered, told_by_rank_0
+from ddp.reducer.errors import different_plans
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch.distributed import ProcessGroup
+
+    Options = Sequence[tuple[str, object]]
+
+
+def same_model(
+    group: ProcessGroup,
+    device: torch.device,
+    parameters: Sequence[plan.ParameterFacts],
+    state: Sequence[plan.Entry],
+    options: Options,
+) -> None:
+    """One small all-gather where all is well; the whole descriptions only where something differs."""
+    facts = [dataclasses.asdict(each) for each in parameters]
+    text = json.dumps([facts, list(state), list(options)]).encode()
+    mine = [plan.model_fingerprint(parameters, [("state", tuple(state)), *options]), len(text)]
+    answers = gathered(group, torch.tensor(mine, dtype=torch.int64, device=device))
+    if all(answer[0] == mine[0] for answer in answers):
+        return
+    longest = max(int(answer[1]) for answer in answers)
+    padded = torch.zeros(longest, dtype=torch.uint8, device=device)
+    padded[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(device)
+    texts = gathered(group, padded)
+    described = [json.loads(bytes(row[: int(answer[1])])) for row, answer in zip(texts, answers, strict=True)]
+    models = [[_facts(entry) for entry in entries] for entries, _, _ in described]
+    settings = [[(str(name), value) for name, value in chosen] for _, _, chosen in described]
+    difference = plan.disagreement(models, settings) or plan.first_unlike([sent for _, sent, _ in described])
+    if difference:
+        raise RuntimeError(difference)
+
+
+def _facts(entry: dict[str, Any]) -> plan.ParameterFacts:
+    return plan.ParameterFacts(
+        **{**entry, "sizes": tuple(entry["sizes"]), "strides": tuple(entry["strides"])}
+    )
+
+
+def order_of_rank_0(group: ProcessGroup, device: torch.device, order: Sequence[int]) -> list[int]:
+    told = torch.tensor(order, dtype=torch.int32, device=device)
+    told_by_rank_0(group, told)
+    agreed: list[int] = told.tolist()
+    return agreed
+
+
+def same_plan(group: ProcessGroup, device: torch.device, number: int) -> None:
+    """`number`: what all ranks should have in common."""
+    if any(
+        row != [number] for row in gathered(group, torch.tensor([number], dtype=torch.int64, device=device))
+    ):
+        raise different_plans(group.rank())

@@ -1,0 +1,334 @@
+"""Where the gradients of a bucket lie while they are averaged, and where `.grad` points before and after.
+
+FlatBucket    copies gradients side by side into one tensor. A gradient that came into being in this backward is let
+              go of at the copy: `.grad` then points into the bucket, which saves the copy back and, early in the
+              backward, the memory. A gradient that was there before (accumulation, zeroed in place) keeps its
+              identity: the average is copied back into it, unless it lies in the bucket already.
+LooseBucket   averages gradients where they lie.
+SparseBucket  holds one sparse gradient.
+
+With `as_views`, `.grad` is a view of the bucket, which lives as long as the plan, and the next step writes into it
+again. Without, `.grad` is a tensor of its own that merely has its memory from the bucket, and the memory is used
+again only when nobody else can see it: whoever keeps a gradient keeps what it said.
+
+All three: `gather` takes the gradients of the members [start, end); `payload` is what is to be averaged; `finish`
+hands the average over. `late` tells whether a gradient was touched after it had been gathered.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from operator import attrgetter, is_not
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ddp.reducer.carrier import Carrier
+
+    # Member and its average -> whether its `.grad` is to change.
+    Used = Callable[[int, torch.Tensor], bool]
+
+# A tensor of this many bytes is scaled while it is copied; smaller ones are copied together and scaled after.
+_SCALED_ALONE_BYTES = 16 * 1024
+# There may be thousands of gradients: these are asked for in loops that run in C.
+_version_of = attrgetter("_version")
+_wants_gradient = attrgetter("requires_grad")
+
+
+class FlatBucket:
+    alone = True  # nobody else averages these gradients in the same backward
+
+    def __init__(
+        self,
+        parameters: Sequence[torch.Tensor],
+        carrier: Carrier,
+        *,
+        as_views: bool,
+        dtype: torch.dtype | None,
+    ) -> None:
+        self.parameters = list(parameters)
+        self._carrier = carrier
+        self._as_views = as_views
+        self._dtype = dtype or parameters[0].dtype
+        # In mixed precision a communication hook moves `.grad` to other memory under our hands.
+        self._may_release = dtype is None
+        sizes = [parameter.numel() for parameter in self.parameters]
+        self.numel = sum(sizes)
+        self._offsets = [0, *itertools.accumulate(sizes)]
+        self._scaled_alone = self.numel * self._dtype.itemsize >= _SCALED_ALONE_BYTES * len(sizes)
+        self.flat = torch.empty(0, dtype=self._dtype)
+        self.targets: list[torch.Tensor] = []
+        self._idle_references = 0
+        self._kept: list[tuple[int, torch.Tensor]] = []
+        self._absent: list[int] = []
+        self._idle_uses = 0
+        # Of the targets, or, as they are views of the bucket and share its count, of the bucket.
+        self._versions: list[int] = []
+        self._kept_versions: list[tuple[torch.Tensor, int]] = []
+        self._begun = False
+        self._late = False
+        self._countable = True  # views of one bucket count their versions together
+
+    def _allocate(self) -> None:
+        self.flat = self._carrier.allocate(self.numel, self._dtype, self.parameters[0].device)
+        self.targets = [
+            self._piece(parameter, offset)
+            for parameter, offset in zip(self.parameters, self._offsets[:-1], strict=True)
+        ]
+        self._idle_references = sum(map(sys.getrefcount, self.targets))
+        self._idle_uses = self._uses()
+        self._versions = [target._version for target in self.targets]
+
+    def _uses(self) -> int:
+        """How many tensors lie on our memory."""
+        return int(torch._C._storage_Use_Count(self.flat.untyped_storage()._cdata))
+
+    def _piece(self, parameter: torch.Tensor, offset: int) -> torch.Tensor:
+        size, stride = parameter.shape, gradient_strides(parameter)
+        if self._as_views:
+            return self.flat.as_strided(size, stride, offset)
+        start = self.flat.storage_offset() + offset
+        return torch.empty(0, dtype=self._dtype, device=self.flat.device).set_(
+            self.flat.untyped_storage(), start, size, stride
+        )
+
+    def _seen_by_others(self, in_place: int) -> bool:
+        """Whether somebody else holds a gradient that lies here, or another tensor on the same memory."""
+        references = sum(map(sys.getrefcount, self.targets))
+        return references != self._idle_references + in_place or self._uses() != self._idle_uses
+
+    def _begin(self, fresh: bool) -> None:
+        self._begun = True
+        self._kept, self._absent, self._kept_versions = [], [], []
+        self._late, self._countable = False, True
+        if not self.targets:
+            self._allocate()
+        elif not self._as_views:
+            pairs = zip(self.parameters, self.targets, strict=True)
+            in_place = 0 if fresh else sum(p.grad is t for p, t in pairs)
+            if self._seen_by_others(in_place):
+                self._allocate()
+        self._versions = [self.flat._version] if self._as_views else [-1] * len(self.targets)
+
+    def gather(self, start: int, end: int, scale: float | None, before: Sequence[Any] | None) -> None:
+        """`before`: what each member's `.grad` was when the backward began; None: all of them were None."""
+        if not self._begun:
+            self._begin(before is None)
+        self._countable &= not self._as_views or before is None
+        self._late |= self._as_views and self._countable and self.flat._version != self._versions[0]
+        grads = [parameter.grad for parameter in self.parameters[start:end]]
+        if before is None and self._may_release and self.alone and _are_plain(grads):
+            self._gather_together(start, end, grads, scale)
+            for parameter, target in zip(self.parameters[start:end], self.targets[start:end], strict=True):
+                parameter.grad = target
+        else:
+            self._gather_one_by_one(start, grads, scale, before or [None] * len(self.parameters))
+        if self._as_views:
+            self._versions = [self.flat._version]
+        else:
+            self._versions[start:end] = map(_version_of, self.targets[start:end])
+
+    def _gather_one_by_one(
+        self, start: int, grads: list[Any], scale: float | None, before: Sequence[Any]
+    ) -> None:
+        into, sources, released = [], [], []
+        for i, grad in enumerate(grads, start):
+            target = self.targets[i]
+            if grad is None:
+                self._absent.append(i)
+                target.zero_()
+            elif grad is target:
+                if scale is not None:
+                    target.div_(1 / scale)
+            else:
+                into.append(target)
+                sources.append(grad.detach())
+                fresh = before[i] is None or self._as_views
+                if self._may_release and self.alone and fresh and not grad.requires_grad:
+                    released.append(i)
+                else:
+                    self._kept.append((i, target))
+                    self._kept_versions.append((grad, grad._version))
+        for target, source in zip(into, sources, strict=True):
+            if scale is None:
+                target.copy_(source)
+            else:
+                torch.mul(source, scale, out=target)
+        for i in released:
+            self.parameters[i].grad = self.targets[i]
+
+    def _gather_together(self, start: int, end: int, grads: list[Any], scale: float | None) -> None:
+        targets = self.targets[start:end]
+        if scale is not None and self._scaled_alone:
+            for target, source in zip(targets, grads, strict=True):
+                torch.mul(source, scale, out=target)
+            return
+        torch._foreach_copy_(targets, grads)
+        if scale is not None:
+            # Not _foreach_mul_: it rounds the factor to the dtype of the gradients first.
+            self.flat[self._offsets[start] : self._offsets[end]].mul_(scale)
+
+    def has_taken(self, grad: torch.Tensor) -> bool:
+        return self._begun and any(grad is target for target in self.targets)
+
+    @property
+    def late(self) -> bool:
+        """Whether a gradient was touched after it had been gathered."""
+        tensors = [self.flat] if self._as_views else self.targets
+        return (
+            self._late
+            or (self._countable and list(map(_version_of, tensors)) != self._versions)
+            or any(grad._version != version for grad, version in self._kept_versions)
+        )
+
+    @property
+    def payload(self) -> list[torch.Tensor]:
+        return [self.flat]
+
+    def zeros(self) -> torch.Tensor:
+        return torch.zeros(self.numel, dtype=self._dtype, device=self.parameters[0].device)
+
+    def finish(self, result: torch.Tensor | None, used: Used) -> None:
+        """`result`: the average, where it is not in the payload."""
+        self._begun = False
+        if result is not None and result.data_ptr() != self.flat.data_ptr():
+            self.flat.copy_(result.view(-1)[: self.numel])
+        for i, target in self._kept:
+            if used(i, target):
+                _write_back(self.parameters[i], target)
+        for i in self._absent:
+            if used(i, self.targets[i]):
+                self.parameters[i].grad = self.targets[i]
+        self._kept, self._kept_versions = [], []
+
+
+class LooseBucket:
+    alone = True
+
+    def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
+        self.parameters = list(parameters)
+        self.payload: list[torch.Tensor] = []
+        self._kept: list[tuple[int, torch.Tensor]] = []
+        self._absent: list[tuple[int, torch.Tensor]] = []
+        self._versions: list[tuple[torch.Tensor, int]] = []
+
+    def gather(self, start: int, end: int, scale: float | None, before: Sequence[Any] | None) -> None:
+        for i in range(start, end):
+            parameter = self.parameters[i]
+            grad = parameter.grad
+            if grad is None:
+                tensor = _like_gradient(parameter).zero_()
+                self._absent.append((i, tensor))
+            elif not self.alone or _stands_apart(grad, parameter):
+                tensor = _like_gradient(parameter).copy_(grad.detach())
+                self._kept.append((i, tensor))
+            else:
+                tensor = grad
+            if scale is not None:
+                tensor.mul_(scale)
+            self._versions.append((tensor, tensor._version))
+            self.payload.append(_lying_flat(tensor))
+
+    def has_taken(self, grad: torch.Tensor) -> bool:
+        return any(grad is tensor for tensor, _version in self._versions)
+
+    @property
+    def late(self) -> bool:
+        return any(tensor._version != version for tensor, version in self._versions)
+
+    def zeros(self) -> torch.Tensor:
+        numel = sum(parameter.numel() for parameter in self.parameters)
+        return torch.zeros(numel, dtype=self.parameters[0].dtype, device=self.parameters[0].device)
+
+    def finish(self, result: torch.Tensor | None, used: Used) -> None:
+        if result is not None:
+            raise RuntimeError("a loose bucket is averaged where it lies")
+        for i, tensor in self._kept:
+            if used(i, tensor):
+                _write_back(self.parameters[i], tensor)
+        for i, tensor in self._absent:
+            if used(i, tensor):
+                self.parameters[i].grad = tensor
+        self.payload, self._kept, self._absent, self._versions = [], [], [], []
+
+
+class SparseBucket:
+    alone = True
+
+    def __init__(self, parameter: torch.Tensor) -> None:
+        self.parameters = [parameter]
+        self.payload: list[torch.Tensor] = []
+        self.late = False
+
+    def gather(self, start: int, end: int, scale: float | None, before: Sequence[Any] | None) -> None:
+        grad = self.parameters[0].grad
+        if grad is None:
+            grad = self.zeros()
+        elif not grad.is_sparse:
+            raise RuntimeError("Expected variable to have sparse gradient.")
+        # Two parameters may have the values of their gradients in common: nothing is changed in place.
+        self.payload = [grad.clone() if scale is None else grad * scale]
+
+    def has_taken(self, grad: torch.Tensor) -> bool:
+        return False
+
+    def zeros(self) -> torch.Tensor:
+        """A gradient with no entries, as of a batch that looked nothing up."""
+        parameter = self.parameters[0]
+        indices = torch.zeros((1, 0), dtype=torch.long, device=parameter.device)
+        values = torch.zeros((0, *parameter.shape[1:]), dtype=parameter.dtype, device=parameter.device)
+        return torch.sparse_coo_tensor(indices, values, parameter.shape)
+
+    def finish(self, result: torch.Tensor | None, used: Used) -> None:
+        average = self.payload[0] if result is None else result
+        if self.parameters[0].grad is None:
+            if used(0, average):
+                self.parameters[0].grad = average
+        else:
+            self.parameters[0].grad.copy_(average)
+        self.payload = []
+
+
+def _are_plain(grads: Sequence[torch.Tensor | None]) -> bool:
+    """They are all there, and no graph hangs on any."""
+    return all(map(is_not, grads, itertools.repeat(None))) and not any(map(_wants_gradient, grads))
+
+
+AnyBucket = FlatBucket | LooseBucket | SparseBucket
+
+
+def gradient_strides(parameter: torch.Tensor) -> tuple[int, ...]:
+    """How autograd lays out a gradient: as the parameter where that is dense, else row by row."""
+    if _is_dense(parameter):
+        return parameter.stride()
+    return torch.empty(parameter.shape, device="meta").stride()
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    return tensor.is_contiguous() or bool(torch.ops.aten.is_non_overlapping_and_dense(tensor))
+
+
+def _like_gradient(parameter: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(
+        parameter.shape, gradient_strides(parameter), dtype=parameter.dtype, device=parameter.device
+    )
+
+
+def _stands_apart(grad: torch.Tensor, parameter: torch.Tensor) -> bool:
+    """It cannot be averaged where it lies."""
+    return grad.requires_grad or grad.stride() != gradient_strides(parameter) or not _is_dense(grad)
+
+
+def _lying_flat(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.is_contiguous() else tensor.as_strided((tensor.numel(),), (1,))
+
+
+def _write_back(parameter: torch.Tensor, average: torch.Tensor) -> None:
+    if parameter.grad is None:
+        parameter.grad = average.to(parameter.dtype)
+    else:
+        parameter.grad.detach().copy_(average)

@@ -1,0 +1,342 @@
+"""How buckets travel: the plan in force, the storage of its buckets, the hook or the collective, and the divisor.
+
+A communication hook is given sums to make and divides by itself; without one, gradients are divided before they are
+added up, or by the group, where it offers that (see `ddp/reducer/carrier.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from ddp.reducer import plan
+from ddp.reducer.bucket import AnyBucket, FlatBucket, LooseBucket, SparseBucket, gradient_strides
+from ddp.reducer.carrier import AS_LONG_AS_IT_TAKES, Carrier, summed
+from ddp.reducer.grad_bucket import GradBucket, result_of
+from ddp.reducer.plan import Kind
+from ddp.telemetry import comm_error, status_page
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch.distributed import ProcessGroup
+
+    from ddp.reducer.bucket import Used
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the module was given that concerns the reducer."""
+
+    groups: tuple[ProcessGroup, ...]
+    limit: plan.Limits
+    find_unused: bool = False
+    as_views: bool = False
+    skip_unused: bool = False
+    tuned: bool = False  # `limit` is only what to begin with
+
+
+class Carrying(Protocol):
+    """What a reducer does with a bucket."""
+
+    def gather(self, number: int, start: int, end: int, before: Sequence[Any] | None) -> None: ...
+    def launch(self, number: int) -> Any: ...
+    def finish(self, number: int, work: Any, used: Used) -> None: ...
+
+
+def facts_of(parameter: torch.Tensor, name: str, sparse: bool) -> plan.ParameterFacts:
+    return plan.ParameterFacts(
+        name,
+        tuple(parameter.shape),
+        gradient_strides(parameter),
+        str(parameter.dtype),
+        str(parameter.device),
+        parameter.element_size(),
+        sparse,
+    )
+
+
+class Sending:
+    def __init__(
+        self,
+        parameters: Sequence[torch.Tensor],
+        names: Sequence[str],
+        sparse: Sequence[bool],
+        settings: Settings,
+    ) -> None:
+        self.parameters = list(parameters)
+        self.device = self.parameters[0].device
+        self.facts = [facts_of(*one) for one in zip(parameters, names, sparse, strict=True)]
+        self._settings = settings
+        self._carrier = Carrier(settings.groups, self.device)
+        self._hook: tuple[Any, Callable[[Any, GradBucket], Any]] | None = None
+        self._dtype: torch.dtype | None = None
+        self._divisor: float | None = None
+        self._joining: tuple[Any, bool] | None = None
+        self._ever_joined = False
+        # Also where nobody counts for this model: only the first of several in a `join` is told who has input left.
+        self.within_join = False
+        self._futures: list[Any] = []
+        self._consumed = False
+        self.alone = True
+        self._taker: Callable[[int, Used], None] | None = None
+        self.buckets: list[AnyBucket] = []
+        self._page = status_page.page()
+        self._launched = 0
+        self.plan = plan.BucketPlan(())
+        self.start_over()
+
+    def gradients_are_consumed(self) -> None:
+        """The hook steps the optimizer and drops the gradients: there is nothing to hand over."""
+        self._consumed = True
+
+    def leave_gradients_alone(self) -> None:
+        """Until the end of the backward: `.grad` neither points into a bucket before, nor is it averaged in place."""
+        self.alone = False
+        for bucket in self.buckets:
+            bucket.alone = False
+
+    def shards_go_to(self, taker: Callable[[int, Used], None]) -> None:
+        """The hook averages a shard of each bucket; `taker(bucket, used)` is called for each, in order, at the end."""
+        self._consumed, self._taker = True, taker
+        self._carrier.slack = self.group.size() - 1
+
+    @property
+    def backend_name(self) -> str:
+        return str(self.group.name())
+
+    @property
+    def gloo_threads(self) -> int | None:
+        if self.backend_name != "gloo":
+            return None
+        threads: int | None = getattr(self.group._get_backend(self.device).options, "_threads", None)
+        return threads
+
+    @property
+    def dtype_names(self) -> list[str]:
+        """As C++ calls them, in torch's logging data."""
+        called = {
+            "float32": "float",
+            "float64": "double",
+            "float16": "c10::Half",
+            "bfloat16": "c10::BFloat16",
+        }
+        plain = [facts.dtype.removeprefix("torch.") for facts in self.facts]
+        return [called.get(name, name) for name in plain]
+
+    @property
+    def group(self) -> ProcessGroup:
+        return self._carrier.groups[0]
+
+    # --- the plan ----------------------------------------------------------------------------------
+
+    @property
+    def may_resize(self) -> bool:
+        """Whether buckets are ours alone, so that others of another size would do."""
+        settings = self._settings
+        others = self._hook is not None or self._dtype is not None or self._consumed or self._ever_joined
+        return not (others or settings.find_unused or settings.skip_unused)
+
+    @property
+    def transport(self) -> plan.Transport:
+        plain = self._hook is None and self._dtype is None and not self._settings.as_views
+        return plan.Transport(lists=self._carrier.takes_lists, loose=plain)
+
+    def start_over(self) -> None:
+        """Back to the plan that knows nothing of any backward."""
+        self.adopt(plan.first_plan(self.facts, self._settings.limit, self.transport))
+
+    def planned(self, arrival: Sequence[int], limit: plan.Limits | None = None) -> plan.BucketPlan:
+        return plan.rebuilt_plan(self.facts, arrival, limit or self._settings.limit, self.transport)
+
+    def adopt(self, chosen: plan.BucketPlan) -> None:
+        self.plan = chosen
+        self.buckets = [self._storage(bucket) for bucket in chosen.buckets]
+        for bucket in self.buckets:
+            bucket.alone = self.alone
+
+    def _storage(self, bucket: plan.Bucket) -> AnyBucket:
+        members = [self.parameters[i] for i in bucket.members]
+        if bucket.kind is Kind.SPARSE:
+            return SparseBucket(members[0])
+        if bucket.kind is Kind.LOOSE:
+            return LooseBucket(members)
+        return FlatBucket(members, self._carrier, as_views=self._settings.as_views, dtype=self._dtype)
+
+    def register_hook(self, state: Any, hook: Callable[[Any, GradBucket], Any]) -> None:
+        if self._hook is not None:
+            raise RuntimeError("register_comm_hook or register_builtin_comm_hook can only be called once.")
+        self._hook = (state, hook)
+        self.start_over()
+
+    @property
+    def hooked(self) -> bool:
+        """A communication hook may count on being given every bucket."""
+        return self._hook is not None
+
+    def use_dtype(self, dtype: torch.dtype | None) -> None:
+        """Gradients arrive in another dtype than that of the parameters."""
+        self._dtype = dtype
+        self.start_over()
+
+    def use_groups(self, groups: Sequence[ProcessGroup]) -> None:
+        self._carrier = Carrier(groups, self.device)
+        self.start_over()
+
+    # --- a bucket's way ----------------------------------------------------------------------------
+
+    def join_with(self, work: Any, static_world_size: bool) -> None:
+        """This step takes part in a `join`: `work` counts the ranks that still have input."""
+        self._joining, self._ever_joined = (work, static_world_size), True
+
+    def joins_others(self, within: bool) -> None:
+        self.within_join = within
+        self._ever_joined |= within
+
+    @property
+    def joins(self) -> bool:
+        """Whether some ranks may be without input in this step."""
+        return self._joining is not None or self.within_join
+
+    @property
+    def divisor(self) -> float:
+        if self._divisor is None:
+            self._divisor = float(self.group.size())
+            if self._joining is not None and not self._joining[1]:
+                self._divisor = float(result_of(self._joining[0].get_future()).item())
+        return self._divisor
+
+    def _divides(self, bucket: AnyBucket) -> bool:
+        """Whether the group divides. Not in a `join`: a rank that has no input left does not know by how many."""
+        lists = self._carrier.takes_lists and not isinstance(bucket, SparseBucket)
+        return lists and not self.joins
+
+    def gather(self, number: int, start: int, end: int, before: Sequence[Any] | None) -> None:
+        bucket = self.buckets[number]
+        scale = None if self._hook is not None or self._divides(bucket) else 1 / self.divisor
+        bucket.gather(start, end, scale, before)
+
+    def launch(self, number: int) -> Any:
+        bucket = self.buckets[number]
+        self._launched += 1
+        self._page.buckets(len(self.buckets), self._launched, 0)
+        try:
+            if self._hook is not None:
+                return self.run_hook(self._shown(number, bucket.payload[0]))
+            if self._carrier.takes_lists and not isinstance(bucket, SparseBucket):
+                return self._carrier.average(
+                    number, bucket.payload, self.divisor if self._divides(bucket) else 1.0
+                )
+            (tensor,) = bucket.payload
+            return self._carrier.sum(number, tensor)
+        except RuntimeError as error:
+            self._explain(error, number)
+            raise
+
+    def _explain(self, error: RuntimeError, number: int) -> None:
+        """Raises what says more, where communication has failed."""
+        names = [self.facts[i].name for i in self.plan.buckets[number].members]
+        way = "all_reduce" if self._hook is None else "the communication hook"
+        group = str(getattr(self.group, "group_desc", ""))
+        doing = comm_error.Doing(way, group, None, number, len(self.buckets), tuple(names))
+        comm_error.explain(error, doing)
+
+    def run_hook(self, bucket: GradBucket) -> Any:
+        """-> what can be waited for: the hook's future, or the collective's work."""
+        if self._hook is None:
+            buffer = bucket.buffer()
+            if self._carrier.takes_lists and not buffer.is_sparse:
+                return self._carrier.average(bucket.index(), [buffer], 1.0)
+            return self._carrier.sum(bucket.index(), buffer)
+        state, hook = self._hook
+        future = hook(state, bucket)
+        if not isinstance(future, torch.futures.Future | torch._C.Future):
+            raise RuntimeError(
+                "DDP communication hook's callback must return a torch.futures.Future object, but got "
+                f"{type(future).__name__}."
+            )
+        return future
+
+    def sum_bucket(self, bucket: GradBucket) -> Any:
+        """-> Future. For hooks that want the plain all-reduce for a part of their work."""
+        return self._carrier.sum(bucket.index(), bucket.buffer()).get_future()
+
+    def zero_buckets(self) -> list[GradBucket]:
+        """What a rank sends that has no input left."""
+        self._ever_joined = True
+        return [self._shown(number, bucket.zeros()) for number, bucket in enumerate(self.buckets)]
+
+    def _shown(self, number: int, buffer: torch.Tensor) -> GradBucket:
+        names = [self.facts[i].name for i in self.plan.buckets[number].members]
+        last = number + 1 == len(self.buckets)
+        return GradBucket(number, last, buffer, self.buckets[number].parameters, names)
+
+    def try_out(self, tensor: torch.Tensor) -> None:
+        """Sends a tensor the way that buckets go."""
+        if self._carrier.takes_lists:
+            self._carrier.average(0, [tensor], self.divisor).wait(AS_LONG_AS_IT_TAKES)
+        else:
+            self._carrier.sum(0, tensor).wait(AS_LONG_AS_IT_TAKES)
+        self.settle_device()
+
+    def settle_device(self) -> None:
+        """Only for a clock: waits until a device has done what it was told."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def tell_used(self, used: list[int]) -> tuple[torch.Tensor, Any]:
+        told = torch.tensor(used, dtype=torch.int32, device=self.device)
+        return told, summed(self.group, told)
+
+    def await_futures(self, futures: Sequence[Any]) -> None:
+        self._futures += futures
+
+    def taken(self, grads: Sequence[torch.Tensor | None]) -> dict[int, torch.Tensor]:
+        """Those that are a bucket's own memory, or are averaged where they lie."""
+        return {
+            i: grad
+            for described, bucket in zip(self.plan.buckets, self.buckets, strict=True)
+            for i in described.members
+            if (grad := grads[i]) is not None and bucket.has_taken(grad)
+        }
+
+    def finish(self, number: int, work: Any, used: Used) -> None:
+        bucket = self.buckets[number]
+        result = None
+        before = self._page.mark(status_page.COMMUNICATE)
+        try:
+            if work is not None and self._hook is not None:
+                result = result_of(work)
+            elif work is not None:
+                work.wait(AS_LONG_AS_IT_TAKES)
+        except RuntimeError as error:
+            self._explain(error, number)
+            raise
+        self._page.back(before)
+        self._page.buckets(len(self.buckets), self._launched, number + 1)
+        with torch.no_grad():
+            if self._taker is not None:
+                self._taker(number, used)
+            bucket.finish(result, _nothing if self._consumed else used)
+
+    @property
+    def late(self) -> int | None:
+        """A parameter whose gradient was touched after it had been gathered, if there is one."""
+        if self._hook is not None and self._settings.as_views:
+            return None  # the hook has a right to write into the bucket
+        for described, bucket in zip(self.plan.buckets, self.buckets, strict=True):
+            if bucket.late:
+                return described.members[0]
+        return None
+
+    def step_ended(self) -> None:
+        self._divisor, self._joining, self._launched = None, None, 0
+        futures, self._futures = self._futures, []
+        for future in futures:
+            future.wait()
+
+
+def _nothing(_member: int, _average: torch.Tensor) -> bool:
+    return False

@@ -1,0 +1,364 @@
+"""`DistributedDataParallel`: torch's module with our reducer in it.
+
+What torch says and does in Python, its arguments, errors, buffers, `no_sync`, `join`, mixed precision, pickling, is
+inherited, and stays what it is in the torch that is installed. Ours are the reducer and what it is told, the checks
+at construction, communication hooks, and the checks for changes of the module.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import _DEFAULT_FIRST_BUCKET_BYTES, BuiltinCommHookType
+from torch.distributed.utils import _sync_module_states
+from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
+
+from ddp.reducer import agreement, engine, errors, plan, seams
+from ddp.reducer.bucket_sender import Settings
+from ddp.reducer.carrier import AS_LONG_AS_IT_TAKES, summed
+from ddp.reducer.grad_bucket import GradBucket
+from ddp.reducer.logging_data import Log
+from ddp.reducer.module_changes import Unchanged
+from ddp.reducer.torch_reducer import TorchReducer
+from ddp.reducer.unused import tensors_in
+from ddp.telemetry import torch_marks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from torch.distributed import ProcessGroup
+
+_TORCHS = inspect.signature(TorchDistributedDataParallel.__init__)
+
+
+class DistributedDataParallel(TorchDistributedDataParallel):
+    """In place of torch.nn.parallel.DistributedDataParallel, with the same arguments.
+
+    `process_group` may also be a list of groups of the same ranks: buckets then go to them in turn. With
+    `bucket_cap_mb="auto"` the first steps find out which size is best.
+    """
+
+    reducer: TorchReducer  # type: ignore[assignment]
+    logger: Log
+    _delayed_to: torch.Tensor
+    _delayed_is_sent: bool
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        given = _TORCHS.bind(self, *args, **kwargs)
+        given.apply_defaults()
+        chosen = dict(list(given.arguments.items())[1:])
+        self.__dict__["_groups"] = groups = _several(chosen["process_group"])
+        if groups:
+            chosen["process_group"] = groups[0]
+        # torch's own checks name no parameter and leave rank 0 waiting; ours run in their place.
+        self.__dict__["_agrees_first"] = chosen["init_sync"]
+        self.__dict__["_buffers_first"] = (
+            chosen.get("forward_sync_buffers") is not None or chosen["broadcast_buffers"] is not False
+        )
+        self.__dict__["_tunes_buckets"] = _asks_for_tuning(chosen)
+        _without_what_is_deprecated(chosen)
+        _keep_out_of_dynamo()
+        torch_marks.install()
+        self.__dict__["_delayed_to"] = chosen.get("param_to_hook_all_reduce")
+        self.__dict__["_delayed_is_sent"] = False
+        super().__init__(**{**chosen, "init_sync": False})
+        # torch's own has no reducer then, and fails in the first forward.
+        if self._delay_all_reduce_all_params:
+            raise ValueError(
+                "delay_all_reduce_named_params holds all parameters: leave one at least to be averaged"
+            )
+
+    # --- construction ------------------------------------------------------------------------------
+
+    def _ddp_init_helper(
+        self,
+        parameters: Sequence[torch.Tensor],
+        expect_sparse_gradient: Sequence[bool],
+        param_to_name_mapping: dict[int, str],
+        static_graph: bool,
+        *_more: Any,
+    ) -> None:
+        names = [param_to_name_mapping[i].removeprefix(".") for i in range(len(parameters))]
+        settings = Settings(
+            groups=self.__dict__.get("_groups") or (self.process_group,),
+            limit=self._limits(static_graph),
+            find_unused=self.find_unused_parameters,
+            as_views=self.gradient_as_bucket_view,
+            skip_unused=getattr(self, "skip_all_reduce_unused_params", False),
+            tuned=self.__dict__.get("_tunes_buckets", False),
+        )
+        self.reducer = TorchReducer(parameters, names, expect_sparse_gradient, settings)
+        if settings.tuned:
+            self.reducer.tune()
+        if self._delay_all_reduce_params:
+            self.reducer.at_round_over.append(_asks(weakref.ref(self)))
+        self.reducer.wanted = _synchronizes(weakref.ref(self))
+        if self.__dict__.pop("_agrees_first", False):
+            self._agree(static_graph)
+        if self.mixed_precision is not None:
+            for i, parameter in enumerate(parameters):
+                parameter._idx = i  # type: ignore[attr-defined]  # torch's module asks for it
+        if self._use_python_reducer:
+            self.reducer._remove_autograd_hooks()
+        self._unchanged = Unchanged(
+            self.module, [*parameters, *self._delay_all_reduce_params], self.parameters_to_ignore
+        )
+        self._open_log(static_graph)
+        for attach in seams.when_built:
+            attach(self)
+        self._passing_sync_batchnorm_handle(self.module)
+
+    def _limits(self, static_graph: bool) -> plan.Limits:
+        if any(cap < 0 for cap in getattr(self, "bucket_bytes_cap_list", [])):
+            raise TypeError(f"bucket_cap_mb_list holds a negative size: {self.bucket_bytes_cap_list} bytes")
+        default = getattr(self, "bucket_bytes_cap_default", False)
+        first = _DEFAULT_FIRST_BUCKET_BYTES if default else self.bucket_bytes_cap
+        return plan.limits(
+            self.bucket_bytes_cap,
+            first,
+            getattr(self, "bucket_bytes_cap_list", []),
+            whole_at_first=static_graph or not self.find_unused_parameters,
+        )
+
+    def _agree(self, static_graph: bool) -> None:
+        settings = self.reducer.settings
+        options = [
+            ("find_unused_parameters", self.find_unused_parameters),
+            ("static_graph", static_graph),
+            ("bucket_cap_mb", "auto" if settings.tuned else self.bucket_bytes_cap / plan.MIB),
+            ("forward_sync_buffers", self.forward_sync_buffers),
+        ]
+        sending = self.reducer.sending
+        buffers_too = self.__dict__.pop("_buffers_first", True)
+        state = self._state_to_send(buffers_too)
+        agreement.same_model(sending.group, sending.device, sending.facts, state, options)
+        _sync_module_states(
+            module=self.module,
+            process_group=self.process_group,
+            broadcast_bucket_size=self.broadcast_bucket_size,
+            src=0,
+            params_and_buffers_to_ignore=self.parameters_to_ignore,
+            broadcast_buffers=buffers_too,
+        )
+
+    def _state_to_send(self, buffers_too: bool) -> list[plan.Entry]:
+        named = [*self.module.named_parameters(), *(self.module.named_buffers() if buffers_too else ())]
+        return [
+            (name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+            for name, tensor in named
+            if name not in self.parameters_to_ignore
+        ]
+
+    def _open_log(self, static_graph: bool) -> None:
+        self.logger = Log(self.reducer.refresh)
+        self.reducer.tell(self.logger)
+        self.reducer.set_logger(self.logger)
+        self.logger.set_construction_data_and_log(
+            type(self.module).__name__,
+            self.device_ids or [],
+            -1 if self.output_device is None else self.output_device,
+            self.forward_sync_buffers,
+            any(isinstance(layer, torch.nn.SyncBatchNorm) for layer in self.module.modules()),
+            static_graph,
+        )
+
+    def _set_static_graph(self) -> None:
+        super()._set_static_graph()
+        # torch passes outputs through a node of its own to learn when the first backward ends. We know.
+        self._static_graph_delay_allreduce_enqueued = True
+
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = super().__getstate__()
+        state.pop("_unchanged", None)
+        state.pop("_groups", None)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if self._delay_all_reduce_params:  # a copy of a parameter is one without hooks
+            self._delayed_to.register_hook(self._delayed_all_reduce_hook)
+
+    # --- a step ------------------------------------------------------------------------------------
+
+    def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled() and not self._delay_all_reduce_all_params:
+            self._unchanged.check(self.reducer.rank)
+        self.reducer.sending.joins_others(self._join_config.enable)
+        if self._join_config.enable and self._delay_all_reduce_params:
+            raise errors.delayed_in_join()
+        return super()._pre_forward(*inputs, **kwargs)
+
+    def _post_forward(self, output: Any) -> Any:
+        output = super()._post_forward(output)
+        if self._use_python_reducer or self._delay_all_reduce_all_params or not torch.is_grad_enabled():
+            return output
+        if self.require_backward_grad_sync:
+            self.reducer.watch_outputs(tensors_in(output))
+        else:
+            self.reducer.forward_without_synchronization()
+        return output
+
+    # --- parameters whose all-reduce is delayed ------------------------------------------------------
+
+    def _delayed_all_reduce_hook(self, grad: torch.Tensor) -> torch.Tensor:
+        """As torch's, but the backward does not end before what was delayed is averaged, all of it."""
+        buffer = self._delay_grad_buffer
+        assert buffer is not None
+        buffer.div_(self.process_group.size())
+        work, sent = summed(self.process_group, buffer), buffer._version
+        self._delayed_is_sent = True
+
+        def finish() -> None:
+            late = buffer._version != sent
+            work.wait(AS_LONG_AS_IT_TAKES)
+            if late or self._delayed_elsewhere():
+                raise errors.delayed_too_late(self._delayed_names(), self.reducer.rank)
+
+        engine.when_it_ends(finish)
+        return grad
+
+    def _delayed_elsewhere(self) -> bool:
+        """Somebody let go of a gradient between forward and backward, and the new one is not in the buffer."""
+        pairs = zip(self._delay_all_reduce_params, self._delay_grad_views, strict=True)
+        return any(p.grad is not None and p.grad.data_ptr() != view.data_ptr() for p, view in pairs)
+
+    def _look_for_delayed(self) -> None:
+        """At the end of a step that was averaged."""
+        sent, self._delayed_is_sent = self._delayed_is_sent, False
+        if not sent and (self._delayed_elsewhere() or bool(self._delay_grad_buffer.any())):  # type: ignore[union-attr]
+            raise errors.never_delayed_to(self._delayed_names(), self.reducer.rank)
+
+    def _delayed_names(self) -> list[str]:
+        delayed = set(map(id, self._delay_all_reduce_params))
+        return [name for name, parameter in self.module.named_parameters() if id(parameter) in delayed]
+
+    # --- join ----------------------------------------------------------------------------------------
+
+    def _match_all_reduce_for_bwd_pass(self) -> None:
+        """And what those with input tell each other after their buckets."""
+        super()._match_all_reduce_for_bwd_pass()
+        if self.reducer.tells_used:
+            summed(self.process_group, self.reducer.nothing_used()).wait(AS_LONG_AS_IT_TAKES)
+
+    def _match_unused_params_allreduce(self) -> None:
+        """That was it."""
+
+    # --- communication hooks -----------------------------------------------------------------------
+
+    def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
+        """`hook(state, bucket) -> Future`: average a bucket in a way of your own. See torch's documentation."""
+        self._check_comm_hook(hook)
+        self.logger._set_comm_hook_name(getattr(hook, "__qualname__", type(hook).__qualname__))
+        self._comm_hooks.append((hook, state))
+        self.reducer.register_comm_hook(state, hook)
+
+    def _check_comm_hook(self, hook: Any) -> None:
+        if not (callable(hook) and _written_for_ours(hook)):
+            super()._check_comm_hook(hook)
+
+    def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+        known = {
+            BuiltinCommHookType.ALLREDUCE: default_hooks.allreduce_hook,
+            BuiltinCommHookType.FP16_COMPRESS: default_hooks.fp16_compress_hook,
+        }
+        self.logger._set_comm_hook_name(str(comm_hook_type))
+        self.reducer.register_comm_hook(self.process_group, known[comm_hook_type])
+
+    @staticmethod
+    def ignore_parameters_and_buffers(module: torch.nn.Module, names: Iterable[str]) -> None:
+        """Before wrapping: these parameters and buffers, by their dotted names, are none of DDP's business."""
+        ignored = list(names)
+        known = {name for name, _ in [*module.named_parameters(), *module.named_buffers()]}
+        if unknown := sorted(set(ignored) - known):
+            raise ValueError(f"the module has no parameter or buffer of the name {', '.join(unknown)}")
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, ignored)
+
+
+DistributedDataParallel.__init__.__signature__ = _TORCHS  # type: ignore[attr-defined]
+
+
+def _asks_for_tuning(chosen: dict[str, Any]) -> bool:
+    cap = chosen["bucket_cap_mb"]
+    if not isinstance(cap, str):
+        return False
+    if cap != "auto":
+        raise ValueError(
+            f'bucket_cap_mb={cap!r}: give a number of MiB, or "auto" to find the best in the first steps'
+        )
+    if chosen.get("bucket_cap_mb_list"):
+        raise ValueError('bucket_cap_mb="auto" and bucket_cap_mb_list exclude each other: leave one out')
+    chosen["bucket_cap_mb"] = None
+    return True
+
+
+def _without_what_is_deprecated(chosen: dict[str, Any]) -> None:
+    """Warns where the caller stands, and replaces it: torch would warn where it is called from, which is here."""
+    if chosen["check_reduction"]:
+        _deprecated("`check_reduction` does nothing: a reduction is completed whether or not it is checked.")
+        chosen["check_reduction"] = False
+    if "forward_sync_buffers" not in chosen or chosen["broadcast_buffers"] is None:
+        return
+    if chosen["forward_sync_buffers"] is not None:
+        _deprecated("`broadcast_buffers` is ignored where `forward_sync_buffers` is given.")
+    else:
+        _deprecated(
+            "`broadcast_buffers` is deprecated: use `forward_sync_buffers`, which, if False, leaves buffers alone "
+            "before a forward, but not at construction."
+        )
+        chosen["forward_sync_buffers"] = chosen["broadcast_buffers"]
+    chosen["broadcast_buffers"] = None
+
+
+def _deprecated(text: str) -> None:
+    warnings.warn(text, FutureWarning, stacklevel=4)
+
+
+def _written_for_ours(hook: Callable[..., Any]) -> bool:
+    """torch's check knows its own GradBucket only, and no annotation that is a string."""
+    signature = inspect.signature(hook)
+    bucket = signature.parameters.get("bucket")
+    promised = signature.return_annotation
+    fine = (inspect.Signature.empty, torch.futures.Future[torch.Tensor], "torch.futures.Future[torch.Tensor]")
+    return bucket is not None and bucket.annotation in (GradBucket, "GradBucket") and promised in fine
+
+
+def _synchronizes(module: weakref.ref[DistributedDataParallel]) -> Callable[[], bool]:
+    def answer() -> bool:
+        wrapper = module()
+        return wrapper is None or wrapper.require_backward_grad_sync
+
+    return answer
+
+
+def _asks(module: weakref.ref[DistributedDataParallel]) -> Callable[[], None]:
+    def ask() -> None:
+        wrapper = module()
+        if wrapper is not None:
+            wrapper._look_for_delayed()
+
+    return ask
+
+
+def _several(process_group: Any) -> tuple[ProcessGroup, ...] | None:
+    if not isinstance(process_group, list | tuple):
+        return None
+    if not process_group:
+        raise ValueError("process_group is an empty list: give one group at least, or leave it out")
+    members = [dist.get_process_group_ranks(group) for group in process_group]
+    if any(ranks != members[0] for ranks in members):
+        raise ValueError(f"all groups of process_group must hold the same ranks, but they hold {members}")
+    return tuple(process_group)
+
+
+def _keep_out_of_dynamo() -> None:
+    """torch.compile compiles the wrapped module; what happens around it is as little its business as torch's own."""
+    import torch._dynamo.trace_rules
+
+    torch._dynamo.trace_rules.add("ddp")

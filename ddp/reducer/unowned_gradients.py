@@ -1,0 +1,77 @@
+"""Gradients that no forward of a wrapped module asked for.
+
+`module.module(x).backward()` gives gradients that nobody averages; so does a parameter that is used outside of the
+forward in a backward of its own. The replicas would drift apart without a word, so it is an error, unless
+
+- gradients of this rank alone were asked for, with `no_sync()`;
+- another wrapper of the same parameters is at work in this backward, or was made later: the older one is silent.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, Protocol
+
+from torch.utils.weak import WeakIdKeyDictionary
+
+from ddp.reducer import engine, errors
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+
+class Guarded(Protocol):
+    """What is asked of a reducer."""
+
+    parameters: list[torch.Tensor]
+    names: list[str]
+    rank: int
+    stray_task: int
+    synchronizes: bool
+
+    def wanted(self) -> bool: ...
+    def shares_parameters(self) -> None: ...
+
+
+_owners = WeakIdKeyDictionary()
+# The engine's tasks in which a reducer has been at work; they are numbered, and never used twice.
+_served: deque[int] = deque(maxlen=256)
+
+
+def own(reducer: Guarded, parameters: Sequence[torch.Tensor]) -> None:
+    """Where another has some of them too, both are told: they may be at work in the same backward."""
+    reference = weakref.ref(reducer)
+    others = {id(other): other for parameter in parameters if (other := _owner_of(parameter)) is not None}
+    for parameter in parameters:
+        _owners[parameter] = reference
+    for sharing in (*others.values(), *((reducer,) if others else ())):
+        sharing.shares_parameters()
+
+
+def _owner_of(parameter: torch.Tensor) -> Guarded | None:
+    reference = _owners.get(parameter)
+    return None if reference is None else reference()
+
+
+def serve(task: int) -> None:
+    _served.append(task)
+
+
+def arrived(reducer: Guarded, index: int) -> None:
+    task = engine.current_task()
+    meant = not reducer.synchronizes or not reducer.wanted()
+    if meant or task in _served or task == reducer.stray_task:
+        return
+    if _owner_of(reducer.parameters[index]) is not reducer:
+        return
+    reducer.stray_task = task
+
+    def complain() -> None:
+        # A reducer may have begun its work later in the same backward.
+        if task not in _served:
+            raise errors.outside([reducer.names[index]], reducer.rank)
+
+    engine.when_it_ends(complain)

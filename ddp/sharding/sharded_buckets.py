@@ -1,0 +1,103 @@
+"""The buckets of a sharded optimizer: parameters side by side, and of their gradients the own shard.
+
+The parameters of a bucket are moved into one flat tensor, in the order and layout that their gradients have in DDP's
+bucket. So a shard is a slice, gradients are reduce-scattered out of DDP's bucket, and parameters all-gathered where
+they lie. What the optimizer is given are pieces of parameters, as tensors of one dimension.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ddp.groups.single_tensor import all_gather, reduce_scatter
+from ddp.reducer.bucket import gradient_strides
+from ddp.sharding.shards import shard
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import torch.distributed as dist
+
+
+class ShardedBucket:
+    def __init__(self, parameters: Sequence[torch.Tensor], group: dist.ProcessGroup) -> None:
+        self.parameters = list(parameters)
+        self._group = group
+        self._world = group.size()
+        sizes = [parameter.numel() for parameter in self.parameters]
+        self.shard = shard(sizes, self._world, group.rank())
+        like = self.parameters[0]
+        self._room = self.shard.size * self._world
+        self._flat = torch.zeros(self._room, dtype=like.dtype, device=like.device)
+        self._move_in(sizes)
+        self._own = self._flat[self.shard.begin : self.shard.begin + self.shard.size]
+        self.pieces = [self._own[p.offset : p.offset + p.end - p.start] for p in self.shard.pieces]
+        self._kept: torch.Tensor | None = None
+        self._coming: torch.Tensor | None = None
+        self._work: Any = None
+
+    def _move_in(self, sizes: Sequence[int]) -> None:
+        offset = 0
+        self._places = []
+        for parameter, size in zip(self.parameters, sizes, strict=True):
+            place = self._flat.as_strided(parameter.shape, gradient_strides(parameter), offset)
+            place.copy_(parameter.detach())
+            parameter.data = place
+            self._places.append(place.data_ptr())
+            offset += size
+
+    def moved_out(self) -> int | None:
+        """The first parameter that lies elsewhere by now: `module.to()` and `.data =` do that."""
+        for i, (parameter, place) in enumerate(zip(self.parameters, self._places, strict=True)):
+            if parameter.data_ptr() != place and parameter.numel():
+                return i
+        return None
+
+    # --- gradients ---------------------------------------------------------------------------------
+
+    def scatter(self, buffer: torch.Tensor) -> None:
+        """Launches the reduce-scatter of a bucket's gradients."""
+        if self._kept is None or any(piece.grad is not None for piece in self.pieces):
+            self._coming = torch.empty_like(self._own)  # gradients are accumulated: keep those that are there
+        else:
+            self._coming = self._kept
+        self._work = reduce_scatter(_real(self._coming), _real(self._padded(buffer)), self._group)
+
+    def _padded(self, buffer: torch.Tensor) -> torch.Tensor:
+        storage, begin = buffer.untyped_storage(), buffer.storage_offset()
+        if storage.nbytes() >= (begin + self._room) * buffer.element_size():
+            return buffer.as_strided((self._room,), (1,), begin)
+        padded = buffer.new_zeros(self._room)
+        padded[: buffer.numel()].copy_(buffer)
+        return padded
+
+    def take(self, used: Callable[[int, torch.Tensor], bool]) -> None:
+        """The own shard has arrived: it becomes the gradient of the pieces, or is added to it."""
+        came, self._coming, work, self._work = self._coming, None, self._work, None
+        if came is not None:
+            work.wait()
+            came.div_(self._world)
+            for piece, described in zip(self.pieces, self.shard.pieces, strict=True):
+                gradient = came[described.offset : described.offset + piece.numel()]
+                if not used(described.member, gradient):
+                    continue
+                if piece.grad is None:
+                    piece.grad = gradient
+                else:
+                    piece.grad.add_(gradient)
+            if self._kept is None:
+                self._kept = came
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    # --- parameters --------------------------------------------------------------------------------
+
+    def gather(self) -> Any:
+        """Launches the all-gather of the parameters. -> Work"""
+        return all_gather(_real(self._flat), _real(self._own), self._group)
+
+
+def _real(flat: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(flat).view(-1) if flat.is_complex() else flat

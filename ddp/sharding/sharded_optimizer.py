@@ -1,0 +1,341 @@
+"""`ShardedOptimizer`: any element by element optimizer, of whose state each rank keeps its share only.
+
+    model = DistributedDataParallel(module)
+    optimizer = ShardedOptimizer(model, torch.optim.AdamW, lr=1e-3)
+
+In the backward the buckets of DDP are reduce-scattered instead of all-reduced, as soon as they are full; `step()`
+steps this rank's shards, and all-gathers the parameters. That sends as many bytes as an all-reduce, and the numbers
+are those of the optimizer that is not sharded, which takes elements one by one, too.
+
+What is different for the user. After a backward `.grad` is None: a rank has the average of its shard only, which
+lies in the gradients of `optimizer.param_groups`. So gradients are clipped by `optimizer.clip_grad_norm_()`, and
+GradScaler needs its sharded form. `step()` uses gradients up. Under `no_sync()` they are accumulated in `.grad`,
+whole, as ever. Parameters are moved into flat storage, once, when the optimizer is made.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.join import Join, Joinable, JoinHook
+from torch.optim import Optimizer
+
+from ddp.comm_hooks.plain import completed
+from ddp.reducer.module import DistributedDataParallel
+from ddp.sharding import whole_state
+from ddp.sharding.sharded_buckets import ShardedBucket
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from ddp.reducer.bucket import Used
+    from ddp.reducer.grad_bucket import GradBucket
+
+_ELEMENTWISE = {
+    *("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam"),
+    *("Adagrad", "Adadelta", "RMSprop", "Rprop", "ASGD"),
+}
+
+
+class ShardedOptimizer(Optimizer, Joinable):
+    """`params`: parameters, or groups of them, as any optimizer takes them; left out, all of the model's. All that
+    the model averages must be among them. `elementwise=True` vouches for an optimizer that is not torch's own: that
+    no element's step depends on another element."""
+
+    def __init__(
+        self,
+        model: DistributedDataParallel,
+        optimizer_class: type[Optimizer],
+        params: Iterable[Any] | None = None,
+        *,
+        elementwise: bool = False,
+        **defaults: Any,
+    ) -> None:
+        _check(model, optimizer_class, elementwise)
+        self._model = model
+        self._group: dist.ProcessGroup = model.process_group
+        self._groups = _groups(model.parameters() if params is None else params)
+        self._whole = [parameter for group in self._groups for parameter in group["params"]]
+        self._check_parameters()
+        self._lay_out()
+        self._local: Any = optimizer_class(self._groups_of_pieces(), **defaults)
+        self._consolidated: dict[str, Any] | None = None
+        self._averaged = self._made = False
+        super().__init__(self._local.param_groups, self._local.defaults)
+        Joinable.__init__(self)
+        self._share()
+
+    # --- construction ------------------------------------------------------------------------------
+
+    def _check_parameters(self) -> None:
+        reducer = self._model.reducer
+        given = {id(parameter) for parameter in self._whole}
+        for name, parameter, facts in zip(
+            reducer.names, reducer.parameters, reducer.sending.facts, strict=True
+        ):
+            if facts.sparse:
+                raise ValueError(
+                    f"the gradient of {name!r} is sparse and cannot be cut into shards: make the embedding dense, "
+                    "or keep it away from DDP with ignore_parameters_and_buffers()"
+                )
+            if id(parameter) not in given:
+                raise ValueError(
+                    f"the parameter {name!r} is averaged by the model, but is in no group of this optimizer: its "
+                    "gradient would be lost. Add it, with lr=0 if it is to stay as it is, or freeze it before wrapping"
+                )
+        averaged = {id(parameter) for parameter in reducer.parameters}
+        for i, parameter in enumerate(self._whole):
+            if parameter.requires_grad and id(parameter) not in averaged:
+                raise ValueError(f"parameter {i} of the groups is none that the model averages")
+
+    def _lay_out(self) -> None:
+        reducer = self._model.reducer
+        order = list(reversed(range(len(reducer.parameters))))
+        if reducer.rebuilt:  # a backward has been observed
+            order = [i for bucket in reducer.sending.plan.buckets for i in bucket.members]
+        self._model.register_comm_hook(self, _scatter)
+        reducer.sending.shards_go_to(self._take)
+        reducer.settle(order)
+        self._plan = reducer.sending.plan
+        self.buckets = [
+            ShardedBucket([reducer.parameters[i] for i in bucket.members], self._group)
+            for bucket in self._plan.buckets
+        ]
+
+    def _pieces(self) -> list[tuple[torch.Tensor, int, int, torch.Tensor]]:
+        """(parameter, start, end, piece) of all that this rank owns."""
+        return [
+            (bucket.parameters[described.member], described.start, described.end, piece)
+            for bucket in self.buckets
+            for described, piece in zip(bucket.shard.pieces, bucket.pieces, strict=True)
+        ]
+
+    def _groups_of_pieces(self) -> list[dict[str, Any]]:
+        """In the order of the parameters of the groups."""
+        of: dict[int, list[torch.Tensor]] = {}
+        self._numbered: list[tuple[int, int, int]] = []
+        number = {id(parameter): i for i, parameter in enumerate(self._whole)}
+        found = sorted(self._pieces(), key=lambda each: (number[id(each[0])], each[1]))
+        for parameter, start, end, piece in found:
+            of.setdefault(id(parameter), []).append(piece)
+            self._numbered.append((number[id(parameter)], start, end))
+        return [
+            {**group, "params": [piece for p in group["params"] for piece in of.get(id(p), [])]}
+            for group in self._groups
+        ]
+
+    def _share(self) -> None:
+        """Schedulers, GradScaler and others look into these, and change them."""
+        self.param_groups = self._local.param_groups
+        self.state = self._local.state
+        self._made = True
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        if self._made:
+            raise RuntimeError(
+                "a ShardedOptimizer has all the parameters that its model averages: make a new model and optimizer"
+            )
+        super().add_param_group(param_group)
+
+    # --- a step ------------------------------------------------------------------------------------
+
+    def _take(self, number: int, used: Used) -> None:
+        self._averaged = True
+        self.buckets[number].take(used)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        Join.notify_join_context(self)
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._check_step()
+        self._local.step()
+        with torch.no_grad():
+            # The first layers, which the next forward begins with, are in the last bucket.
+            for work in [bucket.gather() for bucket in reversed(self.buckets)]:
+                work.wait()
+        self._drop()
+        return loss
+
+    def _check_step(self) -> None:
+        reducer = self._model.reducer
+        if reducer.sending.plan is not self._plan:
+            raise RuntimeError(
+                "the buckets of the model were made anew after this optimizer was made: save the state, make both "
+                "anew, and load it"
+            )
+        for described, bucket in zip(self._plan.buckets, self.buckets, strict=True):
+            moved = bucket.moved_out()
+            if moved is not None:
+                raise RuntimeError(
+                    f"the parameter {reducer.names[described.members[moved]]!r} was given other memory after this "
+                    "optimizer was made, so it would not be trained: move or convert the module before wrapping it"
+                )
+        if not self._averaged and any(parameter.grad is not None for parameter in reducer.parameters):
+            raise RuntimeError(
+                "step() after backwards under no_sync() only: nothing has been averaged. Leave no_sync() for the "
+                "last backward before step()"
+            )
+
+    def _drop(self) -> None:
+        self._averaged = False
+        for bucket in self.buckets:
+            for piece in bucket.pieces:
+                piece.grad = None
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self._drop()
+        self._model.zero_grad(set_to_none)
+
+    @torch.no_grad()
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
+        """In place of torch.nn.utils.clip_grad_norm_. All ranks call it. -> the norm of all gradients"""
+        gradients = [piece.grad for *_, piece in self._pieces() if piece.grad is not None]
+        device = self._model.reducer.sending.device
+        norms = [
+            torch.linalg.vector_norm(each, norm_type, dtype=_wide(each)).to(device) for each in gradients
+        ]
+        most = norm_type == float("inf")
+        wide = torch.float64 if device.type == "cpu" else torch.float32
+        total = torch.zeros((), dtype=wide, device=device)
+        if norms:
+            stacked = torch.stack(norms).to(total.dtype)
+            total = stacked.max() if most else stacked.pow(norm_type).sum()
+        dist.all_reduce(total, dist.ReduceOp.MAX if most else dist.ReduceOp.SUM, group=self._group)
+        total = total if most else total.pow(1.0 / norm_type)
+        factor = (max_norm / (total + 1e-6)).clamp(max=1.0)
+        for gradient in gradients:
+            gradient.mul_(factor.to(gradient.device))
+        return total
+
+    # --- the state ---------------------------------------------------------------------------------
+
+    def consolidate_state_dict(self, to: int = 0) -> None:
+        """All ranks call it; then `state_dict()` has an answer on the rank `to`."""
+        state = self._local.state
+        pieces = [piece for group in self.param_groups for piece in group["params"]]
+        mine = [
+            (number, start, end, dict(state[piece]))
+            for (number, start, end), piece in zip(self._numbered, pieces, strict=True)
+            if piece in state
+        ]
+        here = dist.get_rank(self._group) == to
+        everybody: list[Any] | None = [None] * self._group.size() if here else None
+        dist.gather_object(mine, everybody, dist.get_global_rank(self._group, to), self._group)
+        self._consolidated = self._put_together(everybody) if everybody is not None else None
+
+    def _put_together(self, everybody: Sequence[Any]) -> dict[str, Any]:
+        of: dict[int, list[tuple[int, int, dict[str, Any]]]] = {}
+        for number, start, end, state in (each for told in everybody for each in told):
+            of.setdefault(number, []).append((start, end, state))
+        whole = {i: whole_state.put_together(of[i], self._whole[i]) for i in sorted(of)}
+        return {"state": whole, "param_groups": self._numbered_groups()}
+
+    def _numbered_groups(self) -> list[dict[str, Any]]:
+        first, groups = 0, []
+        for group, given in zip(self.param_groups, self._groups, strict=True):
+            numbers = list(range(first, first + len(given["params"])))
+            groups.append({**group, "params": numbers})
+            first += len(numbers)
+        return groups
+
+    def state_dict(self) -> dict[str, Any]:
+        """That of the optimizer that is not sharded: it loads there as well as here, in worlds of any size."""
+        if self._consolidated is None:
+            raise RuntimeError(
+                "the state lies on all ranks: call consolidate_state_dict(to=rank) on all of them first, after the "
+                "last step(), and state_dict() on that rank"
+            )
+        saved, self._consolidated = self._consolidated, None
+        return saved
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """All ranks are given the whole state, and keep their shares of it."""
+        groups = state_dict["param_groups"]
+        sizes = [len(group["params"]) for group in groups]
+        if sizes != [len(group["params"]) for group in self._groups]:
+            raise ValueError("the loaded state dict has parameter groups of other sizes than this optimizer")
+        named = [number for group in groups for number in group["params"]]
+        state = {
+            i: whole_state.cut(state_dict["state"][named[number]], self._whole[number], start, end)
+            for i, (number, start, end) in enumerate(self._numbered)
+            if named[number] in state_dict["state"]
+        }
+        local, first = [], 0
+        for group, mine in zip(groups, self.param_groups, strict=True):
+            local.append({**group, "params": list(range(first, first + len(mine["params"])))})
+            first += len(mine["params"])
+        self._local.load_state_dict({"state": state, "param_groups": local})
+        self._share()
+
+    # --- join --------------------------------------------------------------------------------------
+
+    def join_hook(self, **_given: Any) -> JoinHook:
+        return _StepWithoutInput(self)
+
+    @property
+    def join_device(self) -> torch.device:
+        return self._model.reducer.sending.device
+
+    @property
+    def join_process_group(self) -> dist.ProcessGroup:
+        return self._group
+
+
+class _StepWithoutInput(JoinHook):
+    """A rank whose input has come to its end still owns its shards."""
+
+    def __init__(self, optimizer: ShardedOptimizer) -> None:
+        self._optimizer = optimizer
+
+    def main_hook(self) -> None:
+        with torch.no_grad():
+            for number in range(len(self._optimizer.buckets)):
+                self._optimizer._take(number, _always)
+        self._optimizer.step()
+
+
+def _always(_member: int, _average: torch.Tensor) -> bool:
+    return True
+
+
+def _scatter(state: ShardedOptimizer, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """The communication hook. What it launches is waited for at the end of the backward, when the shards are taken."""
+    state.buckets[bucket.index()].scatter(bucket.buffer())
+    return completed(bucket.buffer())
+
+
+def _wide(tensor: torch.Tensor) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
+def _groups(params: Iterable[Any]) -> list[dict[str, Any]]:
+    """As torch's optimizers take them: parameters, pairs of names and parameters, or groups."""
+    given = list(params)
+    groups = given if given and isinstance(given[0], dict) else [{"params": given}]
+    return [{**group, "params": _tensors(group["params"])} for group in groups]
+
+
+def _tensors(params: Any) -> list[torch.Tensor]:
+    listed = [params] if isinstance(params, torch.Tensor) else list(params)
+    return [each[1] if isinstance(each, tuple) else each for each in listed]
+
+
+def _check(model: Any, optimizer_class: type[Optimizer], elementwise: bool) -> None:
+    if not isinstance(model, DistributedDataParallel):
+        raise TypeError(
+            f"ShardedOptimizer shards the buckets of ddp.DistributedDataParallel, not of {type(model).__name__}: "
+            "wrap the module in it first"
+        )
+    if model.mixed_precision is not None:
+        raise ValueError("ShardedOptimizer does not go with DDP's mixed_precision: use autocast")
+    name = optimizer_class.__name__
+    torchs = optimizer_class.__module__.startswith("torch.optim")
+    if not elementwise and not (torchs and name in _ELEMENTWISE):
+        raise ValueError(
+            f"{name} is not known to take elements one by one, and its parameters would be cut anywhere: give "
+            f"elementwise=True if you know it does, or use one of {', '.join(sorted(_ELEMENTWISE))}"
+        )

@@ -1,0 +1,57 @@
+"""The state of an optimizer, between pieces of parameters and whole parameters: cut apart, and put together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ddp.reducer.bucket import gradient_strides
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+# One number for a whole parameter, under the names that torch's optimizers have for it.
+_OF_THE_WHOLE = {"step", "mu_product", "eta", "mu"}
+
+
+def cut(state: Mapping[str, Any], parameter: torch.Tensor, start: int, end: int) -> dict[str, Any]:
+    """The state of a whole parameter -> that of its elements [start, end), as they lie in memory."""
+    return {name: _cut(name, value, parameter, start, end) for name, value in state.items()}
+
+
+def _cut(name: str, value: Any, parameter: torch.Tensor, start: int, end: int) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    if _elementwise(name, value, parameter):
+        return _flat(value, parameter)[start:end].clone()
+    return value.clone()  # or else it would be counted in by who counts in the whole state
+
+
+def _elementwise(name: str, value: torch.Tensor, parameter: torch.Tensor) -> bool:
+    return name not in _OF_THE_WHOLE and value.shape == parameter.shape
+
+
+def _flat(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    laid_out = _empty(parameter, value.dtype, value.device).copy_(value)
+    return laid_out.as_strided((value.numel(),), (1,))
+
+
+def _empty(parameter: torch.Tensor, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.empty_strided(parameter.shape, gradient_strides(parameter), dtype=dtype, device=device)
+
+
+def put_together(
+    pieces: Iterable[tuple[int, int, Mapping[str, Any]]], parameter: torch.Tensor
+) -> dict[str, Any]:
+    """(start, end, state of the piece) for all pieces of a parameter -> the state of the parameter."""
+    whole: dict[str, Any] = {}
+    for start, end, state in pieces:
+        for name, value in state.items():
+            if not isinstance(value, torch.Tensor) or value.shape != (end - start,) or name in _OF_THE_WHOLE:
+                whole[name] = value
+                continue
+            if name not in whole:
+                whole[name] = _empty(parameter, value.dtype, value.device)
+            whole[name].as_strided((parameter.numel(),), (1,))[start:end] = value
+    return whole

@@ -1,0 +1,488 @@
+/* The status page of a rank, as its one writer sees it. What lies where, and what it means: docs/status-page.md.
+ *
+ * Every block begins with a counter. The writer makes it odd, changes the block, makes it even again; a reader takes
+ * what it copied only if the counter was even before and is the same after. The fences keep that order on any CPU.
+ * Nothing here calls the kernel: the clock is read through the vDSO, the page is memory. The GIL keeps writers of
+ * several threads apart. A forked child has the page in its memory too, but is not the rank: it writes nothing.
+ */
+#define Py_LIMITED_API 0x030b0000
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { PAGE = 4096, PHASES = 12, RING = 16, GROUPS = 12, KNOWN_GROUPS = 4096 };
+enum phase { STARTING, DATA, FORWARD, BACKWARD, COMMUNICATE, OPTIMIZER, CHECKPOINT, EVALUATION, SECTION, IDLE, EXITING };
+
+enum { ASYNC = 1, PAIR = 2 }; /* flags of a collective; a PAIR is a send or a receive, and counted apart */
+
+typedef _Atomic uint64_t counter;
+
+struct header {
+    char magic[8];
+    uint32_t version, size, wishes;
+    _Atomic uint32_t pid;
+    uint64_t opened_at;
+};
+struct progress {
+    counter sequence;
+    uint32_t phase, unused;
+    uint64_t phase_since, step, step_since, last_step_ns, mean_step_ns, phase_ns[PHASES];
+    uint32_t buckets, launched, finished, unused_too;
+    uint64_t launched_at, finished_at, group_timeout_ns;
+};
+struct section {
+    counter sequence;
+    uint64_t since, timeout_ns;
+    char name[104];
+};
+struct message {
+    counter sequence;
+    uint64_t at;
+    char text[240];
+};
+struct error {
+    counter sequence;
+    uint64_t at;
+    char text[368];
+};
+struct collective {
+    counter sequence;
+    uint64_t number, group_sequence, entered_at, finished_at, numel;
+    uint32_t shape, group;
+    int32_t peer;
+    uint32_t flags;
+    char op[20], dtype[12];
+};
+struct group {
+    counter sequence;
+    uint32_t group, size;
+    uint64_t entered, finished;
+    char name[40], members[24];
+};
+struct page {
+    _Alignas(64) struct header header;
+    _Alignas(64) struct progress progress;
+    _Alignas(64) struct section section;
+    _Alignas(64) struct message message;
+    _Alignas(64) struct error error;
+    _Alignas(64) struct collective ring[RING];
+    _Alignas(64) struct group groups[GROUPS];
+};
+
+_Static_assert(offsetof(struct page, progress) == 64 && offsetof(struct page, section) == 256 &&
+                   offsetof(struct page, message) == 384 && offsetof(struct page, error) == 640 &&
+                   offsetof(struct page, ring) == 1024 && offsetof(struct page, groups) == 2560 &&
+                   sizeof(struct collective) == 96 && sizeof(struct group) == 96 && sizeof(struct page) <= PAGE,
+               "the layout is a contract with the readers");
+
+/* What a group that has been named is known by, for when its place on the page was taken by another. */
+struct known {
+    uint32_t size;
+    uint64_t entered, finished;
+    char name[40], members[24];
+};
+
+typedef struct {
+    PyObject_HEAD
+    struct page *page;
+    uint64_t entered;      /* collectives, in all groups */
+    uint64_t steps_offset; /* between the number that the script gives its steps, and ours */
+    int moved, ever_moved; /* something of a step has been seen: since the last one was over, at all */
+    uint32_t known_groups;
+    struct known *known;
+} Page;
+
+static int this_process_writes;
+
+static void in_forked_child(void) {
+    this_process_writes = 0;
+}
+
+static uint64_t now_ns(void) {
+    struct timespec at;
+    clock_gettime(CLOCK_MONOTONIC, &at);
+    return (uint64_t)at.tv_sec * 1000000000u + (uint64_t)at.tv_nsec;
+}
+
+static void begin(counter *sequence) {
+    uint64_t odd = atomic_load_explicit(sequence, memory_order_relaxed) | 1; /* a writer before us may have died here */
+    atomic_store_explicit(sequence, odd, memory_order_relaxed);
+    atomic_thread_fence(memory_order_release);
+}
+
+static void end(counter *sequence) {
+    uint64_t even = atomic_load_explicit(sequence, memory_order_relaxed) + 1;
+    atomic_store_explicit(sequence, even, memory_order_release);
+}
+
+/* UTF-8, cut between characters, the rest zero. */
+static int put_text(char *to, size_t room, PyObject *text) {
+    Py_ssize_t length;
+    const char *from = PyUnicode_AsUTF8AndSize(text, &length);
+    if (!from) return -1;
+    size_t used = (size_t)length;
+    if (used > room) {
+        used = room;
+        while (used && ((unsigned char)from[used] & 0xc0) == 0x80) used--;
+    }
+    memcpy(to, from, used);
+    memset(to + used, 0, room - used);
+    return 0;
+}
+
+static struct page *page_of(PyObject *self) {
+    return this_process_writes ? ((Page *)self)->page : NULL;
+}
+
+static int few(Py_ssize_t given, Py_ssize_t wanted, const char *what) {
+    if (given == wanted) return 0;
+    PyErr_Format(PyExc_TypeError, "%s takes %zd arguments, not %zd", what, wanted, given);
+    return 1;
+}
+
+/* --- phases and steps ----------------------------------------------------------------------------------------------- */
+
+static uint32_t enter_phase(Page *self, struct progress *p, uint32_t phase) {
+    uint64_t now = now_ns();
+    uint32_t before = p->phase;
+    begin(&p->sequence);
+    p->phase_ns[before] += now - p->phase_since;
+    p->phase = phase;
+    p->phase_since = now;
+    end(&p->sequence);
+    if (phase >= DATA && phase <= COMMUNICATE) self->moved = self->ever_moved = 1;
+    return before;
+}
+
+static PyObject *page_phase(PyObject *self, PyObject *wanted) {
+    struct page *page = page_of(self);
+    unsigned long phase = PyLong_AsUnsignedLong(wanted);
+    if (PyErr_Occurred()) return NULL;
+    if (phase > EXITING) return PyErr_Format(PyExc_ValueError, "no phase has the number %lu", phase);
+    return PyLong_FromLong(page ? (long)enter_phase((Page *)self, &page->progress, (uint32_t)phase) : STARTING);
+}
+
+/* What the script has named stays what it is, whatever is called meanwhile; and before its first step it starts. */
+static int is_named(uint32_t phase) {
+    return phase >= CHECKPOINT && phase <= SECTION;
+}
+
+static PyObject *page_mark(PyObject *self, PyObject *wanted) {
+    struct page *page = page_of(self);
+    unsigned long phase = PyLong_AsUnsignedLong(wanted);
+    if (PyErr_Occurred()) return NULL;
+    if (phase > EXITING) return PyErr_Format(PyExc_ValueError, "no phase has the number %lu", phase);
+    if (!page) return PyLong_FromLong(STARTING);
+    uint32_t now = page->progress.phase;
+    if (now != phase && !is_named(now) && !(now == STARTING && phase == COMMUNICATE))
+        enter_phase((Page *)self, &page->progress, (uint32_t)phase);
+    return PyLong_FromLong((long)now);
+}
+
+static PyObject *page_back(PyObject *self, PyObject *before) {
+    struct page *page = page_of(self);
+    unsigned long phase = PyLong_AsUnsignedLong(before);
+    if (PyErr_Occurred()) return NULL;
+    if (page && phase <= EXITING) {
+        uint32_t now = page->progress.phase;
+        if (phase == STARTING && now != STARTING) phase = IDLE;
+        if (now != phase && !is_named(now)) enter_phase((Page *)self, &page->progress, (uint32_t)phase);
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *page_step(PyObject *self, PyObject *none) {
+    (void)none;
+    struct page *page = page_of(self);
+    Page *own = (Page *)self;
+    if (!page || (own->ever_moved && !own->moved)) Py_RETURN_NONE; /* a second optimizer, in the same step */
+    struct progress *p = &page->progress;
+    uint64_t now = now_ns(), took = now - p->step_since;
+    uint64_t mean = p->mean_step_ns;
+    own->moved = 0;
+    begin(&p->sequence);
+    p->step++;
+    p->step_since = now;
+    p->last_step_ns = took;
+    if (p->step - own->steps_offset > 1) p->mean_step_ns = mean ? mean + (took >> 3) - (mean >> 3) : took;
+    end(&p->sequence);
+    Py_RETURN_NONE;
+}
+
+static PyObject *page_number(PyObject *self, PyObject *wanted) {
+    struct page *page = page_of(self);
+    unsigned long long number = PyLong_AsUnsignedLongLong(wanted);
+    if (PyErr_Occurred()) return NULL;
+    if (page) {
+        struct progress *p = &page->progress;
+        begin(&p->sequence);
+        ((Page *)self)->steps_offset += number - p->step;
+        p->step = number;
+        end(&p->sequence);
+    }
+    Py_RETURN_NONE;
+}
+
+/* --- buckets -------------------------------------------------------------------------------------------------------- */
+
+static PyObject *page_buckets(PyObject *self, PyObject *const *args, Py_ssize_t n) {
+    if (few(n, 3, "buckets")) return NULL;
+    unsigned long of = PyLong_AsUnsignedLong(args[0]);
+    unsigned long launched = PyLong_AsUnsignedLong(args[1]);
+    unsigned long finished = PyLong_AsUnsignedLong(args[2]);
+    if (PyErr_Occurred()) return NULL;
+    struct page *page = page_of(self);
+    if (page) {
+        struct progress *p = &page->progress;
+        uint64_t now = now_ns();
+        begin(&p->sequence);
+        if (launched != p->launched) p->launched_at = now;
+        if (finished != p->finished) p->finished_at = now;
+        p->buckets = (uint32_t)of;
+        p->launched = (uint32_t)launched;
+        p->finished = (uint32_t)finished;
+        end(&p->sequence);
+    }
+    Py_RETURN_NONE;
+}
+
+/* The longest that any group waits for its ranks. */
+static PyObject *page_patience(PyObject *self, PyObject *timeout) {
+    struct page *page = page_of(self);
+    double timeout_s = PyFloat_AsDouble(timeout);
+    if (PyErr_Occurred()) return NULL;
+    uint64_t longest = timeout_s > 0 ? (uint64_t)(timeout_s < 1e9 ? timeout_s * 1e9 : 1e18) : 0;
+    if (page && longest > page->progress.group_timeout_ns) {
+        begin(&page->progress.sequence);
+        page->progress.group_timeout_ns = longest;
+        end(&page->progress.sequence);
+    }
+    Py_RETURN_NONE;
+}
+
+/* --- groups and collectives ----------------------------------------------------------------------------------------- */
+
+static PyObject *page_group(PyObject *self, PyObject *const *args, Py_ssize_t n) {
+    Page *own = (Page *)self;
+    if (few(n, 3, "group")) return NULL;
+    if (own->known_groups == KNOWN_GROUPS) return PyLong_FromLong(KNOWN_GROUPS - 1);
+    struct known *known = &own->known[own->known_groups];
+    memset(known, 0, sizeof *known);
+    if (put_text(known->name, sizeof known->name, args[0])) return NULL;
+    known->size = (uint32_t)PyLong_AsUnsignedLong(args[1]);
+    if (PyErr_Occurred()) return NULL;
+    Py_ssize_t length;
+    if (!PyUnicode_AsUTF8AndSize(args[2], &length)) return NULL;
+    if ((size_t)length <= sizeof known->members && put_text(known->members, sizeof known->members, args[2]))
+        return NULL;
+    return PyLong_FromUnsignedLong(own->known_groups++);
+}
+
+static void show_group(struct page *page, uint32_t number, const struct known *known) {
+    struct group *slot = &page->groups[number % GROUPS];
+    begin(&slot->sequence);
+    if (slot->group != number + 1) {
+        slot->group = number + 1; /* 0 says that nobody is here */
+        slot->size = known->size;
+        memcpy(slot->name, known->name, sizeof slot->name);
+        memcpy(slot->members, known->members, sizeof slot->members);
+    }
+    slot->entered = known->entered;
+    slot->finished = known->finished;
+    end(&slot->sequence);
+}
+
+/* enter(group, op, dtype, numel, shape, peer, is_async, sequence): sequence 0 counts on in the group. */
+static PyObject *page_enter(PyObject *self, PyObject *const *args, Py_ssize_t n) {
+    Page *own = (Page *)self;
+    if (few(n, 8, "enter")) return NULL;
+    struct page *page = page_of(self);
+    unsigned long group = PyLong_AsUnsignedLong(args[0]);
+    unsigned long long numel = PyLong_AsUnsignedLongLong(args[3]);
+    unsigned long shape = PyLong_AsUnsignedLong(args[4]);
+    long peer = PyLong_AsLong(args[5]);
+    long is_async = PyLong_AsLong(args[6]);
+    unsigned long long sequence = PyLong_AsUnsignedLongLong(args[7]);
+    if (PyErr_Occurred()) return NULL;
+    if (group >= own->known_groups) return PyErr_Format(PyExc_ValueError, "no group has the number %lu", group);
+    if (!page) return PyLong_FromLong(0);
+    struct known *known = &own->known[group];
+    uint64_t number = ++own->entered;
+    own->moved = own->ever_moved = 1;
+    uint32_t flags = (is_async ? ASYNC : 0u) | (sequence ? PAIR : 0u);
+    if (!sequence) sequence = ++known->entered;
+    show_group(page, (uint32_t)group, known);
+    struct collective *slot = &page->ring[number % RING];
+    begin(&slot->sequence);
+    slot->number = number;
+    slot->group_sequence = sequence;
+    slot->entered_at = now_ns();
+    slot->finished_at = 0;
+    slot->numel = numel;
+    slot->shape = (uint32_t)shape;
+    slot->group = (uint32_t)group + 1;
+    slot->peer = (int32_t)peer;
+    slot->flags = flags;
+    int failed = put_text(slot->op, sizeof slot->op, args[1]) || put_text(slot->dtype, sizeof slot->dtype, args[2]);
+    end(&slot->sequence);
+    return failed ? NULL : PyLong_FromUnsignedLongLong(number);
+}
+
+static PyObject *page_leave(PyObject *self, PyObject *ticket) {
+    struct page *page = page_of(self);
+    Page *own = (Page *)self;
+    uint64_t number = PyLong_AsUnsignedLongLong(ticket);
+    if (PyErr_Occurred()) return NULL;
+    if (!page || !number) Py_RETURN_NONE;
+    struct collective *slot = &page->ring[number % RING];
+    if (slot->number == number && !slot->finished_at) {
+        begin(&slot->sequence);
+        slot->finished_at = now_ns();
+        end(&slot->sequence);
+        uint32_t group = slot->group - 1;
+        if (!(slot->flags & PAIR)) {
+            own->known[group].finished++;
+            show_group(page, group, &own->known[group]);
+        }
+    }
+    if (page->progress.phase == STARTING) enter_phase(own, &page->progress, IDLE);
+    Py_RETURN_NONE;
+}
+
+/* --- what the script says ------------------------------------------------------------------------------------------- */
+
+static PyObject *page_section(PyObject *self, PyObject *const *args, Py_ssize_t n) {
+    if (few(n, 3, "section")) return NULL;
+    struct page *page = page_of(self);
+    double timeout_s = PyFloat_AsDouble(args[1]);
+    unsigned long long since = PyLong_AsUnsignedLongLong(args[2]);
+    if (PyErr_Occurred()) return NULL;
+    if (!since) since = now_ns();
+    if (!page) return PyLong_FromUnsignedLongLong(since);
+    struct section *section = &page->section;
+    begin(&section->sequence);
+    section->since = since;
+    section->timeout_ns = timeout_s > 0 ? (uint64_t)(timeout_s * 1e9) : 0;
+    int failed = put_text(section->name, sizeof section->name, args[0]);
+    end(&section->sequence);
+    return failed ? NULL : PyLong_FromUnsignedLongLong(since);
+}
+
+static PyObject *page_say(PyObject *self, PyObject *text) {
+    struct page *page = page_of(self);
+    if (!page) Py_RETURN_NONE;
+    begin(&page->message.sequence);
+    page->message.at = now_ns();
+    int failed = put_text(page->message.text, sizeof page->message.text, text);
+    end(&page->message.sequence);
+    if (failed) return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *page_error(PyObject *self, PyObject *text) {
+    struct page *page = page_of(self);
+    if (!page) Py_RETURN_NONE;
+    begin(&page->error.sequence);
+    page->error.at = now_ns();
+    int failed = put_text(page->error.text, sizeof page->error.text, text);
+    end(&page->error.sequence);
+    if (failed) return NULL;
+    Py_RETURN_NONE;
+}
+
+/* --- its life ------------------------------------------------------------------------------------------------------- */
+
+static void clear(counter *sequence, size_t size) {
+    begin(sequence);
+    memset((char *)sequence + sizeof *sequence, 0, size - sizeof *sequence);
+    end(sequence);
+}
+
+/* Another process may have written before: a wrapper that runs one program after the other. */
+static void claim(struct page *page) {
+    uint64_t now = now_ns();
+    atomic_store(&page->header.pid, 0);
+    clear(&page->section.sequence, sizeof page->section);
+    clear(&page->message.sequence, sizeof page->message);
+    clear(&page->error.sequence, sizeof page->error);
+    for (int i = 0; i < RING; i++) clear(&page->ring[i].sequence, sizeof page->ring[i]);
+    for (int i = 0; i < GROUPS; i++) clear(&page->groups[i].sequence, sizeof page->groups[i]);
+    struct progress *p = &page->progress;
+    begin(&p->sequence);
+    memset((char *)p + sizeof p->sequence, 0, sizeof *p - sizeof p->sequence);
+    p->phase_since = p->step_since = now;
+    end(&p->sequence);
+    page->header.opened_at = now;
+    atomic_store(&page->header.pid, (uint32_t)getpid());
+}
+
+static PyObject *page_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    (void)kwargs;
+    int file;
+    if (!PyArg_ParseTuple(args, "i", &file)) return NULL;
+    Page *self = (Page *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
+    if (!self) return NULL;
+    void *memory = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    self->page = memory == MAP_FAILED ? NULL : memory;
+    self->known = malloc(KNOWN_GROUPS * sizeof *self->known); /* untouched memory costs nothing */
+    if (!self->page || !self->known) {
+        PyErr_SetFromErrno(PyExc_OSError);
+        Py_DECREF(self);
+        return NULL;
+    }
+    claim(self->page);
+    this_process_writes = 1;
+    return (PyObject *)self;
+}
+
+static void page_dealloc(PyObject *object) {
+    Page *self = (Page *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    if (self->page) munmap(self->page, PAGE);
+    free(self->known);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+    Py_DECREF(type);
+}
+
+static PyMethodDef page_methods[] = {
+    {"phase", page_phase, METH_O, "What the rank does from now on; returns what it did before."},
+    {"mark", page_mark, METH_O, "The same, unless the script has named what it does."},
+    {"back", page_back, METH_O, "What mark() has begun is over."},
+    {"step", page_step, METH_NOARGS, "A step is over, if anything of it was seen."},
+    {"number", page_number, METH_O, "How many steps are over, as the script counts them."},
+    {"buckets", (PyCFunction)(void (*)(void))page_buckets, METH_FASTCALL, "How many there are, launched, finished."},
+    {"patience", page_patience, METH_O, "A group waits so many seconds for its ranks."},
+    {"group", (PyCFunction)(void (*)(void))page_group, METH_FASTCALL, "name, size, members -> its number here."},
+    {"enter", (PyCFunction)(void (*)(void))page_enter, METH_FASTCALL, "A collective begins; returns its ticket."},
+    {"leave", page_leave, METH_O, "It is over."},
+    {"section", (PyCFunction)(void (*)(void))page_section, METH_FASTCALL, "name, budget in seconds or 0, since when (0: now) -> since when."},
+    {"say", page_say, METH_O, "A message for people."},
+    {"error", page_error, METH_O, "What went wrong."},
+    {NULL, NULL, 0, NULL},
+};
+static PyType_Slot page_slots[] = {
+    {Py_tp_new, page_new}, {Py_tp_dealloc, page_dealloc}, {Py_tp_methods, page_methods}, {0, NULL}};
+static PyType_Spec page_spec = {"ddp.telemetry._page.Page", sizeof(Page), 0, Py_TPFLAGS_DEFAULT, page_slots};
+
+static struct PyModuleDef definition = {.m_base = PyModuleDef_HEAD_INIT,
+                                        .m_name = "ddp.telemetry._page",
+                                        .m_doc = "The writer of a rank's status page.",
+                                        .m_size = -1};
+
+PyMODINIT_FUNC PyInit__page(void) {
+    PyObject *module = PyModule_Create(&definition);
+    PyObject *type = PyType_FromSpec(&page_spec);
+    if (!module || !type || PyModule_AddObjectRef(module, "Page", type)) return NULL;
+    Py_DECREF(type);
+    pthread_atfork(NULL, NULL, in_forked_child);
+    return module;
+}
