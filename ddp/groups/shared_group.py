@@ -332,6 +332,11 @@ class SharedGroup(_ProcessGroup):  # type: ignore[misc]
 
     # --- the seam to the reducer -----------------------------------------------------------------------
 
+    @property
+    def ddp_device_types(self) -> tuple[str, ...]:
+        """Only the core averages a list without a copy. Gloo and NCCL do better with one flat bucket."""
+        return ("cpu",) if self._core is not None else ()
+
     def ddp_allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         """Memory that peers can reduce where it lies; ordinary memory where there is none of that kind."""
         if self._core is None or numel == 0:
@@ -354,7 +359,8 @@ class SharedGroup(_ProcessGroup):  # type: ignore[misc]
                 return self._post(flight, ALL_REDUCE, reduction, count, _NOTHING, got, tensors, wakes=wakes)
         for tensor in tensors:
             tensor.div_(divisor)
-        return _last([self._past([tensor]).allreduce([tensor]) for tensor in tensors], tensors)
+        real = [torch.view_as_real(each) if each.is_complex() else each for each in tensors]
+        return self._past(tensors).allreduce_coalesced(real)
 
     # --- the end ---------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ A group may offer two methods of its own, and is then spared copies:
     ddp_allocate(numel, dtype) -> Tensor         storage for a bucket where the group's peers can read it
     ddp_average(tensors, divisor) -> Work        sum over the ranks, divided, in place, without a bucket
 
-Any other group is asked for a plain all-reduce of one tensor, which has been divided before. With several groups,
+`ddp_device_types`, where a group has it, lists the types of devices that these methods serve. Any other group is asked for a plain all-reduce of one tensor, which has been divided before. With several groups,
 bucket i goes to group i modulo their number: several collectives are then under way at once, in one order.
 
 Groups are called as torch's reducer calls them, with options and a limit for the wait: one that is written in Python
@@ -84,10 +84,12 @@ def gathered(group: ProcessGroup, mine: torch.Tensor) -> list[list[int]]:
 
 def _offered(group: ProcessGroup, device: torch.device, name: str) -> Callable[..., Any] | None:
     """A method of the group, or of the backend that the group has for this kind of device."""
-    method = getattr(group, name, None)
-    if method is None:
+    offering: Any = group
+    if not hasattr(group, name):
         try:
-            method = getattr(group._get_backend(device), name, None)
+            offering = group._get_backend(device)
         except (RuntimeError, AttributeError):
             return None  # a group in Python, or one that has no backend for the device
-    return method
+    if device.type not in getattr(offering, "ddp_device_types", (device.type,)):
+        return None
+    return getattr(offering, name, None)

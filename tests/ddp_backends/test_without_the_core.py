@@ -6,6 +6,7 @@ import logging
 import os
 import resource
 
+import pytest
 import torch
 import torch.distributed as dist
 import training
@@ -75,3 +76,24 @@ def test_without_the_core_training_works():
         assert first == second
         ranks.run(training.functional_collectives)
         ranks.run(training.past_the_core)
+
+
+@pytest.mark.parametrize("backend", ["shm", "hier"])
+def test_without_the_core_our_ddp_sends_buckets(backend):
+    with Crew(2, backend, [{"DDP_NATIVE": "0", "TORCH_FR_BUFFER_SIZE": "2000"}] * 2) as ranks:
+        for collectives, buckets in ranks.run(training.our_ddp):
+            assert collectives == buckets > 1
+
+
+def offered_for(device_type):
+    from ddp.transport import Carrier
+
+    group = dist.new_group(backend="shm")
+    return Carrier([group], torch.device(device_type)).takes_lists
+
+
+def test_only_tensors_in_ordinary_memory_are_averaged_in_place():
+    """Tensors of another device go to NCCL, which does better with one bucket."""
+    with Crew(1, "gloo") as ranks:
+        assert ranks.run(offered_for, "cpu") == [core_loading.native() is not None]
+        assert ranks.run(offered_for, "cuda") == [False]

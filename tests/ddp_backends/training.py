@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import random
 import warnings
 
@@ -194,3 +195,35 @@ def whole_numbers(sizes):
         dist.all_reduce(tensor, dist.ReduceOp.BOR)
         assert (tensor == (1 << world) - 1).all()
     return True
+
+
+def our_ddp():
+    """-> how many collectives Gloo carried in one step, and how many buckets there are."""
+    from ddp import DistributedDataParallel as Ours
+
+    counted = ()
+    for options in ({}, {"gradient_as_bucket_view": True}, {"find_unused_parameters": True}):
+        results = []
+        for kind, group in ((Ours, None), (DistributedDataParallel, gloo())):
+            torch.manual_seed(0)
+            large = nn.Sequential(nn.Linear(32, 600), *(nn.Linear(600, 600) for _ in range(6)))
+            wrapped = kind(large, process_group=group, bucket_cap_mb=3, **options)
+            train(wrapped, torch.optim.SGD(wrapped.parameters(), 0.1, momentum=0.9))
+            results.append([p.detach() for p in wrapped.parameters()])
+            if kind is Ours and not options:
+                counted = collectives_of_gloo(wrapped), len(wrapped.reducer.sending.buckets)
+        for ours, theirs in zip(*results, strict=True):
+            assert torch.allclose(ours, theirs, atol=1e-5)
+    return counted
+
+
+def collectives_of_gloo(wrapped):
+    """As torch's flight recorder counts them."""
+    loss = wrapped(torch.randn(8, 32)).square().mean()
+    before = recorded()
+    loss.backward()
+    return recorded() - before
+
+
+def recorded():
+    return len(json.loads(torch._C._distributed_c10d._dump_fr_trace_json(True, False)).get("entries", []))
