@@ -337,6 +337,10 @@ class SharedGroup(_ProcessGroup):  # type: ignore[misc]
         """Only the core averages a list without a copy. Gloo and NCCL do better with one flat bucket."""
         return ("cpu",) if self._core is not None else ()
 
+    @property
+    def ddp_averages_shards(self) -> bool:
+        return self._near is not None
+
     def ddp_allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         """Memory that peers can reduce where it lies; ordinary memory where there is none of that kind."""
         if self._core is None or numel == 0:

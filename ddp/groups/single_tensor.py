@@ -19,6 +19,7 @@ def all_gather(into: torch.Tensor, part: torch.Tensor, group: dist.ProcessGroup)
     return _all_gather(into, part, group=group, async_op=True)
 
 
-def reduce_scatter(into: torch.Tensor, parts: torch.Tensor, group: dist.ProcessGroup) -> Any:
-    """-> Work, which may know nothing of futures."""
-    return _reduce_scatter(into, parts, group=group, async_op=True)
+def reduce_scatter(into: torch.Tensor, parts: torch.Tensor, group: dist.ProcessGroup, averages: bool) -> Any:
+    """-> Work, which may know nothing of futures. Of the sums, or of the averages."""
+    op = dist.ReduceOp.AVG if averages else dist.ReduceOp.SUM
+    return _reduce_scatter(into, parts, op, group=group, async_op=True)

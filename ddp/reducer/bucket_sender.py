@@ -98,10 +98,12 @@ class Sending:
         for bucket in self.buckets:
             bucket.alone = False
 
-    def shards_go_to(self, taker: Callable[[int, Used], None]) -> None:
-        """The hook averages a shard of each bucket; `taker(bucket, used)` is called for each, in order, at the end."""
+    def shards_go_to(self, taker: Callable[[int, Used], None]) -> bool:
+        """The hook sums a shard of each bucket; `taker(bucket, used)` is called for each, in order, at the end.
+        -> whether the group divides the sums; else the hook is given gradients that have been divided."""
         self._consumed, self._taker = True, taker
         self._carrier.slack = self.group.size() - 1
+        return self._carrier.averages_shards
 
     @property
     def backend_name(self) -> str:
@@ -213,10 +215,15 @@ class Sending:
         lists = self._carrier.takes_lists and not isinstance(bucket, SparseBucket)
         return lists and not self.joins
 
+    def _scale(self, bucket: AnyBucket) -> float | None:
+        """What gradients are multiplied by before they are added up."""
+        if self._taker is not None:
+            return None if self._carrier.averages_shards else 1 / self.group.size()
+        return None if self._hook is not None or self._divides(bucket) else 1 / self.divisor
+
     def gather(self, number: int, start: int, end: int, before: Sequence[Any] | None) -> None:
         bucket = self.buckets[number]
-        scale = None if self._hook is not None or self._divides(bucket) else 1 / self.divisor
-        bucket.gather(start, end, scale, before)
+        bucket.gather(start, end, self._scale(bucket), before)
 
     def launch(self, number: int) -> Any:
         bucket = self.buckets[number]

@@ -5,8 +5,12 @@ A group may offer two methods of its own, and is then spared copies:
     ddp_allocate(numel, dtype) -> Tensor         storage for a bucket where the group's peers can read it
     ddp_average(tensors, divisor) -> Work        sum over the ranks, divided, in place, without a bucket
 
-`ddp_device_types`, where a group has it, lists the types of devices that these methods serve. Any other group is asked for a plain all-reduce of one tensor, which has been divided before. With several groups,
-bucket i goes to group i modulo their number: several collectives are then under way at once, in one order.
+`ddp_device_types`, where a group has it, lists the types of devices that these methods serve. A group with
+`ddp_averages_shards` takes AVG in a reduce-scatter of CPU tensors, and rounds once.
+
+Any other group is asked for a plain sum of one tensor, which has been divided before: in half precision the sum of
+what is not divided may overflow. With several groups, bucket i goes to group i modulo their number: several
+collectives are then under way at once, in one order.
 
 Groups are called as torch's reducer calls them, with options and a limit for the wait: one that is written in Python
 may insist on both, and need not be known to torch.distributed.
@@ -33,6 +37,7 @@ class Carrier:
         self.groups = tuple(groups)
         self._averages = [_offered(group, device, "ddp_average") for group in self.groups]
         self._allocate = _offered(self.groups[0], device, "ddp_allocate")
+        self.averages_shards: bool = device.type == "cpu" and getattr(groups[0], "ddp_averages_shards", False)
         # How many elements of memory follow a bucket, so that it can be cut into equal shards.
         self.slack = 0
 

@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 
 
 class ShardedBucket:
-    def __init__(self, parameters: Sequence[torch.Tensor], group: dist.ProcessGroup) -> None:
+    def __init__(self, parameters: Sequence[torch.Tensor], group: dist.ProcessGroup, averages: bool) -> None:
+        """`averages`: the group divides; else what comes has been divided."""
         self.parameters = list(parameters)
-        self._group = group
+        self._group, self._averages = group, averages
         self._world = group.size()
         sizes = [parameter.numel() for parameter in self.parameters]
         self.shard = shard(sizes, self._world, group.rank())
@@ -63,7 +64,8 @@ class ShardedBucket:
             self._coming = torch.empty_like(self._own)  # gradients are accumulated: keep those that are there
         else:
             self._coming = self._kept
-        self._work = reduce_scatter(_real(self._coming), _real(self._padded(buffer)), self._group)
+        given = _real(self._padded(buffer))
+        self._work = reduce_scatter(_real(self._coming), given, self._group, self._averages)
 
     def _padded(self, buffer: torch.Tensor) -> torch.Tensor:
         storage, begin = buffer.untyped_storage(), buffer.storage_offset()
@@ -78,7 +80,6 @@ class ShardedBucket:
         came, self._coming, work, self._work = self._coming, None, self._work, None
         if came is not None:
             work.wait()
-            came.div_(self._world)
             for piece, described in zip(self.pieces, self.shard.pieces, strict=True):
                 gradient = came[described.offset : described.offset + piece.numel()]
                 if not used(described.member, gradient):

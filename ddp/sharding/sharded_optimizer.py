@@ -96,11 +96,11 @@ class ShardedOptimizer(Optimizer, Joinable):
         if reducer.rebuilt:  # a backward has been observed
             order = [i for bucket in reducer.sending.plan.buckets for i in bucket.members]
         self._model.register_comm_hook(self, _scatter)
-        reducer.sending.shards_go_to(self._take)
+        averages = reducer.sending.shards_go_to(self._take)
         reducer.settle(order)
         self._plan = reducer.sending.plan
         self.buckets = [
-            ShardedBucket([reducer.parameters[i] for i in bucket.members], self._group)
+            ShardedBucket([reducer.parameters[i] for i in bucket.members], self._group, averages)
             for bucket in self._plan.buckets
         ]
 

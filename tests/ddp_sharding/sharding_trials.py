@@ -116,6 +116,22 @@ def like_the_whole_one(kind, dtype=torch.float32, accumulate=False, clipped=None
     return largest_difference(ours, whole), apart, same_everywhere(ours)
 
 
+def large_half_precision_gradients():
+    """-> this rank's shard of the averages, and what our DDP has there."""
+    found = []
+    for sharded in (True, False):
+        torch.manual_seed(3)
+        model = DistributedDataParallel(nn.Linear(8, 8, bias=False, dtype=torch.float16))
+        optimizer = ShardedOptimizer(model, torch.optim.SGD, lr=0.0) if sharded else None
+        model(torch.full((1, 8), 60_000.0, dtype=torch.float16)).sum().backward()
+        if optimizer is not None:
+            own = [piece.grad for group in optimizer.param_groups for piece in group["params"]]
+        else:
+            own = [model.module.weight.grad.flatten()[: len(found[0])]]
+        found.append(torch.cat(own).tolist())
+    return found
+
+
 def steps(model, optimizer, numbers):
     for step in numbers:
         optimizer.zero_grad()

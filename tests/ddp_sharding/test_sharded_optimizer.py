@@ -44,6 +44,14 @@ def test_like_the_whole_optimizer(crew_of: CrewOf, kind: str, backend: str, size
         assert difference < 1e-5
 
 
+@pytest.mark.parametrize(("backend", "size"), [("gloo", 3), ("shm", 4), ("hier", 2)])
+def test_large_gradients_in_half_precision_stay_finite(crew_of: CrewOf, backend: str, size: int) -> None:
+    """Their sum over the ranks is beyond float16, their average is not."""
+    for ours, whole in crew_of(backend, size).run(trials.large_half_precision_gradients):
+        assert ours == pytest.approx([60_000] * len(ours), rel=1e-3)
+        assert ours == pytest.approx(whole, rel=1e-3)
+
+
 @pytest.mark.parametrize(
     "given",
     [

@@ -135,9 +135,13 @@ static int reduce_slice(struct group *g, struct operation *op, size_t bytes, con
         reduce(op->element, op->reduction, op->divisor, count, g->size, from, targets, to);
         return 0;
     }
-    if (g->size > 1 || from[0] != to[0]) reduce(op->element, op->reduction, 1, count, g->size, from, 1, to);
+    /* In half precision the sum over hosts may overflow where the average does not. */
+    int half = op->element == F16 || op->element == BF16;
+    double before = half ? op->divisor : 1, after = half ? 1 : op->divisor;
+    if (g->size > 1 || from[0] != to[0]) reduce(op->element, op->reduction, before, count, g->size, from, 1, to);
+    else divide(op->element, before, count, to[0]);
     if (ring_reduce(g, op, op->element, op->reduction, to[0], count)) return -1;
-    divide(op->element, op->divisor, count, to[0]);
+    divide(op->element, after, count, to[0]);
     for (int t = 1; t < targets; t++) memcpy(to[t], to[0], bytes);
     return 0;
 }
