@@ -28,8 +28,8 @@ _USAGE_DISAGREES = 78
 _TURNED_AWAY = 77
 _TRY_AGAIN = 75
 
-# What people know a field of the spec as.
-_FLAGS = {
+# What people know each field of the spec as: the option that sets it, where there is one.
+KNOWN_AS = {
     "job_id": "--rdzv-id",
     "min_nodes": "--nnodes (minimum)",
     "max_nodes": "--nnodes (maximum)",
@@ -37,16 +37,20 @@ _FLAGS = {
     "nproc": "--nproc-per-node",
     "version": "the version of ddp-launch",
     "budget": "--max-restarts",
-    "rules": "--failure-policy",
-    "stragglers": "--stragglers",
-    "scale_up": "--scale-up",
-    "spares": "--spares",
     "crash_loop": "--crash-loop",
     "join_timeout_s": "--join-timeout",
     "last_call_s": "--last-call",
+    "last_call_bound_s": "the longest wait for more nodes",
     "replacement_timeout_s": "--replacement-timeout",
-    "stop_budget_s": "--shutdown-timeout (and the time for reaping)",
-    "shrink_after_s": "--replacement-timeout",
+    "lease_s": "the lease",
+    "stop_budget_s": "--shutdown-timeout (plus the time to reap the ranks)",
+    "spares": "--spares",
+    "scale_up": "--scale-up",
+    "node_failure_limit": "the number of failures that exclude a node",
+    "node_cooldown_s": "the time for which a node is excluded",
+    "rules": "--failure-policy",
+    "shrink_after_s": "--shrink-after (default: a --replacement-timeout that was given)",
+    "stragglers": "--stragglers",
 }
 _FIRST_ASKED = ("entry_point", "nproc", "min_nodes", "max_nodes", "version")
 
@@ -152,8 +156,7 @@ def _disagreement(ours: JobSpec, theirs: JobSpec) -> str:
     fields = [*_FIRST_ASKED, *(f for f in ours.__slots__ if f not in _FIRST_ASKED)]
     name = next(f for f in fields if getattr(ours, f) != getattr(theirs, f))
     mine, other = _shown(getattr(ours, name)), _shown(getattr(theirs, name))
-    known_as = _FLAGS.get(name, name)
-    return f"the job's nodes disagree about {known_as}: the job has {mine}, this node brings {other}"
+    return f"the job's nodes disagree about {KNOWN_AS[name]}: the job has {mine}, this node brings {other}"
 
 
 def _shown(value: object) -> str:

@@ -108,7 +108,7 @@ def test_an_empty_round_forgets_the_spec() -> None:
         (spec(2, nproc="8"), "--nproc-per-node: the job has '', this node brings 8"),
         (spec(2, restarts=9), "--max-restarts: the job has 3, this node brings 9"),
         (spec(2, join_timeout_s=9.0), "--join-timeout: the job has 600.0, this node brings 9.0"),
-        (spec(2, lease_s=9.0), "lease_s: the job has 4.0, this node brings 9.0"),
+        (spec(2, lease_s=9.0), "the lease: the job has 4.0, this node brings 9.0"),
     ],
 )
 def test_specs_that_disagree_are_refused_and_the_round_goes_on(other: JobSpec, words: str) -> None:

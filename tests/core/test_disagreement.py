@@ -1,0 +1,56 @@
+"""The options that all nodes of a job must agree on: a node that differs is refused, and the option is named."""
+
+import re
+from dataclasses import fields
+
+import pytest
+from job_story import Story
+
+from launcher.joining.join import job_spec
+from launcher.settings.arguments import read_arguments
+from launcher.settings.assemble import Surroundings, assemble, entry_point
+from launcher.settings.config import ConfigFile, merge
+from launcher.settings.options import BY_SPELLING
+from rendezvous.events import Refused
+from rendezvous.rounds.admission import KNOWN_AS
+from rendezvous.types import JobSpec
+
+# Each with a value that is not the default.
+AGREED = {
+    "--nnodes": "3:4",
+    "--nproc-per-node": "2",
+    "--max-restarts": "7",
+    "--crash-loop": "off",
+    "--join-timeout": "7s",
+    "--last-call": "7s",
+    "--replacement-timeout": "7s",
+    "--shrink-after": "7s",
+    "--shutdown-timeout": "7s",
+    "--spares": "1",
+    "--scale-up": "never",
+    "--failure-policy": "hang=fail",
+    "--stragglers": "off",
+}
+
+
+def spec_of(*words: str) -> JobSpec:
+    line = read_arguments(["--rdzv-id", "job", *words, "train.py"])
+    settings = merge(line, {}, ConfigFile())
+    here = Surroundings(nproc=2, python="python", stamp="1")
+    return job_spec(assemble(settings, entry_point(settings, line.words), here)[0], "1.0")
+
+
+@pytest.mark.parametrize(("option", "value"), AGREED.items())
+def test_a_node_that_differs_in_one_option_is_told_which(option: str, value: str) -> None:
+    story = Story(spec_of("--nnodes", "2:4")).joins("a")
+    (refused,) = story.joins("b", job=spec_of("--nnodes", "2:4", option, value)).told("b")
+    assert isinstance(refused, Refused)
+    assert re.findall(r"about (--[a-z-]+)", refused.reason) == [option]
+    assert refused.exit_code == 78
+
+
+def test_every_field_of_the_spec_has_a_name_and_every_option_is_tried() -> None:
+    assert list(KNOWN_AS) == [field.name for field in fields(JobSpec)]
+    named = {option for words in KNOWN_AS.values() if (option := words.split()[0]).startswith("--")}
+    assert named <= BY_SPELLING.keys()
+    assert named == {*AGREED, "--rdzv-id"}  # another id is another job
