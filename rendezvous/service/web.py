@@ -1,8 +1,13 @@
-"""/livez, /readyz and /metrics over plain HTTP: three answers, and nothing that a web framework would add."""
+"""/livez, /readyz and /metrics over plain HTTP: three answers, and nothing that a web framework would add.
+
+Each connection serves one request. The answer says `Connection: close`; further requests on the same connection are not
+answered, which HTTP/1.1 permits.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,6 +22,7 @@ _HTTP2 = b"PRI * HTTP/2.0"  # how every gRPC client begins
 _HINT = "this port tells of health in HTTP; gRPC is served at the address of --listen\n"
 _TEXT = "text/plain; charset=utf-8"
 _METRICS = "text/plain; version=0.0.4; charset=utf-8"
+_NOT_ALLOWED = "405 Method Not Allowed"
 
 
 class Web:
@@ -31,6 +37,7 @@ class Web:
     ) -> None:
         self._ready, self._metrics, self._alive, self._refused = ready, metrics, alive, refused
         self._asking: dict[asyncio.StreamWriter, None] = {}  # the oldest first
+        self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
 
     async def listen(self, host: str, port: int) -> int:
@@ -41,9 +48,17 @@ class Web:
     async def close(self) -> None:
         if self._server is not None:
             self._server.close()
+            for writer in self._asking:
+                writer.transport.abort()
+            if self._tasks:
+                await asyncio.wait(self._tasks)
             await self._server.wait_closed()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task: asyncio.Task[None] | None = asyncio.current_task()
+        assert task is not None, "the server runs this in a task"
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         self._make_room()
         self._asking[writer] = None
         try:
@@ -52,12 +67,17 @@ class Web:
                 if request.startswith(_HTTP2):
                     self._note_grpc(str(writer.get_extra_info("peername", ("",))[0]))
                 writer.write(self._answer(request))
-                await writer.drain()
-        except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # whoever asked like this gets no answer
+                writer.write_eof()
+                await _discard(reader)
+        except TimeoutError:
+            writer.transport.abort()  # also if the client does not read its answer
+        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass  # a request that is too long or does not end gets no answer
         finally:
             self._asking.pop(writer, None)
             writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
 
     def _make_room(self) -> None:
         """Of many at once, those who never finish their question go: a probe says it in one breath, and is answered."""
@@ -73,27 +93,45 @@ class Web:
             self._refused(Reason.HTTP_PORT, peer, "it speaks gRPC to the port of --http")
 
     def _answer(self, request: bytes) -> bytes:
+        head, body = _response(*self._decide(request))
+        return head if request.startswith(b"HEAD ") else head + body
+
+    def _decide(self, request: bytes) -> tuple[str, str, str]:
+        """Status, body and its type."""
         if request.startswith(_HTTP2):
-            return _response("405 Method Not Allowed", _TEXT, _HINT)
+            return _NOT_ALLOWED, _HINT, _TEXT
         words = request.split(b"\r\n", 1)[0].split(b" ")
-        if len(words) != 3 or words[0] not in (b"GET", b"HEAD"):
-            return _response("405 Method Not Allowed", _TEXT, "only GET\n")
-        match words[1].split(b"?")[0]:
+        if len(words) != 3 or not words[2].startswith(b"HTTP/1."):
+            return "400 Bad Request", "the request line is not METHOD PATH HTTP/1.1\n", _TEXT
+        if words[0] not in (b"GET", b"HEAD"):
+            return _NOT_ALLOWED, "use GET or HEAD\n", _TEXT
+        return self._resource(words[1].split(b"?")[0])
+
+    def _resource(self, path: bytes) -> tuple[str, str, str]:
+        match path:
             case b"/livez" if self._alive():
-                return _response("200 OK", _TEXT, "alive\n")
+                return "200 OK", "alive\n", _TEXT
             case b"/livez":
-                return _response("503 Service Unavailable", _TEXT, "stands still\n")
+                return "503 Service Unavailable", "not alive: no progress\n", _TEXT
             case b"/readyz" if self._ready():
-                return _response("200 OK", _TEXT, "ready\n")
+                return "200 OK", "ready\n", _TEXT
             case b"/readyz":
-                return _response("503 Service Unavailable", _TEXT, "not ready\n")
+                return "503 Service Unavailable", "not ready\n", _TEXT
             case b"/metrics":
-                return _response("200 OK", _METRICS, self._metrics())
+                return "200 OK", self._metrics(), _METRICS
             case _:
-                return _response("404 Not Found", _TEXT, "there are /livez, /readyz and /metrics\n")
+                return "404 Not Found", "use /livez, /readyz or /metrics\n", _TEXT
 
 
-def _response(status: str, content_type: str, text: str) -> bytes:
+async def _discard(reader: asyncio.StreamReader) -> None:
+    """Read what follows, such as a body: to close a socket with unread bytes would cost the client its answer."""
+    while await reader.read(_REQUEST_BYTES):
+        pass
+
+
+def _response(status: str, text: str, content_type: str) -> tuple[bytes, bytes]:
     body = text.encode()
     head = f"HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\n"
-    return head.encode() + b"Connection: close\r\n\r\n" + body
+    if status == _NOT_ALLOWED:
+        head += "Allow: GET, HEAD\r\n"
+    return head.encode() + b"Connection: close\r\n\r\n", body

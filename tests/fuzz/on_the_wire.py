@@ -164,7 +164,9 @@ def token(data: bytes) -> None:
 
 def http_request(data: bytes) -> None:
     web = Web(lambda: True, lambda: "up 1\n")
-    assert web._answer(data + b"\r\n\r\n").startswith((b"HTTP/1.1 200", b"HTTP/1.1 404", b"HTTP/1.1 405"))
+    head, _, body = web._answer(data + b"\r\n\r\n").partition(b"\r\n\r\n")
+    assert head.startswith((b"HTTP/1.1 200", b"HTTP/1.1 400", b"HTTP/1.1 404", b"HTTP/1.1 405"))
+    assert not (body and data.startswith(b"HEAD "))
 
 
 def health_check(data: bytes) -> None:
