@@ -15,6 +15,8 @@ class Limits:
     streams_per_identity: int = 16_384
     watches_per_identity: int = 64
     calls_per_identity: int = 256  # unary, at once
+    barriers: int = 65_536  # that calls are inside of, now
+    barriers_per_job: int = 1024
     joins_per_s: float = 2000.0  # per identity ...
     join_burst: int = 20_000  # ... beyond this many at once
     outbox_messages: int = 256  # unread by one client; then it is cut off

@@ -8,6 +8,7 @@ come again later pass too.
 from __future__ import annotations
 
 import asyncio
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rendezvous.access.auth import Right
@@ -15,28 +16,31 @@ from rendezvous.codec import BadMessage
 from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.service.calls import NotFound
 from rendezvous.service.jobs import RESERVED
-from rendezvous.service.limits import LimitReached
+from rendezvous.service.limits import Counts
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rendezvous.access.auth import Identity
     from rendezvous.service.calls import Calls
     from rendezvous.service.jobs import Jobs
+    from rendezvous.service.limits import Limits
     from rendezvous.store.protocol import Store, Values
 
-_BARRIERS = 1024
 _PARTIES = 100_000
 
 
 class _Barrier:
     def __init__(self) -> None:
         self.members: set[str] = set()
-        self.waiting = 0
+        self.calls = 0  # that are inside; it is dropped with the last of them
         self.passed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
 
 class Scratchpad:
-    def __init__(self, jobs: Jobs, store: Store) -> None:
+    def __init__(self, jobs: Jobs, store: Store, limits: Limits) -> None:
         self._jobs, self._store = jobs, store
+        self._counts = Counts("barriers", limits.barriers_per_job, limits.barriers)
         self._barriers: dict[tuple[str, str], _Barrier] = {}
 
     def methods(self, calls: Calls) -> dict[str, Any]:
@@ -86,34 +90,35 @@ class Scratchpad:
         ):
             raise BadMessage("a barrier has 1 to 100,000 parties, named members, and a time to wait")
         mark = f"{RESERVED}barrier/{name}"
-        if await values.get(mark) is not None:
-            return pb.EnterBarrierResponse(arrived=request.parties)
-        barrier = self._barrier(request.job_id, name)
-        barrier.members.add(request.member)
-        if len(barrier.members) >= request.parties and not barrier.passed.done():
-            await values.put(mark, b"passed")
-            if not barrier.passed.done():
-                barrier.passed.set_result(None)
-        await self._wait(barrier, (request.job_id, name), min(request.wait_s, 3600.0))
-        return pb.EnterBarrierResponse(arrived=len(barrier.members))
-
-    def _barrier(self, job_id: str, name: str) -> _Barrier:
-        barrier = self._barriers.get((job_id, name))
-        if barrier is None:
-            if len(self._barriers) >= _BARRIERS:
-                raise LimitReached(f"the service has {_BARRIERS} barriers already")
-            barrier = self._barriers[job_id, name] = _Barrier()
-        return barrier
-
-    async def _wait(self, barrier: _Barrier, key: tuple[str, str], wait_s: float) -> None:
-        barrier.waiting += 1
-        try:
-            async with asyncio.timeout(wait_s):
+        with self._entered(request.job_id, name, request.member) as barrier:
+            # Read once the call is inside: a barrier that is passed from here on tells it so.
+            if await values.get(mark) is not None:
+                return pb.EnterBarrierResponse(arrived=request.parties)
+            if len(barrier.members) >= request.parties and not barrier.passed.done():
+                await values.put(mark, b"passed")
+                if not barrier.passed.done():
+                    barrier.passed.set_result(None)
+            async with asyncio.timeout(min(request.wait_s, 3600.0)):
                 await asyncio.shield(barrier.passed)
+            return pb.EnterBarrierResponse(arrived=len(barrier.members))
+
+    @contextmanager
+    def _entered(self, job_id: str, name: str, member: str) -> Iterator[_Barrier]:
+        """The barrier exists while a call is inside, however that call ends."""
+        key = (job_id, name)
+        if key not in self._barriers:
+            self._counts.enter(job_id)
+            self._barriers[key] = _Barrier()
+        barrier = self._barriers[key]
+        barrier.members.add(member)
+        barrier.calls += 1
+        try:
+            yield barrier
         finally:
-            barrier.waiting -= 1
-            if not barrier.waiting:
-                self._barriers.pop(key, None)
+            barrier.calls -= 1
+            if not barrier.calls:
+                del self._barriers[key]
+                self._counts.leave(job_id)
 
 
 def _key(key: str) -> str:

@@ -101,7 +101,7 @@ class Server:
         self._services: dict[str, Agents | Operations | Scratchpad | Health | Reflection] = {
             AGENTS: self.agents,
             OPERATIONS: Operations(self.jobs, gate, limits),
-            SCRATCHPAD: Scratchpad(self.jobs, store),
+            SCRATCHPAD: Scratchpad(self.jobs, store, limits),
             HEALTH: self.health,
         }
         if options.reflection:
