@@ -55,8 +55,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return _print_secret(arguments.file)
             case "token":
                 return _print_token(arguments)
-            case _:
+            case "key":
                 return _add_key(arguments.file)
+            case command:
+                raise AssertionError(f"{command} has no action")
     except (ValueError, OSError) as error:  # every "unusable" of ours is a ValueError, in words
         _say(error)
         return _USAGE

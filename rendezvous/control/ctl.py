@@ -2,43 +2,25 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from rendezvous.control.commands import SUBMIT, parser
 from rendezvous.grpc_io import choose_engine, hush
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Sequence
 
     from rendezvous.control.ctl_calls import Service
 
-_ENDPOINT_ENV = "DDP_RENDEZVOUS"
-_DEFAULT = "127.0.0.1:29400"
-
-_HELP = {
-    "list": "all jobs",
-    "status": "one job: its nodes, its decisions, how it ended",
-    "get": "the same, always as JSON",
-    "events": "what has happened to a job, as far as the service remembers",
-    "watch": "the same, and what happens from now on, until the job ends",
-    "drain": "take a node out of a job until it is resumed",
-    "resume": "let a node take part again",
-    "resize": "change how many nodes a job may have",
-    "restart": "stop all ranks and start them again; costs nothing of the restart budget",
-    "abort": "end a job",
-}
-_SUBMIT = (
-    "render a job file for Kubernetes, Slurm or plain machines, and submit it with kubectl, sbatch or ssh"
-)
-
 
 def main(argv: Sequence[str] | None = None) -> int:
-    arguments = _parser().parse_args(argv)
+    arguments = parser().parse_args(argv)
     try:
-        if arguments.command == "submit":
+        if arguments.command == SUBMIT:
             from rendezvous.submit.command import carry_out as submit
 
             return submit(arguments)
@@ -81,41 +63,6 @@ def _check(arguments: argparse.Namespace) -> None:
         raise OptionsUnusable(
             "an argument holds characters that cannot be printed; job ids and nodes have none"
         )
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("ddpctl", description=__doc__, parents=[_shared()])
-    parser.set_defaults(rendezvous=os.environ.get(_ENDPOINT_ENV, _DEFAULT), output="text", timeout=10.0)
-    commands = parser.add_subparsers(dest="command", required=True)
-    shared = _shared()
-    added = {name: commands.add_parser(name, help=words, parents=[shared]) for name, words in _HELP.items()}
-    for name, command in added.items():
-        if name != "list":
-            command.add_argument("job", help="its id, as `ddpctl list` shows it")
-    for name in ("drain", "resume"):
-        added[name].add_argument("node", help="its name, as `ddpctl status` shows it")
-    added["resize"].add_argument("nodes", help="N or MIN:MAX")
-    for name in ("drain", "restart", "abort"):
-        added[name].add_argument("--reason", default="", help="shown to everybody")
-    from rendezvous.submit.command import add as add_submit
-
-    add_submit(commands.add_parser("submit", help=_SUBMIT))
-    return parser
-
-
-def _shared() -> argparse.ArgumentParser:
-    """For before and after the command; what is given in neither place is the main parser's to say."""
-    shared = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
-    shared.add_argument(
-        "--rendezvous",
-        metavar="HOST:PORT[,...]",
-        help=f"where the service is [{_ENDPOINT_ENV}; default: {_DEFAULT}]",
-    )
-    shared.add_argument(
-        "-o", "--output", choices=["text", "json"], help="for people (default) or for programs"
-    )
-    shared.add_argument("--timeout", type=float, metavar="SECONDS", help="for each call (default: 10)")
-    return shared
 
 
 def _misfit(error: Any, service: Service) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, assert_never
 
 import grpc
 import grpc.aio
@@ -13,6 +13,7 @@ from google.protobuf.json_format import MessageToDict
 
 from rendezvous.access.client_options import OptionsUnusable
 from rendezvous.channel import metadata, open_channel
+from rendezvous.control.commands import Command
 from rendezvous.control.ctl_text import event_line, job_table, job_text, named
 from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.service.settings import PORT, SettingsUnusable, check_address
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from rendezvous.access.client_options import ClientOptions
+    from rendezvous.control.commands import Order
 
 OPERATIONS = "/rendezvous.v1.Operations/"
 _OWNER = "rendezvous-owner"
@@ -92,26 +94,33 @@ def _owner(error: grpc.aio.AioRpcError) -> str:
 
 
 async def carry_out(service: Service, arguments: argparse.Namespace) -> int:
-    as_json = arguments.output == "json" or arguments.command == "get"
-    match arguments.command:
-        case "list":
+    command = Command(arguments.command)
+    as_json = arguments.output == "json" or command is Command.GET
+    match command:
+        case Command.LIST:
             jobs = await _all_jobs(service)
             _show({"jobs": [_dict(job) for job in jobs]} if as_json else job_table(jobs))
-        case "status" | "get":
+        case Command.STATUS | Command.GET:
             job = (await service.call("GetJob", pb.GetJobRequest(job_id=arguments.job))).job
             _show(_dict(job) if as_json else job_text(job))
-        case "events" | "watch":
-            async for note in service.notes(arguments.job, follow=arguments.command == "watch"):
+        case Command.EVENTS | Command.WATCH:
+            async for note in service.notes(arguments.job, follow=command is Command.WATCH):
                 _show(_dict(note) if as_json else event_line(note), compact=True)
+        case Command.DRAIN | Command.RESUME | Command.RESIZE | Command.RESTART | Command.ABORT:
+            await _give(service, command, arguments, as_json=as_json)
         case _:
-            words = await _was_not_out(service, arguments) if arguments.command == "resume" else ""
-            job = (await service.call(*_order(arguments))).job
-            _show(_dict(job) if as_json else job_table([job]))
-            if arguments.command == "drain":
-                words = await _is_not_in(service, arguments)
-            if words:
-                sys.stderr.write(f"ddpctl: {words}\n")
+            assert_never(command)
     return 0
+
+
+async def _give(service: Service, order: Order, arguments: argparse.Namespace, *, as_json: bool) -> None:
+    words = await _was_not_out(service, arguments) if order is Command.RESUME else ""
+    job = (await service.call(*request_of(order, arguments))).job
+    _show(_dict(job) if as_json else job_table([job]))
+    if order is Command.DRAIN:
+        words = await _is_not_in(service, arguments)
+    if words:
+        sys.stderr.write(f"ddpctl: {words}\n")
 
 
 async def _is_not_in(service: Service, arguments: argparse.Namespace) -> str:
@@ -165,20 +174,23 @@ async def _all_jobs(service: Service) -> list[Any]:
     return [jobs[job_id] for job_id in sorted(jobs)]
 
 
-def _order(arguments: argparse.Namespace) -> tuple[str, Any]:
+def request_of(order: Order, arguments: argparse.Namespace) -> tuple[str, Any]:
+    """The method of the service, and what it is given."""
     job = arguments.job
-    match arguments.command:
-        case "drain":
+    match order:
+        case Command.DRAIN:
             return "DrainNode", pb.DrainNodeRequest(job_id=job, node=arguments.node, reason=arguments.reason)
-        case "resume":
+        case Command.RESUME:
             return "ResumeNode", pb.ResumeNodeRequest(job_id=job, node=arguments.node)
-        case "resize":
+        case Command.RESIZE:
             few, many = _nodes(arguments.nodes)
             return "ResizeJob", pb.ResizeJobRequest(job_id=job, min_nodes=few, max_nodes=many)
-        case "restart":
+        case Command.RESTART:
             return "RestartJob", pb.RestartJobRequest(job_id=job, reason=arguments.reason)
-        case _:
+        case Command.ABORT:
             return "AbortJob", pb.AbortJobRequest(job_id=job, reason=arguments.reason)
+        case _:
+            assert_never(order)
 
 
 def endpoints(text: str) -> list[str]:

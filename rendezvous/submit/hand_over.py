@@ -33,8 +33,10 @@ def shown(job: JobFile, target: str) -> str:
             return documents(_objects(job))
         case "slurm":
             return slurm.script(job)
-        case _:
+        case "ssh":
             return ssh.shown(job, _run(job))
+        case _:
+            raise AssertionError(f"{target} has no script")
 
 
 def handed(job: JobFile, target: str) -> int:
@@ -44,8 +46,10 @@ def handed(job: JobFile, target: str) -> int:
             return _to_kubectl(job, _objects(job))
         case "slurm":
             return subprocess.run(["sbatch"], input=slurm.script(job), text=True, check=False).returncode
-        case _:
+        case "ssh":
             return _to_ssh(job, ssh.command(job, _run(job)))
+        case _:
+            raise AssertionError(f"nothing hands over to {target}")
 
 
 def _objects(job: JobFile) -> list[kubernetes.Object]:

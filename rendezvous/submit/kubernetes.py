@@ -31,8 +31,10 @@ def objects(job: JobFile) -> list[Object]:
             return [_service(job), *fence, _job(job)]
         case "jobset":
             return [*fence, _jobset(job)]
-        case _:
+        case "trainjob":
             return [*fence, _runtime(job), _trainjob(job)]
+        case kind:
+            raise AssertionError(f"{kind} has no objects")
 
 
 def _meta(job: JobFile, **more: Any) -> Object:

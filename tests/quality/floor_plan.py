@@ -74,7 +74,7 @@ SHELL = {
     "rendezvous": {
         *"__init__ asking channel client codec embedded grpc_io hosted main remote signals store torchrun".split(),
         *within("access", "auth certificates client_options core_log misfit refusals secret tokens"),
-        *within("control", "ctl ctl_calls ctl_text"),
+        *within("control", "commands ctl ctl_calls ctl_text"),
         *within(
             "service",
             "agents attendance calls health job jobs limits log_lines lull metrics notify operations "
