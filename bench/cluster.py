@@ -22,10 +22,10 @@ from watched import RANK_SCRIPTS, WatchedRun
 from launcher.joining.join import job_spec
 from launcher.settings.spec import EntryKind, EntryPoint, LaunchSpec
 from launcher.version import VERSION
-from rendezvous.access.client_options import ClientOptions
-from rendezvous.client import connect
-from rendezvous.events import AgentJoined
-from rendezvous.types import AgentId, JobSpec, NodeFacts
+from rendezvous.client.options import ClientOptions
+from rendezvous.client.session import connect
+from rendezvous.values.events import AgentJoined
+from rendezvous.values.types import AgentId, JobSpec, NodeFacts
 
 SCRIPT = os.path.join(RANK_SCRIPTS, "idle.py")
 JOB = "cluster"

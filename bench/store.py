@@ -32,9 +32,9 @@ sys.path[:0] = [ROOT, os.path.join(ROOT, "tests", "shell")]
 from etcd_cluster import running
 
 from rendezvous.rounds.snapshot import encode_state
-from rendezvous.state import JobState, Member, Phase
 from rendezvous.store.open import open_store
-from rendezvous.types import AgentId, JobSpec, NodeFacts, Placement, World
+from rendezvous.values.state import JobState, Member, Phase
+from rendezvous.values.types import AgentId, JobSpec, NodeFacts, Placement, World
 
 if TYPE_CHECKING:
     from rendezvous.store.protocol import Store

@@ -14,7 +14,6 @@ import time
 from typing import TYPE_CHECKING
 
 from launcher import supervision
-from launcher.announcer import Announcer
 from launcher.exchange import (
     Action,
     AskCheckpoint,
@@ -53,9 +52,9 @@ from launcher.health.communication import CommunicationWatch
 from launcher.health.node_watch import NodeWatch
 from launcher.health.watch import HangWatch
 from launcher.isolation import IsolationWatch
-from launcher.joining import reach
+from launcher.joining import addresses
+from launcher.joining.connect import CannotMeet, meet
 from launcher.joining.join import job_spec, node_facts
-from launcher.joining.meet import CannotMeet, meet
 from launcher.output.log_folder import LogFolder
 from launcher.output.logs import LogPump
 from launcher.ranks.checkpoint import CheckpointQuestion
@@ -65,21 +64,22 @@ from launcher.status import StatusLine, WaitingWords
 from launcher.supervised import Phase, Supervision
 from launcher.supervision import TRY_AGAIN
 from launcher.template import tree
+from launcher.user_messages import Announcer
 from launcher.version import VERSION
-from rendezvous.events import AgentJoined, Refused
 from rendezvous.signals import SignalWatch
-from rendezvous.types import StoreAddress
+from rendezvous.values.events import AgentJoined, Refused
+from rendezvous.values.types import StoreAddress
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
     from typing import Any
 
-    from launcher.preflight.agents import Preflight
+    from launcher.preflight.agent_preflight import Preflight
     from launcher.ranks.zygote import Zygote
     from launcher.ranks.zygote_starter import ZygoteStarter
     from launcher.settings.spec import LaunchSpec
     from launcher.template.wire import Message
-    from rendezvous.types import Assignment, Cause
+    from rendezvous.values.types import Assignment, Cause
 
 _EXIT_DRAIN_S = 5.0  # for a terminal that is slow to take the last lines
 _LAST_BREATH_S = 1.0  # from the end of its socket to the end of the zygote
@@ -171,7 +171,7 @@ class Agent:
     def _begin_preflight(self) -> Preflight | None:
         if self._spec.preflight == "off":
             return None
-        from launcher.preflight.agents import Preflight
+        from launcher.preflight.agent_preflight import Preflight
 
         return Preflight(self._spec, lambda line: self._logs.say(f"ddp-launch: {line}"))
 
@@ -238,10 +238,10 @@ class Agent:
 
     async def _reach(self, assignment: Assignment, store: StoreAddress) -> None:
         """Before ranks start: what they would find out after minutes, each on its own."""
-        obstacle = await reach.obstacle_to(store.host, store.port, listens=store.kept)
+        obstacle = await addresses.obstacle_to(store.host, store.port, listens=store.kept)
         if obstacle:
             here, there = self._state.agent.node, assignment.store_node
-            obstacle = reach.cannot_talk(here, there, store, assignment.generation, obstacle)
+            obstacle = addresses.cannot_talk(here, there, store, assignment.generation, obstacle)
         self._facts.put_nowait(StoreReached(assignment.generation, obstacle))
 
     async def _look_at_ranks(self, generation: int) -> None:

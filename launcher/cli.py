@@ -11,7 +11,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from launcher import tether
+from launcher.hosts import ssh_control
 from launcher.ranks import devices
 from launcher.settings import checks
 from launcher.settings.arguments import CommandLine, UsageError, read_arguments
@@ -22,8 +22,8 @@ from launcher.settings.config_file import read_config
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from launcher.hosts.ssh_control import Tether
     from launcher.settings.spec import LaunchSpec
-    from launcher.tether import Tether
 
 USAGE_ERROR = 2
 _DOCTOR = "doctor"  # as the very first word; a program of that name is ./doctor
@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
             return _show(_help() if line.wants("help") else _version())
         if examines:
             return _examine(line, os.environ)
-        return _launch(line, os.environ, tether.take_up(os.environ))
+        return _launch(line, os.environ, ssh_control.take_up(os.environ))
     except UsageError as error:
         _complain("error", str(error))
         return USAGE_ERROR

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rendezvous.events import FromAgent, ToAgent
+from rendezvous.values.events import FromAgent, ToAgent
 
 if TYPE_CHECKING:
-    from rendezvous.diagnosing.sight import Sight
-    from rendezvous.types import Assignment, Cause, Outcome, StoreAddress
+    from rendezvous.values.rank_report import Sight
+    from rendezvous.values.types import Assignment, Cause, Outcome, StoreAddress
 
 # --- facts of this node ----------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from launcher.supervised import Phase
-from rendezvous.events import Assigned, Waiting
+from rendezvous.values.events import Assigned, Waiting
 
 if TYPE_CHECKING:
     from collections.abc import Callable

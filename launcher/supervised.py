@@ -10,9 +10,9 @@ from launcher.exchange import Action
 
 if TYPE_CHECKING:
     from launcher.exchange import Finish, StopRequested
-    from rendezvous.diagnosing.sight import Sight
-    from rendezvous.events import AgentJoined
-    from rendezvous.types import AgentId, Assignment, StoreAddress
+    from rendezvous.values.events import AgentJoined
+    from rendezvous.values.rank_report import Sight
+    from rendezvous.values.types import AgentId, Assignment, StoreAddress
 
 
 class Phase(StrEnum):

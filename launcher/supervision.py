@@ -28,7 +28,7 @@ A checkpoint is asked of the ranks by the service (the world is to grow) or by a
 about to go). The ranks' answer goes where the question came from: `CheckpointTaken`, or the stop that the signal
 meant. Only one thing is decided here: ranks that make no progress while the service is out of reach for too long
 are stopped (`Isolated`, see launcher/progress.py), and that is told as soon as it can be. What follows where ranks
-stand still is in launcher/health/inquiry.py; of a generation that is stopped, an accused rank gets a short grace.
+stand still is in launcher/health/hang_inquiry.py; of a generation that is stopped, an accused rank gets a short grace.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ from launcher.exchange import (
     Swept,
     ZygoteReplaced,
 )
-from launcher.health.inquiry import before_a_stop, release
-from launcher.health.inquiry import step as inquire
+from launcher.health.hang_inquiry import before_a_stop, release
+from launcher.health.hang_inquiry import step as inquire
 from launcher.supervised import Phase, Step, Supervision
-from rendezvous.events import (
+from rendezvous.values.events import (
     Accused,
     AgentJoined,
     AgentLeft,
@@ -88,7 +88,7 @@ from rendezvous.events import (
     StoreOpened,
     Waiting,
 )
-from rendezvous.types import (
+from rendezvous.values.types import (
     Assignment,
     Cause,
     Decision,

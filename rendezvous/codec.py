@@ -17,20 +17,20 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_h
 
 from google.protobuf.message import DecodeError
 
-from rendezvous import events, types
-from rendezvous.diagnosing import rank_view, sight, stragglers
+from rendezvous.diagnosing import rank_view, stragglers
 from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.rounds import view
 from rendezvous.rounds.journal import Note
-from rendezvous.service.conversation import Moved
+from rendezvous.session_replay import Moved
+from rendezvous.values import events, rank_report, types
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from google.protobuf.message import Message
 
-    from rendezvous.events import FromAgent, ToAgent
-    from rendezvous.types import AgentId
+    from rendezvous.values.events import FromAgent, ToAgent
+    from rendezvous.values.types import AgentId
 
 T = TypeVar("T")
 
@@ -99,7 +99,7 @@ _MESSAGES: dict[type, Any] = {
     types.StragglerRule: pb.StragglerRule,
     events.Examine: pb.Examine,
     events.Accused: pb.Accused,
-    sight.Sight: pb.Sight,
+    rank_report.Sight: pb.Sight,
     rank_view.Collective: pb.Collective,
     rank_view.GroupView: pb.GroupView,
     Note: pb.Note,

@@ -10,16 +10,16 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from rendezvous.events import AgentJoined, AgentLost
 from rendezvous.service.owner import Conflict, JobOwner
-from rendezvous.state import JobState
+from rendezvous.values.events import AgentJoined, AgentLost
+from rendezvous.values.state import JobState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from rendezvous.client import Session
-    from rendezvous.events import Event, FromAgent, ToAgent
-    from rendezvous.types import AgentId
+    from rendezvous.client.session import Session
+    from rendezvous.values.events import Event, FromAgent, ToAgent
+    from rendezvous.values.types import AgentId
 
 
 class MemoryJobStore:

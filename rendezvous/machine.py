@@ -13,8 +13,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, assert_never
 
-from rendezvous.diagnosing import examination, stragglers
-from rendezvous.events import (
+from rendezvous.diagnosing import stragglers
+from rendezvous.rounds import hang_examination, orders
+from rendezvous.rounds.admission import check_leases, heard, join, leave, lose
+from rendezvous.rounds.growing import checkpoint_taken, consider_checkpoint, grow
+from rendezvous.rounds.policy import growth
+from rendezvous.rounds.sealing import Result, seal, spec_of, tell_progress, world_of
+from rendezvous.rounds.stopping import abort, finish_if_all_did, node_stopped, rank_failed, too_few_came
+from rendezvous.values.events import (
     AgentHeard,
     AgentJoined,
     AgentLeft,
@@ -42,17 +48,11 @@ from rendezvous.events import (
     StoreOpened,
     Tell,
 )
-from rendezvous.rounds import orders
-from rendezvous.rounds.admission import check_leases, heard, join, leave, lose
-from rendezvous.rounds.growing import checkpoint_taken, consider_checkpoint, grow
-from rendezvous.rounds.policy import growth
-from rendezvous.rounds.sealing import Result, seal, spec_of, tell_progress, world_of
-from rendezvous.rounds.stopping import abort, finish_if_all_did, node_stopped, rank_failed, too_few_came
-from rendezvous.state import JobState, Member, Phase, is_live, member_of, present, world_nodes
-from rendezvous.types import StragglerPolicy
+from rendezvous.values.state import JobState, Member, Phase, is_live, member_of, present, world_nodes
+from rendezvous.values.types import StragglerPolicy
 
 if TYPE_CHECKING:
-    from rendezvous.types import AgentId
+    from rendezvous.values.types import AgentId
 
 
 def step(state: JobState, event: Event, now: float) -> Result:
@@ -138,9 +138,9 @@ def _report(
         case CheckpointTaken():
             return checkpoint_taken(state, node, now)
         case RanksStill():
-            return examination.ranks_still(state, member, now)
+            return hang_examination.ranks_still(state, member, now)
         case Examined():
-            return examination.examined(state, member, event.sights, now)
+            return hang_examination.examined(state, member, event.sights, now)
         case PhaseTimes():
             return _paced(state, event, member)
         case _:
@@ -166,7 +166,7 @@ def _rank_failed(state: JobState, event: RankFailed, member: Member, now: float)
         event.cause if event.cause.node == event.agent.node else replace(event.cause, node=event.agent.node)
     )
     state, effects = rank_failed(state, cause, now)
-    return examination.answered(state, cause.rank, now), effects
+    return hang_examination.answered(state, cause.rank, now), effects
 
 
 def _paced(state: JobState, event: PhaseTimes, member: Member) -> Result:
@@ -274,5 +274,5 @@ _DUE = (
     ("settle_at", _settled),
     ("give_up_at", _give_up),
     ("progress_at", _progress),
-    ("examine_at", examination.due),
+    ("examine_at", hang_examination.due),
 )

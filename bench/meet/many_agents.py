@@ -20,14 +20,22 @@ import sys
 import time
 from typing import TYPE_CHECKING, NoReturn
 
-from rendezvous.access.client_options import ClientOptions
-from rendezvous.client import connect
-from rendezvous.events import AgentJoined, Assigned, Ended, RanksFinished, Refused, StoreAt, StoreOpened
+from rendezvous.client.options import ClientOptions
+from rendezvous.client.session import connect
 from rendezvous.grpc_io import choose_engine
-from rendezvous.types import AgentId, JobSpec, NodeFacts, StoreAddress
+from rendezvous.values.events import (
+    AgentJoined,
+    Assigned,
+    Ended,
+    RanksFinished,
+    Refused,
+    StoreAt,
+    StoreOpened,
+)
+from rendezvous.values.types import AgentId, JobSpec, NodeFacts, StoreAddress
 
 if TYPE_CHECKING:
-    from rendezvous.client import Session
+    from rendezvous.client.session import Session
 
 
 class Agent:
@@ -101,7 +109,7 @@ def _answer(figures: dict[str, float]) -> None:
 
 if __name__ == "__main__":
     choose_engine()
-    importlib.import_module("rendezvous.remote")  # and gRPC with it, before the clock starts
+    importlib.import_module("rendezvous.client.remote_session")  # and gRPC with it, before the clock starts
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     gc.freeze()

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
-from rendezvous.types import FailureClass as Class
+from rendezvous.values.types import FailureClass as Class
 
 
 class Restart(StrEnum):

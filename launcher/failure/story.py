@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from launcher.failure.crash_text import GROUP_HEADER, HEADER, clean_lines
 from launcher.failure.verdict import STOPPED, signal_name
 from launcher.output.lines import printable
-from rendezvous.types import DecisionKind, FailureClass
+from rendezvous.values.types import DecisionKind, FailureClass
 
 if TYPE_CHECKING:
-    from rendezvous.types import Cause, Decision, Outcome
+    from rendezvous.values.types import Cause, Decision, Outcome
 
 _MAX_WIDTH = 100
 _MIN_WIDTH = 40

@@ -13,7 +13,7 @@ import re
 from typing import TYPE_CHECKING
 
 from launcher.failure import device_symptoms
-from rendezvous.types import FailureClass
+from rendezvous.values.types import FailureClass
 
 if TYPE_CHECKING:
     from launcher.failure.crash_text import Raised

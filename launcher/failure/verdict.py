@@ -27,7 +27,7 @@ from launcher.failure.crash_text import (
     last_raised,
 )
 from launcher.failure.symptoms import class_of, hint_of, mismatched
-from rendezvous.types import Cause, FailureClass
+from rendezvous.values.types import Cause, FailureClass
 
 STOPPED = "stopped by the launcher"
 _LEFT_THREAD = "terminate called without an active exception"

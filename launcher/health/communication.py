@@ -22,14 +22,14 @@ from launcher.health.flight_recorder import Dump, analysed
 from launcher.health.guards import Guards, Lost
 from launcher.ranks import devices
 from rendezvous.diagnosing.rank_view import HELD
-from rendezvous.types import Cause, FailureClass
+from rendezvous.values.types import Cause, FailureClass
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from launcher.ranks.worker import Workers
     from launcher.ranks.worker_env import RankPlace
-    from rendezvous.diagnosing.sight import Sight
+    from rendezvous.values.rank_report import Sight
 
 _LIVES_ON_S = 2.0
 _RECORDERS_WITHIN_S = (

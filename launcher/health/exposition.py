@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from launcher.health.vitals import Health, Vitals
+    from launcher.health.node_health import Health, Vitals
     from rendezvous.diagnosing.rank_view import RankView
 
 _PREFIX = "ddp_launch_"

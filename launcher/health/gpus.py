@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from launcher.health.vitals import Gpu
+from launcher.health.node_health import Gpu
 
 # Bits of nvml.h, which the binding has called by two names.
 _SLOWED_BY = {0x40: "heat", 0x20: "heat", 0x80: "a lack of power", 0x08: "a hardware slowdown"}

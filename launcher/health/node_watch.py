@@ -14,16 +14,16 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from launcher.health import exposition, stillness, vitals
-from launcher.health.paces import paces
+from launcher.health import exposition, node_health, stall_detection
+from launcher.health.node_health import Health, Vitals
+from launcher.health.phase_times import paces
 from launcher.health.rank_timers import RankTimers
 from launcher.health.sampler import Node, Sampler
-from launcher.health.vitals import Health, Vitals
 from launcher.ranks.worker_env import timer_file
 from launcher.supervised import Phase
-from rendezvous.events import NodeHealth, PhaseTimes
 from rendezvous.service.web import Web
-from rendezvous.types import StragglerPolicy
+from rendezvous.values.events import NodeHealth, PhaseTimes
+from rendezvous.values.types import StragglerPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from launcher.health.watch import HangWatch
     from launcher.settings.spec import LaunchSpec
     from launcher.supervised import Supervision
-    from rendezvous.events import FromAgent
+    from rendezvous.values.events import FromAgent
 
 _LOOK_S = 5.0
 
@@ -101,8 +101,8 @@ class NodeWatch:
             self._loop.call_soon_threadsafe(self._looked, seen)
 
     def _looked(self, seen: Vitals) -> None:
-        self._health, news = vitals.judge(self._health, seen)
-        self._sampler.pause_s = vitals.next_look_s(self._health, _LOOK_S)
+        self._health, news = node_health.judge(self._health, seen)
+        self._sampler.pause_s = node_health.next_look_s(self._health, _LOOK_S)
         for text in news:
             self._tell_people(f"{self._state_now.agent.node}: {text}")
             self._send(NodeHealth(self._state_now.agent, text, self._health.texts))
@@ -112,7 +112,7 @@ class NodeWatch:
         if ended.cause is None:
             return ended
         ran_out = self._ran_out.pop(ended.cause.rank, "")
-        seen = vitals.before_death(self._health, self._loop.time())
+        seen = node_health.before_death(self._health, self._loop.time())
         hint = "; ".join(filter(None, (ran_out or ended.cause.hint, seen)))
         return replace(ended, cause=replace(ended.cause, hint=hint))
 
@@ -158,7 +158,9 @@ class NodeWatch:
         return self._state_now.phase is Phase.RUNNING and bool(self._state_now.live)
 
     def _is_alive(self) -> bool:
-        return self._state_now.phase is not Phase.RUNNING or not stillness.is_overdue(self._hangs.sights())
+        return self._state_now.phase is not Phase.RUNNING or not stall_detection.is_overdue(
+            self._hangs.sights()
+        )
 
     def _metrics(self) -> str:
         state = self._state_now

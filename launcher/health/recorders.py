@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 from launcher.health.flight_recorder import OF_ONE_SHAPE
 from rendezvous.diagnosing.rank_view import Collective, GroupView
-from rendezvous.diagnosing.sight import CALLS_TOLD, GROUPS_TOLD
+from rendezvous.values.rank_report import CALLS_TOLD, GROUPS_TOLD
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from launcher.health.flight_recorder import Dump, Entry, Group
-    from rendezvous.diagnosing.sight import Sight
+    from rendezvous.values.rank_report import Sight
 
 _SHORT_CHARS = 64
 _DTYPES = {  # in torch's own words

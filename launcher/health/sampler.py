@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from launcher.failure.facts import own_cgroups
 from launcher.health.gpus import open_gpus
-from launcher.health.vitals import Disk, Memory, Nic, Throttling, Vitals
+from launcher.health.node_health import Disk, Memory, Nic, Throttling, Vitals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rendezvous.types import Cause
+    from rendezvous.values.types import Cause
 
 _FRAME = re.compile(r'^  File "(?P<file>[^"]*)", line \d+ in ')
 _LIBRARIES = ("/torch/", "/ddp/")

@@ -8,15 +8,15 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from launcher.health import stillness
-from launcher.health.stillness import Watch
+from launcher.health import stall_detection
+from launcher.health.stall_detection import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from launcher.health.budgets import Budgets
+    from launcher.settings.budgets import Budgets
     from rendezvous.diagnosing.rank_view import RankView
-    from rendezvous.diagnosing.sight import Sight
+    from rendezvous.values.rank_report import Sight
 
 _AGAIN_S = 5.0  # a service that has just come up knows nothing of what we said
 
@@ -54,8 +54,8 @@ class HangWatch:
     def sights(self) -> tuple[Sight, ...]:
         """How the ranks are, at this moment."""
         views, now = self._views(), self._loop.time()
-        self._watch = stillness.look(self._watch, views, now, self._budgets.period_s)
-        return stillness.sights(self._watch, views, self._budgets)
+        self._watch = stall_detection.look(self._watch, views, now, self._budgets.period_s)
+        return stall_detection.sights(self._watch, views, self._budgets)
 
     def _later(self) -> None:
         self._timer = self._loop.call_later(self._budgets.period_s, self._look)
@@ -63,6 +63,6 @@ class HangWatch:
     def _look(self) -> None:
         self._later()
         told = self.sights()
-        if stillness.is_overdue(told) and self._loop.time() - self._told_at >= _AGAIN_S:
+        if stall_detection.is_overdue(told) and self._loop.time() - self._told_at >= _AGAIN_S:
             self._told_at = self._loop.time()
             self._tell(self._generation)

@@ -16,8 +16,8 @@ from launcher.settings.values import whole
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from launcher.hosts.host_names import Host
     from launcher.settings.config import Settings
+    from launcher.settings.host_names import Host
 
 TETHER = "DDP_TETHER"  # in the environment of an agent whose standard input is a tether
 # Said for each host by the one who starts them all, or of no meaning to a single one.

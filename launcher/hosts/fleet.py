@@ -19,14 +19,13 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from launcher import tether
 from launcher.failure.ending import leave_error_file
-from launcher.hosts import command_lines
+from launcher.hosts import command_lines, ssh_control
 from launcher.hosts.command_lines import Errand
-from launcher.hosts.host_names import Host, read_hostfile
-from launcher.joining import reach
+from launcher.joining import addresses
 from launcher.output.lines import is_colored
 from launcher.output.terminal import Terminal
+from launcher.settings.host_names import Host, read_hostfile
 from launcher.settings.values import BadValue
 from rendezvous.hosted import serve_privately
 from rendezvous.signals import SignalWatch
@@ -73,7 +72,7 @@ class Fleet:
         self._settings = settings
         self._errand = errand
         self._env = env
-        self._members = [Member(host, reach.own_address_of(host.bare, 22)) for host in found]
+        self._members = [Member(host, addresses.own_address_of(host.bare, 22)) for host in found]
         self._out, self._err = Terminal(1), Terminal(2)
         self._room = {terminal: asyncio.Event() for terminal in (self._out, self._err)}
         self._said: dict[str, int] = {}
@@ -181,7 +180,7 @@ class Fleet:
         if not member.own_address:
             return ""
         elsewhere = (each.host.bare for each in self._members if not each.own_address)
-        found = (reach.source_address(host, 22) for host in elsewhere)
+        found = (addresses.source_address(host, 22) for host in elsewhere)
         return next((address for address in found if address), member.own_address)
 
     def _tell_of_loss(self, member: Member) -> None:
@@ -254,7 +253,7 @@ class Fleet:
         self._flush(terminal)
 
     def _is_for_people(self, member: Member, line: bytes, said: dict[str, int]) -> bool:
-        told = tether.heard(line)
+        told = ssh_control.heard(line)
         if told is not None:
             member.answered = member.answered or told.get("kind") == "hello"
             if told.get("kind") == "ending":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from launcher.settings.values import whole
-from rendezvous.types import JobSpec, NodeFacts
+from rendezvous.values.types import JobSpec, NodeFacts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -16,12 +16,12 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from launcher.joining.meet import CannotMeet, meet
+from launcher.joining.connect import CannotMeet, meet
 from launcher.output.lines import is_colored
 from launcher.preflight import table
-from launcher.preflight.agents import clock_checks, mtu_of
+from launcher.preflight.agent_preflight import clock_checks, mtu_of
 from launcher.preflight.checkup import exit_code
-from launcher.preflight.look import look
+from launcher.preflight.facts import look
 from launcher.settings.arguments import UsageError
 from launcher.settings.assemble import Surroundings, assemble
 from launcher.settings.config import Settings, unknown_variables
@@ -65,7 +65,7 @@ async def _examine(spec: LaunchSpec, as_json: bool) -> int:
 
 
 async def _with_others(spec: LaunchSpec, report: Report) -> Report:
-    from launcher.preflight import meeting
+    from launcher.preflight import network_check
 
     began = time.monotonic()
     checks: tuple[Check, ...] = ()
@@ -78,10 +78,10 @@ async def _with_others(spec: LaunchSpec, report: Report) -> Report:
             if spec.preflight != "full":
                 return report.plus(clock)
             report = report.plus(clock)
-            checks = await meeting.compare(met, named, report, mtu_of(spec), _say)
+            checks = await network_check.compare(met, named, report, mtu_of(spec), _say)
         finally:
             await met.leave()
-        if not meeting.came_too_late(checks):
+        if not network_check.came_too_late(checks):
             break
     return replace(report.plus(checks), took_s=report.took_s + time.monotonic() - began)
 

@@ -11,7 +11,7 @@ import tempfile
 import time
 from typing import TYPE_CHECKING
 
-from launcher.joining import reach
+from launcher.joining import addresses
 from launcher.machine_files import names_in, text_of
 from launcher.preflight.checkup import KB, MB, Interface, Limits, Memory, Network, SharedMemory, Storage
 
@@ -100,7 +100,7 @@ def limits() -> Limits:
 
 def network(spec: LaunchSpec) -> Network:
     host = socket.gethostname()
-    found = tuple(dict.fromkeys(address for _, address in reach.addresses_of(host, 0)))
+    found = tuple(dict.fromkeys(address for _, address in addresses.addresses_of(host, 0)))
     return Network(
         host,
         found,
@@ -112,18 +112,20 @@ def network(spec: LaunchSpec) -> Network:
 
 def _is_here(spec: LaunchSpec) -> bool:
     """All nodes of the job are agents on this machine."""
-    return not spec.tethered and reach.is_loopback(spec.rendezvous.rpartition(":")[0])
+    return not spec.tethered and addresses.is_loopback(spec.rendezvous.rpartition(":")[0])
 
 
 def _interface(spec: LaunchSpec) -> Interface | None:
     """The one that was asked for, else the one that the default route leaves by."""
     name = spec.interface
     if name:
-        if name not in reach.interfaces():
+        if name not in addresses.interfaces():
             return Interface(name, exists=False)
-        return _described(name, reach.address_of_interface(name))
-    address = spec.local_addr or reach.outward_address()
-    named = [each for each in reach.interfaces() if address and reach.address_of_interface(each) == address]
+        return _described(name, addresses.address_of_interface(name))
+    address = spec.local_addr or addresses.outward_address()
+    named = [
+        each for each in addresses.interfaces() if address and addresses.address_of_interface(each) == address
+    ]
     return _described(named[0], address) if named else None
 
 

@@ -21,7 +21,7 @@ from launcher.ranks.worker_env import RankPlace, rank_args, rank_env
 from launcher.ranks.zygote import SpawnOrder, rank_argv
 from launcher.settings.spec import EntryKind
 from launcher.template.wire import CANNOT_START
-from rendezvous.types import Cause, FailureClass
+from rendezvous.values.types import Cause, FailureClass
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from launcher.settings.spec import LaunchSpec
     from launcher.template.wire import Message
     from rendezvous.diagnosing.rank_view import RankView
-    from rendezvous.types import Assignment, StoreAddress
+    from rendezvous.values.types import Assignment, StoreAddress
 
 _CLOCK = "%Y-%m-%d %H:%M:%S"
 _LAST_WORDS_S = 0.05  # for what a failed rank wrote just before it ended to be read from its pipe

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from launcher.settings.spec import LaunchSpec
-    from rendezvous.types import Assignment, StoreAddress
+    from rendezvous.values.types import Assignment, StoreAddress
 
 
 _INTERFACE_OF = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")

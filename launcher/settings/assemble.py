@@ -15,7 +15,7 @@ from launcher.settings.arguments import UsageError
 from launcher.settings.options import OPTIONS
 from launcher.settings.spec import EntryKind, EntryPoint, LaunchSpec, LogSpec
 from launcher.settings.values import BadValue, join_endpoint, nearest, positive_duration
-from rendezvous.types import ScaleUp
+from rendezvous.values.types import ScaleUp
 
 if TYPE_CHECKING:
     from launcher.settings.config import Settings

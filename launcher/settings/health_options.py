@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from launcher.health.option_text import health_address, stragglers
 from launcher.settings import values
+from launcher.settings.health_values import health_address, stragglers
 from launcher.settings.option import Option, Reach
 from launcher.settings.option import ours as _ours
 from launcher.settings.option import switch as _switch

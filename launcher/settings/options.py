@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from launcher.health.budget_text import hang_timeout
-from launcher.hosts import host_names
-from launcher.settings import name_lists, values
+from launcher.settings import host_names, name_lists, values
+from launcher.settings.budget_text import hang_timeout
 from launcher.settings.health_options import HEALTH, WATCHING
 from launcher.settings.option import Option, Reach
 from launcher.settings.option import ours as _ours

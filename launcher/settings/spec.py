@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import IntFlag, StrEnum
 
-from launcher.health.budgets import Budgets
-from rendezvous.types import CrashLoop, PolicyRule, RestartBudget, ScaleUp, StragglerRule
+from launcher.settings.budgets import Budgets
+from rendezvous.values.types import CrashLoop, PolicyRule, RestartBudget, ScaleUp, StragglerRule
 
 
 class EntryKind(StrEnum):

@@ -13,7 +13,7 @@ import signal
 from typing import TYPE_CHECKING
 
 from launcher.settings.spec import StreamChoice, Streams
-from rendezvous.types import CrashLoop, FailureClass, PolicyAction, PolicyRule, RestartBudget
+from rendezvous.values.types import CrashLoop, FailureClass, PolicyAction, PolicyRule, RestartBudget
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

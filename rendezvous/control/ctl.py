@@ -39,7 +39,7 @@ def _ask(arguments: argparse.Namespace) -> int:
     hush()
     import grpc
 
-    from rendezvous.access.client_options import OptionsUnusable, client_options
+    from rendezvous.client.options import OptionsUnusable, client_options
     from rendezvous.control.ctl_calls import Service, carry_out, endpoints
 
     try:
@@ -54,7 +54,7 @@ def _ask(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    from rendezvous.access.client_options import OptionsUnusable
+    from rendezvous.client.options import OptionsUnusable
 
     if not 0 < arguments.timeout < 1e6:
         raise OptionsUnusable(f"--timeout is a number of seconds above 0, not {arguments.timeout:g}")
@@ -69,7 +69,7 @@ def _misfit(error: Any, service: Service) -> str:
     """What gRPC has no words for, where that is what is wrong at every endpoint."""
     import grpc
 
-    from rendezvous.access.misfit import misfit
+    from rendezvous.client.tls_probe import misfit
 
     if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
         return ""

@@ -11,8 +11,8 @@ import grpc
 import grpc.aio
 from google.protobuf.json_format import MessageToDict
 
-from rendezvous.access.client_options import OptionsUnusable
-from rendezvous.channel import metadata, open_channel
+from rendezvous.client.channel import metadata, open_channel
+from rendezvous.client.options import OptionsUnusable
 from rendezvous.control.commands import Command
 from rendezvous.control.ctl_text import event_line, job_table, job_text, named
 from rendezvous.pb import rendezvous_pb2 as pb
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import AsyncIterator, Sequence
 
-    from rendezvous.access.client_options import ClientOptions
+    from rendezvous.client.options import ClientOptions
     from rendezvous.control.commands import Order
 
 OPERATIONS = "/rendezvous.v1.Operations/"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from rendezvous.diagnosing import hang_words as words
+from rendezvous.diagnosing import hang_text as words
 from rendezvous.diagnosing.finding import Charge, Finding, Kind
 from rendezvous.diagnosing.waits import POINT_TO_POINT
 

@@ -32,7 +32,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rendezvous.diagnosing import hang_words as words
+from rendezvous.diagnosing import hang_text as words
 from rendezvous.diagnosing.desync import desync
 from rendezvous.diagnosing.finding import CHARGED, Charge, Finding, Kind, Patience
 from rendezvous.diagnosing.rank_view import RankPhase
@@ -42,8 +42,8 @@ from rendezvous.diagnosing.waits import waits_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from rendezvous.diagnosing.sight import Sight
     from rendezvous.diagnosing.waits import Waits
+    from rendezvous.values.rank_report import Sight
 
 _EVIDENCE = 24  # lines
 SHORTEST_PATIENCE_S, LONGEST_PATIENCE_S = 0.25, 15.0

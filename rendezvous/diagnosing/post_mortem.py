@@ -21,21 +21,21 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rendezvous.diagnosing import hang_words as words
+from rendezvous.diagnosing import hang_text as words
 from rendezvous.diagnosing.desync import desync
 from rendezvous.diagnosing.diagnosis import explains_itself
 from rendezvous.diagnosing.finding import TIMED_OUT_EXIT_CODE, Charge, Finding, Kind
 from rendezvous.diagnosing.rank_view import RankPhase
 from rendezvous.diagnosing.waits import waits_of
-from rendezvous.types import Cause, FailureClass
+from rendezvous.values.types import Cause, FailureClass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from rendezvous.diagnosing.sight import Sight
     from rendezvous.diagnosing.waits import Waits
-    from rendezvous.rounds.frozen_map import FrozenMap
-    from rendezvous.types import Placement, World
+    from rendezvous.values.frozen_map import FrozenMap
+    from rendezvous.values.rank_report import Sight
+    from rendezvous.values.types import Placement, World
 
 _EVIDENCE = 24  # lines
 _HINT = "all ranks must enter the same collectives, in the same order and of the same size, and leave after the last"

@@ -11,14 +11,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rendezvous.diagnosing.sight import GROUPS_TOLD
 from rendezvous.diagnosing.waits import POINT_TO_POINT, members_of
+from rendezvous.values.rank_report import GROUPS_TOLD
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from rendezvous.diagnosing.rank_view import GroupView
-    from rendezvous.diagnosing.sight import Sight
+    from rendezvous.values.rank_report import Sight
 
 
 def with_recorded(sights: Mapping[int, Sight], world_size: int) -> Mapping[int, Sight]:

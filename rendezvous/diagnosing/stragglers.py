@@ -17,12 +17,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from rendezvous.rounds.frozen_map import EMPTY, FrozenMap
+from rendezvous.values.frozen_map import EMPTY, FrozenMap
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from rendezvous.types import StragglerRule
+    from rendezvous.values.types import StragglerRule
 
 WINDOWS_TO_NAME = 3  # running
 WINDOWS_TO_CLEAR = 2

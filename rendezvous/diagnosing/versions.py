@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from rendezvous.types import World
+    from rendezvous.values.types import World
 
 _NODES_NAMED = 4
 

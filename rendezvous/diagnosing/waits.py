@@ -18,13 +18,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from rendezvous.diagnosing.sight import GROUPS_TOLD
+from rendezvous.values.rank_report import GROUPS_TOLD
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from rendezvous.diagnosing.rank_view import Collective, GroupView
-    from rendezvous.diagnosing.sight import Sight
+    from rendezvous.values.rank_report import Sight
 
 MEMBERS_READ = 1 << 20  # of one group; what claims more is not believed
 _ONE_SIDED = ("broadcast", "reduce", "gather", "scatter")  # some may be done before all have come

@@ -10,19 +10,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rendezvous.events import AgentJoined, Ended, Refused, Tell
-from rendezvous.rounds.frozen_map import FrozenMap
 from rendezvous.rounds.growing import consider_growth
 from rendezvous.rounds.policy import how_it_ended
-from rendezvous.rounds.recollection import is_forgotten, reminded
 from rendezvous.rounds.sealing import Result, gather, spec_of, waiting, where_it_stands
+from rendezvous.rounds.state_recovery import is_forgotten, reminded
 from rendezvous.rounds.stopping import after_loss, exclude
-from rendezvous.state import INCARNATIONS_KEPT, JobState, Member, Phase, member_of
+from rendezvous.values.events import AgentJoined, Ended, Refused, Tell
+from rendezvous.values.frozen_map import FrozenMap
+from rendezvous.values.state import INCARNATIONS_KEPT, JobState, Member, Phase, member_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from rendezvous.types import AgentId, JobSpec, NodeFacts
+    from rendezvous.values.types import AgentId, JobSpec, NodeFacts
 
 _USAGE_DISAGREES = 78
 _TURNED_AWAY = 77

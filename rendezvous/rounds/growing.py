@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rendezvous.events import Persist, Tell
-from rendezvous.rounds.frozen_map import EMPTY, FrozenMap
 from rendezvous.rounds.policy import growth
 from rendezvous.rounds.sealing import Result, checkpoint_request, last_call, spec_of, world_of
 from rendezvous.rounds.stopping import order_stop
-from rendezvous.state import JobState, Phase, is_live, world_nodes
-from rendezvous.types import Decision, DecisionKind, ScaleUp
+from rendezvous.values.events import Persist, Tell
+from rendezvous.values.frozen_map import EMPTY, FrozenMap
+from rendezvous.values.state import JobState, Phase, is_live, world_nodes
+from rendezvous.values.types import Decision, DecisionKind, ScaleUp
 
 
 def consider_growth(state: JobState, now: float) -> Result:

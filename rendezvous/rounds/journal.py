@@ -6,17 +6,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rendezvous.diagnosing.stragglers import in_words, keeps_up
-from rendezvous.events import AgentHeard, AgentJoined, AgentLeft, AgentLost, NodeHealth, PhaseTimes
 from rendezvous.rounds.policy import how_it_ended
-from rendezvous.state import Phase, world_nodes
-from rendezvous.types import FailureClass
+from rendezvous.values.events import AgentHeard, AgentJoined, AgentLeft, AgentLost, NodeHealth, PhaseTimes
+from rendezvous.values.state import Phase, world_nodes
+from rendezvous.values.types import FailureClass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rendezvous.events import Event
-    from rendezvous.state import JobState
-    from rendezvous.types import Decision
+    from rendezvous.values.events import Event
+    from rendezvous.values.state import JobState
+    from rendezvous.values.types import Decision
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rendezvous.events import Persist
 from rendezvous.rounds.growing import consider_growth
 from rendezvous.rounds.policy import course, room_to_grow
 from rendezvous.rounds.sealing import Result, gather, tell_progress
 from rendezvous.rounds.stopping import order_stop
-from rendezvous.state import Exclusion, JobState, Phase, is_live, world_nodes
-from rendezvous.types import Decision, DecisionKind
+from rendezvous.values.events import Persist
+from rendezvous.values.state import Exclusion, JobState, Phase, is_live, world_nodes
+from rendezvous.values.types import Decision, DecisionKind
 
 if TYPE_CHECKING:
-    from rendezvous.events import Effect
+    from rendezvous.values.events import Effect
 
 
 def drain(state: JobState, node: str, reason: str, now: float) -> Result:

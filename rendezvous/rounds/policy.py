@@ -11,13 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rendezvous.state import JobState, Streak, standing_by, world_nodes
-from rendezvous.types import Cause, Decision, DecisionKind, FailureClass, PolicyAction, ScaleUp
+from rendezvous.values.state import JobState, Streak, standing_by, world_nodes
+from rendezvous.values.types import Cause, Decision, DecisionKind, FailureClass, PolicyAction, ScaleUp
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from rendezvous.types import JobSpec, Outcome, RestartBudget
+    from rendezvous.values.types import JobSpec, Outcome, RestartBudget
 
 # Failures that speak against the node they happened on; an exception of the script does not.
 _NODE_FAULTS = (

@@ -11,13 +11,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from rendezvous.rounds.frozen_map import FrozenMap
-from rendezvous.types import Assignment, Placement, World
+from rendezvous.values.frozen_map import FrozenMap
+from rendezvous.values.types import Assignment, Placement, World
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from rendezvous.types import AgentId, NodeFacts
+    from rendezvous.values.types import AgentId, NodeFacts
 
     Candidate = tuple[AgentId, NodeFacts]
     NaturalKey = tuple[tuple[int, int, str], ...]

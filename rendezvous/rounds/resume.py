@@ -11,13 +11,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rendezvous.events import Effect, SetDeadline, Tell
-from rendezvous.rounds.frozen_map import FrozenMap
 from rendezvous.rounds.sealing import by_arrival, where_it_stands
+from rendezvous.values.events import Effect, SetDeadline, Tell
+from rendezvous.values.frozen_map import FrozenMap
 
 if TYPE_CHECKING:
     from rendezvous.rounds.sealing import Result
-    from rendezvous.state import JobState
+    from rendezvous.values.state import JobState
 
 _FIRST_LEASE = 3.0  # in leases
 

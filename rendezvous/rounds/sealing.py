@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 
 from rendezvous.diagnosing import versions
 from rendezvous.diagnosing.stragglers import Race
-from rendezvous.events import (
+from rendezvous.rounds.ranks import assignment, form_world, role_sizes
+from rendezvous.rounds.state_recovery import next_generation, nodes_remembered, remark, same_world_again
+from rendezvous.values.events import (
     Assigned,
     CheckpointRequested,
     Effect,
@@ -25,10 +27,8 @@ from rendezvous.events import (
     ToAgent,
     Waiting,
 )
-from rendezvous.rounds.frozen_map import EMPTY, FrozenMap
-from rendezvous.rounds.ranks import assignment, form_world, role_sizes
-from rendezvous.rounds.recollection import next_generation, nodes_remembered, remark, same_world_again
-from rendezvous.state import (
+from rendezvous.values.frozen_map import EMPTY, FrozenMap
+from rendezvous.values.state import (
     DECISIONS_KEPT,
     JobState,
     Member,
@@ -37,10 +37,10 @@ from rendezvous.state import (
     present,
     world_nodes,
 )
-from rendezvous.types import DecisionKind, ScaleUp
+from rendezvous.values.types import DecisionKind, ScaleUp
 
 if TYPE_CHECKING:
-    from rendezvous.types import Assignment, JobSpec, Placement, World
+    from rendezvous.values.types import Assignment, JobSpec, Placement, World
 
 Result = tuple[JobState, tuple[Effect, ...]]
 

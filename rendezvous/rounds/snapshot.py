@@ -7,7 +7,7 @@ had them. So a later version may add a field with a default and still read what 
 cannot read exactly (a column it does not know, a missing one without a default, a value of another type)
 it refuses: a service that guesses about its state is worse than one that does not start.
 
-The rows' coders are built once per class from the annotations of `rendezvous.state` and `rendezvous.types`.
+The rows' coders are built once per class from the annotations of `values.state` and `values.types`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from operator import attrgetter
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
-from rendezvous.rounds.frozen_map import FrozenMap
-from rendezvous.state import JobState
+from rendezvous.values.frozen_map import FrozenMap
+from rendezvous.values.state import JobState
 
 if TYPE_CHECKING:
     from collections.abc import Callable

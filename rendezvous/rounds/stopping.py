@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 
 from rendezvous.diagnosing.post_mortem import explained
 from rendezvous.diagnosing.stragglers import left_out
-from rendezvous.events import Ended, Notice, Persist, Stop, Tell
-from rendezvous.rounds.frozen_map import EMPTY, FrozenMap
 from rendezvous.rounds.policy import (
     course,
     first_of,
@@ -34,7 +32,9 @@ from rendezvous.rounds.sealing import (
     wanted,
     world_of,
 )
-from rendezvous.state import (
+from rendezvous.values.events import Ended, Notice, Persist, Stop, Tell
+from rendezvous.values.frozen_map import EMPTY, FrozenMap
+from rendezvous.values.state import (
     CAUSES_TOLD,
     DECISIONS_KEPT,
     FAILURES_KEPT,
@@ -44,14 +44,14 @@ from rendezvous.state import (
     Phase,
     Timers,
 )
-from rendezvous.types import Cause, Decision, DecisionKind, FailureClass, Outcome, StragglerPolicy
+from rendezvous.values.types import Cause, Decision, DecisionKind, FailureClass, Outcome, StragglerPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rendezvous.diagnosing.sight import Sight
-    from rendezvous.events import Effect
     from rendezvous.rounds.policy import Verdict
+    from rendezvous.values.events import Effect
+    from rendezvous.values.rank_report import Sight
 
 ABORTED_EXIT_CODE = 143  # as if the operator had sent SIGTERM
 TRY_AGAIN_EXIT_CODE = 75

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from rendezvous.diagnosing.stragglers import in_words
 from rendezvous.rounds.policy import how_it_ended
-from rendezvous.state import Phase, present, world_nodes
+from rendezvous.values.state import Phase, present, world_nodes
 
 # At run time, not for the checker only: the codec reads these annotations.
-from rendezvous.types import Cause, Decision, JobSpec, Outcome, StoreAddress  # noqa: TC001
+from rendezvous.values.types import Cause, Decision, JobSpec, Outcome, StoreAddress  # noqa: TC001
 
 if TYPE_CHECKING:
-    from rendezvous.state import JobState, Member
+    from rendezvous.values.state import JobState, Member
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,13 @@ import grpc.aio
 from rendezvous.access.auth import Denied, Right
 from rendezvous.access.refusals import Reason
 from rendezvous.codec import BadMessage, read_from_agent, to_agent_bytes
-from rendezvous.events import AgentJoined, Refused
-from rendezvous.rounds.admissible import memory_objection, objection
-from rendezvous.service.attendance import Attendance, Cut
+from rendezvous.rounds.join_limits import memory_objection, objection
+from rendezvous.service.agent_stream import Attendance, Cut
 from rendezvous.service.calls import held
-from rendezvous.service.conversation import Moved
 from rendezvous.service.jobs import Elsewhere
 from rendezvous.service.limits import Counts, LimitReached, Limits, Rates
+from rendezvous.session_replay import Moved
+from rendezvous.values.events import AgentJoined, Refused
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

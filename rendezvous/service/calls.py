@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from rendezvous.access.auth import Denied, peer_name
 from rendezvous.access.refusals import Reason
 from rendezvous.codec import BadMessage
-from rendezvous.service.attendance import Cut
+from rendezvous.service.agent_stream import Cut
 from rendezvous.service.jobs import Elsewhere
 from rendezvous.service.limits import LimitReached
 from rendezvous.service.owner import Conflict

@@ -12,24 +12,24 @@ from typing import TYPE_CHECKING
 import grpc
 
 from rendezvous.codec import to_agent_bytes
-from rendezvous.events import AgentLost, Assigned, Refused, Waiting
-from rendezvous.rounds.fitting import fitted
 from rendezvous.rounds.journal import Note, lines
-from rendezvous.service.attendance import Attendance, Cut
-from rendezvous.service.conversation import Moved
-from rendezvous.service.lull import Lull
+from rendezvous.rounds.outcome_truncation import fitted
+from rendezvous.service.agent_stream import Attendance, Cut
+from rendezvous.service.coalescer import Lull
 from rendezvous.service.owner import JobOwner
-from rendezvous.state import Phase
+from rendezvous.session_replay import Moved
+from rendezvous.values.events import AgentLost, Assigned, Refused, Waiting
+from rendezvous.values.state import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rendezvous.events import Event, ToAgent
     from rendezvous.rounds.journal import Line
     from rendezvous.service.metrics import Metrics
     from rendezvous.service.owner import JobStore
-    from rendezvous.state import JobState
-    from rendezvous.types import AgentId
+    from rendezvous.values.events import Event, ToAgent
+    from rendezvous.values.state import JobState
+    from rendezvous.values.types import AgentId
 
 _log = logging.getLogger("rendezvous")
 _NOTES_KEPT = 1000

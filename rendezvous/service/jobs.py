@@ -12,12 +12,12 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from rendezvous.service.conversation import Moved
 from rendezvous.service.job import Job
 from rendezvous.service.limits import LimitReached
-from rendezvous.state import Phase
+from rendezvous.session_replay import Moved
 from rendezvous.store.protocol import Deposed, StoreError
 from rendezvous.store.protocol import LimitReached as ValuesFull
+from rendezvous.values.state import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,21 +9,21 @@ import grpc
 
 from rendezvous.access.auth import Right
 from rendezvous.codec import BadMessage, encode
-from rendezvous.events import JobAborted, JobResized, NodeDrained, NodeResumed, RestartOrdered
 from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.rounds.policy import how_it_ended
 from rendezvous.rounds.view import summary_of, view_of
 from rendezvous.service.calls import NotFound, NotNow, held
 from rendezvous.service.jobs import Elsewhere
 from rendezvous.service.limits import Counts, LimitReached, Limits
-from rendezvous.state import Phase
+from rendezvous.values.events import JobAborted, JobResized, NodeDrained, NodeResumed, RestartOrdered
+from rendezvous.values.state import Phase
 
 if TYPE_CHECKING:
     from rendezvous.access.auth import Gate, Identity
-    from rendezvous.events import Event
     from rendezvous.service.calls import Calls
     from rendezvous.service.job import Job, Watcher
     from rendezvous.service.jobs import Jobs
+    from rendezvous.values.events import Event
 
 _REASON_CHARS = 500
 _JOBS_LISTED = 10_000

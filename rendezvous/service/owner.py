@@ -18,17 +18,17 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from rendezvous.events import AgentHeard, DeadlineReached, Persist, SetDeadline, Tell
 from rendezvous.machine import step
 from rendezvous.rounds.admission import all_heard
 from rendezvous.rounds.resume import resume
-from rendezvous.state import JobState, member_of
+from rendezvous.values.events import AgentHeard, DeadlineReached, Persist, SetDeadline, Tell
+from rendezvous.values.state import JobState, member_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from rendezvous.events import Effect, Event, ToAgent
-    from rendezvous.types import AgentId
+    from rendezvous.values.events import Effect, Event, ToAgent
+    from rendezvous.values.types import AgentId
 
 _HELD_UP_S = 0.1  # a deadline that is noticed this late says that the process was held up ...
 _CATCH_UP_S = 2.0  # ... and gets as long again, up to this, to read what came meanwhile

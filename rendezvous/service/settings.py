@@ -9,7 +9,7 @@ import tomllib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rendezvous.access.client_options import is_loopback
+from rendezvous.client.options import is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

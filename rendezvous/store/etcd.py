@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from rendezvous.pb import etcd_pb2 as pb
 from rendezvous.service.owner import Conflict
-from rendezvous.state import JobState
 from rendezvous.store.etcd_client import EtcdClient, Unreachable
 from rendezvous.store.etcd_owner import EtcdOwnership
 from rendezvous.store.etcd_requests import (
@@ -32,6 +31,7 @@ from rendezvous.store.etcd_values import EtcdValues
 from rendezvous.store.etcd_wire import RANGE, TXN
 from rendezvous.store.packing import pack, unpack
 from rendezvous.store.protocol import Deposed, StoreError
+from rendezvous.values.state import JobState
 
 if TYPE_CHECKING:
     from rendezvous.service.owner import JobStore

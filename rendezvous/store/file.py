@@ -11,7 +11,6 @@ import os
 from typing import TYPE_CHECKING
 
 from rendezvous.service.owner import Conflict
-from rendezvous.state import JobState
 from rendezvous.store.bounds import check_count, check_key, check_value
 from rendezvous.store.ledger import Ledger
 from rendezvous.store.lock_file import LockFile
@@ -19,6 +18,7 @@ from rendezvous.store.notices import Notices
 from rendezvous.store.packing import pack, unpack
 from rendezvous.store.protocol import StoreError, Value
 from rendezvous.store.sole import SoleOwnership
+from rendezvous.values.state import JobState
 
 if TYPE_CHECKING:
     import sqlite3

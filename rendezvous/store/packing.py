@@ -12,7 +12,7 @@ from rendezvous.rounds.snapshot import SnapshotUnreadable, decode_state, encode_
 from rendezvous.store.protocol import StoreError
 
 if TYPE_CHECKING:
-    from rendezvous.state import JobState
+    from rendezvous.values.state import JobState
 
 
 _MANY_NODES = 256

@@ -28,12 +28,12 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
-from rendezvous.access.client_options import client_options
-from rendezvous.client import connect
-from rendezvous.events import AgentJoined, StoreOpened
+from rendezvous.client.options import client_options
+from rendezvous.client.session import connect
 from rendezvous.torchrun.link import JobOver, Link
 from rendezvous.torchrun.standing import Standing, come, finish, give_up, hand_out, leave
-from rendezvous.types import (
+from rendezvous.values.events import AgentJoined, StoreOpened
+from rendezvous.values.types import (
     UNLIMITED,
     AgentId,
     Cause,
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rendezvous.torchrun.link import Answer
-    from rendezvous.types import Assignment, Outcome
+    from rendezvous.values.types import Assignment, Outcome
 
 _log = logging.getLogger(__name__)
 

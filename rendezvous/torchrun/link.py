@@ -11,15 +11,15 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
-from rendezvous.events import Refused
 from rendezvous.torchrun.standing import come, hear
+from rendezvous.values.events import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rendezvous.client import Session
-    from rendezvous.events import FromAgent, ToAgent
+    from rendezvous.client.session import Session
     from rendezvous.torchrun.standing import Said, Standing
+    from rendezvous.values.events import FromAgent, ToAgent
 
 _JOIN_AGAIN_S = 1.0
 _CLOSE_S = 5.0

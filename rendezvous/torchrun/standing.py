@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, assert_never
 
-from rendezvous.events import (
+from rendezvous.values.events import (
     Accused,
     AgentJoined,
     AgentLeft,
@@ -27,10 +27,10 @@ from rendezvous.events import (
     StoreAt,
     Waiting,
 )
-from rendezvous.types import AgentId, Assignment, Cause, FailureClass, Outcome, StoreAddress
+from rendezvous.values.types import AgentId, Assignment, Cause, FailureClass, Outcome, StoreAddress
 
 if TYPE_CHECKING:
-    from rendezvous.events import FromAgent, ToAgent
+    from rendezvous.values.events import FromAgent, ToAgent
 
 Said = tuple["Standing", tuple["FromAgent", ...]]
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rendezvous.events import AgentJoined, AgentLost, Refused, StoreOpened, Tell
 from rendezvous.machine import step
-from rendezvous.state import JobState, Phase
 from rendezvous.torchrun.standing import Standing, come, finish, give_up, hand_out, hear, leave
-from rendezvous.types import (
+from rendezvous.values.events import AgentJoined, AgentLost, Refused, StoreOpened, Tell
+from rendezvous.values.state import JobState, Phase
+from rendezvous.values.types import (
     AgentId,
     Assignment,
     Cause,
@@ -29,8 +29,8 @@ from rendezvous.types import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rendezvous.events import Event, ToAgent
     from rendezvous.torchrun.standing import Said
+    from rendezvous.values.events import Event, ToAgent
 
 SPEC = JobSpec(
     "job", 2, 2, budget=RestartBudget(9), rules=(PolicyRule(FailureClass.SIGNAL, PolicyAction.FAIL),)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rendezvous.events import (
+from rendezvous.machine import step
+from rendezvous.values.events import (
     AgentJoined,
     AgentStopped,
     DeadlineReached,
@@ -17,9 +18,16 @@ from rendezvous.events import (
     Tell,
     ToAgent,
 )
-from rendezvous.machine import step
-from rendezvous.state import JobState
-from rendezvous.types import AgentId, Cause, FailureClass, JobSpec, NodeFacts, RestartBudget, StoreAddress
+from rendezvous.values.state import JobState
+from rendezvous.values.types import (
+    AgentId,
+    Cause,
+    FailureClass,
+    JobSpec,
+    NodeFacts,
+    RestartBudget,
+    StoreAddress,
+)
 
 
 def agent(node: str, life: int = 1) -> AgentId:

@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rendezvous import codec, events, types
+from rendezvous import codec
 from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.rounds.journal import Note
 from rendezvous.rounds.view import JobView
-from rendezvous.service.conversation import Moved
+from rendezvous.session_replay import Moved
+from rendezvous.values import events, types
 
 AGENT = types.AgentId("node1", "a1")
 TO_AGENT = (*get_args(events.ToAgent), Moved)

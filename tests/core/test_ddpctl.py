@@ -6,7 +6,7 @@ import asyncio
 import pytest
 from google.protobuf.message import Message
 
-from rendezvous.access.client_options import ClientOptions
+from rendezvous.client.options import ClientOptions
 from rendezvous.control.commands import SUBMIT, Command, Order, parser
 from rendezvous.control.ctl_calls import Service, carry_out, request_of
 from rendezvous.pb import rendezvous_pb2 as pb

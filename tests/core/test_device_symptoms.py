@@ -9,8 +9,8 @@ import pytest
 from launcher.failure.device_symptoms import TABLE, XIDS, Restart, symptom, xid_in
 from launcher.failure.verdict import RankEnd, cause_of
 from launcher.health import nccl_env
-from rendezvous.types import Cause
-from rendezvous.types import FailureClass as C
+from rendezvous.values.types import Cause
+from rendezvous.values.types import FailureClass as C
 
 _NCCL = "torch.distributed.DistBackendError: NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:77, "
 _HEAD = 'Traceback (most recent call last):\n  File "/job/train.py", line 7, in step\n    loss.backward()\n'

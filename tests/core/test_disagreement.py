@@ -11,9 +11,9 @@ from launcher.settings.arguments import read_arguments
 from launcher.settings.assemble import Surroundings, assemble, entry_point
 from launcher.settings.config import ConfigFile, merge
 from launcher.settings.options import BY_SPELLING
-from rendezvous.events import Refused
 from rendezvous.rounds.admission import KNOWN_AS
-from rendezvous.types import JobSpec
+from rendezvous.values.events import Refused
+from rendezvous.values.types import JobSpec
 
 # Each with a value that is not the default.
 AGREED = {

@@ -9,7 +9,8 @@ import pytest
 from job_story import agent, spec
 
 from rendezvous.embedded import EmbeddedRendezvous, MemoryJobStore
-from rendezvous.events import (
+from rendezvous.service.owner import Conflict, JobOwner
+from rendezvous.values.events import (
     AgentJoined,
     AgentStopped,
     Assigned,
@@ -22,9 +23,8 @@ from rendezvous.events import (
     ToAgent,
     Waiting,
 )
-from rendezvous.service.owner import Conflict, JobOwner
-from rendezvous.state import JobState
-from rendezvous.types import AgentId, Cause, FailureClass, JobSpec, NodeFacts, StoreAddress
+from rendezvous.values.state import JobState
+from rendezvous.values.types import AgentId, Cause, FailureClass, JobSpec, NodeFacts, StoreAddress
 
 
 def joined(node: str, job: JobSpec) -> AgentJoined:

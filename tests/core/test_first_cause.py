@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from job_story import Story, agent, running, spec
 
-from rendezvous.events import AgentLost, AgentStopped, Event, RankFailed
 from rendezvous.rounds.policy import seriousness
-from rendezvous.types import Cause, FailureClass
+from rendezvous.values.events import AgentLost, AgentStopped, Event, RankFailed
+from rendezvous.values.types import Cause, FailureClass
 
 NODES = ("a", "b", "c")  # of two ranks each
 CLASSES = (

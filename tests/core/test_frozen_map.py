@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rendezvous.rounds.frozen_map import EMPTY, FrozenMap
+from rendezvous.values.frozen_map import EMPTY, FrozenMap
 
 _CHANGES = st.lists(st.tuples(st.sampled_from("abcdefgh") | st.text(max_size=3), st.none() | st.integers()))
 

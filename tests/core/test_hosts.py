@@ -6,10 +6,10 @@ import pytest
 
 from launcher.hosts import command_lines
 from launcher.hosts.command_lines import Errand
-from launcher.hosts.host_names import Host, read_hostfile
-from launcher.hosts.host_names import hosts as parse_hosts
 from launcher.settings.arguments import UsageError, read_arguments
 from launcher.settings.config import ConfigFile, Settings, merge
+from launcher.settings.host_names import Host, read_hostfile
+from launcher.settings.host_names import hosts as parse_hosts
 from launcher.settings.values import BadValue
 
 

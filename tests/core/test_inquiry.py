@@ -24,9 +24,18 @@ from launcher.exchange import (
 )
 from launcher.supervised import Phase, Supervision
 from launcher.supervision import SIGKILL, SIGTERM, step
-from rendezvous.diagnosing.sight import Sight
-from rendezvous.events import Accused, AgentStopped, Assigned, Examine, Examined, RankFailed, RanksStill, Stop
-from rendezvous.types import AgentId, Assignment, Cause, Decision, DecisionKind, FailureClass
+from rendezvous.values.events import (
+    Accused,
+    AgentStopped,
+    Assigned,
+    Examine,
+    Examined,
+    RankFailed,
+    RanksStill,
+    Stop,
+)
+from rendezvous.values.rank_report import Sight
+from rendezvous.values.types import AgentId, Assignment, Cause, Decision, DecisionKind, FailureClass
 
 AGENT = AgentId("a", "1")
 MINE = Assignment(1, 0, 2, 0, 2, 4, "default", 0, 4, 0, 3, "a")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import selectors
 
-from rendezvous.service.lull import LONGEST_S, QUIET_S, Lull
+from rendezvous.service.coalescer import LONGEST_S, QUIET_S, Lull
 
 
 class _Clock:

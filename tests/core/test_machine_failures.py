@@ -5,7 +5,8 @@ import itertools
 import pytest
 from job_story import Story, agent, running, spec
 
-from rendezvous.events import (
+from rendezvous.rounds.view import summary_of
+from rendezvous.values.events import (
     AgentLeft,
     AgentLost,
     Assigned,
@@ -21,9 +22,8 @@ from rendezvous.events import (
     Stop,
     Waiting,
 )
-from rendezvous.rounds.view import summary_of
-from rendezvous.state import DECISIONS_KEPT, Phase
-from rendezvous.types import Decision, DecisionKind, FailureClass, Outcome, PolicyAction, PolicyRule
+from rendezvous.values.state import DECISIONS_KEPT, Phase
+from rendezvous.values.types import Decision, DecisionKind, FailureClass, Outcome, PolicyAction, PolicyRule
 
 LOST = FailureClass.NODE_LOST
 

@@ -5,7 +5,8 @@ import time
 import pytest
 from job_story import Story, agent, running, spec
 
-from rendezvous.events import (
+from rendezvous.machine import step
+from rendezvous.values.events import (
     AgentHeard,
     AgentJoined,
     AgentLeft,
@@ -23,9 +24,8 @@ from rendezvous.events import (
     StoreOpened,
     Waiting,
 )
-from rendezvous.machine import step
-from rendezvous.state import JobState, Phase
-from rendezvous.types import JobSpec, NodeFacts, ScaleUp, StoreAddress
+from rendezvous.values.state import JobState, Phase
+from rendezvous.values.types import JobSpec, NodeFacts, ScaleUp, StoreAddress
 
 
 def test_one_node_goes_the_same_way_as_many() -> None:

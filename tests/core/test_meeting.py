@@ -1,6 +1,6 @@
 import pytest
 
-from launcher.joining.meeting import (
+from launcher.joining.endpoint import (
     Deployed,
     Embedded,
     Endpoint,

@@ -13,7 +13,7 @@ from launcher.settings.config import ConfigFile, Settings, config_from, merge, u
 from launcher.settings.options import OPTIONS
 from launcher.settings.spec import EntryKind, LaunchSpec
 from launcher.settings.usage import help_text, print_config_text
-from rendezvous.types import RestartBudget, ScaleUp
+from rendezvous.values.types import RestartBudget, ScaleUp
 
 HERE = Surroundings(nproc=2, python="/usr/bin/python3", stamp="1121-064412-3f2a")
 

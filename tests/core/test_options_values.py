@@ -10,7 +10,7 @@ import pytest
 from launcher.settings import name_lists, values
 from launcher.settings.spec import StreamChoice, Streams
 from launcher.settings.values import BadValue
-from rendezvous.types import CrashLoop, FailureClass, PolicyAction, PolicyRule, RestartBudget
+from rendezvous.values.types import CrashLoop, FailureClass, PolicyAction, PolicyRule, RestartBudget
 
 LOCAL_RANKS = partial(values.numbers, what="local ranks", below=values.MAX_RANKS_PER_NODE)
 

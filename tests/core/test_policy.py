@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 from job_story import Story, running, spec
 
-from rendezvous.events import Waiting
 from rendezvous.rounds.policy import in_words, judge
-from rendezvous.types import (
+from rendezvous.values.events import Waiting
+from rendezvous.values.types import (
     UNLIMITED,
     Cause,
     CrashLoop,

@@ -10,11 +10,11 @@ from job_story import Story, agent, running, spec
 from test_diagnosis import absent, call, waiting
 
 from rendezvous.diagnosing.rank_view import RankPhase
-from rendezvous.events import AgentStopped, Ended, Stop
-from rendezvous.types import DecisionKind, FailureClass
+from rendezvous.values.events import AgentStopped, Ended, Stop
+from rendezvous.values.types import DecisionKind, FailureClass
 
 if TYPE_CHECKING:
-    from rendezvous.diagnosing.sight import Sight
+    from rendezvous.values.rank_report import Sight
 
 MISFIT = {"failure": FailureClass.USER_EXCEPTION, "uncertain": True, "reason": "gloo: another size"}
 LOST = {"failure": FailureClass.CONSEQUENCE, "reason": "Connection closed by peer"}

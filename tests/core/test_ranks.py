@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rendezvous.rounds.ranks import assignment, form_world, natural_key, node_ranks, role_sizes
-from rendezvous.types import AgentId, NodeFacts
+from rendezvous.values.types import AgentId, NodeFacts
 
 
 def node(name: str, nproc: int = 1, **facts: object) -> tuple[AgentId, NodeFacts]:

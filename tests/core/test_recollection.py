@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from job_story import Story, agent, running, spec
 
-from rendezvous.events import AgentJoined, Assigned, RankFailed, RanksFinished, Stop, StoreAt, Waiting
-from rendezvous.rounds.admissible import memory_objection
-from rendezvous.state import Phase
-from rendezvous.types import Assignment, Cause, DecisionKind, FailureClass, JobSpec, NodeFacts
+from rendezvous.rounds.join_limits import memory_objection
+from rendezvous.values.events import AgentJoined, Assigned, RankFailed, RanksFinished, Stop, StoreAt, Waiting
+from rendezvous.values.state import Phase
+from rendezvous.values.types import Assignment, Cause, DecisionKind, FailureClass, JobSpec, NodeFacts
 
 
 def before_the_loss(job: JobSpec, *nodes: str) -> dict[str, Assignment]:

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 from job_story import Story, agent, running, spec
 
-from rendezvous.events import (
+from rendezvous.rounds.resume import resume
+from rendezvous.values.events import (
     AgentHeard,
     AgentLost,
     Assigned,
@@ -12,9 +13,8 @@ from rendezvous.events import (
     Stop,
     StoreAt,
 )
-from rendezvous.rounds.resume import resume
-from rendezvous.state import Phase
-from rendezvous.types import JobSpec, RestartBudget
+from rendezvous.values.state import Phase
+from rendezvous.values.types import JobSpec, RestartBudget
 
 
 def taken_over(story: Story, now: float) -> Story:

@@ -8,8 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rendezvous.access.client_options import OptionsUnusable, client_options
-from rendezvous.events import (
+from rendezvous.client.options import OptionsUnusable, client_options
+from rendezvous.machine import step
+from rendezvous.rounds.join_limits import objection
+from rendezvous.rounds.journal import lines
+from rendezvous.rounds.outcome_truncation import ENDED_BYTES, fitted
+from rendezvous.rounds.snapshot import SnapshotUnreadable, decode_state, encode_state
+from rendezvous.rounds.view import view_of
+from rendezvous.service.limits import Allowance, Counts, LimitReached, Rates
+from rendezvous.session_replay import Recital
+from rendezvous.values.events import (
     AgentHeard,
     AgentJoined,
     AgentLeft,
@@ -29,16 +37,8 @@ from rendezvous.events import (
     StoreOpened,
     Tell,
 )
-from rendezvous.machine import step
-from rendezvous.rounds.admissible import objection
-from rendezvous.rounds.fitting import ENDED_BYTES, fitted
-from rendezvous.rounds.journal import lines
-from rendezvous.rounds.snapshot import SnapshotUnreadable, decode_state, encode_state
-from rendezvous.rounds.view import view_of
-from rendezvous.service.conversation import Recital
-from rendezvous.service.limits import Allowance, Counts, LimitReached, Rates
-from rendezvous.state import JobState
-from rendezvous.types import (
+from rendezvous.values.state import JobState
+from rendezvous.values.types import (
     AgentId,
     Assignment,
     Cause,

@@ -6,9 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from rendezvous.events import AgentJoined, AgentStopped, Assigned, RanksFinished, Refused, Waiting
-from rendezvous.service.conversation import Moved
-from rendezvous.session import (
+from rendezvous.client.session_rules import (
     CONNECT_S,
     PATIENCE_S,
     CloseRequested,
@@ -28,7 +26,9 @@ from rendezvous.session import (
     patience,
     step,
 )
-from rendezvous.types import AgentId, Assignment, JobSpec, NodeFacts
+from rendezvous.session_replay import Moved
+from rendezvous.values.events import AgentJoined, AgentStopped, Assigned, RanksFinished, Refused, Waiting
+from rendezvous.values.types import AgentId, Assignment, JobSpec, NodeFacts
 
 AGENT = AgentId("a", "1")
 JOIN = AgentJoined(AGENT, JobSpec("job", 2, 2), NodeFacts("a", "10.0.0.1", 1))

@@ -8,7 +8,10 @@ import time
 import pytest
 
 from rendezvous.embedded import MemoryJobStore
-from rendezvous.events import (
+from rendezvous.machine import step
+from rendezvous.rounds.admission import all_heard
+from rendezvous.service.owner import JobOwner
+from rendezvous.values.events import (
     AgentHeard,
     AgentJoined,
     AgentStopped,
@@ -19,11 +22,8 @@ from rendezvous.events import (
     Stop,
     Waiting,
 )
-from rendezvous.machine import step
-from rendezvous.rounds.admission import all_heard
-from rendezvous.service.owner import JobOwner
-from rendezvous.state import JobState, Phase
-from rendezvous.types import AgentId, JobSpec, NodeFacts, RestartBudget
+from rendezvous.values.state import JobState, Phase
+from rendezvous.values.types import AgentId, JobSpec, NodeFacts, RestartBudget
 
 LEASE_S = 0.4
 DEADLINE_S = 20.0

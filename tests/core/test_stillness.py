@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from launcher.health.budget_text import hang_timeout
-from launcher.health.budgets import Budgets
 from launcher.health.stack_text import is_own_business, known_better, main_thread_first
-from launcher.health.stillness import Watch, is_overdue, look, sights
+from launcher.health.stall_detection import Watch, is_overdue, look, sights
+from launcher.settings.budget_text import hang_timeout
+from launcher.settings.budgets import Budgets
 from launcher.settings.values import BadValue
 from rendezvous.diagnosing.rank_view import Collective, GroupView, ProcessView, RankPhase, RankView, Section
-from rendezvous.types import Cause, FailureClass
+from rendezvous.values.types import Cause, FailureClass
 
 if TYPE_CHECKING:
-    from rendezvous.diagnosing.sight import Sight
+    from rendezvous.values.rank_report import Sight
 
 ASLEEP = ProcessView(True, "S", 1.0, cpu_moved=False)
 BUSY = ProcessView(True, "R", 1.0, cpu_moved=True)

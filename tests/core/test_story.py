@@ -10,7 +10,7 @@ import pytest
 
 from launcher.failure.story import outcome_json, render_box, torch_error
 from launcher.failure.verdict import STOPPED
-from rendezvous.types import Cause, Decision, DecisionKind, FailureClass, Outcome
+from rendezvous.values.types import Cause, Decision, DecisionKind, FailureClass, Outcome
 
 TRACEBACK = (
     "Traceback (most recent call last):\n"

@@ -13,11 +13,11 @@ from rendezvous.codec import encode
 from rendezvous.control.ctl_text import job_text
 from rendezvous.diagnosing import stragglers
 from rendezvous.diagnosing.stragglers import PHASES, WINDOWS_TO_CLEAR, WINDOWS_TO_NAME, Pace, slow_ranks
-from rendezvous.events import AgentJoined, NodeHealth, Notice, PhaseTimes
 from rendezvous.rounds.journal import lines
 from rendezvous.rounds.view import view_of
-from rendezvous.service.conversation import Recital
-from rendezvous.types import FailureClass, NodeFacts, StragglerPolicy, StragglerRule
+from rendezvous.session_replay import Recital
+from rendezvous.values.events import AgentJoined, NodeHealth, Notice, PhaseTimes
+from rendezvous.values.types import FailureClass, NodeFacts, StragglerPolicy, StragglerRule
 
 RULE = StragglerRule()
 USUAL = Pace(0, 1, data_s=0.02, forward_s=0.1, backward_s=0.2, optimizer_s=0.03, idle_s=0.01)

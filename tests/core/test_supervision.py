@@ -42,7 +42,7 @@ from launcher.supervision import (
     Supervision,
     step,
 )
-from rendezvous.events import (
+from rendezvous.values.events import (
     AgentJoined,
     AgentLeft,
     AgentStopped,
@@ -58,7 +58,7 @@ from rendezvous.events import (
     StoreOpened,
     Waiting,
 )
-from rendezvous.types import (
+from rendezvous.values.types import (
     AgentId,
     Assignment,
     Cause,

@@ -8,7 +8,7 @@ import pytest
 
 from launcher.failure.crash_text import CUT
 from launcher.failure.verdict import STOPPED, ErrorRecord, RankEnd, cause_of, shell_code
-from rendezvous.types import Cause, FailureClass
+from rendezvous.values.types import Cause, FailureClass
 
 C = FailureClass
 TORCH = "/env/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rendezvous.diagnosing.versions import differences, matters, warning
-from rendezvous.types import AgentId, NodeFacts, Placement, World
+from rendezvous.values.types import AgentId, NodeFacts, Placement, World
 
 
 def world(*told):

@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 
 from launcher.health import exposition
 from launcher.health.exposition import Running
-from launcher.health.option_text import health_address, stragglers
-from launcher.health.paces import paces
-from launcher.health.vitals import (
+from launcher.health.node_health import (
     GIB,
     MIB,
     Disk,
@@ -26,10 +24,12 @@ from launcher.health.vitals import (
     judge,
     next_look_s,
 )
+from launcher.health.phase_times import paces
+from launcher.settings.health_values import health_address, stragglers
 from launcher.settings.values import BadValue
 from rendezvous.diagnosing.rank_view import ProcessView, RankPhase, RankView
 from rendezvous.diagnosing.stragglers import Pace
-from rendezvous.types import StragglerPolicy, StragglerRule
+from rendezvous.values.types import StragglerPolicy, StragglerRule
 
 LIMIT = 64 * GIB
 WELL = Vitals(

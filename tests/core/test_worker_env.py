@@ -9,7 +9,7 @@ import pytest
 from launcher.health import nccl_env
 from launcher.ranks.worker_env import RankPlace, rank_args, rank_env, request_file, shared_env
 from launcher.settings.spec import EntryKind, EntryPoint, LaunchSpec
-from rendezvous.types import Assignment, StoreAddress
+from rendezvous.values.types import Assignment, StoreAddress
 
 SPEC = LaunchSpec(EntryPoint(EntryKind.SCRIPT, "train.py"), "run-1", nproc=2)
 ASSIGNMENT = Assignment(

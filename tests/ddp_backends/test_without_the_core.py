@@ -86,7 +86,7 @@ def test_without_the_core_our_ddp_sends_buckets(backend):
 
 
 def offered_for(device_type):
-    from ddp.transport import Carrier
+    from ddp.reducer.carrier import Carrier
 
     group = dist.new_group(backend="shm")
     return Carrier([group], torch.device(device_type)).takes_lists

@@ -15,18 +15,18 @@ from launcher.failure import crash_text
 from launcher.failure.facts import read_error_record
 from launcher.failure.verdict import RankEnd, cause_of
 from launcher.health import dumps, page, stack_text
-from launcher.health.budgets import Budgets
 from launcher.health.exposition import Running
 from launcher.health.exposition import text as exposed
 from launcher.health.flight_recorder import NotADump, analysed
-from launcher.health.paces import paces
+from launcher.health.node_health import Health
+from launcher.health.phase_times import paces
 from launcher.health.recorders import heard
-from launcher.health.stillness import Watch, look, sights
-from launcher.health.vitals import Health
-from launcher.hosts import host_names
-from launcher.joining.meeting import MayServe, NoMeetingPoint, meeting_point, parse_endpoint
+from launcher.health.stall_detection import Watch, look, sights
+from launcher.joining.endpoint import MayServe, NoMeetingPoint, meeting_point, parse_endpoint
 from launcher.output import lines as output
+from launcher.settings import host_names
 from launcher.settings.arguments import UsageError, read_arguments
+from launcher.settings.budgets import Budgets
 from launcher.settings.config import ConfigFile, config_path, merge
 from launcher.settings.config_file import read_config
 from launcher.settings.options import BY_SPELLING, OPTIONS
@@ -34,11 +34,11 @@ from launcher.settings.values import BadValue
 from rendezvous import codec
 from rendezvous.access.secret import SecretUnusable, parse
 from rendezvous.diagnosing.rank_view import ProcessView
-from rendezvous.diagnosing.sight import Sight
-from rendezvous.events import Examined, PhaseTimes, RankFailed
 from rendezvous.service.settings import SettingsUnusable, parse_serve
 from rendezvous.submit import command
-from rendezvous.types import AgentId
+from rendezvous.values.events import Examined, PhaseTimes, RankFailed
+from rendezvous.values.rank_report import Sight
+from rendezvous.values.types import AgentId
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

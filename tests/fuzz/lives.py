@@ -11,8 +11,8 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from rendezvous.codec import BadMessage, from_agent_bytes, read_from_agent
-from rendezvous.events import FromAgent
-from rendezvous.types import AgentId
+from rendezvous.values.events import FromAgent
+from rendezvous.values.types import AgentId
 
 if TYPE_CHECKING:
     from random import Random

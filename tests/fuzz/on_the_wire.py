@@ -15,9 +15,18 @@ from rendezvous.access import tokens
 from rendezvous.access.tokens import BadToken, Grant, Key, Role
 from rendezvous.codec import BadMessage, read_from_agent, read_to_agent
 from rendezvous.diagnosing.rank_view import Collective, GroupView, RankPhase
-from rendezvous.diagnosing.sight import Sight
 from rendezvous.diagnosing.stragglers import Pace
-from rendezvous.events import (
+from rendezvous.machine import step
+from rendezvous.rounds import snapshot
+from rendezvous.rounds.join_limits import memory_objection, objection
+from rendezvous.rounds.journal import lines
+from rendezvous.rounds.outcome_truncation import fitted
+from rendezvous.rounds.snapshot import SnapshotUnreadable, decode_state, encode_state
+from rendezvous.rounds.view import summary_of, view_of
+from rendezvous.service import health, reflection
+from rendezvous.service.web import Web
+from rendezvous.session_replay import Moved, Recital
+from rendezvous.values.events import (
     AgentHeard,
     AgentJoined,
     AgentLeft,
@@ -40,18 +49,9 @@ from rendezvous.events import (
     Tell,
     Waiting,
 )
-from rendezvous.machine import step
-from rendezvous.rounds import snapshot
-from rendezvous.rounds.admissible import memory_objection, objection
-from rendezvous.rounds.fitting import fitted
-from rendezvous.rounds.journal import lines
-from rendezvous.rounds.snapshot import SnapshotUnreadable, decode_state, encode_state
-from rendezvous.rounds.view import summary_of, view_of
-from rendezvous.service import health, reflection
-from rendezvous.service.conversation import Moved, Recital
-from rendezvous.service.web import Web
-from rendezvous.state import JobState
-from rendezvous.types import (
+from rendezvous.values.rank_report import Sight
+from rendezvous.values.state import JobState
+from rendezvous.values.types import (
     AgentId,
     Assignment,
     Cause,

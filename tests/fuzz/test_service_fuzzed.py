@@ -14,11 +14,11 @@ import on_the_wire
 from fuzz import mutated
 from served import Service, agents, serving, soon
 
-from rendezvous.access.client_options import ClientOptions
-from rendezvous.channel import open_channel
-from rendezvous.events import Ended, RanksFinished
+from rendezvous.client.channel import open_channel
+from rendezvous.client.options import ClientOptions
 from rendezvous.pb import rendezvous_pb2 as pb
-from rendezvous.types import JobSpec
+from rendezvous.values.events import Ended, RanksFinished
+from rendezvous.values.types import JobSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable

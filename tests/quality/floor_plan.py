@@ -16,33 +16,34 @@ CORE = {
         *within("failure", "crash_text device_symptoms story symptoms verdict"),
         *within(
             "health",
-            "budget_text budgets exposition flight_recorder inquiry nccl_env option_text paces page recorders "
-            "stack_text stillness vitals",
+            "exposition flight_recorder hang_inquiry nccl_env node_health page phase_times recorders stack_text "
+            "stall_detection",
         ),
-        *within("hosts", "command_lines host_names"),
-        *within("joining", "join meeting"),
+        *within("hosts", "command_lines"),
+        *within("joining", "endpoint join"),
         *within("output", "lines"),
         *within("preflight", "checkup gpu_checkup link_plan table"),
         *within("ranks", "affinity worker_env"),
         *within(
             "settings",
-            "arguments assemble config health_options name_lists option options rank_options spec usage values",
+            "arguments assemble budget_text budgets config health_options health_values host_names name_lists "
+            "option options rank_options spec usage values",
         ),
     },
     "rendezvous": {
-        *"access control diagnosing events machine rounds service session state submit types".split(),
+        *"access control diagnosing machine rounds service session_replay submit values".split(),
+        *within("client", "session_rules"),
         *within(
             "diagnosing",
-            "desync diagnosis examination finding hang_words post_mortem rank_view recorded sight "
-            "stragglers versions waits",
+            "desync diagnosis finding hang_text post_mortem rank_view recorded stragglers versions waits",
         ),
         *within(
             "rounds",
-            "admissible admission fitting frozen_map growing journal orders policy ranks recollection "
-            "resume sealing snapshot stopping view",
+            "admission growing hang_examination join_limits journal orders outcome_truncation policy ranks "
+            "resume sealing snapshot state_recovery stopping view",
         ),
-        *within("service", "conversation"),
         *within("submit", "job job_file job_rules kubernetes pods slurm ssh yaml_text"),
+        *within("values", "events frozen_map rank_report state types"),
     },
     "ddp": {
         *"diagnostics groups reducer sharding telemetry".split(),
@@ -57,27 +58,30 @@ CORE = {
 SHELL = {
     "launcher": {
         *(
-            "__init__ __main__ agent announcer cli isolation machine_files preflight start status template tether"
+            "__init__ __main__ agent cli isolation machine_files preflight start status template user_messages"
         ).split(),
         *within("failure", "ending facts"),
         *within(
             "health",
             "communication dumps freezer gpus guards node_watch pages rank_timers sampler stacks watch",
         ),
-        *within("hosts", "fleet"),
-        *within("joining", "meet reach"),
+        *within("hosts", "fleet ssh_control"),
+        *within("joining", "addresses connect"),
         *within("output", "log_file log_folder logs terminal"),
-        *within("preflight", "agents aside doctor gpus host look meeting trial versions wire"),
+        *within(
+            "preflight", "agent_preflight aside doctor facts gpus host network_check self_test versions wire"
+        ),
         *within("ranks", "binding checkpoint devices topology worker zygote zygote_starter"),
         *within("settings", "checks config_file"),
     },
     "rendezvous": {
-        *"__init__ asking channel client codec embedded grpc_io hosted main remote signals store torchrun".split(),
-        *within("access", "auth certificates client_options core_log misfit refusals secret tokens"),
+        *"__init__ client codec embedded grpc_io hosted main signals store torchrun".split(),
+        *within("access", "auth certificates core_log refusals secret tokens"),
+        *within("client", "channel options remote_session scratch_client session tls_probe"),
         *within("control", "commands ctl ctl_calls ctl_text"),
         *within(
             "service",
-            "agents attendance calls health job jobs limits log_lines lull metrics notify operations "
+            "agent_stream agents calls coalescer health job jobs limits log_lines metrics notify operations "
             "owner probe reflection scratchpad server settings web",
         ),
         *within("submit", "command hand_over"),
@@ -111,7 +115,7 @@ SHELL = {
 # Packages that have a core and a shell of their own: each of their modules is entered, as "health.page".
 CORE_AND_SHELL = (
     within("launcher", "failure health hosts joining output preflight ranks settings")
-    | within("rendezvous", "access control diagnosing rounds service submit")
+    | within("rendezvous", "access client control diagnosing rounds service submit values")
     | within("ddp", "diagnostics elastic groups reducer sharding telemetry")
 )
 
@@ -132,14 +136,14 @@ ROOMS = {
 }
 
 # Which modules of another package a package may import.
-_VALUES = {"types", "events", *within("diagnosing", "rank_view sight")}
+_VALUES = {*within("values", "events rank_report types"), "diagnosing.rank_view"}
 ABROAD = {
     ("launcher", "core"): {f"rendezvous.{name}" for name in (*_VALUES, "diagnosing.stragglers")},
     ("launcher", "shell"): {
         f"rendezvous.{name}"
         for name in (
             *_VALUES,
-            *"asking client codec embedded hosted signals".split(),
+            *"client codec embedded hosted signals".split(),
             *("access.client_options", "diagnosing.versions", "service.web"),
         )
     },
@@ -152,7 +156,7 @@ THIRD_PARTY = {
     "ddp": {"torch", "mpi4py"},
 }
 # They run inside the zygote, which is there to import torch; and as a program of its own.
-MAY_IMPORT_TORCH = {"launcher.template.warm", "launcher.template.store", "launcher.preflight.trial"}
+MAY_IMPORT_TORCH = {"launcher.template.warm", "launcher.template.store", "launcher.preflight.self_test"}
 # A plug-in that torch's own agent loads, and nobody else.
 APART = "rendezvous.torchrun"
 # Loaded by path in the zygote, under another name; the agent uses the rest of launcher.template as well.

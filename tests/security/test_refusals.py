@@ -13,10 +13,10 @@ from authority import Authority
 from knocking import NOT_ALLOWED, Watched, ddp_launch, ddpctl, made, token
 from served import agents, join_bytes, soon
 
-from rendezvous.access.client_options import ClientOptions
-from rendezvous.channel import open_channel
-from rendezvous.events import Refused, Waiting
-from rendezvous.types import JobSpec
+from rendezvous.client.channel import open_channel
+from rendezvous.client.options import ClientOptions
+from rendezvous.values.events import Refused, Waiting
+from rendezvous.values.types import JobSpec
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from launcher.announcer import Announcer
 from launcher.exchange import Finish
 from launcher.failure.ending import tell
 from launcher.output.log_folder import LogFolder
 from launcher.settings.spec import EntryKind, EntryPoint, LaunchSpec
 from launcher.supervision import Phase, Supervision
-from rendezvous.events import CheckpointRequested, Notice, Stop, Waiting
-from rendezvous.types import AgentId, Decision, DecisionKind
+from launcher.user_messages import Announcer
+from rendezvous.values.events import CheckpointRequested, Notice, Stop, Waiting
+from rendezvous.values.types import AgentId, Decision, DecisionKind
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import psutil
 from launched import hail
 
-from rendezvous.access.client_options import ClientOptions
-from rendezvous.client import connect
-from rendezvous.events import AgentJoined, Assigned, StoreAt, StoreOpened
-from rendezvous.types import AgentId, Assignment, JobSpec, NodeFacts, StoreAddress
+from rendezvous.client.options import ClientOptions
+from rendezvous.client.session import connect
+from rendezvous.values.events import AgentJoined, Assigned, StoreAt, StoreOpened
+from rendezvous.values.types import AgentId, Assignment, JobSpec, NodeFacts, StoreAddress
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from rendezvous.client import Session
+    from rendezvous.client.session import Session
 
 T = TypeVar("T")
 START_S = 60.0  # on a machine that others use as well; what is waited for comes within a second
@@ -209,7 +209,7 @@ class Cable:
 @contextlib.asynccontextmanager
 async def raw_stream(endpoint: str) -> AsyncIterator[Any]:
     """A stream whose messages are whatever bytes a test likes."""
-    from rendezvous.channel import open_channel
+    from rendezvous.client.channel import open_channel
 
     async with open_channel(endpoint, ClientOptions()) as channel:
         call: Any = channel.stream_stream("/rendezvous.v1.Agents/Attend")()

@@ -15,11 +15,11 @@ from authority import Authority
 from launched import eventually
 from served import Service, agents, join_bytes, serving, soon
 
-from rendezvous.access.client_options import ClientOptions
-from rendezvous.channel import open_channel
-from rendezvous.events import Refused, Waiting
+from rendezvous.client.channel import open_channel
+from rendezvous.client.options import ClientOptions
 from rendezvous.pb import rendezvous_pb2 as pb
-from rendezvous.types import JobSpec
+from rendezvous.values.events import Refused, Waiting
+from rendezvous.values.types import JobSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -303,7 +303,7 @@ needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="make
 def authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Authority:
     """And an agent that looks for what is wrong with certificates as long as it takes a busy machine to answer."""
     for limit in ("_WITHIN_S", "_ANSWER_S"):
-        monkeypatch.setattr(f"rendezvous.access.misfit.{limit}", 60.0)
+        monkeypatch.setattr(f"rendezvous.client.tls_probe.{limit}", 60.0)
     return Authority(tmp_path, "authority")
 
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import pytest
 from served import Agent, Service, agents, serving, soon
 
-from rendezvous.access.client_options import ClientOptions, OptionsUnusable, client_options
-from rendezvous.client import connect
-from rendezvous.events import AgentLeft, Refused, Stop, StoreAt, Waiting
-from rendezvous.session import PATIENCE_S, patience
-from rendezvous.types import AgentId, JobSpec, RestartBudget
+from rendezvous.client.options import ClientOptions, OptionsUnusable, client_options
+from rendezvous.client.session import connect
+from rendezvous.client.session_rules import PATIENCE_S, patience
+from rendezvous.values.events import AgentLeft, Refused, Stop, StoreAt, Waiting
+from rendezvous.values.types import AgentId, JobSpec, RestartBudget
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -88,7 +88,7 @@ def test_a_frozen_service_is_left_for_another() -> None:
 
 
 def test_closing_delivers_the_goodbye(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rendezvous.remote._FAREWELL_S", 60.0)  # the moment may be a long one
+    monkeypatch.setattr("rendezvous.client.remote_session._FAREWELL_S", 60.0)  # the moment may be a long one
 
     async def story(endpoint: str) -> None:
         spec = JobSpec("job", 2, 2, "train.py", budget=RestartBudget(3), lease_s=60.0)

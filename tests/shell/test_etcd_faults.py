@@ -12,7 +12,6 @@ import pytest
 from etcd_cluster import issue, make_certificates, needs_etcd, running
 
 from rendezvous.pb import etcd_pb2 as pb
-from rendezvous.state import JobState
 from rendezvous.store.etcd_client import EtcdClient
 from rendezvous.store.etcd_follow import Changes, Follower, Picture
 from rendezvous.store.etcd_owner import EtcdOwnership
@@ -20,6 +19,7 @@ from rendezvous.store.etcd_requests import putting, when
 from rendezvous.store.etcd_wire import COMPACT, TXN, Access
 from rendezvous.store.open import PASSWORD_VARIABLE, open_store
 from rendezvous.store.protocol import StoreError
+from rendezvous.values.state import JobState
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

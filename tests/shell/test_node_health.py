@@ -16,8 +16,8 @@ from launched import eventually
 from ports import free_port
 
 from launcher.failure.facts import own_cgroups
+from launcher.health.node_health import MIB, Memory, Nic, Throttling
 from launcher.health.sampler import Node
-from launcher.health.vitals import MIB, Memory, Nic, Throttling
 from rendezvous.service.web import Web
 
 if TYPE_CHECKING:

@@ -17,10 +17,10 @@ from served import SOON_S, serving, soon
 from launcher.joining.join import job_spec
 from launcher.settings.spec import EntryKind, EntryPoint, LaunchSpec
 from launcher.version import VERSION
-from rendezvous.access.client_options import ClientOptions
-from rendezvous.client import connect
-from rendezvous.events import AgentJoined, AgentStopped, Assigned, Ended, Stop, StoreOpened
-from rendezvous.types import AgentId, NodeFacts, StoreAddress
+from rendezvous.client.options import ClientOptions
+from rendezvous.client.session import connect
+from rendezvous.values.events import AgentJoined, AgentStopped, Assigned, Ended, Stop, StoreOpened
+from rendezvous.values.types import AgentId, NodeFacts, StoreAddress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

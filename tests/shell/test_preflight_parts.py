@@ -13,10 +13,10 @@ import grpc
 import grpc.aio
 import pytest
 
-from launcher.preflight import host, look, versions, wire
+from launcher.preflight import facts, host, versions, wire
 from launcher.preflight.checkup import GB, Check, Clock, Grade, judge_clock
-from rendezvous.access.client_options import ClientOptions
-from rendezvous.asking import NotAnswered, Scratch, clock_offset
+from rendezvous.client.options import ClientOptions
+from rendezvous.client.scratch_client import NotAnswered, Scratch, clock_offset
 from rendezvous.service.health import SERVING, TIME_METADATA
 
 if TYPE_CHECKING:
@@ -134,10 +134,10 @@ def test_a_part_that_hangs_costs_its_answer_and_nobody_the_time() -> None:
         raise ValueError("odd")
 
     began = time.monotonic()
-    (late,) = asyncio.run(look._bounded("disk", hang, 0.05))
+    (late,) = asyncio.run(facts._bounded("disk", hang, 0.05))
     assert time.monotonic() - began < 60.0  # the loop ends with the thread still there
     assert (late.grade, late.found) == (Grade.WARN, "no answer within 0.05 s")
-    (odd,) = asyncio.run(look._bounded("disk", broken, 5.0))
+    (odd,) = asyncio.run(facts._bounded("disk", broken, 5.0))
     assert (odd.grade, odd.found) == (Grade.SKIPPED, "could not be looked at (ValueError: odd)")
     never.set()
 
@@ -148,7 +148,7 @@ def test_a_process_that_was_held_up_itself_blames_no_disk() -> None:
 
     def part() -> tuple[Check, ...]:
         goes_on.wait()
-        return (look.skipped("disk", "not now"),)
+        return (facts.skipped("disk", "not now"),)
 
     def held_up() -> None:
         time.sleep(1.2)
@@ -156,7 +156,7 @@ def test_a_process_that_was_held_up_itself_blames_no_disk() -> None:
 
     async def story() -> tuple[Check, ...]:
         asyncio.get_running_loop().call_soon(held_up)
-        return await look._bounded("disk", part, 1.0)
+        return await facts._bounded("disk", part, 1.0)
 
     (found,) = asyncio.run(story())
     assert found.grade is Grade.SKIPPED

@@ -11,11 +11,11 @@ import grpc.aio
 from certificates import Authority
 from served import Cable, agents, serving, soon
 
-from rendezvous.access.client_options import ClientOptions, current_token
 from rendezvous.access.tokens import Grant, Role, add_key, new_grant_id, read_keys, sign
-from rendezvous.channel import metadata, open_channel
-from rendezvous.events import Refused
-from rendezvous.types import JobSpec
+from rendezvous.client.channel import metadata, open_channel
+from rendezvous.client.options import ClientOptions, current_token
+from rendezvous.values.events import Refused
+from rendezvous.values.types import JobSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable

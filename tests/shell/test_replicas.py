@@ -23,9 +23,10 @@ from launched import eventually
 from ports import free_port, free_ports
 from served import Agent, Cable, Service, agents, serving, soon
 
-from rendezvous.access.client_options import ClientOptions
+from rendezvous.client.options import ClientOptions
 from rendezvous.control.ctl_calls import Service as Operations
-from rendezvous.events import (
+from rendezvous.store.open import open_store
+from rendezvous.values.events import (
     AgentLeft,
     AgentStopped,
     Assigned,
@@ -37,8 +38,15 @@ from rendezvous.events import (
     StoreOpened,
     Waiting,
 )
-from rendezvous.store.open import open_store
-from rendezvous.types import Cause, Decision, DecisionKind, FailureClass, JobSpec, RestartBudget, StoreAddress
+from rendezvous.values.types import (
+    Cause,
+    Decision,
+    DecisionKind,
+    FailureClass,
+    JobSpec,
+    RestartBudget,
+    StoreAddress,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

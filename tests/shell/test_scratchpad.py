@@ -7,15 +7,15 @@ from typing import Any
 import grpc
 from served import agents, soon
 
-from rendezvous.access.client_options import ClientOptions
-from rendezvous.channel import open_channel
-from rendezvous.events import Waiting
+from rendezvous.client.channel import open_channel
+from rendezvous.client.options import ClientOptions
 from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.service.limits import Limits
 from rendezvous.service.server import Server, ServerOptions
 from rendezvous.store.memory import MemoryStore
 from rendezvous.store.protocol import KEYS_PER_JOB
-from rendezvous.types import JobSpec
+from rendezvous.values.events import Waiting
+from rendezvous.values.types import JobSpec
 
 BUSY, LATE = grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.DEADLINE_EXCEEDED
 

@@ -18,12 +18,13 @@ import pytest
 from ports import free_port
 from served import Agent, Cable, Service, agents, join_bytes, raw_stream, serving, soon
 
-from rendezvous.access.client_options import ClientOptions
-from rendezvous.channel import open_channel
-from rendezvous.client import connect
+from rendezvous.client.channel import open_channel
+from rendezvous.client.options import ClientOptions
+from rendezvous.client.session import connect
 from rendezvous.control.ctl import main as ctl
 from rendezvous.control.ctl_calls import Service as Operations
-from rendezvous.events import (
+from rendezvous.pb import rendezvous_pb2 as pb
+from rendezvous.values.events import (
     AgentLeft,
     AgentStopped,
     Assigned,
@@ -36,8 +37,15 @@ from rendezvous.events import (
     StoreOpened,
     Waiting,
 )
-from rendezvous.pb import rendezvous_pb2 as pb
-from rendezvous.types import AgentId, Cause, DecisionKind, FailureClass, JobSpec, RestartBudget, StoreAddress
+from rendezvous.values.types import (
+    AgentId,
+    Cause,
+    DecisionKind,
+    FailureClass,
+    JobSpec,
+    RestartBudget,
+    StoreAddress,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

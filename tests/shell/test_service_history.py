@@ -11,10 +11,10 @@ from served import soon
 from rendezvous.service.jobs import Jobs
 from rendezvous.service.limits import Limits
 from rendezvous.service.metrics import Metrics
-from rendezvous.state import JobState, Phase
 from rendezvous.store.open import open_store
 from rendezvous.store.protocol import KEYS_PER_JOB
-from rendezvous.types import JobSpec, Outcome
+from rendezvous.values.state import JobState, Phase
+from rendezvous.values.types import JobSpec, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -11,7 +11,7 @@ import pytest
 from ports import free_port
 from served import Agent, Service, agents, serving, soon
 
-from rendezvous.events import (
+from rendezvous.values.events import (
     AgentLeft,
     AgentStopped,
     Assigned,
@@ -24,7 +24,7 @@ from rendezvous.events import (
     StoreOpened,
     Waiting,
 )
-from rendezvous.types import Cause, DecisionKind, FailureClass, JobSpec, RestartBudget, StoreAddress
+from rendezvous.values.types import Cause, DecisionKind, FailureClass, JobSpec, RestartBudget, StoreAddress
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

@@ -16,9 +16,9 @@ import pytest
 from served import Service, agents, join_bytes, raw_stream, serving, soon
 
 from rendezvous.codec import HEARTBEAT, from_agent_bytes
-from rendezvous.events import AgentStopped, Ended, RankFailed, RanksFinished, Waiting
 from rendezvous.service.server import raise_file_limit
-from rendezvous.types import AgentId, Cause, FailureClass, JobSpec
+from rendezvous.values.events import AgentStopped, Ended, RankFailed, RanksFinished, Waiting
+from rendezvous.values.types import AgentId, Cause, FailureClass, JobSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -103,7 +103,7 @@ def test_a_stream_is_one_agents(service: Service) -> None:
 def test_a_spec_that_could_busy_the_service_is_refused(service: Service, spec: JobSpec, words: str) -> None:
     async def story() -> None:
         from rendezvous.codec import read_to_agent
-        from rendezvous.events import Refused
+        from rendezvous.values.events import Refused
 
         async with raw_stream(service.endpoint) as call:
             await call.write(join_bytes(spec, "a"))

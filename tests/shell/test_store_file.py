@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rendezvous.service.owner import Conflict
-from rendezvous.state import JobState
 from rendezvous.store.file import open_file_store
 from rendezvous.store.open import open_store
 from rendezvous.store.protocol import StoreError
+from rendezvous.values.state import JobState
 
 if TYPE_CHECKING:
     from collections.abc import Callable

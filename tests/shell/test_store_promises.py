@@ -12,9 +12,9 @@ import pytest
 from etcd_cluster import running
 
 from rendezvous.service.owner import Conflict
-from rendezvous.state import JobState
 from rendezvous.store.open import open_store
 from rendezvous.store.protocol import KEY_BYTES, KEYS_PER_JOB, VALUE_BYTES, LimitReached
+from rendezvous.values.state import JobState
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

@@ -9,7 +9,7 @@ from launched import SOON_S, eventually
 from ports import free_port
 from served import soon
 
-from rendezvous.access.client_options import ClientOptions
+from rendezvous.client.options import ClientOptions
 from rendezvous.control.ctl_calls import Service as Operations
 from rendezvous.pb import rendezvous_pb2 as pb
 

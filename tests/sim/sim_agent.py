@@ -11,8 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from rendezvous.diagnosing.rank_view import RankPhase
-from rendezvous.diagnosing.sight import Sight
-from rendezvous.events import (
+from rendezvous.session_replay import Recital
+from rendezvous.values.events import (
     Accused,
     AgentHeard,
     AgentJoined,
@@ -33,8 +33,8 @@ from rendezvous.events import (
     StoreOpened,
     Waiting,
 )
-from rendezvous.service.conversation import Recital
-from rendezvous.types import AgentId, Assignment, Cause, FailureClass, JobSpec, NodeFacts, StoreAddress
+from rendezvous.values.rank_report import Sight
+from rendezvous.values.types import AgentId, Assignment, Cause, FailureClass, JobSpec, NodeFacts, StoreAddress
 
 if TYPE_CHECKING:
     from sim_network import Connection

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rendezvous.events import (
+from rendezvous.values.events import (
     AgentHeard,
     AgentStopped,
     CheckpointTaken,
@@ -16,11 +16,11 @@ from rendezvous.events import (
     StoreOpened,
     Tell,
 )
-from rendezvous.state import JobState, Phase
-from rendezvous.types import DecisionKind, ScaleUp, World
+from rendezvous.values.state import JobState, Phase
+from rendezvous.values.types import DecisionKind, ScaleUp, World
 
 if TYPE_CHECKING:
-    from rendezvous.events import Effect, Event
+    from rendezvous.values.events import Effect, Event
 
 _REPORTS = (StoreOpened, RankFailed, RanksFinished, AgentStopped, CheckpointTaken)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from sim_invariants import Violation, check_step, require
 
-from rendezvous.events import (
+from rendezvous.values.events import (
     Assigned,
     Ended,
     RankFailed,
@@ -14,15 +14,15 @@ from rendezvous.events import (
     Stop,
     StoreAt,
 )
-from rendezvous.state import JobState, Phase
-from rendezvous.types import AgentId, Assignment, Cause, Decision, DecisionKind, FailureClass, World
+from rendezvous.values.state import JobState, Phase
+from rendezvous.values.types import AgentId, Assignment, Cause, Decision, DecisionKind, FailureClass, World
 
 if TYPE_CHECKING:
     from sim_agent import FakeAgent
     from sim_world import SimWorld
 
-    from rendezvous.events import Event
     from rendezvous.service.owner import Turn
+    from rendezvous.values.events import Event
 
 __all__ = ["Monitor", "Violation"]
 

@@ -6,15 +6,15 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
 
-from rendezvous.events import AgentLost, DeadlineReached, Persist, SetDeadline, Tell
 from rendezvous.service.owner import Conflict, OwnedJob, Turn
-from rendezvous.state import JobState
+from rendezvous.values.events import AgentLost, DeadlineReached, Persist, SetDeadline, Tell
+from rendezvous.values.state import JobState
 
 if TYPE_CHECKING:
     from sim_network import Connection
     from sim_world import SimWorld
 
-    from rendezvous.events import Event
+    from rendezvous.values.events import Event
 
 
 class FakeStore:

@@ -14,9 +14,9 @@ from sim_monitor import Monitor, Violation
 from sim_network import Clock, Connection, Network
 from sim_service import FakeStore, Service
 
-from rendezvous.events import JobAborted, JobResized, NodeDrained, NodeResumed, RestartOrdered
-from rendezvous.state import Phase
-from rendezvous.types import JobSpec, RestartBudget, ScaleUp
+from rendezvous.values.events import JobAborted, JobResized, NodeDrained, NodeResumed, RestartOrdered
+from rendezvous.values.state import Phase
+from rendezvous.values.types import JobSpec, RestartBudget, ScaleUp
 
 CHAOS_S = 12.0
 HEAL_S = 90.0

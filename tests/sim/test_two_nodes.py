@@ -10,7 +10,8 @@ from dataclasses import replace
 import pytest
 from sim_invariants import check_step
 
-from rendezvous.events import (
+from rendezvous.machine import step
+from rendezvous.values.events import (
     AgentJoined,
     AgentLeft,
     AgentLost,
@@ -23,10 +24,17 @@ from rendezvous.events import (
     RestartOrdered,
     StoreOpened,
 )
-from rendezvous.machine import step
-from rendezvous.rounds.frozen_map import FrozenMap
-from rendezvous.state import JobState, Phase
-from rendezvous.types import AgentId, Cause, FailureClass, JobSpec, NodeFacts, RestartBudget, StoreAddress
+from rendezvous.values.frozen_map import FrozenMap
+from rendezvous.values.state import JobState, Phase
+from rendezvous.values.types import (
+    AgentId,
+    Cause,
+    FailureClass,
+    JobSpec,
+    NodeFacts,
+    RestartBudget,
+    StoreAddress,
+)
 
 _STATES_BOUND = 2_500
 _A, _A2, _B = AgentId("a", "1"), AgentId("a", "2"), AgentId("b", "1")

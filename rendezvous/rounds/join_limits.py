@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rendezvous.types import AgentId, Assignment, JobSpec, NodeFacts
+    from rendezvous.values.types import AgentId, Assignment, JobSpec, NodeFacts
 
 JOB_ID_CHARS = 128
 _NODES = 100_000

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import grpc
 import grpc.aio
 
-from rendezvous.access.client_options import OptionsUnusable, current_token, is_loopback
 from rendezvous.access.secret import NAME
-from rendezvous.session import CONNECT_S, PATIENCE_S, PING_AFTER_S
+from rendezvous.client.options import OptionsUnusable, current_token, is_loopback
+from rendezvous.client.session_rules import CONNECT_S, PATIENCE_S, PING_AFTER_S
 
 if TYPE_CHECKING:
-    from rendezvous.access.client_options import ClientOptions
+    from rendezvous.client.options import ClientOptions
 
 _OPTIONS = (
     ("grpc.max_receive_message_length", 4 * 1024 * 1024),

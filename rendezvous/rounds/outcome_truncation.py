@@ -8,13 +8,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rendezvous.events import Ended
+from rendezvous.values.events import Ended
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rendezvous.events import ToAgent
-    from rendezvous.types import Cause, Decision, Outcome
+    from rendezvous.values.events import ToAgent
+    from rendezvous.values.types import Cause, Decision, Outcome
 
 ENDED_BYTES = 128 * 1024
 

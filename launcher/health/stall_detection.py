@@ -33,14 +33,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from launcher.health.budgets import ASLEEP_S, AT_WORK_S
+from launcher.settings.budgets import ASLEEP_S, AT_WORK_S
 from rendezvous.diagnosing.rank_view import HELD, RankPhase, RankView
-from rendezvous.diagnosing.sight import CALLS_TOLD, GROUPS_TOLD, Sight
+from rendezvous.values.rank_report import CALLS_TOLD, GROUPS_TOLD, Sight
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from launcher.health.budgets import Budgets
+    from launcher.settings.budgets import Budgets
     from rendezvous.diagnosing.rank_view import Collective, GroupView
 
 _STEPS = 20.0

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from launcher.exchange import CheckpointSignal, Isolated, StopRequested, StoreReached
 from launcher.output.lines import printable
 from launcher.supervised import Phase
-from rendezvous.events import Assigned, CheckpointRequested, Notice, Stop, Waiting
-from rendezvous.types import DecisionKind
+from rendezvous.values.events import Assigned, CheckpointRequested, Notice, Stop, Waiting
+from rendezvous.values.types import DecisionKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from rendezvous.events import (
+from rendezvous.values.events import (
     AgentJoined,
     AgentLeft,
     AgentStopped,
@@ -27,8 +27,8 @@ from rendezvous.events import (
 )
 
 if TYPE_CHECKING:
-    from rendezvous.events import ToAgent
-    from rendezvous.types import Assignment
+    from rendezvous.values.events import ToAgent
+    from rendezvous.values.types import Assignment
 
 
 @dataclass(frozen=True, slots=True)

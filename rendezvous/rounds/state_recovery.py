@@ -14,14 +14,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rendezvous.rounds.ranks import form_world
-from rendezvous.types import Decision, DecisionKind
+from rendezvous.values.types import Decision, DecisionKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rendezvous.events import AgentJoined
-    from rendezvous.state import JobState, Member
-    from rendezvous.types import World
+    from rendezvous.values.events import AgentJoined
+    from rendezvous.values.state import JobState, Member
+    from rendezvous.values.types import World
 
 
 def reminded(state: JobState, event: AgentJoined) -> JobState:

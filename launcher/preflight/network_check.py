@@ -20,17 +20,17 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from launcher.joining.connect import CannotMeet
 from launcher.joining.join import job_spec, node_facts
-from launcher.joining.meet import CannotMeet
 from launcher.preflight import link_plan, wire
 from launcher.preflight.aside import aside
 from launcher.preflight.checkup import Check, Grade, skipped
 from launcher.preflight.link_plan import Baseline, Findings, Link, SlowNode
 from launcher.version import VERSION
-from rendezvous.asking import NotAnswered, Scratch
+from rendezvous.client.scratch_client import NotAnswered, Scratch
 from rendezvous.diagnosing import versions
 from rendezvous.diagnosing.versions import Difference
-from rendezvous.events import (
+from rendezvous.values.events import (
     AgentJoined,
     AgentLeft,
     Assigned,
@@ -41,16 +41,16 @@ from rendezvous.events import (
     StoreOpened,
     Waiting,
 )
-from rendezvous.types import RestartBudget, StoreAddress
+from rendezvous.values.types import RestartBudget, StoreAddress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from launcher.joining.meet import Met
+    from launcher.joining.connect import Met
     from launcher.preflight.checkup import Report
     from launcher.preflight.link_plan import Pair
     from launcher.settings.spec import LaunchSpec
-    from rendezvous.types import Assignment
+    from rendezvous.values.types import Assignment
 
 SUFFIX = ".preflight"
 _TOO_LATE = "the job is over"

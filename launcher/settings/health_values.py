@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from launcher.settings.values import BadValue, endpoint, port, positive_duration, shown
-from rendezvous.types import StragglerPolicy, StragglerRule
+from rendezvous.values.types import StragglerPolicy, StragglerRule
 
 _FORM = ("off, report or exclude, then any of factor, window", "report,factor=2,window=1m")
 _LOOPBACK = "127.0.0.1"

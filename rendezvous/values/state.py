@@ -18,11 +18,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 
-# At run time, not for the checker only: the codec reads these annotations.
-from rendezvous.diagnosing.sight import Sight  # noqa: TC001
 from rendezvous.diagnosing.stragglers import Race
-from rendezvous.rounds.frozen_map import EMPTY, FrozenMap
-from rendezvous.types import (  # noqa: TC001
+from rendezvous.values.frozen_map import EMPTY, FrozenMap
+
+# At run time, not for the checker only: the codec reads these annotations.
+from rendezvous.values.rank_report import Sight  # noqa: TC001
+from rendezvous.values.types import (  # noqa: TC001
     AgentId,
     Assignment,
     Cause,

@@ -1,4 +1,4 @@
-"""The rules of an agent's session, which outlives streams, services and addresses. Pure; see `rendezvous.remote`.
+"""The rules of an agent's session, which outlives streams, services and addresses. Pure; see `remote_session`.
 
 Theory of operation
 -------------------
@@ -21,11 +21,11 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, assert_never
 
-from rendezvous.events import AgentJoined, Refused, Waiting
-from rendezvous.service.conversation import Moved, Recital
+from rendezvous.session_replay import Moved, Recital
+from rendezvous.values.events import AgentJoined, Refused, Waiting
 
 if TYPE_CHECKING:
-    from rendezvous.events import FromAgent, ToAgent
+    from rendezvous.values.events import FromAgent, ToAgent
 
 PATIENCE_S = 1.6  # for the answer to a ping
 PING_AFTER_S = 0.8  # with nothing heard

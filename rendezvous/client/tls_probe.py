@@ -11,11 +11,11 @@ import ssl
 from typing import TYPE_CHECKING
 
 from rendezvous.access.certificates import fault
-from rendezvous.access.client_options import ENV
 from rendezvous.access.secret import NAME, as_file
+from rendezvous.client.options import ENV
 
 if TYPE_CHECKING:
-    from rendezvous.access.client_options import ClientOptions
+    from rendezvous.client.options import ClientOptions
 
 NOT_ALLOWED = 77  # the exit code that goes with it
 _WITHIN_S = 3.0  # of each try

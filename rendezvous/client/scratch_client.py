@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 
-from rendezvous.channel import metadata, open_channel
+from rendezvous.client.channel import metadata, open_channel
 from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.service.health import TIME_METADATA
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rendezvous.access.client_options import ClientOptions
+    from rendezvous.client.options import ClientOptions
 
 _SCRATCHPAD = "/rendezvous.v1.Scratchpad/"
 _HEALTH_CHECK = "/grpc.health.v1.Health/Check"

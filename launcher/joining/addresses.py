@@ -12,7 +12,7 @@ import struct
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rendezvous.types import StoreAddress
+    from rendezvous.values.types import StoreAddress
 
 _PATIENCE_S = 5.0  # a link that is gone for a moment is back by then
 _AGAIN_S = 0.2

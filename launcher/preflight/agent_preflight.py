@@ -7,20 +7,20 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from launcher.exchange import StopRequested
-from launcher.joining.meet import CannotMeet, beside
+from launcher.joining.connect import CannotMeet, beside
 from launcher.preflight import checkup, host
 from launcher.preflight.checkup import Clock, Grade, skipped
-from launcher.preflight.look import look
+from launcher.preflight.facts import look
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from launcher.exchange import Fact
-    from launcher.joining.meet import Met
+    from launcher.joining.connect import Met
     from launcher.preflight.checkup import Check, Report
     from launcher.settings.spec import LaunchSpec
-    from rendezvous.events import AgentJoined
-    from rendezvous.types import NodeFacts
+    from rendezvous.values.events import AgentJoined
+    from rendezvous.values.types import NodeFacts
 
 UNFIT = 71
 _CLOCK_S = 3.0
@@ -84,12 +84,12 @@ class Preflight:
         return Fitness(not failed, failed[:_NOTE_CHARS], str(report.versions))
 
     async def _meet(self, met: Met, report: Report) -> tuple[Check, ...]:
-        from launcher.preflight import meeting  # which loads gRPC
+        from launcher.preflight import network_check  # which loads gRPC
 
-        spec = replace(self._spec, run_id=self._spec.run_id + meeting.SUFFIX)
+        spec = replace(self._spec, run_id=self._spec.run_id + network_check.SUFFIX)
         other = await beside(met, spec)
         try:
-            return await meeting.compare(
+            return await network_check.compare(
                 other, spec, report, mtu_of(spec), lambda what: self._say(f"pre-flight: {what}")
             )
         finally:
@@ -115,7 +115,7 @@ def mtu_of(spec: LaunchSpec) -> int:
 async def clock_checks(met: Met) -> tuple[Check, ...]:
     if not met.endpoints:
         return ()
-    from rendezvous.asking import clock_offset
+    from rendezvous.client.scratch_client import clock_offset
 
     try:
         found = await asyncio.wait_for(clock_offset(met.endpoints[0], met.options), _CLOCK_S)

@@ -21,17 +21,17 @@ from typing import TYPE_CHECKING
 
 from rendezvous.diagnosing.diagnosis import LONGEST_PATIENCE_S, diagnose
 from rendezvous.diagnosing.finding import TIMED_OUT_EXIT_CODE, Finding, Patience
-from rendezvous.events import Accused, Examine, Tell
-from rendezvous.rounds.frozen_map import FrozenMap
 from rendezvous.rounds.sealing import Result, world_of
 from rendezvous.rounds.stopping import rank_failed
-from rendezvous.state import Examination, JobState, Phase, Stage
-from rendezvous.types import Cause, FailureClass
+from rendezvous.values.events import Accused, Examine, Tell
+from rendezvous.values.frozen_map import FrozenMap
+from rendezvous.values.state import Examination, JobState, Phase, Stage
+from rendezvous.values.types import Cause, FailureClass
 
 if TYPE_CHECKING:
-    from rendezvous.diagnosing.sight import Sight
-    from rendezvous.state import Member
-    from rendezvous.types import Placement
+    from rendezvous.values.rank_report import Sight
+    from rendezvous.values.state import Member
+    from rendezvous.values.types import Placement
 
 ANSWER_WITHIN_S = 2.0
 TIMES_ASKED, ASK_AGAIN_S = 4, 0.5  # while somebody is silent and nothing is certain

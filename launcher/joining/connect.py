@@ -13,8 +13,8 @@ import socket
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, assert_never
 
-from launcher.joining import reach
-from launcher.joining.meeting import (
+from launcher.joining import addresses
+from launcher.joining.endpoint import (
     Deployed,
     Embedded,
     Endpoint,
@@ -23,17 +23,17 @@ from launcher.joining.meeting import (
     meeting_point,
     parse_endpoint,
 )
-from rendezvous.access.client_options import ENV, ClientOptions, OptionsUnusable, client_options
-from rendezvous.client import connect
+from rendezvous.client.options import ENV, ClientOptions, OptionsUnusable, client_options
+from rendezvous.client.session import connect
 from rendezvous.embedded import EmbeddedRendezvous
 from rendezvous.hosted import protection, serve
-from rendezvous.types import AgentId
+from rendezvous.values.types import AgentId
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from launcher.settings.spec import LaunchSpec
-    from rendezvous.client import Session
+    from rendezvous.client.session import Session
 
 _LOOPBACK = "127.0.0.1"
 _SLOTS = 256  # agents of one job on one host
@@ -83,9 +83,9 @@ async def meet(spec: LaunchSpec, incarnation: str) -> Met:
 
 
 def _address_of(interface: str) -> str:
-    address = reach.address_of_interface(interface)
+    address = addresses.address_of_interface(interface)
     if not address:
-        known = reach.interfaces()
+        known = addresses.interfaces()
         problem = (
             "it has no address" if interface in known else f"there is none here; there are {', '.join(known)}"
         )
@@ -96,7 +96,7 @@ def _address_of(interface: str) -> str:
 def _check_own(spec: LaunchSpec) -> None:
     """The ranks of a single node meet at an address of its own."""
     given = f"--master-addr {spec.master_addr}" if spec.master_addr else f"--local-addr {spec.local_addr}"
-    if obstacle := reach.obstacle_to_listening(spec.master_addr or spec.local_addr):
+    if obstacle := addresses.obstacle_to_listening(spec.master_addr or spec.local_addr):
         raise CannotMeet(f"{given}: {obstacle}, and this is the job's only one; leave it out")
 
 
@@ -109,13 +109,13 @@ async def _serve_or_connect(
     spec: LaunchSpec, host: str, incarnation: str, endpoint: Endpoint, why: str
 ) -> Met:
     options = _options(spec)
-    own = await asyncio.to_thread(reach.own_address_of, endpoint.host, endpoint.port)
-    if not own or not reach.is_free(own, endpoint.port):
+    own = await asyncio.to_thread(addresses.own_address_of, endpoint.host, endpoint.port)
+    if not own or not addresses.is_free(own, endpoint.port):
         return await _connect(spec, host, incarnation, (endpoint,), options, own)
     own, listen = _for_others_too(endpoint, own)
     try:
         protected = protection(os.environ, options.secret)
-        if not (protected.suffices or options.insecure or reach.is_loopback(listen)):
+        if not (protected.suffices or options.insecure or addresses.is_loopback(listen)):
             raise CannotMeet(_open_to_strangers(endpoint, why))
         stop_serving = await serve(str(Endpoint(listen, endpoint.port)), protected)
     except OptionsUnusable as error:
@@ -141,8 +141,8 @@ async def beside(met: Met, spec: LaunchSpec) -> Met:
 def _for_others_too(endpoint: Endpoint, own: str) -> tuple[str, str]:
     """Our address and the one to listen on. Debian's /etc/hosts gives a host's own name an address of loopback."""
     outward = ""
-    if reach.is_loopback(own) and not reach.is_loopback(endpoint.host):
-        outward = reach.outward_address()
+    if addresses.is_loopback(own) and not addresses.is_loopback(endpoint.host):
+        outward = addresses.outward_address()
     return (outward, "0.0.0.0") if outward else (own, own)
 
 
@@ -188,7 +188,7 @@ async def _connect(
 
 
 def _source_address(endpoints: tuple[Endpoint, ...]) -> str:
-    found = (reach.source_address(endpoint.host, endpoint.port) for endpoint in endpoints)
+    found = (addresses.source_address(endpoint.host, endpoint.port) for endpoint in endpoints)
     return next((address for address in found if address), "")
 
 

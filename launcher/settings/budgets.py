@@ -1,4 +1,4 @@
-"""How long ranks may go without a sign of life: `--hang-timeout`. See launcher/health/stillness.py for what that is."""
+"""How long ranks may go without progress: `--hang-timeout`. `launcher.health.stall_detection` defines progress."""
 
 from __future__ import annotations
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rendezvous.diagnosing.sight import Sight
 from rendezvous.diagnosing.stragglers import Pace
-from rendezvous.types import (
+from rendezvous.values.rank_report import Sight
+from rendezvous.values.types import (
     AgentId,
     Assignment,
     Cause,

@@ -1,4 +1,4 @@
-"""The session of an agent whose service is elsewhere: gRPC streams, timers and chance around `rendezvous.session`.
+"""The session of an agent whose service is elsewhere: gRPC streams, timers and chance around `session_rules`.
 
 One task carries out what the session's rules ask for, one after the other: hold a stream, or pause. What arrives on
 the stream, what the agent says, and how a stream ended go to the rules as events.
@@ -15,12 +15,9 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 
-from rendezvous.access.client_options import OptionsUnusable
-from rendezvous.access.misfit import misfit
-from rendezvous.channel import metadata, open_channel
-from rendezvous.codec import HEARTBEAT, BadMessage, from_agent_bytes, read_to_agent
-from rendezvous.events import AgentHeard, Refused
-from rendezvous.session import (
+from rendezvous.client.channel import metadata, open_channel
+from rendezvous.client.options import OptionsUnusable
+from rendezvous.client.session_rules import (
     CloseRequested,
     ContactChanged,
     Deliver,
@@ -37,14 +34,17 @@ from rendezvous.session import (
     heartbeat_every_s,
     step,
 )
+from rendezvous.client.tls_probe import misfit
+from rendezvous.codec import HEARTBEAT, BadMessage, from_agent_bytes, read_to_agent
+from rendezvous.values.events import AgentHeard, Refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from rendezvous.access.client_options import ClientOptions
-    from rendezvous.events import FromAgent, ToAgent
-    from rendezvous.session import SessionEvent
-    from rendezvous.types import AgentId
+    from rendezvous.client.options import ClientOptions
+    from rendezvous.client.session_rules import SessionEvent
+    from rendezvous.values.events import FromAgent, ToAgent
+    from rendezvous.values.types import AgentId
 
 ATTEND = "/rendezvous.v1.Agents/Attend"
 

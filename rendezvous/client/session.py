@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from rendezvous.access.client_options import ClientOptions
-    from rendezvous.events import FromAgent, ToAgent
-    from rendezvous.types import AgentId
+    from rendezvous.client.options import ClientOptions
+    from rendezvous.values.events import FromAgent, ToAgent
+    from rendezvous.values.types import AgentId
 
 
 class Session(Protocol):
@@ -32,6 +32,6 @@ def connect(endpoints: Sequence[str], agent: AgentId, options: ClientOptions) ->
     from rendezvous.grpc_io import choose_engine
 
     choose_engine()
-    from rendezvous.remote import RemoteSession
+    from rendezvous.client.remote_session import RemoteSession
 
     return RemoteSession(tuple(endpoints), agent, options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from launcher.health.budgets import Budgets
+from launcher.settings.budgets import Budgets
 from launcher.settings.values import BadValue, positive_duration, shown
 
 _FORM = ("auto, off or TIME, then any of start, first-step, checkpoint, evaluation", "30s,first-step=20m")

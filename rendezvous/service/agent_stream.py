@@ -14,16 +14,16 @@ import grpc
 import grpc.aio
 
 from rendezvous.codec import HEARTBEAT, BadMessage, read_from_agent, to_agent_bytes
-from rendezvous.events import AgentJoined, AgentLeft
 from rendezvous.service.limits import Allowance
+from rendezvous.values.events import AgentJoined, AgentLeft
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rendezvous.events import FromAgent
-    from rendezvous.service.conversation import Moved
     from rendezvous.service.limits import Limits
-    from rendezvous.types import AgentId
+    from rendezvous.session_replay import Moved
+    from rendezvous.values.events import FromAgent
+    from rendezvous.values.types import AgentId
 
 _PACE_EVERY = 64
 _RESPITE_S = 0.05

@@ -25,13 +25,13 @@ from launcher.exchange import (
     TakeStacks,
 )
 from launcher.supervised import Phase
-from rendezvous.events import Accused, Examine, Examined, RankFailed, RanksStill
-from rendezvous.types import DecisionKind
+from rendezvous.values.events import Accused, Examine, Examined, RankFailed, RanksStill
+from rendezvous.values.types import DecisionKind
 
 if TYPE_CHECKING:
     from launcher.exchange import Action
     from launcher.supervised import Step, Supervision
-    from rendezvous.types import Decision
+    from rendezvous.values.types import Decision
 
 _PEERS_STAY = (
     DecisionKind.GROW,

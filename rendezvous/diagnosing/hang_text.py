@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rendezvous.diagnosing.rank_view import Collective
-    from rendezvous.diagnosing.sight import Sight
     from rendezvous.diagnosing.waits import Call, Waits
+    from rendezvous.values.rank_report import Sight
 
 _NAMED = 8  # ranks, in one line
 

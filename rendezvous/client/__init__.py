@@ -1,0 +1,1 @@
+"""What an agent or a tool needs to reach a rendezvous; it imports nothing of the service."""
