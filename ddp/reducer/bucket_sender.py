@@ -321,7 +321,8 @@ class Sending:
         except RuntimeError as error:
             self._explain(error, number)
             raise
-        self._page.back(before)
+        finally:
+            self._page.back(before)
         self._page.buckets(len(self.buckets), self._launched, number + 1)
         with torch.no_grad():
             if self._taker is not None:

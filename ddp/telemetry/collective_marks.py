@@ -79,9 +79,11 @@ def note_forming(page: Page) -> None:
             return make(*args, **kwargs)
         before = page.mark(COMMUNICATE)
         ticket = page.enter(_those_who_form(page, op, ranks), op, "", 0, 0, -1, False, 0)
-        made = make(*args, **kwargs)  # where it fails the page goes on showing that it was here
-        page.leave(ticket)
-        page.phase(before)  # the start of a script is not over with this
+        try:
+            made = make(*args, **kwargs)
+        finally:
+            page.phase(before)  # the start of a script is not over with this
+        page.leave(ticket)  # where it fails the page goes on showing that it was here
         return made
 
     registry._new_process_group_helper = make_group
@@ -221,8 +223,8 @@ class _Marks:
             raise
         finally:
             known.inside = False
-        if at_once:
-            page.back(before)
+            if at_once:
+                page.back(before)
         if work is None:
             page.leave(flight.ticket)
         else:
@@ -293,8 +295,9 @@ class _Marks:
         except RuntimeError as error:  # and the page goes on showing where
             _tell(error, flight)
             raise
+        finally:
+            page.back(before)
         page.leave(flight.ticket)
-        page.back(before)
         return result
 
     def future(self, original: Callable[..., Any], work: Any, args: Any, kwargs: Any) -> Any:

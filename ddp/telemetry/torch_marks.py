@@ -16,7 +16,7 @@ from . import collective_marks, comm_words, ending, guard, status_page
 from .status_page import BACKWARD, CHECKPOINT, DATA, EXITING, FORWARD, IDLE, OPTIMIZER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from .status_page import Page
 
@@ -68,6 +68,32 @@ def _mark_steps(page: Page) -> None:
 
     register_optimizer_step_pre_hook(begins)
     register_optimizer_step_post_hook(is_over)
+    _mark_failed_steps(page)
+
+
+def _mark_failed_steps(page: Page) -> None:
+    """torch calls no hook after a step that raised: look inside its wrapper around each optimizer's `step`."""
+    import torch
+
+    is_compiling = torch.compiler.is_compiling
+    optimizer: Any = torch.optim.Optimizer
+    wrap_step = optimizer.profile_hook_step
+
+    @functools.wraps(wrap_step)
+    def profile_hook_step(step: Callable[..., Any]) -> Any:
+        @functools.wraps(step)
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            if is_compiling():
+                return step(*args, **kwargs)
+            try:
+                return step(*args, **kwargs)
+            except BaseException:
+                page.mark(IDLE)
+                raise
+
+        return wrap_step(guarded)
+
+    optimizer.profile_hook_step = staticmethod(profile_hook_step)
 
 
 def _mark_modules(page: Page) -> None:
@@ -77,13 +103,33 @@ def _mark_modules(page: Page) -> None:
 
     is_compiling = torch.compiler.is_compiling
     wrapper: Any = DistributedDataParallel
-    pre, post = wrapper._pre_forward, wrapper._post_forward
+    pre, inside, post = wrapper._pre_forward, wrapper._inside_ddp_forward, wrapper._post_forward
+
+    # torch.compile gives up on a frame that handles exceptions, so the handler has a frame of its own.
+    def begin(self: Any, *inputs: Any, **kwargs: Any) -> Any:
+        try:
+            return pre(self, *inputs, **kwargs)
+        except BaseException:
+            page.mark(IDLE)
+            raise
 
     @functools.wraps(pre)
     def _pre_forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
-        if not is_compiling():
-            page.mark(FORWARD)
-        return pre(self, *inputs, **kwargs)
+        if is_compiling():
+            return pre(self, *inputs, **kwargs)
+        page.mark(FORWARD)
+        return begin(self, *inputs, **kwargs)
+
+    # torch keeps its own out of torch.compile in the same way.
+    @contextlib.contextmanager
+    @torch._disable_dynamo(recursive=False)  # type: ignore[attr-defined]
+    def _inside_ddp_forward(self: Any) -> Iterator[None]:
+        with inside(self):
+            try:
+                yield
+            except BaseException:
+                page.mark(IDLE)
+                raise
 
     @functools.wraps(post)
     def _post_forward(self: Any, output: Any) -> Any:
@@ -93,6 +139,7 @@ def _mark_modules(page: Page) -> None:
         return output
 
     wrapper._pre_forward, wrapper._post_forward = _pre_forward, _post_forward
+    wrapper._inside_ddp_forward = functools.wraps(inside)(_inside_ddp_forward)
 
 
 def _mark_backward(page: Page) -> None:
@@ -105,9 +152,10 @@ def _mark_backward(page: Page) -> None:
     @functools.wraps(run)
     def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
         before = page.mark(BACKWARD)
-        result = run(*args, **kwargs)
-        page.back(before)
-        return result
+        try:
+            return run(*args, **kwargs)
+        finally:
+            page.back(before)
 
     autograd._engine_run_backward = _engine_run_backward
 
@@ -121,12 +169,9 @@ def _mark_loaders(page: Page) -> None:
     def __next__(self: Any) -> Any:
         before = page.mark(DATA)
         try:
-            batch = following(self)
-        except StopIteration:
+            return following(self)
+        finally:
             page.back(before)
-            raise
-        page.back(before)
-        return batch
 
     _BaseDataLoaderIter.__next__ = __next__  # type: ignore[method-assign]
 
@@ -143,7 +188,7 @@ def _mark_saving(page: Page) -> None:
         try:
             return save(*args, **kwargs)
         finally:
-            page.phase(before)  # a script that goes on after an error is in no checkpoint any more
+            page.phase(before)
 
     torch.save = torch.serialization.save = saving
 

@@ -223,6 +223,72 @@ def test_how_long_a_group_waits_is_known_while_it_is_formed(pages: Pages) -> Non
             alone.kill()
 
 
+def test_a_caught_error_leaves_the_phase_that_it_was_raised_in(pages: Pages) -> None:
+    program = """
+    import torch, torch.distributed as dist
+    from ddp import DistributedDataParallel as Ours
+    from ddp.telemetry import torch_marks
+    from torch.nn.parallel import DistributedDataParallel as Torchs
+    torch_marks.install()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+    class Odd(torch.optim.SGD):
+        def step(self, closure=None):
+            raise ValueError("step")
+
+    class Broken(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            raise ValueError("backward")
+
+    class Dataset(torch.utils.data.Dataset):
+        def __len__(self):
+            return 1
+
+        def __getitem__(self, i):
+            raise ValueError("data")
+
+    def hook(state, bucket):
+        def fail(_future):
+            raise ValueError("hook")
+        future = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future.then(fail)
+
+    plain = torch.nn.Linear(2, 2)
+    wrapped = [Ours(torch.nn.Linear(2, 2)), Torchs(torch.nn.Linear(2, 2))]
+    hooked = Ours(torch.nn.Linear(2, 2))
+    hooked.register_comm_hook(None, hook)
+    x = torch.ones(1, 2)
+    def backward(model):
+        Broken.apply(model(x)).sum().backward()
+
+    fails = {
+        **{f"backward of {type(m).__module__}": lambda m=m: backward(m) for m in (plain, *wrapped)},
+        "grad": lambda: torch.autograd.grad(Broken.apply(plain(x)).sum(), plain.weight),
+        **{f"forward of {type(m).__module__}": lambda m=m: m(torch.ones(3)) for m in wrapped},
+        "hook": lambda: hooked(x).sum().backward(),
+        "optimizer": lambda: Odd(plain.parameters(), lr=1.0).step(),
+        "data": lambda: next(iter(torch.utils.data.DataLoader(Dataset()))),
+        "collective": lambda: dist.all_reduce(torch.ones(1, dtype=torch.float32).to_sparse_csr()),
+        "forming": lambda: dist.new_group([0], backend="unheard of"),
+    }
+    page.phase(status_page.IDLE)
+    left = {}
+    for name, fail in fails.items():
+        try:
+            fail()
+        except Exception:
+            left[name] = page.phase(status_page.IDLE)
+    assert left == dict.fromkeys(fails, status_page.IDLE), left
+    """
+    writing(pages, program)
+
+
 def seen(pages: Pages) -> RankView:
     view = pages.view(0)
     assert view is not None
