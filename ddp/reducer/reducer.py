@@ -283,6 +283,7 @@ class Reducer:
         skips = self.settings.skip_unused and not self.sending.hooked
         if skips and seen.unused.issuperset(members):
             return None
+        seen.reduced += 1
         return self.carrying.launch(bucket)
 
     def _all_launched(self, seen: Round) -> None:

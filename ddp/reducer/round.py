@@ -104,6 +104,7 @@ class Round:
     order: list[int] = field(default_factory=list)
     tasks: set[int] = field(default_factory=set)  # the engine's graph tasks that gradients came in
     works: list[Any] = field(default_factory=list)
+    reduced: int = 0  # how many buckets were sent: those without a used parameter may be skipped
     before: Baseline | None = None
     begun: bool = False
     # The end of the outermost backward will be told; it has been.

@@ -182,7 +182,7 @@ class TorchReducer(LastingReducer):
                 "gradient_as_bucket_view": int(self.settings.as_views),
                 "has_rebuilt_buckets": int(self.rebuilt),
                 "is_multi_device_module": int(len({one.device for one in facts}) > 1),
-                "num_buckets_reduced": len(chosen.buckets),
+                "num_buckets_reduced": before.reduced if before else len(chosen.buckets),
                 "unused_parameter_size": sum(facts[i].nbytes for i in (before.unused if before else ())),
             },
         )

@@ -60,6 +60,7 @@ PASSING = [
     "test_dump_DDP_relevant_env_vars",
     "test_get_data_parallel_params",
     "test_grads_same_across_ranks_with_no_sync",
+    "test_skip_all_reduce_unused_parameters",
     "test_stateless_api_with_ddp",
     "test_static_graph_api_cpu",
     "test_static_graph_multi_forward",
