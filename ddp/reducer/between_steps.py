@@ -7,6 +7,7 @@ the hooks follow the plan, fewer where the order proved steady.
 
 from __future__ import annotations
 
+import weakref
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ddp.reducer.round import Baseline, Round
+    from ddp.reducer.unowned_gradients import Guarded
 
 
 # How often a changed order is learned anew before every parameter is watched for good.
@@ -30,6 +32,9 @@ class LastingReducer(Reducer):
     agreed_order: Sequence[int] = ()
     # Gradients as a backward that raised has left them, some of them averaged; and their versions.
     _spoilt: Sequence[tuple[int, torch.Tensor, int]] = ()
+    # Other reducers of some of the same parameters, and the mode that was left because of them.
+    _sharing: Sequence[weakref.ref[Guarded]] = ()
+    _mode_alone = Mode.COUNT
 
     @cached_property
     def at_round_over(self) -> list[Callable[[], None]]:
@@ -45,10 +50,22 @@ class LastingReducer(Reducer):
         self._follow(self.sending.planned(self.agreed_order, limit))
         self._watch_as(self._mode)
 
-    def shares_parameters(self) -> None:
-        super().shares_parameters()
+    def shares_parameters_with(self, other: Guarded) -> None:
+        """Each gathers what autograd gave, nothing of the other's."""
+        self._sharing = [*self._sharing, weakref.ref(other)]
+        self.sending.shares_gradients(True)
         if self._mode is Mode.SENTINEL:  # which tells by the gradients whether anything came late
+            self._mode_alone = Mode.SENTINEL
             self._watch_as(Mode.COUNT)
+
+    def _look_for_sharers(self) -> None:
+        """Between two backwards: once the others are gone, what they made slow is undone."""
+        if not self._sharing or any(other() is not None for other in self._sharing):
+            return
+        self._sharing = ()
+        self.sending.shares_gradients(False)
+        if self._mode is Mode.COUNT:
+            self._watch_as(self._mode_alone)
 
     def _ensure_prior_finished(self) -> None:
         seen, lacking = self._round, self._lacking
@@ -114,6 +131,7 @@ class LastingReducer(Reducer):
         if self._within_own_backward():
             return False
         self._ensure_prior_finished()
+        self._look_for_sharers()
         learned, self._lesson = self._lesson, None
         if learned is None:
             return False
@@ -124,8 +142,9 @@ class LastingReducer(Reducer):
             self._expected = list(learned.expected)
             self._own_order = learned.order
         self._lessons += 1
-        steady = self._lessons <= _MOST_LESSONS and not self._hooked_by_others and self.sending.alone
-        self._watch_as(learned.mode if steady else Mode.COUNT)
+        steady = self._lessons <= _MOST_LESSONS and not self._hooked_by_others
+        self._mode_alone = learned.mode if steady else Mode.COUNT
+        self._watch_as(self._mode_alone if self.sending.alone else Mode.COUNT)
         return rebuild
 
     def _rebuild(self, order: Sequence[int]) -> None:

@@ -92,11 +92,11 @@ class Sending:
         """The hook steps the optimizer and drops the gradients: there is nothing to hand over."""
         self._consumed = True
 
-    def leave_gradients_alone(self) -> None:
-        """Until the end of the backward: `.grad` neither points into a bucket before, nor is it averaged in place."""
-        self.alone = False
+    def shares_gradients(self, shared: bool) -> None:
+        """While they are shared, `.grad` does not point into a bucket before the end, nor is it averaged in place."""
+        self.alone = not shared
         for bucket in self.buckets:
-            bucket.alone = False
+            bucket.alone = self.alone
 
     def shards_go_to(self, taker: Callable[[int, Used], None]) -> bool:
         """The hook sums a shard of each bucket; `taker(bucket, used)` is called for each, in order, at the end.

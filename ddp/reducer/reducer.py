@@ -85,6 +85,9 @@ class Reducer:
             unowned_gradients.own(self, self.parameters)
         self._watch.every_parameter()
 
+    def shares_parameters_with(self, other: unowned_gradients.Guarded) -> None:
+        raise NotImplementedError
+
     def _adopt(self, chosen: BucketPlan) -> None:
         self._chunks = cut(chosen, self.sending.facts)
         self._chunk_of = {member: i for i, chunk in enumerate(self._chunks) for member in chunk.members}
@@ -100,10 +103,6 @@ class Reducer:
     def tells_used(self) -> bool:
         """Whether ranks tell each other in this step which parameters they used."""
         return self._looks_for_unused or (self.static_graph and self._mode is Mode.OBSERVE)
-
-    def shares_parameters(self) -> None:
-        """Another reducer averages some of them as well: each gathers what autograd gave, nothing of the other's."""
-        self.sending.leave_gradients_alone()
 
     # --- before a backward -------------------------------------------------------------------------
 

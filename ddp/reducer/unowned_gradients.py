@@ -33,27 +33,32 @@ class Guarded(Protocol):
     synchronizes: bool
 
     def wanted(self) -> bool: ...
-    def shares_parameters(self) -> None: ...
+    def shares_parameters_with(self, other: Guarded) -> None: ...
 
 
-_owners = WeakIdKeyDictionary()
+# Of each parameter all reducers that live, by weak references; the latest is its owner.
+_reducers = WeakIdKeyDictionary()
 # The engine's tasks in which a reducer has been at work; they are numbered, and never used twice.
 _served: deque[int] = deque(maxlen=256)
 
 
 def own(reducer: Guarded, parameters: Sequence[torch.Tensor]) -> None:
-    """Where another has some of them too, both are told: they may be at work in the same backward."""
+    """Where others have some of them too, all are told: they may be at work in the same backward."""
     reference = weakref.ref(reducer)
-    others = {id(other): other for parameter in parameters if (other := _owner_of(parameter)) is not None}
+    others: dict[int, Guarded] = {}
     for parameter in parameters:
-        _owners[parameter] = reference
-    for sharing in (*others.values(), *((reducer,) if others else ())):
-        sharing.shares_parameters()
+        living = [known for known in _reducers.get(parameter, ()) if known() is not None]
+        others.update((id(other), other) for known in living if (other := known()) is not None)
+        _reducers[parameter] = [*living, reference]
+    for other in others.values():
+        other.shares_parameters_with(reducer)
+        reducer.shares_parameters_with(other)
 
 
 def _owner_of(parameter: torch.Tensor) -> Guarded | None:
-    reference = _owners.get(parameter)
-    return None if reference is None else reference()
+    known = _reducers.get(parameter)
+    owner: Guarded | None = known[-1]() if known else None
+    return owner
 
 
 def serve(task: int) -> None:

@@ -261,3 +261,38 @@ def sparse(rank: int) -> None:
 
 def test_sparse_gradients_that_have_their_values_in_common_are_divided_once(two_ranks: Ranks) -> None:
     two_ranks(sparse)
+
+
+def wrapped_anew(rank: int) -> list[str]:
+    """Two more wrappers of one module, and the modes that its wrappers are in while others live."""
+    modes = []
+    wrappers = [DistributedDataParallel(mlp())]
+
+    def steps() -> None:
+        for step in range(3):
+            wrappers[-1].zero_grad()
+            wanted = expected(wrappers[-1].module, 2, step)
+            loss_of(wrappers[-1], batch(rank, step)).backward()
+            close(gradients(wrappers[-1]), wanted)
+        modes.append(wrappers[-1].reducer._mode)
+
+    steps()
+    wrappers.append(DistributedDataParallel(wrappers[0].module))
+    steps()
+    wrappers.append(DistributedDataParallel(wrappers[0].module))
+    steps()
+    del wrappers[1]
+    steps()
+    del wrappers[0]
+    steps()
+    # The other way round: one that was fast is slow while another is tried out on its module.
+    tried = DistributedDataParallel(wrappers[0].module)
+    steps()
+    del tried
+    steps()
+    return [mode.name for mode in modes]
+
+
+def test_a_wrapper_is_slow_only_while_another_of_its_module_lives(two_ranks: Ranks) -> None:
+    slow, fast = Mode.COUNT.name, Mode.SENTINEL.name
+    assert two_ranks(wrapped_anew) == [[fast, slow, slow, slow, fast, slow, fast]] * 2
