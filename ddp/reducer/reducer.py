@@ -205,6 +205,9 @@ class Reducer:
             self._used_between.add(index)
             unowned_gradients.arrived(self, index)
             return
+        if not seen.end_known:
+            seen.early = True
+            self._distrust_search(seen, index)
         if not seen.begun:
             self._begin(seen)
         seen.counts[index] += 1
@@ -216,6 +219,11 @@ class Reducer:
                 self._finish_at_the_end(seen)
         else:
             self._count(seen, index)
+
+    def _distrust_search(self, seen: Round, index: int) -> None:
+        """A layer that is applied after the forward cannot be found from the forward's outputs."""
+        if index in seen.unused:
+            self._trust_graph, seen.unused = False, _NONE_UNUSED
 
     def _count(self, seen: Round, index: int) -> None:
         surplus = seen.counts[index] > max(self._expected[index], 0 if self.static_graph else 1)
@@ -260,7 +268,7 @@ class Reducer:
         if before.exact and before.all_arrived(chunk.members, grads):
             self._gather(seen, number)
         else:
-            seen.disorder = True
+            seen.disordered.add(number)
 
     def _gather(self, seen: Round, number: int) -> None:
         if seen.gathered[number]:
@@ -382,11 +390,11 @@ class Reducer:
     def _compare_with_previous(self, seen: Round) -> None:
         before = self.previous
         if before is not None and (
-            seen.disorder or (before.order and seen.order and before.order != seen.order)
+            seen.disordered or (before.order and seen.order and before.order != seen.order)
         ):
             self.graph_is_static = False
 
     def _learn(self, seen: Round, task: int, lacking: Sequence[int]) -> None:
         self._lacking = set(lacking) if self._lacking is None else self._lacking & set(lacking)
-        if self._mode is Mode.OBSERVE or seen.disorder:
+        if self._mode is Mode.OBSERVE or seen.disordered:
             self._lesson = lesson(seen, task, dynamic=self._looks_for_unused, lacking=lacking)

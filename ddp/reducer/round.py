@@ -79,6 +79,10 @@ class Baseline:
             return all(map(is_not, grads, repeat(None)))
         return all(map(self.arrived, members, grads))
 
+    def held(self, index: int) -> bool:
+        """It may be a gradient of an earlier backward, or of this one, from before an output was reached."""
+        return self.grads is not None and self.grads[index] is not None
+
     def of(self, members: Sequence[int]) -> list[Any] | None:
         return None if self.grads is None else [self.grads[i] for i in members]
 
@@ -110,7 +114,10 @@ class Round:
     # The end of the outermost backward will be told; it has been.
     end_known: bool = False
     ended: bool = False
-    disorder: bool = False
+    # Gradients arrived before the backward reached an output: of a layer that was applied after the forward.
+    early: bool = False
+    # Chunks whose sentinel arrived, and some of whose other gradients did not seem to be there.
+    disordered: set[int] = field(default_factory=set)
     finishing: bool = False
     # Of each parameter: whether this rank, then whether any rank, gave it a gradient; None: nobody asks.
     used: list[int] | None = None
@@ -138,8 +145,13 @@ def absent(seen: Round, mode: Mode, chunks: Sequence[Chunk], parameters: Sequenc
     assert before is not None
     if not before.exact:
         return []
-    rest = [i for n, chunk in enumerate(chunks) if not seen.gathered[n] for i in chunk.members]
-    return [i for i in rest if not before.arrived(i, parameters[i].grad)]
+    return [
+        i
+        for n, chunk in enumerate(chunks)
+        if not seen.gathered[n]
+        for i in chunk.members
+        if not before.arrived(i, parameters[i].grad) and not (n in seen.disordered and before.held(i))
+    ]
 
 
 @dataclass(frozen=True)
@@ -154,7 +166,8 @@ class Lesson:
 def lesson(seen: Round, end_task: int, *, dynamic: bool, lacking: Sequence[int]) -> Lesson:
     """`dynamic`: the set of used parameters may change with every step."""
     simple = all(count == 1 for count in seen.counts) and seen.tasks == {end_task}
-    mode = Mode.SENTINEL if simple and seen.end_known and not dynamic and not lacking else Mode.COUNT
+    in_order = simple and seen.end_known and not seen.early
+    mode = Mode.SENTINEL if in_order and not dynamic and not lacking else Mode.COUNT
     arrived = set(seen.order)
     rest = [i for i in range(len(seen.counts)) if i not in arrived]
     return Lesson(mode, (*seen.order, *rest), tuple(seen.counts))

@@ -25,6 +25,7 @@ MODULES = [
         "cases_misuse",
         "cases_better",
         "cases_delayed",
+        "cases_outside",
         "cases_state",
     ),
 ]
