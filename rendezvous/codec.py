@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_h
 
 from google.protobuf.message import DecodeError
 
-from rendezvous.diagnosing import rank_view, stragglers
 from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.rounds import view
 from rendezvous.rounds.journal import Note
 from rendezvous.session_replay import Moved
-from rendezvous.values import events, rank_report, types
+from rendezvous.values import events, rank_report, rank_view, types
+from rendezvous.values.straggler_state import Pace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -95,7 +95,7 @@ _MESSAGES: dict[type, Any] = {
     events.PhaseTimes: pb.PhaseTimes,
     events.NodeHealth: pb.NodeHealth,
     events.Notice: pb.Notice,
-    stragglers.Pace: pb.Pace,
+    Pace: pb.Pace,
     types.StragglerRule: pb.StragglerRule,
     events.Examine: pb.Examine,
     events.Accused: pb.Accused,

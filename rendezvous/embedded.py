@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from rendezvous.service.owner import Conflict, JobOwner
+from rendezvous.service.owner import JobOwner
+from rendezvous.store.memory import MemoryJobStore
 from rendezvous.values.events import AgentJoined, AgentLost
-from rendezvous.values.state import JobState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -20,22 +20,6 @@ if TYPE_CHECKING:
     from rendezvous.client.session import Session
     from rendezvous.values.events import Event, FromAgent, ToAgent
     from rendezvous.values.types import AgentId
-
-
-class MemoryJobStore:
-    """Compare-and-swap in this process; dies with it."""
-
-    def __init__(self) -> None:
-        self._state, self._version = JobState(), 0
-
-    async def load(self) -> tuple[JobState, int]:
-        return self._state, self._version
-
-    async def save(self, state: JobState, expected_version: int) -> int:
-        if expected_version != self._version:
-            raise Conflict
-        self._state, self._version = state, expected_version + 1
-        return self._version
 
 
 class EmbeddedRendezvous:

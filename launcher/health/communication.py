@@ -21,7 +21,7 @@ from launcher.health import dumps, nccl_env, recorders
 from launcher.health.flight_recorder import Dump, analysed
 from launcher.health.guards import Guards, Lost
 from launcher.ranks import devices
-from rendezvous.diagnosing.rank_view import HELD
+from rendezvous.values.rank_view import HELD
 from rendezvous.values.types import Cause, FailureClass
 
 if TYPE_CHECKING:

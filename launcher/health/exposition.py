@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from launcher.health.node_health import Health, Vitals
-    from rendezvous.diagnosing.rank_view import RankView
+    from rendezvous.values.rank_view import RankView
 
 _PREFIX = "ddp_launch_"
 _Sample = tuple[tuple[tuple[str, str], ...], float]

@@ -13,7 +13,7 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rendezvous.diagnosing.rank_view import (
+from rendezvous.values.rank_view import (
     Buckets,
     Collective,
     GroupView,

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 
 from launcher.health import page
 from launcher.health.freezer import is_frozen
-from rendezvous.diagnosing.rank_view import ProcessView, RankPhase
+from rendezvous.values.rank_view import ProcessView, RankPhase
 
 if TYPE_CHECKING:
-    from rendezvous.diagnosing.rank_view import RankView
+    from rendezvous.values.rank_view import RankView
 
 _VARIABLE = "DDP_STATUS_PAGE"
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rendezvous.diagnosing.rank_view import RankPhase
-from rendezvous.diagnosing.stragglers import Pace
+from rendezvous.values.rank_view import RankPhase
+from rendezvous.values.straggler_state import Pace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from rendezvous.diagnosing.rank_view import RankView
+    from rendezvous.values.rank_view import RankView
 
 _COLUMNS = {
     RankPhase.DATA: "data_s",

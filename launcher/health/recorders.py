@@ -11,8 +11,8 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from launcher.health.flight_recorder import OF_ONE_SHAPE
-from rendezvous.diagnosing.rank_view import Collective, GroupView
 from rendezvous.values.rank_report import CALLS_TOLD, GROUPS_TOLD
+from rendezvous.values.rank_view import Collective, GroupView
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -34,14 +34,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from launcher.settings.budgets import ASLEEP_S, AT_WORK_S
-from rendezvous.diagnosing.rank_view import HELD, RankPhase, RankView
 from rendezvous.values.rank_report import CALLS_TOLD, GROUPS_TOLD, Sight
+from rendezvous.values.rank_view import HELD, RankPhase, RankView
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from launcher.settings.budgets import Budgets
-    from rendezvous.diagnosing.rank_view import Collective, GroupView
+    from rendezvous.values.rank_view import Collective, GroupView
 
 _STEPS = 20.0
 _LONGEST_DEFAULT_S = 1800.0  # of torch's, for a group: Gloo's

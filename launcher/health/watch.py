@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from launcher.settings.budgets import Budgets
-    from rendezvous.diagnosing.rank_view import RankView
     from rendezvous.values.rank_report import Sight
+    from rendezvous.values.rank_view import RankView
 
 _AGAIN_S = 5.0  # a service that has just come up knows nothing of what we said
 

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from launcher.settings.values import shown, whole
+from rendezvous.values.wire_names import PORT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-DEFAULT_PORT = 29400
 _SLURM_PORTS = range(20000, 30000)  # below the kernel's ephemeral range
 
 
@@ -86,15 +86,15 @@ def parse_endpoint(text: str) -> Endpoint:
     text = text.strip()
     bracketed = re.fullmatch(r"\[([^\[\]]+)\](?::(.*))?", text)
     if bracketed:
-        host, port = bracketed[1], bracketed[2] or str(DEFAULT_PORT)
+        host, port = bracketed[1], bracketed[2] or str(PORT)
     else:
         host, colon, port = text.rpartition(":")
         if not colon or ":" in host:  # a name alone, or an IPv6 address without brackets
-            host, port = text, str(DEFAULT_PORT)
+            host, port = text, str(PORT)
     number = whole(port)
     if not host or set(host) & set("[]") or number is None or not 0 < number < 65536:
         raise NoMeetingPoint(
-            f"--rendezvous {shown(text)}: not an address; write HOST:PORT, e.g. node1:{DEFAULT_PORT}"
+            f"--rendezvous {shown(text)}: not an address; write HOST:PORT, e.g. node1:{PORT}"
         )
     return Endpoint(host, number)
 
@@ -122,4 +122,4 @@ def _on_kubernetes(fqdn: str, environ: Mapping[str, str]) -> MayServe | None:
     if not index.isdigit() or not pod.endswith(f"-{index}"):
         return None
     first = f"{pod[: -len(index)]}0{dot}{domain}"
-    return MayServe(Endpoint(first, DEFAULT_PORT), "the pod of index 0 of the Kubernetes job")
+    return MayServe(Endpoint(first, PORT), "the pod of index 0 of the Kubernetes job")

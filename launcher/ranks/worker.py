@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from launcher.ranks.zygote import Zygote
     from launcher.settings.spec import LaunchSpec
     from launcher.template.wire import Message
-    from rendezvous.diagnosing.rank_view import RankView
+    from rendezvous.values.rank_view import RankView
     from rendezvous.values.types import Assignment, StoreAddress
 
 _CLOCK = "%Y-%m-%d %H:%M:%S"

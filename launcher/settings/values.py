@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from launcher.settings.spec import StreamChoice, Streams
 from rendezvous.values.types import CrashLoop, FailureClass, PolicyAction, PolicyRule, RestartBudget
+from rendezvous.values.wire_names import PORT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -22,7 +23,6 @@ MAX_NODES = 100_000
 MAX_RANKS_PER_NODE = 4096
 MAX_COUNT = 1_000_000
 MAX_DURATION_S = 10 * 365 * 86400.0
-RENDEZVOUS_PORT = 29400
 PREFIX_FIELDS = ("node", "rank", "local_rank", "role", "generation")
 _SHOWN = 80  # a longer value is cut where it is quoted in a message
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -175,7 +175,7 @@ def endpoint(value: str) -> tuple[str, int]:
     found = re.fullmatch(r"\s*(\[[^\[\]]+\]|[^:\s]+)(?::(\d{1,5}))?\s*", value)
     if not found:
         raise BadValue("not HOST:PORT", *form)
-    number = int(found[2]) if found[2] else RENDEZVOUS_PORT
+    number = int(found[2]) if found[2] else PORT
     if number > 65535:
         raise BadValue(f"{number} is not a port", *form)
     try:

@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rendezvous.service.metrics import Metrics
+    from rendezvous.metrics import Metrics
 
 _log = logging.getLogger("rendezvous")
 _QUIET_S = 60.0

@@ -12,7 +12,7 @@ import grpc.aio
 
 from rendezvous.client.channel import metadata, open_channel
 from rendezvous.pb import rendezvous_pb2 as pb
-from rendezvous.service.health import TIME_METADATA
+from rendezvous.values.wire_names import OWNER_METADATA, TIME_METADATA
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 _SCRATCHPAD = "/rendezvous.v1.Scratchpad/"
 _HEALTH_CHECK = "/grpc.health.v1.Health/Check"
-_OWNER = "rendezvous-owner"
 _CALL_S = 5.0
 _PAUSE_S = 0.2
 _AGAIN = (
@@ -80,7 +79,7 @@ class Scratch:
 
 def _owner(error: grpc.aio.AioRpcError) -> str:
     trailing = error.trailing_metadata() or ()
-    return next((str(value) for key, value in trailing if key == _OWNER), "")
+    return next((str(value) for key, value in trailing if key == OWNER_METADATA), "")
 
 
 async def clock_offset(endpoint: str, options: ClientOptions, asks: int = 4) -> tuple[float, float] | None:

@@ -8,9 +8,10 @@ from enum import StrEnum
 from typing import Literal
 
 from rendezvous.submit.command import add as add_submit
+from rendezvous.values.wire_names import PORT
 
 _ENDPOINT_ENV = "DDP_RENDEZVOUS"
-_DEFAULT = "127.0.0.1:29400"
+_DEFAULT = f"127.0.0.1:{PORT}"
 _ABOUT = "ddpctl: look at jobs and change them, from any machine that reaches the service."
 
 

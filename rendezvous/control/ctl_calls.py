@@ -16,7 +16,8 @@ from rendezvous.client.options import OptionsUnusable
 from rendezvous.control.commands import Command
 from rendezvous.control.ctl_text import event_line, job_table, job_text, named
 from rendezvous.pb import rendezvous_pb2 as pb
-from rendezvous.service.settings import PORT, SettingsUnusable, check_address
+from rendezvous.service.settings import SettingsUnusable, check_address
+from rendezvous.values.wire_names import OWNER_METADATA, PORT
 
 if TYPE_CHECKING:
     import argparse
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from rendezvous.control.commands import Order
 
 OPERATIONS = "/rendezvous.v1.Operations/"
-_OWNER = "rendezvous-owner"
 _ROUNDS = 3
 _PAUSE_S = 0.25
 _FOLLOWED_S = 60.0  # so long may a job that is followed be nowhere to be found
@@ -90,7 +90,7 @@ class Service:
 
 def _owner(error: grpc.aio.AioRpcError) -> str:
     trailing = error.trailing_metadata() or ()
-    return next((str(value) for key, value in trailing if key == _OWNER), "")
+    return next((str(value) for key, value in trailing if key == OWNER_METADATA), "")
 
 
 async def carry_out(service: Service, arguments: argparse.Namespace) -> int:

@@ -15,8 +15,8 @@ from rendezvous.diagnosing.waits import POINT_TO_POINT
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from rendezvous.diagnosing.rank_view import Collective
     from rendezvous.diagnosing.waits import Waits
+    from rendezvous.values.rank_view import Collective
 
 
 _Signature = tuple[str, str, int, int]

@@ -35,9 +35,9 @@ from typing import TYPE_CHECKING
 from rendezvous.diagnosing import hang_text as words
 from rendezvous.diagnosing.desync import desync
 from rendezvous.diagnosing.finding import CHARGED, Charge, Finding, Kind, Patience
-from rendezvous.diagnosing.rank_view import RankPhase
 from rendezvous.diagnosing.recorded import with_recorded
 from rendezvous.diagnosing.waits import waits_of
+from rendezvous.values.rank_view import RankPhase
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

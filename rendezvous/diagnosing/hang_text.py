@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rendezvous.diagnosing.rank_view import RankPhase
+from rendezvous.values.rank_view import RankPhase
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rendezvous.diagnosing.rank_view import Collective
     from rendezvous.diagnosing.waits import Call, Waits
     from rendezvous.values.rank_report import Sight
+    from rendezvous.values.rank_view import Collective
 
 _NAMED = 8  # ranks, in one line
 

@@ -25,8 +25,8 @@ from rendezvous.diagnosing import hang_text as words
 from rendezvous.diagnosing.desync import desync
 from rendezvous.diagnosing.diagnosis import explains_itself
 from rendezvous.diagnosing.finding import TIMED_OUT_EXIT_CODE, Charge, Finding, Kind
-from rendezvous.diagnosing.rank_view import RankPhase
 from rendezvous.diagnosing.waits import waits_of
+from rendezvous.values.rank_view import RankPhase
 from rendezvous.values.types import Cause, FailureClass
 
 if TYPE_CHECKING:

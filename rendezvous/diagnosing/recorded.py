@@ -17,8 +17,8 @@ from rendezvous.values.rank_report import GROUPS_TOLD
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from rendezvous.diagnosing.rank_view import GroupView
     from rendezvous.values.rank_report import Sight
+    from rendezvous.values.rank_view import GroupView
 
 
 def with_recorded(sights: Mapping[int, Sight], world_size: int) -> Mapping[int, Sight]:

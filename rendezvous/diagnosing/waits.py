@@ -23,8 +23,8 @@ from rendezvous.values.rank_report import GROUPS_TOLD
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from rendezvous.diagnosing.rank_view import Collective, GroupView
     from rendezvous.values.rank_report import Sight
+    from rendezvous.values.rank_view import Collective, GroupView
 
 MEMBERS_READ = 1 << 20  # of one group; what claims more is not believed
 _ONE_SIDED = ("broadcast", "reduce", "gather", "scatter")  # some may be done before all have come

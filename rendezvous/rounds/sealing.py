@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rendezvous.diagnosing import versions
-from rendezvous.diagnosing.stragglers import Race
 from rendezvous.rounds.ranks import assignment, form_world, role_sizes
 from rendezvous.rounds.state_recovery import next_generation, nodes_remembered, remark, same_world_again
 from rendezvous.values.events import (
@@ -37,6 +36,7 @@ from rendezvous.values.state import (
     present,
     world_nodes,
 )
+from rendezvous.values.straggler_state import Race
 from rendezvous.values.types import DecisionKind, ScaleUp
 
 if TYPE_CHECKING:

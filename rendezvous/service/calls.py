@@ -18,20 +18,19 @@ from rendezvous.codec import BadMessage
 from rendezvous.service.agent_stream import Cut
 from rendezvous.service.jobs import Elsewhere
 from rendezvous.service.limits import LimitReached
-from rendezvous.service.owner import Conflict
-from rendezvous.store.protocol import Deposed, StoreError
+from rendezvous.store.protocol import Conflict, Deposed, StoreError
 from rendezvous.store.protocol import LimitReached as ValuesFull
+from rendezvous.values.wire_names import OWNER_METADATA
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
     from rendezvous.access.auth import Gate, Identity, Right
     from rendezvous.access.refusals import Refusals
+    from rendezvous.metrics import Metrics
     from rendezvous.service.limits import Counts
-    from rendezvous.service.metrics import Metrics
 
 _log = logging.getLogger("rendezvous")
-OWNER_METADATA = "rendezvous-owner"
 _CALL_S = 60.0  # the longest that a call without a wait of its own may take
 
 

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from rendezvous.values.wire_names import TIME_METADATA
+
 if TYPE_CHECKING:
     from rendezvous.service.calls import Calls
 
-TIME_METADATA = "rendezvous-time"  # seconds since the epoch: who asks can tell how far its own clock is off
 SERVING = b"\x08\x01"
 NOT_SERVING = b"\x08\x02"
 _UNKNOWN_SERVICE = b"\x08\x03"

@@ -24,9 +24,9 @@ from rendezvous.values.state import Phase
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from rendezvous.metrics import Metrics
     from rendezvous.rounds.journal import Line
-    from rendezvous.service.metrics import Metrics
-    from rendezvous.service.owner import JobStore
+    from rendezvous.store.protocol import JobStore
     from rendezvous.values.events import Event, ToAgent
     from rendezvous.values.state import JobState
     from rendezvous.values.types import AgentId

@@ -22,8 +22,8 @@ from rendezvous.values.state import Phase
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from rendezvous.metrics import Metrics
     from rendezvous.service.limits import Limits
-    from rendezvous.service.metrics import Metrics
     from rendezvous.store.protocol import Store
 
 _log = logging.getLogger("rendezvous")

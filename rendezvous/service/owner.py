@@ -16,36 +16,24 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from rendezvous.machine import step
 from rendezvous.rounds.admission import all_heard
 from rendezvous.rounds.resume import resume
+from rendezvous.store.protocol import Conflict
 from rendezvous.values.events import AgentHeard, DeadlineReached, Persist, SetDeadline, Tell
 from rendezvous.values.state import JobState, member_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from rendezvous.store.protocol import JobStore
     from rendezvous.values.events import Effect, Event, ToAgent
     from rendezvous.values.types import AgentId
 
 _HELD_UP_S = 0.1  # a deadline that is noticed this late says that the process was held up ...
 _CATCH_UP_S = 2.0  # ... and gets as long again, up to this, to read what came meanwhile
-
-
-class Conflict(Exception):
-    """The store holds another version than the one the writer had read."""
-
-
-class JobStore(Protocol):
-    """Where one job's state is kept. An unreachable store makes its callers wait; it does not fail them."""
-
-    async def load(self) -> tuple[JobState, int]:
-        """The state and its version; a job nobody wrote yet is `JobState()` at version 0."""
-
-    async def save(self, state: JobState, expected_version: int) -> int:
-        """The new version; `Conflict` if the stored one is not `expected_version`."""
 
 
 @dataclass(frozen=True, slots=True)

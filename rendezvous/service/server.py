@@ -21,12 +21,12 @@ import grpc.aio
 
 from rendezvous.access.auth import Certificates, Gate, secret_credentials, server_credentials
 from rendezvous.access.refusals import Refusals
+from rendezvous.metrics import Metrics
 from rendezvous.service.agents import Agents
 from rendezvous.service.calls import Calls
 from rendezvous.service.health import Health
 from rendezvous.service.jobs import Jobs
 from rendezvous.service.limits import MESSAGE_BYTES, Counts, Limits
-from rendezvous.service.metrics import Metrics
 from rendezvous.service.operations import Operations
 from rendezvous.service.reflection import NAMES as REFLECTION
 from rendezvous.service.reflection import Reflection

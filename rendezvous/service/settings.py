@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rendezvous.client.options import is_loopback
+from rendezvous.values.wire_names import PORT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 ENV = "DDP_RENDEZVOUS_"
-PORT = 29400
 
 
 class SettingsUnusable(ValueError):

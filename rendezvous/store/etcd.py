@@ -12,7 +12,6 @@ import time
 from typing import TYPE_CHECKING
 
 from rendezvous.pb import etcd_pb2 as pb
-from rendezvous.service.owner import Conflict
 from rendezvous.store.etcd_client import EtcdClient, Unreachable
 from rendezvous.store.etcd_owner import EtcdOwnership
 from rendezvous.store.etcd_requests import (
@@ -30,14 +29,13 @@ from rendezvous.store.etcd_requests import (
 from rendezvous.store.etcd_values import EtcdValues
 from rendezvous.store.etcd_wire import RANGE, TXN
 from rendezvous.store.packing import pack, unpack
-from rendezvous.store.protocol import Deposed, StoreError
+from rendezvous.store.protocol import Conflict, Deposed, StoreError
 from rendezvous.values.state import JobState
 
 if TYPE_CHECKING:
-    from rendezvous.service.owner import JobStore
     from rendezvous.store.etcd_owner import Claim
     from rendezvous.store.etcd_wire import Access
-    from rendezvous.store.protocol import Values
+    from rendezvous.store.protocol import JobStore, Values
 
 TOKEN_BYTES = 8
 _PAGE = 1000

@@ -11,7 +11,6 @@ import os
 from typing import TYPE_CHECKING
 
 from rendezvous.pb import etcd_pb2 as pb
-from rendezvous.service.owner import Conflict
 from rendezvous.store.bounds import check_count, check_key, check_value
 from rendezvous.store.etcd_follow import Changes, Follower, Picture
 from rendezvous.store.etcd_requests import (
@@ -27,7 +26,7 @@ from rendezvous.store.etcd_requests import (
 )
 from rendezvous.store.etcd_wire import RANGE, TXN
 from rendezvous.store.notices import Notices
-from rendezvous.store.protocol import Value
+from rendezvous.store.protocol import Conflict, Value
 
 if TYPE_CHECKING:
     from rendezvous.store.etcd_client import EtcdClient

@@ -10,21 +10,19 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from rendezvous.service.owner import Conflict
 from rendezvous.store.bounds import check_count, check_key, check_value
 from rendezvous.store.ledger import Ledger
 from rendezvous.store.lock_file import LockFile
 from rendezvous.store.notices import Notices
 from rendezvous.store.packing import pack, unpack
-from rendezvous.store.protocol import StoreError, Value
+from rendezvous.store.protocol import Conflict, StoreError, Value
 from rendezvous.store.sole import SoleOwnership
 from rendezvous.values.state import JobState
 
 if TYPE_CHECKING:
     import sqlite3
 
-    from rendezvous.service.owner import JobStore
-    from rendezvous.store.protocol import Ownership, Values
+    from rendezvous.store.protocol import JobStore, Ownership, Values
 
 _LAYOUT = 1
 _APPLICATION = 0x64647072

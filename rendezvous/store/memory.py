@@ -4,16 +4,30 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rendezvous.embedded import MemoryJobStore
-from rendezvous.service.owner import Conflict
 from rendezvous.store.bounds import check_count, check_key, check_value
 from rendezvous.store.notices import Notices
-from rendezvous.store.protocol import Value
+from rendezvous.store.protocol import Conflict, Value
 from rendezvous.store.sole import SoleOwnership
+from rendezvous.values.state import JobState
 
 if TYPE_CHECKING:
-    from rendezvous.service.owner import JobStore
-    from rendezvous.store.protocol import Ownership, Values
+    from rendezvous.store.protocol import JobStore, Ownership, Values
+
+
+class MemoryJobStore:
+    """Compare-and-swap in this process; dies with it."""
+
+    def __init__(self) -> None:
+        self._state, self._version = JobState(), 0
+
+    async def load(self) -> tuple[JobState, int]:
+        return self._state, self._version
+
+    async def save(self, state: JobState, expected_version: int) -> int:
+        if expected_version != self._version:
+            raise Conflict
+        self._state, self._version = state, expected_version + 1
+        return self._version
 
 
 class MemoryStore:

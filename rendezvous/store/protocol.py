@@ -1,6 +1,6 @@
 """What the service asks of a store, whichever it is: in memory, in a file, in etcd.
 
-Three kinds of bad news, and only these, reach a caller. `Conflict` (of `rendezvous.service.owner`): somebody else
+Three kinds of bad news, and only these, reach a caller. `Conflict`: another writer
 wrote. `Deposed`: the job is another replica's, or may be by now. `StoreError`: waiting would never help. That
 the store cannot be reached is none of them: the call takes longer, tries again until it gets through, and is
 cancelled by whoever has had enough. Nothing secret is ever written to a store.
@@ -16,11 +16,25 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rendezvous.service.owner import JobStore
+    from rendezvous.values.state import JobState
 
 KEY_BYTES = 256
 VALUE_BYTES = 64 * 1024
 KEYS_PER_JOB = 1024
+
+
+class Conflict(Exception):
+    """The store holds another version than the one the writer had read."""
+
+
+class JobStore(Protocol):
+    """Where one job's state is kept. An unreachable store makes its callers wait; it does not fail them."""
+
+    async def load(self) -> tuple[JobState, int]:
+        """The state and its version; a job nobody wrote yet is `JobState()` at version 0."""
+
+    async def save(self, state: JobState, expected_version: int) -> int:
+        """The new version; `Conflict` if the stored one is not `expected_version`."""
 
 
 class StoreError(Exception):
@@ -52,7 +66,7 @@ class Values(Protocol):
         """The new version; raises `LimitReached`."""
 
     async def compare_and_put(self, key: str, data: bytes, expected_version: int) -> int:
-        """The new version; `rendezvous.service.owner.Conflict` if the key is at another one (0: absent)."""
+        """The new version; `Conflict` if the key is at another one (0: absent)."""
 
     async def delete(self, key: str) -> bool: ...
 

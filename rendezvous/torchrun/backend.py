@@ -48,6 +48,7 @@ from rendezvous.values.types import (
     ScaleUp,
     StoreAddress,
 )
+from rendezvous.values.wire_names import PORT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,7 +59,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 NAME = "ddp"
-_DEFAULT_PORT = 29400
 _FAREWELL_S = 10.0
 _TRY_AGAIN = 75
 _NO_ERROR_FILE = "<N/A>"
@@ -232,7 +232,7 @@ def _told_of(assignment: Assignment, standing: Standing) -> StoreAddress | bool 
 def _endpoints(params: RendezvousParameters) -> list[tuple[str, int]]:
     """Torch's own reading of HOST[:PORT], for each of those that the comma separates."""
     words = [word for word in params.endpoint.split(",") if word.strip()]
-    return [parse_rendezvous_endpoint(word, default_port=_DEFAULT_PORT) for word in words]
+    return [parse_rendezvous_endpoint(word, default_port=PORT) for word in words]
 
 
 def _joining(params: RendezvousParameters, join_timeout_s: float, address: str) -> AgentJoined:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rendezvous.diagnosing.stragglers import Pace
 from rendezvous.values.rank_report import Sight
+from rendezvous.values.straggler_state import Pace
 from rendezvous.values.types import (
     AgentId,
     Assignment,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 # At run time, not for the checker only: the codec reads these annotations.
-from rendezvous.diagnosing.rank_view import HELD, Collective, GroupView, RankPhase
+from rendezvous.values.rank_view import HELD, Collective, GroupView, RankPhase
 
 CALLS_TOLD = 8  # of one rank
 GROUPS_TOLD = 8

@@ -18,11 +18,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 
-from rendezvous.diagnosing.stragglers import Race
 from rendezvous.values.frozen_map import EMPTY, FrozenMap
 
 # At run time, not for the checker only: the codec reads these annotations.
 from rendezvous.values.rank_report import Sight  # noqa: TC001
+from rendezvous.values.straggler_state import Race
 from rendezvous.values.types import (  # noqa: TC001
     AgentId,
     Assignment,

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from rendezvous.diagnosing.diagnosis import diagnose
 from rendezvous.diagnosing.finding import Finding, Kind, Patience
-from rendezvous.diagnosing.rank_view import Collective, GroupView, RankPhase
 from rendezvous.values.rank_report import Sight
+from rendezvous.values.rank_view import Collective, GroupView, RankPhase
 
 LIMIT = 3.0
 WORLD = "0"

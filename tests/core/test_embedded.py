@@ -8,8 +8,10 @@ import time
 import pytest
 from job_story import agent, spec
 
-from rendezvous.embedded import EmbeddedRendezvous, MemoryJobStore
-from rendezvous.service.owner import Conflict, JobOwner
+from rendezvous.embedded import EmbeddedRendezvous
+from rendezvous.service.owner import JobOwner
+from rendezvous.store.memory import MemoryJobStore
+from rendezvous.store.protocol import Conflict
 from rendezvous.values.events import (
     AgentJoined,
     AgentStopped,

@@ -7,10 +7,10 @@ from dataclasses import replace
 from job_story import Story, agent, running, spec
 from test_diagnosis import absent, waiting
 
-from rendezvous.diagnosing.rank_view import RankPhase
 from rendezvous.rounds.hang_examination import ANSWER_WITHIN_S, ASK_AGAIN_S, STACKS_WITHIN_S, TIMES_ASKED
 from rendezvous.rounds.snapshot import decode_state, encode_state
 from rendezvous.values.events import Accused, Examine, Examined, RankFailed, RanksStill, Stop
+from rendezvous.values.rank_view import RankPhase
 from rendezvous.values.state import JobState, Phase, Stage
 from rendezvous.values.types import DecisionKind, FailureClass, PolicyAction, PolicyRule
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ddp.telemetry import page_writer
 from launcher.health import page
 from launcher.health.page import BLOCKS, ERROR, GROUPS, HEADER, MESSAGE, PROGRESS, RING, SECTION, Block
-from rendezvous.diagnosing.rank_view import ProcessView, RankPhase, RankView, Section
+from rendezvous.values.rank_view import ProcessView, RankPhase, RankView, Section
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "status-page.md"
 SIZES = {"Q": 8, "I": 4, "i": 4}

@@ -9,8 +9,8 @@ import pytest
 from job_story import Story, agent, running, spec
 from test_diagnosis import absent, call, waiting
 
-from rendezvous.diagnosing.rank_view import RankPhase
 from rendezvous.values.events import AgentStopped, Ended, Stop
+from rendezvous.values.rank_view import RankPhase
 from rendezvous.values.types import DecisionKind, FailureClass
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from launcher.health.dumps import parsed
 from launcher.health.flight_recorder import Dump, dump_of, with_members
 from launcher.health.recorders import heard
 from rendezvous.codec import encode
-from rendezvous.diagnosing.rank_view import GroupView
 from rendezvous.values.rank_report import CALLS_TOLD, GROUPS_TOLD, Sight
+from rendezvous.values.rank_view import GroupView
 
 NOW = 10**18
 

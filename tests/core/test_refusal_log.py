@@ -10,7 +10,7 @@ import pytest
 
 from rendezvous.access.core_log import CoreLines, Failed, ask_core
 from rendezvous.access.refusals import Reason, Refusals
-from rendezvous.service.metrics import Metrics
+from rendezvous.metrics import Metrics
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:

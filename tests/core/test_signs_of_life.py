@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from rendezvous.embedded import MemoryJobStore
 from rendezvous.machine import step
 from rendezvous.rounds.admission import all_heard
 from rendezvous.service.owner import JobOwner
+from rendezvous.store.memory import MemoryJobStore
 from rendezvous.values.events import (
     AgentHeard,
     AgentJoined,

@@ -12,7 +12,7 @@ from launcher.health.stall_detection import Watch, is_overdue, look, sights
 from launcher.settings.budget_text import hang_timeout
 from launcher.settings.budgets import Budgets
 from launcher.settings.values import BadValue
-from rendezvous.diagnosing.rank_view import Collective, GroupView, ProcessView, RankPhase, RankView, Section
+from rendezvous.values.rank_view import Collective, GroupView, ProcessView, RankPhase, RankView, Section
 from rendezvous.values.types import Cause, FailureClass
 
 if TYPE_CHECKING:

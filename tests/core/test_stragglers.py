@@ -12,11 +12,12 @@ from job_story import Story, agent, running, spec
 from rendezvous.codec import encode
 from rendezvous.control.ctl_text import job_text
 from rendezvous.diagnosing import stragglers
-from rendezvous.diagnosing.stragglers import PHASES, WINDOWS_TO_CLEAR, WINDOWS_TO_NAME, Pace, slow_ranks
+from rendezvous.diagnosing.stragglers import PHASES, WINDOWS_TO_CLEAR, WINDOWS_TO_NAME, slow_ranks
 from rendezvous.rounds.journal import lines
 from rendezvous.rounds.view import view_of
 from rendezvous.session_replay import Recital
 from rendezvous.values.events import AgentJoined, NodeHealth, Notice, PhaseTimes
+from rendezvous.values.straggler_state import Pace, Race, Slowness, Standing
 from rendezvous.values.types import FailureClass, NodeFacts, StragglerPolicy, StragglerRule
 
 RULE = StragglerRule()
@@ -185,10 +186,10 @@ def test_a_straggler_that_the_job_cannot_do_without_stays() -> None:
 
 def test_of_several_the_slowest_sits_out_first() -> None:
     standings = {
-        rank: stragglers.Standing(node, 3, 0, True, stragglers.Slowness("data_s", own_s, 0.1))
+        rank: Standing(node, 3, 0, True, Slowness("data_s", own_s, 0.1))
         for rank, node, own_s in ((0, "a", 0.3), (2, "b", 0.9), (4, "c", 0.5), (5, "c", 0.6))
     }
-    race = stragglers.Race(standings=stragglers.FrozenMap(standings.items()))
+    race = Race(standings=stragglers.FrozenMap(standings.items()))
     assert list(stragglers.left_out(race, ["a", "b", "c", "d"], 2)) == ["b", "c"]
 
 

@@ -27,8 +27,8 @@ from launcher.health.node_health import (
 from launcher.health.phase_times import paces
 from launcher.settings.health_values import health_address, stragglers
 from launcher.settings.values import BadValue
-from rendezvous.diagnosing.rank_view import ProcessView, RankPhase, RankView
-from rendezvous.diagnosing.stragglers import Pace
+from rendezvous.values.rank_view import ProcessView, RankPhase, RankView
+from rendezvous.values.straggler_state import Pace
 from rendezvous.values.types import StragglerPolicy, StragglerRule
 
 LIMIT = 64 * GIB

@@ -33,11 +33,11 @@ from launcher.settings.options import BY_SPELLING, OPTIONS
 from launcher.settings.values import BadValue
 from rendezvous import codec
 from rendezvous.access.secret import SecretUnusable, parse
-from rendezvous.diagnosing.rank_view import ProcessView
 from rendezvous.service.settings import SettingsUnusable, parse_serve
 from rendezvous.submit import command
 from rendezvous.values.events import Examined, PhaseTimes, RankFailed
 from rendezvous.values.rank_report import Sight
+from rendezvous.values.rank_view import ProcessView
 from rendezvous.values.types import AgentId
 
 if TYPE_CHECKING:

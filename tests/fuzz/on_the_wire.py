@@ -14,8 +14,6 @@ from rendezvous import codec
 from rendezvous.access import tokens
 from rendezvous.access.tokens import BadToken, Grant, Key, Role
 from rendezvous.codec import BadMessage, read_from_agent, read_to_agent
-from rendezvous.diagnosing.rank_view import Collective, GroupView, RankPhase
-from rendezvous.diagnosing.stragglers import Pace
 from rendezvous.machine import step
 from rendezvous.rounds import snapshot
 from rendezvous.rounds.join_limits import memory_objection, objection
@@ -50,7 +48,9 @@ from rendezvous.values.events import (
     Waiting,
 )
 from rendezvous.values.rank_report import Sight
+from rendezvous.values.rank_view import Collective, GroupView, RankPhase
 from rendezvous.values.state import JobState
+from rendezvous.values.straggler_state import Pace
 from rendezvous.values.types import (
     AgentId,
     Assignment,

@@ -35,7 +35,7 @@ CORE = {
         *within("client", "session_rules"),
         *within(
             "diagnosing",
-            "desync diagnosis finding hang_text post_mortem rank_view recorded stragglers versions waits",
+            "desync diagnosis finding hang_text post_mortem recorded stragglers versions waits",
         ),
         *within(
             "rounds",
@@ -43,7 +43,7 @@ CORE = {
             "resume sealing snapshot state_recovery stopping view",
         ),
         *within("submit", "job job_file job_rules kubernetes pods slurm ssh yaml_text"),
-        *within("values", "events frozen_map rank_report state types"),
+        *within("values", "events frozen_map rank_report rank_view state straggler_state types wire_names"),
     },
     "ddp": {
         *"diagnostics groups reducer sharding telemetry".split(),
@@ -75,13 +75,13 @@ SHELL = {
         *within("settings", "checks config_file"),
     },
     "rendezvous": {
-        *"__init__ client codec embedded grpc_io hosted main signals store torchrun".split(),
+        *"__init__ client codec embedded grpc_io hosted main metrics signals store torchrun".split(),
         *within("access", "auth certificates core_log refusals secret tokens"),
         *within("client", "channel options remote_session scratch_client session tls_probe"),
         *within("control", "commands ctl ctl_calls ctl_text"),
         *within(
             "service",
-            "agent_stream agents calls coalescer health job jobs limits log_lines metrics notify operations "
+            "agent_stream agents calls coalescer health job jobs limits log_lines notify operations "
             "owner probe reflection scratchpad server settings web",
         ),
         *within("submit", "command hand_over"),
@@ -121,6 +121,27 @@ CORE_AND_SHELL = (
 
 # Rooms, and which others of the same package each may import: no two rooms import each other, however indirectly.
 ROOMS = {
+    "rendezvous": {
+        "values": set(),
+        "metrics": set(),
+        "signals": set(),
+        "grpc_io": set(),
+        "session_replay": {"values"},
+        "diagnosing": {"values"},
+        "rounds": {"diagnosing", "values"},
+        "machine": {"rounds", "diagnosing", "values"},
+        "codec": {"rounds", "session_replay", "values"},
+        "store": {"rounds", "values"},
+        "access": {"metrics"},
+        "client": {"access", "codec", "grpc_io", "session_replay", "values"},
+        "service": set("access client codec machine metrics rounds session_replay store values".split()),
+        "embedded": {"client", "service", "store", "values"},
+        "hosted": {"access", "client", "grpc_io", "service", "store"},
+        "main": {"access", "grpc_io", "service", "signals", "store"},
+        "submit": {"access"},
+        "control": {"client", "grpc_io", "service", "submit", "values"},
+        "torchrun": {"client", "values"},
+    },
     "ddp": {
         "telemetry": set(),
         "groups": {"telemetry"},
@@ -136,7 +157,7 @@ ROOMS = {
 }
 
 # Which modules of another package a package may import.
-_VALUES = {*within("values", "events rank_report types"), "diagnosing.rank_view"}
+_VALUES = within("values", "events rank_report rank_view straggler_state types wire_names")
 ABROAD = {
     ("launcher", "core"): {f"rendezvous.{name}" for name in (*_VALUES, "diagnosing.stragglers")},
     ("launcher", "shell"): {

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
     from etcd_cluster import EtcdCluster, Member
 
-    from rendezvous.service.owner import JobStore
-    from rendezvous.store.protocol import Store
+    from rendezvous.store.protocol import JobStore, Store
 
 pytestmark = needs_etcd
 _PREFIX = b"/follow/"

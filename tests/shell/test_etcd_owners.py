@@ -16,11 +16,10 @@ import pytest
 from etcd_cluster import needs_etcd, running
 
 from rendezvous.pb import etcd_pb2 as pb
-from rendezvous.service.owner import Conflict
 from rendezvous.store.etcd import EtcdStore
 from rendezvous.store.etcd_wire import REVOKE
 from rendezvous.store.open import open_store
-from rendezvous.store.protocol import Deposed
+from rendezvous.store.protocol import Conflict, Deposed
 from rendezvous.values.state import JobState
 
 if TYPE_CHECKING:

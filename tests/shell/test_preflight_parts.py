@@ -17,7 +17,8 @@ from launcher.preflight import facts, host, versions, wire
 from launcher.preflight.checkup import GB, Check, Clock, Grade, judge_clock
 from rendezvous.client.options import ClientOptions
 from rendezvous.client.scratch_client import NotAnswered, Scratch, clock_offset
-from rendezvous.service.health import SERVING, TIME_METADATA
+from rendezvous.service.health import SERVING
+from rendezvous.values.wire_names import TIME_METADATA
 
 if TYPE_CHECKING:
     from pathlib import Path

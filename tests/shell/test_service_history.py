@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from served import soon
 
+from rendezvous.metrics import Metrics
 from rendezvous.service.jobs import Jobs
 from rendezvous.service.limits import Limits
-from rendezvous.service.metrics import Metrics
 from rendezvous.store.open import open_store
 from rendezvous.store.protocol import KEYS_PER_JOB
 from rendezvous.values.state import JobState, Phase

@@ -15,14 +15,14 @@ import pytest
 from launched import SOON_S, eventually
 
 from launcher.health.pages import Pages
-from rendezvous.diagnosing.rank_view import RankPhase
+from rendezvous.values.rank_view import RankPhase
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from launched import Launch
 
-    from rendezvous.diagnosing.rank_view import RankView
+    from rendezvous.values.rank_view import RankView
 
 ROOT = Path(__file__).resolve().parents[2]
 WRITERS = pytest.mark.parametrize("native", ["1", "0"], ids=["compiled", "in Python"])

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rendezvous.service.owner import Conflict
 from rendezvous.store.file import open_file_store
 from rendezvous.store.open import open_store
-from rendezvous.store.protocol import StoreError
+from rendezvous.store.protocol import Conflict, StoreError
 from rendezvous.values.state import JobState
 
 if TYPE_CHECKING:

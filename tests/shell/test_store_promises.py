@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 from etcd_cluster import running
 
-from rendezvous.service.owner import Conflict
 from rendezvous.store.open import open_store
-from rendezvous.store.protocol import KEY_BYTES, KEYS_PER_JOB, VALUE_BYTES, LimitReached
+from rendezvous.store.protocol import KEY_BYTES, KEYS_PER_JOB, VALUE_BYTES, Conflict, LimitReached
 from rendezvous.values.state import JobState
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from rendezvous.diagnosing.rank_view import RankPhase
 from rendezvous.session_replay import Recital
 from rendezvous.values.events import (
     Accused,
@@ -34,6 +33,7 @@ from rendezvous.values.events import (
     Waiting,
 )
 from rendezvous.values.rank_report import Sight
+from rendezvous.values.rank_view import RankPhase
 from rendezvous.values.types import AgentId, Assignment, Cause, FailureClass, JobSpec, NodeFacts, StoreAddress
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
 
-from rendezvous.service.owner import Conflict, OwnedJob, Turn
+from rendezvous.service.owner import OwnedJob, Turn
+from rendezvous.store.protocol import Conflict
 from rendezvous.values.events import AgentLost, DeadlineReached, Persist, SetDeadline, Tell
 from rendezvous.values.state import JobState
 

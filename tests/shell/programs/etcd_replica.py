@@ -8,10 +8,9 @@ import sys
 import time
 from dataclasses import replace
 
-from rendezvous.service.owner import Conflict
 from rendezvous.store import etcd_owner
 from rendezvous.store.open import open_store
-from rendezvous.store.protocol import Deposed, Store
+from rendezvous.store.protocol import Conflict, Deposed, Store
 
 
 def say(what: str, **more: object) -> None:
