@@ -7,7 +7,7 @@ PYTEST := $(BIN)/python -m pytest -m "not nightly and not gpu"
 NO_GPU := $(BIN)/python -c 'import sys, torch; sys.exit(torch.cuda.is_available())'
 SYSTEM_PACKAGES := PYTHON=$(PYTHON) tests/system-packages.sh
 
-.PHONY: install install-test install-bench demo test test-steps processes quick nightly lint lint-deploy types fmt test-containers sim bench faults test-gpu bench-gpu proto options images lock audit sbom tools fuzz clean
+.PHONY: install install-test install-bench demo test test-steps processes quick nightly record lint lint-deploy types fmt test-containers sim bench faults test-gpu bench-gpu proto options images lock audit sbom tools fuzz clean
 
 # Every file that is installed has a hash in requirements/ (made by `make lock`); nothing is built but ddp-launch itself.
 LOCKED := $(PIP) install --require-hashes --only-binary :all: --no-deps
@@ -80,6 +80,10 @@ nightly: install-test
 	$(MAKE) lint-deploy
 	$(PYTEST) -q tests/core --hypothesis-profile=afresh
 	$(BIN)/python -m pytest -q --durations=20 -m "nightly and not gpu" tests
+
+# Asks torchrun for what tests compare with, and writes it down for this version of torch.
+record: install-test
+	$(BIN)/python tests/contract/recordings.py
 
 SEEDS ?= 2000
 sim: install-test

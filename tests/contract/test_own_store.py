@@ -13,23 +13,32 @@ if TYPE_CHECKING:
 
 # Each way that leaves keys behind gets a job of its own: a second env:// group in the same job meets stale
 # addresses in the same store, under torchrun as well.
-_WARM_JOBS: list[tuple[str, ...]] = [
-    ("positional", "keyword", "without_waiting", "as_store", "env"),
-    ("env", "file", "elsewhere"),
-    ("tcp",),
+_JOBS = [
+    (WARM, ("positional", "keyword", "without_waiting", "as_store", "env")),
+    (PLAIN, ("env", "file")),
 ]
-_PLAIN_JOBS: list[tuple[str, ...]] = [
-    ("positional",),
-    ("keyword",),
-    ("without_waiting",),
-    ("as_store",),
-    ("env", "file"),
-    ("tcp",),
+_NIGHTLY: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
+    (WARM, ("env", "file", "elsewhere")),
+    (WARM, ("tcp",)),
+    (PLAIN, ("positional",)),
+    (PLAIN, ("keyword",)),
+    (PLAIN, ("without_waiting",)),
+    (PLAIN, ("as_store",)),
+    (PLAIN, ("tcp",)),
 ]
-_JOBS = [(WARM, job) for job in _WARM_JOBS] + [(PLAIN, job) for job in _PLAIN_JOBS]
 
 
-@pytest.mark.parametrize(("options", "ways"), _JOBS, ids=lambda value: "-".join(value) or "warm")
+def _named(job: tuple[tuple[str, ...], tuple[str, ...]]) -> str:
+    return "-".join(("plain" if job[0] else "warm", *job[1]))
+
+
+@pytest.mark.parametrize(
+    ("options", "ways"),
+    [
+        *(pytest.param(*job, id=_named(job)) for job in _JOBS),
+        *(pytest.param(*job, id=_named(job), marks=pytest.mark.nightly) for job in _NIGHTLY),
+    ],
+)
 def test_ranks_meet(options: Sequence[str], ways: Sequence[str], tmp_path: Path) -> None:
     program("stores.py", tmp_path)
     env = {"STORE_FILE": str(tmp_path / "store")}

@@ -5,42 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from side_by_side import PLAIN, WARM, ddp_launch, program, python, script, torchrun, written
+from recordings import ENVIRONMENTS, answer, variables
+from side_by_side import PLAIN, WARM, ddp_launch, program, python, script, written
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
-
-# What names this run: where its store is, what it is called, where its files are, and who was executed.
-_OF_THIS_RUN = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE"}
-
-_CASES: dict[str, tuple[int, tuple[str, ...], tuple[str, ...], dict[str, str]]] = {
-    "one rank": (1, ("--standalone",), (), {}),
-    "two ranks": (2, ("--master-port", "0"), (), {}),
-    "presets": (
-        2,
-        ("--standalone",),
-        (
-            "--role",
-            "trainer",
-            "--virtual-local-rank",
-            "--max-restarts",
-            "3",
-            "--signals-to-handle",
-            "SIGTERM",
-        ),
-        {"OMP_NUM_THREADS": "3", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "CUDA_VISIBLE_DEVICES": "5,7"},
-    ),
-}
-
-
-def _common(environment: dict[str, str]) -> dict[str, str]:
-    return {
-        name: value
-        for name, value in environment.items()
-        if name not in _OF_THIS_RUN and not name.startswith("DDP_")
-    }
-
 
 _OURS = (
     "DDP_CHECKPOINT_REQUEST",
@@ -54,23 +24,25 @@ _OURS = (
 )
 
 
-@pytest.mark.parametrize("case", _CASES)
-def test_as_under_torchrun(case: str, tmp_path: Path) -> None:
-    nproc, torchruns, shared, env = _CASES[case]
+# What ranks are given does not depend on how they are started; where it could, both are looked at.
+@pytest.mark.parametrize(
+    ("which", "options"),
+    [("one rank", PLAIN), ("two ranks", WARM), ("two ranks", PLAIN), ("presets", WARM)],
+    ids=lambda value: value if isinstance(value, str) else "plain" if value else "warm",
+)
+def test_as_under_torchrun(which: str, options: tuple[str, ...], tmp_path: Path) -> None:
+    nproc, _, shared, env = ENVIRONMENTS[which]
     program("main_facts.py", tmp_path)
-    torchrun("main_facts.py", "torchrun", cwd=tmp_path, nproc=nproc, options=torchruns + shared, env=env).ok()
-    for name, options in (("warm", WARM), ("plain", PLAIN)):
-        ddp_launch("main_facts.py", name, cwd=tmp_path, nproc=nproc, options=options + shared, env=env).ok()
-        for rank in range(nproc):
-            expected: dict[str, str] = written(tmp_path, "torchrun", rank)["environment"]
-            found: dict[str, str] = written(tmp_path, name, rank)["environment"]
-            if options == PLAIN:  # nobody but rank 0 has torch there: it hosts the store itself
-                assert found.pop("TORCHELASTIC_USE_AGENT_STORE") == "False"
-                expected.pop("TORCHELASTIC_USE_AGENT_STORE")
-            assert _common(found) == _common(expected)
-            assert set(found) >= set(expected) & _OF_THIS_RUN
-            ours = sorted(name for name in found if name.startswith("DDP_"))
-            assert ours == list(_OURS)
+    python("main_facts.py", "python", cwd=tmp_path, env=env).ok()
+    ddp_launch("main_facts.py", "ours", cwd=tmp_path, nproc=nproc, options=options + shared, env=env).ok()
+    for rank, torchruns in enumerate(answer(f"environment, {which}")):
+        found: dict[str, str] = written(tmp_path, "ours", rank)["environment"]
+        assert sorted(name for name in found if name.startswith("DDP_")) == list(_OURS)
+        ours = variables(found, written(tmp_path, "python")["environment"])
+        if options == PLAIN:  # nobody but rank 0 has torch there: it hosts the store itself
+            assert ours.pop("TORCHELASTIC_USE_AGENT_STORE") == "False"
+            torchruns.pop("TORCHELASTIC_USE_AGENT_STORE")
+        assert ours == torchruns
 
 
 _DRAWS = """

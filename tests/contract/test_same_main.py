@@ -8,15 +8,14 @@ import zipapp
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from side_by_side import PLAIN, PROGRAMS, WARM, ddp_launch, program, python, script, torchrun, written
+from recordings import ARGS, ARGS_OF_RANK_1, answer, differences
+from side_by_side import PLAIN, PROGRAMS, WARM, ddp_launch, program, python, script, written
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
 _BOTH = pytest.mark.parametrize("options", [WARM, PLAIN], ids=["warm", "plain"])
-_ARGS = ("a b", "é", "--flag=1", "-x", "", "price: $$5", "rank ${local_rank}", "$HOME")
-_ARGS_OF_RANK_1 = ("a b", "é", "--flag=1", "-x", "", "price: $5", "rank 1", "$HOME")
 
 
 @pytest.fixture(scope="module")
@@ -27,28 +26,27 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def torchruns(place: Path) -> dict[str, Any]:
-    torchrun("main_facts.py", "torchrun", *_ARGS, cwd=place, nproc=2).ok()
-    facts: dict[str, Any] = written(place, "torchrun", rank=1)
+def plain(place: Path) -> dict[str, Any]:
+    python("main_facts.py", "python", *ARGS_OF_RANK_1, cwd=place).ok()
+    facts: dict[str, Any] = written(place, "python")
     return facts
 
 
 @pytest.fixture(scope="module", params=[WARM, PLAIN], ids=["warm", "plain"])
 def ours(place: Path, request: pytest.FixtureRequest) -> dict[str, Any]:
-    ddp_launch("main_facts.py", "ours", *_ARGS, cwd=place, nproc=2, options=request.param).ok()
+    ddp_launch("main_facts.py", "ours", *ARGS, cwd=place, nproc=2, options=request.param).ok()
     facts: dict[str, Any] = written(place, "ours", rank=1)
     return facts
 
 
-@pytest.mark.parametrize("part", ["main", "interpreter", "process", "traces"])
-def test_as_under_torchrun(part: str, ours: dict[str, Any], torchruns: dict[str, Any]) -> None:
-    assert ours[part] == torchruns[part]
+def test_as_under_torchrun(ours: dict[str, Any], plain: dict[str, Any]) -> None:
+    parts = answer("main facts")
+    assert {part: differences(ours[part], plain[part]) for part in parts} == parts
 
 
 @pytest.mark.parametrize("part", ["main", "interpreter", "traces"])
-def test_as_under_python(part: str, place: Path, ours: dict[str, Any]) -> None:
-    python("main_facts.py", "python", *_ARGS_OF_RANK_1, cwd=place).ok()
-    assert ours[part] == written(place, "python")[part]
+def test_as_under_python(part: str, ours: dict[str, Any], plain: dict[str, Any]) -> None:
+    assert ours[part] == plain[part]
 
 
 def test_nothing_of_ours_shows_and_nothing_is_open(ours: dict[str, Any]) -> None:
@@ -90,21 +88,33 @@ def _entry_words(kind: str, folder: Path) -> Sequence[str | Path]:
     raise AssertionError(kind)
 
 
+_KINDS = ("module", "package", "folder", "zip", "symlink", "relative", "spaces", "no ending")
+_WARM_KINDS = ("module", "folder", "symlink")
+
+
 @pytest.mark.parametrize(
-    "kind", ["module", "package", "folder", "zip", "symlink", "relative", "spaces", "no ending"]
+    ("kind", "options"),
+    [
+        *(pytest.param(kind, PLAIN, id=f"{kind}-plain") for kind in _KINDS),
+        *(pytest.param(kind, WARM, id=f"{kind}-warm") for kind in _WARM_KINDS),
+        *(
+            pytest.param(kind, WARM, id=f"{kind}-warm", marks=pytest.mark.nightly)
+            for kind in _KINDS
+            if kind not in _WARM_KINDS
+        ),
+    ],
 )
-def test_every_kind_of_entry_point(kind: str, tmp_path: Path) -> None:
+def test_every_kind_of_entry_point(kind: str, options: Sequence[str], tmp_path: Path) -> None:
     words = _entry_words(kind, tmp_path)
     python(*words, tmp_path / "python", "x y", cwd=tmp_path).ok()
     expected = written(tmp_path, "python")
-    for name, options in (("warm", WARM), ("plain", PLAIN)):
-        assert ddp_launch(*words, tmp_path / name, "x y", cwd=tmp_path, options=options).ok().err == ""
-        facts = written(tmp_path, name)
-        assert facts["main"] == expected["main"]
-        assert facts["interpreter"] == expected["interpreter"]
-        assert facts["traces"] == []
-        words_seen = [word for word in facts["command_line"] if word != str(tmp_path / name)]
-        assert words_seen == [word for word in expected["command_line"] if word != str(tmp_path / "python")]
+    assert ddp_launch(*words, tmp_path / "ours", "x y", cwd=tmp_path, options=options).ok().err == ""
+    facts = written(tmp_path, "ours")
+    assert facts["main"] == expected["main"]
+    assert facts["interpreter"] == expected["interpreter"]
+    assert facts["traces"] == []
+    words_seen = [word for word in facts["command_line"] if word != str(tmp_path / "ours")]
+    assert words_seen == [word for word in expected["command_line"] if word != str(tmp_path / "python")]
 
 
 @_BOTH

@@ -11,7 +11,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize(
+    "method",
+    ["spawn", *(pytest.param(each, marks=pytest.mark.nightly) for each in ("fork", "forkserver"))],
+)
 def test_classes_of_the_script_travel(method: str, tmp_path: Path) -> None:
     program("offspring.py", tmp_path)
     ended = ddp_launch("offspring.py", method, cwd=tmp_path).ok()

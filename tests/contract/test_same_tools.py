@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from side_by_side import PLAIN, WARM, ddp_launch, python, script, torchrun
+from recordings import FAILS, answer, first_cause
+from side_by_side import PLAIN, WARM, ddp_launch, python, script
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,6 +66,7 @@ def test_debugger_on_a_pipe(options: Sequence[str], tmp_path: Path) -> None:
     assert ddp_launch("train.py", cwd=tmp_path, options=options, stdin=commands).ok().out == expected.out
 
 
+@pytest.mark.nightly
 def test_postmortem_debugger_as_the_module(tmp_path: Path) -> None:
     script(tmp_path, "print('x is', 6 * 7)\n")
     ended = ddp_launch("-m", "pdb", "train.py", cwd=tmp_path, stdin="c\nq\n").ok()
@@ -127,7 +128,13 @@ _SHOW_FLAGS = (
 )
 
 
-@pytest.mark.parametrize("which", _VARIABLES)
+_QUICK = ("development mode", "UTF-8 off")
+
+
+@pytest.mark.parametrize(
+    "which",
+    [*_QUICK, *(pytest.param(each, marks=pytest.mark.nightly) for each in _VARIABLES if each not in _QUICK)],
+)
 def test_variables_of_the_interpreter(which: str, tmp_path: Path) -> None:
     script(tmp_path, _SHOW_FLAGS)
     env = _VARIABLES[which]
@@ -168,29 +175,11 @@ def test_another_interpreter_starts_plain(tmp_path: Path) -> None:
     assert ended.err.count(_PLAIN_START) == 1
 
 
-_RECORDED = """
-from torch.distributed.elastic.multiprocessing.errors import record
-
-@record
-def main():
-    raise ValueError("bad batch")
-
-main()
-"""
-
-
 def test_whoever_started_the_job_finds_the_first_cause_where_torchrun_leaves_it(tmp_path: Path) -> None:
-    script(tmp_path, _RECORDED)
-    told = []
-    for command in (torchrun, ddp_launch):
-        path = tmp_path / f"{command.__name__}.json"
-        assert command("train.py", cwd=tmp_path, env={"TORCHELASTIC_ERROR_FILE": str(path)}).code == 1
-        message = json.loads(path.read_text())["message"]
-        stack, when = message["extraInfo"].pop("py_callstack"), message["extraInfo"].pop("timestamp")
-        assert stack.startswith("Traceback")
-        assert int(when) > 0
-        told.append(message)
-    assert told[0] == told[1]
+    script(tmp_path, FAILS)
+    path = tmp_path / "error.json"
+    assert ddp_launch("train.py", cwd=tmp_path, env={"TORCHELASTIC_ERROR_FILE": str(path)}).code == 1
+    assert first_cause(path) == answer("first cause")
 
 
 def test_a_file_for_the_first_cause_that_cannot_be_written_is_named(tmp_path: Path) -> None:

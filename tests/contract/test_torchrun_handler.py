@@ -155,6 +155,7 @@ def test_torchrun_finds_it() -> None:
     assert found.value == "rendezvous.torchrun:backend"
 
 
+@pytest.mark.nightly
 def test_two_agents_train(nodes: Nodes) -> None:
     nodes.serve()
     nodes.torchrun(nproc=2)
@@ -165,6 +166,7 @@ def test_two_agents_train(nodes: Nodes) -> None:
     assert {f["node"] for f in ran} == {"0", "1"}
 
 
+@pytest.mark.nightly
 def test_agents_may_come_before_the_service(nodes: Nodes) -> None:
     nodes.torchrun()
     nodes.torchrun()
@@ -184,6 +186,7 @@ def test_a_failed_rank_restarts_both_nodes_at_a_fresh_store(nodes: Nodes) -> Non
     assert {f["pid"] for f in first}.isdisjoint(f["pid"] for f in second)
 
 
+@pytest.mark.nightly
 def test_without_a_restart_left_all_agents_end(nodes: Nodes) -> None:
     nodes.serve()
     nodes.torchrun("always", restarts=0)
@@ -195,6 +198,7 @@ def test_without_a_restart_left_all_agents_end(nodes: Nodes) -> None:
     assert "rank 1: exit code 7; torchrun has no restart left" in logs  # on the node whose ranks were well
 
 
+@pytest.mark.nightly
 def test_a_lost_node_is_replaced_and_the_job_goes_on(nodes: Nodes) -> None:
     """Under c10d the other node would wait in its barrier until the backend's timeout."""
     nodes.start_waiting()
@@ -209,6 +213,7 @@ def test_a_lost_node_is_replaced_and_the_job_goes_on(nodes: Nodes) -> None:
     assert {f["agent"] for f in last} == {nodes.agents[1].pid, nodes.agents[2].pid}
 
 
+@pytest.mark.nightly
 def test_a_node_that_is_told_to_end_is_done_without(nodes: Nodes) -> None:
     """torch does not tell its rendezvous about signals; the others hear of it at once all the same."""
     nodes.start_waiting(nnodes="1:2")
@@ -219,6 +224,7 @@ def test_a_node_that_is_told_to_end_is_done_without(nodes: Nodes) -> None:
     assert "ended by a signal" in nodes.log(1)
 
 
+@pytest.mark.nightly
 def test_a_node_that_stood_by_to_the_end_ends_well(nodes: Nodes) -> None:
     nodes.start_waiting()
     spare = nodes.torchrun("waits")

@@ -61,7 +61,9 @@ sys.stdout.write("no newline at the end")
 """
 
 
-@pytest.mark.parametrize("options", [WARM, PLAIN], ids=["warm", "plain"])
+@pytest.mark.parametrize(
+    "options", [pytest.param(WARM, id="warm"), pytest.param(PLAIN, id="plain", marks=pytest.mark.nightly)]
+)
 def test_much_output_arrives_whole(options: tuple[str, ...], tmp_path: Path) -> None:
     script(tmp_path, _LOUD.replace("print(", "sys.stdout.write('%s %s\\n' % (").replace("40)", "40))"))
     expected = "".join(f"{number} {'x' * 40}\n" for number in range(200_000))

@@ -127,7 +127,14 @@ def tuned(rank: int, given: dict[str, Any]) -> tuple[list[Any], list[str]]:
     return [bucket.members for bucket in wrapped.reducer.sending.plan.buckets], said
 
 
-@pytest.mark.parametrize("given", [{}, {"gradient_as_bucket_view": True}, {"static_graph": True}])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        pytest.param({"gradient_as_bucket_view": True}, marks=pytest.mark.nightly),
+        pytest.param({"static_graph": True}, marks=pytest.mark.nightly),
+    ],
+)
 def test_auto_tries_sizes_and_all_ranks_keep_the_same(two_ranks: Ranks, given: dict[str, Any]) -> None:
     (one, said), (other, silent) = two_ranks(tuned, given)
     assert one == other

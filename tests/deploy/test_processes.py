@@ -19,6 +19,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.nightly
 def test_a_job_goes_on_while_all_around_it_changes(
     tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:

@@ -83,6 +83,7 @@ def test_a_short_run_finds_nothing() -> None:
     assert run([], RUNS) == list(TARGETS)
 
 
+@pytest.mark.nightly
 @GUIDED
 @pytest.mark.parametrize("name", LONG_RUNS)
 def test_a_long_run_over_the_wire_finds_nothing(name: str) -> None:

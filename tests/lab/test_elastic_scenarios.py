@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 from lab_job import Job, Service
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     Build = Callable[..., Lab]
 
 
+@pytest.mark.nightly
 def test_the_job_grows_from_two_nodes_to_four_and_shrinks_to_three(
     lab: Build, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
@@ -42,6 +44,7 @@ def test_the_job_grows_from_two_nodes_to_four_and_shrinks_to_three(
     job.assert_nothing_left()
 
 
+@pytest.mark.nightly
 def test_a_spare_takes_over(lab: Build, tmp_path: Path, undisturbed: Undisturbed) -> None:
     made = lab(3, "service")
     service = Service(made.hosts[3], tmp_path)

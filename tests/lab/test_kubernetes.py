@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
+import pytest
 from lab_job import LONG_S, Job
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def two_pods(lab: Build, folder: Path, *words: str) -> tuple[Lab, Pods]:
     return made, job
 
 
+@pytest.mark.nightly
 def test_a_pod_is_replaced_under_its_index_with_a_new_address(
     lab: Build, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:

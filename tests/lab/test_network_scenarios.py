@@ -23,6 +23,7 @@ HEALED = (
 )
 
 
+@pytest.mark.nightly
 def test_a_link_is_cut_for_two_seconds(lab: Build, tmp_path: Path, undisturbed: Undisturbed) -> None:
     """Nothing happens: training waits for what TCP sends again, and goes on."""
     made = lab(2, "service")
@@ -67,6 +68,7 @@ def test_a_link_is_cut_for_long(lab: Build, tmp_path: Path, undisturbed: Undistu
     job.assert_nothing_left()
 
 
+@pytest.mark.nightly
 def test_two_nodes_cannot_reach_each_other(lab: Build, tmp_path: Path) -> None:
     """Both reach the service, as behind a firewall that was opened for that only."""
     made = lab(2, "service")
@@ -81,6 +83,7 @@ def test_two_nodes_cannot_reach_each_other(lab: Build, tmp_path: Path) -> None:
     job.assert_nothing_left()
 
 
+@pytest.mark.nightly
 def test_a_partition_in_halves(lab: Build, tmp_path: Path, undisturbed: Undisturbed) -> None:
     """The half with the service goes on; the other does nothing of its own, and comes back."""
     made = lab(4, "service")
@@ -107,6 +110,7 @@ def test_a_partition_in_halves(lab: Build, tmp_path: Path, undisturbed: Undistur
     job.assert_nothing_left()
 
 
+@pytest.mark.nightly
 def test_a_slow_and_lossy_network(lab: Build, tmp_path: Path, undisturbed: Undisturbed) -> None:
     """Every tenth packet lost, 20 ms of delay, 10 Mbit/s: slower, and otherwise the same."""
     made = lab(2, "service")
@@ -125,6 +129,7 @@ def test_a_slow_and_lossy_network(lab: Build, tmp_path: Path, undisturbed: Undis
     job.assert_nothing_left()
 
 
+@pytest.mark.nightly
 def test_a_network_of_ipv6_alone(lab: Build, tmp_path: Path, undisturbed: Undisturbed) -> None:
     made = lab(2)
     for host in made.hosts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 from lab_job import Job, Service
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def assert_goes_on_without(job: Job, lost: int, undisturbed: Undisturbed) -> Non
     job.assert_nothing_left()
 
 
+@pytest.mark.nightly
 def test_a_node_is_powered_off(lab: Build, tmp_path: Path, undisturbed: Undisturbed) -> None:
     job = three_nodes(lab, tmp_path)
     other = next(r for r in job.ranks().values() if r.node_rank == 2)
@@ -54,6 +56,7 @@ def test_the_node_of_rank_0_and_the_store_is_powered_off(
     assert_goes_on_without(job, int(job.ranks()[0].host[-1]), undisturbed)
 
 
+@pytest.mark.nightly
 def test_a_node_comes_back_with_a_new_address(lab: Build, tmp_path: Path, undisturbed: Undisturbed) -> None:
     """The one that has rank 0 and the store: the others find both at the new address."""
     made = lab(2, "service")

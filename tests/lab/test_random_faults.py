@@ -25,7 +25,7 @@ WORDS = ("--nnodes", str(NODES), "--max-restarts", "1000", "--crash-loop", "off"
 @pytest.mark.parametrize(
     ("seed", "n"),
     [
-        (7, 6),
+        pytest.param(7, 6, marks=pytest.mark.nightly),
         pytest.param(1, 50, marks=[pytest.mark.nightly, pytest.mark.timeout(2400)]),
         pytest.param(2, 50, marks=[pytest.mark.nightly, pytest.mark.timeout(2400)]),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
+import pytest
 from lab_host import eventually
 from lab_job import PORT, Job
 
@@ -40,6 +41,7 @@ def assert_healed(job: Job, words: str, undisturbed: Undisturbed) -> None:
     job.assert_nothing_left()
 
 
+@pytest.mark.nightly
 def test_nothing_happens(lab: Build, tmp_path: Path, undisturbed: Undisturbed) -> None:
     job = two_nodes(lab, tmp_path)
     job.await_steps(20)
@@ -48,12 +50,14 @@ def test_nothing_happens(lab: Build, tmp_path: Path, undisturbed: Undisturbed) -
     job.assert_nothing_left()
 
 
+@pytest.mark.nightly
 def test_a_rank_raises(lab: Build, tmp_path: Path, undisturbed: Undisturbed) -> None:
     job = two_nodes(lab, tmp_path, *ONE_RESTART)
     job.order(3, "raise the batch is bad")
     assert_healed(job, "rank 3 on node1: ValueError: the batch is bad; restarting", undisturbed)
 
 
+@pytest.mark.nightly
 def test_a_rank_raises_and_no_restart_is_left(lab: Build, tmp_path: Path, undisturbed: Undisturbed) -> None:
     job = two_nodes(lab, tmp_path)
     job.await_steps()
@@ -71,6 +75,7 @@ def test_a_rank_is_killed(lab: Build, tmp_path: Path, undisturbed: Undisturbed) 
     assert_healed(job, "rank 1 on node0: killed by SIGKILL", undisturbed)
 
 
+@pytest.mark.nightly
 def test_a_rank_is_stuck_in_native_code(lab: Build, tmp_path: Path, undisturbed: Undisturbed) -> None:
     """It holds the interpreter's lock and ignores SIGTERM while another rank fails."""
     job = two_nodes(lab, tmp_path, *ONE_RESTART, "--shutdown-timeout", "2")
@@ -82,6 +87,7 @@ def test_a_rank_is_stuck_in_native_code(lab: Build, tmp_path: Path, undisturbed:
     assert not job.runs(stuck)
 
 
+@pytest.mark.nightly
 def test_an_agent_is_killed(lab: Build, tmp_path: Path, undisturbed: Undisturbed) -> None:
     """Its ranks die with it; it is started anew, as a supervisor of services would do."""
     job = two_nodes(lab, tmp_path, *ONE_RESTART)

@@ -46,6 +46,7 @@ def test_the_service_is_down(lab: Build, tmp_path: Path, undisturbed: Undisturbe
     job.assert_nothing_left()
 
 
+@pytest.mark.nightly
 def test_a_rank_fails_while_the_service_is_down(lab: Build, tmp_path: Path, undisturbed: Undisturbed) -> None:
     """Nothing is decided without the service; once it is back, the agents tell it what it missed."""
     made = lab(2, "service")
@@ -67,6 +68,7 @@ def test_a_rank_fails_while_the_service_is_down(lab: Build, tmp_path: Path, undi
     job.assert_nothing_left()
 
 
+@pytest.mark.nightly
 def test_the_service_and_a_node_are_lost_together(
     lab: Build, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
@@ -91,6 +93,7 @@ def test_the_service_and_a_node_are_lost_together(
     job.assert_nothing_left()
 
 
+@pytest.mark.nightly
 def test_the_node_that_serves_the_rendezvous_comes_back(
     lab: Build, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:

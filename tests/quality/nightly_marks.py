@@ -14,7 +14,7 @@ WHOLE, SOME_CASES = "", "[...]"
 def marked(path: Path, name: str) -> set[str]:
     """`name` for a whole file, `name::test` for a test, `name::test[...]` where only some cases of it are marked."""
     tree = ast.parse(path.read_text())
-    tainted = {each for node in tree.body if not is_test(node) and marks(node) for each in names_of(node)}
+    tainted = names_with_marks(tree.body)
     if "pytestmark" in tainted:
         return {name}
     found = set()
@@ -23,6 +23,19 @@ def marked(path: Path, name: str) -> set[str]:
         if how is not None:
             found.add(f"{name}::{node.name}{how}")  # type: ignore[attr-defined]
     return found
+
+
+def names_with_marks(body: list[ast.stmt]) -> set[str]:
+    """What is made of the mark at the top of the module, directly or by way of another name."""
+    found: set[str] = set()
+    for node in body:
+        if not is_test(node) and (marks(node) or found & names_used(node)):
+            found.update(names_of(node))
+    return found
+
+
+def names_used(node: ast.AST) -> set[str]:
+    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
 
 
 def is_test(node: ast.stmt) -> bool:
@@ -35,8 +48,8 @@ def how_marked(node: ast.stmt, tainted: set[str]) -> str | None:
     decorators = node.decorator_list  # type: ignore[attr-defined]
     if any(is_mark(each.func if isinstance(each, ast.Call) else each) for each in decorators):
         return WHOLE
-    named = {part.id for each in decorators for part in ast.walk(each) if isinstance(part, ast.Name)}
-    return SOME_CASES if named & tainted or any(marks(each) for each in decorators) else None
+    some = any(marks(each) or names_used(each) & tainted for each in decorators)
+    return SOME_CASES if some else None
 
 
 def is_mark(node: ast.AST) -> bool:

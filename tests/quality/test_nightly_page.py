@@ -13,10 +13,23 @@ FILES = {str(path.relative_to(ROOT)): path for path in sorted((ROOT / "tests").r
 MARKED = {each for name, path in FILES.items() for each in marked(path, name)}
 
 
+def references(cell):
+    """`tests/test_x.py`: `test_a`, `test_b`; a file without tests is meant as a whole."""
+    found = []
+    for word in re.findall(r"`([^`]+)`", cell):
+        if word.startswith("tests/"):
+            found.append(word)
+        elif "::" not in found[-1]:
+            found[-1] += f"::{word}"
+        else:
+            found.append(f"{found[-1].partition('::')[0]}::{word}")
+    return found
+
+
 def rows():
     """What runs nightly, and what stays."""
     cells = (line.strip("|").split("|") for line in PAGE.read_text().splitlines() if line.startswith("| `"))
-    return [[re.findall(r"`(tests/[^`]+)`", each[column]) for column in (0, 2)] for each in cells]
+    return [(references(each[0]), references(each[2])) for each in cells]
 
 
 def runs_in_make_test(reference):
@@ -42,9 +55,18 @@ def test_the_simulator_runs_fewer_seeds_than_nightly():
     assert f"{max(seeds):,} seeds" in PAGE.read_text()
 
 
+def test_references_are_read():
+    assert references("`tests/a.py`: `test_x`, `test_y[...]`; `tests/b.py`") == [
+        "tests/a.py::test_x",
+        "tests/a.py::test_y[...]",
+        "tests/b.py",
+    ]
+
+
 MARKED_SOURCE = """
 import pytest
-CASES = [1, pytest.param(2, marks=pytest.mark.nightly)]
+LATER = pytest.mark.nightly
+CASES = [1, pytest.param(2, marks=LATER)]
 def test_never(): pass
 @pytest.mark.nightly  # why
 def test_all(): pass

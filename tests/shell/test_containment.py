@@ -61,8 +61,18 @@ def test_killed_agent_leaves_nothing_while_torch_is_imported(launch: Launch) -> 
     job.assert_nothing_left()
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("processes", range(1, 6))
+@pytest.mark.parametrize(
+    ("mode", "processes"),
+    [
+        *(pytest.param("warm", processes) for processes in range(1, 6)),
+        *(
+            pytest.param(mode, processes, marks=[pytest.mark.nightly] if processes != 3 else [])
+            for mode in MODES
+            if mode != "warm"
+            for processes in range(1, 6)
+        ),
+    ],
+)
 def test_killed_agent_leaves_nothing_while_it_starts(launch: Launch, mode: str, processes: int) -> None:
     """Killed as soon as so many processes are there: itself, the zygote, a keeper, ranks."""
     job = launch_family(launch, mode, FAMILY + "stay('rank')", "--nproc-per-node", "4")

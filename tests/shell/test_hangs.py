@@ -105,9 +105,10 @@ def assert_back_in_time(job: Launched) -> None:
             "native",
             r"rank 1 on .*: stands still for [\d.]+ s .*\(computing\); ranks 0 and 2 wait for it in all_reduce",
         ),
-        (
+        pytest.param(
             "loader",
             r"rank 1 on .*: stands still for [\d.]+ s in its data loader \(asleep.*; ranks 0 and 2 wait for it in all",
+            marks=pytest.mark.nightly,
         ),
         (
             "astray",
@@ -140,6 +141,7 @@ def test_the_report_holds_the_stack_of_the_rank(launch: Launch) -> None:
     assert "in __getitem__" in job.stderr()
 
 
+@pytest.mark.nightly
 def test_two_nodes_find_the_one_on_the_other(launch: Launch, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(TRAIN)

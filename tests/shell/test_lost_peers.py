@@ -69,7 +69,7 @@ def assert_one_names_the_last(told: list[Any]) -> None:
     assert any(said["peer_rank"] == 2 or "rank 2 on" in said["cause"] for said in told), told
 
 
-@pytest.mark.parametrize("backend", ["gloo", "shm"])
+@pytest.mark.parametrize("backend", ["gloo", pytest.param("shm", marks=pytest.mark.nightly)])
 def test_a_bucket_that_fails_names_the_peer_and_its_parameters(launch: Launch, backend: str) -> None:
     source = (
         WITH_DDP
@@ -79,7 +79,9 @@ def test_a_bucket_that_fails_names_the_peer_and_its_parameters(launch: Launch, b
         + "try:\n    model(torch.ones(1, 8)).sum().backward()\nexcept RuntimeError as error:\n"
         + "    describe(error)\n    raise\n"
     )
-    job = launch("--nproc-per-node", "3", source=source, env={"BACKEND": backend})
+    # The wrapper imports it, which takes longer than all the rest: once is enough.
+    words = ("--nproc-per-node", "3", "--preload", "torch._dynamo")
+    job = launch(*words, source=source, env={"BACKEND": backend})
     told = errors(job, 0, 1)
     assert_one_names_the_last(told)
     for said in told:
@@ -124,7 +126,13 @@ def test_a_look_while_the_first_group_is_being_made_does_not_cost_the_acquaintan
     assert job.wait() == 0, job.stderr()
 
 
-@pytest.mark.parametrize("start", [(), ("--no-warm-start",)], ids=["warm", "plain"])
+@pytest.mark.parametrize(
+    "start",
+    [
+        pytest.param((), id="warm"),
+        pytest.param(("--no-warm-start",), id="plain", marks=pytest.mark.nightly),
+    ],
+)
 def test_a_script_without_our_library_gets_torchs_error_with_a_note(
     launch: Launch, start: tuple[str, ...]
 ) -> None:
@@ -188,7 +196,7 @@ def test_who_never_comes_to_form_a_subgroup_is_named(launch: Launch) -> None:
     assert "rank 0 waits for it in new_group #1 of group (0-1)" in said, said
 
 
-@pytest.mark.parametrize("backend", ["gloo", "shm"])
+@pytest.mark.parametrize("backend", ["gloo", pytest.param("shm", marks=pytest.mark.nightly)])
 def test_who_waits_for_a_living_rank_is_released_when_another_fails(launch: Launch, backend: str) -> None:
     """Rank 1 has nothing to do with the failure, and rank 0 waits for it: only the order to break off helps."""
     source = WITH_DDP + (

@@ -29,7 +29,19 @@ if TYPE_CHECKING:
     from launched import Launch, Launched
     from served import Service
 
-# Says which world it sees, then works in step with its peers until the test lets this generation end.
+# Says which world it sees, then waits until the test lets it end.
+WAIT = """
+import os, time
+generation, rank = os.environ["DDP_GENERATION"], os.environ["RANK"]
+print("generation", generation, "rank", rank, "of", os.environ["WORLD_SIZE"], flush=True)
+path = os.path.join(os.environ["THERE"], f"{generation}-{rank}")
+with open(path + ".part", "w") as file:
+    file.write(str(os.getpid()))
+os.rename(path + ".part", path)
+while not os.path.exists(os.environ["FINISH"]):
+    time.sleep(0.02)
+"""
+# The same with torch: it works in step with its peers.
 TRAIN = """
 import os, time, torch, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -64,16 +76,19 @@ def service(request: pytest.FixtureRequest) -> Iterator[Service]:
 class Job:
     """One job, at one service; its agents all run on this host, and see each other's files."""
 
-    def __init__(self, launch: Launch, folder: Path, endpoint: str) -> None:
+    def __init__(self, launch: Launch, folder: Path, endpoint: str, torch: bool = False) -> None:
         self._launch, self._endpoint = launch, endpoint
+        self._torch = None if torch else ""
         self.script = folder / "train.py"
-        self.script.write_text(TRAIN)
+        self.script.write_text(TRAIN if torch else WAIT)
         self.end = folder / "finish"
 
     def node(self, *words: str, endpoint: str = "") -> Launched:
         where = ("--rendezvous", endpoint or self._endpoint, "--rdzv-id", "trouble")
         env = {"FINISH": str(self.end)}
-        return self._launch(*where, "--nproc-per-node", "1", *words, str(self.script), env=env)
+        return self._launch(
+            *where, "--nproc-per-node", "1", *words, str(self.script), env=env, fake_torch=self._torch
+        )
 
     def finish(self, *nodes: Launched) -> None:
         self.end.touch()
@@ -295,10 +310,10 @@ def test_nodes_that_cannot_talk_are_named_to_everybody(job: Job, service: Servic
     assert not node.stdout(), "no rank was started"
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
+@pytest.mark.parametrize("host", [pytest.param("127.0.0.1", marks=pytest.mark.nightly), "[::1]"])
 def test_nodes_meet_on_an_interface_of_either_family(launch: Launch, tmp_path: Path, host: str) -> None:
     with serving(listen=f"{host}:0") as service:
-        job = Job(launch, tmp_path, service.endpoint)
+        job = Job(launch, tmp_path, service.endpoint, torch=True)
         words = ("--nnodes", "2", "--interface", "lo") if host == "127.0.0.1" else ("--nnodes", "2")
         nodes = job.node(*words), job.node(*words)
         await_generation(nodes, 1, 2)

@@ -395,7 +395,7 @@ def both_nodes(launch: Launch, tmp_path: Path, endpoint: str) -> list[Launched]:
     return [launch(*where, "--max-restarts", "3", str(script), str(tmp_path)) for _ in range(2)]
 
 
-@pytest.mark.parametrize("kept", ["in a file", "in memory"])
+@pytest.mark.parametrize("kept", ["in a file", pytest.param("in memory", marks=pytest.mark.nightly)])
 def test_ranks_do_not_notice_that_the_service_died_and_came_back(
     launch: Launch, tmp_path: Path, kept: str
 ) -> None:

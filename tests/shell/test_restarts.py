@@ -162,7 +162,15 @@ def test_consequence_is_not_the_cause(launch: Launch) -> None:
 # --- many --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("warm", "last"), [(True, 220), (False, 80)])
+@pytest.mark.parametrize(
+    ("warm", "last"),
+    [
+        (True, 60),
+        (False, 40),
+        pytest.param(True, 220, marks=pytest.mark.nightly),
+        pytest.param(False, 80, marks=pytest.mark.nightly),
+    ],
+)
 def test_many_restarts_leak_nothing(launch: Launch, warm: bool, last: int) -> None:
     source = FAMILY + (
         "generation = int(os.environ['DDP_GENERATION'])\n"

@@ -50,7 +50,7 @@ def check(about: Description, world_size: int) -> None:
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_random_models(world_size: int) -> None:
-    @settings(max_examples=30, **SETTINGS)
+    @settings(max_examples=10, **SETTINGS)
     @given(descriptions())
     def run(about: Description) -> None:
         check(about, world_size)
