@@ -1,4 +1,4 @@
-"""Prints docs/options.md, made from the table of options: `make options`."""
+"""Prints docs/options.md, which `make options` generates from the table of options."""
 
 from __future__ import annotations
 
@@ -8,14 +8,22 @@ from launcher.settings.options import GROUPS
 HEAD = """\
 # Options
 
-Made from the table in `launcher/settings/options.py` by `make options`; `ddp-launch --help` says the same.
+`make options` generates this page from the table in `launcher/settings/options.py`. `ddp-launch --help` shows the same
+texts.
 
-An option may be given as a flag, as a variable, or in the TOML file that `--config` names, where its key is the long
-flag without dashes in front (`max-restarts = "5/1h"`; `script` and `args` name the script). A flag wins over a
-variable, a variable over the file, the file over the default. An empty variable counts as unset. TIME is in seconds
-or has a unit: `500ms`, `30s`, `5m`, `1h`. `--print-config` shows every value and where it came from.
+You can set an option in three ways:
 
-`PYTHON_EXEC` names the interpreter of the ranks, as it does for torchrun.
+- with a flag: `--max-restarts 5/1h`
+- with a variable: `DDP_LAUNCH_MAX_RESTARTS=5/1h`
+- in the TOML file of `--config`: `max-restarts = "5/1h"`. The key is the long flag without the leading dashes. The keys
+  `script` and `args` set the script and its arguments.
+
+A flag overrides a variable, a variable overrides the file, and the file overrides the default. An empty variable counts
+as unset. To see every value and its source, run `ddp-launch --print-config`.
+
+TIME is a number of seconds or has a unit: `500ms`, `30s`, `5m`, `1h`.
+
+`PYTHON_EXEC` sets the Python interpreter of the ranks, as it does for torchrun.
 """
 
 
@@ -43,11 +51,11 @@ def _variables(option: Option) -> str:
     if option.foreign:
         names.append(option.foreign[0])
     text = ", ".join(f"`{name}`" for name in names)
-    return text + ("; not in the file" if option.reach is Reach.ENVIRONMENT else "")
+    return text + ("; not in a file" if option.reach is Reach.ENVIRONMENT else "")
 
 
 def _about(option: Option) -> str:
-    return f"{option.help}; ignored: {option.without_effect}" if option.without_effect else option.help
+    return f"{option.help}; no effect: {option.without_effect}" if option.without_effect else option.help
 
 
 def page() -> str:

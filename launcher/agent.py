@@ -282,7 +282,7 @@ class Agent:
             self._signals.on(signum, self._zygote_signal)
         for signum in self._spec.checkpoint_signals:
             self._signals.on(signum, self._checkpoint_signalled)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, self._spec.awaited_signals)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, self._spec.handled_signals)
 
     def _stop_requested(self, signum: int) -> None:
         self._facts.put_nowait(StopRequested(signum, signal_name(signum)))

@@ -20,7 +20,7 @@ def run_agent(spec: LaunchSpec) -> int:
     for warning in starter.binding.warnings:
         _complain(f"warning: {warning}")
     # Until the agent can answer them: a signal's own action would leave a log folder and half a start behind.
-    signal.pthread_sigmask(signal.SIG_BLOCK, spec.awaited_signals)
+    signal.pthread_sigmask(signal.SIG_BLOCK, spec.handled_signals)
     try:
         zygote = starter.start()
     except OSError as error:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from launcher.settings.options import OPTIONS
-from launcher.settings.values import whole
+from launcher.settings.values import parse_int
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -52,7 +52,7 @@ def check(settings: Settings, environ: Mapping[str, str]) -> list[str]:
             f"every machine has another, and {ours.quoted} starts them all",
             "name their network by --interface",
         )
-    tasks = whole(environ.get("SLURM_STEP_NUM_TASKS", "1"))
+    tasks = parse_int(environ.get("SLURM_STEP_NUM_TASKS", "1"))
     if tasks is not None and tasks > 1:
         raise ours.wrong(
             f"srun has started this {tasks} times, and each would start them all",

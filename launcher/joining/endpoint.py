@@ -17,7 +17,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from launcher.settings.values import shown, whole
+from launcher.settings.values import parse_int, quote
 from rendezvous.values.wire_names import PORT
 
 if TYPE_CHECKING:
@@ -91,17 +91,17 @@ def parse_endpoint(text: str) -> Endpoint:
         host, colon, port = text.rpartition(":")
         if not colon or ":" in host:  # a name alone, or an IPv6 address without brackets
             host, port = text, str(PORT)
-    number = whole(port)
+    number = parse_int(port)
     if not host or set(host) & set("[]") or number is None or not 0 < number < 65536:
         raise NoMeetingPoint(
-            f"--rendezvous {shown(text)}: not an address; write HOST:PORT, e.g. node1:{PORT}"
+            f"invalid --rendezvous {quote(text)}: not an address. Use HOST:PORT, for example node1:{PORT}"
         )
     return Endpoint(host, number)
 
 
 def _on_slurm(environ: Mapping[str, str]) -> MayServe | None:
     nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
-    job = whole(environ.get("SLURM_JOB_ID", ""))
+    job = parse_int(environ.get("SLURM_JOB_ID", ""))
     if not nodes or job is None:
         return None
     port = _SLURM_PORTS.start + job % len(_SLURM_PORTS)

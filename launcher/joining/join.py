@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from launcher.settings.values import whole
+from launcher.settings.values import parse_int
 from rendezvous.values.types import JobSpec, NodeFacts
 
 if TYPE_CHECKING:
@@ -51,5 +51,5 @@ def node_facts(spec: LaunchSpec, host: str, address: str, environ: Mapping[str, 
 
 
 def _scheduler_index(environ: Mapping[str, str]) -> int | None:
-    indexes = (whole(environ.get(name, "")) for name in _SCHEDULER_INDEXES)
+    indexes = (parse_int(environ.get(name, "")) for name in _SCHEDULER_INDEXES)
     return next((index for index in indexes if index is not None and 0 <= index < _MOST_NODES), None)

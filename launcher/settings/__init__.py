@@ -1,1 +1,1 @@
-"""What was asked for: the table of options, its sources merged, checked, and put together into one `LaunchSpec`."""
+"""The options of `ddp-launch`: defines them, merges their sources, validates them and builds one `LaunchSpec`."""

@@ -1,7 +1,7 @@
-"""Reads the command line: options up to the first word that is none; all the rest is the script's.
+"""Reads the command line: our options come first; the first word that is not an option is the script.
 
-Spelling is torchrun's: `--nproc-per-node` or `--nproc_per_node`, `--flag value` or `--flag=value`, any
-abbreviation that fits one option only, short switches joined (`-mr3`).
+The syntax is torchrun's: `--nproc-per-node` or `--nproc_per_node`, `--flag value` or `--flag=value`, any unique
+abbreviation, and joined short switches (`-mr3`).
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from launcher.settings.options import BY_SHORT, BY_SPELLING, matching, negates
-from launcher.settings.values import nearest, shown
+from launcher.settings.values import nearest, printable
 
 if TYPE_CHECKING:
     from launcher.settings.option import Option
 
 
 class UsageError(Exception):
-    """Ends the command with exit code 2; the text is the one line that is printed."""
+    """Ends the command with exit code 2; its text is printed as one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Typed:
-    """An option on the command line: as spelled (abbreviations written out), and its text."""
+    """An option on the command line: its spelling with abbreviations expanded, and its text."""
 
     spelling: str
     text: str
@@ -30,7 +30,7 @@ class Typed:
 
 @dataclass(slots=True)
 class CommandLine:
-    options: dict[str, Typed] = field(default_factory=dict)  # by Option.dest; the last one counts
+    options: dict[str, Typed] = field(default_factory=dict)  # by Option.dest; the last occurrence wins
     words: tuple[str, ...] = ()  # the script and its arguments
 
     def wants(self, dest: str) -> bool:
@@ -55,7 +55,9 @@ def _read_long(line: CommandLine, argv: list[str], at: int) -> int:
     option = BY_SPELLING[spelling]
     if option.is_switch:
         if equals:
-            raise UsageError(f"{spelling}: takes no value; write {spelling} alone")
+            raise UsageError(
+                f"invalid {printable(argv[at])}: {spelling} is a switch and takes no value. Use {spelling} alone."
+            )
         line.options[option.dest] = Typed(spelling, "0" if negates(spelling) else "1")
         return at + 1
     if not equals:
@@ -83,30 +85,36 @@ def _read_short(line: CommandLine, argv: list[str], at: int) -> int:
 def _spelling(name: str, rest: list[str]) -> str:
     found = matching("--" + name[2:].replace("_", "-"))
     if len(found) > 1:
-        raise UsageError(f"{shown(name)}: could be {', '.join(found)}; write it out")
+        raise UsageError(
+            f"ambiguous option {printable(name)}: it matches {', '.join(found)}. Use the full name."
+        )
     if not found:
         raise UsageError(_unknown(name, rest))
     return found[0]
 
 
 def _next_value(spelling: str, argv: list[str], at: int) -> str:
-    """A word with a dash in front is an option, not a value, unless it is a number or holds a space."""
+    """The next word. A word that starts with a dash is an option, unless it is a number or contains a space."""
     if at + 1 == len(argv):
-        raise UsageError(f"{spelling}: needs a value; see ddp-launch --help")
+        raise UsageError(f"missing value for {spelling}. Run ddp-launch --help to see what it accepts.")
     value = argv[at + 1]
     if len(value) > 1 and value.startswith("-") and not value[1].isdigit() and " " not in value:
         raise UsageError(
-            f"{spelling}: needs a value, found {shown(value)}; if that is it, write {spelling}={shown(value)}"
+            f"missing value for {spelling}: the next word {printable(value)} looks like an option. "
+            f"If it is the value, use {spelling}={printable(value)}."
         )
     return value
 
 
 def _unknown(name: str, rest: list[str]) -> str:
-    message = f"{shown(name)}: no such option"
+    message = f"unknown option {printable(name)}."
     close = nearest(name.lstrip("-").replace("_", "-"), [spelling[2:] for spelling in BY_SPELLING])
     if close:
-        return f"{message}; did you mean --{close}?"
+        return f"{message} Did you mean --{close}?"
     script = next((word for word in rest if word.endswith(".py")), None)
     if script:
-        return f"{message}; options of the script go after {shown(script)}, ours are in ddp-launch --help"
-    return f"{message}; all options are in ddp-launch --help"
+        return (
+            f"{message} Put options of the script after {printable(script)}. Run ddp-launch "
+            f"--help to see all options."
+        )
+    return f"{message} Run ddp-launch --help to see all options."

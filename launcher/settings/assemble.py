@@ -1,7 +1,7 @@
-"""Settings to `LaunchSpec`: what torchrun's options mean here, and which combinations cannot be meant.
+"""Builds the `LaunchSpec` from the settings: maps torchrun's options to ours and rejects contradictory options.
 
-Pure. What only the machine can tell (devices, clock, scheduler) comes in as `Surroundings`. Every
-option that was given and leads to nothing adds exactly one warning.
+Pure. Facts about the node (devices, clock, scheduler) come in as `Surroundings`. Each option that was given and has
+no effect adds exactly one warning.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ _TORCH_CONF = (
     "store_type",
 )
 _OUR_BACKENDS = ("static", "ddp")
-_MASTER_PORT = 29500  # torchrun's, when only --master-addr is given
+_MASTER_PORT = 29500  # torchrun's default if only --master-addr is given
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     nproc: int
     python: str
-    stamp: str  # date, time and a few random letters: makes a run id unique
-    scheduler_job: str = ""  # the same on every machine of the job
+    stamp: str  # date, time and a few random letters, so that the run ID is unique
+    scheduler_job: str = ""  # the same on every node of the job
 
 
 @dataclass(slots=True)
 class Assembly:
-    """Settings on their way to a spec, and the warnings found on the way."""
+    """The settings, and the warnings collected while they become a spec."""
 
     settings: Settings
     warnings: list[str]
@@ -56,13 +56,15 @@ class Assembly:
 
 def entry_point(settings: Settings, words: tuple[str, ...]) -> EntryPoint:
     if not words:
-        raise UsageError("no script; write ddp-launch [options] script.py [args ...], see ddp-launch --help")
+        raise UsageError(
+            "missing script. Use ddp-launch [options] script.py [args ...]. Run ddp-launch --help to see all options."
+        )
     target, args = words[0], words[1:]
-    if settings["run_path"]:  # as in torchrun it comes before the other two
+    if settings["run_path"]:  # takes precedence over the other two, as in torchrun
         return EntryPoint(EntryKind.RUN_PATH, target, args)
     if settings["no_python"] and settings["module"]:
         raise settings.of("no_python").wrong(
-            f"contradicts {settings.of('module').quoted}", "a module needs python; keep one of the two"
+            f"contradicts {settings.of('module').quoted}", "a module needs Python: use only one of the two"
         )
     if settings["no_python"]:
         return EntryPoint(EntryKind.PROGRAM, target, args)
@@ -71,12 +73,12 @@ def entry_point(settings: Settings, words: tuple[str, ...]) -> EntryPoint:
 
 def assemble(settings: Settings, entry: EntryPoint, here: Surroundings) -> tuple[LaunchSpec, list[str]]:
     work = Assembly(settings, [])
-    _warn_of_what_has_no_effect(work)
+    _warn_of_options_without_effect(work)
     min_nodes, max_nodes = _nodes(work)
     rendezvous = _rendezvous(work, max_nodes)
     join_timeout_s, last_call_s = _times(work)
     ends_job: tuple[int, ...] = settings["signals_to_handle"]
-    before_it_goes, if_watched = _checkpoint_signals(settings)
+    checkpoint_signals, if_watched = _checkpoint_signals(settings)
     forwarded = tuple(each for each in _USER_SIGNALS if each not in ends_job)
     spec = LaunchSpec(
         entry=entry,
@@ -108,8 +110,8 @@ def assemble(settings: Settings, entry: EntryPoint, here: Surroundings) -> tuple
         hang=settings["hang_timeout"],
         shutdown_timeout_s=settings["shutdown_timeout"],
         signals=ends_job,
-        forwarded_signals=tuple(each for each in forwarded if if_watched or each not in before_it_goes),
-        checkpoint_signals=before_it_goes,
+        forwarded_signals=tuple(each for each in forwarded if if_watched or each not in checkpoint_signals),
+        checkpoint_signals=checkpoint_signals,
         checkpoint_if_watched=if_watched,
         checkpoint_grace_s=settings["checkpoint_grace"],
         signals_asked=settings.of("signals_to_handle").text or "",
@@ -132,7 +134,7 @@ def assemble(settings: Settings, entry: EntryPoint, here: Surroundings) -> tuple
 
 
 def _shrink_after_s(settings: Settings) -> float:
-    """Who asked for a wait has a replacement coming; who did not is better served by going on at once."""
+    """The wait that the user asked for, else 0: a user who did not ask expects no replacement."""
     if settings["shrink_after"] is not None:
         return float(settings["shrink_after"])
     asked = settings.of("replacement_timeout")
@@ -140,7 +142,7 @@ def _shrink_after_s(settings: Settings) -> float:
 
 
 def _checkpoint_signals(settings: Settings) -> tuple[tuple[int, ...], bool]:
-    """Unless they were named: what schedulers send, if the ranks are known to look for requests."""
+    """The signals that the user named, else those that schedulers send, if the ranks poll for requests."""
     asked: tuple[int, ...] | None = settings["checkpoint_signal"]
     if asked is not None:
         return asked, False
@@ -161,18 +163,18 @@ def _log(settings: Settings) -> LogSpec:
     )
 
 
-def _warn_of_what_has_no_effect(work: Assembly) -> None:
+def _warn_of_options_without_effect(work: Assembly) -> None:
     settings = work.settings
     for option in OPTIONS:
         setting = settings.of(option.dest)
         if option.without_effect and setting.given and setting.value not in _OUR_BACKENDS:
-            work.warn(option.dest, f"{option.without_effect}; ignored")
+            work.warn(option.dest, f"has no effect: {option.without_effect}")
     if settings["preload"] and not settings["warm_start"]:
-        work.warn("preload", f"nothing is forked with {settings.of('warm_start').quoted}; ignored")
+        work.warn("preload", f"has no effect: with {settings.of('warm_start').quoted} ranks are not forked")
     if settings["run_path"]:
         for dest in ("module", "no_python"):
             if settings[dest]:
-                work.warn(dest, f"{settings.of('run_path').quoted} comes first; ignored")
+                work.warn(dest, f"has no effect: {settings.of('run_path').quoted} takes precedence")
 
 
 def _nodes(work: Assembly) -> tuple[int, int]:
@@ -181,10 +183,10 @@ def _nodes(work: Assembly) -> tuple[int, int]:
         return least, most
     if least > 1:
         raise work.settings.of("nnodes").wrong(
-            f"contradicts {work.settings.of('standalone').quoted}, which is for one machine",
-            "keep one of the two",
+            f"contradicts {work.settings.of('standalone').quoted}, which runs the job on one node",
+            "use only one of the two",
         )
-    work.warn("nnodes", f"{work.settings.of('standalone').quoted} is for one machine; taken as 1")
+    work.warn("nnodes", f"has no effect: {work.settings.of('standalone').quoted} runs the job on one node")
     return 1, 1
 
 
@@ -192,19 +194,19 @@ def _node_rank(work: Assembly, max_nodes: int) -> int | None:
     rank: int | None = work.settings["node_rank"]
     if rank is not None and rank >= max_nodes:
         last = max_nodes - 1
-        ranks = f"node ranks are 0 to {last}" if last else "its node rank is 0"
-        raise work.settings.of("node_rank").wrong(f"out of range: with --nnodes {max_nodes}, {ranks}")
+        ranks = f"use a node rank from 0 to {last}" if last else "use node rank 0"
+        raise work.settings.of("node_rank").wrong(f"out of range for --nnodes {max_nodes}", ranks)
     return rank
 
 
 def _rendezvous(work: Assembly, max_nodes: int) -> str:
-    """Where the machines meet: --rendezvous, else torchrun's endpoint, else node rank 0's address."""
+    """Address of the rendezvous: --rendezvous, else torchrun's endpoint, else the address of node rank 0."""
     settings = work.settings
     ours: str | None = settings["rendezvous"]
     if settings["standalone"]:
         for dest in ("rendezvous", "rdzv_endpoint", "rdzv_id"):
             if settings.of(dest).given:
-                work.warn(dest, f"{settings.of('standalone').quoted} comes first; ignored")
+                work.warn(dest, f"has no effect: {settings.of('standalone').quoted} takes precedence")
         return ""
     endpoint = _torch_endpoint(work, max_nodes, ours)
     if max_nodes == 1 or ours or endpoint:
@@ -212,7 +214,7 @@ def _rendezvous(work: Assembly, max_nodes: int) -> str:
     if settings.of("master_addr").given:
         return join_endpoint(settings["master_addr"], settings["master_port"] or _MASTER_PORT)
     if settings.of("master_port").given:
-        work.warn("master_port", "says nothing without --master-addr; ignored")
+        work.warn("master_port", "has no effect without --master-addr")
     return ""
 
 
@@ -222,15 +224,17 @@ def _torch_endpoint(work: Assembly, max_nodes: int, ours: str | None) -> str:
     if not endpoint:
         return ""
     if ours:
-        work.warn("rdzv_endpoint", f"{settings.of('rendezvous').quoted} comes first; ignored")
+        work.warn("rdzv_endpoint", f"has no effect: {settings.of('rendezvous').quoted} takes precedence")
     elif max_nodes == 1:
-        work.warn("rdzv_endpoint", "one machine needs no endpoint; ignored")
+        work.warn("rdzv_endpoint", "has no effect: a job on one node needs no endpoint")
     elif (settings["rdzv_backend"] or "").startswith("etcd"):
-        work.warn("rdzv_endpoint", "an etcd server is not a rendezvous; ignored, see --rendezvous")
+        work.warn(
+            "rdzv_endpoint", "has no effect: an etcd server cannot serve as the rendezvous; use --rendezvous"
+        )
     elif endpoint.endswith(":0"):
         raise settings.of("rdzv_endpoint").wrong(
-            "port 0 cannot be found by the other machines",
-            "name a free port, e.g. --rdzv-endpoint node0:29400",
+            "other nodes cannot find port 0",
+            "use a free port, for example --rdzv-endpoint node0:29400",
         )
     else:
         return endpoint
@@ -238,7 +242,7 @@ def _torch_endpoint(work: Assembly, max_nodes: int, ours: str | None) -> str:
 
 
 def _times(work: Assembly) -> tuple[float, float]:
-    """--join-timeout and --last-call; where they were not given, what --rdzv-conf says."""
+    """--join-timeout and --last-call; the values of --rdzv-conf replace their defaults."""
     settings = work.settings
     conf: dict[str, str] = settings["rdzv_conf"] or {}
     unused = [key for key in conf if key not in _CONF_TIMES or settings.of(_CONF_TIMES[key]).given]
@@ -247,7 +251,7 @@ def _times(work: Assembly) -> tuple[float, float]:
         typo = close is not None and unused[0] not in (*_CONF_TIMES, *_TORCH_CONF)
         work.warn(
             "rdzv_conf",
-            f"{', '.join(unused)}: no effect; " + (f"did you mean {close}?" if typo else "ignored"),
+            f"{', '.join(unused)} has no effect" + (f"; did you mean {close}?" if typo else ""),
         )
     join_key = "join_timeout" if "join_timeout" in conf else "timeout"
     return (
@@ -263,21 +267,21 @@ def _time(settings: Settings, dest: str, key: str, text: str | None) -> float:
     try:
         return positive_duration(text)
     except BadValue as bad:
-        raise settings.of("rdzv_conf").wrong(f"{key}: {bad.problem}", f"write e.g. {key}=30") from None
+        raise settings.of("rdzv_conf").wrong(f"{key}: {bad.problem}", f"use for example {key}=30") from None
 
 
 def _cpu_affinity(work: Assembly) -> bool:
     settings = work.settings
     if settings["cpu_affinity"] and settings["numa_binding"]:
         raise settings.of("cpu_affinity").wrong(
-            f"contradicts {settings.of('numa_binding').quoted}; both bind ranks to CPUs",
-            "keep one of the two",
+            f"contradicts {settings.of('numa_binding').quoted}: both bind ranks to CPUs",
+            "use only one of the two",
         )
     return bool(settings["cpu_affinity"])
 
 
 def run_id(settings: Settings, entry: EntryPoint, max_nodes: int, here: Surroundings) -> str:
-    """Unique on one machine; among several, something that each of them finds by itself."""
+    """Unique if the job has one node; with more nodes, a name that every node derives alone and that is the same."""
     asked: str | None = settings["rdzv_id"]
     if asked and not settings["standalone"]:
         return asked

@@ -1,13 +1,16 @@
-"""The text of `--hang-timeout` -> the budgets of ranks, or what is wrong with it."""
+"""Parses `--hang-timeout` into the time limits of the ranks."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from launcher.settings.budgets import Budgets
-from launcher.settings.values import BadValue, positive_duration, shown
+from launcher.settings.values import BadValue, positive_duration, quote
 
-_FORM = ("auto, off or TIME, then any of start, first-step, checkpoint, evaluation", "30s,first-step=20m")
+_FORM = (
+    "auto, off or TIME, then NAME=TIME for start, first-step, checkpoint or evaluation",
+    "30s,first-step=20m",
+)
 
 
 def hang_timeout(value: str) -> Budgets:
@@ -37,11 +40,14 @@ def _with(budgets: Budgets, part: str) -> Budgets:
         case "evaluation" if equals:
             return replace(budgets, evaluation_s=time_s)
         case _:
-            raise BadValue(f"{shown(part)} is not understood", *_FORM)
+            raise BadValue(
+                f"{quote(part)} is not start=TIME, first-step=TIME, checkpoint=TIME or evaluation=TIME",
+                *_FORM,
+            )
 
 
 def _time(text: str) -> float:
     try:
         return positive_duration(text)
     except BadValue:
-        raise BadValue(f"{shown(text)} is not a time", *_FORM) from None
+        raise BadValue(f"{quote(text)} is not a duration above 0", *_FORM) from None

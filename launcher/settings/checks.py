@@ -1,7 +1,7 @@
-"""What can be seen to go wrong before anything starts: the entry point, ports, folders.
+"""Checks the entry point, ports and directories before anything starts.
 
-Each check returns quietly or raises `UsageError`. None of them imports or runs the user's code, and
-none changes anything: a folder that has to be made is only checked for whether it can be.
+Each check returns None or raises `UsageError`. A check does not import or run the user's code and does not change
+anything: for a directory that does not exist yet, it checks only whether it can be created.
 """
 
 from __future__ import annotations
@@ -12,45 +12,47 @@ import sys
 from typing import TYPE_CHECKING, NoReturn
 
 from launcher.settings.arguments import UsageError
-from launcher.settings.config_file import shown_reason
+from launcher.settings.config_file import one_line
 from launcher.settings.spec import EntryKind, EntryPoint
-from launcher.settings.values import nearest, shown
+from launcher.settings.values import nearest, printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from launcher.settings.config import Setting, Settings
 
-_READ_AT_MOST = 2 << 20  # larger source is left to the ranks to compile
-_LISTED_AT_MOST = 5000  # files of a folder looked through for a similar name
+_READ_AT_MOST = 2 << 20  # bytes; the ranks alone compile a larger source
+_LISTED_AT_MOST = 5000  # files of a directory that are searched for a similar name
 
 
 def check_entry(entry: EntryPoint, python: str, environ: Mapping[str, str], flag: str) -> None:
-    """`flag`: how a module or program was asked for, for messages. `python` "": our own interpreter."""
+    """`flag` selected a module or a program and appears in messages. `python` is "" for our own interpreter."""
     if not entry.target.strip():
-        raise UsageError("the script's name is empty; write ddp-launch [options] script.py [args ...]")
+        raise UsageError("the script name is empty. Use ddp-launch [options] script.py [args ...].")
     match entry.kind:
         case EntryKind.PROGRAM:
-            check_program(entry.target, environ, f"{flag} {shown(entry.target)}")
+            check_program(entry.target, environ, f"{flag} {printable(entry.target)}")
         case EntryKind.MODULE:
             check_python(python, environ)
-            check_module(entry.target, python, f"{flag} {shown(entry.target)}")
+            check_module(entry.target, python, f"{flag} {printable(entry.target)}")
         case EntryKind.SCRIPT | EntryKind.RUN_PATH:
             check_python(python, environ)
-            comes_first = " without --run-path, which comes first"
-            check_script(entry.target, python, comes_first if entry.kind is EntryKind.RUN_PATH else "")
+            no_run_path = " without --run-path, which takes precedence"
+            check_script(entry.target, python, no_run_path if entry.kind is EntryKind.RUN_PATH else "")
 
 
 def check_folder() -> str:
     try:
         return os.getcwd()
     except OSError:
-        raise UsageError("the current folder no longer exists; cd into one that does") from None
+        raise UsageError(
+            "the current directory no longer exists. Change to one that exists, then run the command again."
+        ) from None
 
 
 def check_python(python: str, environ: Mapping[str, str]) -> None:
     if python:
-        check_program(python, environ, f"PYTHON_EXEC={shown(python)}")
+        check_program(python, environ, f"PYTHON_EXEC={printable(python)}")
 
 
 # --- scripts -----------------------------------------------------------------------------------------
@@ -58,7 +60,9 @@ def check_python(python: str, environ: Mapping[str, str]) -> None:
 
 def check_script(path: str, python: str = "", how_for_a_program: str = "") -> None:
     if path == "-":
-        raise UsageError("-: several ranks cannot read one script from standard input; save it in a file")
+        raise UsageError(
+            "invalid script '-': several ranks cannot read one script from standard input. Save it to a file."
+        )
     try:
         mode = os.stat(path).st_mode
         if stat.S_ISDIR(mode):
@@ -67,12 +71,12 @@ def check_script(path: str, python: str = "", how_for_a_program: str = "") -> No
             with open(path, "rb") as file:
                 data = file.read(_READ_AT_MOST + 1)
             if not python and len(data) <= _READ_AT_MOST:
-                _check_source(path, data, f"for a program give --no-python{how_for_a_program}")
+                _check_source(path, data, f"If it is a program, use --no-python{how_for_a_program}.")
     except (FileNotFoundError, NotADirectoryError):
         _no_script(path)
     except OSError as error:
         raise UsageError(
-            f"{shown(path)}: cannot be read ({error.strerror}); check the path and its rights"
+            f"cannot read {printable(path)}: {error.strerror}. Check the path and its permissions."
         ) from None
 
 
@@ -81,24 +85,26 @@ def _check_script_folder(path: str) -> None:
     if not any(name in inside for name in ("__main__.py", "__main__.pyc")):
         candidates = sorted(name for name in inside if name.endswith(".py"))
         hint = (
-            f"name a script, e.g. {shown(os.path.join(path, candidates[0]))}"
+            f"Use a script, for example {printable(os.path.join(path, candidates[0]))}."
             if candidates
-            else "name a script"
+            else "Use the path of a script."
         )
-        raise UsageError(f"{shown(path)}: a folder without __main__.py; {hint}")
+        raise UsageError(f"cannot run {printable(path)}: it is a directory without __main__.py. {hint}")
 
 
 def _no_script(path: str) -> NoReturn:
     folder, name = os.path.split(path)
     if folder and not os.path.isdir(folder):
-        raise UsageError(f"{shown(path)}: there is no folder {shown(folder)}; check the path")
+        raise UsageError(
+            f"cannot find script {printable(path)}: directory {printable(folder)} does not exist. Check the path."
+        )
     close = nearest(name, _names_in(folder or "."))
-    hint = f"did you mean {shown(os.path.join(folder, close))}?" if close else "check the path"
-    raise UsageError(f"{shown(path)}: there is no such script; {hint}")
+    hint = f"Did you mean {printable(os.path.join(folder, close))}?" if close else "Check the path."
+    raise UsageError(f"script {printable(path)} does not exist. {hint}")
 
 
 def _names_in(folder: str) -> list[str]:
-    """Names to choose a hint from; none when the folder may not be listed."""
+    """Names to choose a suggestion from; empty if the directory cannot be listed."""
     try:
         with os.scandir(folder) as entries:
             return [entry.name for entry, _ in zip(entries, range(_LISTED_AT_MOST), strict=False)]
@@ -107,26 +113,26 @@ def _names_in(folder: str) -> list[str]:
 
 
 def _check_source(path: str, data: bytes, hint: str) -> None:
-    """`data` as python would take it: source, a compiled file or a zip with a __main__."""
+    """Accepts what Python can run: source, a compiled file, or a zip file with a __main__."""
     if b"\0" in data or data[:4] == b"PK\x03\x04":
         if not _is_compiled(data) and not _is_zip_to_run(path):
-            raise UsageError(f"{shown(path)}: binary, no Python script; {hint}")
+            raise UsageError(f"{printable(path)} is a binary file, not a Python script. {hint}")
         return
     if data.startswith(b"#!") and b"python" not in data.split(b"\n", 1)[0]:
-        raise UsageError(f"{shown(path)}: a script, but of another language; {hint}")
+        raise UsageError(f"{printable(path)} is a script in another language, not in Python. {hint}")
     import warnings
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the ranks will show them
+            warnings.simplefilter("ignore")  # the ranks print them
             compile(data, path, "exec", dont_inherit=True)
     except SyntaxError as error:
         line = f"line {error.lineno}: " if error.lineno else ""
-        raise UsageError(f"{shown(path)}: {line}does not compile: {shown_reason(error.msg)}") from None
+        raise UsageError(f"{printable(path)}: {line}{one_line(error.msg)}. Fix the syntax error.") from None
     except (ValueError, UnicodeError) as error:
-        raise UsageError(f"{shown(path)}: no Python source: {shown_reason(str(error))}") from None
+        raise UsageError(f"{printable(path)} is not Python source: {one_line(str(error))}. {hint}") from None
     except (RecursionError, MemoryError):
-        pass  # a rank has more room, or says so itself
+        pass  # a rank has more memory, or reports the error itself
 
 
 def _is_compiled(data: bytes) -> bool:
@@ -148,32 +154,40 @@ def _is_zip_to_run(path: str) -> bool:
 
 
 def check_module(name: str, python: str, quoted: str) -> None:
-    """Finds the top-level package without importing it; only our own interpreter can be asked."""
+    """Finds the top-level package without importing it, if the ranks use our own interpreter."""
     bare = name.removesuffix(".py").replace("/", ".")
     if "/" in name or (name.endswith(".py") and os.path.exists(name)):
-        raise UsageError(f"{quoted}: a file, no module; write -m {shown(bare)}, or leave -m out")
+        raise UsageError(
+            f"invalid {quoted}: it is a file, not a module. Use -m {printable(bare)}, or remove -m."
+        )
     if python:
         return
     top = name.partition(".")[0]
     found = _find(top) if top else None
     if found is None:
         raise UsageError(
-            f"{quoted}: there is no module {shown(top)} here or in {shown(sys.prefix)}; {_install(top)}"
+            f"invalid {quoted}: module {printable(top)} is not in the current directory or in {printable(sys.prefix)}. "
+            f"{_suggestion(top)}"
         )
     folders, is_package = found
     if top == name and is_package and not _has_main(folders):
         raise UsageError(
-            f"{quoted}: a package without __main__.py; name a module inside it, e.g. -m {top}.train"
+            f"invalid {quoted}: it is a package without __main__.py. "
+            f"Use a module inside it, for example -m {top}.train."
         )
 
 
-def _install(top: str) -> str:
+def _suggestion(top: str) -> str:
     close = nearest(top, [name.removesuffix(".py") for name in _names_in(".")])
-    return f"did you mean -m {shown(close)}?" if close else "check the spelling, the folder and PYTHONPATH"
+    return (
+        f"Did you mean -m {printable(close)}?"
+        if close
+        else "Check the name, the current directory and PYTHONPATH."
+    )
 
 
 def _find(top: str) -> tuple[list[str], bool] | None:
-    """Where `import top` would find it in a rank, whose path starts with the current folder."""
+    """Where `import top` finds the module in a rank, whose path starts with the current directory."""
     from importlib.machinery import PathFinder
 
     here = [] if sys.flags.safe_path else [os.getcwd()]
@@ -202,19 +216,23 @@ def check_program(name: str, environ: Mapping[str, str], quoted: str) -> None:
     if any(os.access(place, os.X_OK) for place in files):
         return
     if files:
-        raise UsageError(f"{quoted}: may not be executed; chmod +x {shown(files[0])}")
+        raise UsageError(f"invalid {quoted}: the file is not executable. Run chmod +x {printable(files[0])}.")
     if "/" in name:
-        problem = "a folder" if os.path.isdir(name) else "there is no such program"
-        raise UsageError(f"{quoted}: {problem}; check the path")
-    hint = f"write ./{shown(name)}" if os.path.isfile(name) else "check the name, or give its path"
-    raise UsageError(f"{quoted}: no such program on PATH; {hint}")
+        problem = "it is a directory" if os.path.isdir(name) else "the program does not exist"
+        raise UsageError(f"invalid {quoted}: {problem}. Check the path.")
+    hint = (
+        f"Use ./{printable(name)}."
+        if os.path.isfile(name)
+        else "Check the name, or use the path of the program."
+    )
+    raise UsageError(f"invalid {quoted}: the program is not on PATH. {hint}")
 
 
-# --- ports and folders -------------------------------------------------------------------------------
+# --- ports and directories ---------------------------------------------------------------------------
 
 
 def check_port(setting: Setting, max_nodes: int) -> None:
-    """On one machine the port must be free now; on several only node rank 0 could tell."""
+    """Checks that the port is free if the job has one node; with more nodes only node rank 0 can check it."""
     if not setting.value or max_nodes > 1:
         return
     import errno
@@ -230,10 +248,11 @@ def check_port(setting: Setting, max_nodes: int) -> None:
                 probe.listen(1)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                raise setting.wrong("the port is in use", "leave it out and a free one is taken") from None
+                raise setting.wrong("the port is in use", "remove the option to use any free port") from None
             if error.errno in (errno.EACCES, errno.EPERM):
                 raise setting.wrong(
-                    "only root may use this port", "take one from 1024, or leave it out"
+                    "only root may use this port",
+                    "use a port from 1024, or remove the option to use any free port",
                 ) from None
 
 
@@ -246,12 +265,16 @@ def check_log_dir(setting: Setting) -> None:
             path = os.path.dirname(path)
         mode = os.stat(path).st_mode
     except OSError as error:
-        raise setting.wrong(f"cannot be made ({error.strerror})", "name another folder") from None
-    where = "" if path == os.path.abspath(setting.value) else f"{shown(path)} is "
+        raise setting.wrong(
+            f"cannot create the directory ({error.strerror})", "use another directory"
+        ) from None
+    where = "it is" if path == os.path.abspath(setting.value) else f"{printable(path)} is"
     if not stat.S_ISDIR(mode):
-        raise setting.wrong(f"{where}a file, no folder", "name a folder, it is made when missing")
+        raise setting.wrong(
+            f"{where} a file, not a directory", "use a directory; it is created if it does not exist"
+        )
     if not os.access(path, os.W_OK | os.X_OK):
-        raise setting.wrong(f"{where}not writable", "name a folder you may write to")
+        raise setting.wrong(f"{where} not writable", "use a directory that you can write to")
 
 
 def _exists(path: str) -> bool:

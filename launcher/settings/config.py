@@ -1,7 +1,7 @@
-"""Merges what was asked for: flag, then environment, then file, then default.
+"""Merges the sources of options: a flag, else a variable, else the file, else the default.
 
-Each setting keeps where it came from, so that a message about it quotes what the user wrote where the
-user wrote it, and `--print-config` can show it. Pure: the environment and the file are handed in.
+Each setting keeps its origin. A message quotes the text that the user wrote and its source, and `--print-config` shows
+the source. Pure: the caller passes the environment and the file.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.settings.arguments import CommandLine, UsageError
 from launcher.settings.option import Option, Reach
 from launcher.settings.options import BY_SPELLING, OPTIONS, negates
-from launcher.settings.values import BadValue, nearest, shown
+from launcher.settings.values import BadValue, nearest, printable, quote
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,7 +22,7 @@ _PREFIX = "DDP_LAUNCH_"
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """A file as read: text by option, in the same form as on the command line."""
+    """The content of a file: the text of each option in the form of the command line."""
 
     name: str = ""
     settings: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # dest -> key as written, text
@@ -31,13 +31,16 @@ class ConfigFile:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    place: str  # "flag", a variable, a file, "default"
-    name: str  # the option as it is called there
-    joint: str = " "  # between name and value
+    place: str  # "flag", the name of a variable or a file, or "default"
+    name: str  # name of the option in that place
+    separator: str = " "  # between name and value
 
     def quote(self, text: str) -> str:
-        where = f"{self.place}: " if self.joint == " = " else ""
-        return f"{where}{self.name}{self.joint}{shown(text)}"
+        return f"{self.name}{self.separator}{quote(text)}" + (f" in {self.place}" if self.is_file else "")
+
+    @property
+    def is_file(self) -> bool:
+        return self.separator == " = "
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,10 @@ class Setting:
         return self.origin.quote(self.text or "")
 
     def wrong(self, problem: str, fix: str = "") -> UsageError:
-        return UsageError(f"{self.quoted}: {problem}" + (f"; {fix}" if fix else ""))
+        """`problem` and `fix` are sentences without a capital and a full stop."""
+        return UsageError(
+            f"invalid {self.quoted}: {problem}." + (f" {fix[0].upper()}{fix[1:]}." if fix else "")
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +99,7 @@ def _source(
     if typed:
         return Origin("flag", typed.spelling), typed.text
     for variable in option.variables:
-        if environ.get(variable):  # empty is as good as unset
+        if environ.get(variable):  # an empty variable counts as unset
             return Origin(variable, variable, "="), environ[variable]
     if option.foreign:
         variable, translate = option.foreign
@@ -106,37 +112,37 @@ def _source(
 
 
 def _explain(origin: Origin, text: str, bad: BadValue) -> str:
-    message = f"{origin.quote(text)}: {bad.problem}"
+    message = f"invalid {origin.quote(text)}: {bad.problem}."
     if not bad.form:
         return message
-    example = f"{origin.name}{origin.joint}{bad.example}"
-    if origin.joint == " = ":
+    example = f"{origin.name}{origin.separator}{bad.example}"
+    if origin.is_file:
         example = f'{origin.name} = "{bad.example}"'
     elif " " in bad.example:
-        example = f"{origin.name}{origin.joint}'{bad.example}'"
-    return f"{message}; write {bad.form}, e.g. {example}"
+        example = f"{origin.name}{origin.separator}'{bad.example}'"
+    return f"{message} Use {bad.form}, for example {example}"
 
 
 def config_path(line: CommandLine, environ: Mapping[str, str]) -> Setting:
-    """The one setting that has to be known before the others."""
+    """The setting of --config, which is needed before the other settings."""
     return _setting(BY_SPELLING["--config"], line, environ, ConfigFile())
 
 
 def unknown_variables(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """DDP_LAUNCH_ variables that name no option: a warning for each, with what may have been meant."""
+    """One warning, with a suggestion, for each DDP_LAUNCH_ variable that does not match an option."""
     known = [variable for option in OPTIONS for variable in option.variables]
     ours = [variable.removeprefix(_PREFIX) for variable in known if variable.startswith(_PREFIX)]
     found = []
     for variable in sorted(environ):
         if variable.startswith(_PREFIX) and variable not in known:
             close = nearest(variable.removeprefix(_PREFIX), ours)
-            meant = f"; did you mean {_PREFIX}{close}?" if close else ""
-            found.append(f"{shown(variable)}: no such option{meant}")
+            hint = f"Did you mean {_PREFIX}{close}?" if close else "Run ddp-launch --help to see all options."
+            found.append(f"variable {printable(variable)} does not match an option and has no effect. {hint}")
     return tuple(found)
 
 
 def config_from(name: str, table: Mapping[str, Any]) -> ConfigFile:
-    """A parsed TOML table as settings; `name` is the file's, for messages."""
+    """Converts a parsed TOML table to settings; `name` is the name of the file for messages."""
     settings: dict[str, tuple[str, str]] = {}
     words: list[str] = []
     if "script" in table:
@@ -144,7 +150,7 @@ def config_from(name: str, table: Mapping[str, Any]) -> ConfigFile:
     if "args" in table:
         if "script" not in table or not isinstance(table["args"], list):
             raise UsageError(
-                f'{name}: args: is a list that goes with a script; write script = "train.py" too'
+                f'invalid args in {name}: args must be a list and needs a script. Add for example script = "train.py".'
             )
         words.extend(_scalar(name, "args", each) for each in table["args"])
     for key, value in table.items():
@@ -155,31 +161,35 @@ def config_from(name: str, table: Mapping[str, Any]) -> ConfigFile:
         if option is None or option.reach < Reach.FILE:
             raise UsageError(_unknown_key(name, key, option))
         if option.dest in settings:
-            raise UsageError(f"{name}: {key}: given twice, as {settings[option.dest][0]} too; keep one")
+            raise UsageError(
+                f"duplicate key {key} in {name}: {settings[option.dest][0]} sets the same option. Remove one of them."
+            )
         settings[option.dest] = (key, _file_text(name, key, value, option))
     return ConfigFile(name, settings, tuple(words))
 
 
 def _unknown_key(name: str, key: str, option: Option | None) -> str:
     if option:
-        return f"{name}: {shown(key)}: cannot be set in a file; give {option.flag} as a flag"
+        return f"invalid key {printable(key)} in {name}: a file cannot set it. Use the flag {option.flag}."
     known = [spelling[2:] for spelling, each in BY_SPELLING.items() if each.reach == Reach.FILE] + [
         "script",
         "args",
     ]
     close = nearest(key.replace("_", "-"), known)
-    hint = f"did you mean {close}?" if close else "keys are the long flags, see ddp-launch --help"
-    return f"{name}: {shown(key)}: no such option; {hint}"
+    hint = f"Did you mean {close}?" if close else "Keys are the long flags; see ddp-launch --help."
+    return f"unknown key {printable(key)} in {name}. {hint}"
 
 
 def _file_text(name: str, key: str, value: object, option: Option) -> str:
     if option.is_switch:
         if not isinstance(value, bool):
-            raise UsageError(f"{name}: {key} = {shown(str(value))}: is a switch; write {key} = true or false")
+            raise UsageError(
+                f"invalid {key} = {quote(str(value))} in {name}: it is a switch. Use {key} = true or {key} = false."
+            )
         return str(int(value != negates("--" + key.replace("_", "-"))))
     if isinstance(value, list):
         parts = [_scalar(name, key, each) for each in value]
-        doubled = option.metavar.startswith("TEXT")  # where a comma can be part of a text
+        doubled = option.metavar.startswith("TEXT")  # a text that may contain a comma
         return ",".join(part.replace(",", ",,") if doubled else part for part in parts)
     if isinstance(value, dict):
         return ",".join(f"{left}={_scalar(name, key, right)}" for left, right in value.items())
@@ -188,11 +198,13 @@ def _file_text(name: str, key: str, value: object, option: Option) -> str:
 
 def _scalar(name: str, key: str, value: object) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise UsageError(f"{name}: {key}: not a text or number: {shown(str(value))}")
+        raise UsageError(
+            f"invalid {key} = {quote(str(value))} in {name}: not a string or a number. Use a string or a number."
+        )
     return _no_nul(name, key, str(value))
 
 
 def _no_nul(name: str, key: str, text: str) -> str:
     if "\0" in text:
-        raise UsageError(f"{name}: {key}: holds a NUL character; remove it")
+        raise UsageError(f"invalid {key} in {name}: it contains a NUL character. Remove the character.")
     return text

@@ -1,4 +1,4 @@
-"""The options about health, a part of the table in launcher/settings/options.py."""
+"""Options of pre-flight checks and monitoring, a part of the table in launcher/settings/options.py."""
 
 from __future__ import annotations
 
@@ -8,37 +8,39 @@ from launcher.settings.option import Option, Reach
 from launcher.settings.option import ours as _ours
 from launcher.settings.option import switch as _switch
 
-HEALTH = (
+PREFLIGHT = (
     _ours(
         "--preflight",
         "off|quick|full",
         "quick",
         values.choice("off", "quick", "full"),
-        "look at this machine before it joins; full lets CPU and GPUs work for a moment and measures the links "
-        "between all machines; one that fails is left out (`ddp-launch doctor` shows all of it)",
+        "check this node before it joins; full also runs a short load on CPU and GPUs and measures the network between "
+        "all nodes; a node that fails is excluded (`ddp-launch doctor` shows all results)",
     ),
     _ours(
         "--preflight-paths",
         "DIR[,...]",
         None,
         values.paths,
-        "folders that checkpoints go to, looked at as that of the logs is",
+        "directories for checkpoints, checked like the log directory",
     ),
-    _switch("--json", "with `ddp-launch doctor`: what was found as JSON", reach=Reach.FLAG),
+    _switch("--json", "with `ddp-launch doctor`: print the results as JSON", reach=Reach.FLAG),
 )
 
-WATCHING = (
+MONITORING = (
     _ours(
         "--stragglers",
         "off|report|exclude[,...]",
         "report",
         stragglers,
-        "name ranks that are slower than their peers, and in what; exclude: their machine sits out at the next restart "
-        "if enough are left; then factor=1.5 (slower than the median by that) and window=20s (three of them running)",
+        "report ranks that are slower than the others, and their slow phase; exclude: also leave their node out at the "
+        "next restart if enough nodes remain; add factor=1.5 (times slower than the median) and "
+        "window=20s (a straggler "
+        "is slow in three windows in a row) to change these defaults",
     ),
     Option(
         "--health-port",
-        "answer /livez, /readyz and /metrics over HTTP; on this machine only, unless an address is given",
+        "serve /livez, /readyz and /metrics over HTTP; without ADDRESS only on 127.0.0.1",
         health_address,
         "[ADDRESS:]PORT",
         foreign=("DDP_HEALTH_PORT", str),

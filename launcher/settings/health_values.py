@@ -1,20 +1,20 @@
-"""The texts of `--stragglers` and `--health-port` -> their values, or what is wrong with them."""
+"""Parses `--stragglers` and `--health-port`."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from launcher.settings.values import BadValue, endpoint, port, positive_duration, shown
+from launcher.settings.values import BadValue, endpoint, port, positive_duration, quote
 from rendezvous.values.types import StragglerPolicy, StragglerRule
 
-_FORM = ("off, report or exclude, then any of factor, window", "report,factor=2,window=1m")
+_FORM = ("off, report or exclude, then factor=NUMBER or window=TIME", "report,factor=2,window=1m")
 _LOOPBACK = "127.0.0.1"
 
 
 def stragglers(value: str) -> StragglerRule:
     first, *rest = (part.strip() for part in value.split(","))
     if first.lower() not in list(StragglerPolicy):
-        raise BadValue(f"{shown(first)} is none of off, report, exclude", *_FORM)
+        raise BadValue(f"{quote(first)} is not off, report or exclude", *_FORM)
     rule = StragglerRule(StragglerPolicy(first.lower()))
     for part in rest:
         rule = _with(rule, part)
@@ -28,7 +28,7 @@ def _with(rule: StragglerRule, part: str) -> StragglerRule:
             return replace(rule, factor=_factor(text))
         case "window":
             return replace(rule, window_s=_window(text))
-    raise BadValue(f"{shown(part)} says neither factor nor window", *_FORM)
+    raise BadValue(f"{quote(part)} is not factor=NUMBER or window=TIME", *_FORM)
 
 
 def _factor(text: str) -> float:
@@ -37,7 +37,7 @@ def _factor(text: str) -> float:
     except ValueError:
         factor = 0.0
     if not 1.0 < factor < float("inf"):
-        raise BadValue(f"factor={shown(text)}: a number above 1", *_FORM)
+        raise BadValue(f"factor {quote(text)} is not a number above 1", *_FORM)
     return factor
 
 
@@ -45,13 +45,13 @@ def _window(text: str) -> float:
     try:
         return positive_duration(text)
     except BadValue as bad:
-        raise BadValue(f"window={shown(text)}: {bad.problem}", *_FORM) from None
+        raise BadValue(f"window {quote(text)} is {bad.problem}", *_FORM) from None
 
 
 def health_address(value: str) -> tuple[str, int]:
-    """A port alone is for this machine only."""
+    """Parses PORT or ADDRESS:PORT; the address of a port alone is 127.0.0.1."""
     if value.strip().isdecimal():
         return _LOOPBACK, port(value)
     if ":" not in value:
-        raise BadValue("neither a port nor ADDRESS:PORT", "PORT, or ADDRESS:PORT", "0.0.0.0:9410")
+        raise BadValue("not PORT or ADDRESS:PORT", "PORT, or ADDRESS:PORT", "0.0.0.0:9410")
     return endpoint(value)

@@ -1,4 +1,4 @@
-"""The names of a job's hosts, as `--hosts` and a hostfile give them. Pure."""
+"""Parses the hosts of a job from `--hosts` or a hostfile. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from launcher.settings.values import BadValue, nearest, shown, whole
+from launcher.settings.values import BadValue, nearest, parse_int, quote
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    name: str  # as ssh takes it: host or user@host
-    slots: int | None = None  # ranks on it; None: as --nproc-per-node says
+    name: str  # host or user@host, as ssh accepts it
+    slots: int | None = None  # number of ranks; None: use --nproc-per-node
 
     @property
     def bare(self) -> str:
@@ -23,48 +23,50 @@ class Host:
 
 
 def hosts(text: str) -> tuple[Host, ...]:
-    """`a,b:4,user@c`: names, each with a number of ranks if it has one of its own."""
+    """Parses `a,b:4,user@c`: host names, each with an optional number of ranks."""
     found = tuple(_host(part.strip()) for part in text.split(","))
-    _refuse_doubles(found)
+    _reject_duplicates(found)
     return found
 
 
 def _host(text: str) -> Host:
     bracketed = re.fullmatch(r"((?:[^@]+@)?)\[([^\]]+)\](?::(\d+))?", text)
     if bracketed:
-        return Host(_checked(bracketed[1] + bracketed[2]), _slots(bracketed[3]))
+        return Host(_check_name(bracketed[1] + bracketed[2]), _slots(bracketed[3]))
     name, colon, slots = text.rpartition(":")
     if not colon or ":" in name:  # no number, or an IPv6 address without brackets
-        return Host(_checked(text))
-    return Host(_checked(name), _slots(slots))
+        return Host(_check_name(text))
+    return Host(_check_name(name), _slots(slots))
 
 
-def _checked(name: str) -> str:
+def _check_name(name: str) -> str:
     if not name or name.startswith("-") or not re.fullmatch(r"[\w.@:%+-]+", name):
-        raise BadValue(f"{shown(name)} is not a host", "HOST[:RANKS][,...]", "node1,node2:4")
+        raise BadValue(f"{quote(name)} is not a host name", "HOST[:RANKS][,...]", "node1,node2:4")
     return name
 
 
 def _slots(text: str | None) -> int | None:
     if text is None:
         return None
-    number = whole(text)
+    number = parse_int(text)
     if number is None or not 0 < number <= 4096:
-        raise BadValue(f"{shown(text)} is not a number of ranks", "HOST[:RANKS][,...]", "node1,node2:4")
+        raise BadValue(
+            f"{quote(text)} is not a number of ranks from 1 to 4096", "HOST[:RANKS][,...]", "node1,node2:4"
+        )
     return number
 
 
-def _refuse_doubles(found: Sequence[Host]) -> None:
+def _reject_duplicates(found: Sequence[Host]) -> None:
     names = [host.bare for host in found]
     for name in names:
         if names.count(name) > 1:
             raise BadValue(
-                f"{name} is given twice; one agent runs all ranks of a host", "HOST[:RANKS]", f"{name}:2"
+                f"{name} is listed twice, but one agent runs all ranks of a host", "HOST[:RANKS]", f"{name}:2"
             )
 
 
 def read_hostfile(text: str) -> tuple[Host, ...]:
-    """One host a line, `name` or `name slots=N`, as MPI and DeepSpeed write it; # begins a comment."""
+    """Parses one host per line, `name` or `name slots=N`, as in MPI and DeepSpeed; # starts a comment."""
     found = []
     for number, line in enumerate(text.splitlines(), 1):
         words = line.partition("#")[0].split()
@@ -75,8 +77,8 @@ def read_hostfile(text: str) -> tuple[Host, ...]:
         except BadValue as bad:
             raise BadValue(f"line {number}: {bad.problem}") from None
     if not found:
-        raise BadValue("names no host; write one host a line")
-    _refuse_doubles(found)
+        raise BadValue("the file contains no hosts; write one host per line")
+    _reject_duplicates(found)
     return tuple(found)
 
 
@@ -87,7 +89,7 @@ def _host_line(words: list[str]) -> Host:
         if key not in ("slots", "max_slots") or not equals:
             close = nearest(key, ["slots"])
             raise BadValue(
-                f"{shown(word)} is not understood; " + ("write slots=N" if close else "a host a line")
+                f"unexpected {quote(word)}; " + ("write slots=N" if close else "write one host per line")
             )
         if key == "slots":
             host = Host(host.name, _slots(value))

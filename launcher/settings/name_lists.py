@@ -1,19 +1,21 @@
-"""Options whose value is a list of names: variables, modules."""
+"""Parses options whose value is a list of names: environment variables, modules."""
 
 from __future__ import annotations
 
 import re
 
-from launcher.settings.values import BadValue, shown
+from launcher.settings.values import BadValue, quote
 
 
 def variables(value: str) -> tuple[str, ...]:
-    """Variables, each a NAME, a NAME* or NAME=VALUE; ',,' is a comma."""
+    """Parses environment variables, each NAME, NAME* or NAME=VALUE; ',,' stands for a comma."""
     found = tuple(part.replace("\0", ",").strip() for part in value.replace(",,", "\0").split(","))
     for each in found:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*(\*|=.*)?", each, re.DOTALL):
             raise BadValue(
-                f"{shown(each)} names no variable", "NAME[=VALUE][,...]", "WANDB_API_KEY,MODE=fast"
+                f"{quote(each)} is not the name of a variable",
+                "NAME[=VALUE][,...]",
+                "WANDB_API_KEY,MODE=fast",
             )
     return found
 
@@ -23,6 +25,6 @@ def modules(value: str) -> tuple[str, ...]:
     for each in found:
         if not all(part.isidentifier() for part in each.split(".")):
             raise BadValue(
-                f"{shown(each)} is no name of a module", "MODULE[,...]", "torch._dynamo,transformers"
+                f"{quote(each)} is not the name of a module", "MODULE[,...]", "torch._dynamo,transformers"
             )
     return found

@@ -1,4 +1,4 @@
-"""What can be said of one option of `ddp-launch`; the table of them all is launcher/settings/options.py."""
+"""The type of one option of `ddp-launch`; launcher/settings/options.py is the table of all options."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 class Reach(IntEnum):
-    """Where an option may be given."""
+    """Sources that may set an option; each value includes the ones before it."""
 
     FLAG = 0
     ENVIRONMENT = 1
-    FILE = 2  # and everywhere before
+    FILE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +25,18 @@ class Option:
     flag: str
     help: str
     parse: Callable[[str], Any] = values.text
-    metavar: str = ""  # "": a switch
+    metavar: str = ""  # empty for a switch
     default: str | None = None
     short: str = ""
-    negatable: bool = False  # a switch with a --no- twin
+    negatable: bool = False  # a switch that also has a --no- form
     torchrun: bool = False
     pet: bool = False  # torchrun reads PET_<DEST>
-    foreign: tuple[str, Callable[[str], str]] | None = None  # one more variable, and its text in our form
-    without_effect: str = ""  # accepted for torchrun's sake; why nothing comes of it
+    foreign: tuple[str, Callable[[str], str]] | None = (
+        None  # another variable, and the function that converts its text
+    )
+    without_effect: str = (
+        ""  # not empty: accepted for compatibility with torchrun; the reason why it has no effect
+    )
     reach: Reach = Reach.FILE
 
     @property
@@ -49,7 +53,7 @@ class Option:
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """In order of precedence."""
+        """Environment variables in order of precedence."""
         ours = (f"DDP_LAUNCH_{self.dest.upper()}",) if self.reach >= Reach.ENVIRONMENT else ()
         return (*ours, f"PET_{self.dest.upper()}") if self.pet else ours
 

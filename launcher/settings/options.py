@@ -1,8 +1,7 @@
-"""The options of `ddp-launch`: one table that the argument reader, the environment, the TOML file,
-`--help` and `--print-config` all read. Nothing about an option is said anywhere else.
+"""The options of `ddp-launch`: one table for the command line, variables, the TOML file, `--help` and `--print-config`.
 
-An option's text is parsed by `parse`, wherever it came from; a switch is an option whose text is
-"1" or "0". torchrun's options keep torchrun's names, meanings and PET_ variables.
+No other module defines or describes an option. `parse` parses an option's text from every source. A switch is an
+option whose text is "1" or "0". torchrun's options keep torchrun's names, meanings and PET_ variables.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from functools import partial
 
 from launcher.settings import host_names, name_lists, values
 from launcher.settings.budget_text import hang_timeout
-from launcher.settings.health_options import HEALTH, WATCHING
+from launcher.settings.health_options import MONITORING, PREFLIGHT
 from launcher.settings.option import Option, Reach
 from launcher.settings.option import ours as _ours
 from launcher.settings.option import switch as _switch
@@ -20,115 +19,138 @@ from launcher.settings.option import torch_switch as _torch_switch
 from launcher.settings.rank_options import RANKS
 
 _ENTRY = (
-    _torch_switch("--module", "the script is a module, run as python -m does", short="-m"),
-    _torch_switch("--no-python", "the script is a program, executed as it is"),
-    _torch_switch("--run-path", "the script is run by runpy.run_path in the rank's interpreter"),
+    _torch_switch("--module", "SCRIPT is a Python module: run it as `python -m` does", short="-m"),
+    _torch_switch("--no-python", "SCRIPT is a program: run it directly, without Python"),
+    _torch_switch("--run-path", "run SCRIPT with runpy.run_path in the interpreter of the rank"),
 )
 
-_PLACES = (
+_NODES = (
     _torch(
         "--nnodes",
         "N|MIN:MAX",
         "1",
         values.nnodes,
-        "machines of the job; a range lets it shrink and grow",
+        "number of nodes (machines) in the job; with a range MIN:MAX the job can shrink and grow",
     ),
     _torch(
         "--nproc-per-node",
         "N|auto|gpu|cpu|xpu",
         "auto",
         values.nproc,
-        "ranks on this machine; auto: one per GPU (NVIDIA or AMD), else one per usable CPU",
+        "number of ranks on this node; auto: one per GPU (NVIDIA or AMD), or one per usable CPU if there is no GPU",
     ),
     _torch(
         "--node-rank",
         "N",
         None,
         values.count,
-        "this machine's place, when it matters (default: natural order of the hosts)",
+        "node rank of this node (default: nodes are ordered by scheduler index, then topology label, then host name)",
     ),
     _torch(
         "--role",
         "NAME",
         "default",
-        lambda name: name and values.text(name),  # '' is what torchx says to torchrun
-        "role of this machine's ranks",
+        lambda name: name and values.text(name),  # torchx passes '' to torchrun
+        "role name of the ranks on this node",
     ),
-    _ours("--spares", "N", "0", values.count, "machines beyond the world that wait, ready to replace one"),
+    _ours(
+        "--spares", "N", "0", values.count, "number of extra nodes that wait, ready to replace a failed node"
+    ),
     _ours(
         "--scale-up",
         "WHEN",
         "on-restart",
         values.choice("never", "on-restart", "immediate", "at-checkpoint"),
-        "when a machine that came late enlarges the world: never, on-restart, immediate, at-checkpoint",
+        "when the job adds a node that joined late: never, on-restart, immediate (restarts the job), at-checkpoint",
     ),
 )
 
-_MEETING = (
+_RENDEZVOUS = (
     _ours(
         "--rendezvous",
         "HOST[:PORT][,...]",
         None,
         values.endpoints,
-        "the rendezvous service, or the machine that embeds it (default: in this process, no port open)",
+        "address of the rendezvous service, or of the node that embeds it (default: embedded here, no open port)",
     ),
     _ours(
         "--secret-file",
         "FILE",
         None,
         values.path,
-        "a rendezvous that one of the machines embeds: the secret they all have (`ddp-rendezvous secret FILE`)",
+        "file with the job secret that all nodes share, for a rendezvous embedded in a node (create it with "
+        "`ddp-rendezvous secret FILE`)",
     ),
-    _switch("--insecure", "embed the rendezvous for other machines without one: the network is trusted"),
-    _torch("--rdzv-id", "NAME", None, values.run_id, "name of the run (default: made from script and time)"),
+    _switch(
+        "--insecure", "serve the embedded rendezvous to other nodes without a secret; for a trusted network"
+    ),
+    _torch(
+        "--rdzv-id", "NAME", None, values.run_id, "ID of the run (default: made from script name and time)"
+    ),
     _torch(
         "--rdzv-endpoint",
         "HOST[:PORT]",
         None,
         values.torch_endpoint,
-        "as --rendezvous; used when there is more than one machine",
+        "same as --rendezvous; used only if the job has more than one node",
     ),
     _torch(
         "--rdzv-conf",
         "KEY=VALUE[,...]",
         None,
         values.pairs,
-        "join_timeout or timeout, and last_call_timeout: as --join-timeout and --last-call, which win",
+        "keys join_timeout (or timeout) and last_call_timeout: same as --join-timeout and --last-call, which take "
+        "precedence",
     ),
-    _torch_switch("--standalone", "one machine, embedded rendezvous, whatever rendezvous was asked for"),
+    _torch_switch(
+        "--standalone", "run on this node only, with an embedded rendezvous; ignore other rendezvous options"
+    ),
     _ours(
-        "--join-timeout", "TIME", "600", values.positive_duration, "give up when no world forms for so long"
+        "--join-timeout",
+        "TIME",
+        "600",
+        values.positive_duration,
+        "give up if no world forms within this time",
     ),
     _ours(
         "--last-call",
         "TIME",
         "2",
         values.duration,
-        "with MIN:MAX, once MIN are there: wait so long for another machine",
+        "with MIN:MAX: after MIN nodes have joined, wait this long for more",
     ),
     _ours(
         "--replacement-timeout",
         "TIME",
         "60",
         values.duration,
-        "wait so long for a machine to replace a lost one; with MIN:MAX, and MIN are left: not unless given",
+        "after a node is lost, wait this long for a replacement; if at least MIN nodes remain, --shrink-after applies "
+        "instead",
     ),
     _ours(
         "--shrink-after",
         "TIME",
         None,
         values.duration,
-        "with MIN:MAX, and MIN are left: wait for that machine so long instead",
+        "with MIN:MAX: if at least MIN nodes remain, wait this long for a replacement before shrinking (default: "
+        "--replacement-timeout if given, otherwise 0)",
     ),
-    _torch("--master-addr", "HOST", None, values.host, "address of node rank 0, where the ranks meet"),
-    _torch("--master-port", "PORT", None, values.port, "port on node rank 0 (default: any free one)"),
-    _torch("--local-addr", "HOST", None, values.host, "address at which the other machines reach this one"),
+    _torch(
+        "--master-addr",
+        "HOST",
+        None,
+        values.host,
+        "address of node rank 0, where torch.distributed opens its store",
+    ),
+    _torch("--master-port", "PORT", None, values.port, "port on node rank 0 (default: any free port)"),
+    _torch("--local-addr", "HOST", None, values.host, "address at which other nodes reach this node"),
     _ours(
         "--interface",
         "NAME",
         None,
         values.interface,
-        "network interface whose address that is, and which the ranks use, e.g. eth0",
+        "network interface for traffic between nodes, for example eth0; sets the address of this "
+        "node, and the ranks use it",
     ),
 )
 
@@ -138,22 +160,23 @@ _OVER_SSH = (
         "HOST[:RANKS][,...]",
         None,
         host_names.hosts,
-        "start the agents of all these machines from here, over ssh, in the current folder",
+        "start the agents on all these hosts over ssh, each in the current directory",
     ),
-    _ours("--hostfile", "FILE", None, values.path, "as --hosts: a machine a line, NAME or NAME slots=RANKS"),
+    _ours("--hostfile", "FILE", None, values.path, "file of hosts, one per line: NAME or NAME slots=RANKS"),
     _ours(
         "--ssh",
         "COMMAND",
         "ssh -T -o BatchMode=yes -o ConnectTimeout=15 -o ServerAliveInterval=5 -o ExitOnForwardFailure=yes",
         values.command,
-        "how to reach them",
+        "ssh command that connects to the hosts",
     ),
     _ours(
         "--send-env",
         "NAME[=VALUE][,...]",
         None,
         name_lists.variables,
-        "environment to take along; PYTHONPATH, NCCL_*, GLOO_*, TORCH_*, OMP_NUM_THREADS and the like always go",
+        "environment variables to send to the hosts; PYTHONPATH, NCCL_*, GLOO_*, TORCH_*, OMP_NUM_THREADS and similar "
+        "ones are always sent",
     ),
 )
 
@@ -163,84 +186,98 @@ _FAILURES = (
         "N|N/WINDOW",
         "0",
         values.budget,
-        "restarts of all ranks, in all or within any WINDOW (5/1h)",
+        "how many times the job may restart all ranks: N in total, or N within any WINDOW (5/1h)",
     ),
     _ours(
         "--crash-loop",
         "TIMES/TIME|off",
         "3/1s",
         values.crash_loop,
-        "stop when a rank fails within TIME of its start, TIMES rounds running",
+        "fail the job if in TIMES rounds in a row a rank fails within TIME of its start",
     ),
     _ours(
         "--failure-policy",
         "CLASS=ACTION[,...]",
         None,
         values.rules,
-        "per class of failure (out-of-memory, hardware, network, user-exception, signal, exit-code[:N], "
-        "hang, node-lost): restart, exclude (restart without that machine), fail, ignore "
-        "(default: restart while the budget lasts)",
+        "action per failure class; classes: out-of-memory, hardware, network, user-exception, signal, exit-code[:N], "
+        "hang, node-lost; actions: restart, exclude (restart without that node), fail, ignore "
+        "(default: restart while --max-restarts permits)",
     ),
     _ours(
         "--reserved-exit-codes",
         "CODE[,...]",
         None,
         partial(values.numbers, what="exit codes", below=256),
-        "a job that failed ends with 1 instead of these, for which a scheduler would start a machine again",
+        "if the job fails with one of these exit codes, exit with 1 instead; for codes that make a "
+        "scheduler restart a node",
     ),
     _ours(
         "--hang-timeout",
         "auto|off|TIME[,...]",
         "auto",
         hang_timeout,
-        "how long ranks may stand still within a step before the reason is looked for and the job restarted; then, as "
-        "NAME=TIME, budgets of their own: start, first-step, checkpoint, evaluation (each 30m); auto: at least 2m, "
-        "20 of the longest steps, 10m for ranks that may be at work",
+        "restart the job if its ranks make no progress within a step for TIME, after a diagnosis; add NAME=TIME to set "
+        "the limit of a phase: start, first-step, checkpoint, evaluation (default 30m each); auto: 20 times the "
+        "longest step, at least 2m, at least 10m for ranks that may be computing",
     ),
     _ours(
         "--isolation-timeout",
         "TIME",
         "5m",
         values.positive_duration,
-        "stop ranks that make no progress while the rendezvous is out of reach, both for so long",
+        "stop the ranks if for TIME they make no progress and the rendezvous is unreachable",
     ),
 )
 
 _LOGS = (
-    _torch("--log-dir", "DIR", None, values.path, "keep the ranks' logs here, one folder per run"),
+    _torch(
+        "--log-dir",
+        "DIR",
+        None,
+        values.path,
+        "keep the logs of the ranks in this directory, in one folder per run",
+    ),
     _torch(
         "--redirects",
         "STREAMS",
         "0",
         values.streams,
-        "to the log file only: 0 none, 1 stdout, 2 stderr, 3 both; or per local rank, 0:3,1:2",
+        "write these streams to the log file only: 0 none, 1 stdout, 2 stderr, 3 both; per local rank: 0:3,1:2",
         short="-r",
     ),
-    _torch("--tee", "STREAMS", "0", values.streams, "to the log file and the terminal; as -r", short="-t"),
+    _torch(
+        "--tee",
+        "STREAMS",
+        "0",
+        values.streams,
+        "write these streams to the log file and the terminal; same values as -r",
+        short="-t",
+    ),
     _torch(
         "--local-ranks-filter",
         "N[,...]",
         None,
         partial(values.numbers, what="local ranks", below=values.MAX_RANKS_PER_NODE),
-        "show only these local ranks on the terminal",
+        "show only the output of these local ranks on the terminal",
     ),
     _torch(
         "--duplicate-stdout-filters",
         "TEXT[,...]",
         None,
         values.filters,
-        "also copy stdout lines that hold one of these to a file of their own; ',,' is a comma",
+        "also copy stdout lines that contain one of these texts to a separate file; write ',,' for a comma",
     ),
     _torch(
         "--duplicate-stderr-filters",
         "TEXT[,...]",
         None,
         values.filters,
-        "the same for stderr",
+        "same for stderr lines",
     ),
     Option(
         "--log-prefix",
-        "in front of each line: {node} {rank} {local_rank} {role} {generation}",
+        "prefix of each line; fields: {node} {rank} {local_rank} {role} {generation}",
         values.prefix,
         "TEMPLATE",
         "[{node}:{rank}] ",
@@ -251,28 +288,30 @@ _LOGS = (
         "WHEN",
         "auto",
         values.choice("auto", "always", "never"),
-        "colour: auto (NO_COLOR turns it off), always, never",
+        "when to use color: auto (on a terminal, unless NO_COLOR is set), always, never",
     ),
     _ours(
         "--progress",
         "WHEN",
         "auto",
         values.choice("auto", "always", "never"),
-        "the live line at the bottom: auto (on a terminal), always, never",
+        "when to show the progress line at the bottom: auto (on a terminal), always, never",
     ),
 )
 
 _COMMAND = (
     Option(
         "--config",
-        "options from a TOML file; its keys are the long flags",
+        "read options from a TOML file; its keys are the long flags",
         values.path,
         "FILE",
         reach=Reach.ENVIRONMENT,
     ),
-    _switch("--print-config", "show every option, its value and where it came from", reach=Reach.FLAG),
-    _switch("--version", "show the version", reach=Reach.FLAG),
-    _switch("--help", "show this", short="-h", torchrun=True, reach=Reach.FLAG),
+    _switch(
+        "--print-config", "print every option with its value and its source, then exit", reach=Reach.FLAG
+    ),
+    _switch("--version", "print the version, then exit", reach=Reach.FLAG),
+    _switch("--help", "print this help, then exit", short="-h", torchrun=True, reach=Reach.FLAG),
 )
 
 _WITHOUT_EFFECT = (
@@ -281,56 +320,56 @@ _WITHOUT_EFFECT = (
         "NAME",
         None,
         values.text,
-        "static is the same as leaving it out",
-        without_effect="there is one rendezvous, ours",
+        "torchrun's rendezvous backend; 'static' is the default of torchrun",
+        without_effect="ddp-launch always uses its own rendezvous",
     ),
     _torch(
         "--monitor-interval",
         "SECONDS",
         None,
         values.duration,
-        "the end of a rank is seen at once",
-        without_effect="the end of a rank is seen at once, nothing is polled",
+        "torchrun's polling interval",
+        without_effect="the agent detects the exit of a rank immediately, without polling",
     ),
     _torch(
         "--start-method",
         "NAME",
         None,
         values.choice("spawn", "fork", "forkserver"),
-        "see --warm-start",
-        without_effect="ranks are programs of their own; see --warm-start",
+        "how torchrun starts processes",
+        without_effect="ranks are separate programs; see --warm-start",
     ),
     _torch(
         "--event-log-handler",
         "NAME",
         None,
         values.text,
-        "it names a plug-in inside torch",
-        without_effect="it names a plug-in inside torch",
+        "plug-in of torchrun for events",
+        without_effect="ddp-launch does not load plug-ins of torchrun",
     ),
     _torch(
         "--logs-specs",
         "NAME",
         None,
         values.text,
-        "it names a plug-in inside torch",
-        without_effect="it names a plug-in inside torch; see --log-dir and --log-prefix",
+        "plug-in of torchrun for logs",
+        without_effect="ddp-launch does not load plug-ins of torchrun; see --log-dir and --log-prefix",
         pet=False,
     ),
 )
 
 GROUPS: tuple[tuple[str, tuple[Option, ...]], ...] = (
     ("What to run", _ENTRY),
-    ("Machines and ranks", _PLACES),
-    ("How they meet", _MEETING),
-    ("Several machines from one command", _OVER_SSH),
-    ("When something fails", _FAILURES),
-    ("Is this machine fit?", HEALTH),
-    ("Is all well while it runs?", WATCHING),
+    ("Nodes and ranks", _NODES),
+    ("Rendezvous and network", _RENDEZVOUS),
+    ("Start several nodes from one command", _OVER_SSH),
+    ("Failures and restarts", _FAILURES),
+    ("Pre-flight checks", PREFLIGHT),
+    ("Monitoring", MONITORING),
     ("Starting and stopping ranks", RANKS),
     ("Logs and terminal", _LOGS),
     ("This command", _COMMAND),
-    ("Accepted for torchrun's sake, with a warning", _WITHOUT_EFFECT),
+    ("Accepted for compatibility with torchrun (no effect, prints a warning)", _WITHOUT_EFFECT),
 )
 OPTIONS: tuple[Option, ...] = tuple(option for _, group in GROUPS for option in group)
 BY_SPELLING: dict[str, Option] = {name: option for option in OPTIONS for name in option.spellings}
@@ -338,9 +377,9 @@ BY_SHORT: dict[str, Option] = {option.short: option for option in OPTIONS if opt
 
 
 def matching(name: str) -> tuple[str, ...]:
-    """The spellings that `name`, whole or abbreviated, may stand for.
+    """Spellings that match `name`, which is complete or abbreviated.
 
-    What is a clear abbreviation to torchrun stays one, whatever options of ours begin alike.
+    An abbreviation that is unique among torchrun's options stays unique, even if one of our options matches too.
     """
     if name in BY_SPELLING:
         return (name,)

@@ -1,4 +1,4 @@
-"""How ranks are started and stopped, a part of the table in launcher/settings/options.py."""
+"""Options to start and stop ranks, a part of the table in launcher/settings/options.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from launcher.settings.option import torch_switch as _torch_switch
 RANKS = (
     _switch(
         "--warm-start",
-        "fork ranks from a process that has torch imported already",
+        "fork the ranks from a process that has already imported torch",
         default="1",
         negatable=True,
     ),
@@ -20,22 +20,22 @@ RANKS = (
         "MODULE[,...]",
         None,
         name_lists.modules,
-        "installed modules to import once, before ranks are forked, rather than in each rank after each restart: "
-        "torch._dynamo,transformers",
+        "installed modules to import once, before the ranks are forked, and not in each rank after each restart, for "
+        "example torch._dynamo,transformers",
     ),
     _ours(
         "--trace-collectives",
         "on|off",
         "on",
         values.choice("on", "off"),
-        "whether ranks note each call of torch.distributed, for whoever has to say why they hang",
+        "whether ranks record each call of torch.distributed; the record explains a hang",
     ),
     _switch(
         "--rank-timers",
-        "end a rank whose torch.distributed.elastic.timer runs out; it finds the pipe in TORCHELASTIC_TIMER_FILE",
+        "end a rank if its torch.distributed.elastic.timer expires; TORCHELASTIC_TIMER_FILE names the pipe",
         foreign=("TORCHELASTIC_ENABLE_FILE_TIMER", lambda text: "1" if text == "1" else "0"),
     ),
-    _switch("--cpu-affinity", "without GPUs: give each rank its own CPUs, and as many OpenMP threads"),
+    _switch("--cpu-affinity", "without GPUs: give each rank its own CPUs, and one OpenMP thread per CPU"),
     _torch(
         "--numa-binding",
         "HOW",
@@ -44,20 +44,23 @@ RANKS = (
         "bind each rank to CPUs near its GPU: node, socket, exclusive, core-complex",
         pet=False,
     ),
-    _torch_switch("--virtual-local-rank", "every rank sees LOCAL_RANK 0 and its own GPU as device 0"),
+    _torch_switch(
+        "--virtual-local-rank",
+        "set LOCAL_RANK to 0 in every rank, and show each rank only its own GPU, as device 0",
+    ),
     _torch(
         "--signals-to-handle",
         "NAME[,...]",
         "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
         values.signals,
-        "signals that stop the job; SIGUSR1 and SIGUSR2, unless listed, go to the ranks and the job goes on",
+        "signals that stop the job; SIGUSR1 and SIGUSR2 are forwarded to the ranks unless they are listed",
     ),
     _torch(
         "--shutdown-timeout",
         "TIME",
         "30",
         values.duration,
-        "from asking ranks to stop until they are killed",
+        "how long ranks have to stop after SIGTERM before they are killed",
         foreign=("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str),
     ),
     _ours(
@@ -65,8 +68,15 @@ RANKS = (
         "NAME[,...]",
         None,
         values.signals,
-        "signals that ask the ranks for a checkpoint first; one that stops the job does so after it "
-        "(default: SIGTERM and SIGUSR1, if the script looks for requests)",
+        "signals that request a checkpoint from the ranks; a signal that also stops the job stops "
+        "it after the checkpoint "
+        "(default: SIGTERM and SIGUSR1, if the script polls for requests)",
     ),
-    _ours("--checkpoint-grace", "TIME", "60", values.duration, "time the ranks have for that checkpoint"),
+    _ours(
+        "--checkpoint-grace",
+        "TIME",
+        "60",
+        values.duration,
+        "how long the ranks have to write that checkpoint",
+    ),
 )

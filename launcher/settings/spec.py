@@ -1,6 +1,6 @@
-"""What one `ddp-launch` command asks for, after every option was merged and checked.
+"""The request of one `ddp-launch` command, after all options are merged and validated.
 
-Built once, by `launcher.settings.config`; nothing behind it reads an option, a file or the environment again.
+`launcher.settings.assemble` builds it once. Code that receives it does not read options, files or variables again.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from rendezvous.values.types import CrashLoop, PolicyRule, RestartBudget, ScaleU
 
 
 class EntryKind(StrEnum):
-    SCRIPT = "script"  # python script.py (also a folder or zip with __main__.py)
+    SCRIPT = "script"  # python script.py (also a directory or a zip file with __main__.py)
     MODULE = "module"  # python -m module
-    PROGRAM = "program"  # --no-python: executed as it is
+    PROGRAM = "program"  # --no-python: executed directly
     RUN_PATH = "run-path"  # --run-path: runpy.run_path in the rank
 
 
@@ -27,7 +27,7 @@ class EntryPoint:
 
 
 class Streams(IntFlag):
-    """Which of a rank's streams; the values are torchrun's."""
+    """Output streams of a rank; the values are torchrun's."""
 
     NONE = 0
     OUT = 1
@@ -37,7 +37,7 @@ class Streams(IntFlag):
 
 @dataclass(frozen=True, slots=True)
 class StreamChoice:
-    """`-r 3` for every local rank, `-r 0:1,1:2` for some; the rest get `default`."""
+    """`-r 3` applies to every local rank, `-r 0:1,1:2` to some; the others use `default`."""
 
     default: Streams = Streams.NONE
     by_local_rank: tuple[tuple[int, Streams], ...] = ()
@@ -48,10 +48,10 @@ class StreamChoice:
 
 @dataclass(frozen=True, slots=True)
 class LogSpec:
-    directory: str = ""  # "": a private temporary folder, removed when the job succeeds
-    redirects: StreamChoice = StreamChoice()  # these streams go to their file only
-    tee: StreamChoice = StreamChoice()  # accepted as torchrun's; both places is our default anyway
-    local_ranks_filter: tuple[int, ...] = ()  # only these local ranks reach the terminal; empty: all
+    directory: str = ""  # empty: a private temporary directory, removed when the job succeeds
+    redirects: StreamChoice = StreamChoice()  # streams that are written to their file only
+    tee: StreamChoice = StreamChoice()  # torchrun's option; file and terminal is our default
+    local_ranks_filter: tuple[int, ...] = ()  # local ranks shown on the terminal; empty: all
     stdout_filters: tuple[str, ...] = ()  # torchrun's --duplicate-stdout-filters
     stderr_filters: tuple[str, ...] = ()
     prefix: str = "[{node}:{rank}] "
@@ -68,14 +68,14 @@ class LaunchSpec:
     max_nodes: int = 1
     node_rank: int | None = None
     role: str = "default"
-    rendezvous: str = ""  # HOST:PORT[,HOST:PORT...]; "": the embedded service
+    rendezvous: str = ""  # HOST:PORT[,HOST:PORT...]; empty: the embedded service
     secret_file: str = ""
-    insecure: bool = False  # serve the rendezvous to other machines unprotected
+    insecure: bool = False  # serve the embedded rendezvous to other nodes without a secret
     local_addr: str = ""
     interface: str = ""
     tethered: bool = False  # started, and its end told, by a `ddp-launch --hosts`
     master_addr: str = ""
-    master_port: int = 0  # 0: any free port, chosen by the one who binds it
+    master_port: int = 0  # 0: any free port; the process that binds it chooses it
     budget: RestartBudget = RestartBudget()
     crash_loop: CrashLoop = CrashLoop()
     rules: tuple[PolicyRule, ...] = ()
@@ -85,34 +85,36 @@ class LaunchSpec:
     last_call_s: float = 2.0
     replacement_timeout_s: float = 60.0
     shrink_after_s: float = 0.0
-    reserved_exit_codes: tuple[int, ...] = ()  # no failed job ends with one of these
+    reserved_exit_codes: tuple[int, ...] = ()  # a failed job never exits with one of these
     isolation_timeout_s: float = 300.0
     hang: Budgets = Budgets()
     shutdown_timeout_s: float = 30.0
-    signals: tuple[int, ...] = ()  # those that end the job
-    forwarded_signals: tuple[int, ...] = ()  # those that are handed on to the ranks while the job goes on
-    # These ask the ranks for a checkpoint first; one of `signals` then stops the job.
+    signals: tuple[int, ...] = ()  # signals that stop the job
+    forwarded_signals: tuple[int, ...] = ()  # signals that are forwarded to the ranks; the job continues
+    # Signals that request a checkpoint from the ranks; one that is also in `signals` then stops the job.
     checkpoint_signals: tuple[int, ...] = ()
-    checkpoint_if_watched: bool = False  # only where the ranks look for requests
+    checkpoint_if_watched: bool = False  # request a checkpoint only if the ranks poll for requests
     checkpoint_grace_s: float = 60.0
-    signals_asked: str = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"  # as written; ranks see it in the environment
+    signals_asked: str = (
+        "SIGTERM,SIGINT,SIGHUP,SIGQUIT"  # text of the option; ranks see it in the environment
+    )
     warm_start: bool = True
-    preload: tuple[str, ...] = ()  # modules that ranks find imported
+    preload: tuple[str, ...] = ()  # modules that are imported before the ranks are forked
     rank_timers: bool = False  # torch.distributed.elastic.timer
     preflight: str = "quick"  # off, quick, full
-    preflight_paths: tuple[str, ...] = ()  # folders beside that of the logs
+    preflight_paths: tuple[str, ...] = ()  # directories to check besides the log directory
     trace_collectives: bool = True
     stragglers: StragglerRule = StragglerRule()
     health_address: tuple[str, int] | None = None
     python: str = ""  # interpreter of the ranks
     numa_binding: str = ""  # "", node, socket, exclusive, core-complex
-    cpu_affinity: bool = False  # CPU-only nodes: a disjoint share of CPUs per rank, OMP threads to match
+    cpu_affinity: bool = False  # nodes without GPUs: disjoint CPUs for each rank, one OpenMP thread per CPU
     virtual_local_rank: bool = False
     numa_warnings: tuple[str, ...] = ()
     log: LogSpec = field(default_factory=LogSpec)
-    progress: str = "auto"  # the live line: auto, always, never
+    progress: str = "auto"  # progress line: auto, always, never
 
     @property
-    def awaited_signals(self) -> tuple[int, ...]:
-        """All that the agent answers."""
+    def handled_signals(self) -> tuple[int, ...]:
+        """All signals that the agent handles."""
         return tuple(dict.fromkeys((*self.signals, *self.forwarded_signals, *self.checkpoint_signals)))

@@ -1,4 +1,4 @@
-"""The texts of `--help` and `--print-config`, made from the table of options."""
+"""Builds the output of `--help` and `--print-config` from the table of options."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from textwrap import fill, wrap
 from typing import TYPE_CHECKING
 
 from launcher.settings.options import GROUPS, OPTIONS
-from launcher.settings.values import shown
+from launcher.settings.values import printable
 
 if TYPE_CHECKING:
     from launcher.settings.config import Settings
@@ -19,27 +19,29 @@ usage: ddp-launch [options] script.py [args ...]
        ddp-launch [options] --no-python program [args ...]
        ddp-launch doctor [--json] [options]
 
-Starts one data-parallel PyTorch job on this machine, or this machine's part of it, watches its ranks
-and heals it. Options end at the script; what follows it is the script's own. Without options, all
-devices of this machine train. `doctor` starts nothing: it looks whether this machine is fit for a job,
-alone or, with --nnodes, together with the others.
+Starts a data-parallel PyTorch job on this node, or the part of the job that belongs to this node.
+Monitors the ranks and restarts them after a failure. Put options before the script; all words after
+the script are its arguments. Without options, the job uses all devices of this node.
+`ddp-launch doctor` does not start a job: it checks whether this node can run one, alone or, with
+--nnodes, together with the other nodes.
 """
 _SOURCES = (
-    "An option may also come from a variable DDP_LAUNCH_<OPTION> (DDP_LAUNCH_MAX_RESTARTS=3; 1 or 0 for a "
-    "switch), from torchrun's PET_<OPTION> where torchrun has one, or from the file of --config "
-    '(max-restarts = "5/1h"; script = "train.py" and args = ["--lr", "0.1"] too). A flag wins over a '
-    "variable, a variable over the file, the file over the default. An empty variable counts as unset. "
-    "PYTHON_EXEC names the interpreter of the ranks. TIME is in seconds, or has a unit: 500ms, 30s, 5m, 1h."
+    "You can also set an option with a variable DDP_LAUNCH_<OPTION> (DDP_LAUNCH_MAX_RESTARTS=3; 1 or 0 for a "
+    "switch), with torchrun's variable PET_<OPTION> if torchrun has one, or in the file of --config "
+    '(max-restarts = "5/1h"). The file can also set script = "train.py" and args = ["--lr", "0.1"]. A flag overrides '
+    "a variable, a variable overrides the file, and the file overrides the default. An empty variable counts as "
+    "unset. PYTHON_EXEC sets the Python interpreter of the ranks. TIME is a number of seconds or has a unit: "
+    "500ms, 30s, 5m, 1h."
 )
 _EXIT_CODES = (
     ("0", "every rank succeeded"),
-    ("N", "the first rank to fail ended with N; 128+S when signal S ended it"),
-    ("2", "the command line, a variable or the file is wrong; nothing was started"),
-    ("124", "its ranks stood still, and restarts were used up (--hang-timeout)"),
-    ("71", "this machine cannot run a rank (a limit on processes or open files, a failed pre-flight check)"),
-    ("75", "try again later: the rendezvous service cannot be reached"),
-    ("77", "the rendezvous service refused this machine"),
-    ("78", "the machines of the job disagree about it, or the configuration cannot work"),
+    ("N", "the first rank that failed exited with N; 128+S if signal S terminated it"),
+    ("2", "the command line, a variable or the file is invalid; nothing was started"),
+    ("124", "the ranks made no progress (--hang-timeout), and no restarts were left"),
+    ("71", "this node cannot run a rank (a limit on processes or open files, a failed pre-flight check)"),
+    ("75", "the rendezvous service is unreachable; try again later"),
+    ("77", "the rendezvous service rejected this node"),
+    ("78", "the nodes have different options for the job, or the configuration cannot work"),
 )
 
 
@@ -50,7 +52,7 @@ def help_text(width: int = 100) -> str:
         for option in options:
             lines += _row(_names(option), _about(option), width)
         lines.append("")
-    lines += ["Where options come from:", _paragraph(_SOURCES, width)]
+    lines += ["Sources of options:", _paragraph(_SOURCES, width)]
     lines += ["", "Exit codes:"]
     for code, meaning in _EXIT_CODES:
         lines += _row(code, meaning, width, column=8)
@@ -80,12 +82,12 @@ def _row(left: str, right: str, width: int, column: int = _COLUMN) -> list[str]:
     return [f"  {left}".ljust(column) + lines[0], *(" " * column + line for line in lines[1:])]
 
 
-def print_config_text(settings: Settings, words: tuple[str, ...], words_from: str) -> str:
-    """One aligned line per option: name, value, where from."""
+def print_config_text(settings: Settings, words: tuple[str, ...], source: str) -> str:
+    """One aligned line per option: name, value, source."""
     rows = [(option.flag[2:], *_value(settings, option)) for option in OPTIONS if option.reach]
     if words:
-        rows.append(("script", shown(words[0]), words_from))
-        rows.append(("args", " ".join(shown(word) for word in words[1:]) or "-", words_from))
+        rows.append(("script", printable(words[0]), source))
+        rows.append(("args", " ".join(printable(word) for word in words[1:]) or "-", source))
     names, values = max(len(row[0]) for row in rows), max(len(row[1]) for row in rows)
     return "\n".join(f"{row[0]:{names}}  {row[1]:{values}}  {row[2]}".rstrip() for row in rows)
 
@@ -94,5 +96,5 @@ def _value(settings: Settings, option: Option) -> tuple[str, str]:
     setting = settings.of(option.dest)
     if setting.text is None:
         return "-", "default"
-    text = ("off", "on")[setting.value] if option.is_switch else shown(setting.text)
+    text = ("off", "on")[setting.value] if option.is_switch else printable(setting.text)
     return text, setting.origin.place

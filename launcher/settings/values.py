@@ -1,8 +1,8 @@
-"""Text to value: every option's text, wherever it came from, becomes its value here.
+"""Parses the text of each option into its value.
 
-A parser returns the value or raises `BadValue`, which says what is wrong and how it is written right.
-It does not know whether the text came from a flag, a variable or a file: whoever called it adds that,
-and quotes the example in the same form (`--nnodes 1:3`, `DDP_LAUNCH_NNODES=1:3`).
+A parser returns the value or raises `BadValue` with the problem, the expected form and an example. A parser does not
+know the source of the text. The caller adds the source and writes the example in its form (`--nnodes 1:3`,
+`DDP_LAUNCH_NNODES=1:3`).
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ MAX_RANKS_PER_NODE = 4096
 MAX_COUNT = 1_000_000
 MAX_DURATION_S = 10 * 365 * 86400.0
 PREFIX_FIELDS = ("node", "rank", "local_rank", "role", "generation")
-_SHOWN = 80  # a longer value is cut where it is quoted in a message
+_SHOWN = 80  # characters; a message truncates a longer value
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION_FORM = ("a number of seconds or a number with a unit (ms, s, m, h, d)", "5m")
 _TRUE, _FALSE = ("true", "yes", "on"), ("false", "no", "off", "")
 
 
@@ -37,58 +38,61 @@ class BadValue(Exception):
         self.example = example
 
 
-def shown(text: str) -> str:
-    """As it may stand in a message: one line, printable, not endless."""
-    if len(text) > _SHOWN:
-        text = text[: _SHOWN - 1] + "…"
-    if not text.isprintable():
-        return ascii(text)
-    return repr(text) if not text or " " in text else text
+def printable(text: str) -> str:
+    """`text` for a message: one printable line of limited length, in quotes only if it needs them."""
+    return quote(text) if not text or " " in text or not text.isprintable() else _truncate(text)
+
+
+def quote(text: str) -> str:
+    """`text` for a message, always in quotes."""
+    return repr(_truncate(text)) if text.isprintable() else ascii(_truncate(text))
+
+
+def _truncate(text: str) -> str:
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
 
 
 def switch(text: str) -> bool:
-    """On or off as PET_X=1 and PET_X=0 say it, and in words."""
+    """Parses a switch: a number (0 is off) or a word such as on, off, yes, no."""
     word = text.strip().lower()
     if word in _TRUE or word in _FALSE:
         return word in _TRUE
     try:
         return bool(int(word))
     except ValueError:
-        raise BadValue("neither on nor off", "1 or 0", "1") from None
+        raise BadValue("not on or off", "1 or 0", "1") from None
 
 
 def text(value: str) -> str:
     if not value.strip():
-        raise BadValue("empty; give a value, or leave it out")
+        raise BadValue("the value is empty; use a value, or remove the option")
     _encodable(value)
     return value
 
 
 def command(value: str) -> str:
-    """Words as for a shell."""
+    """Parses a command in the syntax of a shell."""
     text(value)
     try:
         shlex.split(value)
     except ValueError:
-        raise BadValue("a quotation mark is not closed") from None
+        raise BadValue("a quotation mark is not closed; close it") from None
     return value
 
 
 def path(value: str) -> str:
-    """Unlike other text, a path may hold bytes that are no UTF-8."""
+    """Parses a path; unlike other text, it may contain bytes that are not UTF-8."""
     if not value.strip():
-        raise BadValue("empty; give a path, or leave it out")
+        raise BadValue("the path is empty; use a path, or remove the option")
     if "\0" in value:
-        raise BadValue("a path cannot hold a NUL character")
+        raise BadValue("a path cannot contain a NUL character; remove the character")
     return value
 
 
 def run_id(value: str) -> str:
     text(value)
     if "/" in value or not value.isprintable() or value in (".", "..") or len(value) > 128:
-        raise BadValue(
-            "becomes part of a file name: at most 128 printable characters, no '/'", "a name", "run7"
-        )
+        raise BadValue("not usable in a file name", "at most 128 printable characters without '/'", "run7")
     return value
 
 
@@ -99,56 +103,56 @@ def paths(value: str) -> tuple[str, ...]:
 def choice(*names: str) -> Callable[[str], str]:
     def parse(value: str) -> str:
         if value not in names:
-            raise BadValue(f"not one of {', '.join(names)}", "one of them", nearest(value, names) or names[0])
+            raise BadValue("unknown value", f"one of {', '.join(names)}", nearest(value, names) or names[0])
         return value
 
     return parse
 
 
 def count(value: str, least: int = 0, most: int = MAX_COUNT) -> int:
-    number = whole(value)
+    number = parse_int(value)
     if number is None:
         raise BadValue("not a whole number", f"a number from {least}", str(max(least, 1)))
     if number < least:
         raise BadValue(f"below {least}", f"a number from {least}", str(max(least, 1)))
     if number > most:
-        raise BadValue(f"above {most}, the most there can be", f"a number from {least} to {most}", str(least))
+        raise BadValue(f"above the maximum {most}", f"a number from {least} to {most}", str(least))
     return number
 
 
 def nnodes(value: str) -> tuple[int, int]:
-    parts = [whole(part) for part in value.split(":")]
+    parts = [parse_int(part) for part in value.split(":")]
     form = ("N or MIN:MAX", "1:3")
     if len(parts) not in (1, 2) or None in parts:
-        raise BadValue("neither a number of nodes nor a range", *form)
+        raise BadValue("not a number of nodes or a range", *form)
     least, most = parts[0] or 0, parts[-1] or 0
     if least < 1 or most < 1:
-        raise BadValue("there is at least one node", *form)
+        raise BadValue("a job needs at least one node", *form)
     if least > most:
         raise BadValue(f"the minimum {least} is above the maximum {most}", "MIN:MAX", f"{most}:{least}")
     if most > MAX_NODES:
-        raise BadValue(f"above {MAX_NODES} nodes, the most there can be", *form)
+        raise BadValue(f"above the maximum of {MAX_NODES} nodes", *form)
     return least, most
 
 
 def nproc(value: str) -> str:
-    """A positive number as it stands, or a word that `launcher.ranks.devices` counts for."""
+    """A positive number, or the name of a device kind that `launcher.ranks.devices` counts."""
     form = ("auto, gpu, cpu, xpu or a number of ranks", "2")
-    number = whole(value)
+    number = parse_int(value)
     if number is None:
         word = value.strip()
         if word not in ("auto", "gpu", "cpu", "xpu"):
-            raise BadValue("neither a number nor a kind of device that can be counted here", *form)
+            raise BadValue("not a number or a device kind that ddp-launch can count", *form)
         return word
     if number < 1:
         raise BadValue("a node runs at least one rank", *form)
     if number > MAX_RANKS_PER_NODE:
-        raise BadValue(f"above {MAX_RANKS_PER_NODE} ranks, the most one node can run", *form)
+        raise BadValue(f"above the maximum of {MAX_RANKS_PER_NODE} ranks per node", *form)
     return str(number)
 
 
 def port(value: str) -> int:
-    number = whole(value)
+    number = parse_int(value)
     if number is None or not 0 <= number <= 65535:
         raise BadValue("not a port", "a number from 1 to 65535, or 0 for any free port", "29500")
     return number
@@ -158,7 +162,7 @@ def host(value: str) -> str:
     name = value.strip()
     if name.startswith("[") and name.endswith("]"):
         name = name[1:-1]
-    labels = name.removesuffix(".").split(".")  # the resolver takes none that is empty, or longer
+    labels = name.removesuffix(".").split(".")  # the resolver rejects an empty or a longer label
     if not re.fullmatch(r"[A-Za-z0-9_.:%-]+", name) or not all(0 < len(label) < 64 for label in labels):
         raise BadValue("not a host name or address", "a host name, IPv4 or IPv6 address", "10.0.0.1")
     return name
@@ -166,7 +170,7 @@ def host(value: str) -> str:
 
 def interface(value: str) -> str:
     if not re.fullmatch(r"[^\s/]{1,15}", value):
-        raise BadValue("no name of a network interface", "its name", "eth0")
+        raise BadValue("not the name of a network interface", "the name of an interface", "eth0")
     return value
 
 
@@ -185,10 +189,10 @@ def endpoint(value: str) -> tuple[str, int]:
 
 
 def endpoints(value: str) -> str:
-    """HOST[:PORT][,...], put into one spelling."""
+    """Parses HOST[:PORT][,...] and returns it in one normal form."""
     found = [endpoint(part) for part in value.split(",")]
     if any(number == 0 for _, number in found):
-        raise BadValue("port 0 cannot be found by the other nodes", "HOST:PORT", "node0:29400")
+        raise BadValue("other nodes cannot find port 0", "HOST:PORT", "node0:29400")
     return ",".join(join_endpoint(*each) for each in found)
 
 
@@ -197,34 +201,34 @@ def join_endpoint(host_name: str, number: int) -> str:
 
 
 def torch_endpoint(value: str) -> str:
-    """torchrun's endpoint: port 0 is right on one machine."""
+    """Parses torchrun's endpoint, where port 0 is valid for a job on one node."""
     return join_endpoint(*endpoint(value))
 
 
 def duration(value: str) -> float:
-    """Seconds, or a number with ms, s, m, h or d."""
+    """Parses a number of seconds, or a number with the unit ms, s, m, h or d."""
     found = re.fullmatch(r"\s*(-?(?:\d+\.?\d*|\.\d+))\s*(ms|s|m|h|d)?\s*", value, re.ASCII)
     if not found or len(value) > 40:
-        raise BadValue("not a duration", "seconds, or a number with s, m or h", "30s")
+        raise BadValue("not a duration", *_DURATION_FORM)
     seconds = float(found[1]) * _UNITS[found[2] or "s"]
     if seconds < 0:
-        raise BadValue("a duration cannot be negative", "seconds, or a number with s, m or h", "30s")
+        raise BadValue("not a duration, because it is negative", *_DURATION_FORM)
     if seconds > MAX_DURATION_S:
-        raise BadValue("longer than ten years", "seconds, or a number with s, m or h", "30s")
+        raise BadValue("not a duration of at most ten years", *_DURATION_FORM)
     return seconds
 
 
 def positive_duration(value: str) -> float:
     seconds = duration(value)
     if seconds == 0:
-        raise BadValue("must be above zero", "seconds, or a number with s, m or h", "30s")
+        raise BadValue("not a duration above 0", *_DURATION_FORM)
     return seconds
 
 
 def budget(value: str) -> RestartBudget:
     form = ("N, or N/WINDOW", "5/1h")
     limit_text, slash, window = value.partition("/")
-    limit = whole(limit_text)
+    limit = parse_int(limit_text)
     if limit is None or limit > MAX_COUNT:
         raise BadValue("not a number of restarts", *form)
     if limit < 0:
@@ -232,25 +236,25 @@ def budget(value: str) -> RestartBudget:
     if not slash:
         return RestartBudget(limit)
     unit = window.strip()
-    try:  # "3/m" reads as "three a minute"
+    try:  # "3/m" means three per minute
         seconds = positive_duration("1" + unit if unit in _UNITS else unit)
     except BadValue:
-        raise BadValue(f"{shown(window)} is not a window of time", *form) from None
+        raise BadValue(f"window {quote(window)} is not a duration above 0", *form) from None
     return RestartBudget(limit, seconds)
 
 
 def crash_loop(value: str) -> CrashLoop:
-    form = ("TIMES/SECONDS, or off", "3/1s")
+    form = ("TIMES/TIME, or off", "3/1s")
     if value.strip().lower() == "off":
         return CrashLoop(times=0)
     times_text, slash, within = value.partition("/")
-    times = whole(times_text)
+    times = parse_int(times_text)
     if not slash or times is None or not 0 <= times <= MAX_COUNT:
-        raise BadValue("not TIMES/SECONDS", *form)
+        raise BadValue("not TIMES/TIME", *form)
     try:
         return CrashLoop(times, duration(within))
     except BadValue:
-        raise BadValue(f"{shown(within)} is not a duration", *form) from None
+        raise BadValue(f"{quote(within)} is not a duration", *form) from None
 
 
 def rules(value: str) -> tuple[PolicyRule, ...]:
@@ -259,7 +263,7 @@ def rules(value: str) -> tuple[PolicyRule, ...]:
     for rule in found:
         if (rule.failure, rule.exit_code) in seen:
             raise BadValue(
-                f"{rule.failure} is given twice", "each class once", "hang=restart,hardware=exclude"
+                f"class {rule.failure} is listed twice", "each class once", "hang=restart,hardware=exclude"
             )
         seen.append((rule.failure, rule.exit_code))
     return found
@@ -270,22 +274,27 @@ def _rule(text_: str) -> PolicyRule:
     left, equals, action = (part.strip() for part in text_.partition("="))
     name, colon, code_text = left.partition(":")
     if not equals:
-        raise BadValue(f"{shown(text_)} is not CLASS=ACTION", *form)
+        raise BadValue(f"{quote(text_)} is not CLASS=ACTION", *form)
     if name not in tuple(FailureClass):
-        raise BadValue(f"no failure class {shown(name)} (there are {', '.join(FailureClass)})", *form)
+        raise BadValue(
+            f"unknown failure class {quote(name)}; the classes are {', '.join(FailureClass)}", *form
+        )
     if action not in tuple(PolicyAction):
-        raise BadValue(f"no action {shown(action)} (there are {', '.join(PolicyAction)})", *form)
+        raise BadValue(f"unknown action {quote(action)}; the actions are {', '.join(PolicyAction)}", *form)
     if not colon:
         return PolicyRule(FailureClass(name), PolicyAction(action))
-    code = whole(code_text)
+    code = parse_int(code_text)
     if name != FailureClass.EXIT_CODE or code is None or not 1 <= code <= 255:
-        raise BadValue(f"{shown(left)} is not exit-code:N with N from 1 to 255", *form)
+        raise BadValue(f"{quote(left)} is not exit-code:N with N from 1 to 255", *form)
     return PolicyRule(FailureClass.EXIT_CODE, PolicyAction(action), code)
 
 
 def streams(value: str) -> StreamChoice:
-    """torchrun's: `3` for all local ranks, `0:1,1:2` for some."""
-    form = ("0 none, 1 stdout, 2 stderr, 3 both, for all or per local rank", "0:3,1:2")
+    """Parses torchrun's choice of streams: `3` for all local ranks, `0:1,1:2` for some."""
+    form = (
+        "0 (none), 1 (stdout), 2 (stderr) or 3 (both), for all local ranks or as RANK:STREAM[,...]",
+        "0:3,1:2",
+    )
     if re.fullmatch(r"[0-3]", value):
         return StreamChoice(Streams(int(value)))
     if not re.fullmatch(r"\d{1,4}:[0-3](,\d{1,4}:[0-3])*", value, re.ASCII):
@@ -297,35 +306,35 @@ def streams(value: str) -> StreamChoice:
 
 
 def numbers(value: str, what: str, below: int) -> tuple[int, ...]:
-    found = [whole(part) for part in value.split(",")]
-    fitting = [number for number in found if number is not None and 0 <= number < below]
-    if len(fitting) != len(found):
-        raise BadValue(f"not a list of {what}", "numbers with commas between", "0,2")
-    return tuple(sorted(dict.fromkeys(fitting)))
+    found = [parse_int(part) for part in value.split(",")]
+    valid = [number for number in found if number is not None and 0 <= number < below]
+    if len(valid) != len(found):
+        raise BadValue(f"not a list of {what}", f"numbers from 0 to {below - 1}, separated by commas", "0,2")
+    return tuple(sorted(dict.fromkeys(valid)))
 
 
 def filters(value: str) -> tuple[str, ...]:
-    """Split at commas; a doubled comma stands for one."""
+    """Splits at commas; a double comma stands for one comma."""
     return tuple(part.replace("\0", ",") for part in value.replace(",,", "\0").split(",") if part)
 
 
 def signals(value: str) -> tuple[int, ...]:
-    form = ("signal names with commas between", "SIGTERM,SIGINT,SIGUSR1")
+    form = ("signal names, separated by commas", "SIGTERM,SIGINT,SIGUSR1")
     found = []
     for part in value.split(","):
         word = part.strip().upper()
         name = word if word.startswith("SIG") else "SIG" + word
         if name not in signal.Signals.__members__:
-            raise BadValue(f"no signal {shown(part)}", *form)
+            raise BadValue(f"unknown signal {quote(part)}", *form)
         number = signal.Signals[name]
         if number in (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD):
-            raise BadValue(f"{name} cannot be handled", *form)
+            raise BadValue(f"ddp-launch cannot handle {name}", *form)
         found.append(int(number))
     return tuple(dict.fromkeys(found))
 
 
 def prefix(value: str) -> str:
-    """A template for str.format; an empty one turns the prefix off."""
+    """Parses a template for str.format; an empty template turns the prefix off."""
     form = (" ".join(f"{{{name}}}" for name in PREFIX_FIELDS), "[{node}:{rank}] ")
     _encodable(value)
     from string import Formatter
@@ -336,14 +345,14 @@ def prefix(value: str) -> str:
         if not unknown:
             value.format(**dict.fromkeys(PREFIX_FIELDS, 0))
     except (ValueError, LookupError) as error:
-        raise BadValue(f"not a template ({error}); a brace of its own is doubled", *form) from None
+        raise BadValue(f"not a template ({error}); write {{{{ for a brace", *form) from None
     if unknown:
-        raise BadValue(f"no field {{{shown(unknown[0])}}}", *form)
+        raise BadValue(f"unknown field {quote(unknown[0])}", *form)
     return value
 
 
 def prefix_from_torch(template: str) -> str:
-    """TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE in our braces; what torch leaves as it is, stays as it is."""
+    """Converts TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE to our fields; keeps text that torch does not replace."""
     names = {"role_name": "{role}", "rank": "{rank}", "local_rank": "{local_rank}"}
 
     def ours(found: re.Match[str]) -> str:
@@ -356,14 +365,14 @@ def prefix_from_torch(template: str) -> str:
 
 
 def pairs(value: str) -> dict[str, str]:
-    """torchrun's --rdzv-conf: KEY=VALUE[,KEY=VALUE...], also in quotes that no shell took away."""
+    """Parses torchrun's --rdzv-conf, KEY=VALUE[,KEY=VALUE...], also inside quotes that the shell did not remove."""
     quoted = re.fullmatch(r"(['\"])(.*)\1", value.strip(), re.DOTALL)
     words = quoted[2] if quoted else value
     found: dict[str, str] = {}
     for part in words.split(",") if words.strip() else ():
         key, _, item = (word.strip() for word in part.partition("="))
         if not key or not item:
-            raise BadValue(f"{shown(part)} is not KEY=VALUE", "KEY=VALUE[,...]", "join_timeout=900")
+            raise BadValue(f"{quote(part)} is not KEY=VALUE", "KEY=VALUE[,...]", "join_timeout=900")
         found[key] = item
     return found
 
@@ -378,13 +387,13 @@ def nearest(word: str, names: Iterable[str]) -> str | None:
     return found[0] if found else None
 
 
-def whole(value: str) -> int | None:
-    """Of a length that no limit of Python's is in the way of, and in digits that `int` knows: 7, not ⁷."""
+def parse_int(value: str) -> int | None:
+    """The number if `value` is at most 18 ASCII digits, which `int` always accepts; else None."""
     word = value.strip()
     return int(word) if re.fullmatch(r"[+-]?\d{1,18}", word, re.ASCII) else None
 
 
 def _encodable(value: str) -> None:
-    """What leaves this machine, in messages and names, has to be text."""
+    """Rejects text that cannot be sent to other nodes as UTF-8."""
     if "\0" in value or any("\ud800" <= letter <= "\udfff" for letter in value):
-        raise BadValue("holds bytes that are no text; write it in UTF-8")
+        raise BadValue("not text in UTF-8; use UTF-8 without NUL characters")

@@ -59,10 +59,10 @@ def test_a_hostfile_as_mpi_writes_it() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "names no host"),
-        ("node1\nnode2 solts=3", "line 2: 'solts=3'"),
-        ("node1 slots=x", "line 1: x is not a number"),
-        ("node1\nnode1", "node1 is given twice"),
+        ("", "one host per line"),
+        ("node1\nnode2 solts=3", "line 2: unexpected 'solts=3'"),
+        ("node1 slots=x", "line 1: x"),
+        ("node1\nnode1", "node1 "),
     ],
 )
 def test_a_hostfile_that_is_wrong_names_the_line(text: str, words: str) -> None:
@@ -76,18 +76,18 @@ def test_the_world_is_all_hosts_but_the_spares_unless_said_otherwise() -> None:
     assert command_lines.world_of(settings_of(), three) == (3, 3)
     assert command_lines.world_of(settings_of("--spares", "1"), three) == (2, 2)
     assert command_lines.world_of(settings_of("--nnodes", "1:3"), three) == (1, 3)
-    with pytest.raises(UsageError, match="3 hosts were given"):
+    with pytest.raises(UsageError, match="--nnodes '4'"):
         command_lines.world_of(settings_of("--nnodes", "4"), three)
-    with pytest.raises(UsageError, match="leave none to train on"):
+    with pytest.raises(UsageError, match="--spares '3'"):
         command_lines.world_of(settings_of("--spares", "3"), three)
 
 
 @pytest.mark.parametrize(
     ("words", "environ", "said"),
     [
-        (("--standalone",), {}, "--standalone: contradicts --hosts a"),
-        (("--local-addr", "10.0.0.1"), {}, "name their network by --interface"),
-        ((), {"SLURM_STEP_NUM_TASKS": "4"}, "srun has started this 4 times"),
+        (("--standalone",), {}, "--standalone: contradicts --hosts 'a'"),
+        (("--local-addr", "10.0.0.1"), {}, "--local-addr '10.0.0.1'.*--interface"),
+        ((), {"SLURM_STEP_NUM_TASKS": "4"}, "--hosts 'a': srun.* 4 times"),
     ],
 )
 def test_what_cannot_be_meant_of_several_hosts_is_refused(
@@ -100,8 +100,8 @@ def test_what_cannot_be_meant_of_several_hosts_is_refused(
 def test_what_is_seen_to_is_said_to_be_given_in_vain() -> None:
     given = settings_of("--hostfile", "x", "--node-rank", "1", PET_MASTER_ADDR="b")
     assert command_lines.check(given, {"SLURM_STEP_NUM_TASKS": "1"}) == [
-        "--node-rank 1: --hostfile sees to that; ignored",
-        "PET_MASTER_ADDR=b: --hostfile sees to that; ignored",
+        "--node-rank '1': --hostfile sees to that; ignored",
+        "PET_MASTER_ADDR='b': --hostfile sees to that; ignored",
     ]
 
 

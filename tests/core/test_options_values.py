@@ -129,6 +129,6 @@ def test_a_prefix_of_torch_reads_the_same(template: str, ours: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "a\nb", "\x1b[31m", "\udcff", "x" * 10_000, "é", "a b"])
 def test_what_is_quoted_is_one_printable_line(text: str) -> None:
-    quoted = values.shown(text)
-    assert quoted.isprintable()
-    assert 0 < len(quoted) < 500
+    for in_message in (values.printable(text), values.quote(text)):
+        assert in_message.isprintable()
+        assert 0 < len(in_message) < 500

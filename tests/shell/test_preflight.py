@@ -84,9 +84,9 @@ def test_full_lets_the_cpu_work() -> None:
         (("train.py",), "doctor: takes no script, found 'train.py'; its options are those of ddp-launch"),
         (
             ("--preflight", "off"),
-            "--preflight off: leaves the doctor nothing to do; quick or full",
+            "invalid --preflight 'off': ",
         ),
-        (("--preflight", "half"), "--preflight half: "),
+        (("--preflight", "half"), "invalid --preflight 'half': "),
     ],
 )
 def test_a_wrong_command_is_told_in_one_line(words: tuple[str, ...], said: str) -> None:
