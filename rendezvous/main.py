@@ -14,15 +14,12 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from rendezvous.access.core_log import ask_core
 from rendezvous.grpc_io import choose_engine, hush
 from rendezvous.signals import SignalWatch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from rendezvous.access.core_log import Failed
-    from rendezvous.access.refusals import Refusals
 
 _log = logging.getLogger("rendezvous")
 _USAGE, _CANNOT = 78, 1
@@ -50,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             case "serve":
                 settled = settings.settle(arguments, os.environ)
                 choose_engine()
-                return asyncio.run(serve(settled, asked=bool(settled["tls_cert"]) and ask_core()))
+                return asyncio.run(serve(settled))
             case "secret":
                 return _print_secret(arguments.file)
             case "token":
@@ -71,8 +68,7 @@ def _say(error: Exception) -> None:
 # --- serve ---------------------------------------------------------------------------------------------
 
 
-async def serve(settled: Mapping[str, Any], *, asked: bool = False) -> int:
-    """`asked`: gRPC's core was, and tells of handshakes that fail."""
+async def serve(settled: Mapping[str, Any]) -> int:
     stop: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     def note(signum: int) -> None:
@@ -82,11 +78,10 @@ async def serve(settled: Mapping[str, Any], *, asked: bool = False) -> int:
     with contextlib.closing(SignalWatch()) as signals:
         for signum in (signal.SIGTERM, signal.SIGINT):
             signals.on(signum, note)
-        return await _serve(settled, asked, stop)
+        return await _serve(settled, stop)
 
 
-async def _serve(settled: Mapping[str, Any], asked: bool, stop: asyncio.Future[int]) -> int:
-    refusals = _follow_core() if asked else None
+async def _serve(settled: Mapping[str, Any], stop: asyncio.Future[int]) -> int:
     hush()
     from rendezvous.service import settings
     from rendezvous.service.log_lines import start_logging
@@ -104,8 +99,6 @@ async def _serve(settled: Mapping[str, Any], asked: bool, stop: asyncio.Future[i
         _say(error)
         return _CANNOT
     server = Server(store, _server_options(settled))
-    if refusals is not None:
-        refusals.set_result(server.refusals)
     try:
         await server.start()
         await _run(server, settled, stop)
@@ -145,25 +138,6 @@ async def _run(server: Any, settled: Mapping[str, Any], stop: asyncio.Future[int
     notifier.say("STOPPING=1")
     _log.info("%s: agents are sent elsewhere; jobs stay as they are", signal.Signals(signum).name)
     await web.close()
-
-
-def _follow_core() -> asyncio.Future[Refusals]:
-    """Before logging starts, which is to write where standard error leads now. The result: whom to tell."""
-    from rendezvous.access.core_log import follow
-
-    loop = asyncio.get_running_loop()
-    whom: asyncio.Future[Refusals] = loop.create_future()
-
-    def tell(failed: Failed) -> None:
-        if whom.done():
-            whom.result().note(failed.reason, failed.peer, failed.words)
-
-    def from_thread(failed: Failed) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(tell, failed)
-
-    follow(from_thread)
-    return whom
 
 
 def _server_options(settled: Mapping[str, Any]) -> Any:

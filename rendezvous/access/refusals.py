@@ -32,13 +32,6 @@ class Reason(StrEnum):
     ROLE = "role"
     OTHER_JOB = "other_job"
     REPLAYED_JOIN = "replayed_join"
-    NO_CERTIFICATE = "no_certificate"
-    UNKNOWN_CERTIFICATE = "unknown_certificate"
-    EXPIRED_CERTIFICATE = "expired_certificate"
-    DISTRUSTED = "distrusted"  # the client does not accept the service's certificate
-    HUNG_UP = "hung_up"  # ... as a rule for the same reason; or it only tried the port
-    PLAINTEXT = "plaintext"
-    TLS_HANDSHAKE = "tls_handshake"
     HTTP_PORT = "http_port"
     CUT_OFF = "cut_off"  # it was in, and broke a rule or a limit
 
@@ -66,7 +59,7 @@ class Refusals:
             told.more += 1
             return
         self._told[key] = _Told(words)
-        _log.log(_level(reason), "refused %s: %s", key[1], words, extra={"kind": reason.value})
+        _log.warning("refused %s: %s", key[1], words, extra={"kind": reason.value})
         asyncio.get_running_loop().call_later(self._quiet_s, self._sum_up, key)
 
     def _sum_up(self, key: tuple[Reason, str]) -> None:
@@ -75,8 +68,4 @@ class Refusals:
             reason, peer = key
             words = "refused %s %d more times within %g s: %s"
             extra = {"kind": reason.value}
-            _log.log(_level(reason), words, peer, told.more, self._quiet_s, told.words, extra=extra)
-
-
-def _level(reason: Reason) -> int:
-    return logging.INFO if reason is Reason.HUNG_UP else logging.WARNING
+            _log.warning(words, peer, told.more, self._quiet_s, told.words, extra=extra)

@@ -1,4 +1,7 @@
-"""Whoever has no right to come in: told why by the own command, logged once, and counted by reason."""
+"""Clients without access: their own command says why, and the service logs each reason once and counts it.
+
+A TLS handshake that fails does not reach our code on the service's side: there the client's command alone says why.
+"""
 
 from __future__ import annotations
 
@@ -73,35 +76,36 @@ def test_who_has_all_that_is_asked_for_comes_in(door: Door) -> None:
 
 
 HANDSHAKES = {
-    "hung_up": ({"CA_FILE": "stranger.pem"}, ("is not to be trusted", "CA_FILE name the right CA?")),
-    "no_certificate": (
+    "another CA for the service": (
+        {"CA_FILE": "stranger.pem"},
+        ("is not to be trusted", "CA_FILE name the right CA?"),
+    ),
+    "no certificate": (
         {"CERT_FILE": "", "KEY_FILE": ""},
         ("asks for a client certificate", "set DDP_RENDEZVOUS_CERT_FILE and DDP_RENDEZVOUS_KEY_FILE"),
     ),
-    "expired_certificate": (
+    "an expired certificate": (
         {"CERT_FILE": "late.pem", "KEY_FILE": "late.key"},
         ("does not accept the client certificate", "has it expired"),
     ),
-    "unknown_certificate": (
+    "a certificate of another CA": (
         {"CERT_FILE": "unknown.pem", "KEY_FILE": "unknown.key"},
         ("does not accept the client certificate", "did another CA sign it"),
     ),
-    "plaintext": (
+    "no TLS": (
         {"CA_FILE": "", "CERT_FILE": "", "KEY_FILE": ""},
         ("speaks TLS, and this side does not", "set DDP_RENDEZVOUS_CA_FILE"),
     ),
 }
 
 
-@pytest.mark.parametrize("reason", HANDSHAKES)
-def test_a_handshake_that_fails_is_told_logged_once_and_counted(door: Door, reason: str) -> None:
-    changed, words = HANDSHAKES[reason]
+@pytest.mark.parametrize("fault", HANDSHAKES)
+def test_the_command_says_why_a_handshake_failed(door: Door, fault: str) -> None:
+    changed, words = HANDSHAKES[fault]
     env = door.env | {name: value and str(door.folder / value) for name, value in changed.items()}
-    before, endpoint = door.service.refused(reason), door.service.endpoint
+    endpoint = door.service.endpoint
     for knock in (ddpctl(endpoint, variables(env)), ddp_launch(endpoint, variables(env), JOB)):
         knock.told_no(*words)
-    door.service.await_refused(reason, before)
-    door.service.assert_logged_once(reason)
 
 
 @pytest.mark.parametrize(
