@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -45,10 +46,18 @@ def _explain(error: RuntimeError, op: str, sequence: int) -> None:
     """A script that knows our library gets our error; any other gets torch's, with a note of who is gone."""
     doing = comm_words.Doing(op, sequence=sequence)
     ours = sys.modules.get("ddp.telemetry.comm_error")
-    if ours is not None and getattr(ours, "__file__", None) == comm_words.__file__.replace("words", "error"):
+    if ours is not None and is_beside_us(ours):
         ours.explain(error, doing)
     elif comm_words.is_of_communication(error):
         error.add_note(comm_words.explanation(error, doing, guard.start()).text)
+
+
+def is_beside_us(module: Any) -> bool:
+    """In the folder of this module: a script may have a package of another origin under the same name."""
+    path = getattr(module, "__file__", None)
+    return bool(path) and os.path.dirname(os.path.realpath(path)) == os.path.dirname(
+        os.path.realpath(__file__)
+    )
 
 
 def _mark_steps(page: Page) -> None:

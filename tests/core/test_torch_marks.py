@@ -1,0 +1,32 @@
+"""Which modules of a script are our library's own."""
+
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from ddp.telemetry import comm_error, torch_marks
+
+
+def at(path: str | None) -> ModuleType:
+    module = ModuleType("ddp.telemetry.comm_error")
+    module.__file__ = path
+    return module
+
+
+@pytest.mark.parametrize("folder", ["words", "telemetry", "a b"])
+def test_the_library_is_known_by_its_folder_whatever_that_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    """A folder called words, say: /srv/words/ddp."""
+    here = tmp_path / folder
+    monkeypatch.setattr(torch_marks, "__file__", str(here / "torch_marks.py"))
+    assert torch_marks.is_beside_us(at(str(here / "comm_error.py")))
+    (tmp_path / "link").symlink_to(here)
+    assert torch_marks.is_beside_us(at(str(tmp_path / "link" / "comm_error.py")))
+    assert not torch_marks.is_beside_us(at(str(tmp_path / "comm_error.py")))
+    assert not torch_marks.is_beside_us(at(None))
+
+
+def test_the_library_that_is_imported_here_is_ours() -> None:
+    assert torch_marks.is_beside_us(comm_error)
