@@ -54,10 +54,10 @@ def _explain(error: RuntimeError, op: str, sequence: int) -> None:
 
 def is_beside_us(module: Any) -> bool:
     """In the folder of this module: a script may have a package of another origin under the same name."""
-    path = getattr(module, "__file__", None)
-    return bool(path) and os.path.dirname(os.path.realpath(path)) == os.path.dirname(
-        os.path.realpath(__file__)
-    )
+    path: str | None = getattr(module, "__file__", None)
+    if path is None:
+        return False
+    return os.path.dirname(os.path.realpath(path)) == os.path.dirname(os.path.realpath(__file__))
 
 
 def _mark_steps(page: Page) -> None:
