@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from launcher.hosts import ssh_control
-from launcher.ranks import devices
+from launcher.machine import devices
 from launcher.settings import checks
 from launcher.settings.arguments import CommandLine, UsageError, read_arguments
 from launcher.settings.assemble import Surroundings, assemble, entry_point, run_id

@@ -15,9 +15,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-HEADER = "Traceback (most recent call last):"
-GROUP_HEADER = "+ Exception Group " + HEADER
-CUT = "  ... (left out: more than is kept) ..."  # stands where a long account was shortened as it was read
+from launcher.output.lines import CUT, TRACEBACK_HEADER
+
+GROUP_HEADER = "+ Exception Group " + TRACEBACK_HEADER
 MAX_LINES = 40
 MAX_LINE_CHARS = 600
 MAX_MESSAGE_LINES = 60
@@ -36,7 +36,7 @@ _OTHER_ACCOUNTS = (
     "[W",
     "[E",
     "[I",
-    HEADER,
+    TRACEBACK_HEADER,
 )
 _LOOSE_LINES_AFTER_CUT = 3  # the exception, and a warning or two at exit
 _EXCEPTION = r"([^\W\d](?:[\w.]|<locals>)*)(?:: (.*)|:?)$"  # <locals>: a class that a function defines
@@ -167,7 +167,7 @@ def _what(lines: list[str], start: int) -> str:
 def _blocks(lines: list[str]) -> list[_Block]:
     blocks: list[_Block] = []
     for start, line in enumerate(lines):
-        if line == HEADER:
+        if line == TRACEBACK_HEADER:
             block = _plain_block(lines, start)
         elif line.strip() == GROUP_HEADER:
             block = _group_block(lines, start)

@@ -10,7 +10,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from launcher.hosts import ssh_control
+from launcher.output import frames
 from launcher.output.lines import is_colored, printable
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def tell(spec: LaunchSpec, folder: LogFolder, finish: Finish, all_shown: bool) -
 def _say_last(spec: LaunchSpec, text: str, whose: str, error: str = "") -> None:
     """To people, or to the one who started the agents of all hosts and tells it once."""
     if spec.tethered:
-        _say(ssh_control.framed("ending", whose=whose, text=text, error=error))
+        _say(frames.framed("ending", whose=whose, text=text, error=error))
         return
     leave_error_file(error, _say)
     _say(text)

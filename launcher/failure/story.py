@@ -10,9 +10,9 @@ from __future__ import annotations
 import unicodedata
 from typing import TYPE_CHECKING
 
-from launcher.failure.crash_text import GROUP_HEADER, HEADER, clean_lines
+from launcher.failure.crash_text import GROUP_HEADER, clean_lines
 from launcher.failure.verdict import STOPPED, signal_name
-from launcher.output.lines import printable
+from launcher.output.lines import TRACEBACK_HEADER, printable
 from rendezvous.values.types import DecisionKind, FailureClass
 
 if TYPE_CHECKING:
@@ -221,10 +221,10 @@ def _cause_json(cause: Cause) -> dict[str, object]:
 
 def _traceback_rows(traceback: str, inner: int, own_folder: str) -> list[str]:
     lines = clean_lines(traceback.rstrip())
-    if any(line.strip() == GROUP_HEADER for line in lines) or HEADER not in lines:
+    if any(line.strip() == GROUP_HEADER for line in lines) or TRACEBACK_HEADER not in lines:
         kept = _shortened(lines)
     else:
-        last = len(lines) - 1 - lines[::-1].index(HEADER)
+        last = len(lines) - 1 - lines[::-1].index(TRACEBACK_HEADER)
         kept = _users_frames(lines[last + 1 :], own_folder)
     return [row for line in kept for row in _wrapped(line, inner, _indent_of(line) + "  ")[:3]]
 

@@ -12,7 +12,7 @@ import os
 import time
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from launcher.exchange import CommunicationFailed, Fact
 from launcher.failure.crash_text import Raised
@@ -20,15 +20,13 @@ from launcher.failure.symptoms import class_of, hint_of
 from launcher.health import dumps, nccl_env, recorders
 from launcher.health.flight_recorder import Dump, analysed
 from launcher.health.guards import Guards, Lost
-from launcher.ranks import devices
+from launcher.machine import devices
 from rendezvous.values.rank_view import HELD
 from rendezvous.values.types import Cause, FailureClass
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from launcher.ranks.worker import Workers
-    from launcher.ranks.worker_env import RankPlace
     from rendezvous.values.rank_report import Sight
 
 _LIVES_ON_S = 2.0
@@ -38,12 +36,23 @@ _RECORDERS_WITHIN_S = (
 _SIGNAL_FIRST_S = 0.02
 
 
+class RankProcesses(Protocol):
+    """What is asked of the ranks of this node."""
+
+    env_for_guards: Callable[
+        [str, str], dict[str, str]
+    ]  # of a rank's log folder and the node's scratch folder
+
+    def folders(self) -> dict[int, str]: ...
+    def local_rank_of(self, rank: int, generation: int) -> int | None: ...
+
+
 class CommunicationWatch:
     def __init__(
         self,
         scratch: str,
         host: str,
-        ranks: Workers,
+        ranks: RankProcesses,
         say: Callable[[str], None],
         happened: Callable[[Fact], None],
     ) -> None:
@@ -58,8 +67,8 @@ class CommunicationWatch:
         gpus = devices.nvidia_gpus(os.environ) or devices.amd_gpus(os.environ)
         self._ranks.env_for_guards = partial(self._env, bool(gpus))
 
-    def _env(self, gpus: bool, place: RankPlace) -> dict[str, str]:
-        nccl = nccl_env.shared(os.environ) | nccl_env.of_rank(place.directory, place.scratch, os.environ)
+    def _env(self, gpus: bool, directory: str, scratch: str) -> dict[str, str]:
+        nccl = nccl_env.shared(os.environ) | nccl_env.of_rank(directory, scratch, os.environ)
         return self._guards.env() | (nccl if gpus else {})
 
     def end(self) -> None:

@@ -19,7 +19,7 @@ from launcher.health.node_health import Health, Vitals
 from launcher.health.phase_times import paces
 from launcher.health.rank_timers import RankTimers
 from launcher.health.sampler import Node, Sampler
-from launcher.ranks.worker_env import timer_file
+from launcher.settings.scratch_names import timer_file
 from launcher.supervised import Phase
 from rendezvous.service.web import Web
 from rendezvous.values.events import NodeHealth, PhaseTimes

@@ -20,9 +20,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from launcher.failure.ending import leave_error_file
-from launcher.hosts import command_lines, ssh_control
+from launcher.hosts import command_lines
 from launcher.hosts.command_lines import Errand
 from launcher.joining import addresses
+from launcher.output import frames
 from launcher.output.lines import is_colored
 from launcher.output.terminal import Terminal
 from launcher.settings.host_names import Host, read_hostfile
@@ -253,7 +254,7 @@ class Fleet:
         self._flush(terminal)
 
     def _is_for_people(self, member: Member, line: bytes, said: dict[str, int]) -> bool:
-        told = ssh_control.heard(line)
+        told = frames.heard(line)
         if told is not None:
             member.answered = member.answered or told.get("kind") == "hello"
             if told.get("kind") == "ending":

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from launcher.hosts.command_lines import TETHER
+from launcher.output import frames
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
-FRAME = "\x1e"  # begins a line that is for the other end, not for people
 _FIRST_LINE = 1 << 20
 
 
@@ -40,27 +40,12 @@ def take_up(environ: MutableMapping[str, str]) -> Tether | None:
     stream = os.fdopen(tether, "rb", buffering=0)
     first = json.loads(_line(stream) or b"{}")
     environ.update(first.get("env", {}))
-    os.write(2, framed("hello").encode() + b"\n")
+    os.write(2, frames.framed("hello").encode() + b"\n")
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     threading.Thread(target=_watch, args=(stream,), name="tether", daemon=True).start()
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     ssh = environ.get("SSH_CONNECTION", "").split()
     return Tether(first.get("address") or (ssh[2] if len(ssh) == 4 else ""))
-
-
-def framed(kind: str, **fields: str) -> str:
-    return f"{FRAME}{json.dumps({'kind': kind, **fields})}"
-
-
-def heard(line: bytes) -> dict[str, Any] | None:
-    """A framed line's content, at the other end."""
-    if not line.startswith(FRAME.encode()):
-        return None
-    try:
-        found = json.loads(line[1:])
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
 
 
 def _line(stream: Any) -> bytes:

@@ -40,6 +40,10 @@ _CONTROL = bytes(b for b in range(32) if b not in b"\t\n\x1b") + b"\x7f"
 # No red: it reads as an error.
 _COLORS = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)
 
+# Kept whole where a long output is shortened, and looked for by whoever reads what a dying process printed.
+TRACEBACK_HEADER = "Traceback (most recent call last):"
+CUT = "  ... (left out: more than is kept) ..."  # stands where a long output was shortened as it was read
+
 
 @dataclass(frozen=True, slots=True)
 class RankLabel:

@@ -23,9 +23,8 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from launcher.failure.crash_text import CUT, HEADER
 from launcher.output import lines
-from launcher.output.lines import Held, RankLabel
+from launcher.output.lines import CUT, TRACEBACK_HEADER, Held, RankLabel
 from launcher.output.log_file import LogFile
 from launcher.output.terminal import Terminal, same_place
 from launcher.settings.spec import Streams
@@ -42,7 +41,7 @@ PIPE_SIZE = 256 * 1024
 READ_SIZE = 64 * 1024
 TAIL_LIMIT = 64 * 1024
 _BEGINNING_LIMIT = 8 * 1024
-_HEADER, _CUT = HEADER.encode(), f"\n{CUT}\n".encode()
+_HEADER, _CUT = TRACEBACK_HEADER.encode(), f"\n{CUT}\n".encode()
 NAMES = {Streams.OUT: "stdout", Streams.ERR: "stderr"}
 
 

@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING
 
 from launcher.joining import addresses
-from launcher.machine_files import names_in, text_of
+from launcher.machine.small_files import names_in, text_of
 from launcher.preflight.checkup import KB, MB, Interface, Limits, Memory, Network, SharedMemory, Storage
 
 if TYPE_CHECKING:

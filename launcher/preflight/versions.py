@@ -11,7 +11,7 @@ import re
 import sys
 from importlib.machinery import PathFinder
 
-from launcher.machine_files import text_of
+from launcher.machine.small_files import text_of
 from launcher.preflight.checkup import Versions
 
 

@@ -56,7 +56,7 @@ class Workers:
         self._cpus = cpus
         self._oom = OomWatch()
         self.pages = Pages(trace_collectives=spec.trace_collectives)
-        self.env_for_guards: Callable[[RankPlace], dict[str, str]] = lambda _place: {}
+        self.env_for_guards: Callable[[str, str], dict[str, str]] = lambda _directory, _scratch: {}
         self._live: dict[int, _Started] = {}
         self._stop_signal = 0
         self._stopped_at_ns = 0
@@ -102,7 +102,11 @@ class Workers:
 
     def _env(self, place: RankPlace) -> dict[str, str]:
         page = self.pages.open(place.local_rank, place.rank)
-        return rank_env(self._spec, place, os.environ) | page | self.env_for_guards(place)
+        return (
+            rank_env(self._spec, place, os.environ)
+            | page
+            | self.env_for_guards(place.directory, place.scratch)
+        )
 
     def folders(self) -> dict[int, str]:
         """Of the logs of those that still run, by their global numbers."""

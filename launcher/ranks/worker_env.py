@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from launcher.settings.scratch_names import timer_file
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -41,11 +43,6 @@ def shared_env(spec: LaunchSpec, environ: Mapping[str, str], omp_threads: int = 
 def request_file(scratch: str, generation: int) -> str:
     """There while a checkpoint is asked for; see launcher/ranks/checkpoint.py."""
     return f"{scratch}/checkpoint-{generation}"
-
-
-def timer_file(scratch: str, environ: Mapping[str, str]) -> str:
-    """A named pipe; see launcher/health/rank_timers.py."""
-    return environ.get("TORCHELASTIC_TIMER_FILE") or f"{scratch}/timers"
 
 
 def rank_env(spec: LaunchSpec, place: RankPlace, environ: Mapping[str, str]) -> dict[str, str]:

@@ -136,7 +136,7 @@ def nnodes(value: str) -> tuple[int, int]:
 
 
 def nproc(value: str) -> str:
-    """A positive number, or the name of a device kind that `launcher.ranks.devices` counts."""
+    """A positive number, or the name of a device kind that `launcher.machine.devices` counts."""
     form = ("auto, gpu, cpu, xpu or a number of ranks", "2")
     number = parse_int(value)
     if number is None:

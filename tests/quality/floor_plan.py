@@ -11,7 +11,8 @@ def within(folder: str, names: str) -> set[str]:
 CORE = {
     "launcher": {
         *(
-            "exchange failure health hosts joining output progress ranks settings supervised supervision version"
+            "exchange failure health hosts joining machine output progress ranks settings "
+            "supervised supervision version"
         ).split(),
         *within("failure", "crash_text device_symptoms story symptoms verdict"),
         *within(
@@ -27,7 +28,7 @@ CORE = {
         *within(
             "settings",
             "arguments assemble budget_text budgets config health_options health_values host_names name_lists "
-            "option options rank_options spec usage values",
+            "option options rank_options scratch_names spec usage values",
         ),
     },
     "rendezvous": {
@@ -57,9 +58,7 @@ CORE = {
 }
 SHELL = {
     "launcher": {
-        *(
-            "__init__ __main__ agent cli isolation machine_files preflight start status template user_messages"
-        ).split(),
+        *("__init__ __main__ agent cli isolation preflight start status template user_messages").split(),
         *within("failure", "ending facts"),
         *within(
             "health",
@@ -67,11 +66,12 @@ SHELL = {
         ),
         *within("hosts", "fleet ssh_control"),
         *within("joining", "addresses connect"),
-        *within("output", "log_file log_folder logs terminal"),
+        *within("machine", "devices small_files"),
+        *within("output", "frames log_file log_folder logs terminal"),
         *within(
             "preflight", "agent_preflight aside doctor facts gpus host network_check self_test versions wire"
         ),
-        *within("ranks", "binding checkpoint devices topology worker zygote zygote_starter"),
+        *within("ranks", "binding checkpoint topology worker zygote zygote_starter"),
         *within("settings", "checks config_file"),
     },
     "rendezvous": {
@@ -114,13 +114,40 @@ SHELL = {
 
 # Packages that have a core and a shell of their own: each of their modules is entered, as "health.page".
 CORE_AND_SHELL = (
-    within("launcher", "failure health hosts joining output preflight ranks settings")
+    within("launcher", "failure health hosts joining machine output preflight ranks settings")
     | within("rendezvous", "access client control diagnosing rounds service submit values")
     | within("ddp", "diagnostics elastic groups reducer sharding telemetry")
 )
 
 # Rooms, and which others of the same package each may import: no two rooms import each other, however indirectly.
 ROOMS = {
+    "launcher": {
+        "version": set(),
+        "settings": set(),
+        "exchange": set(),
+        "template": set(),
+        "progress": set(),
+        "machine": set(),
+        "joining": {"settings"},
+        "output": {"settings"},
+        "supervised": {"exchange"},
+        "failure": {"exchange", "output", "settings"},
+        "health": {"exchange", "failure", "machine", "output", "settings", "supervised", "template"},
+        "ranks": {"exchange", "failure", "health", "machine", "output", "settings", "template"},
+        "preflight": {"exchange", "joining", "machine", "output", "settings", "version"},
+        "supervision": {"exchange", "health", "supervised"},
+        "isolation": {"progress", "template"},
+        "status": {"exchange", "output", "settings", "supervised"},
+        "user_messages": {"exchange", "output", "settings", "supervised"},
+        "hosts": {"failure", "joining", "output", "settings"},
+        "agent": set(
+            "exchange failure health isolation joining output preflight ranks settings status supervised "
+            "supervision template user_messages version".split()
+        ),
+        "start": {"agent", "ranks", "settings", "supervision", "template"},
+        "cli": {"hosts", "machine", "preflight", "settings", "start", "version"},
+        "__main__": {"cli"},
+    },
     "rendezvous": {
         "values": set(),
         "metrics": set(),

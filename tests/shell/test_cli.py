@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.ranks.devices import NoDevices, count_ranks, cpu_quota, usable_cpus, visible_of
+from launcher.machine.devices import NoDevices, count_ranks, cpu_quota, usable_cpus, visible_of
 from launcher.settings import checks
 from launcher.settings.arguments import UsageError
 from launcher.settings.config import unknown_variables

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from launcher.machine_files import names_in, text_of
+from launcher.machine.small_files import names_in, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -1,0 +1,1 @@
+"""Facts of the machine, as the kernel and its drivers report them."""
