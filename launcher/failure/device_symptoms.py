@@ -1,8 +1,8 @@
-"""What NCCL, CUDA, the network's drivers and Gloo say when something breaks: its class, and a hint in words.
+"""Maps error messages of NCCL, CUDA, network drivers and Gloo to a failure class and a hint.
 
-The class decides what follows: --failure-policy has an action for each. `restart` marks what that should be, as far
-as the message alone can tell: RESTART as it is, EXCLUDE the node (hardware=exclude), or FAIL, since it would only
-happen again (user-exception=fail). docs/communication-errors.md shows this table; the first line that fits counts.
+--failure-policy sets the action of each class. `restart` is the action that the message alone suggests: RESTART,
+EXCLUDE the node (hardware=exclude), or FAIL, because the error would happen again (user-exception=fail). The first
+entry that matches a message applies. docs/communication-errors.md shows this table.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Symptom:
         return any(needle in words for needle in self.said)
 
 
-_DMESG = "look for Xid errors in dmesg on that node, and take it out of service"
+_DMESG = "look for Xid errors in dmesg on that node, then take the node out of service"
 _LOCKED = (
-    "the limit on locked memory is too small for RDMA: ulimit -l unlimited (docker: --ulimit memlock=-1)"
+    "the limit on locked memory is too small for RDMA: set ulimit -l unlimited (docker: --ulimit memlock=-1)"
 )
-_INTERFACE = "NCCL_SOCKET_IFNAME or --interface chooses the network interface; is that one up on this node?"
+_INTERFACE = "check that the interface of NCCL_SOCKET_IFNAME or --interface is up on this node"
 
 TABLE: tuple[Symptom, ...] = (
     # --- this script, on every node alike
@@ -48,38 +48,38 @@ TABLE: tuple[Symptom, ...] = (
         ),
         Class.USER_EXCEPTION,
         Restart.FAIL,
-        "ranks called different collectives, or the same one with different shapes or types: compare what each calls",
+        "ranks called different collectives, or one collective with different shapes or types: compare their calls",
     ),
     Symptom(
         ("duplicate gpu detected",),
         Class.USER_EXCEPTION,
         Restart.FAIL,
-        "two ranks use one GPU: torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before the group is made",
+        "two ranks use one GPU: call torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before init_process_group",
     ),
     Symptom(
         ("ncclinvalidusage", "ncclinvalidargument"),
         Class.USER_EXCEPTION,
         Restart.FAIL,
-        "NCCL was called in a way that it does not allow: NCCL_DEBUG=WARN says which",
+        "NCCL rejected the arguments of a call: set NCCL_DEBUG=WARN to see the reason",
     ),
     Symptom(
         ("device-side assert",),
         Class.USER_EXCEPTION,
         Restart.FAIL,
-        "an index or label out of range, as a rule; CUDA_LAUNCH_BLOCKING=1 shows the line",
+        "usually an index or label out of range: set CUDA_LAUNCH_BLOCKING=1 to see the line",
     ),
     Symptom(
         ("illegal memory access",),
         Class.USER_EXCEPTION,
         Restart.FAIL,
-        "CUDA_LAUNCH_BLOCKING=1 shows the line; compute-sanitizer finds the access",
+        "set CUDA_LAUNCH_BLOCKING=1 to see the line; compute-sanitizer finds the access",
     ),
     # --- memory of this node
     Symptom(
         ("creating shared memory segment", "no space left on device", "shm_open"),
         Class.OUT_OF_MEMORY,
         Restart.RESTART,
-        "/dev/shm is too small: docker run --shm-size=8g (or --ipc=host)",
+        "/dev/shm is too small: use docker run --shm-size=8g (or --ipc=host)",
     ),
     Symptom(
         ("ibv_reg_mr", "ibv_reg_mr_iova2", "fi_mr_reg"),
@@ -93,7 +93,7 @@ TABLE: tuple[Symptom, ...] = (
         ("nvlink", "nvswitch", "fabric manager", "system not yet initialized"),
         Class.HARDWARE,
         Restart.EXCLUDE,
-        "see nvidia-smi nvlink --status and the fabric manager's service on that node",
+        "check nvidia-smi nvlink --status and the fabric manager service on that node",
     ),
     Symptom(
         ("uncorrectable", "ecc error", "row remap"),
@@ -105,7 +105,7 @@ TABLE: tuple[Symptom, ...] = (
         ("hardware stack error", "unspecified launch failure", "launch timed out and was terminated"),
         Class.HARDWARE,
         Restart.EXCLUDE,
-        "a bad kernel or a failing GPU: look for Xid errors in dmesg on that node",
+        "a faulty CUDA kernel or a failing GPU: look for Xid errors in dmesg on that node",
     ),
     Symptom(
         (
@@ -117,39 +117,39 @@ TABLE: tuple[Symptom, ...] = (
         ),
         Class.HARDWARE,
         Restart.EXCLUDE,
-        "the GPU, or its driver, is in a bad state: nvidia-smi on that node says whether it answers",
+        "the GPU or its driver is in a bad state: run nvidia-smi on that node to see whether it answers",
     ),
     # --- somebody else
     Symptom(
         ("ncclremoteerror", "remote process exited", "connection closed by remote peer", "remote_error"),
         Class.CONSEQUENCE,
         Restart.RESTART,
-        "a peer went first, or the network between: the first cause is another rank's",
+        "a peer or the network failed before this rank: look for the first cause in another rank",
     ),
     Symptom(
         ("watchdog caught collective operation timeout",),
         Class.CONSEQUENCE,
         Restart.RESTART,
-        "some rank did not come, or the network stands: the flight recorders' dumps in the log folder say who",
+        "a rank is missing, or the network is down: see the flight recorder dumps in the log directory",
     ),
     # --- the network
     Symptom(
         ("with status=12", "retry_exc", "transport retry counter exceeded"),
         Class.NETWORK,
         Restart.RESTART,
-        "a peer stopped answering over InfiniBand/RoCE: its port, a cable or the switch (ibstat, perfquery)",
+        "a peer stopped answering over InfiniBand/RoCE: check its port, cable and switch (ibstat, perfquery)",
     ),
     Symptom(
         ("got async event", "port error", "ibv_", "net/ib", "wr_flush", "local work queue operation error"),
         Class.NETWORK,
         Restart.EXCLUDE,
-        "InfiniBand/RoCE trouble on this node: ibstat, and dmesg for mlx5 messages",
+        "an InfiniBand/RoCE error on this node: run ibstat, and look for mlx5 messages in dmesg",
     ),
     Symptom(
         ("net/ofi", "fi_cq_readerr", "libfabric", "efa provider"),
         Class.NETWORK,
         Restart.RESTART,
-        "EFA/libfabric lost a peer: fi_info -p efa on both nodes; the security group must allow all within itself",
+        "EFA/libfabric lost a peer: run fi_info -p efa on both nodes; the security group must allow its own traffic",
     ),
     Symptom(
         ("no socket interface found", "network is down", "no such device or address"),
@@ -161,21 +161,21 @@ TABLE: tuple[Symptom, ...] = (
         ("no route to host", "network is unreachable"),
         Class.NETWORK,
         Restart.RESTART,
-        "nodes cannot reach each other there: " + _INTERFACE,
+        "nodes cannot reach each other: " + _INTERFACE,
     ),
     Symptom(
         ("ncclsystemerror", "unhandled system error"),
         Class.NETWORK,
         Restart.RESTART,
-        "NCCL_DEBUG=INFO tells more; " + _INTERFACE,
+        "set NCCL_DEBUG=INFO to see more; " + _INTERFACE,
     ),
 )
-# The number in "NVRM: Xid (PCI:0000:3b:00): 79, ..."; those that say something about the device or the script.
+# Numbers as in "NVRM: Xid (PCI:0000:3b:00): 79, ..." that point to the device or the script.
 XIDS: dict[int, str] = {
-    13: "a kernel's illegal instruction or access (the script's, as a rule)",
-    31: "a kernel touched memory that is not mapped (the script's, as a rule)",
-    43: "the GPU stopped processing (the script's, as a rule)",
-    45: "the process was ended while the GPU worked for it",
+    13: "a kernel's illegal instruction or access (usually caused by the script)",
+    31: "a kernel touched memory that is not mapped (usually caused by the script)",
+    43: "the GPU stopped processing (usually caused by the script)",
+    45: "the process was terminated while the GPU worked for it",
     48: "an uncorrectable memory error (ECC)",
     61: "the GPU's microcontroller failed",
     62: "the GPU's microcontroller halted",
@@ -196,7 +196,7 @@ _XID = re.compile(r"\bxid\s*(?:\([^)]*\))?\s*:?\s*(\d{1,3})\b", re.IGNORECASE)
 
 
 def symptom(words: str) -> Symptom | None:
-    """Of a message in lower case."""
+    """The first entry that matches a message in lower case."""
     number = xid_in(words)
     if number is not None and number not in _OF_THE_SCRIPT:
         meaning = XIDS.get(number, "see NVIDIA's list of Xid errors")

@@ -20,19 +20,23 @@ SHARED: tuple[tuple[str, str, str], ...] = (
     (
         "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC",
         "500",
-        "after a timeout torch waits four times this for all dumps before it lets the rank die: 2 s, not 60 s",
+        "after a timeout torch waits four times this value for all dumps before it ends the rank: 2 s, not 60 s",
     ),
     (
         "TORCH_NCCL_DUMP_ON_TIMEOUT",
         "1",
-        "a rank whose collective times out leaves its flight recorder's dump",
+        "a rank whose collective times out writes a dump of its flight recorder",
     ),
-    ("TORCH_FR_BUFFER_SIZE", "2000", "the flight recorder is on, with the last 2,000 collectives"),
-    ("TORCH_INCLUDE_STACK_TRACE", "0", "no stacks in dumps: those need the interpreter, which may be held"),
+    ("TORCH_FR_BUFFER_SIZE", "2000", "switches the flight recorder on; it keeps the last 2,000 collectives"),
+    (
+        "TORCH_INCLUDE_STACK_TRACE",
+        "0",
+        "no stacks in dumps: they need the GIL, which another thread may hold",
+    ),
 )
 OF_RANK: tuple[tuple[str, str], ...] = (
-    ("TORCH_FR_DUMP_TEMP_FILE", "dumps go into the folder of the rank's logs"),
-    ("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "through this pipe the launcher asks for a dump"),
+    ("TORCH_FR_DUMP_TEMP_FILE", "the rank writes dumps to the directory of its logs"),
+    ("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "the launcher requests a dump through this pipe"),
 )
 _FORMERLY = {  # what the same is called by older versions of torch: their user's wish holds
     "TORCH_FR_DUMP_TEMP_FILE": "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
