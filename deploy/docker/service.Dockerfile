@@ -1,8 +1,8 @@
-# The rendezvous service: no torch, no shell needed, nobody's root, nothing to write but what is mounted.
+# The rendezvous service. It has no torch, needs no shell and no root, and writes only to mounted folders.
 #   make images BASE=python:3.13-slim-bookworm@sha256:...
-# BASE is a Python of 3.11 or newer; name it by digest, so that the same build gives the same image.
+# BASE has Python 3.11 or newer. Name it by digest, so that the same build gives the same image.
 ARG BASE
-# checkov:skip=CKV_DOCKER_7: which base it is, and its digest, is said when it is built
+# checkov:skip=CKV_DOCKER_7: the build command sets the base and its digest
 FROM ${BASE} AS build
 WORKDIR /src
 COPY deploy/docker/service.requirements.txt ./
@@ -25,7 +25,7 @@ ENV PATH=/opt/ddp-launch/bin:$PATH \
     PYTHONUNBUFFERED=1
 USER 10001:10001
 EXPOSE 29400 9400
-# For engines without probes of their own; DDP_RENDEZVOUS_HTTP says where, and without it nothing is looked at.
+# For container engines without their own probes. DDP_RENDEZVOUS_HTTP is the address; without it there is no check.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=10s \
     CMD ["python3", "-m", "rendezvous.service.probe"]
 ENTRYPOINT ["ddp-rendezvous"]

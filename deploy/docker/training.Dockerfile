@@ -1,12 +1,12 @@
-# A base for training images: the agent and the library on top of an image that has torch already.
+# A base for training images: adds the agent and the library to an image that already has torch.
 #   make images TRAINING_BASE=pytorch/pytorch:2.13.0-cuda13.0-cudnn9-runtime@sha256:...
-# Then, in your own:   FROM ddp-train   COPY train.py /work/
+# Then, in your own Dockerfile:   FROM ddp-train   COPY train.py /work/
 ARG TRAINING_BASE
-# checkov:skip=CKV_DOCKER_7: which base it is, and its digest, is said when it is built
+# checkov:skip=CKV_DOCKER_7: the build command sets the base and its digest
 FROM ${TRAINING_BASE} AS build
 WORKDIR /src
 COPY deploy/docker/service.requirements.txt ./
-# Wheels only, so that nothing of the build stays behind. The compiled core comes along where the base has a compiler.
+# Copies only wheels, so no build files remain. Includes the compiled core if the base has a compiler.
 RUN python3 -m venv /build \
  && /build/bin/pip wheel --no-cache-dir --disable-pip-version-check --only-binary :all: --require-hashes \
         -r service.requirements.txt -w /wheels \
@@ -21,7 +21,7 @@ RUN /build/bin/pip wheel --no-cache-dir --disable-pip-version-check --no-deps --
 
 FROM ${TRAINING_BASE}
 COPY --from=build /wheels /wheels
-# Its version is that of the one wheel in /wheels.
+# The version is that of the only wheel in /wheels.
 # hadolint ignore=DL3013
 RUN PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --no-cache-dir --disable-pip-version-check --no-index \
         --find-links /wheels ddp-launch \
@@ -29,7 +29,7 @@ RUN PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --no-cache-dir --disable-
 ENV PYTHONUNBUFFERED=1
 USER 10001:10001
 WORKDIR /work
-# A job is no service: its agent watches the ranks, and its exit code says how it ended.
+# A job is not a service, so it has no health check: its agent watches the ranks, and its exit code is the result.
 HEALTHCHECK NONE
 # `ddp-launch [options] train.py ...`
 ENTRYPOINT ["ddp-launch"]

@@ -192,13 +192,13 @@ def test_an_etcd_of_others_is_reached_and_none_is_made() -> None:
 
 
 NONSENSE: list[tuple[dict[str, Any], str]] = [
-    ({"replicas": 2, "store": {"kind": "memory"}}, "store.kind: memory is of one replica alone"),
+    ({"replicas": 2, "store": {"kind": "memory"}}, "store.kind: memory supports only one replica"),
     ({"replicas": 3, "store": {"kind": "file"}}, "Set store.kind: etcd, or replicas: 1"),
-    ({"tls": {"enabled": False}}, "insecure: true in a cluster of your own"),
+    ({"tls": {"enabled": False}}, "insecure: true on a cluster that you do not share"),
     ({"tls": {"secret": "a", "issuer": {"name": "b"}}}, "Leave one of them empty"),
-    ({**DEV, "tls": {"enabled": False, "secret": "a"}}, "mean nothing while tls.enabled is false"),
+    ({**DEV, "tls": {"enabled": False, "secret": "a"}}, "have no effect while tls.enabled is false"),
     ({"store": {"etcd": {"endpoints": ["a:1"]}}}, "Set store.etcd.managed: false"),
-    ({"store": {"etcd": {"managed": False}}}, "where is etcd?"),
+    ({"store": {"etcd": {"managed": False}}}, "the service has no etcd"),
     ({"store": {"etcd": {"managed": False, "endpoints": ["a:1"]}}}, "can rewrite every job"),
     (
         {"store": {"etcd": {"managed": False, "endpoints": ["a:1"], "secret": "s"}}},
@@ -206,9 +206,9 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {**DEV, "store": {"kind": "file", "etcd": {"endpoints": ["a:1"]}}},
-        "mean nothing while store.kind is file",
+        "has no effect while store.kind is file",
     ),
-    ({"etcd": {"tls": {"secret": "x"}}}, "go together"),
+    ({"etcd": {"tls": {"secret": "x"}}}, "Set both"),
     ({"priorityClass": {"name": ""}}, "priorityClass.name is empty"),
     (
         {"extraEnv": [{"name": "DDP_RENDEZVOUS_STORE", "value": "memory"}]},
@@ -216,7 +216,7 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"extraEnv": [{"name": "DDP_RENDEZVOUS_LISTEN", "value": "0.0.0.0:1"}]},
-        "services and probes rest on it",
+        "services and probes depend on it",
     ),
     # From here on it is the schema that speaks.
     ({"replica": 2}, "additional properties 'replica' not allowed"),

@@ -14,7 +14,7 @@ app.kubernetes.io/name: ddp-rendezvous-etcd
 app.kubernetes.io/name: ddp-rendezvous-etcd-snapshot
 {{- end }}
 
-{{- /* A digest says more than a tag, which may stand beside it. */}}
+{{- /* The digest wins over the tag; both may be set. */}}
 {{- define "image" -}}
 {{ .image.repository }}{{ with .image.tag | default .tag }}:{{ . }}{{ end }}{{ with .image.digest }}@{{ . }}{{ end }}
 {{- end }}
@@ -63,11 +63,11 @@ group: {{ .group }}
 {{- end }}
 {{- end }}
 
-{{- /* Of every pod: the restricted standard, and no token of the API. */}}
+{{- /* For every pod: the restricted pod security standard, and no API token. */}}
 {{- define "pod" -}}
 serviceAccountName: ddp-rendezvous
 automountServiceAccountToken: false
-enableServiceLinks: false  # variables of service links would be taken for settings
+enableServiceLinks: false  # variables of service links would be read as settings
 securityContext:
   runAsNonRoot: true
   runAsUser: {{ .user }}
@@ -98,7 +98,7 @@ securityContext:
     drop: [ALL]
 {{- end }}
 
-{{- /* No two on one node, and zones alike where there are several. */}}
+{{- /* At most one per node, evenly spread over zones if there are several. */}}
 {{- define "apart" -}}
 affinity:
   podAntiAffinity:
@@ -135,7 +135,7 @@ privateKey:
   rotationPolicy: Always
 {{- end }}
 
-{{- /* A CA of the namespace's own. Its key stays when it is renewed, and so what it has signed stays good. */}}
+{{- /* A CA of this namespace. Its key stays the same when it is renewed, so the certificates that it signed stay valid. */}}
 {{- define "authority" -}}
 apiVersion: cert-manager.io/v1
 kind: Issuer
