@@ -56,7 +56,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         if groups:
             chosen["process_group"] = groups[0]
         # torch's own checks name no parameter and leave rank 0 waiting; ours run in their place.
-        self.__dict__["_agrees_first"] = chosen["init_sync"]
+        self.__dict__["_agrees_first"] = chosen.get("init_sync", True)
         self.__dict__["_buffers_first"] = (
             chosen.get("forward_sync_buffers") is not None or chosen["broadcast_buffers"] is not False
         )
@@ -66,7 +66,9 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         torch_marks.install()
         self.__dict__["_delayed_to"] = chosen.get("param_to_hook_all_reduce")
         self.__dict__["_delayed_is_sent"] = False
-        super().__init__(**{**chosen, "init_sync": False})
+        if "init_sync" in chosen:  # an older torch always synchronizes as well
+            chosen["init_sync"] = False
+        super().__init__(**chosen)
         # torch's own has no reducer then, and fails in the first forward.
         if self._delay_all_reduce_all_params:
             raise ValueError(
@@ -131,7 +133,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             ("find_unused_parameters", self.find_unused_parameters),
             ("static_graph", static_graph),
             ("bucket_cap_mb", "auto" if settings.tuned else self.bucket_bytes_cap / plan.MIB),
-            ("forward_sync_buffers", self.forward_sync_buffers),
+            ("forward_sync_buffers", self.broadcast_buffers),  # its name before torch 2.13, which keeps it
         ]
         sending = self.reducer.sending
         buffers_too = self.__dict__.pop("_buffers_first", True)
@@ -162,7 +164,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             type(self.module).__name__,
             self.device_ids or [],
             -1 if self.output_device is None else self.output_device,
-            self.forward_sync_buffers,
+            self.broadcast_buffers,
             any(isinstance(layer, torch.nn.SyncBatchNorm) for layer in self.module.modules()),
             static_graph,
         )
@@ -294,7 +296,7 @@ def _asks_for_tuning(chosen: dict[str, Any]) -> bool:
         )
     if chosen.get("bucket_cap_mb_list"):
         raise ValueError('bucket_cap_mb="auto" and bucket_cap_mb_list exclude each other: leave one out')
-    chosen["bucket_cap_mb"] = None
+    chosen["bucket_cap_mb"] = _TORCHS.parameters["bucket_cap_mb"].default
     return True
 
 
