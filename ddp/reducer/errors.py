@@ -83,6 +83,22 @@ def spoilt(names: Sequence[str], rank: int) -> RuntimeError:
     )
 
 
+def forward_outside_context(rank: int) -> RuntimeError:
+    return RuntimeError(
+        f"A backward on rank {rank} left no gradient in `.grad`: probably it was a distributed backward (RPC), and the "
+        "forward did not run in the same context. Its gradients are not averaged. Call the model and "
+        "`dist_autograd.backward` in the same `with dist_autograd.context()` block."
+    )
+
+
+def context_without_gradient(names: Sequence[str], rank: int) -> RuntimeError:
+    return RuntimeError(
+        f"A distributed backward gave no gradient to {listed(names)} on rank {rank}, but it did on another rank. The "
+        "average cannot be added to this rank's context of torch.distributed.autograd. Use the same parameters on all "
+        "ranks."
+    )
+
+
 def delayed_too_late(names: Sequence[str], rank: int) -> RuntimeError:
     return RuntimeError(
         f"A delayed gradient on rank {rank} was not there when the delayed all-reduce began, and is not averaged: one "

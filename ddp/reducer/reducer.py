@@ -23,14 +23,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd.profiler import record_function
 
-from ddp.reducer import engine, errors, unowned_gradients
+from ddp.reducer import engine, errors, rpc_context, unowned_gradients
 from ddp.reducer.bucket_sender import Sending
-from ddp.reducer.carrier import AS_LONG_AS_IT_TAKES
 from ddp.reducer.gradient_hooks import Watch
 from ddp.reducer.launch_order import arrived
 from ddp.reducer.logging_data import Stopwatch
 from ddp.reducer.round import Baseline, Lesson, Mode, Round, absent, baseline, cut, lesson, new_round
-from ddp.reducer.unused import unreachable
+from ddp.reducer.unused import learn_used, unreachable, was_used
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -160,15 +159,17 @@ class Reducer:
         seen = self._round
         if seen is not None and not seen.searched and self._looks_for_unused:
             seen.unused = self._search(outputs)  # they lie in an object that torch does not look into
-        unused = seen.unused if seen is not None else _NONE_UNUSED
+        unused, context = seen.unused if seen is not None else _NONE_UNUSED, rpc_context.current()
+        if seen is not None:
+            seen.context = context
         for output in outputs:
             if output.grad_fn is not None:
-                output.register_hook(partial(self._reached, unused))
+                output.register_hook(partial(self._reached, unused, context))
 
     def _baseline(self) -> Baseline:
         return baseline(self.parameters, exact=not self.settings.as_views)
 
-    def _reached(self, unused: frozenset[int], _gradient: torch.Tensor) -> None:
+    def _reached(self, unused: frozenset[int], context: int | None, _gradient: torch.Tensor) -> None:
         task = engine.current_task()
         if task == self._end_task:
             return
@@ -179,17 +180,18 @@ class Reducer:
         self._end_task = task
         seen.end_known, seen.ended = True, False
         if not seen.begun:
-            seen.before = self._baseline()
+            seen.before, seen.context = self._baseline(), context
         engine.when_it_ends(self._backward_ended)
 
     # --- gradients arrive --------------------------------------------------------------------------
 
-    def _begin(self, seen: Round) -> None:
+    def _begin(self, seen: Round, first: Sequence[int] = ()) -> None:
         seen.begun = True
         unowned_gradients.serve(engine.current_task())
         if seen.before is None:
             seen.before = self._baseline()
-        if self._mode is Mode.COUNT:
+        seen.in_context = rpc_context.took_one(seen, self.parameters, first)
+        if self._mode is Mode.COUNT and not seen.in_context:
             unasked = [i for i, parameter in enumerate(self.parameters) if not parameter.requires_grad]
             for i in sorted({*seen.unused, *unasked, *self._never_used()}):
                 seen.settled.add(i)
@@ -207,23 +209,19 @@ class Reducer:
             return
         if not seen.end_known:
             seen.early = True
-            self._distrust_search(seen, index)
+            if index in seen.unused:  # a layer that is applied after the forward: the search cannot find it
+                self._trust_graph, seen.unused = False, _NONE_UNUSED
         if not seen.begun:
-            self._begin(seen)
+            self._begin(seen, (index,))
         seen.counts[index] += 1
         seen.tasks.add(torch._C._current_graph_task_id())
         if seen.counts[index] == 1:
             seen.order.append(index)
-        if self._mode is Mode.OBSERVE:
+        if self._mode is Mode.OBSERVE or seen.in_context:
             if not seen.end_known and len(seen.order) == len(self.parameters) - len(seen.unused):
                 self._finish_at_the_end(seen)
         else:
             self._count(seen, index)
-
-    def _distrust_search(self, seen: Round, index: int) -> None:
-        """A layer that is applied after the forward cannot be found from the forward's outputs."""
-        if index in seen.unused:
-            self._trust_graph, seen.unused = False, _NONE_UNUSED
 
     def _count(self, seen: Round, index: int) -> None:
         surplus = seen.counts[index] > max(self._expected[index], 0 if self.static_graph else 1)
@@ -257,7 +255,7 @@ class Reducer:
             unowned_gradients.arrived(self, chunk.members[-1])
             return
         if not seen.begun:
-            self._begin(seen)
+            self._begin(seen, chunk.members)
         if not seen.end_known:
             self._finish_at_the_end(seen)
         if seen.gathered[number]:
@@ -265,7 +263,7 @@ class Reducer:
         before = seen.before
         assert before is not None
         grads = [self.parameters[i].grad for i in chunk.members]
-        if before.exact and before.all_arrived(chunk.members, grads):
+        if before.exact and not seen.in_context and before.all_arrived(chunk.members, grads):
             self._gather(seen, number)
         else:
             seen.disordered.add(number)
@@ -320,18 +318,24 @@ class Reducer:
             seen.end_known = seen.ended = False  # autograd.grad: it asked for gradients of something else
             return
         self.stopwatch.mark("compute_end")
-        lacking = self._missing(seen)
+        missed = rpc_context.was_missed(seen, self.parameters)
         try:
-            self._complete(seen)
-            late = self.sending.late if self._mode is Mode.SENTINEL else None
-            self._finish(seen)
+            with rpc_context.in_place_of_grad(seen, self.parameters) as without:
+                lacking = self._missing(seen)
+                self._complete(seen)
+                late = self.sending.late if self._mode is Mode.SENTINEL else None
+                self._finish(seen)
         finally:
-            self._compare_with_previous(seen)
+            self.graph_is_static &= not seen.changed_order(self.previous)
             # It is remembered, but what it holds of gradients is not: they may be let go of before the next.
             self._round, self.previous, seen.works, seen.before = None, seen, [], None
             self.sending.step_ended()
             self.stopwatch.step_ended()
         self.round_over()
+        if missed:
+            raise self._told(errors.forward_outside_context(self.rank))
+        if without:
+            raise self._told(errors.context_without_gradient(self._names(without), self.rank))
         if late is not None:
             raise self._unwelcome(late)
         self._learn(seen, task, lacking)
@@ -368,31 +372,14 @@ class Reducer:
 
     def _may_change(self, seen: Round, bucket: int, work: Any, member: int, average: torch.Tensor) -> bool:
         index = self.sending.plan.buckets[bucket].members[member]
-        if work is None or not self.parameters[index].requires_grad:
-            return False
-        if seen.used is None:
-            # Nobody was asked who used it; if it is zero everywhere, nobody did.
-            return self.parameters[index].grad is not None or bool(average.any())
-        if not seen.used[index] and seen.used_work is not None:
-            seen.used_work.wait(AS_LONG_AS_IT_TAKES)
-            seen.used, seen.used_work = seen.used_anywhere.tolist(), None
-        return bool(seen.used[index])
+        return work is not None and was_used(seen, index, self.parameters[index], average)
 
     def _finish(self, seen: Round) -> None:
         for bucket, work in enumerate(seen.works):
             self.carrying.finish(bucket, work, partial(self._may_change, seen, bucket, work))
-        if seen.used_work is not None:
-            seen.used_work.wait(AS_LONG_AS_IT_TAKES)
-            seen.used = seen.used_anywhere.tolist()
+        learn_used(seen)
         if self.static_graph and self._mode is Mode.OBSERVE:
             self._used_at_first = seen.used
-
-    def _compare_with_previous(self, seen: Round) -> None:
-        before = self.previous
-        if before is not None and (
-            seen.disordered or (before.order and seen.order and before.order != seen.order)
-        ):
-            self.graph_is_static = False
 
     def _learn(self, seen: Round, task: int, lacking: Sequence[int]) -> None:
         self._lacking = set(lacking) if self._lacking is None else self._lacking & set(lacking)

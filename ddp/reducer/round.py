@@ -116,6 +116,9 @@ class Round:
     ended: bool = False
     # Gradients arrived before the backward reached an output: of a layer that was applied after the forward.
     early: bool = False
+    # That of torch.distributed.autograd in which the forward ran; whether the gradients go there instead of `.grad`.
+    context: int | None = None
+    in_context: bool = False
     # Chunks whose sentinel arrived, and some of whose other gradients did not seem to be there.
     disordered: set[int] = field(default_factory=set)
     finishing: bool = False
@@ -123,6 +126,12 @@ class Round:
     used: list[int] | None = None
     used_anywhere: Any = None
     used_work: Any = None
+
+    def changed_order(self, before: Round | None) -> bool:
+        """Whether gradients arrived in another order than in the backward before, as far as can be told."""
+        if before is None:
+            return False
+        return bool(self.disordered or (before.order and self.order and before.order != self.order))
 
 
 def new_round(
@@ -141,6 +150,8 @@ def absent(seen: Round, mode: Mode, chunks: Sequence[Chunk], parameters: Sequenc
     """Parameters of which nothing has arrived in this backward, as far as can be told."""
     if mode is not Mode.SENTINEL:
         return [i for i, count in enumerate(seen.counts) if not count and i not in seen.settled]
+    if seen.in_context:
+        return [i for i, parameter in enumerate(parameters) if parameter.grad is None]
     before = seen.before
     assert before is not None
     if not before.exact:
@@ -166,7 +177,7 @@ class Lesson:
 def lesson(seen: Round, end_task: int, *, dynamic: bool, lacking: Sequence[int]) -> Lesson:
     """`dynamic`: the set of used parameters may change with every step."""
     simple = all(count == 1 for count in seen.counts) and seen.tasks == {end_task}
-    in_order = simple and seen.end_known and not seen.early
+    in_order = simple and seen.end_known and not seen.early and not seen.in_context
     mode = Mode.SENTINEL if in_order and not dynamic and not lacking else Mode.COUNT
     arrived = set(seen.order)
     rest = [i for i in range(len(seen.counts)) if i not in arrived]

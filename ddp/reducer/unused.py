@@ -8,8 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ddp.reducer.carrier import AS_LONG_AS_IT_TAKES
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    from ddp.reducer.round import Round
 
 # An output may be any object; the tensors in one lie near its surface.
 _DEEPEST = 6
@@ -74,3 +78,21 @@ def accumulator(parameter: torch.Tensor) -> Any:
     """The node of the autograd graph that adds to `.grad`; there is one per parameter."""
     with torch.enable_grad():
         return parameter.expand_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+
+
+def learn_used(seen: Round) -> None:
+    """Which parameters any rank used, where ranks told each other."""
+    if seen.used_work is not None:
+        seen.used_work.wait(AS_LONG_AS_IT_TAKES)
+        seen.used, seen.used_work = seen.used_anywhere.tolist(), None
+
+
+def was_used(seen: Round, index: int, parameter: torch.Tensor, average: torch.Tensor) -> bool:
+    """Whether any rank used a parameter, so that its `.grad` is to hold the average."""
+    if not parameter.requires_grad:
+        return False
+    if seen.used is None:  # ranks did not tell each other, but if it is zero everywhere, none did
+        return parameter.grad is not None or bool(average.any())
+    if not seen.used[index]:
+        learn_used(seen)
+    return bool(seen.used[index])

@@ -101,7 +101,7 @@ SHELL = {
         *within(
             "reducer",
             "agreement between_steps bucket bucket_sender carrier engine grad_bucket gradient_hooks logging_data "
-            "module module_changes reducer round seams torch_reducer unowned_gradients unused",
+            "module module_changes reducer round rpc_context seams torch_reducer unowned_gradients unused",
         ),
         *within("sharding", "sharded_buckets sharded_optimizer whole_state"),
         *within(

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import compare
 import pytest
-from pool import Task, pool_of
+from pool import Pool, Task, pool_of
 from transcript import ENDED
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 # Not among them: what needs real streams, events or SyncBatchNorm on a GPU, and what torch itself skips or fails.
 PASSING = [
@@ -104,3 +109,31 @@ def test_the_runner_tells_a_failure() -> None:
         "torchs_own", "run", "mutants:AveragesNothing", ("test_grads_same_across_ranks_with_no_sync",)
     )
     assert any(transcript.remarked(ENDED) for transcript in pool_of(2).run(task))
+
+
+# Under RPC; and how many ranks each of them needs.
+UNDER_RPC = {
+    ("DdpComparisonTest", "test_ddp_comparison"): 4,
+    ("DdpComparisonTest", "test_ddp_comparison_uneven_inputs"): 4,
+    ("DdpComparisonTest", "test_ddp_dist_autograd_local_vs_remote"): 4,
+    ("DdpComparisonTest", "test_ddp_dist_autograd_sparse_grads"): 4,
+    ("DdpUnderDistAutogradTest", "test_backward_ddp_inside"): 6,
+    ("DdpUnderDistAutogradTest", "test_backward_ddp_outside"): 6,
+    ("DdpUnderDistAutogradTest", "test_backward_ddp_outside_uneven_inputs"): 6,
+}
+
+
+@pytest.mark.parametrize("side", [compare.SECOND, pytest.param("torch", marks=pytest.mark.soak)])
+@pytest.mark.parametrize(("kind", "name"), UNDER_RPC, ids=[name for _, name in UNDER_RPC])
+def test_under_distributed_autograd(kind: str, name: str, side: str, tmp_path: Path) -> None:
+    task = Task("torchs_rpc", "run", side, (kind, name, str(tmp_path)))
+    pool = Pool(UNDER_RPC[kind, name])  # a process can use remote references in its first RPC session only
+    try:
+        transcripts = pool.run(task)
+    finally:
+        pool.close()
+        pool.forget()
+    for number, transcript in enumerate(transcripts):
+        said = transcript.remarked(ENDED)
+        assert not said, f"rank {number}: {said}"
+        assert transcript.noted("outcome") == "passed"

@@ -1,0 +1,97 @@
+"""Gradients of a distributed backward (RPC), which lie in a context of torch.distributed.autograd and not in `.grad`.
+
+`dist_autograd.backward(context_id, ...)` adds a gradient to its context, then calls the same hooks as a backward of
+this process alone. Python can read the gradients of a context, and they are the tensors themselves: what is averaged
+in place is averaged in the context. So at the end of such a backward the context's gradients stand in `.grad` while
+the buckets are sent, and the script's own `.grad` returns after that.
+
+Hooks run on threads of torch's that do not know the context. The forward does: it must run inside of the context too.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+
+from ddp.reducer.round import baseline
+
+try:
+    from torch._C._distributed_autograd import _current_context, get_gradients
+    from torch._C._distributed_rpc import _is_current_rpc_agent_set
+except ImportError:  # torch was built without RPC: the others are never called
+
+    def _is_current_rpc_agent_set() -> bool:
+        return False
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ddp.reducer.round import Round
+
+
+def current() -> int | None:
+    """The context that this thread is in."""
+    if not _is_current_rpc_agent_set():
+        return None
+    try:
+        return _current_context()._context_id()
+    except RuntimeError:  # the script uses RPC, but this forward is an ordinary one
+        return None
+
+
+def _gradients(context: int) -> dict[torch.Tensor, torch.Tensor]:
+    try:
+        return get_gradients(context)
+    except RuntimeError:  # the context has ended
+        return {}
+
+
+def took_one(seen: Round, parameters: Sequence[torch.Tensor], arrived: Sequence[int]) -> bool:
+    """Whether gradients of this backward go to the context: one of these has arrived, and `.grad` is as it was."""
+    if seen.context is None or seen.before is None:
+        return False
+    if any(seen.before.arrived(i, parameters[i].grad) for i in arrived):
+        return False
+    held = _gradients(seen.context)
+    return any(parameters[i] in held for i in arrived)
+
+
+def was_missed(seen: Round, parameters: Sequence[torch.Tensor]) -> bool:
+    """Whether gradients arrived, and none in `.grad`: they lie in a context that the forward did not run in."""
+    before = seen.before
+    if before is None or seen.in_context or seen.early or not _is_current_rpc_agent_set():
+        return False
+    return seen.begun and not any(before.arrived(i, p.grad) for i, p in enumerate(parameters))
+
+
+@contextmanager
+def in_place_of_grad(seen: Round, parameters: Sequence[torch.Tensor]) -> Iterator[list[int]]:
+    """-> parameters that other ranks gave a gradient and this one did not: Python cannot add to a context."""
+    without: list[int] = []
+    if not seen.in_context or seen.context is None:
+        yield without
+        return
+    held = _gradients(seen.context)
+    own = [parameter.grad for parameter in parameters]
+    gradients = [held.get(parameter) for parameter in parameters]
+    try:
+        _place(parameters, gradients)
+        seen.before = baseline(parameters, exact=True)
+        yield without
+        averages = [parameter.grad for parameter in parameters]
+    finally:
+        _place(parameters, own)
+    for i, (gradient, average) in enumerate(zip(gradients, averages, strict=True)):
+        if gradient is None and average is not None:
+            without.append(i)
+        elif gradient is not average and gradient is not None and average is not None:
+            with torch.no_grad():
+                gradient.copy_(average)
+
+
+def _place(parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]) -> None:
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
