@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 PROGRAMS = Path(__file__).parent / "programs"
-_BIN = Path(sys.executable).parent
+_BIN = Path(sys.executable).parent  # started as this interpreter: an installer may choose another name of it
 _KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "SSL_CERT_FILE")
 _TIMEOUT_S = 200
 
@@ -71,7 +71,9 @@ def torchrun(
     options: Sequence[str] = ("--standalone",),
     env: Mapping[str, str] | None = None,
 ) -> Ended:
-    return run([_BIN / "torchrun", "--nproc-per-node", str(nproc), *options, *words], cwd, env)
+    return run(
+        [sys.executable, _BIN / "torchrun", "--nproc-per-node", str(nproc), *options, *words], cwd, env
+    )
 
 
 def ddp_launch(
@@ -83,7 +85,16 @@ def ddp_launch(
     stdin: str = "",
 ) -> Ended:
     """Without prefixes and words about the machine, so that what one rank wrote can be compared to the letter."""
-    command = [_BIN / "ddp-launch", "--nproc-per-node", str(nproc), "--log-prefix", "", *options, *words]
+    command = [
+        sys.executable,
+        _BIN / "ddp-launch",
+        "--nproc-per-node",
+        str(nproc),
+        "--log-prefix",
+        "",
+        *options,
+        *words,
+    ]
     ended = run(command, cwd, env, stdin)
     return replace(ended, err=_OF_THE_MACHINE.sub("", ended.err))
 
