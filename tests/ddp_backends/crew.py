@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 FORK_SERVER = multiprocessing.get_context("forkserver")
-FORK_SERVER.set_forkserver_preload(["torch", "torch.distributed", "ddp.shm", "crew"])
+FORK_SERVER.set_forkserver_preload(["torch", "torch.distributed", "torch._dynamo", "ddp.shm", "crew"])
 ANSWER_WITHIN_S = 150.0
 SOON_S = 30.0  # a tenth of a second where nothing else runs, and half of any timeout of a group
 

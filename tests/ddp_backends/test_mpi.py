@@ -40,7 +40,12 @@ def run(what: str, folder: Path, *more: str) -> list[Any]:
 
 @needs_mpi
 @pytest.mark.parametrize(
-    ("asked", "backends"), [("auto", {"shm", "gloo"}), ("gloo", {"gloo"}), ("mpi", {"mpi4py", "mpi"})]
+    ("asked", "backends"),
+    [
+        ("auto", {"shm", "gloo"}),
+        pytest.param("gloo", {"gloo"}, marks=pytest.mark.nightly),
+        pytest.param("mpi", {"mpi4py", "mpi"}, marks=pytest.mark.nightly),
+    ],
 )
 def test_mpirun_says_who_is_who(tmp_path: Path, asked: str, backends: set[str]) -> None:
     for rank, (*said, backend, total) in enumerate(run("place", tmp_path, asked)):
@@ -50,7 +55,7 @@ def test_mpirun_says_who_is_who(tmp_path: Path, asked: str, backends: set[str]) 
 
 
 @needs_mpi
-@pytest.mark.parametrize("what", ["collectives", "training"])
+@pytest.mark.parametrize("what", ["collectives", pytest.param("training", marks=pytest.mark.nightly)])
 def test_the_same_as_over_gloo(tmp_path: Path, what: str) -> None:
     assert run(what, tmp_path) == ["the same", "the same"]
 

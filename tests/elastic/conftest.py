@@ -68,6 +68,10 @@ def train(tmp_path: Path) -> Iterator[Callable[..., Told]]:
     def run(nproc: int = 2, restarts: int = 0, code: int = 0, env: Any = None, **plan: Any) -> Told:
         plan = {"model": "torch", "epochs": 2, "state": {}} | plan
         words = ("--nproc-per-node", str(nproc), "--max-restarts", str(restarts), "--crash-loop", "off")
+        words += (
+            "--preload",
+            "torch._dynamo,torch.distributed.fsdp",
+        )  # else each rank imports them, each time
         env = {"PLAN": json.dumps(plan)} | (env or {})
         job = Launched(tmp_path / f"job{len(jobs)}", *words, str(PROGRAM), env=env)
         jobs.append(job)

@@ -20,7 +20,7 @@ def kill(rank: int, step: int, when: str) -> dict[str, Any]:
     return {"rank": rank, "step": step, "when": when}
 
 
-@pytest.mark.parametrize("model", ["ours", "torch", "fsdp2"])
+@pytest.mark.parametrize("model", ["ours", pytest.param("torch", marks=pytest.mark.nightly), "fsdp2"])
 def test_ranks_die_and_the_loss_curve_is_that_of_an_undisturbed_run(
     train: Callable[..., Told], model: str
 ) -> None:
@@ -37,7 +37,7 @@ def test_ranks_die_and_the_loss_curve_is_that_of_an_undisturbed_run(
         assert first["in_memory"]
 
 
-@pytest.mark.parametrize("model", ["torch", "fsdp2"])
+@pytest.mark.parametrize("model", [pytest.param("torch", marks=pytest.mark.nightly), "fsdp2"])
 def test_worlds_of_other_sizes_go_on_with_the_same_state_and_the_rest_of_the_epoch(
     train: Callable[..., Told], tmp_path: Path, model: str
 ) -> None:

@@ -97,7 +97,7 @@ def test_alone() -> None:
     [
         ("", {}, {"shm", "gloo"}),
         ("", {"DDP_NATIVE": "0"}, {"gloo"}),
-        ("", {"DDP_BACKEND": "gloo"}, {"gloo"}),
+        pytest.param("", {"DDP_BACKEND": "gloo"}, {"gloo"}, marks=pytest.mark.nightly),
         ("'gloo', timeout=50", {"DDP_BACKEND": "fake"}, {"gloo"}),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import runpy
 import shutil
@@ -33,6 +34,7 @@ def unknown_commands(text):
     return {*quoted, *re.findall(r"^make ([a-z-]+)", blocks, re.MULTILINE)} - targets()
 
 
+@functools.cache
 def options_of_the_service():
     """As `ddp-rendezvous` and `ddpctl` explain themselves."""
     asked = [

@@ -69,10 +69,8 @@ dist.destroy_process_group()
 def test_the_slow_one_of_three_is_named_with_what_it_is_slow_in(
     launch: Launch, with_whose: str, slow: str, where: str
 ) -> None:
-    job = launch(
-        *("--nproc-per-node", "3", "--stragglers", "report,window=1s", "SCRIPT", with_whose, slow),
-        source=TRAIN,
-    )
+    words = ("--nproc-per-node", "3", "--preload", "torch._dynamo", "--stragglers", "report,window=1s")
+    job = launch(*words, "SCRIPT", with_whose, slow, source=TRAIN)
     named = eventually(lambda: re.search(r"rank \d on \S+ is slower.*", job.stderr()), 100.0)
     (job.there / "finish").touch()
     assert job.wait() == 0, job.stderr()

@@ -337,7 +337,13 @@ dist.all_reduce(total)
 """
 
 
-@pytest.mark.parametrize("options", [(), ("--no-warm-start",)], ids=["warm", "plain"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(("--preload", "torch._dynamo"), id="warm"),
+        pytest.param(("--no-warm-start",), id="plain", marks=pytest.mark.nightly),
+    ],
+)
 def test_an_unchanged_script_is_seen_and_does_what_it_did(
     launch: Launch, tmp_path: Path, options: tuple[str, ...]
 ) -> None:
