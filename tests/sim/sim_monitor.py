@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sim_agent_invariants import check_agent_step
 from sim_invariants import Violation, check_step, require
 
+from launcher.exchange import Send
 from rendezvous.values.events import (
+    Accused,
+    AgentStopped,
     Assigned,
     Ended,
     RankFailed,
@@ -18,11 +22,13 @@ from rendezvous.values.state import JobState, Phase
 from rendezvous.values.types import AgentId, Assignment, Cause, Decision, DecisionKind, FailureClass, World
 
 if TYPE_CHECKING:
-    from sim_agent import FakeAgent
+    from sim_agent import SimAgent
     from sim_world import SimWorld
 
+    from launcher.exchange import Action, Fact, Finish
+    from launcher.supervised import Supervision
     from rendezvous.service.owner import Turn
-    from rendezvous.values.events import Event
+    from rendezvous.values.events import Event, FromAgent
 
 __all__ = ["Monitor", "Violation"]
 
@@ -42,6 +48,7 @@ class Monitor:
         self._finished: dict[int, set[str]] = {}
         self._stopping_since: dict[int, float] = {}
         self._written = JobState()
+        self._finishes: list[tuple[SimAgent, Finish]] = []
         self.steps = 0
 
     # --- the service
@@ -52,8 +59,6 @@ class Monitor:
         self._stop_is_bounded(before)
         check_step(before, event, after, turn.effects)
         self._note_losses(before, after)
-        if after.world is not None and after.generation > before.generation:
-            self._all_reaped(after.world)
         if isinstance(event, RankFailed) and after is not before:
             self._blamed.setdefault(event.generation, []).append(event)
         if isinstance(event, RanksFinished) and after is not before:
@@ -78,8 +83,8 @@ class Monitor:
         """Nobody is sealed into a world while its ranks of an older one live, unless it was given up then."""
         for agent in self._world.agents:
             place = world.placement_of(agent.id)
-            running = agent.running
-            if place is None or running is None or not agent.alive:
+            running = agent.ranks.unreaped
+            if place is None or running is None or not agent.is_alive:
                 continue
             excused = any(agent.id in lost for g, lost in self._given_up.items() if g >= running)
             require(excused, f"{agent.id} is sealed into {world.generation} while its ranks of {running} run")
@@ -87,6 +92,8 @@ class Monitor:
     def written(self, state: JobState) -> None:
         before, self._written = self._written, state
         require(state.generation >= before.generation, "a written generation went back")
+        if state.world is not None and state.generation > before.generation:
+            self._all_reaped(state.world)
         same = state.generation == before.generation and state.world is not None
         require(not same or state.world == before.world, "two worlds were written for one generation")
         require(before.phase is not Phase.ENDED, "written after the end")
@@ -111,7 +118,10 @@ class Monitor:
 
     # --- the agents
 
-    def told(self, agent: FakeAgent, message: object) -> None:
+    def gave_up(self, agent: SimAgent) -> None:
+        require(not agent.session.was_reached, f"{agent.id} gives up a service that it had reached")
+
+    def told(self, agent: SimAgent, message: object) -> None:
         match message:
             case Assigned(a):
                 self._one_world(agent.id, a)
@@ -128,7 +138,8 @@ class Monitor:
                 aborted = decision.cause is None and decision.kind is DecisionKind.FAIL
                 require(first == decision or aborted, f"two decisions about {generation}")
             case Ended(outcome):
-                alive = agent.running is not None and agent.id not in self._given_up.get(agent.running, ())
+                running = agent.ranks.running
+                alive = running is not None and agent.id not in self._given_up.get(running, ())
                 require(not alive, f"the end was told to {agent.id} while its ranks run ({outcome.reason})")
 
     def _one_world(self, agent: AgentId, mine: Assignment) -> None:
@@ -141,16 +152,50 @@ class Monitor:
             apart = other.rank_offset + other.nproc <= mine.rank_offset
             require(apart or mine.rank_offset + mine.nproc <= other.rank_offset, "ranks overlap")
 
-    def accused(self, agent: FakeAgent, cause: Cause) -> None:
+    def accused(self, agent: SimAgent, cause: Cause) -> None:
         require(cause.node == agent.node, "a rank of another node is accused")
-        innocent = agent.still != agent.generation
+        innocent = agent.ranks.stuck != agent.ranks.generation
         require(cause.uncertain or not innocent, f"{cause} is blamed with certainty, and innocent")
 
-    def started(self, agent: FakeAgent, generation: int) -> None:
-        require(agent.running is None, f"{agent.id} starts {generation} over {agent.running}")
+    def ranks_start(self, agent: SimAgent, generation: int) -> None:
+        left = agent.ranks.unreaped
+        require(left is None, f"{agent.id} starts {generation} before {left} is reaped")
         starters = self._started.setdefault(generation, set())
         require(agent.id not in starters, f"{agent.id} starts {generation} twice")
         starters.add(agent.id)
+
+    def sweeps(self, agent: SimAgent) -> None:
+        require(not agent.ranks.live, f"{agent.id} sweeps while its ranks live")
+
+    def agent_stepped(
+        self, agent: SimAgent, before: Supervision, fact: Fact, actions: tuple[Action, ...]
+    ) -> None:
+        check_agent_step(before, fact, agent.state, actions)
+        if isinstance(fact, Accused):
+            self.accused(agent, fact.cause)
+        for action in actions:
+            if isinstance(action, Send):
+                self._reported(agent, action.message)
+
+    def _reported(self, agent: SimAgent, message: FromAgent) -> None:
+        """What an agent says of its ranks is so."""
+        ranks = agent.ranks
+        match message:
+            case AgentStopped(_, generation):
+                told = ranks.unreaped is None or ranks.generation > generation
+                require(told, f"{agent.id} answers for {generation} before it is reaped")
+            case RanksFinished(_, generation):
+                require(
+                    ranks.running != generation, f"{agent.id} says that {generation} finished; its ranks run"
+                )
+
+    def isolated(self, agent: SimAgent) -> None:
+        """Only ranks that make no progress are stopped for isolation."""
+        require(not (agent.ranks.live and agent.ranks.gets_on), f"{agent.id} stops ranks that get on")
+
+    def agent_finished(self, agent: SimAgent, finish: Finish) -> None:
+        require(not agent.ranks.live, f"{agent.id} ends while its ranks run")
+        self._finishes.append((agent, finish))
 
     # --- the end
 
@@ -162,6 +207,9 @@ class Monitor:
             "exit code and success differ",
         )
         assert outcome is not None
+        for agent, finish in self._finishes:
+            same = finish.exit_code == outcome.exit_code
+            require(same or bool(agent.excuse), f"{agent.id} ends with {finish}, the job with {outcome}")
         if outcome.succeeded:
             self._all_finished(state)
         if outcome.first_cause is not None:

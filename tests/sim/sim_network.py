@@ -13,12 +13,17 @@ from typing import TYPE_CHECKING
 
 from sim_invariants import require
 
+from rendezvous.client.session_rules import StreamEnded, StreamFailed
+from rendezvous.session_replay import Moved
+
 if TYPE_CHECKING:
-    import random
     from collections.abc import Callable
 
-    from sim_agent import FakeAgent
+    from sim_agent import SimAgent
     from sim_service import Service
+    from sim_world import SimWorld
+
+    from rendezvous.client.session_rules import OpenStream
 
 STEPS_BOUND = 30_000  # in one job; a few hundred is usual
 
@@ -48,49 +53,72 @@ class Clock:
 
 
 class Network:
-    def __init__(self, clock: Clock, rng: random.Random) -> None:
-        self.clock, self.rng = clock, rng
-        self.healed = False
+    def __init__(self, world: SimWorld) -> None:
+        self.world, self.clock, self.chance = world, world.clock, world.chance
         self.cut: dict[str, float] = {}  # node -> until when nothing passes
-        self.stray: list[Callable[[], None]] = []
-
-    def delay_s(self) -> float:
-        return 0.001 if self.healed else self.rng.choice((0.001, 0.002, 0.005, 0.02, 0.2))
-
-    def breaks(self) -> bool:
-        return not self.healed and self.rng.random() < 0.02
 
     def is_cut(self, node: str) -> bool:
-        return not self.healed and self.cut.get(node, -1.0) > self.clock.now
+        return self.cut.get(node, -1.0) > self.clock.now
+
+    def heal(self) -> None:
+        self.cut.clear()
+
+    def connect(self, agent: SimAgent, stream: OpenStream) -> Connection | None:
+        """None: nothing comes of it, which the agent learns after a while."""
+        if self.is_cut(agent.node):
+            failed = StreamFailed("no answer", silent=self.chance.falls_silent())
+            self._over(agent, None, failed, stream.connect_s)
+            return None
+        host = self.world.host_at(stream.endpoint)
+        if host is None:
+            self._over(agent, None, StreamFailed("connection refused"), self.chance.delay_s())
+            return None
+        if isinstance(host, Moved):
+            connection = Connection(self, agent, None)
+            self.clock.after(self.chance.delay_s(), lambda: agent.receive(connection, host))
+            self._over(agent, connection, StreamEnded(), 0.25)
+            return connection
+        connection = Connection(self, agent, host)
+        host.accepted.append(connection)
+        return connection
+
+    def _over(
+        self, agent: SimAgent, connection: Connection | None, how: StreamEnded | StreamFailed, after_s: float
+    ) -> None:
+        self.clock.after(after_s, lambda: agent.stream_over(connection, how))
 
 
 class Connection:
-    def __init__(self, network: Network, agent: FakeAgent, service: Service) -> None:
+    """`service` None: a replica that only knows where else to go."""
+
+    def __init__(self, network: Network, agent: SimAgent, service: Service | None) -> None:
         self.network, self.agent, self.service = network, agent, service
         self.open = True
         self._up_at = self._down_at = 0.0
 
     def send_up(self, message: object) -> None:
-        if not self._passes():
+        service = self.service
+        if service is None or not self._passes():
             return
-        clock, network = self.network.clock, self.network
-        self._up_at = max(self._up_at, clock.now + network.delay_s())
-        clock.at(self._up_at, lambda: self.service.receive(self, message) if self.open else None)
-        if not network.healed and network.rng.random() < 0.03:  # a late copy, after all else is forgotten
-            clock.after(network.rng.uniform(0.1, 8.0), lambda: self.service.receive(None, message))
+        clock, chance = self.network.clock, self.network.chance
+        self._up_at = max(self._up_at, clock.now + chance.delay_s())
+        clock.at(self._up_at, lambda: service.receive(self, message) if self.open else None)
+        late_s = chance.late_copy_s()
+        if late_s is not None:  # after all else is forgotten
+            clock.after(late_s, lambda: service.receive(None, message))
 
     def send_down(self, message: object) -> None:
         if not self._passes():
             return
-        clock = self.network.clock
-        for _ in range(2 if not self.network.healed and self.network.rng.random() < 0.05 else 1):
-            self._down_at = max(self._down_at, clock.now + self.network.delay_s())
+        clock, chance = self.network.clock, self.network.chance
+        for _ in range(2 if chance.is_doubled() else 1):
+            self._down_at = max(self._down_at, clock.now + chance.delay_s())
             clock.at(self._down_at, lambda: self.agent.receive(self, message) if self.open else None)
 
     def _passes(self) -> bool:
         if not self.open:
             return False
-        if self.network.is_cut(self.agent.node) or self.network.breaks():
+        if self.network.is_cut(self.agent.node) or self.network.chance.breaks():
             self.close()
             return False
         return True
@@ -99,7 +127,9 @@ class Connection:
         if not self.open:
             return
         self.open = False
-        rng, clock = self.network.rng, self.network.clock
-        clock.after(rng.uniform(0.0, 1.0), lambda: self.agent.connection_lost(self))
-        if rng.random() < 0.5:  # else only the lease tells
-            clock.after(rng.uniform(0.0, 1.5), lambda: self.service.connection_lost(self))
+        clock, chance, service = self.network.clock, self.network.chance, self.service
+        lost = StreamFailed("the stream was reset", silent=chance.falls_silent())
+        clock.after(chance.agent_notices_s(), lambda: self.agent.stream_over(self, lost))
+        notices_s = chance.service_notices_s()
+        if service is not None and notices_s is not None:  # else only the lease tells
+            clock.after(notices_s, lambda: service.connection_lost(self))

@@ -32,10 +32,10 @@ class FakeStore:
 class Service:
     """`skew_s`: its monotonic clock started at another instant than anyone else's."""
 
-    def __init__(self, world: SimWorld, name: str) -> None:
-        self.world, self.name = world, name
+    def __init__(self, world: SimWorld, address: str) -> None:
+        self.world, self.address = world, address
         self.alive = True
-        self.skew_s = world.rng.uniform(-1000.0, 1000.0)
+        self.skew_s = world.chance.skew_s()
         self.job = OwnedJob()
         self.accepted: list[Connection] = []
         self.connections: dict[object, Connection] = {}  # the latest of each agent
@@ -79,7 +79,7 @@ class Service:
             turn = self._turn(event)
             if turn.persists:
                 self._busy = True
-                self.world.clock.after(self.world.write_s(), partial(self._write, event, turn))
+                self.world.clock.after(self.world.chance.write_s(), partial(self._write, event, turn))
             else:
                 self._commit(turn, self.job.version)
 
@@ -98,13 +98,13 @@ class Service:
             self.crash()  # another replica owns the job: agents have to go there
             return
         self.world.monitor.written(turn.state)
-        if self.world.answer_is_lost():
+        if self.world.chance.answer_is_lost():
             self._take_over()
             self._queue.appendleft(event)
             self._busy = False
             self._work()
             return
-        self.world.clock.after(self.world.write_s(), partial(self._written, turn, version))
+        self.world.clock.after(self.world.chance.write_s(), partial(self._written, turn, version))
 
     def _written(self, turn: Turn, version: int) -> None:
         if self.alive:

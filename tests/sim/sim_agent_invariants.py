@@ -1,0 +1,97 @@
+"""What must hold for every single step of an agent's machine, whatever led there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sim_invariants import require
+
+from launcher.exchange import (
+    AskCheckpoint,
+    BreakOff,
+    CheckpointOver,
+    Finish,
+    GraceOver,
+    RankEnded,
+    Send,
+    SignalRanks,
+    StartRanks,
+    StoreFailed,
+    StoreListens,
+    StoreReached,
+    Sweep,
+    Swept,
+)
+from launcher.supervised import Phase
+from launcher.supervision import SIGKILL
+from rendezvous.values.events import (
+    Accused,
+    AgentStopped,
+    Assigned,
+    CheckpointRequested,
+    Ended,
+    Examined,
+    RankFailed,
+    Stop,
+    StoreAt,
+)
+
+if TYPE_CHECKING:
+    from launcher.exchange import Action, Fact
+    from launcher.supervised import Supervision
+
+_ORDERS = (StoreAt, Stop, CheckpointRequested, Accused)
+_FACTS = (StoreListens, StoreFailed, StoreReached, RankEnded, Swept, GraceOver, CheckpointOver)
+_NEEDS_RANKS = (AskCheckpoint, BreakOff)
+
+
+def check_agent_step(
+    before: Supervision, fact: Fact, after: Supervision, actions: tuple[Action, ...]
+) -> None:
+    require(before.phase is not Phase.DONE, "a step after the end")
+    _fenced(before, fact, after, actions)
+    _ranks_follow_the_phase(before, after, actions)
+    if any(isinstance(a, Finish) for a in actions):
+        require(after.phase is Phase.DONE, "it finishes and goes on")
+    if isinstance(fact, RankEnded) and fact.cause is not None and fact.local_rank in before.live:
+        reported = any(isinstance(a, Send) and isinstance(a.message, RankFailed) for a in actions)
+        require(reported or fact.generation != before.generation, "a failure is not reported")
+    if isinstance(fact, Ended) and before.finish is None:
+        require(after.finish is not None, "the end is not taken note of")
+        assert after.finish is not None
+        require(after.finish.exit_code == fact.outcome.exit_code, "another exit code than the job's")
+
+
+def _fenced(before: Supervision, fact: Fact, after: Supervision, actions: tuple[Action, ...]) -> None:
+    """A stale order or fact changes nothing."""
+    if isinstance(fact, Assigned):
+        stale = fact.assignment.generation <= before.generation
+    elif isinstance(fact, (*_ORDERS, *_FACTS)):
+        stale = fact.generation < before.generation
+    else:
+        return
+    if stale:
+        told = all(isinstance(a, Send) and isinstance(a.message, Examined) for a in actions)
+        require(after == before and told, f"{fact} counted in generation {before.generation}")
+
+
+def _ranks_follow_the_phase(before: Supervision, after: Supervision, actions: tuple[Action, ...]) -> None:
+    for action in actions:
+        match action:
+            case StartRanks(assignment):
+                joining = before.phase is Phase.JOINING and after.phase is Phase.RUNNING
+                require(joining, f"ranks start from {before.phase}")
+                require(
+                    assignment == after.assignment, "ranks start with an assignment of another generation"
+                )
+            case Sweep(generation):
+                require(after.phase is Phase.STOPPING, f"a sweep while {after.phase}")
+                require(not after.live and generation == after.generation, "a sweep while ranks live")
+            case Send(AgentStopped()):
+                require(not after.live, "it answers a stop while ranks live")
+            case SignalRanks(signum) if signum != SIGKILL:
+                require(bool(after.live), f"{action} with no rank")
+            case _ if isinstance(action, _NEEDS_RANKS):
+                require(bool(before.live or after.live), f"{action} with no rank")
+    if after.phase in (Phase.JOINING, Phase.DONE):
+        require(not after.live, f"ranks live while {after.phase}")

@@ -1,0 +1,185 @@
+"""The processes of one node, as the kernel would know them: ranks, what they leave behind, the zygote, the store.
+
+The agent's machine never reads this. It is the truth that the invariants compare its actions with.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from launcher.exchange import (
+    CommunicationFailed,
+    RankEnded,
+    RanksStandStill,
+    StartFailed,
+    StoreFailed,
+    StoreListens,
+    Swept,
+    ZygoteReplaced,
+)
+from rendezvous.values.rank_report import Sight
+from rendezvous.values.rank_view import RankPhase
+from rendezvous.values.types import Assignment, Cause, FailureClass, StoreAddress
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sim_agent import SimAgent
+
+_SAYS_STILL_EVERY_S = 2.0
+_ZYGOTES = 3
+
+
+class Ranks:
+    def __init__(self, agent: SimAgent) -> None:
+        self._agent, self._chance = agent, agent.world.chance
+        self.assignment: Assignment | None = None
+        self.live: set[int] = set()
+        self.unreaped: int | None = None  # the generation of which something may be left
+        self.stuck: int | None = None  # the generation in which they got stuck
+        self.gets_on = True
+        self._zygote = 0  # its life; what an earlier one was to do is lost with it
+        self._zygotes_lost = 0
+
+    @property
+    def generation(self) -> int:
+        return -1 if self.assignment is None else self.assignment.generation
+
+    @property
+    def running(self) -> int | None:
+        """The generation whose ranks live here."""
+        return self.generation if self.live else None
+
+    def vanish(self) -> None:
+        """With their agent: the kernel ends them (parent-death signal, cgroup)."""
+        self.live, self.unreaped = set(), None
+
+    # --- what the agent asks for
+
+    def start(self, assignment: Assignment) -> None:
+        self._agent.world.monitor.ranks_start(self._agent, assignment.generation)
+        generation, chance = assignment.generation, self._chance
+        self.assignment, self.live = assignment, set(range(assignment.nproc))
+        self.unreaped, self.gets_on, self._zygotes_lost = generation, chance.gets_on(), 0
+        plan = chance.plan(generation, assignment.nproc, self._agent.world.clock.now)
+        if plan.finish_s is not None:
+            self._in(plan.finish_s, partial(self.finish, generation))
+        if plan.fails is not None:
+            self._in(
+                plan.fails.after_s, partial(self._fail, generation, plan.fails.local_rank, plan.fails.failure)
+            )
+        if plan.stuck_s is not None:
+            self._in(plan.stuck_s, partial(self.get_stuck, generation))
+        if plan.loses_peer_s is not None:
+            self._in(plan.loses_peer_s, partial(self.lose_peer, generation))
+
+    def signal(self, signum: int, only: tuple[int, ...] | None) -> None:
+        for local_rank in sorted(self.live if only is None else self.live & set(only)):
+            after_s = self._chance.ends_s(signum)
+            if after_s is not None:
+                self._in(after_s, partial(self._end_of_signal, self.generation, local_rank))
+
+    def open_store(self, generation: int) -> None:
+        address = self._agent.facts.address
+        fact: StoreFailed | StoreListens = StoreFailed(generation, "the port is taken")
+        if not self._chance.store_port_is_taken():
+            fact = StoreListens(generation, StoreAddress(address, self._agent.world.next_port()))
+        self._in(0.02, partial(self._zygote_says, self._zygote, fact))
+
+    def sweep(self, generation: int) -> None:
+        self._agent.world.monitor.sweeps(self._agent)
+        self._in(self._chance.sweep_s(), partial(self._swept, self._zygote, generation))
+
+    def _swept(self, zygote: int, generation: int) -> None:
+        if zygote == self._zygote:
+            if self.unreaped == generation and not self.live:
+                self.unreaped = None
+            self._agent.take(Swept(generation))
+
+    def _zygote_says(self, zygote: int, fact: StoreFailed | StoreListens) -> None:
+        if zygote != self._zygote:
+            return
+        if isinstance(fact, StoreFailed):
+            self._agent.excused(fact, fact.reason)
+        else:
+            self._agent.take(fact)
+
+    # --- what happens to ranks
+
+    def cause(self, local_rank: int, failure: FailureClass, reason: str = "it failed") -> Cause:
+        assert self.assignment is not None
+        rank, exit_code = self.assignment.rank_offset + local_rank, self._chance.exit_code()
+        step, node = self._chance.last_step(), self._agent.node
+        return Cause(node, rank, local_rank, failure, reason, exit_code, step=step, ran_s=9.0)
+
+    def end(self, generation: int, local_rank: int, cause: Cause | None) -> None:
+        if generation == self.generation and local_rank in self.live:
+            self.live.discard(local_rank)
+            self._agent.take(RankEnded(generation, local_rank, cause))
+
+    def _fail(self, generation: int, local_rank: int, failure: FailureClass) -> None:
+        if generation == self.generation and local_rank in self.live:
+            self.end(generation, local_rank, self.cause(local_rank, failure))
+
+    def _end_of_signal(self, generation: int, local_rank: int) -> None:
+        if self._chance.ends_badly():
+            self._fail(generation, local_rank, FailureClass.CONSEQUENCE)
+        else:
+            self.end(generation, local_rank, None)
+
+    def finish(self, generation: int) -> None:
+        if self.running == generation and self.stuck != generation:
+            for local_rank in sorted(self.live):
+                self.end(generation, local_rank, None)
+
+    def release(self, generation: int) -> None:
+        """Peers are lost: some of those that wait for them in a collective end with an error."""
+        if self.running != generation or self._chance.is_healed:
+            return
+        for local_rank in sorted(self.live):
+            if self._chance.ends_badly():
+                after_s = self._chance.checkpoint_s()
+                self._in(after_s, partial(self._fail, generation, local_rank, FailureClass.CONSEQUENCE))
+
+    def lose_peer(self, generation: int) -> None:
+        if self.running == generation:
+            cause = self.cause(min(self.live), FailureClass.CONSEQUENCE, "its process group reports an error")
+            self._agent.take(CommunicationFailed(generation, cause))
+
+    def get_stuck(self, generation: int) -> None:
+        if self.running == generation:
+            self.stuck, self.gets_on = generation, False
+            self._says_still(generation)
+
+    def _says_still(self, generation: int) -> None:
+        if self.running == generation:
+            self._agent.take(RanksStandStill(generation))
+            self._in(_SAYS_STILL_EVERY_S, partial(self._says_still, generation))
+
+    def sights(self) -> tuple[Sight, ...]:
+        if self.assignment is None:
+            return ()
+        first = self.assignment.rank_offset
+        phase = RankPhase.DATA if self.stuck == self.generation else RankPhase.BACKWARD
+        return tuple(
+            Sight(first + local_rank, still_s=9.0, limit_s=3.0, phase=phase, process="S")
+            for local_rank in sorted(self.live)
+        )
+
+    def lose_zygote(self) -> None:
+        """Ranks and store die with it; the agent hears of each rank first, then starts another zygote."""
+        self._zygote += 1
+        self._zygotes_lost += 1
+        generation = self.generation
+        for local_rank in sorted(self.live):
+            self.end(
+                generation, local_rank, self.cause(local_rank, FailureClass.SIGNAL, "the zygote was lost")
+            )
+        if self._zygotes_lost > _ZYGOTES or not self._chance.zygote_starts():
+            self._agent.take(StartFailed("no rank can be started here"))
+        else:
+            self._agent.take(ZygoteReplaced("the zygote was lost", 137))
+
+    def _in(self, delay_s: float, act: Callable[[], None]) -> None:
+        self._agent.after(delay_s, act)

@@ -1,0 +1,173 @@
+"""The same for the agent's side: its machine, the rules of its session, and what it does when it is cut off."""
+
+from __future__ import annotations
+
+import pytest
+from mutation import Mutant, broken_by, first_seed_that_fails
+
+_MACHINE, _SESSION = "launcher.supervision", "rendezvous.client.session_rules"
+
+MUTANTS = (
+    Mutant(
+        "ranks start before the older ones are reaped",
+        _MACHINE,
+        "if state.phase is not Phase.JOINING:  # the order to stop was lost on its way",
+        "if state.phase is Phase.DONE:",
+    ),
+    Mutant(
+        "an older assignment is accepted",
+        _MACHINE,
+        "if assignment.generation <= state.generation:",
+        "if assignment.generation < 0:",
+    ),
+    Mutant(
+        "a stop of another generation counts",
+        _MACHINE,
+        "    if generation != state.generation:\n        return state, ()\n    state = replace(state, job_failed",
+        "    state = replace(state, job_failed",
+    ),
+    Mutant(
+        "a store of another generation counts",
+        _MACHINE,
+        "if not state.awaits_store(generation):",
+        "if state.phase is not Phase.JOINING:",
+    ),
+    Mutant(
+        "a checkpoint of another generation counts",
+        _MACHINE,
+        "if fact.generation != state.generation or state.phase is not Phase.RUNNING:",
+        "if state.phase is not Phase.RUNNING:",
+    ),
+    Mutant(
+        "a stop is answered before the node is reaped",
+        _MACHINE,
+        "    if not state.live:\n        return state, (Sweep(state.generation),)",
+        "    if not state.live:\n        return state, (Send(AgentStopped(state.agent, state.generation)),)",
+    ),
+    Mutant(
+        "ranks that are deaf to SIGTERM are never killed",
+        _MACHINE,
+        "if not fact.of_accused:\n        return _kill(state)",
+        "if not fact.of_accused:\n        return state, ()",
+    ),
+    Mutant(
+        "what ranks left behind is not swept",
+        _MACHINE,
+        "actions.append(Sweep(state.generation))",
+        "actions.append(Send(AgentStopped(state.agent, state.generation)))",
+    ),
+    Mutant(
+        "a failure is not reported",
+        _MACHINE,
+        "if fact.cause is not None:\n        actions",
+        "if fact.cause is not None and not live:\n        actions",
+    ),
+    Mutant(
+        "the first rank that ends counts for all",
+        _MACHINE,
+        "    if not live:\n        if state.phase is Phase.STOPPING:",
+        "    if True:\n        if state.phase is Phase.STOPPING:",
+    ),
+    Mutant(
+        "a world that was sealed meanwhile is forgotten",
+        _MACHINE,
+        "state = replace(state, overtaken_by=assignment)",
+        "state = replace(state, overtaken_by=None)",
+    ),
+    Mutant(
+        "who was given up joins again over ranks that run",
+        _MACHINE,
+        "return _begin_stopping(replace(state, rejoins=True, overtaken_by=None))",
+        "return state, (Send(join),)",
+    ),
+    Mutant(
+        "who was given up does not join again",
+        _MACHINE,
+        "if rejoins and state.join is not None:\n        return state, (Send(state.join),)",
+        "if rejoins and state.join is not None:\n        return state, ()",
+    ),
+    Mutant(
+        "the job's exit code is not the agent's",
+        _MACHINE,
+        "Finish(outcome.exit_code, outcome.reason, outcome)",
+        "Finish(1, outcome.reason, outcome)",
+    ),
+    Mutant(
+        "the end of the job is not waited for by the reaping",
+        _MACHINE,
+        "        case Phase.STOPPING:\n            return state, ()\n        case _:\n            assert state.finish",
+        "        case _:\n            assert state.finish",
+    ),
+    Mutant(
+        "ranks stopped for isolation are not reported",
+        _MACHINE,
+        "return state, (report, *released, *actions)",
+        "return state, (*released, *actions)",
+    ),
+    Mutant(
+        "a sweep that was lost with its zygote is not repeated",
+        _MACHINE,
+        "        case Phase.STOPPING if not state.live:\n            return state, (Sweep(state.generation),)",
+        "        case Phase.STOPPING if not state.live:\n            return state, ()",
+    ),
+    Mutant(
+        "a store that was lost with its zygote is not opened again",
+        _MACHINE,
+        "return OpenStore(assignment.generation)\n    return _failed_for",
+        "return AskCheckpoint(assignment, '', hurried=False)\n    return _failed_for",
+    ),
+    Mutant(
+        "ranks that get on are stopped because the service is out of reach",
+        "launcher.progress",
+        "max(isolation.since, isolation.progress_at)",
+        "isolation.since",
+    ),
+    Mutant(
+        "a new stream does not repeat the reports",
+        _SESSION,
+        "state.recital.lines(),",
+        "state.recital.lines()[:1],",
+    ),
+    Mutant(
+        "a lost stream is not replaced",
+        _SESSION,
+        "return state, (*lost, *early, _pause(state, now))",
+        "return state, (*lost, *early)",
+    ),
+    Mutant(
+        "who reached a service once gives up",
+        _SESSION,
+        "    if state.was_reached:\n        return None\n    for_s",
+        "    for_s",
+    ),
+    Mutant(
+        "a session goes to the same endpoint for ever",
+        _SESSION,
+        "return next(awake, others[0] if others else state.at)",
+        "return state.at",
+    ),
+    Mutant(
+        "the agent is not told that it is cut off",
+        _SESSION,
+        "lost = (ContactChanged(False),) if state.worked else ()",
+        "lost = ()",
+    ),
+    Mutant(
+        "a report of an older generation is repeated",
+        "rendezvous.session_replay",
+        "return replace(self, generation=generation, running=None, reports=())",
+        "return replace(self, generation=generation, running=None)",
+    ),
+    Mutant(
+        "a place is claimed after its ranks were stopped",
+        "rendezvous.session_replay",
+        "running = None if isinstance(message, AgentStopped) else kept.running",
+        "running = kept.running",
+    ),
+)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
+def test_the_simulator_catches(mutant: Mutant) -> None:
+    with broken_by(mutant) as sim:
+        assert first_seed_that_fails(sim) is not None
