@@ -192,7 +192,16 @@ def _store_reached(state: Supervision, fact: StoreReached) -> Step:
         return state, ()
     if not fact.problem:
         return _start(state, state.assignment, state.store)
-    return state, (_failed_for(state, state.assignment, fact.problem, FailureClass.NETWORK, TRY_AGAIN),)
+    return _cannot_start(state, state.assignment, fact.problem, FailureClass.NETWORK, TRY_AGAIN)
+
+
+def _cannot_start(
+    state: Supervision, assignment: Assignment, reason: str, failure: FailureClass, exit_code: int
+) -> Step:
+    """No rank runs here, and none will: if the service ignores the failure, no one must wait for this node."""
+    report = _failed_for(state, assignment, reason, failure, exit_code)
+    stopped = Send(AgentStopped(state.agent, assignment.generation))
+    return replace(state, over=True), (report, stopped)
 
 
 def _start(state: Supervision, assignment: Assignment, store: StoreAddress) -> Step:
@@ -369,18 +378,20 @@ def _isolated(state: Supervision, reason: str) -> Step:
 def _zygote_replaced(state: Supervision, fact: ZygoteReplaced) -> Step:
     match state.phase:
         case Phase.JOINING if state.assignment is not None and state.assignment.node_rank == 0:
-            return state, _if(not state.over, _store_lost(state, state.assignment, fact))
+            return _store_lost(state, state.assignment, fact)
         case Phase.STOPPING if not state.live:
             return state, (Sweep(state.generation),)
         case _:
             return state, ()
 
 
-def _store_lost(state: Supervision, assignment: Assignment, fact: ZygoteReplaced) -> Action:
-    """Where its address is known already, ranks would wait for it in vain: that attempt has failed."""
+def _store_lost(state: Supervision, assignment: Assignment, fact: ZygoteReplaced) -> Step:
+    """If its address is known already, ranks would wait for it in vain: that attempt has failed."""
+    if state.over:
+        return state, ()
     if not state.store_told:
-        return OpenStore(assignment.generation)
-    return _failed_for(state, assignment, fact.reason, FailureClass.SIGNAL, fact.exit_code)
+        return state, (OpenStore(assignment.generation),)
+    return _cannot_start(state, assignment, fact.reason, FailureClass.SIGNAL, fact.exit_code)
 
 
 def _gave_up(state: Supervision, reason: str) -> Step:

@@ -19,7 +19,14 @@ from rendezvous.rounds.admission import check_leases, heard, join, leave, lose
 from rendezvous.rounds.growing import checkpoint_taken, consider_checkpoint, grow
 from rendezvous.rounds.policy import growth
 from rendezvous.rounds.sealing import Result, seal, spec_of, tell_progress, world_of
-from rendezvous.rounds.stopping import abort, finish_if_all_did, node_stopped, rank_failed, too_few_came
+from rendezvous.rounds.stopping import (
+    abort,
+    finish_if_all_did,
+    node_stopped,
+    rank_failed,
+    stopped_unasked,
+    too_few_came,
+)
 from rendezvous.values.events import (
     AgentHeard,
     AgentJoined,
@@ -132,9 +139,13 @@ def _report(
                 return state, ()
             return _finished(replace(state, owing=state.owing.minus(node)))
         case AgentStopped():
-            if state.phase is not Phase.STOPPING or node not in state.owing:
+            if node not in state.owing:
                 return state, ()
-            return node_stopped(state, node, event.sights, now)
+            if state.phase is Phase.RUNNING:
+                return stopped_unasked(state, member, now)
+            return (
+                node_stopped(state, node, event.sights, now) if state.phase is Phase.STOPPING else (state, ())
+            )
         case CheckpointTaken():
             return checkpoint_taken(state, node, now)
         case RanksStill():

@@ -72,7 +72,7 @@ class Recital:
         match message:
             case Assigned(assignment) if assignment.generation > self.generation:
                 return replace(self._of(assignment.generation), running=assignment)
-            case Stop(generation):
+            case Stop(generation) if generation >= self.generation:
                 return replace(self._of(generation), running=None)
             case Waiting():
                 return replace(self, running=None)

@@ -105,6 +105,15 @@ def _settled_if_no_rank_is_left(state: JobState, cause: Cause) -> JobState:
     return state
 
 
+def stopped_unasked(state: JobState, member: Member, now: float) -> Result:
+    """A node reaped its ranks without an order. If it said why and that is ignored, it has nothing left to finish."""
+    place = world_of(state).placements[member.node_rank or 0]
+    ranks = range(place.rank_offset, place.rank_offset + member.facts.nproc)
+    if any(rank in state.causes for rank in ranks):
+        return finish_if_all_did(replace(state, owing=state.owing.minus(member.agent.node)))
+    return _world_broken(state, [member], "stopped its ranks without being asked", now, left=False)
+
+
 def finish_if_all_did(state: JobState) -> Result:
     if len(state.owing):
         return state, (Persist(),)

@@ -114,6 +114,18 @@ def test_an_ignored_failure_is_noted_and_the_node_may_finish() -> None:
     assert outcome(lost.happens(AgentLost(agent("a"), "gone"))).succeeded
 
 
+def test_a_node_that_can_start_no_rank_is_not_waited_for_if_that_is_ignored() -> None:
+    rules = (PolicyRule(FailureClass.NETWORK, PolicyAction.IGNORE),)
+    story = running(spec(2, rules=rules), "a", "b").fails("b", 2, FailureClass.NETWORK).stop("b")
+    assert story.state.phase is Phase.RUNNING
+    assert outcome(story.finish("a")).succeeded
+
+
+def test_a_node_that_stops_its_ranks_without_an_order_breaks_the_world() -> None:
+    story = running(spec(2), "a", "b").stop("b")
+    assert (story.state.phase, decision(story).kind) == (Phase.STOPPING, DecisionKind.RESTART)
+
+
 # --- lost nodes
 
 

@@ -27,8 +27,16 @@ from rendezvous.client.session_rules import (
     step,
 )
 from rendezvous.session_replay import Moved
-from rendezvous.values.events import AgentJoined, AgentStopped, Assigned, RanksFinished, Refused, Waiting
-from rendezvous.values.types import AgentId, Assignment, JobSpec, NodeFacts
+from rendezvous.values.events import (
+    AgentJoined,
+    AgentStopped,
+    Assigned,
+    RanksFinished,
+    Refused,
+    Stop,
+    Waiting,
+)
+from rendezvous.values.types import AgentId, Assignment, Decision, DecisionKind, JobSpec, NodeFacts
 
 AGENT = AgentId("a", "1")
 JOIN = AgentJoined(AGENT, JobSpec("job", 2, 2), NodeFacts("a", "10.0.0.1", 1))
@@ -83,6 +91,13 @@ def test_a_service_that_repeats_an_assignment_gets_the_reports_again() -> None:
 def test_a_stopped_node_no_longer_claims_its_place() -> None:
     _, effects = after(RUNNING, Said(AgentStopped(AGENT, 3)), StreamEnded(), PauseOver())
     assert opened(effects).messages[0] == replace(JOIN, generation=3)
+
+
+def test_a_stop_of_an_older_generation_takes_no_place_away() -> None:
+    """As a replica says it that was deposed and has not noticed."""
+    stale = Received(Stop(2, Decision(DecisionKind.RESTART, "again", 2)))
+    _, effects = after(RUNNING, stale, StreamEnded(), PauseOver())
+    assert opened(effects).messages == (replace(JOIN, generation=3, running=MINE),)
 
 
 def test_contact_is_reported_once_per_stream_that_worked() -> None:

@@ -117,6 +117,7 @@ ASK = AskCheckpoint(assignment(), "more nodes", hurried=False)
 ASK_HURRIED = AskCheckpoint(assignment(), "SIGUSR1: this node is about to go", hurried=True)
 UNREACHED = Send(RankFailed(AGENT, 1, Cause("a", 2, 0, FailureClass.NETWORK, "no route", 75)))
 CUT_OFF = Send(RankFailed(AGENT, 1, Cause("a", 0, 0, FailureClass.NETWORK, "cut off", 75)))
+REAPED = Send(AgentStopped(AGENT, 1))
 ZYGOTE_CAUSE = Cause("a", 0, 0, FailureClass.SIGNAL, LOST.reason, 137)
 
 # fact -> what is done about it in each state; a state that is not named does nothing
@@ -161,7 +162,7 @@ TABLE: list[tuple[Fact, dict[str, tuple[Action, ...]]]] = [
     (StoreAt(1, STORE), dict.fromkeys(("sealed", "told"), (StartRanks(assignment(), STORE),))),
     (StoreAt(0, STORE), {}),
     (StoreReached(1), {"reaching": (StartRanks(assignment(node_rank=1), STORE),)}),
-    (StoreReached(1, "no route"), {"reaching": (UNREACHED,)}),
+    (StoreReached(1, "no route"), {"reaching": (UNREACHED, REAPED)}),
     (StoreReached(0, "no route"), {}),
     (CheckpointRequested(1, "more nodes"), dict.fromkeys(("running", "last"), (ASK,))),
     (CheckpointRequested(0, "more nodes"), {}),
@@ -231,7 +232,7 @@ TABLE: list[tuple[Fact, dict[str, tuple[Action, ...]]]] = [
         LOST,
         {
             "sealed": (OpenStore(1),),
-            "told": (Send(RankFailed(AGENT, 1, ZYGOTE_CAUSE)),),
+            "told": (Send(RankFailed(AGENT, 1, ZYGOTE_CAUSE)), REAPED),
             "sweeping": (Sweep(1),),
         },
     ),
@@ -450,8 +451,13 @@ def test_a_node_that_does_not_keep_the_store_looks_whether_it_reaches_it_and_onc
 
 def test_who_cannot_reach_the_store_waits_for_the_decision() -> None:
     state, actions = run(REACHING, StoreReached(1, "no route"), restart())
-    assert actions == [UNREACHED, Sweep(1)]
+    assert actions == [UNREACHED, REAPED, Sweep(1)]
     assert run(state, Swept(1))[1] == [Send(AgentStopped(AGENT, 1))]
+
+
+def test_ranks_do_not_start_at_a_store_that_was_lost_with_its_zygote() -> None:
+    state, _ = step(TOLD, LOST)
+    assert step(state, StoreAt(1, STORE)) == (state, ())
 
 
 def test_a_checkpoint_asked_for_while_ranks_start_is_asked_of_them_then() -> None:

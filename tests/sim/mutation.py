@@ -62,7 +62,7 @@ def broken_by(mutant: Mutant) -> Iterator[ModuleType]:
         sys.modules.update(sound)
 
 
-def first_seed_that_fails(sim: ModuleType, seeds: int = 400) -> int | None:
+def first_seed_that_fails(sim: ModuleType, seeds: int = 2000) -> int | None:
     for seed in range(seeds):
         try:
             sim.simulate(seed)

@@ -78,8 +78,9 @@ class SimAgent:
         self.ranks = Ranks(self)
         self.state = Supervision(self.id, join=AgentJoined(self.id, spec, self.facts))
         self._isolation: progress.Isolation | None = None
-        self._isolation_timeout_s = world.isolation_timeout_s
+        self.isolation_timeout_s = world.isolation_timeout_s
         self._connection: Connection | None = None
+        self.cut_off_since: float | None = None
         first = world.chance.first_of(len(world.endpoints))
         self.session = SessionState(world.endpoints, spec.join_timeout_s, world.clock.now, at=first)
         assert self.state.join is not None
@@ -184,6 +185,7 @@ class SimAgent:
                     self.after(pause_s, partial(self._step_session, PauseOver()))
 
     def _open(self, stream: OpenStream) -> None:
+        self.world.monitor.stream_begins(self, stream.messages)
         self._connection = self.world.network.connect(self, stream)
         for message in stream.messages:
             self._write(message)
@@ -193,17 +195,24 @@ class SimAgent:
             self._connection.send_up(message)
 
     def _beat(self) -> None:
+        self.world.monitor.still_cut_off(self)
         if self._connection is not None:
             self._write(AgentHeard(self.id))
         self.after(session.heartbeat_every_s(self.session), self._beat)
 
-    def receive(self, connection: Connection, message: object) -> None:
-        if connection is self._connection:
+    def receive(self, connection: Connection | None, message: object) -> None:
+        """`connection` None: a copy of a message that came long ago, on whatever stream there is now."""
+        if connection is None and self._connection is not None:
+            self._step_session(Received(message))
+        elif connection is not None and connection is self._connection:
+            self.cut_off_since = None
             self._step_session(Received(message))
 
     def stream_over(self, connection: Connection | None, how: StreamEnded | StreamFailed) -> None:
         if connection is self._connection and self.session.link is Link.STREAMING:
             self._connection = None
+            if self.cut_off_since is None:
+                self.cut_off_since = self.world.clock.now
             self._step_session(how)
 
     def _deliver(self, message: object) -> None:
@@ -227,14 +236,14 @@ class SimAgent:
             self._look_later(self._isolation)
 
     def _look_later(self, isolation: progress.Isolation) -> None:
-        every_s = progress.next_look_s(min(self._isolation_timeout_s, self.session.give_up_s))
+        every_s = progress.next_look_s(min(self.isolation_timeout_s, self.session.give_up_s))
         self.after(every_s, partial(self._look, isolation))
 
     def _look(self, seen: progress.Isolation) -> None:
         if seen is not self._isolation or not self.is_up:
             return
         isolation = self._isolation = progress.look(seen, self._signs())
-        if progress.is_over(isolation, self._isolation_timeout_s):
+        if progress.is_over(isolation, self.isolation_timeout_s):
             self._isolation = progress.cut_off(isolation.seen)
             self.world.monitor.isolated(self)
             self.take(Isolated("cut off from the rendezvous"))

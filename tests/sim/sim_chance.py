@@ -9,9 +9,10 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from rendezvous.values.types import FailureClass, JobSpec, RestartBudget, ScaleUp
+from rendezvous.values.types import FailureClass, JobSpec, PolicyAction, PolicyRule, RestartBudget, ScaleUp
 
 _CLASSES = (FailureClass.USER_EXCEPTION, FailureClass.SIGNAL, FailureClass.HARDWARE, FailureClass.CONSEQUENCE)
+_IGNORED = PolicyRule(FailureClass.NETWORK, PolicyAction.IGNORE)
 _SIGKILL = 9
 
 
@@ -60,6 +61,7 @@ class Chance:
             spares=rng.choice((0, 0, 1)),
             scale_up=rng.choice(list(ScaleUp)),
             shrink_after_s=rng.choice((0.0, 0.0, 5.0)),
+            rules=rng.choice(((), (), (_IGNORED,))),
         )
 
     # --- the network
@@ -130,8 +132,11 @@ class Chance:
         """To look at ranks, to read their stacks, to reach a store; at times too late for anybody."""
         return 0.0 if self.is_healed else self.rng.choice((0.0, 0.0, 0.0, 0.1, 2.0, 60.0))
 
+    def store_opens_s(self) -> float:
+        return 0.02 if self.is_healed else self.rng.choice((0.02, 0.02, 1.0))
+
     def checkpoint_s(self) -> float:
-        return self.rng.uniform(0.0, 2.0)
+        return self.rng.choice((0.1, 1.0, 2.0, 8.0))
 
     def checkpoint_is_taken(self) -> bool:
         return self.rng.random() < 0.9

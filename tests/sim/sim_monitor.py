@@ -8,8 +8,10 @@ from sim_agent_invariants import check_agent_step
 from sim_invariants import Violation, check_step, require
 
 from launcher.exchange import Send
+from launcher.supervised import Phase as AgentPhase
 from rendezvous.values.events import (
     Accused,
+    AgentJoined,
     AgentStopped,
     Assigned,
     Ended,
@@ -17,6 +19,7 @@ from rendezvous.values.events import (
     RanksFinished,
     Stop,
     StoreAt,
+    StoreOpened,
 )
 from rendezvous.values.state import JobState, Phase
 from rendezvous.values.types import AgentId, Assignment, Cause, Decision, DecisionKind, FailureClass, World
@@ -41,7 +44,6 @@ class Monitor:
         self._slices: dict[tuple[int, int], tuple[AgentId, Assignment]] = {}
         self._stores: dict[int, object] = {}
         self._stops: dict[int, Decision] = {}
-        self._seen: dict[AgentId, int] = {}  # the newest generation an agent was told of
         self._given_up: dict[int, set[AgentId]] = {}  # generation -> members of its world that were lost
         self._started: dict[int, set[AgentId]] = {}
         self._blamed: dict[int, list[RankFailed]] = {}  # reports that counted
@@ -61,8 +63,10 @@ class Monitor:
         self._note_losses(before, after)
         if isinstance(event, RankFailed) and after is not before:
             self._blamed.setdefault(event.generation, []).append(event)
-        if isinstance(event, RanksFinished) and after is not before:
-            self._finished.setdefault(event.generation, set()).add(event.agent.node)
+        if isinstance(event, (RanksFinished, RankFailed, AgentStopped)) and before.phase is Phase.RUNNING:
+            node = event.agent.node
+            if node in before.owing and node not in after.owing:  # finished, or its failures are ignored
+                self._finished.setdefault(event.generation, set()).add(node)
 
     def _stop_is_bounded(self, state: JobState) -> None:
         """The budget of the stop, and what crashes of the service may add to it."""
@@ -120,15 +124,32 @@ class Monitor:
 
     def gave_up(self, agent: SimAgent) -> None:
         require(not agent.session.was_reached, f"{agent.id} gives up a service that it had reached")
+        began_healed = self._world.healed_at is not None and agent.session.started_at >= self._world.healed_at
+        require(not began_healed, f"{agent.id} does not find the service")
+
+    def stream_begins(self, agent: SimAgent, messages: tuple[FromAgent, ...]) -> None:
+        joined, *reports = messages
+        assert isinstance(joined, AgentJoined)
+        of_ranks = [
+            r for r in reports if isinstance(r, (StoreOpened, RankFailed, RanksFinished, AgentStopped))
+        ]
+        for report in of_ranks:
+            require(report.generation == joined.generation, f"{agent.id} repeats an older report: {report}")
+        stopped = any(isinstance(report, AgentStopped) for report in of_ranks)
+        require(not (stopped and joined.running), f"{agent.id} claims a place whose ranks were stopped")
+
+    def still_cut_off(self, agent: SimAgent) -> None:
+        """Ranks that get nowhere while the service is out of reach are stopped in time."""
+        ranks, since = agent.ranks, agent.cut_off_since
+        if since is None or ranks.gets_on or agent.state.phase is not AgentPhase.RUNNING or not ranks.live:
+            return
+        for_s = self._world.clock.now - max(since, ranks.idle_since)
+        require(for_s < 1.5 * agent.isolation_timeout_s + 2.0, f"{agent.id} is cut off, and its ranks run on")
 
     def told(self, agent: SimAgent, message: object) -> None:
         match message:
             case Assigned(a):
                 self._one_world(agent.id, a)
-                require(
-                    a.generation >= self._seen.get(agent.id, 0), "an agent was assigned an older generation"
-                )
-                self._seen[agent.id] = a.generation
             case StoreAt(generation, address):
                 require(
                     self._stores.setdefault(generation, address) == address, "two stores in one generation"
@@ -139,7 +160,10 @@ class Monitor:
                 require(first == decision or aborted, f"two decisions about {generation}")
             case Ended(outcome):
                 running = agent.ranks.running
-                alive = running is not None and agent.id not in self._given_up.get(running, ())
+                stopped = agent.state.phase is AgentPhase.STOPPING
+                alive = (
+                    running is not None and not stopped and agent.id not in self._given_up.get(running, ())
+                )
                 require(not alive, f"the end was told to {agent.id} while its ranks run ({outcome.reason})")
 
     def _one_world(self, agent: AgentId, mine: Assignment) -> None:

@@ -15,6 +15,7 @@ from sim_invariants import require
 
 from rendezvous.client.session_rules import StreamEnded, StreamFailed
 from rendezvous.session_replay import Moved
+from rendezvous.values.events import Accused, Assigned, CheckpointRequested, Examine, Stop, StoreAt, Waiting
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
     from rendezvous.client.session_rules import OpenStream
 
+# What may come late, as from a replica that was deposed. It does not refuse anyone: it asks its lease first.
+_MAY_COME_LATE = (Assigned, StoreAt, Stop, CheckpointRequested, Examine, Accused, Waiting)
 STEPS_BOUND = 30_000  # in one job; a few hundred is usual
 
 
@@ -114,6 +117,9 @@ class Connection:
         for _ in range(2 if chance.is_doubled() else 1):
             self._down_at = max(self._down_at, clock.now + chance.delay_s())
             clock.at(self._down_at, lambda: self.agent.receive(self, message) if self.open else None)
+        late_s = chance.late_copy_s()
+        if late_s is not None and isinstance(message, _MAY_COME_LATE):
+            clock.after(late_s, lambda: self.agent.receive(None, message))
 
     def _passes(self) -> bool:
         if not self.open:

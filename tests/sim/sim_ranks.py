@@ -36,9 +36,11 @@ class Ranks:
         self._agent, self._chance = agent, agent.world.chance
         self.assignment: Assignment | None = None
         self.live: set[int] = set()
+        self._ending: set[int] = set()  # those of the live ones that a signal will end
         self.unreaped: int | None = None  # the generation of which something may be left
         self.stuck: int | None = None  # the generation in which they got stuck
         self.gets_on = True
+        self.idle_since = 0.0  # unless they get on
         self._zygote = 0  # its life; what an earlier one was to do is lost with it
         self._zygotes_lost = 0
 
@@ -60,8 +62,9 @@ class Ranks:
     def start(self, assignment: Assignment) -> None:
         self._agent.world.monitor.ranks_start(self._agent, assignment.generation)
         generation, chance = assignment.generation, self._chance
-        self.assignment, self.live = assignment, set(range(assignment.nproc))
+        self.assignment, self.live, self._ending = assignment, set(range(assignment.nproc)), set()
         self.unreaped, self.gets_on, self._zygotes_lost = generation, chance.gets_on(), 0
+        self.idle_since = self._agent.world.clock.now
         plan = chance.plan(generation, assignment.nproc, self._agent.world.clock.now)
         if plan.finish_s is not None:
             self._in(plan.finish_s, partial(self.finish, generation))
@@ -75,9 +78,11 @@ class Ranks:
             self._in(plan.loses_peer_s, partial(self.lose_peer, generation))
 
     def signal(self, signum: int, only: tuple[int, ...] | None) -> None:
-        for local_rank in sorted(self.live if only is None else self.live & set(only)):
+        """A rank that is about to end is not hurried by another signal: it may be stuck in the kernel."""
+        for local_rank in sorted((self.live if only is None else self.live & set(only)) - self._ending):
             after_s = self._chance.ends_s(signum)
             if after_s is not None:
+                self._ending.add(local_rank)
                 self._in(after_s, partial(self._end_of_signal, self.generation, local_rank))
 
     def open_store(self, generation: int) -> None:
@@ -85,7 +90,7 @@ class Ranks:
         fact: StoreFailed | StoreListens = StoreFailed(generation, "the port is taken")
         if not self._chance.store_port_is_taken():
             fact = StoreListens(generation, StoreAddress(address, self._agent.world.next_port()))
-        self._in(0.02, partial(self._zygote_says, self._zygote, fact))
+        self._in(self._chance.store_opens_s(), partial(self._zygote_says, self._zygote, fact))
 
     def sweep(self, generation: int) -> None:
         self._agent.world.monitor.sweeps(self._agent)
@@ -150,6 +155,7 @@ class Ranks:
     def get_stuck(self, generation: int) -> None:
         if self.running == generation:
             self.stuck, self.gets_on = generation, False
+            self.idle_since = self._agent.world.clock.now
             self._says_still(generation)
 
     def _says_still(self, generation: int) -> None:

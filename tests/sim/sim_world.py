@@ -25,15 +25,16 @@ if TYPE_CHECKING:
 
 CHAOS_S = 12.0
 HEAL_S = 90.0
-ADDRESSES = ("r0", "r1")
+ADDRESSES = ("r0", "r1", "nobody")  # at the last one nothing ever listens
 
 
 class SimWorld:
     """Without nodes, and nothing goes wrong in it: see `Job` for one that has both."""
 
-    def __init__(self, chance: Chance, spec: JobSpec, addresses: tuple[str, ...] = ADDRESSES) -> None:
+    def __init__(self, chance: Chance, spec: JobSpec, addresses: tuple[str, ...] = ADDRESSES[:2]) -> None:
         self.chance, self.spec, self.endpoints = chance, spec, addresses
         self.isolation_timeout_s = 30.0
+        self.healed_at: float | None = None
         self.clock = Clock()
         self.network = Network(self)
         self.store = FakeStore()
@@ -51,7 +52,7 @@ class SimWorld:
         here = [s for s in self.services if s.alive and s.address == address]
         if here:
             return here[-1]
-        if len(self.endpoints) == 1 or address != self.standby:
+        if len(self.replicas) == 1 or address not in self.replicas or address == self.service.address:
             return None
         known = self.service.alive
         return Moved(
@@ -59,8 +60,8 @@ class SimWorld:
         )
 
     @property
-    def standby(self) -> str:
-        return next(a for a in reversed(self.endpoints) if a != self.service.address)
+    def replicas(self) -> tuple[str, ...]:
+        return self.endpoints[:2]
 
     def is_store_out_of_reach(self, agent: SimAgent, assignment: Assignment) -> bool:
         return self.chance.store_is_out_of_reach()
@@ -94,8 +95,8 @@ class Job(SimWorld):
     def __init__(self, seed: int) -> None:
         chance = Chance(seed)
         self.rng = rng = chance.rng
-        super().__init__(chance, chance.spec(), ADDRESSES[: rng.choice((1, 2))])
-        self.isolation_timeout_s = rng.choice((3.0, 30.0))
+        super().__init__(chance, chance.spec(), rng.choice((ADDRESSES[:1], ADDRESSES[:2], ADDRESSES)))
+        self.isolation_timeout_s = rng.choice((1.5, 30.0))
         spare = rng.choice((0, 0, 1, 2))
         self.nodes = [f"n{i}" for i in range(self.spec.max_nodes + spare)]
         for node in self.nodes:
@@ -156,12 +157,12 @@ class Job(SimWorld):
 
     def _restart_service(self) -> None:
         if not self.service.alive:
-            self.serve_at(self.rng.choice(self.endpoints))
+            self.serve_at(self.rng.choice(self.replicas))
 
     def _second_owner(self) -> None:
         """Another replica takes the job over; the old one learns it from the store, or from its own lease."""
         old = self.service
-        self.serve_at(self.rng.choice(self.endpoints))
+        self.serve_at(self.rng.choice(self.replicas))
         self.clock.after(self.rng.uniform(0.0, 2.0), old.crash)
 
     def _order(self) -> None:
@@ -182,6 +183,7 @@ class Job(SimWorld):
         _cut_node,
         _cut_node,
         _signal_agent,
+        _lose_zygote,
         _lose_zygote,
         _crash_service,
         _crash_service,
@@ -206,6 +208,7 @@ class Job(SimWorld):
 
     def _heal(self) -> None:
         self.chance.heal()
+        self.healed_at = self.clock.now
         self.network.heal()
         self._restart_service()
         for other in self.services:
@@ -213,7 +216,14 @@ class Job(SimWorld):
                 other.crash()
         for node in self.nodes:
             self.service.post(NodeResumed(node))
-            self._reboot(node)
+        self._keep_nodes_up()
+
+    def _keep_nodes_up(self) -> None:
+        """An agent that was told to leave before the healing may end only now."""
+        if self.service.job.state.phase is not Phase.ENDED:
+            for node in self.nodes:
+                self._reboot(node)
+            self.clock.after(10.0, self._keep_nodes_up)
 
     def _picture(self) -> str:
         state = self.service.job.state

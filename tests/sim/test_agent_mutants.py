@@ -33,12 +33,6 @@ MUTANTS = (
         "if state.phase is not Phase.JOINING:",
     ),
     Mutant(
-        "a checkpoint of another generation counts",
-        _MACHINE,
-        "if fact.generation != state.generation or state.phase is not Phase.RUNNING:",
-        "if state.phase is not Phase.RUNNING:",
-    ),
-    Mutant(
         "a stop is answered before the node is reaped",
         _MACHINE,
         "    if not state.live:\n        return state, (Sweep(state.generation),)",
@@ -75,18 +69,6 @@ MUTANTS = (
         "state = replace(state, overtaken_by=None)",
     ),
     Mutant(
-        "who was given up joins again over ranks that run",
-        _MACHINE,
-        "return _begin_stopping(replace(state, rejoins=True, overtaken_by=None))",
-        "return state, (Send(join),)",
-    ),
-    Mutant(
-        "who was given up does not join again",
-        _MACHINE,
-        "if rejoins and state.join is not None:\n        return state, (Send(state.join),)",
-        "if rejoins and state.join is not None:\n        return state, ()",
-    ),
-    Mutant(
         "the job's exit code is not the agent's",
         _MACHINE,
         "Finish(outcome.exit_code, outcome.reason, outcome)",
@@ -99,34 +81,22 @@ MUTANTS = (
         "        case _:\n            assert state.finish",
     ),
     Mutant(
-        "ranks stopped for isolation are not reported",
-        _MACHINE,
-        "return state, (report, *released, *actions)",
-        "return state, (*released, *actions)",
-    ),
-    Mutant(
         "a sweep that was lost with its zygote is not repeated",
         _MACHINE,
         "        case Phase.STOPPING if not state.live:\n            return state, (Sweep(state.generation),)",
         "        case Phase.STOPPING if not state.live:\n            return state, ()",
     ),
     Mutant(
-        "a store that was lost with its zygote is not opened again",
+        "ranks start at a store that was lost",
         _MACHINE,
-        "return OpenStore(assignment.generation)\n    return _failed_for",
-        "return AskCheckpoint(assignment, '', hurried=False)\n    return _failed_for",
+        "return replace(state, over=True), (report, stopped)",
+        "return state, (report, stopped)",
     ),
     Mutant(
         "ranks that get on are stopped because the service is out of reach",
         "launcher.progress",
         "max(isolation.since, isolation.progress_at)",
         "isolation.since",
-    ),
-    Mutant(
-        "a new stream does not repeat the reports",
-        _SESSION,
-        "state.recital.lines(),",
-        "state.recital.lines()[:1],",
     ),
     Mutant(
         "a lost stream is not replaced",
@@ -145,12 +115,6 @@ MUTANTS = (
         _SESSION,
         "return next(awake, others[0] if others else state.at)",
         "return state.at",
-    ),
-    Mutant(
-        "the agent is not told that it is cut off",
-        _SESSION,
-        "lost = (ContactChanged(False),) if state.worked else ()",
-        "lost = ()",
     ),
     Mutant(
         "a report of an older generation is repeated",
