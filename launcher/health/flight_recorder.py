@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 MAX_RANKS_SAID = 16
+_MAX_NUMBER = 1 << 62
+_MAX_TENSORS, _MAX_DIMENSIONS = 1024, 64
+_MAX_WORD_CHARS = 1024
 # Whose tensors are of one shape on all ranks; of the others each may bring its own.
 OF_ONE_SHAPE = ("all_reduce", "allreduce", "broadcast", "reduce", "_reduce_scatter_base", "_all_gather_base")
 
@@ -126,20 +129,35 @@ def _entry(each: Mapping[str, Any]) -> tuple[tuple[str, str], Entry]:
     try:
         name, description = (_word(part) for part in each["process_group"])
         op = _word(each["profiling_name"]).rpartition(":")[2]
-        sizes = tuple(tuple(int(n) for n in size) for size in each.get("input_sizes") or ())
+        sizes = tuple(_size(size) for size in (each.get("input_sizes") or ())[:_MAX_TENSORS])
         dtypes = tuple(_word(dtype) for dtype in each.get("input_dtypes") or ())
         done = bool(each.get("retired")) or each.get("state") == "completed"
-        began = int(each.get("time_created_ns") or 0)
-        return (name, description), Entry(int(each["collective_seq_id"]), op, sizes, dtypes, done, began)
-    except (KeyError, TypeError, ValueError) as error:
+        began = _number_of(each.get("time_created_ns") or 0)
+        sequence = _number_of(each["collective_seq_id"])
+        return (name, description), Entry(sequence, op, sizes, dtypes, done, began)
+    except (KeyError, TypeError, ValueError, OverflowError) as error:  # Overflow: int() of Infinity
         raise NotADump(f"an entry of the flight recorder is not understood: {error}") from None
+
+
+def _size(size: Sequence[Any]) -> tuple[int, ...]:
+    if len(size) > _MAX_DIMENSIONS:
+        raise ValueError(f"a tensor of {len(size)} dimensions")
+    return tuple(map(_number_of, size))
+
+
+def _number_of(part: Any) -> int:
+    """Numbers without a bound would keep whoever multiplies them busy for hours."""
+    number = int(part)
+    if abs(number) > _MAX_NUMBER:
+        raise ValueError("a number of more than 62 bits")
+    return number
 
 
 def _word(part: object) -> str:
     """Lists that hold each other would be words without an end."""
     if not isinstance(part, str | int):
         raise TypeError(f"a {type(part).__name__} where a name is expected")
-    return str(part)
+    return str(part)[:_MAX_WORD_CHARS]
 
 
 def _members(configured: object) -> dict[str, tuple[int, ...]]:
@@ -152,9 +170,9 @@ def _members(configured: object) -> dict[str, tuple[int, ...]]:
             if isinstance(ranks, str):
                 try:
                     ranks = json.loads(ranks)
-                except ValueError:
+                except (ValueError, RecursionError):
                     continue
-            if isinstance(ranks, list) and all(isinstance(rank, int) for rank in ranks):
+            if isinstance(ranks, list) and all(type(rank) is int and 0 <= rank < 1 << 31 for rank in ranks):
                 found[str(name)] = tuple(ranks)
     return found
 

@@ -116,7 +116,7 @@ class Guards:
                     self._lines[who] = writer
                 elif who is not None:
                     self._told(who, said)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
             pass  # not a guard, or one that ends in the middle of a word
         finally:
             if who is not None and self._lines.get(who) is writer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import os
 import pickle
 import subprocess
@@ -116,11 +117,24 @@ class _Calls:
         b"{",
         json.dumps({"entries": [{"process_group": "?"}]}).encode(),
         json.dumps({"entries": [{**DONE, "input_sizes": [["x"]]}]}).encode(),
+        json.dumps({"entries": [{**DONE, "collective_seq_id": math.inf}]}).encode(),
+        json.dumps({"entries": [{**DONE, "time_created_ns": math.nan}]}).encode(),
+        json.dumps({"entries": [{**DONE, "input_sizes": [[-math.inf]]}]}).encode(),
+        json.dumps({"entries": [{**DONE, "input_sizes": [[10**300] * 64]}]}).encode(),
+        json.dumps({"entries": [{**DONE, "input_sizes": [[2] * 100]}]}).encode(),
+        b'{"entries": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        pickle.dumps({"entries": [{**DONE, "collective_seq_id": math.inf}]}),
     ],
 )
 def test_what_is_no_dump_is_refused(data: bytes) -> None:
     with pytest.raises(NotADump):
         parsed(data, 0)
+
+
+@pytest.mark.parametrize("ranks", ["[" * 100_000 + "]" * 100_000, f"[{'9' * 4000}]", "[NaN]", "[true]", "{"])
+def test_members_that_are_not_ranks_are_left_out(ranks: str) -> None:
+    data = json.dumps(plain(DONE, ranks=ranks)).encode()
+    assert [group.members for group in parsed(data, 0).groups] == [()]
 
 
 def test_unknown_fields_and_versions_are_no_trouble() -> None:

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pickle
+import re
 from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,8 +43,10 @@ from rendezvous.values.types import AgentId
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from random import Random
 
 _AGENT = AgentId("a", "1")
+_VALUE = re.compile(rb'(?<=[:\[,] )(?:"[^"]*"|-?[0-9][0-9.e+-]*)|\[[^\[\]]*\]')
 _JOBS = Path(__file__).parents[2] / "deploy/jobs"
 
 
@@ -117,6 +120,39 @@ def flight_recorder(data: bytes) -> None:
         assert finding.words
     told = heard((Sight(0), Sight(1)), found, 10**18)
     codec.read_from_agent(codec.from_agent_bytes(Examined(_AGENT, 1, told)), _AGENT)
+
+
+_ODD = (
+    *(
+        "Infinity",
+        "-Infinity",
+        "NaN",
+        "1e400",
+        "-1",
+        "true",
+        "null",
+        "9" * 400,
+        "9" * 5000,
+        '"' + "9" * 400 + '"',
+    ),
+    *(
+        "[]",
+        "{}",
+        "[" * 2000 + "]" * 2000,
+        '"' + "[" * 3000 + '"',
+        "[[" + "9" * 300 + ",9" * 200 + "]]",
+        '"\\ud800"',
+    ),
+)
+
+
+def with_an_odd_value(data: bytes, chance: Random) -> bytes:
+    """JSON stays JSON, and one of its values becomes one that json.loads takes and arithmetic does not."""
+    places = list(_VALUE.finditer(data))
+    if not places:
+        return data
+    place = chance.choice(places)
+    return data[: place.start()] + chance.choice(_ODD).encode() + data[place.end() :]
 
 
 # --- what people write -------------------------------------------------------------------------------------
@@ -224,7 +260,14 @@ TARGETS = (
     ("error_file", error_file, (), (json.dumps(_RECORD).encode(), json.dumps(_TORCHS).encode())),
     ("last_words", last_words, (), (_TRACEBACK, b"\x8bFatal Python error: Segmentation fault\n")),
     ("output_lines", output_lines, (), (b"\x03a\rb\n\x1b[2Kc\xff\n",)),
-    ("flight_recorder", flight_recorder, (NotADump,), (json.dumps(_DUMP).encode(), pickle.dumps(_DUMP))),
+    (
+        "flight_recorder",
+        flight_recorder,
+        (NotADump,),
+        (json.dumps(_DUMP).encode(), pickle.dumps(_DUMP)),
+        8192,
+        with_an_odd_value,
+    ),
     ("job_file", job_file, (), tuple(each.read_bytes() for each in sorted(_JOBS.glob("*.toml"))), 4096),
     ("launch_config", launch_config, (UsageError,), (_CONFIG,)),
     ("service_config", service_config, (SettingsUnusable,), (_SERVE,)),
