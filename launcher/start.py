@@ -28,11 +28,10 @@ def run_agent(spec: LaunchSpec) -> int:
 
         _complain(f"error: cannot start a process: {error.strerror}")
         return TRY_AGAIN
-    import asyncio
-
+    from launcher import daemon_threads
     from launcher.agent import Agent
 
-    return asyncio.run(Agent(spec, starter, zygote).run())
+    return daemon_threads.run(Agent(spec, starter, zygote).run())
 
 
 def _complain(text: str) -> None:

@@ -92,13 +92,14 @@ class CommunicationWatch:
         _generation, task = self._dump
         await asyncio.wait([task], timeout=_RECORDERS_WITHIN_S)
         found = task.result() if task.done() else await asyncio.to_thread(dumps.those_there, folders)
-        return recorders.heard(sights, found, time.time_ns())
+        return await asyncio.to_thread(recorders.heard, sights, found, time.time_ns())
 
     async def with_dumps(self, generation: int, cause: Cause) -> Cause:
         """And what the recorders say together, if anything."""
         if self._dump is None or self._dump[0] != generation:
             return cause
-        said = "\n".join(finding.words for finding in analysed(await self._dump[1]))
+        findings = await asyncio.to_thread(analysed, await self._dump[1])
+        said = "\n".join(finding.words for finding in findings)
         told = f"flight recorders of this node:\n{said}" if said else ""
         return replace(cause, traceback="\n\n".join(text for text in (cause.traceback, told) if text))
 

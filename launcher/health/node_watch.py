@@ -28,6 +28,7 @@ from rendezvous.values.types import StragglerPolicy
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from launcher.error_boundary import ErrorBoundary
     from launcher.exchange import RankEnded
     from launcher.health.pages import Pages
     from launcher.health.rank_timers import Timer
@@ -49,12 +50,14 @@ class NodeWatch:
         hangs: HangWatch,
         say: Callable[[str], None],
         send: Callable[[FromAgent], None],
+        boundary: ErrorBoundary,
     ) -> None:
+        self._boundary = boundary
         self._spec, self._pages, self._hangs, self._say, self._send = spec, pages, hangs, say, send
         self._loop = asyncio.get_running_loop()
         self._health = Health()
         self._state: Callable[[], Supervision] | None = None
-        self._sampler = Sampler(partial(Node, [folder]), self._from_thread, _LOOK_S)
+        self._sampler = Sampler(partial(Node, [folder]), self._from_thread, _LOOK_S, boundary)
         self._web: Web | None = None
         self._scratch = scratch
         self._rank_timers: RankTimers | None = None
@@ -97,8 +100,9 @@ class NodeWatch:
     # --- the node ----------------------------------------------------------------------------------
 
     def _from_thread(self, seen: Vitals) -> None:
+        look = partial(self._boundary.called, "judging the node's health", partial(self._looked, seen), None)
         with suppress(RuntimeError):  # the loop was closed meanwhile
-            self._loop.call_soon_threadsafe(self._looked, seen)
+            self._loop.call_soon_threadsafe(look)
 
     def _looked(self, seen: Vitals) -> None:
         self._health, news = node_health.judge(self._health, seen)
@@ -143,7 +147,8 @@ class NodeWatch:
         if self._state_now.phase is Phase.DONE or (not begun and self._state_now.generation != generation):
             return
         if not begun:
-            self._send(PhaseTimes(self._state_now.agent, generation, paces(self._pages.views())))
+            told = self._boundary.called("measuring the ranks' pace", lambda: paces(self._pages.views()), ())
+            self._send(PhaseTimes(self._state_now.agent, generation, told))
         window_s = self._spec.stragglers.window_s
         self._timer = self._loop.call_later(window_s, self._tell_paces, generation)
 

@@ -21,6 +21,8 @@ from launcher.health.node_health import Disk, Memory, Nic, Throttling, Vitals
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from launcher.error_boundary import ErrorBoundary
+
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 # Of a host's own making: their drops say nothing of the network.
 _NOT_NETWORK = (
@@ -170,9 +172,15 @@ def _read(path: str) -> str:
 class Sampler:
     """Calls `tell` in its own thread, once for each look; `pause_s` says when the next one is due."""
 
-    def __init__(self, node: Callable[[], Node], tell: Callable[[Vitals], None], pause_s: float) -> None:
+    def __init__(
+        self,
+        node: Callable[[], Node],
+        tell: Callable[[Vitals], None],
+        pause_s: float,
+        boundary: ErrorBoundary,
+    ) -> None:
         self.pause_s = pause_s
-        self._node, self._tell = node, tell
+        self._node, self._tell, self._boundary = node, tell, boundary
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="health", daemon=True)
 
@@ -184,9 +192,9 @@ class Sampler:
         self._over.set()
 
     def _run(self) -> None:
-        node = self._node()
-        while not self._over.is_set():
-            vitals = node.look()
-            if not self._over.is_set():
+        node = self._boundary.called("the look at the node", self._node, None)
+        while node is not None and not self._over.is_set():
+            vitals = self._boundary.called("the look at the node", node.look, None)
+            if vitals is not None and not self._over.is_set():
                 self._tell(vitals)
             self._over.wait(self.pause_s)

@@ -14,6 +14,7 @@ from launcher.health.stall_detection import Watch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from launcher.error_boundary import ErrorBoundary
     from launcher.settings.budgets import Budgets
     from rendezvous.values.rank_report import Sight
     from rendezvous.values.rank_view import RankView
@@ -23,9 +24,13 @@ _AGAIN_S = 5.0  # a service that has just come up knows nothing of what we said
 
 class HangWatch:
     def __init__(
-        self, budgets: Budgets, views: Callable[[], tuple[RankView, ...]], tell: Callable[[int], None]
+        self,
+        budgets: Budgets,
+        views: Callable[[], tuple[RankView, ...]],
+        tell: Callable[[int], None],
+        boundary: ErrorBoundary,
     ) -> None:
-        self._budgets, self._views, self._tell = budgets, views, tell
+        self._budgets, self._views, self._tell, self._boundary = budgets, views, tell, boundary
         self._loop = asyncio.get_running_loop()
         self._watch = Watch(self._loop.time())
         self._timer: asyncio.TimerHandle | None = None
@@ -62,7 +67,7 @@ class HangWatch:
 
     def _look(self) -> None:
         self._later()
-        told = self.sights()
+        told = self._boundary.called("the look at the ranks", self.sights, ())
         if stall_detection.is_overdue(told) and self._loop.time() - self._told_at >= _AGAIN_S:
             self._told_at = self._loop.time()
             self._tell(self._generation)

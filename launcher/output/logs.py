@@ -162,18 +162,18 @@ class LogPump:
             self._ask(lambda: self._show_unfinished(generation))
         return drained
 
-    def catch_up(self, rank: int, generation: int, timeout_s: float) -> bool:
-        """Takes what is in this rank's pipes now, so that the tails hold its last words."""
-        done = threading.Event()
+    def catch_up(self, rank: int, generation: int, done: Callable[[], object]) -> None:
+        """Read what is in this rank's pipes now, so that the tails hold its last words. The pump calls `done`."""
 
         def read_on() -> None:
-            for stream in list(self._streams.values()):
-                if (stream.label.rank, stream.label.generation) == (rank, generation):
+            with self._changed:
+                latest = [self._latest.get((generation, rank, which)) for which in (Streams.OUT, Streams.ERR)]
+            for stream in latest:
+                if stream is not None:
                     self._empty(stream)
-            done.set()
+            done()
 
         self._ask(read_on)
-        return done.wait(timeout_s)
 
     def say(self, text: str) -> None:
         """Lines of the launcher's own, on stderr."""
@@ -313,7 +313,7 @@ class LogPump:
         """As much as the pipe can hold, and no more: its other end may still be written to."""
         now = time.monotonic()
         for _ in range(PIPE_SIZE // READ_SIZE + 1):
-            if stream.fd in self._streams:
+            if self._streams.get(stream.fd) is stream:
                 self._read(stream, now)
 
     def _show(self, stream: _Stream, terminal: Terminal, text: bytes) -> None:

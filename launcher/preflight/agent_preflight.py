@@ -15,6 +15,7 @@ from launcher.preflight.facts import look
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from launcher.error_boundary import ErrorBoundary
     from launcher.exchange import Fact
     from launcher.joining.connect import Met
     from launcher.preflight.checkup import Check, Report
@@ -42,8 +43,8 @@ class Fitness:
 class Preflight:
     """Within a running loop; `say` hears what people should know."""
 
-    def __init__(self, spec: LaunchSpec, say: Callable[[str], None]) -> None:
-        self._spec, self._say = spec, say
+    def __init__(self, spec: LaunchSpec, say: Callable[[str], None], boundary: ErrorBoundary) -> None:
+        self._spec, self._say, self._boundary = spec, say, boundary
         self._looking = asyncio.create_task(look(spec, spec.preflight))
 
     async def checked(self, join: AgentJoined, met: Met, facts: asyncio.Queue[Fact]) -> AgentJoined:
@@ -51,20 +52,24 @@ class Preflight:
 
         Raises `CannotMeet`.
         """
-        concluding = asyncio.create_task(self.conclude(met))
+        concluding = asyncio.create_task(self._boundary.awaited("the pre-flight", self._concluded(met), None))
         stop = asyncio.create_task(_asked_to_stop(facts))
         try:
             await asyncio.wait((concluding, stop), return_when=asyncio.FIRST_COMPLETED)
-            return replace(join, facts=concluding.result().of(join.facts)) if concluding.done() else join
-        except CannotMeet:
-            raise
-        except Exception as error:  # a check that cannot be made is no reason not to start
-            self._say(f"pre-flight: could not be made ({type(error).__name__}: {error})")
-            return join
+            found = concluding.result() if concluding.done() else None
+            if isinstance(found, CannotMeet):
+                raise found
+            return join if found is None else replace(join, facts=found.of(join.facts))
         finally:
             concluding.cancel()
             stop.cancel()
             await asyncio.wait((concluding, stop))
+
+    async def _concluded(self, met: Met) -> Fitness | CannotMeet:
+        try:
+            return await self.conclude(met)
+        except CannotMeet as unfit:
+            return unfit
 
     async def conclude(self, met: Met) -> Fitness:
         """Raises `CannotMeet` on a machine that is unfit, where no other one could do without it."""

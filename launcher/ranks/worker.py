@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import os
@@ -18,18 +19,19 @@ from launcher.health.pages import Pages
 from launcher.health.stack_text import known_better
 from launcher.output.lines import RankLabel
 from launcher.ranks.worker_env import RankPlace, rank_args, rank_env
-from launcher.ranks.zygote import SpawnOrder, rank_argv
+from launcher.ranks.zygote import rank_argv
 from launcher.settings.spec import EntryKind
-from launcher.template.wire import CANNOT_START
+from launcher.template.messages import CANNOT_START, Spawn
 from rendezvous.values.types import Cause, FailureClass
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from launcher.error_boundary import ErrorBoundary
     from launcher.output.logs import LogPump
     from launcher.ranks.zygote import Zygote
     from launcher.settings.spec import LaunchSpec
-    from launcher.template.wire import Message
+    from launcher.template.messages import Exited, Started
     from rendezvous.values.rank_view import RankView
     from rendezvous.values.types import Assignment, StoreAddress
 
@@ -47,11 +49,17 @@ class _Started:
 
 class Workers:
     def __init__(
-        self, spec: LaunchSpec, logs: LogPump, host: str, cpus: tuple[tuple[int, ...], ...], scratch: str
+        self,
+        spec: LaunchSpec,
+        logs: LogPump,
+        boundary: ErrorBoundary,
+        host: str,
+        cpus: tuple[tuple[int, ...], ...],
+        scratch: str,
     ) -> None:
         self._spec = spec
         self._scratch = scratch
-        self._logs = logs
+        self._logs, self._boundary = logs, boundary
         self._host = host
         self._cpus = cpus
         self._oom = OomWatch()
@@ -81,22 +89,20 @@ class Workers:
                 not_started.append(self._lost(local_rank, _cannot_open(error)))
                 continue
             zygote.spawn(self._order(place), fds)
-            for fd in fds:
-                os.close(fd)
         return not_started
 
-    def _order(self, place: RankPlace) -> SpawnOrder:
+    def _order(self, place: RankPlace) -> Spawn:
         entry = self._spec.entry
         args = rank_args(entry.args, place.local_rank)
-        return SpawnOrder(
+        return Spawn(
             local_rank=place.local_rank,
             generation=place.assignment.generation,
             argv=rank_argv(entry, self._spec.python, args),
             args=args if args != entry.args else None,
             env=self._env(place),
             cpus=self._cpus[place.local_rank] if self._cpus else (),
-            group=entry.kind is EntryKind.PROGRAM,
-            store_kept=place.store.kept,
+            has_group=entry.kind is EntryKind.PROGRAM,
+            is_store_kept=place.store.kept,
             is_python=entry.kind is not EntryKind.PROGRAM,
         )
 
@@ -126,11 +132,11 @@ class Workers:
         """Those that still run, by their global numbers."""
         return [started.label.rank for started in self._live.values()]
 
-    def note_started(self, message: Message) -> None:
-        started = self._live.get(message["rank"])
-        if started is not None and started.label.generation == message["generation"]:
-            self._live[message["rank"]] = replace(started, pid=message["pid"], at=time.monotonic())
-            self.pages.started(message["rank"], message["pid"])
+    def note_started(self, report: Started) -> None:
+        started = self._live.get(report.local_rank)
+        if started is not None and started.label.generation == report.generation:
+            self._live[report.local_rank] = replace(started, pid=report.pid, at=time.monotonic())
+            self.pages.started(report.local_rank, report.pid)
 
     async def with_stacks(self, cause: Cause) -> Cause:
         """The cause, and where its rank stands; all that was found lies beside the rank's logs."""
@@ -144,16 +150,38 @@ class Workers:
         self._stop_signal = signum
         self._stopped_at_ns = self._stopped_at_ns or time.time_ns()
 
-    def ended(self, message: Message) -> RankEnded:
-        local_rank: int = message["rank"]
-        if message["obstacle"]:
-            return self._lost(local_rank, message["obstacle"], message["exit_code"])
+    async def ended(self, report: Exited) -> RankEnded:
+        local_rank = report.local_rank
+        if report.obstacle:
+            return self._lost(local_rank, report.obstacle)
         started = self._live.pop(local_rank)
         last = self.pages.ended(local_rank)
-        cause = None
-        if message["exit_code"] != 0:
-            cause = cause_of(self._end_of(started, message, last))
-        return RankEnded(message["generation"], local_rank, cause)
+        if report.exit_code == 0:
+            return RankEnded(report.generation, local_rank, None)
+        end = self._plain_end(
+            started, report, last
+        )  # before the wait: a stop that comes now did not end this rank
+        await self._read_last_words(started.label)
+        cause = self._boundary.called(
+            "reading what a failed rank has left",
+            lambda: cause_of(self._full_end(end, started, report.pid)),
+            cause_of(end),
+        )
+        return RankEnded(report.generation, local_rank, cause)
+
+    async def _read_last_words(self, label: RankLabel) -> None:
+        """What it wrote just before it ended is still in its pipes."""
+        loop = asyncio.get_running_loop()
+        read = asyncio.Event()
+
+        def tell() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+                loop.call_soon_threadsafe(read.set)
+
+        self._logs.catch_up(label.rank, label.generation, tell)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_WORDS_S):
+                await read.wait()
 
     def lost_with_zygote(self, reason: str) -> list[RankEnded]:
         """All at once, and none for a reason of its own."""
@@ -173,26 +201,32 @@ class Workers:
         )
         return RankEnded(started.label.generation, local_rank, cause)
 
-    def _end_of(self, started: _Started, message: Message, last: RankView | None) -> RankEnd:
+    def _plain_end(self, started: _Started, report: Exited, last: RankView | None) -> RankEnd:
+        """All that is known without reading what the rank itself has written."""
         label = started.label
-        self._logs.catch_up(label.rank, label.generation, _LAST_WORDS_S)
-        killed = message["signal"] == signal.SIGKILL and self._stop_signal != signal.SIGKILL
         return RankEnd(
             node=self._host,
             rank=label.rank,
             local_rank=label.local_rank,
-            exit_code=message["exit_code"],
-            signal=message["signal"],
+            exit_code=report.exit_code,
+            signal=report.signum,
             stopped_by_us=self._stop_signal,
-            stderr_tail=self._logs.stderr_tail(label.rank, label.generation).decode(errors="replace"),
-            error_record=read_error_record(os.path.join(started.directory, "error.json")),
-            oom_killed=self._oom.killed(message["pid"]) if killed else None,
-            ran_s=message["ran_s"],
+            ran_s=report.ran_s,
             at=time.strftime(_CLOCK),
             log=os.path.join(started.directory, "stderr.log"),
             stopped_at_ns=self._stopped_at_ns,
             step=last.step or None if last else None,
             place=page.in_words(last) if last else "",
+        )
+
+    def _full_end(self, end: RankEnd, started: _Started, pid: int) -> RankEnd:
+        label = started.label
+        killed = end.signal == signal.SIGKILL and end.stopped_by_us != signal.SIGKILL
+        return replace(
+            end,
+            stderr_tail=self._logs.stderr_tail(label.rank, label.generation).decode(errors="replace"),
+            error_record=read_error_record(os.path.join(started.directory, "error.json")),
+            oom_killed=self._oom.killed(pid) if killed else None,
         )
 
 

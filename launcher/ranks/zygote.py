@@ -1,4 +1,4 @@
-"""The agent's end of the zygote: starts the process, gives it orders, decodes what it reports."""
+"""The agent's end of the zygote: starts the process, gives it orders, takes its reports. No call waits."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import json
 import os
 import socket
 import sys
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from launcher.settings.spec import EntryKind
 from launcher.template import wire
+from launcher.template.messages import Keep, Signal, Sweep
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from launcher.settings.spec import EntryPoint, LaunchSpec
+    from launcher.template.messages import Order, Report, Spawn
 
 _TEMPLATE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "template")
 _RUN_PATH = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
@@ -26,17 +27,17 @@ _READ_AT_IMPORT += ("TORCH_LOGS", "TORCH_CPP_LOG_LEVEL", "TORCH_SHOW_CPP_STACKTR
 _MEASURED_BY_COVERAGE = ("COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG")
 
 
-def rank_argv(entry: EntryPoint, python: str, args: tuple[str, ...]) -> list[str]:
+def rank_argv(entry: EntryPoint, python: str, args: tuple[str, ...]) -> tuple[str, ...]:
     """What a rank's command line is, whether executed or forked warm."""
     match entry.kind:
         case EntryKind.PROGRAM:
-            return [entry.target, *args]
+            return (entry.target, *args)
         case EntryKind.MODULE:
-            return [python, "-u", "-m", entry.target, *args]
+            return (python, "-u", "-m", entry.target, *args)
         case EntryKind.RUN_PATH:
-            return [python, "-u", "-c", _RUN_PATH, entry.target, *args]
+            return (python, "-u", "-c", _RUN_PATH, entry.target, *args)
         case EntryKind.SCRIPT:
-            return [python, "-u", entry.target, *args]
+            return (python, "-u", entry.target, *args)
 
 
 def obstacle_to_warm_start(spec: LaunchSpec, environ: Mapping[str, str]) -> str:
@@ -66,25 +67,16 @@ def _sets_before_import(entry: EntryPoint) -> str:
     return next((f"{word}*" if word.endswith("_") else word for word in words), "")
 
 
-@dataclass(frozen=True, slots=True)
-class SpawnOrder:
-    local_rank: int
-    generation: int
-    argv: list[str]
-    args: tuple[str, ...] | None  # where they differ from the command line that all ranks share
-    env: dict[str, str]
-    cpus: tuple[int, ...]
-    group: bool
-    store_kept: bool
-    is_python: bool = True  # rather than a program of any kind
-
-
 class Zygote:
     def __init__(self, pid: int, control: socket.socket, warm: bool) -> None:
         self.pid = pid
         self.warm = warm
         self._control = control
-        self._decoder = wire.Decoder()
+        self._inbox = wire.Inbox(control)
+        self._outbox = wire.Outbox(control)
+        self.when_blocked: Callable[[], None] = (
+            _nothing  # orders wait: call `flush` once the socket is writable
+        )
 
     @classmethod
     def start(
@@ -109,7 +101,7 @@ class Zygote:
             paths = (hook, env["PYTHONPATH"]) if "PYTHONPATH" in env else (hook,)
             env = env | {"PYTHONPATH": os.pathsep.join(paths), "_DDP_LAUNCH_ZYGOTE": json.dumps(config)}
         else:
-            argv = [sys.executable, "-I", "-S", os.path.join(_TEMPLATE, "plain.py"), json.dumps(config)]
+            argv = (sys.executable, "-I", "-S", os.path.join(_TEMPLATE, "plain.py"), json.dumps(config))
         os.set_inheritable(theirs.fileno(), True)
         try:
             pid = os.posix_spawn(sys.executable, argv, env, setsid=True, setsigmask=signal_mask)
@@ -123,48 +115,50 @@ class Zygote:
     def fileno(self) -> int:
         return self._control.fileno()
 
-    def read(self) -> list[wire.Message] | None:
+    def read(self) -> list[Report] | None:
         """What the zygote reported since the last call; None once it is gone."""
-        try:
-            data = self._control.recv(1 << 16)
-        except OSError:
+        if not self._inbox.receive():
             return None
-        return self._decoder.feed(data) if data else None
+        reports: list[Report] = []
+        while (received := self._inbox.take()) is not None:
+            reports.append(received.message)  # type: ignore[arg-type]  # this end receives reports only
+        return reports
 
-    def spawn(self, order: SpawnOrder, fds: tuple[int, int]) -> None:
-        message = {
-            "order": "spawn",
-            "rank": order.local_rank,
-            "generation": order.generation,
-            "argv": order.argv,
-            "args": order.args,
-            "env": order.env,
-            "cpus": order.cpus,
-            "group": order.group,
-            "store_kept": order.store_kept,
-            "is_python": order.is_python,
-        }
-        self._send(message, fds)
+    def spawn(self, order: Spawn, fds: tuple[int, int]) -> None:
+        """The descriptors of its standard output and error now belong to this object."""
+        self._send(order, fds)
 
     def keep(self, generation: int, host: str, port: int) -> None:
-        self._send({"order": "keep", "generation": generation, "host": host, "port": port})
+        self._send(Keep(generation, host, port))
 
     def signal(self, signum: int, ranks: Iterable[int] | None = None) -> None:
-        wanted = None if ranks is None else list(ranks)
-        self._send({"order": "signal", "signal": signum, "ranks": wanted})
+        self._send(Signal(signum, None if ranks is None else tuple(ranks)))
 
     def sweep(self, generation: int) -> None:
-        self._send({"order": "sweep", "generation": generation})
+        self._send(Sweep(generation))
 
     def close(self) -> None:
         """Ends the zygote, which ends everything below it first."""
+        self._outbox.close()
         self._control.close()
 
-    def _send(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
+    def flush(self) -> bool:
+        """Send what the socket takes now; True once every order is on its way."""
         try:
-            wire.send(self._control, message, fds)
-        except OSError:
-            pass  # it is gone: the reader sees the end of the stream and starts another
+            self._outbox.flush()
+        except OSError:  # it is gone: the reader sees the end of the stream and starts another
+            self._outbox.close()
+        return self._outbox.is_empty
+
+    def _send(self, order: Order, fds: tuple[int, ...] = ()) -> None:
+        waits_already = not self._outbox.is_empty
+        self._outbox.put(order, fds)
+        if not waits_already and not self.flush():
+            self.when_blocked()
+
+
+def _nothing() -> None:
+    pass
 
 
 def _path0(entry: EntryPoint) -> str:

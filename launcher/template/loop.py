@@ -1,7 +1,6 @@
 """The zygote's loop: one socket from the agent, one signal for ended children; see the package for the theory.
 
-Agent to zygote: `spawn` (descriptors: stdout, stderr), `keep` a store, `signal` ranks, `sweep` a generation.
-Zygote to agent: `ready`, `started`, `exited`, `keeping`, `swept`.
+What goes over the socket is in `messages`. The loop never waits for the agent: `wire` keeps what cannot be sent yet.
 """
 
 from __future__ import annotations
@@ -15,7 +14,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from . import cgroup, rank, scratch, stacks, store, tree, wire
+from . import cgroup, messages, rank, scratch, stacks, store, tree, wire
+from .messages import Exited, Keep, Keeping, Ready, Signal, Spawn, Started, Sweep, Swept
 
 if TYPE_CHECKING:
     import socket
@@ -32,6 +32,9 @@ class _Child:
 class Loop:
     def __init__(self, control: socket.socket, warm_obstacle: str = "", warm: bool = True) -> None:
         self._control = control
+        self._inbox = wire.Inbox(control)
+        self._outbox = wire.Outbox(control)
+        self._poll = select.poll()
         self._warm = warm and not warm_obstacle
         self._obstacle = warm_obstacle
         self._ranks: dict[int, _Child] = {}
@@ -59,85 +62,90 @@ class Loop:
         self._unheard = _Unheard()
         signal.signal(signal.SIGCHLD, _woken)
         signal.set_wakeup_fd(self._wake_w, warn_on_full_buffer=False)
-        self._tell({"event": "ready", "warm": self._warm, "reason": self._obstacle, "import_s": import_s})
+        self._poll.register(self._control, select.POLLIN)
+        self._poll.register(self._wake_r, select.POLLIN)
+        self._tell(Ready(self._warm, self._obstacle, import_s))
         scratch.remove_left_behind(scratch_folder)
-        poll = select.poll()
-        poll.register(self._control, select.POLLIN)
-        poll.register(self._wake_r, select.POLLIN)
         while True:
-            for fd, _events in poll.poll():
+            for fd, events in self._poll.poll():
                 if fd == self._wake_r:
                     self._reap()
-                elif self._obey() == "rank":
+                    continue
+                if events & select.POLLOUT:
+                    self._flush()
+                if events & ~select.POLLOUT and self._listen() == "rank":
                     return
 
-    def _obey(self) -> str:
-        try:
-            received = wire.receive(self._control)
-        except OSError:
-            received = None
-        if received is None:
+    def _listen(self) -> str:
+        """Obey what has come; "rank" in a process that has become one."""
+        if not self._inbox.receive():
             self._end()
-        message, fds = received
-        match message["order"]:
-            case "spawn":
-                return self._spawn(message, fds)
-            case "keep":
-                self._keep(message)
-            case "signal":
-                self._signal(message)
-            case "sweep":
-                self._sweeping = message["generation"]
+        while (received := self._inbox.take()) is not None:
+            if self._obey(received) == "rank":
+                return "rank"
+        return ""
+
+    def _obey(self, received: wire.Received) -> str:
+        match received.message:
+            case Spawn() as order:
+                return self._spawn(order, received.fds)
+            case Keep() as order:
+                self._keep(order)
+            case Signal(signum, ranks):
+                self._signal(signum, ranks)
+            case Sweep(generation):
+                self._sweeping = generation
                 self._left_over = len(tree.descendants(self._pid)) - len(self._keepers)
                 self._sweep()
         return ""
 
-    def _spawn(self, message: wire.Message, fds: list[int]) -> str:
-        child = _Child(message["rank"], message["generation"], time.monotonic(), message["group"])
+    def _spawn(self, order: Spawn, fds: tuple[int, ...]) -> str:
+        child = _Child(order.local_rank, order.generation, time.monotonic(), order.has_group)
         pid, obstacle = _fork()
         if pid == 0:
             with rank.death_on_error():
                 self._forget_zygote()
                 self._unheard.hear_again()
-                rank.become(message, fds, parent=self._pid)
+                rank.become(order, fds, parent=self._pid)
                 if not self._warm:
-                    rank.execute(message["argv"], is_python=message["is_python"])
+                    rank.execute(order.argv, is_python=order.is_python)
                 stacks.listen()
                 return "rank"
         for fd in fds:
             os.close(fd)
         if obstacle:
-            self._tell_end(
-                child, obstacle=f"a rank cannot be started: {obstacle}", exit_code=wire.CANNOT_START
+            why = f"a rank cannot be started: {obstacle}"
+            self._tell(
+                Exited(child.local_rank, child.generation, 0, messages.CANNOT_START, 0, 0.0, obstacle=why)
             )
             return ""
         self._ranks[pid] = child
-        self._tell({"event": "started", "rank": child.local_rank, "generation": child.generation, "pid": pid})
+        self._tell(Started(child.local_rank, child.generation, pid))
         return ""
 
     def _forget_zygote(self) -> None:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self._inbox.close()  # with what belongs to the ranks that come next
         self._control.close()
         os.close(self._wake_r)
         os.close(self._wake_w)
         if self._scratch_lock >= 0:
             os.close(self._scratch_lock)
 
-    def _keep(self, message: wire.Message) -> None:
+    def _keep(self, order: Keep) -> None:
         """Listens before it answers, so whoever learns the port can connect, however long the fork takes."""
-        answer = {"event": "keeping", "generation": message["generation"], "kept": self._warm}
-        if message["port"]:
+        if order.port:
             self._end_keepers()  # the port that was asked for is theirs until then
         try:
-            sock = store.bound_socket(message["host"], message["port"], listen=self._warm)
+            sock = store.bound_socket(order.host, order.port, listen=self._warm)
         except OSError as error:
-            self._tell(answer | {"port": 0, "error": f"{error.strerror}"})
+            self._tell(Keeping(order.generation, 0, self._warm, error=str(error.strerror)))
             return
-        answer |= {"port": sock.getsockname()[1], "error": ""}
+        answer = Keeping(order.generation, sock.getsockname()[1], self._warm)
         if self._warm:
             self._tell(answer)
-            self._fork_keeper(sock, message["host"])
+            self._fork_keeper(sock, order.host)
         else:
             # Without torch nobody here can keep a store: rank 0's own will take this port, reserved until then.
             if self._reserved is not None:
@@ -163,12 +171,11 @@ class Loop:
             os.waitpid(pid, 0)
         self._keepers.clear()
 
-    def _signal(self, message: wire.Message) -> None:
-        wanted = message["ranks"]
+    def _signal(self, signum: int, wanted: tuple[int, ...] | None) -> None:
         for pid, child in self._ranks.items():
             if wanted is None or child.local_rank in wanted:
-                _send_signal(pid, message["signal"], to_group=child.group)
-                if message["signal"] == signal.SIGTERM:  # one that is stopped takes it only when it goes on
+                _send_signal(pid, signum, to_group=child.group)
+                if signum == signal.SIGTERM:  # one that is stopped takes it only when it goes on
                     _send_signal(pid, signal.SIGCONT, to_group=child.group)
 
     def _reap(self) -> None:
@@ -192,20 +199,16 @@ class Loop:
     def _tell_exit(self, pid: int, child: _Child, status: int, ran_s: float) -> None:
         exit_code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
         signum = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-        self._tell_end(child, pid=pid, exit_code=exit_code, signal=signum, ran_s=ran_s)
-
-    def _tell_end(self, child: _Child, **facts: Any) -> None:
-        """`obstacle`: why it was never started."""
-        end = {"event": "exited", "rank": child.local_rank, "generation": child.generation}
-        self._tell({**end, "pid": 0, "signal": 0, "ran_s": 0.0, "obstacle": "", **facts})
+        self._tell(Exited(child.local_rank, child.generation, pid, exit_code, signum, ran_s))
 
     def _sweep(self) -> None:
         """One step: kill what is there; the end of each child brings us here again, until nothing is left.
 
         The old store's keeper is killed too, but not waited for: the next store has a port of its own.
         """
+        assert self._sweeping is not None
         if tree.kill_all(self._pid) <= len(self._keepers):
-            self._tell({"event": "swept", "generation": self._sweeping, "killed": self._left_over})
+            self._tell(Swept(self._sweeping, self._left_over))
             self._sweeping = None
 
     def _end(self) -> NoReturn:
@@ -220,9 +223,16 @@ class Loop:
             scratch.remove(self._scratch)
         os._exit(0)
 
-    def _tell(self, message: wire.Message) -> None:
-        with contextlib.suppress(OSError):  # a dead agent: the next read of the socket ends us
-            wire.send(self._control, message)
+    def _tell(self, report: messages.Report) -> None:
+        self._outbox.put(report)
+        self._flush()
+
+    def _flush(self) -> None:
+        try:
+            self._outbox.flush()
+        except OSError:  # a dead agent: the next read of the socket ends us
+            self._outbox.close()
+        self._poll.modify(self._control, select.POLLIN | (0 if self._outbox.is_empty else select.POLLOUT))
 
 
 class _Unheard:

@@ -13,32 +13,32 @@ from . import executed, store, tree
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from .wire import Message
+    from .messages import Spawn
 
 _CANNOT_EXECUTE = 126
 _NOT_FOUND = 127
 _INTERNAL = 70
 
 
-def become(message: Message, fds: list[int], parent: int) -> None:
+def become(order: Spawn, fds: tuple[int, ...], parent: int) -> None:
     os.setsid()
     tree.die_with_parent(parent)
     for fd, target in zip(fds, (1, 2), strict=True):
         os.dup2(fd, target)
         os.close(fd)
-    if message["cpus"]:
-        os.sched_setaffinity(0, message["cpus"])
-    for name, value in message["env"].items():
+    if order.cpus:
+        os.sched_setaffinity(0, order.cpus)
+    for name, value in order.env.items():
         os.environ[name] = value
-    if message["args"]:
-        sys.argv[-len(message["args"]) :] = message["args"]
-        sys.orig_argv[-len(message["args"]) :] = message["args"]
+    if order.args:
+        sys.argv[-len(order.args) :] = order.args
+        sys.orig_argv[-len(order.args) :] = order.args
     _fresh_identity()
-    if message["store_kept"] and message["env"].get("RANK") == "0":
+    if order.is_store_kept and order.env.get("RANK") == "0":
         store.join_instead_of_hosting()
 
 
-def execute(argv: list[str], *, is_python: bool) -> NoReturn:
+def execute(argv: tuple[str, ...], *, is_python: bool) -> NoReturn:
     if is_python:
         executed.announce()
     for ignored_by_python in (signal.SIGPIPE, signal.SIGXFSZ):

@@ -1,60 +1,109 @@
-"""Messages between agent and zygote: a length, then JSON, over a stream socket; descriptors ride on the length."""
+"""Messages over the stream socket between agent and zygote. Neither end ever waits for the other.
+
+A frame is the length of its body, the number of its descriptors, and the body. What the socket does not take stays in
+an `Outbox` until it is writable again: with hundreds of ranks both ends have much to say at once, and two blocking
+ends would wait for each other for ever. Descriptors ride on the first byte of their frame, so they have always arrived
+when a frame is complete, and come in the order of the frames.
+"""
 
 from __future__ import annotations
 
-import json
+import os
 import socket
-from typing import Any
+from collections import deque
+from typing import NamedTuple
 
-Message = dict[str, Any]
-CANNOT_START = 71  # the exit code of a rank that the system would not start, on either side
-_LENGTH_BYTES = 4
+from . import messages
+
+_HEAD_BYTES = 5
+_READ_BYTES = 1 << 16
 _MAX_FDS = 8
 
 
-def pack(message: Message) -> bytes:
-    body = json.dumps(message).encode()
-    return len(body).to_bytes(_LENGTH_BYTES, "big") + body
+class Outbox:
+    """What is put here is sent in order. Descriptors belong to the outbox, which closes them once they are sent."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._frames: deque[tuple[memoryview, tuple[int, ...]]] = deque()
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._frames
+
+    def put(self, message: messages.Message, fds: tuple[int, ...] = ()) -> None:
+        body = messages.encode(message)
+        frame = len(body).to_bytes(_HEAD_BYTES - 1, "big") + bytes((len(fds),)) + body
+        self._frames.append((memoryview(frame), fds))
+
+    def flush(self) -> None:
+        """Send what the socket takes now. Raises OSError if nobody will read it any more."""
+        while self._frames:
+            frame, fds = self._frames[0]
+            try:
+                sent = socket.send_fds(self._sock, [frame], fds) if fds else self._sock.send(frame)
+            except BlockingIOError:
+                return
+            _close_all(fds)
+            if sent < len(frame):
+                self._frames[0] = (frame[sent:], ())
+            else:
+                self._frames.popleft()
+
+    def close(self) -> None:
+        """Drop what was not sent."""
+        for _frame, fds in self._frames:
+            _close_all(fds)
+        self._frames.clear()
 
 
-def send(sock: socket.socket, message: Message, fds: tuple[int, ...] = ()) -> None:
-    data = pack(message)
-    sent = socket.send_fds(sock, [data], fds) if fds else 0
-    sock.sendall(data[sent:])
+class Inbox:
+    """Cuts the stream into messages. Descriptors belong to the inbox until `take` hands them out."""
 
-
-def receive(sock: socket.socket) -> tuple[Message, list[int]] | None:
-    """The next message and its descriptors; None at the end of the stream."""
-    head, fds, _flags, _address = socket.recv_fds(sock, _LENGTH_BYTES, _MAX_FDS)
-    if not head:
-        return None
-    head += _exactly(sock, _LENGTH_BYTES - len(head))
-    return json.loads(_exactly(sock, int.from_bytes(head, "big"))), fds
-
-
-def _exactly(sock: socket.socket, size: int) -> bytes:
-    parts = bytearray()
-    while len(parts) < size:
-        part = sock.recv(size - len(parts))
-        if not part:
-            raise ConnectionError("the stream ended inside a message")
-        parts += part
-    return bytes(parts)
-
-
-class Decoder:
-    """Cuts a byte stream into messages, for the side that reads without blocking."""
-
-    def __init__(self) -> None:
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._sock = sock
         self._buffer = bytearray()
+        self._fds: deque[int] = deque()
 
-    def feed(self, data: bytes) -> list[Message]:
+    def receive(self) -> bool:
+        """Read what has come; False at the end of the stream."""
+        try:
+            data, fds, flags, _address = socket.recv_fds(
+                self._sock, _READ_BYTES, _MAX_FDS, socket.MSG_CMSG_CLOEXEC
+            )
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
         self._buffer += data
-        messages: list[Message] = []
-        while len(self._buffer) >= _LENGTH_BYTES:
-            end = _LENGTH_BYTES + int.from_bytes(self._buffer[:_LENGTH_BYTES], "big")
-            if len(self._buffer) < end:
-                break
-            messages.append(json.loads(self._buffer[_LENGTH_BYTES:end]))
-            del self._buffer[:end]
-        return messages
+        self._fds += fds
+        # Without a descriptor that was lost to a limit, the next ones would go to the wrong ranks.
+        return bool(data) and not flags & socket.MSG_CTRUNC
+
+    def take(self) -> Received | None:
+        """The next message that is complete."""
+        if len(self._buffer) < _HEAD_BYTES:
+            return None
+        end = _HEAD_BYTES + int.from_bytes(self._buffer[: _HEAD_BYTES - 1], "big")
+        if len(self._buffer) < end:
+            return None
+        fds = tuple(self._fds.popleft() for _ in range(self._buffer[_HEAD_BYTES - 1]))
+        message = messages.decode(self._buffer[_HEAD_BYTES:end])
+        del self._buffer[:end]
+        return Received(message, fds)
+
+    def close(self) -> None:
+        _close_all(tuple(self._fds))
+        self._fds.clear()
+
+
+class Received(NamedTuple):
+    message: messages.Message
+    fds: tuple[int, ...]
+
+
+def _close_all(fds: tuple[int, ...]) -> None:
+    for fd in fds:
+        os.close(fd)

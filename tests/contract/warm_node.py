@@ -6,20 +6,20 @@ import os
 import select
 import sys
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from side_by_side import Ended, clean_env
 
-from launcher.ranks.zygote import SpawnOrder, Zygote, rank_argv
+from launcher.ranks.zygote import Zygote, rank_argv
 from launcher.settings.spec import EntryKind, EntryPoint, LaunchSpec
+from launcher.template.messages import Exited, Ready, Report, Spawn, Swept
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from launcher.template.wire import Message
-
 _TIMEOUT_S = 180
+R = TypeVar("R", bound=Report)
 
 
 class WarmNode:
@@ -33,37 +33,35 @@ class WarmNode:
             warm=True,
         )
         self._generation = 0
-        ready = self._next("ready")
-        assert ready["warm"], ready["reason"]
+        ready = self._next(Ready)
+        assert ready.is_warm, ready.reason
 
     def run(self, env: Mapping[str, str]) -> Ended:
         """One rank, from its fork to its end; a signal that ended it shows as a negative code."""
         self._generation += 1
         (out, out_w), (err, err_w) = os.pipe(), os.pipe()
         argv = rank_argv(self._entry, sys.executable, ())
-        order = SpawnOrder(0, self._generation, argv, None, dict(env), (), False, False)
+        order = Spawn(0, self._generation, argv, None, dict(env), (), False, False)
         self._zygote.spawn(order, (out_w, err_w))
-        os.close(out_w)
-        os.close(err_w)
         readers = [_Reader(out), _Reader(err)]
-        ended = self._next("exited")
+        ended = self._next(Exited)
         self._zygote.sweep(self._generation)
-        self._next("swept")
-        code = -ended["signal"] if ended["signal"] else ended["exit_code"]
+        self._next(Swept)
+        code = -ended.signum if ended.exit_code is None else ended.exit_code
         return Ended(code, *(reader.text() for reader in readers))
 
     def close(self) -> None:
         self._zygote.close()
         os.waitpid(self._zygote.pid, 0)
 
-    def _next(self, event: str) -> Message:
+    def _next(self, kind: type[R]) -> R:
         while select.select([self._zygote], [], [], _TIMEOUT_S)[0]:
-            messages = self._zygote.read()
-            assert messages is not None, "the zygote ended"
-            for message in messages:
-                if message["event"] == event:
-                    return message
-        raise TimeoutError(f"the zygote did not tell of {event}")
+            reports = self._zygote.read()
+            assert reports is not None, "the zygote ended"
+            for report in reports:
+                if isinstance(report, kind):
+                    return report
+        raise TimeoutError(f"the zygote did not tell of {kind.__name__}")
 
 
 class _Reader:

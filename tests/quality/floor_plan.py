@@ -59,6 +59,7 @@ CORE = {
 SHELL = {
     "launcher": {
         *("__init__ __main__ agent cli isolation preflight start status template user_messages").split(),
+        *("daemon_threads errands error_boundary").split(),
         *within("failure", "ending facts"),
         *within(
             "health",
@@ -71,7 +72,7 @@ SHELL = {
         *within(
             "preflight", "agent_preflight aside doctor facts gpus host network_check self_test versions wire"
         ),
-        *within("ranks", "binding checkpoint topology worker zygote zygote_starter"),
+        *within("ranks", "binding checkpoint topology worker zygote zygote_starter zygote_watch"),
         *within("settings", "checks config_file"),
     },
     "rendezvous": {
@@ -128,23 +129,26 @@ ROOMS = {
         "template": set(),
         "progress": set(),
         "machine": set(),
+        "error_boundary": set(),
+        "daemon_threads": set(),
         "joining": {"settings"},
         "output": {"settings"},
         "supervised": {"exchange"},
         "failure": {"exchange", "output", "settings"},
-        "health": {"exchange", "failure", "machine", "output", "settings", "supervised", "template"},
-        "ranks": {"exchange", "failure", "health", "machine", "output", "settings", "template"},
-        "preflight": {"exchange", "joining", "machine", "output", "settings", "version"},
+        "health": set("error_boundary exchange failure machine output settings supervised template".split()),
+        "ranks": set("error_boundary exchange failure health machine output settings template".split()),
+        "preflight": {"error_boundary", "exchange", "joining", "machine", "output", "settings", "version"},
+        "errands": {"error_boundary", "exchange", "health", "joining", "ranks"},
         "supervision": {"exchange", "health", "supervised"},
         "isolation": {"progress", "template"},
         "status": {"exchange", "output", "settings", "supervised"},
         "user_messages": {"exchange", "output", "settings", "supervised"},
         "hosts": {"failure", "joining", "output", "settings"},
         "agent": set(
-            "exchange failure health isolation joining output preflight ranks settings status supervised "
-            "supervision template user_messages version".split()
+            "errands error_boundary exchange failure health isolation joining output preflight ranks settings status "
+            "supervised supervision template user_messages version".split()
         ),
-        "start": {"agent", "ranks", "settings", "supervision", "template"},
+        "start": {"agent", "daemon_threads", "ranks", "settings", "supervision", "template"},
         "cli": {"hosts", "machine", "preflight", "settings", "start", "version"},
         "__main__": {"cli"},
     },

@@ -1,0 +1,50 @@
+"""An event loop's executor whose threads nobody waits for at the end.
+
+A look-up at a slow resolver, a read from a dead file server or a driver that hangs cannot be cancelled. The loop's own
+executor joins its threads before the process ends, so that Ctrl-C would take as long as they do. With this one
+`asyncio.to_thread` and the loop's look-ups of names leave them behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class DaemonThreads(ThreadPoolExecutor):  # asyncio takes no other kind of executor
+    """A thread for each call: calls are few, and one that hangs must not hold up the next."""
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        future: Future[T] = Future()
+
+        def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(fn(*args, **kwargs))
+            except BaseException as error:
+                future.set_exception(error)
+
+        threading.Thread(target=run, name="aside", daemon=True).start()
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Nothing is waited for."""
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """`asyncio.run` with these threads."""
+
+    async def entered() -> T:
+        asyncio.get_running_loop().set_default_executor(DaemonThreads())
+        return await main
+
+    return asyncio.run(entered())

@@ -1,0 +1,57 @@
+"""The boundary around diagnostics: an error in one is logged, a substitute takes the place of its result.
+
+Stacks, dumps, health looks and the pre-flight read what ranks, drivers and kernels have written. None of them is
+allowed to end the agent, which would end a job that runs well. Decisions do not run inside the boundary: an error in
+those must be seen.
+"""
+
+from __future__ import annotations
+
+import os
+import traceback
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+T = TypeVar("T")
+S = TypeVar("S")
+_SHOWN_CHARS = 300
+
+
+class ErrorBoundary:
+    """`say` logs one line, from any thread. The same error of the same diagnostic is logged once."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._said: set[tuple[str, str]] = set()
+
+    async def awaited(self, what: str, work: Awaitable[T], otherwise: S) -> T | S:
+        try:
+            return await work
+        except Exception as error:
+            self._log(what, error)
+            return otherwise
+
+    def called(self, what: str, work: Callable[[], T], otherwise: S) -> T | S:
+        try:
+            return work()
+        except Exception as error:
+            self._log(what, error)
+            return otherwise
+
+    def _log(self, what: str, error: Exception) -> None:
+        where = _where(error)
+        if (what, where) not in self._said:
+            self._said.add((what, where))
+            text = " ".join(str(error).split())[:_SHOWN_CHARS]
+            self._say(
+                f"ddp-launch: {what} failed and was skipped ({type(error).__name__} at {where}: {text}); "
+                "the job is not affected"
+            )
+
+
+def _where(error: Exception) -> str:
+    """The innermost frame: what a report of this error has to name."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else "unknown"

@@ -1,0 +1,137 @@
+"""Keeps the node supplied with a zygote: hears its reports in order, and replaces one that is lost.
+
+Everything is done by one coroutine, one report after the other, and nothing in it blocks the event loop: what a lost
+zygote left behind is ended and reaped in a thread. Orders that are given meanwhile are dropped, as those are that a
+dying zygote did not read. The machine repeats them after `ZygoteReplaced`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from typing import TYPE_CHECKING
+
+from launcher.exchange import StartFailed, ZygoteReplaced
+from launcher.failure.verdict import signal_name
+from launcher.template import tree
+from launcher.template.messages import Ready
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from launcher.exchange import Fact
+    from launcher.ranks.zygote import Zygote
+    from launcher.ranks.zygote_starter import ZygoteStarter
+    from launcher.template.messages import Report
+
+_LAST_BREATH_S = 1.0  # from the end of its socket to the end of the zygote
+_MOST_LOST = 3  # without a rank in between: it is not by accident
+_END_S = 15.0  # beyond its own bound for processes that will not die
+
+
+class ZygoteWatch:
+    """`heard` takes each report, `lost` hears why all ranks that should run here have ended."""
+
+    def __init__(self, starter: ZygoteStarter, zygote: Zygote, say: Callable[[str], None]) -> None:
+        self._starter, self._say = starter, say
+        self.zygote = zygote
+        self._is_ready = False
+        self._lost_in_a_row = 0
+        self._reports: asyncio.Queue[list[Report] | None] = asyncio.Queue()
+
+    def ranks_started(self) -> None:
+        self._lost_in_a_row = 0
+
+    async def run(
+        self,
+        heard: Callable[[Report], Awaitable[None]],
+        lost: Callable[[str], None],
+        happened: Callable[[Fact], None],
+    ) -> None:
+        """Until no zygote can be had."""
+        while True:
+            self._listen()
+            while (reports := await self._reports.get()) is not None:
+                for report in reports:
+                    self._is_ready = self._is_ready or isinstance(report, Ready)
+                    await heard(report)
+            outcome = await self._replaced(lost)
+            happened(outcome)
+            if isinstance(outcome, StartFailed):
+                return
+
+    def _listen(self) -> None:
+        self.zygote.when_blocked = self._write_later
+        asyncio.get_running_loop().add_reader(self.zygote.fileno(), self._read)
+        if not self.zygote.flush():
+            self._write_later()
+
+    def _read(self) -> None:
+        reports = self.zygote.read()
+        if reports is None:
+            self._close()
+        self._reports.put_nowait(reports)
+
+    def _write_later(self) -> None:
+        asyncio.get_running_loop().add_writer(self.zygote.fileno(), self._write)
+
+    def _write(self) -> None:
+        if self.zygote.flush():
+            asyncio.get_running_loop().remove_writer(self.zygote.fileno())
+
+    def _close(self) -> None:
+        if self.zygote.fileno() >= 0:
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(self.zygote.fileno())
+            loop.remove_writer(self.zygote.fileno())
+        self.zygote.close()
+
+    async def _replaced(self, lost: Callable[[str], None]) -> Fact:
+        """Its ranks died with it (parent-death signal); what they left behind is now ours to end."""
+        how = _in_words(await asyncio.to_thread(tree.await_child, self.zygote.pid, _LAST_BREATH_S))
+        if self._is_ready:
+            reason = (
+                f"the process that ranks are started from (the zygote, pid {self.zygote.pid}) was lost: {how}"
+            )
+            self._say(f"ddp-launch: {reason}; starting another")
+        else:
+            reason = f"the process that was to import torch ended while it did: {how}"
+            self._starter.obstacle = reason
+        await asyncio.to_thread(self._starter.clean_up)
+        lost(reason)
+        return self._another(reason)
+
+    def _another(self, reason: str) -> Fact:
+        self._lost_in_a_row += 1
+        if self._lost_in_a_row > _MOST_LOST or not (self._is_ready or self.zygote.warm):
+            return StartFailed(f"no rank can be started here: {reason}")
+        self._starter.warm = self.zygote.warm and self._is_ready
+        self._is_ready = False
+        try:
+            self.zygote = self._starter.start()
+        except OSError as error:
+            return StartFailed(f"no rank can be started here: {error.strerror}")
+        return ZygoteReplaced(reason, 128 + signal.SIGKILL)
+
+    # --- the end of the agent ----------------------------------------------------------------------
+
+    def close(self) -> None:
+        """The zygote ends everything below it, then itself."""
+        self._close()
+
+    async def ended(self) -> None:
+        await asyncio.to_thread(self._await_end)
+
+    def _await_end(self) -> None:
+        if self._is_ready:
+            tree.await_child(self.zygote.pid, _END_S)
+        self._starter.end()  # one that still imports torch has nothing to end, and does not look up
+
+
+def _in_words(wait_status: int | None) -> str:
+    if wait_status is None:
+        return "it closed its socket"
+    if os.WIFSIGNALED(wait_status):
+        return f"killed by {signal_name(os.WTERMSIG(wait_status))}"
+    return f"exit code {os.WEXITSTATUS(wait_status)}"

@@ -1,0 +1,93 @@
+"""No diagnostic ends an agent: its errors are logged once, and the fact that is waited for comes all the same."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import pytest
+
+from launcher.errands import Errands
+from launcher.error_boundary import ErrorBoundary
+from launcher.exchange import Fact, LastSeen, RanksSeen, StacksTaken
+from launcher.health.sampler import Sampler
+from rendezvous.values.rank_report import Sight
+from rendezvous.values.types import Cause, FailureClass
+
+if TYPE_CHECKING:
+    from launcher.health.vitals import Vitals
+
+SIGHTS = (Sight(0), Sight(1))
+CAUSE = Cause("n0", 1, 1, FailureClass.HANG, "it made no progress", 124)
+
+
+def fail(*_args: object) -> NoReturn:
+    int(math.inf)
+    raise AssertionError
+
+
+def test_an_error_is_logged_once_with_its_place_and_its_result_replaced() -> None:
+    lines: list[str] = []
+    boundary = ErrorBoundary(lines.append)
+    assert [boundary.called("a look", fail, 7) for _ in range(3)] == [7, 7, 7]
+    assert boundary.called("another look", fail, None) is None
+    assert boundary.called("a look", lambda: 5, 7) == 5
+    assert len(lines) == 2
+    assert all("OverflowError at test_errands.py:" in line and "\n" not in line for line in lines)
+
+
+def test_a_cancelled_errand_is_not_an_error() -> None:
+    async def main() -> None:
+        lines: list[str] = []
+        errand = asyncio.ensure_future(ErrorBoundary(lines.append).awaited("a look", asyncio.sleep(60), None))
+        await asyncio.sleep(0)
+        errand.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await errand
+        assert not lines
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("broken", ["sights", "with_recorders", "with_stacks", "with_dumps", ""])
+def test_every_errand_ends_with_its_fact(broken: str) -> None:
+    async def through(value: Any, name: str) -> Any:
+        return fail() if name == broken else value
+
+    parts: Any = SimpleNamespace(
+        sights=fail if broken == "sights" else lambda: SIGHTS,
+        with_recorders=lambda _generation, seen: through(seen, "with_recorders"),
+        with_stacks=lambda cause: through(cause, "with_stacks"),
+        with_dumps=lambda _generation, cause: through(cause, "with_dumps"),
+    )
+
+    async def main() -> list[Fact]:
+        facts: list[Fact] = []
+        errands = Errands(ErrorBoundary(lambda _line: None), parts, parts, parts, facts.append)
+        await errands.look_at_ranks(3)
+        errands.look_back(3)
+        await errands.take_stacks(3, CAUSE)
+        return facts
+
+    seen = () if broken == "sights" else SIGHTS
+    assert asyncio.run(main()) == [RanksSeen(3, seen), LastSeen(3, seen), StacksTaken(3, CAUSE)]
+
+
+def test_a_look_at_the_node_that_fails_is_made_again() -> None:
+    class Node:
+        looks = 0
+
+        def look(self) -> Vitals:
+            self.looks += 1
+            if self.looks == 3:
+                sampler.close()
+            fail()
+
+    lines: list[str] = []
+    node: Any = Node()
+    sampler = Sampler(lambda: node, fail, 0.0, ErrorBoundary(lines.append))
+    sampler._run()
+    assert node.looks == 3
+    assert len(lines) == 1
