@@ -177,7 +177,7 @@ def main() -> None:
     ratios = sorted(step_ratios(options.rounds, options.blocks))
     tenth = len(ratios) // 10
     step = (
-        f"A step of the MLP with all marks, over one without: {statistics.median(ratios):.4f} "
+        f"Step time of the MLP with all writes, divided by the time without: {statistics.median(ratios):.4f} "
         f"(median of {len(ratios)} pairs of blocks; nine of ten below {ratios[-tenth - 1]:.3f})."
     )
     text = f"{table}\n\n{step}"

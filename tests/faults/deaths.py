@@ -26,7 +26,7 @@ DEATHS = (
     ),
     death("exception-backward-ours", "the same", "raises@backward", _BAD, wrap="ours"),
     death("exception-data", "an exception in the data set", "raises@data", _BAD),
-    death("exception-loader", "an exception in a worker of the data loader", "raises@data", _BAD, loaders=1),
+    death("exception-loader", "an exception in a DataLoader worker", "raises@data", _BAD, loaders=1),
     death("exception-end", "an exception after the last step", "raises@end", _BAD),
     death("exception-start", "an exception before the process group is formed", "raises@start", _BAD),
     death(
@@ -45,8 +45,8 @@ DEATHS = (
     death("segfault-ours-shm", "the same", "segfaults@backward", "SIGSEGV", wrap="ours", backend="shm"),
     death("abort", "abort()", "aborts@forward", "SIGABRT"),
     death("fpe", "a division by zero in native code", "divides_by_zero@forward", "SIGFPE"),
-    death("bus-error", "a mapped file that shrinks", "reads_a_shrunken_file@data", "SIGBUS"),
-    death("recursion", "a recursion without end", "recurses@forward", "RecursionError"),
+    death("bus-error", "a memory-mapped file is truncated", "reads_a_shrunken_file@data", "SIGBUS"),
+    death("recursion", "infinite recursion", "recurses@forward", "RecursionError"),
     death("killed", "SIGKILL from outside", "", "SIGKILL from outside", outside="kill_rank"),
     death(
         "killed-ours-shm",
@@ -61,7 +61,7 @@ DEATHS = (
     death("terminated", "SIGTERM from outside, to one rank", "", "SIGTERM", outside="terminate_rank"),
     death(
         "loader-killed",
-        "SIGKILL to a worker of the data loader",
+        "SIGKILL to a DataLoader worker",
         "",
         # Who fetches a batch just then loses the connection first; and torch's handler of SIGCHLD, which raises
         # wherever it is called, may break off the traceback of that before it comes to its last line.
@@ -102,11 +102,11 @@ DEATHS = (
     ),
     death(
         "file-too-large",
-        "a checkpoint beyond the quota",
+        "a checkpoint larger than the limit on file sizes",
         "writes_beyond_the_limit@checkpoint",
         "File too large",
         commits=(0,),
         blamed=(0,),
     ),
-    death("refused", "the server of its data is gone", "asks_a_dead_server@data", "Connection refused"),
+    death("refused", "the data server is not running", "asks_a_dead_server@data", "Connection refused"),
 )

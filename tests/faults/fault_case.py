@@ -57,6 +57,6 @@ class Case:
         """The setting, as the table shows it."""
         wrapper = {"torch": "torch DDP", "ours": "our DDP", "plain": "no DDP"}[self.wrap]
         nodes = f"{self.nodes} nodes of {self.ranks}" if self.nodes > 1 else f"{self.ranks} ranks"
-        cold = ["plain start"] if "--no-warm-start" in self.options else []
-        hosts = ["own networks"] if self.in_lab else []
+        cold = ["no warm start"] if "--no-warm-start" in self.options else []
+        hosts = ["separate networks"] if self.in_lab else []
         return ", ".join([wrapper, self.backend, nodes, *hosts, *cold])

@@ -1,6 +1,6 @@
-"""The table of the suite, as docs/faults.md shows it: rows made from runs, and read again.
+"""Reads and writes the table of fault cases in docs/faults.md.
 
-A run of single cases replaces their rows and leaves the others as they are.
+A run of single cases replaces their rows and keeps the other rows.
 """
 
 from __future__ import annotations
@@ -20,21 +20,24 @@ PAGE = Path(__file__).parents[2] / "docs" / "faults.md"
 _BEGIN, _END = "<!-- faults:begin -->\n", "<!-- faults:end -->"
 _TITLES = {
     Kind.DEATH: "A rank dies",
-    Kind.HANG: "Nothing moves any more",
-    Kind.NODE: "Machines, networks and agents",
-    Kind.INNOCENT: "Nothing is wrong, and nothing may be done",
+    Kind.HANG: "A rank hangs",
+    Kind.NODE: "Nodes, networks and agents",
+    Kind.INNOCENT: "No failure: the launcher must not act",
 }
-_HEAD = "| case | setting | injected | verdict | right | met again | first step |\n|---|---|---|---|---|---:|---:|"
+_HEAD = (
+    "| case | setting | fault | verdict | correct | first collective | first step |\n"
+    "|---|---|---|---|---|---:|---:|"
+)
 _VERDICT_CHARS = 240
 _ROW = re.compile(
     r"^\| `([^`]+)` \| ([^|]*) \| ([^|]*) \| [^|]* \| ([^|]*) \| ([^|]*) \| [^|]* \|$", re.MULTILINE
 )
-_YES, _NO, _WRONGED, _SKIPPED = "yes", "no", "no: an innocent", "skipped"
+_YES, _NO, _WRONGED, _SKIPPED = "yes", "no", "no: wrong rank", "skipped"
 _LATE = " (late)"
 
 
 def identity(case: Case) -> tuple[str, str, str]:
-    """What a row says whatever a run finds."""
+    """The cells of a row that do not depend on a run."""
     return case.name, case.where, case.injected
 
 
@@ -73,8 +76,9 @@ def summary(rows: Iterable[str]) -> str:
     wronged = sum(match[4] == _WRONGED for match in cells)
     late = sum(match[5].endswith(_LATE) for match in cells)
     return (
-        f"{len(cells)} cases, {right} right verdicts ({100 * right / max(1, len(cells)):.1f} %), {wronged} innocents "
-        f"blamed with certainty, {late} later than allowed. Hang floor: {HANG_TIMEOUT_S:g} s."
+        f"{len(cells)} cases: {right} correct verdicts ({100 * right / max(1, len(cells)):.1f} %), "
+        f"{wronged} wrong ranks named with certainty, {late} recoveries over the time limit. "
+        f"Hang timeout: {HANG_TIMEOUT_S:g} s."
     )
 
 

@@ -72,7 +72,7 @@ _STOPS = (
     ),
     away(
         "frozen-cgroup",
-        "one rank frozen, as docker pause does it",
+        "one rank frozen by its cgroup, as by docker pause",
         "",
         "frozen by its cgroup",
         outside="freeze_rank",
@@ -127,10 +127,10 @@ _BLOCKED = (
         wrap="ours",
         backend="shm",
     ),
-    away("loader-stuck", "a stuck worker of the data loader", "sleeps@data", _DATA, loaders=1),
+    away("loader-stuck", "a DataLoader worker that hangs", "sleeps@data", _DATA, loaders=1),
     away(
         "loader-stopped",
-        "SIGSTOP to a worker of the data loader",
+        "SIGSTOP to a DataLoader worker",
         "",
         _DATA,
         outside="stop_loader",
@@ -138,16 +138,16 @@ _BLOCKED = (
     ),
     away(
         "loader-lock-ours",
-        "a lock held in a worker of the data loader",
+        "a lock held in a DataLoader worker",
         "waits_for_a_lock@data",
         _DATA,
         loaders=1,
         wrap="ours",
     ),
-    away("server-silent", "the server of its data says nothing", "waits_for_a_server@data", _DATA),
-    away("fifo", "a read from a pipe that nobody writes to", "reads_a_fifo@data", _DATA),
+    away("server-silent", "the data server does not answer", "waits_for_a_server@data", _DATA),
+    away("fifo", "a read from a pipe that has no writer", "reads_a_fifo@data", _DATA),
     away("file-lock", "a file locked by another process", "waits_for_a_file_lock@step", wrap="plain"),
-    away("command", "a command that does not end", "waits_for_a_command@step", wrap="plain"),
+    away("command", "a command that never ends", "waits_for_a_command@step", wrap="plain"),
     away(
         "threads", "two threads that wait for each other", "waits_for_a_thread@forward", "forward", **_UNSEEN
     ),
@@ -160,7 +160,7 @@ _BLOCKED = (
     ),
     away(
         "checkpoint-stuck",
-        "a write of a checkpoint that does not end",
+        "a checkpoint write that never ends",
         "writes_to_a_fifo@checkpoint",
         "checkpoint",
         commits=(0,),
@@ -169,7 +169,7 @@ _BLOCKED = (
     ),
     away(
         "evaluation-stuck",
-        'ddp.section("eval", timeout=1) that does not end',
+        'ddp.section("eval", timeout=1) that never ends',
         "evaluates_for_too_long@step",
         "eval",
         wrap="plain",
@@ -177,10 +177,12 @@ _BLOCKED = (
 )
 
 _ASTRAY = (
-    astray("other-op", "broadcast where the others all_reduce", "other_operation", "broadcast.*all_reduce"),
+    astray(
+        "other-op", "broadcast where the others call all_reduce", "other_operation", "broadcast.*all_reduce"
+    ),
     astray(
         "other-op-two",
-        "the same, with two ranks: either may be wrong",
+        "the same, with two ranks: either one may be wrong",
         "other_operation",
         "broadcast|all_reduce",
         ranks=2,
@@ -213,10 +215,10 @@ _ASTRAY = (
         "other_type",
         r"4 x float64.*ranks 0 and 2 .*4 x float32",
     ),
-    astray("skips", "a rank leaves one all_reduce out", "skips", "barrier.*all_reduce"),
+    astray("skips", "one rank skips an all_reduce", "skips", "barrier.*all_reduce"),
     Case(
         "two-groups",
-        "two groups' all_reduces in another order",
+        "one rank calls the all_reduces of two groups in another order",
         "deadlock|group",
         fault="swaps_two_groups@two groups",
         commits=_ALL,
@@ -224,7 +226,7 @@ _ASTRAY = (
     ),
     Case(
         "chain",
-        "ranks 0 and 1 wait in two groups, at the end for rank 2",
+        "rank 0 waits for rank 1 in one group, rank 1 for rank 2 in another; rank 2 sleeps",
         _STILL,
         fault="is_the_root_of_a_chain@pairs",
         commits=_ALL,
@@ -244,7 +246,7 @@ _ASTRAY = (
     ),
     astray(
         "receive",
-        "all ranks receive, and nobody sends",
+        "all ranks receive, and no rank sends",
         "receives_from_nobody",
         "deadlock|recv",
         commits=_ALL,
@@ -260,7 +262,7 @@ _ASTRAY = (
     ),
     astray(
         "too-little",
-        "rank 0 receives a second message, rank 1 has sent one and receives",
+        "rank 0 waits for a second message; rank 1 has sent only one and receives",
         "sends_too_little",
         "deadlock|recv",
         commits=(0, 1),
@@ -269,21 +271,21 @@ _ASTRAY = (
     ),
     Case(
         "done-early",
-        "the data of one rank ends early, it waits at the end",
+        "the data of one rank ends early; it waits in the final barrier",
         "barrier",
         fault="is_done_early@step",
         **_UNSEEN,
     ),
     Case(
         "done-early-ours",
-        "the data of one rank ends early, it waits at the end",
+        "the data of one rank ends early; it waits in the final barrier",
         "barrier",
         fault="is_done_early@step",
         wrap="ours",
     ),
     Case(
         "leaves-early",
-        "one rank ends well in the middle of it",
+        "one rank exits with code 0 in the middle",
         "rank 1 .*ended",
         fault="leaves_0@step",
         wrap="plain",
@@ -293,7 +295,7 @@ _ASTRAY = (
 _INNOCENT = tuple(
     Case(name, injected, "", Kind.INNOCENT, fault, blamed=(), **more)
     for name, injected, fault, more in (
-        ("pause", "a pause of 1 s, less than the floor", "pauses@forward", {}),
+        ("pause", "a pause of 1 s, less than the hang timeout", "pauses@forward", {}),
         ("pause-loader", "a pause of 1 s in the data loader", "pauses@data", {"loaders": 1}),
         ("evaluation", '6 s within ddp.section("eval", timeout=60)', "evaluates_for_long@step", {}),
         (

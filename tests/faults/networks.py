@@ -42,7 +42,7 @@ NETWORKS = (
         blamed=None,
         certain=False,
     ),
-    network("power-off", "a node loses its power", "power_off", "node1 was lost", kind=Kind.NODE),
+    network("power-off", "a node loses power", "power_off", "node1 was lost", kind=Kind.NODE),
     network(
         "link-cut-short",
         f"the link is cut for {_SHORT_CUT_S:g} s",

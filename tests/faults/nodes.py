@@ -20,17 +20,17 @@ def node(name: str, injected: str, outside: str, says: str = _LOST, **more: Any)
 NODES = (
     node("agent-killed", "SIGKILL to the agent of the second node", "kill_agent"),
     node("agent-stopped", "SIGSTOP to the agent of the second node", "stop_agent"),
-    node("node-frozen", "SIGSTOP to everything on the second node", "stop_node"),
+    node("node-frozen", "SIGSTOP to all processes of the second node", "stop_node"),
     node(
         "template-killed",
-        "SIGKILL to the process that ranks are forked from",
+        "SIGKILL to the zygote, which forks the ranks",
         "kill_zygote",
         "zygote",
         blamed=(2,),  # the first of those that had to stop for it; the words say what it was
     ),
     node(
         "service-gone",
-        "SIGSTOP to a rank while the service is gone; it comes back after 6 s",
+        "SIGSTOP to a rank while the service is down; the service returns after 6 s",
         "stop_rank_without_service",
         "stopped by a signal",
         blamed=(3,),
@@ -38,7 +38,7 @@ NODES = (
     ),
     Case(
         "service-restarts",
-        "the service is killed, and comes back",
+        "the service is killed and restarts",
         "",
         Kind.INNOCENT,
         outside="restart_service",
