@@ -49,10 +49,8 @@ def layout(host_keys: Sequence[str], rank: int) -> Layout:
     return Layout(tuple(tuple(ranks) for ranks in hosts.values()), rank)
 
 
-def choose(device_type: str, world_size: int, local_world_size: int, has_native: bool) -> str:
-    """The fastest backend for a job, as measured (docs/performance.md), from what every rank knows alike."""
-    if device_type == "cuda":
-        return "nccl"
-    if device_type != "cpu" or not has_native:
+def choose(world_size: int, local_world_size: int, has_native: bool) -> str:
+    """The fastest backend for CPU tensors, as measured (docs/performance.md), from what every rank knows alike."""
+    if not has_native:
         return "gloo"
     return "shm" if local_world_size == world_size else "hier"

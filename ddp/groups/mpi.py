@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch._C._distributed_c10d import TCPStore
 
+from ddp.groups import ring
 from ddp.groups.place import InitError, Seat
 
 if TYPE_CHECKING:
@@ -47,17 +48,9 @@ def meeting(timeout: timedelta) -> tuple[str, Store]:
     first = world.rank == 0
     hosts = world.allgather(socket.gethostname())
     elsewhere = [host for host in hosts if host != hosts[0]]
-    address = world.bcast(_facing(elsewhere[0]) if first and elsewhere else _LOOPBACK)
+    address = world.bcast(
+        (ring.facing(elsewhere[0]) or socket.gethostname()) if first and elsewhere else _LOOPBACK
+    )
     kept = TCPStore(address, 0, None, True, timeout, wait_for_workers=False) if first else None
     port = world.bcast(kept.port if kept is not None else 0)
     return address, kept or TCPStore(address, port, None, False, timeout, wait_for_workers=False)
-
-
-def _facing(host: str) -> str:
-    """The address of this machine that the other one sees; nothing is sent."""
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as towards:
-            towards.connect((host, 9))
-            return str(towards.getsockname()[0])
-    except OSError:
-        return socket.gethostname()

@@ -166,7 +166,7 @@ def _backend(asked: str, seat: Seat, device: torch.device) -> str:
         return known_backend(asked, dist.Backend.backend_list)
     if device.type == "cpu":
         has_native = core_loading.native() is not None
-        chosen = backends.choose("cpu", seat.world_size, seat.local_world_size, has_native)
+        chosen = backends.choose(seat.world_size, seat.local_world_size, has_native)
         _register_ours(chosen)
         return chosen
     native = dist.Backend.default_device_backend_map.get(device.type)

@@ -41,7 +41,7 @@ def own_address() -> str:
         return _address_of(interface)
     master = os.environ.get("MASTER_ADDR", "")
     for candidate in (master, socket.gethostname()):
-        if candidate and (address := _facing(candidate)):
+        if candidate and (address := facing(candidate)):
             return address
     return "127.0.0.1"
 
@@ -62,7 +62,7 @@ def _address_of(interface: str) -> str:
     return socket.inet_ntoa(answer[20:24])
 
 
-def _facing(target: str) -> str:
+def facing(target: str) -> str:
     """The address from which packets to the target would come; nothing is sent."""
     try:
         candidates = socket.getaddrinfo(target, 9, type=socket.SOCK_DGRAM)

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     Entry = tuple[str, Sequence[int], str]
 
 MIB = 1024 * 1024
-DEFAULT_CAP_BYTES = 25 * MIB
 # Below this a copy costs less than a collective of its own.
 LEAST_LOOSE_BYTES = MIB
 # From here on it is the other way round, however large the buckets are, where a bucket is of no help to the group.

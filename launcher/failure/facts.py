@@ -45,10 +45,6 @@ def read_error_record(path: str) -> ErrorRecord | None:
     return None
 
 
-def first_error_record(*paths: str) -> ErrorRecord | None:
-    return next((record for record in map(read_error_record, paths) if record is not None), None)
-
-
 def _read_json(path: str) -> dict[str, Any] | None:
     """The rank chose what lies there: never follow it to a device or a pipe, never read without a bound."""
     import json

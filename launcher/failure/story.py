@@ -37,9 +37,8 @@ def render_box(
     log_dir: str,
     unicode: bool = True,
     budget: str = "",
-    own_folder: str = "",
 ) -> str:
-    """ "" for success. `budget`: the restarts allowed; `own_folder`: where our packages lie, to skip their frames."""
+    """ "" for success. `budget`: the restarts allowed."""
     if outcome.succeeded:
         return ""
     if _was_ordered(outcome):
@@ -49,7 +48,7 @@ def render_box(
     rows = _wrapped(headline(outcome), inner, "")
     n_head = len(rows)
     if cause is not None and cause.traceback:
-        rows += ["", *_traceback_rows(cause.traceback, inner, own_folder)]
+        rows += ["", *_traceback_rows(cause.traceback, inner)]
     rows.append("")
     for label, text in _facts(outcome, cause, log_dir, budget):
         rows += _labelled(label, text, inner)
@@ -219,20 +218,20 @@ def _cause_json(cause: Cause) -> dict[str, object]:
 # --- the traceback -----------------------------------------------------------------------------------
 
 
-def _traceback_rows(traceback: str, inner: int, own_folder: str) -> list[str]:
+def _traceback_rows(traceback: str, inner: int) -> list[str]:
     lines = clean_lines(traceback.rstrip())
     if any(line.strip() == GROUP_HEADER for line in lines) or TRACEBACK_HEADER not in lines:
         kept = _shortened(lines)
     else:
         last = len(lines) - 1 - lines[::-1].index(TRACEBACK_HEADER)
-        kept = _users_frames(lines[last + 1 :], own_folder)
+        kept = _users_frames(lines[last + 1 :])
     return [row for line in kept for row in _wrapped(line, inner, _indent_of(line) + "  ")[:3]]
 
 
-def _users_frames(lines: list[str], own_folder: str) -> list[str]:
+def _users_frames(lines: list[str]) -> list[str]:
     """The script's own frames, the deepest ones when there are many; all of them when none is its own."""
     frames, message = _frames(lines)
-    own = [frame for frame in frames if not _is_library(frame[0], own_folder)]
+    own = [frame for frame in frames if not _is_library(frame[0])]
     chosen = own or frames
     room = _TRACEBACK_LINES - min(len(message), 4)
     kept: list[list[str]] = []
@@ -263,13 +262,9 @@ def _frames(lines: list[str]) -> tuple[list[list[str]], list[str]]:
     return frames, []
 
 
-def _is_library(line: str, own_folder: str) -> bool:
+def _is_library(line: str) -> bool:
     file = line.removeprefix('  File "').partition('"')[0]
-    ours = bool(own_folder) and any(
-        file.startswith(f"{own_folder.rstrip('/')}/{package}/")
-        for package in ("launcher", "rendezvous", "ddp")
-    )
-    return ours or any(mark in file for mark in _LIBRARY_MARKS)
+    return any(mark in file for mark in _LIBRARY_MARKS)
 
 
 def _shortened(lines: list[str], limit: int = _TRACEBACK_LINES) -> list[str]:

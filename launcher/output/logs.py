@@ -112,8 +112,7 @@ class LogPump:
         self._streams: dict[int, _Stream] = {}  # by descriptor
         self._bars: dict[int, _Stream] = {}  # those that show a progress bar
         self._waited: dict[int, None] = {}  # descriptors of terminals that are behind
-        self._changed = threading.Condition()  # guards the four below, and every stream's tail
-        self._open_streams: dict[int, int] = {}  # by generation
+        self._lock = threading.Lock()  # guards the three below, and every stream's tail
         self._latest: dict[tuple[int, int, Streams], _Stream] = {}
         self._requests: deque[Callable[[], None]] = deque()
         self._complained = False
@@ -128,7 +127,7 @@ class LogPump:
 
     def open_rank(self, label: RankLabel) -> tuple[int, int]:
         """The write ends of a rank's stdout and stderr; the caller closes its copies after the fork."""
-        with self._changed:
+        with self._lock:
             # Bounds pipes and memory: who outlives a generation by two more loses its reader.
             outdated = [key for key in self._latest if key[0] < label.generation - 1]
             for key in outdated:
@@ -140,33 +139,14 @@ class LogPump:
     def rank_directory(self, label: RankLabel) -> str:
         return os.path.join(self._directory, f"generation_{label.generation}", f"rank_{label.rank}")
 
-    def stdout_tail(self, rank: int, generation: int) -> bytes:
-        return self._tail(rank, generation, Streams.OUT)
-
     def stderr_tail(self, rank: int, generation: int) -> bytes:
         return self._tail(rank, generation, Streams.ERR)
-
-    def drain(self, generation: int, timeout_s: float) -> bool:
-        """Waits until every pipe of the generation has ended and its lines were written.
-
-        False: not in time, as when a process that outlived its rank holds a pipe; the line that is
-        unfinished there is then shown as it is.
-        """
-
-        def is_drained() -> bool:
-            return not self._open_streams.get(generation) and all(t.is_idle for t in self._terminals)
-
-        with self._changed:
-            drained = self._changed.wait_for(is_drained, timeout_s)
-        if not drained:
-            self._ask(lambda: self._show_unfinished(generation))
-        return drained
 
     def catch_up(self, rank: int, generation: int, done: Callable[[], object]) -> None:
         """Read what is in this rank's pipes now, so that the tails hold its last words. The pump calls `done`."""
 
         def read_on() -> None:
-            with self._changed:
+            with self._lock:
                 latest = [self._latest.get((generation, rank, which)) for which in (Streams.OUT, Streams.ERR)]
             for stream in latest:
                 if stream is not None:
@@ -193,7 +173,7 @@ class LogPump:
 
         False: some lines were never shown, at any time, and are only in the log files.
         """
-        with self._changed:
+        with self._lock:
             if self._deadline is None:
                 self._deadline = time.monotonic() + timeout_s
                 os.eventfd_write(self._wake, 1)
@@ -214,27 +194,26 @@ class LogPump:
             colored = lines.is_colored(self._log.color, new.terminal.is_tty, os.environ)
             shown_prefix = lines.painted(prefix, label.rank) if colored else prefix
             new.painted = shown_prefix.encode("utf-8", "replace")
-        with self._changed:
+        with self._lock:
             self._latest[label.generation, label.rank, stream] = new
-            self._open_streams[label.generation] = self._open_streams.get(label.generation, 0) + 1
         self._streams[source] = new
         self._epoll.register(source, select.EPOLLIN)
         return sink
 
     def _tail(self, rank: int, generation: int, stream: Streams) -> bytes:
-        with self._changed:
+        with self._lock:
             found = self._latest.get((generation, rank, stream))
             return found.last_words() if found else b""
 
     def _ask(self, request: Callable[[], None]) -> None:
-        with self._changed:
+        with self._lock:
             if self._wake < 0:
                 return
             self._requests.append(request)
             os.eventfd_write(self._wake, 1)
 
     def _complain(self, text: str) -> None:
-        with self._changed:
+        with self._lock:
             if self._complained:
                 return
             self._complained = True
@@ -252,11 +231,10 @@ class LogPump:
         self._write(is_over=True)
         for terminal in self._terminals:
             terminal.close(self._deadline)
-        with self._changed:
+        with self._lock:
             self._epoll.close()
             os.close(self._wake)
             self._wake = -1
-            self._changed.notify_all()
 
     def _round(self, timeout_s: float | None) -> bool:
         """One wait, and all that it brought. Whether any rank had written something."""
@@ -274,8 +252,6 @@ class LogPump:
         self._write(is_over=False)
         for terminal in self._terminals:
             self._watch(terminal)
-        with self._changed:
-            self._changed.notify_all()
         return had_output
 
     def _time_to_next_update(self) -> float | None:
@@ -283,7 +259,7 @@ class LogPump:
         return max(0.0, min(due) - time.monotonic()) if due else None
 
     def _run_requests(self) -> None:
-        with self._changed:
+        with self._lock:
             requests = list(self._requests)
             self._requests.clear()
         for request in requests:
@@ -299,7 +275,7 @@ class LogPump:
             return
         self.received += len(chunk)
         stream.file.write(chunk)
-        with self._changed:
+        with self._lock:
             stream.keep_tail(chunk)
         if stream.terminal:
             stream.held, text = lines.feed(stream.held, chunk, now, self._eager and stream.terminal.is_tty)
@@ -340,12 +316,6 @@ class LogPump:
             if lines.due_at(stream.held) is None:
                 del self._bars[stream.fd]
 
-    def _show_unfinished(self, generation: int) -> None:
-        for stream in list(self._streams.values()):
-            if stream.label.generation == generation and stream.terminal:
-                self._show(stream, stream.terminal, lines.finish(stream.held))
-                stream.held = Held(updated_at=stream.held.updated_at)
-
     def _end(self, stream: _Stream) -> None:
         del self._streams[stream.fd]
         if stream.terminal:
@@ -354,11 +324,6 @@ class LogPump:
         self._epoll.unregister(stream.fd)
         os.close(stream.fd)
         stream.file.close()
-        generation = stream.label.generation
-        with self._changed:
-            self._open_streams[generation] -= 1
-            if not self._open_streams[generation]:
-                del self._open_streams[generation]
 
     def _retire(self, before: int) -> None:
         for stream in list(self._streams.values()):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 import re
 import tomllib
@@ -13,7 +12,8 @@ from rendezvous.client.options import is_loopback
 from rendezvous.values.wire_names import PORT
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    import argparse
+    from collections.abc import Mapping
 
 ENV = "DDP_RENDEZVOUS_"
 
@@ -219,9 +219,3 @@ def warnings(settled: Mapping[str, Any]) -> list[str]:
     if not settled["token_keys"] and not settled["client_ca"]:
         found.append("whoever reaches the port may join, and abort, any job (--insecure)")
     return found
-
-
-def parse_serve(argv: Sequence[str], environ: Mapping[str, str]) -> dict[str, Any]:
-    parser = argparse.ArgumentParser("ddp-rendezvous serve")
-    add_arguments(parser)
-    return settle(parser.parse_args(argv), environ)

@@ -196,9 +196,6 @@ class World:
     def size(self) -> int:
         return sum(p.facts.nproc for p in self.placements)
 
-    def placement_of(self, agent: AgentId) -> Placement | None:
-        return next((p for p in self.placements if p.agent == agent), None)
-
 
 @dataclass(frozen=True, slots=True)
 class Assignment:

@@ -34,15 +34,8 @@ def test_hosts_are_in_the_order_of_their_lowest_ranks():
 
 
 @pytest.mark.parametrize(
-    ("device", "world", "local", "native", "backend"),
-    [
-        ("cuda", 8, 8, True, "nccl"),
-        ("cpu", 4, 4, True, "shm"),
-        ("cpu", 1, 1, True, "shm"),
-        ("cpu", 4, 2, True, "hier"),
-        ("cpu", 4, 4, False, "gloo"),
-        ("xpu", 4, 4, True, "gloo"),
-    ],
+    ("world", "local", "native", "backend"),
+    [(4, 4, True, "shm"), (1, 1, True, "shm"), (4, 2, True, "hier"), (4, 4, False, "gloo")],
 )
-def test_choice(device, world, local, native, backend):
-    assert choose(device, world, local, native) == backend
+def test_choice(world, local, native, backend):
+    assert choose(world, local, native) == backend

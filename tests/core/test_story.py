@@ -15,7 +15,7 @@ from rendezvous.values.types import Cause, Decision, DecisionKind, FailureClass,
 TRACEBACK = (
     "Traceback (most recent call last):\n"
     '  File "<frozen runpy>", line 88, in _run_code\n'
-    '  File "/opt/us/launcher/rank.py", line 1, in main\n    run()\n'
+    '  File "/opt/venv/lib/python3.11/site-packages/launcher/rank.py", line 1, in main\n    run()\n'
     '  File "/home/u/train.py", line 9, in <module>\n    main()\n'
     '  File "/env/lib/python3.11/site-packages/torch/nn/module.py", line 5, in forward\n    inner()\n    ^^^^^\n'
     "ValueError: bad batch\n"
@@ -40,7 +40,6 @@ def box(outcome: Outcome, **options: object) -> str:
         "color": False,
         "log_dir": "/logs",
         "budget": "2",
-        "own_folder": "/opt/us",
         **options,
     }
     return render_box(outcome, **chosen)  # type: ignore[arg-type]

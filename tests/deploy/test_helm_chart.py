@@ -11,8 +11,7 @@ import custom_resources
 import kubernetes_validate
 import pytest
 import rules
-
-from rendezvous.service.settings import parse_serve
+from serve_settings import parse_serve
 
 helm = pytest.importorskip("helm_python", reason="helm's library is not built for this machine")
 

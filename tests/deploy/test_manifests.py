@@ -13,6 +13,7 @@ import kubernetes_validate
 import pytest
 import rules
 import who_reaches
+from serve_settings import parse_serve
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -101,8 +102,6 @@ def test_production_asks_everybody_who_they_are() -> None:
 
 def test_the_service_can_be_started_as_the_manifests_say(tmp_path: Path) -> None:
     """Its own reader of settings takes every variable that they set."""
-    from rendezvous.service.settings import parse_serve
-
     for overlay in OVERLAYS:
         (container,) = one(list(built(overlay)), "StatefulSet")["spec"]["template"]["spec"]["containers"]
         said = {each["name"]: each.get("value", "pod-0") for each in container["env"]}

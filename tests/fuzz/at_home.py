@@ -12,6 +12,8 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from serve_settings import parse_serve
+
 from launcher.failure import crash_text
 from launcher.failure.facts import read_error_record
 from launcher.failure.verdict import RankEnd, cause_of
@@ -34,7 +36,7 @@ from launcher.settings.options import BY_SPELLING, OPTIONS
 from launcher.settings.values import BadValue
 from rendezvous import codec
 from rendezvous.access.secret import SecretUnusable, parse
-from rendezvous.service.settings import SettingsUnusable, parse_serve
+from rendezvous.service.settings import SettingsUnusable
 from rendezvous.submit import command
 from rendezvous.values.events import Examined, PhaseTimes, RankFailed
 from rendezvous.values.rank_report import Sight

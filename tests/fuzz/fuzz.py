@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def load(*, guided: bool) -> dict[str, Target]:
-    sys.path[:0] = [str(HERE), str(HERE.parents[1])]
+    sys.path[:0] = [str(HERE), str(HERE.parents[1]), str(HERE.parent / "shell")]
     if guided:
         import atheris
 

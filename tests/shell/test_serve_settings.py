@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 from authority import Authority
+from serve_settings import parse_serve
 
-from rendezvous.service.settings import SettingsUnusable, parse_serve
+from rendezvous.service.settings import SettingsUnusable
 
 ROOT = Path(__file__).parents[2]
 
