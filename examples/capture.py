@@ -1,9 +1,9 @@
-"""Runs the demo in a terminal of its own and draws what that terminal shows, as docs/img/demo.svg.
+"""Runs the demo in a pseudo-terminal, and draws the content of that terminal as docs/img/demo.svg.
 
     python examples/capture.py [docs/img/demo.svg]
 
-The terminal is a small one: it knows what the demo and ddp-launch use (new lines, carriage returns, erasing a
-row, colours) and refuses anything else, so that the picture is what was printed and nothing is guessed.
+The terminal implements only what the demo and ddp-launch use: new lines, carriage returns, erasing a row, colours. It
+rejects everything else, so the picture shows exactly what was printed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Style:
 
 @dataclass
 class Screen:
-    """Rows of cells; it grows downwards, as a terminal's history does."""
+    """Rows of cells. It grows downwards, as the history of a terminal does."""
 
     rows: list[list[tuple[str, Style]]] = field(default_factory=lambda: [[]])
     column: int = 0
@@ -95,7 +95,7 @@ class Screen:
 
 
 def record(argv: list[str]) -> str:
-    """What the program wrote to its terminal."""
+    """Run the program, and return what it wrote to its terminal."""
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (ROWS, COLUMNS))
     path = os.pathsep.join((os.path.dirname(sys.executable), os.environ["PATH"]))
@@ -107,7 +107,7 @@ def record(argv: list[str]) -> str:
     while True:
         try:
             pieces.append(os.read(ours, 1 << 16))
-        except OSError:  # EIO: nobody has the terminal open any more
+        except OSError:  # EIO: no process has the terminal open any more
             break
     os.close(ours)
     if job.wait():

@@ -1,8 +1,8 @@
-"""`make demo`: trains on two ranks, kills one of them half-way, and checks that the job healed itself.
+"""`make demo`: trains on two ranks, kills one of them half-way, and checks that the job recovers.
 
-The job is started as any user would start it. This program only watches: the training script writes its metrics
-into a pipe, and half-way through one rank gets a SIGKILL from here. What is claimed at the end was checked;
-whatever does not hold makes the demo fail.
+The demo starts the job as a user would. Then it only watches: the training script writes its metrics into a pipe, and
+half-way through, the demo sends SIGKILL to one rank. It checks every claim that it prints at the end. If a claim is
+false, the demo fails.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ HERE = Path(__file__).resolve().parent
 EPOCHS = 12
 KILL_AFTER = EPOCHS // 2
 RANKS = 2
-SILENT_S = 120.0  # a busy machine takes a minute to import torch
+SILENT_S = 120.0  # the import of torch takes a minute on a busy machine
 PR_SET_CHILD_SUBREAPER = 36
 BOLD, GREEN, RED, DIM, PLAIN = ("\x1b[1m", "\x1b[32m", "\x1b[31m", "\x1b[2m", "\x1b[0m")
 
 
 @dataclass
 class Watched:
-    """What the job told us about itself."""
+    """What the metrics of the job have shown so far."""
 
     losses: list[float] = field(default_factory=list)
-    pids: list[dict[int, int]] = field(default_factory=list)  # by start of the group: rank -> process
+    pids: list[dict[int, int]] = field(default_factory=list)  # per start of the ranks: rank -> process
     resumed_at: int = 0
-    told_before: int = 0  # epochs that we had heard of by then
+    told_before: int = 0  # epochs reported until then
     victim: int = 0
     killed_at: float = 0.0
     healed_s: float = 0.0
@@ -60,24 +60,24 @@ class Watched:
             self.healed_s = time.monotonic() - self.killed_at
 
     def note_resumption(self, epoch: int) -> None:
-        if not self.resumed_at:  # each rank tells it
+        if not self.resumed_at:  # each rank reports it
             self.resumed_at, self.told_before = epoch, len(self.losses)
 
     @property
     def unsaid(self) -> int:
-        """Epochs that were kept and never told of: one, where the kill came in between."""
+        """Epochs in the checkpoint that were never reported: one, if the kill came between the two."""
         return self.resumed_at - self.told_before
 
     def kill_one(self) -> None:
         victim = self.pids[-1][1]
-        with contextlib.suppress(ProcessLookupError):  # where we were held up until the job was over
+        with contextlib.suppress(ProcessLookupError):  # if the demo was delayed until the job was over
             os.kill(victim, signal.SIGKILL)
             self.victim, self.killed_at = victim, time.monotonic()
             say(f"demo: kill -9 {victim}   (this is rank 1)", RED)
 
 
 def say(text: str, style: str = "", fresh_row: bool = True) -> None:
-    """In one write, and first wiping the live line that the job may have at the bottom of the terminal."""
+    """Print in one write. First clear the live line that the job may show at the bottom of the terminal."""
     if sys.stdout.isatty():
         text = ("\r\x1b[K" if fresh_row else "") + style + text + PLAIN
     os.write(1, text.encode() + b"\n")
@@ -92,7 +92,7 @@ def command(folder: str) -> list[str]:
 
 
 def adopt_orphans() -> None:
-    """Whatever outlives the job becomes our child, and so is found at the end."""
+    """Make processes that outlive the job our children, so that the demo finds them at the end."""
     import ctypes
 
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
@@ -100,7 +100,7 @@ def adopt_orphans() -> None:
 
 
 def watch(job: subprocess.Popen[bytes], metrics: int, seen: Watched) -> None:
-    """Until the job ends; one that says nothing for too long is stopped."""
+    """Read metrics until the job ends. Stop a job that reports nothing for too long."""
     ended = os.pidfd_open(job.pid)
     waiting = select.poll()
     waiting.register(metrics, select.POLLIN)
@@ -109,7 +109,7 @@ def watch(job: subprocess.Popen[bytes], metrics: int, seen: Watched) -> None:
     while True:
         ready = waiting.poll(SILENT_S * 1000)
         if not ready:
-            say(f"demo: nothing heard for {SILENT_S:g} s, giving up", RED)
+            say(f"demo: no metrics for {SILENT_S:g} s; stopping the job", RED)
             job.terminate()
             break
         if ready == [(ended, select.POLLIN)]:
@@ -128,32 +128,32 @@ def orphans() -> int:
         except ChildProcessError:
             return count
         count += 1
-        if pid == 0:  # there are some, and they run
+        if pid == 0:  # children exist, and all of them are running
             return count
 
 
 def verdict(code: int, seen: Watched, left: int) -> list[tuple[bool, str]]:
-    """What was claimed, and whether it held."""
+    """Each claim, and whether it is true."""
     first, last = (seen.losses[0], seen.losses[-1]) if seen.losses else (0.0, 0.0)
     healed = seen.victim > 0 and [len(group) for group in seen.pids] == [RANKS, RANKS]
     return [
-        (healed, f"rank 1 was killed; {seen.healed_s:.2f} s later a new pair of ranks had found each other"),
+        (healed, f"rank 1 was killed; {seen.healed_s:.2f} s later two new ranks were connected"),
         (
             seen.resumed_at >= KILL_AFTER and seen.unsaid in (0, 1),
-            f"they went on from the checkpoint of epoch {seen.resumed_at}",
+            f"they continued from the checkpoint of epoch {seen.resumed_at}",
         ),
         (
             len(seen.losses) + max(0, seen.unsaid) == EPOCHS and last < first / 4,
             f"the loss fell from {first:.2f} to {last:.2f} in {len(seen.losses)} epochs",
         ),
         (code == 0, f"ddp-launch succeeded (exit code {code})"),
-        (left == 0, f"no process was left behind ({left} found)"),
+        (left == 0, f"no process was left running ({left} found)"),
     ]
 
 
 def run(folder: str) -> list[tuple[bool, str]]:
     os.mkfifo(f"{folder}/metrics")
-    metrics = os.open(f"{folder}/metrics", os.O_RDWR | os.O_NONBLOCK)  # writing too: it never reads as ended
+    metrics = os.open(f"{folder}/metrics", os.O_RDWR | os.O_NONBLOCK)  # writing too: no end of file
     argv = command(folder)
     parts = [shlex.join(argv[:-7]), shlex.join(argv[-7:-4]), shlex.join(argv[-4:])]
     say("$ " + " \\\n    ".join(parts) + "\n", BOLD, fresh_row=False)
@@ -162,7 +162,7 @@ def run(folder: str) -> list[tuple[bool, str]]:
     job = subprocess.Popen(argv, env=os.environ | {"PATH": path})
     try:
         watch(job, metrics, seen)
-    except KeyboardInterrupt:  # the terminal told the job as well
+    except KeyboardInterrupt:  # the terminal has sent SIGINT to the job too
         job.wait()
         raise
     code = job.wait()
@@ -180,8 +180,8 @@ def main() -> int:
             return 130
     say("", fresh_row=False)
     for held, text in results:
-        say(f"  {'✓' if held else '✗ not so:'} {text}", GREEN if held else RED, fresh_row=False)
-    say(f"  {time.monotonic() - started:.1f} s in all", DIM, fresh_row=False)
+        say(f"  {'✓' if held else '✗ false:'} {text}", GREEN if held else RED, fresh_row=False)
+    say(f"  {time.monotonic() - started:.1f} s in total", DIM, fresh_row=False)
     return 0 if all(held for held, _ in results) else 1
 
 

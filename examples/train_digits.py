@@ -1,8 +1,8 @@
-"""Trains a small convolutional network to read noisy digits; an ordinary data-parallel PyTorch script.
+"""Trains a small convolutional network to read noisy digits. This is an ordinary data-parallel PyTorch script.
 
-Nothing in it knows how it is launched: it reads the usual variables, joins the usual process group and keeps a
-checkpoint, so that it can be started again and go on. The digits are drawn here (a dot-matrix font, moved
-about, under heavy noise), so there is nothing to download.
+The script does not depend on its launcher. It reads the usual variables and joins the usual process group. It saves a
+checkpoint, so that it can continue after a restart. It draws the digits itself (a dot-matrix font, shifted at random,
+with heavy noise), so there is nothing to download.
 
     ddp-launch --nproc-per-node 2 --max-restarts 3 examples/train_digits.py --checkpoint /tmp/digits.pt
 """
@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-# One row of dots per number, five dots wide: the digits of many a ticket machine.
+# A dot-matrix font: one number per row of dots, five dots wide.
 FONT = (
     (14, 17, 19, 21, 25, 17, 14),
     (4, 12, 4, 4, 4, 4, 14),
@@ -116,7 +116,7 @@ class Training:
         self.epoch = state["epoch"]
         self.tell("resumed", epoch=self.epoch)
         if self.rank == 0:
-            print(f"going on from the checkpoint of epoch {self.epoch}")
+            print(f"continuing from the checkpoint of epoch {self.epoch}")
 
     def save(self) -> None:
         if self.rank == 0:
@@ -139,7 +139,7 @@ class Training:
             self.tell("epoch", epoch=self.epoch, loss=loss)
 
     def tell(self, what: str, **facts: float) -> None:
-        """One line of JSON for whoever collects the metrics."""
+        """Append one line of JSON to the metrics."""
         if self.metrics:
             line = json.dumps({"what": what, "rank": self.rank} | facts) + "\n"
             with open(self.metrics, "a") as file:

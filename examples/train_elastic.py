@@ -1,8 +1,9 @@
-"""Learns to read digits, as train_digits.py does, and keeps its state through whatever happens to its ranks.
+"""Trains the same network as train_digits.py, and keeps its state when ranks are lost.
 
     .venv/bin/ddp-launch --nproc-per-node 2 --max-restarts 3 examples/train_elastic.py --folder /tmp/digits
 
-Every step is committed to memory, every hundredth to disk as well. Kill a rank: all go on from the step they were at.
+It commits every step to memory, and every hundredth step to disk. If you kill a rank, all ranks continue from their
+last step.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def main() -> None:
     )
     resumed = state.resume()
     if resumed and place.rank == 0:
-        print(f"going on after step {state.step}, from {'memory' if resumed.in_memory else 'disk'}")
+        print(f"continuing after step {state.step}, from {'memory' if resumed.in_memory else 'disk'}")
     for epoch in sampler.epochs(options.epochs):
         for images, labels in loader:
             loss = cross_entropy(model(images.to(place.device)), labels.to(place.device))
@@ -61,7 +62,7 @@ def main() -> None:
                 state.checkpoint()
         if place.rank == 0:
             print(f"epoch {epoch + 1}: mean loss so far {state.total / state.step:.4f}")
-    state.checkpoint()  # what the training was for
+    state.checkpoint()  # save the final result
     state.close()
     ddp.shutdown()
 

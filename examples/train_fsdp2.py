@@ -1,9 +1,9 @@
-"""A small language model whose parameters are sharded over the ranks (FSDP2), and which survives the loss of one.
+"""Trains a small language model with parameters sharded over the ranks (FSDP2). It survives the loss of a rank.
 
     .venv/bin/ddp-launch --nproc-per-node 2 --max-restarts 3 examples/train_fsdp2.py --folder /tmp/fsdp2
 
-Each rank commits its own shards, to memory at every step and to disk now and then. In a world of another size they
-are put together anew.
+Each rank commits its own shards: to memory at every step, and to disk at every 20th. In a world of another size the
+shards are redistributed.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def main() -> None:
     )
     resumed = state.resume()
     if resumed and place.rank == 0:
-        print(f"going on after step {state.step}, from {'memory' if resumed.in_memory else 'disk'}")
+        print(f"continuing after step {state.step}, from {'memory' if resumed.in_memory else 'disk'}")
     loss = torch.zeros((), device=place.device)
     for epoch in sampler.epochs(options.epochs):
         for chosen in torch.utils.data.BatchSampler(sampler, options.batch, drop_last=False):

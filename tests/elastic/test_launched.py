@@ -142,5 +142,5 @@ def test_the_examples_go_on_where_they_were(
         job = launch("--nproc-per-node", "2", *command)
         assert job.wait(100) == 0, job.stderr()
         assert re.search(rf"epoch {epochs}: .*loss", job.stdout())
-        assert ("going on after step" in job.stdout()) == (epochs == 2)
+        assert ("continuing after step" in job.stdout()) == (epochs == 2)
         assert (f"epoch {epochs - 1}:" in job.stdout()) is False

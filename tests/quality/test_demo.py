@@ -43,8 +43,8 @@ def test_a_healed_job_passes(demo, healed):
         ({"victim": 0}, "rank 1 was killed"),
         ({"pids": [{0: 10, 1: 11}]}, "rank 1 was killed"),
         ({"pids": [{0: 10, 1: 11}, {0: 12}]}, "rank 1 was killed"),
-        ({"resumed_at": 0}, "they went on"),
-        ({"resumed_at": 5, "told_before": 5}, "they went on"),
+        ({"resumed_at": 0}, "they continued"),
+        ({"resumed_at": 5, "told_before": 5}, "they continued"),
         ({"losses": [2.0] * 12}, "the loss fell"),
         ({"losses": [2.0, 0.1]}, "the loss fell"),
         ({"resumed_at": 8, "told_before": 7}, "the loss fell"),  # one epoch was told twice
