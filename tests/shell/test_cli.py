@@ -54,7 +54,7 @@ def desk(tmp_path: Path) -> Path:
 WRONG: list[tuple[list[str | bytes], dict[str, str], list[str]]] = [
     (["--bogus"], {}, ["--bogus", "--help"]),
     (["--nnods", "1", "train.py"], {}, ["--nnods", "--nnodes"]),
-    ([], {}, ["no script", "script.py"]),
+    ([], {}, ["script.py", "--help"]),
     ([""], {}, ["empty"]),
     (["trian.py"], {}, ["trian.py", "train.py"]),
     (["nowhere/train.py"], {}, ["nowhere/train.py", "directory nowhere"]),
