@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError
 from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.rounds import view
 from rendezvous.rounds.journal import Note
-from rendezvous.session_replay import Moved
+from rendezvous.session_replay import Redirect
 from rendezvous.values import events, rank_report, rank_view, types
 from rendezvous.values.straggler_state import Pace
 
@@ -103,7 +103,7 @@ _MESSAGES: dict[type, Any] = {
     rank_view.Collective: pb.Collective,
     rank_view.GroupView: pb.GroupView,
     Note: pb.Note,
-    Moved: pb.Moved,
+    Redirect: pb.Redirect,
 }
 
 _FROM_AGENT: dict[str, Any] = {
@@ -127,7 +127,7 @@ _TO_AGENT: dict[str, Any] = {
     "store_at": events.StoreAt,
     "stop": events.Stop,
     "ended": events.Ended,
-    "moved": Moved,
+    "redirect": Redirect,
     "checkpoint": events.CheckpointRequested,
     "examine": events.Examine,
     "accused": events.Accused,
@@ -147,7 +147,7 @@ def from_agent_bytes(message: FromAgent) -> bytes:
     return pb.AgentMessage(**{body: encode(message)}).SerializeToString()
 
 
-def to_agent_bytes(message: ToAgent | Moved) -> bytes:
+def to_agent_bytes(message: ToAgent | Redirect) -> bytes:
     body = _BODY_OF[type(message)]
     return pb.ServiceMessage(**{body: encode(message)}).SerializeToString()
 
@@ -166,7 +166,7 @@ def read_from_agent(data: bytes, agent: AgentId | None) -> FromAgent:
     return _row(kind).decode(body, agent=agent)  # type: ignore[no-any-return]
 
 
-def read_to_agent(data: bytes) -> ToAgent | Moved:
+def read_to_agent(data: bytes) -> ToAgent | Redirect:
     return decode(*_body(_parsed(pb.ServiceMessage, data), _TO_AGENT))  # type: ignore[no-any-return]
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class Redirect:
     """The service ends the stream: go to `address` (empty: any that is known) after `after_s`."""
 
     address: str

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, assert_never
 
-from rendezvous.session_replay import Moved, Recital
+from rendezvous.session_replay import Recital, Redirect
 from rendezvous.values.events import AgentJoined, Refused, Waiting
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class SessionState:
     link: Link = Link.IDLE
     endpoint: str = ""  # of the current stream
     recital: Recital = Recital()
-    redirect: Moved | None = None  # received on the current stream
+    redirect: Redirect | None = None  # received on the current stream
     worked: bool = False  # the current stream brought a message
     was_reached: bool = False  # any stream did
     is_closing: bool = False
@@ -103,7 +103,7 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    message: ToAgent | Moved
+    message: ToAgent | Redirect
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,8 +261,8 @@ def heartbeat_every_s(state: SessionState) -> float:
     return joined.spec.lease_s / 4.0
 
 
-def _received(state: SessionState, message: ToAgent | Moved) -> SessionStep:
-    if isinstance(message, Moved):
+def _received(state: SessionState, message: ToAgent | Redirect) -> SessionStep:
+    if isinstance(message, Redirect):
         return replace(state, redirect=message), ()
     contact = () if state.worked else (ContactChanged(True),)
     reports = state.recital.asked_for_by(message)

@@ -159,14 +159,14 @@ class AgentMessage(_message.Message):
     def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., store_opened: _Optional[_Union[StoreOpened, _Mapping]] = ..., rank_failed: _Optional[_Union[RankFailed, _Mapping]] = ..., ranks_finished: _Optional[_Union[RanksFinished, _Mapping]] = ..., agent_stopped: _Optional[_Union[AgentStopped, _Mapping]] = ..., checkpoint_taken: _Optional[_Union[CheckpointTaken, _Mapping]] = ..., ranks_still: _Optional[_Union[RanksStill, _Mapping]] = ..., examined: _Optional[_Union[Examined, _Mapping]] = ..., phase_times: _Optional[_Union[PhaseTimes, _Mapping]] = ..., node_health: _Optional[_Union[NodeHealth, _Mapping]] = ...) -> None: ...
 
 class ServiceMessage(_message.Message):
-    __slots__ = ("waiting", "refused", "assigned", "store_at", "stop", "ended", "moved", "checkpoint", "examine", "accused", "notice")
+    __slots__ = ("waiting", "refused", "assigned", "store_at", "stop", "ended", "redirect", "checkpoint", "examine", "accused", "notice")
     WAITING_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     ASSIGNED_FIELD_NUMBER: _ClassVar[int]
     STORE_AT_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
-    MOVED_FIELD_NUMBER: _ClassVar[int]
+    REDIRECT_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     EXAMINE_FIELD_NUMBER: _ClassVar[int]
     ACCUSED_FIELD_NUMBER: _ClassVar[int]
@@ -177,12 +177,12 @@ class ServiceMessage(_message.Message):
     store_at: StoreAt
     stop: Stop
     ended: Ended
-    moved: Moved
+    redirect: Redirect
     checkpoint: CheckpointRequested
     examine: Examine
     accused: Accused
     notice: Notice
-    def __init__(self, waiting: _Optional[_Union[Waiting, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., assigned: _Optional[_Union[Assigned, _Mapping]] = ..., store_at: _Optional[_Union[StoreAt, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., moved: _Optional[_Union[Moved, _Mapping]] = ..., checkpoint: _Optional[_Union[CheckpointRequested, _Mapping]] = ..., examine: _Optional[_Union[Examine, _Mapping]] = ..., accused: _Optional[_Union[Accused, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ...) -> None: ...
+    def __init__(self, waiting: _Optional[_Union[Waiting, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., assigned: _Optional[_Union[Assigned, _Mapping]] = ..., store_at: _Optional[_Union[StoreAt, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., redirect: _Optional[_Union[Redirect, _Mapping]] = ..., checkpoint: _Optional[_Union[CheckpointRequested, _Mapping]] = ..., examine: _Optional[_Union[Examine, _Mapping]] = ..., accused: _Optional[_Union[Accused, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ...) -> None: ...
 
 class AgentId(_message.Message):
     __slots__ = ("node", "incarnation")
@@ -362,7 +362,7 @@ class Ended(_message.Message):
     outcome: Outcome
     def __init__(self, outcome: _Optional[_Union[Outcome, _Mapping]] = ...) -> None: ...
 
-class Moved(_message.Message):
+class Redirect(_message.Message):
     __slots__ = ("address", "after_s", "reason")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     AFTER_S_FIELD_NUMBER: _ClassVar[int]

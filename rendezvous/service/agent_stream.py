@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rendezvous.service.limits import Limits
-    from rendezvous.session_replay import Moved
+    from rendezvous.session_replay import Redirect
     from rendezvous.values.events import FromAgent
     from rendezvous.values.types import AgentId
 
@@ -74,9 +74,9 @@ class Attendance:
         else:
             self.cut(Cut(grpc.StatusCode.RESOURCE_EXHAUSTED, "this client reads too slowly"))
 
-    def move(self, moved: Moved) -> None:
+    def redirect(self, redirect: Redirect) -> None:
         """The last word; the stream ends well once it is written."""
-        self.put(to_agent_bytes(moved))
+        self.put(to_agent_bytes(redirect))
         self.close()
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from rendezvous.service.agent_stream import Attendance, Cut
 from rendezvous.service.calls import held
 from rendezvous.service.jobs import Elsewhere
 from rendezvous.service.limits import Counts, LimitReached, Limits, Rates
-from rendezvous.session_replay import Moved
+from rendezvous.session_replay import Redirect
 from rendezvous.values.events import AgentJoined, Refused
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class Agents:
             job = self._jobs.at_hand(job_id) or await self._jobs.open(job_id)
         except Elsewhere as error:
             await context.write(
-                to_agent_bytes(Moved(error.address, 0.0 if error.address else _NOBODY_YET_S, str(error)))
+                to_agent_bytes(Redirect(error.address, 0.0 if error.address else _NOBODY_YET_S, str(error)))
             )
             return None
         if len(job.attendances) >= self._limits.agents_per_job and joined.agent not in job.attendances:

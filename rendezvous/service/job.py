@@ -17,7 +17,7 @@ from rendezvous.rounds.outcome_truncation import fitted
 from rendezvous.service.agent_stream import Attendance, Cut
 from rendezvous.service.coalescer import Lull
 from rendezvous.service.owner import JobOwner
-from rendezvous.session_replay import Moved
+from rendezvous.session_replay import Redirect
 from rendezvous.values.events import AgentLost, Assigned, Refused, Waiting
 from rendezvous.values.state import Phase
 
@@ -47,7 +47,7 @@ class Watcher:
         for note in notes:
             self.queue.put_nowait(note)
         self.fell_behind = False
-        self.moved = False  # the job has; what follows is told elsewhere
+        self.job_moved = False  # to another replica, which reports what follows
 
     def tell(self, note: Note | None) -> None:
         try:
@@ -157,7 +157,7 @@ class Job:
         if attendance is None:
             return
         if not self._holds(self.job_id):
-            attendance.move(Moved("", _DOUBT_S, "this replica is in doubt about the job just now"))
+            attendance.redirect(Redirect("", _DOUBT_S, "this replica is in doubt about the job just now"))
             return
         if isinstance(message, Waiting):
             self._lull.put(attendance, message)
@@ -209,12 +209,12 @@ class Job:
 
     # --- the end -----------------------------------------------------------------------------------
 
-    async def close(self, moved: Moved) -> None:
+    async def close(self, redirect: Redirect) -> None:
         """This replica speaks for the job no more; its agents are sent elsewhere."""
         for attendance in list(self.attendances.values()):
-            attendance.move(moved)
+            attendance.redirect(redirect)
         for watcher in self.watchers:
-            watcher.moved = True
+            watcher.job_moved = True
             watcher.tell(None)
         for timer in self._absent.values():
             timer.cancel()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from rendezvous.service.job import Job
 from rendezvous.service.limits import LimitReached
-from rendezvous.session_replay import Moved
+from rendezvous.session_replay import Redirect
 from rendezvous.store.protocol import Deposed, StoreError
 from rendezvous.store.protocol import LimitReached as ValuesFull
 from rendezvous.values.state import Phase
@@ -132,7 +132,7 @@ class Jobs:
         job = self._open.pop(job_id, None)
         if job is not None:
             _log.warning("another replica decides about this job now", extra={"job": job_id})
-            self._later(job.close(Moved("", 0.05, "another replica decides about this job now")))
+            self._later(job.close(Redirect("", 0.05, "another replica decides about this job now")))
 
     def _freed(self, job_id: str) -> None:
         """Its owner is gone. One of the replicas gets it; agents that come find out which."""
@@ -148,7 +148,7 @@ class Jobs:
             return
         _log.error("cannot go on with the job", extra={"job": job.job_id}, exc_info=task.exception())
         del self._open[job.job_id]
-        self._later(job.close(Moved("", 1.0, "the service had to give the job up for now")))
+        self._later(job.close(Redirect("", 1.0, "the service had to give the job up for now")))
 
     def _later(self, coroutine: object) -> None:
         task: asyncio.Task[None] = asyncio.get_running_loop().create_task(coroutine)  # type: ignore[arg-type]
@@ -186,7 +186,7 @@ class Jobs:
     async def _put_away(self, job: Job) -> None:
         del self._open[job.job_id]
         blank = job.state.spec is None
-        await job.close(Moved("", 0.0, "the job is over"))
+        await job.close(Redirect("", 0.0, "the job is over"))
         if blank:
             await self._store.forget(job.job_id)
         else:
@@ -237,7 +237,7 @@ class Jobs:
         jobs = list(self)
         self._open.clear()
         for job in jobs:
-            await job.close(Moved("", after_s, "the service is going away"))
+            await job.close(Redirect("", after_s, "the service is going away"))
             await self._store.ownership.release(job.job_id)
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=5.0)

@@ -89,7 +89,7 @@ class Operations:
     async def _relay(self, watcher: Watcher, telling: str, context: Any) -> None:
         while not watcher.fell_behind:
             note = await watcher.queue.get()
-            if note is None and watcher.moved:
+            if note is None and watcher.job_moved:
                 raise Elsewhere("")
             if note is None:
                 return

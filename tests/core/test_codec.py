@@ -16,11 +16,11 @@ from rendezvous import codec
 from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.rounds.journal import Note
 from rendezvous.rounds.view import JobView
-from rendezvous.session_replay import Moved
+from rendezvous.session_replay import Redirect
 from rendezvous.values import events, types
 
 AGENT = types.AgentId("node1", "a1")
-TO_AGENT = (*get_args(events.ToAgent), Moved)
+TO_AGENT = (*get_args(events.ToAgent), Redirect)
 FROM_AGENT = get_args(events.FromAgent)
 
 _TEXT = st.text(st.characters(codec="utf-8"), max_size=40)

@@ -26,7 +26,7 @@ from rendezvous.client.session_rules import (
     patience,
     step,
 )
-from rendezvous.session_replay import Moved
+from rendezvous.session_replay import Redirect
 from rendezvous.values.events import (
     AgentJoined,
     AgentStopped,
@@ -109,16 +109,16 @@ def test_contact_is_reported_once_per_stream_that_worked() -> None:
 
 
 def test_a_redirect_is_followed_unless_its_address_fell_silent() -> None:
-    moved = Received(Moved("y:1", 0.2, "the job lives there"))
-    state, effects = after(JOINED, moved, StreamEnded())
+    redirect = Received(Redirect("y:1", 0.2, "the job lives there"))
+    state, effects = after(JOINED, redirect, StreamEnded())
     assert effects == (Pause(0.2, pytest.approx(0.3)),)
     state, effects = after(state, PauseOver())
     assert opened(effects).endpoint == "y:1"
     state, _ = after(state, StreamFailed("no answer", silent=True), PauseOver())
     assert state.endpoint == "x:1"
-    state, _ = after(state, moved, StreamEnded(), PauseOver(), at=5.0)
+    state, _ = after(state, redirect, StreamEnded(), PauseOver(), at=5.0)
     assert state.endpoint == "x:1"
-    state, _ = after(state, moved, StreamEnded(), PauseOver(), at=15.0)
+    state, _ = after(state, redirect, StreamEnded(), PauseOver(), at=15.0)
     assert state.endpoint == "y:1"
 
 

@@ -23,7 +23,7 @@ from rendezvous.rounds.snapshot import SnapshotUnreadable, decode_state, encode_
 from rendezvous.rounds.view import summary_of, view_of
 from rendezvous.service import health, reflection
 from rendezvous.service.web import Web
-from rendezvous.session_replay import Moved, Recital
+from rendezvous.session_replay import Recital, Redirect
 from rendezvous.values.events import (
     AgentHeard,
     AgentJoined,
@@ -89,7 +89,7 @@ def to_agent(data: bytes) -> None:
     message = read_to_agent(data)
     assert read_to_agent(codec.to_agent_bytes(message)) == message
     recital = Recital().said(AgentJoined(AGENTS[0], _SPEC, NodeFacts("a", "127.0.0.1", 1)))
-    if not isinstance(message, Moved):
+    if not isinstance(message, Redirect):
         for line in recital.heard(message).lines():
             codec.from_agent_bytes(line)
 
@@ -218,7 +218,7 @@ _TOLD = (
     StoreAt(1, StoreAddress("127.0.0.1", 1234)),
     Stop(1, Decision(DecisionKind.RESTART, "rank 1 failed", 1, _CAUSE)),
     Ended(Outcome(False, "rank 1 failed", 1, _CAUSE, (_CAUSE,), 1)),
-    Moved("127.0.0.1:1", 0.5, "elsewhere"),
+    Redirect("127.0.0.1:1", 0.5, "elsewhere"),
 )
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from sim_invariants import require
 
 from rendezvous.client.session_rules import StreamEnded, StreamFailed
-from rendezvous.session_replay import Moved
+from rendezvous.session_replay import Redirect
 from rendezvous.values.events import Accused, Assigned, CheckpointRequested, Examine, Stop, StoreAt, Waiting
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Network:
         if host is None:
             self._over(agent, None, StreamFailed("connection refused"), self.chance.delay_s())
             return None
-        if isinstance(host, Moved):
+        if isinstance(host, Redirect):
             connection = Connection(self, agent, None)
             self.clock.after(self.chance.delay_s(), lambda: agent.receive(connection, host))
             self._over(agent, connection, StreamEnded(), 0.25)

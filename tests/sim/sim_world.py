@@ -16,7 +16,7 @@ from sim_network import Clock, Network
 from sim_service import FakeStore, Service
 
 from launcher.exchange import CheckpointSignal, StopRequested
-from rendezvous.session_replay import Moved
+from rendezvous.session_replay import Redirect
 from rendezvous.values.events import JobAborted, JobResized, NodeDrained, NodeResumed, RestartOrdered
 from rendezvous.values.state import Phase
 
@@ -47,7 +47,7 @@ class SimWorld:
 
     # --- what agents and services ask of the world
 
-    def host_at(self, address: str) -> Service | Moved | None:
+    def host_at(self, address: str) -> Service | Redirect | None:
         """The job's owner, one that was deposed and has not noticed, or a replica that redirects."""
         here = [s for s in self.services if s.alive and s.address == address]
         if here:
@@ -55,7 +55,7 @@ class SimWorld:
         if len(self.replicas) == 1 or address not in self.replicas or address == self.service.address:
             return None
         known = self.service.alive
-        return Moved(
+        return Redirect(
             self.service.address if known else "", 0.0 if known else 0.5, "another replica has the job"
         )
 
