@@ -66,7 +66,7 @@ class Service:
         loop = asyncio.get_running_loop()
         while True:
             request = pb.WatchEventsRequest(
-                job_id=job_id, after_seq=heard.note.seq, telling=heard.telling, follow=follow
+                job_id=job_id, after_seq=heard.note.seq, journal_id=heard.journal_id, follow=follow
             )
             try:
                 async for told in self._watched(owner or self.endpoints[at], request):

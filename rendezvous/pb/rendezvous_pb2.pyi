@@ -705,24 +705,24 @@ class GetJobResponse(_message.Message):
     def __init__(self, job: _Optional[_Union[JobView, _Mapping]] = ...) -> None: ...
 
 class WatchEventsRequest(_message.Message):
-    __slots__ = ("job_id", "after_seq", "follow", "telling")
+    __slots__ = ("job_id", "after_seq", "follow", "journal_id")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     AFTER_SEQ_FIELD_NUMBER: _ClassVar[int]
     FOLLOW_FIELD_NUMBER: _ClassVar[int]
-    TELLING_FIELD_NUMBER: _ClassVar[int]
+    JOURNAL_ID_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     after_seq: int
     follow: bool
-    telling: str
-    def __init__(self, job_id: _Optional[str] = ..., after_seq: _Optional[int] = ..., follow: _Optional[bool] = ..., telling: _Optional[str] = ...) -> None: ...
+    journal_id: str
+    def __init__(self, job_id: _Optional[str] = ..., after_seq: _Optional[int] = ..., follow: _Optional[bool] = ..., journal_id: _Optional[str] = ...) -> None: ...
 
 class WatchEventsResponse(_message.Message):
-    __slots__ = ("note", "telling")
+    __slots__ = ("note", "journal_id")
     NOTE_FIELD_NUMBER: _ClassVar[int]
-    TELLING_FIELD_NUMBER: _ClassVar[int]
+    JOURNAL_ID_FIELD_NUMBER: _ClassVar[int]
     note: Note
-    telling: str
-    def __init__(self, note: _Optional[_Union[Note, _Mapping]] = ..., telling: _Optional[str] = ...) -> None: ...
+    journal_id: str
+    def __init__(self, note: _Optional[_Union[Note, _Mapping]] = ..., journal_id: _Optional[str] = ...) -> None: ...
 
 class DrainNodeRequest(_message.Message):
     __slots__ = ("job_id", "node", "reason")

@@ -72,7 +72,7 @@ class Job:
         self.watchers: set[Watcher] = set()
         self._streams: dict[AgentId, int] = {}  # the number of the latest one, as the agent counts them
         self.notes: deque[Note] = deque(maxlen=_NOTES_KEPT)
-        self.telling = uuid.uuid4().hex  # whose numbers the notes have
+        self.journal_id = uuid.uuid4().hex  # the numbers of notes are valid within one journal
         self.idle_since = time.monotonic()
         self._holds, self._metrics, self._resume_grace_s = holds, metrics, resume_grace_s
         self._absent: dict[AgentId, asyncio.TimerHandle] = {}

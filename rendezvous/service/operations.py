@@ -78,22 +78,22 @@ class Operations:
         identity.require(Right.LOOK, request.job_id)
         with held(self._watches, identity):
             job = await self._found(request.job_id)
-            watcher = job.watch(request.after_seq if request.telling in ("", job.telling) else 0)
+            watcher = job.watch(request.after_seq if request.journal_id in ("", job.journal_id) else 0)
             if not request.follow:
                 watcher.tell(None)
             try:
-                await self._relay(watcher, job.telling, context)
+                await self._relay(watcher, job.journal_id, context)
             finally:
                 job.watchers.discard(watcher)
 
-    async def _relay(self, watcher: Watcher, telling: str, context: Any) -> None:
+    async def _relay(self, watcher: Watcher, journal_id: str, context: Any) -> None:
         while not watcher.fell_behind:
             note = await watcher.queue.get()
             if note is None and watcher.job_moved:
                 raise Elsewhere("")
             if note is None:
                 return
-            told = pb.WatchEventsResponse(note=encode(note), telling=telling)
+            told = pb.WatchEventsResponse(note=encode(note), journal_id=journal_id)
             await context.write(told.SerializeToString())
         raise LimitReached("this watcher reads too slowly")
 
