@@ -135,11 +135,11 @@ def _report(
         case RankFailed():
             return _rank_failed(state, event, member, now)
         case RanksFinished():
-            if state.phase is not Phase.RUNNING or node not in state.owing:
+            if state.phase is not Phase.RUNNING or node not in state.pending:
                 return state, ()
-            return _finished(replace(state, owing=state.owing.minus(node)))
+            return _finished(replace(state, pending=state.pending.minus(node)))
         case AgentStopped():
-            if node not in state.owing:
+            if node not in state.pending:
                 return state, ()
             if state.phase is Phase.RUNNING:
                 return stopped_unasked(state, member, now)
@@ -206,7 +206,7 @@ def _node_health(state: JobState, event: NodeHealth) -> JobState:
 
 
 def _finished(state: JobState) -> Result:
-    return (state, ()) if len(state.owing) else finish_if_all_did(state)
+    return (state, ()) if len(state.pending) else finish_if_all_did(state)
 
 
 # --- orders and deadlines ------------------------------------------------------------------------------
@@ -268,7 +268,7 @@ def _give_up(state: JobState, now: float) -> Result:
 
 
 def _stop_budget_spent(state: JobState, now: float) -> Result:
-    silent = [state.members[node] for node in state.owing]
+    silent = [state.members[node] for node in state.pending]
     state = replace(state, timers=replace(state.timers, stop_by=None))
     return lose(state, silent, f"did not stop within {spec_of(state).stop_budget_s:g} s", now)
 

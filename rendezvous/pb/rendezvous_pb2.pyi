@@ -843,7 +843,7 @@ class JobView(_message.Message):
     def __init__(self, summary: _Optional[_Union[JobSummary, _Mapping]] = ..., spec: _Optional[_Union[JobSpec, _Mapping]] = ..., nodes: _Optional[_Iterable[_Union[NodeView, _Mapping]]] = ..., store: _Optional[_Union[StoreAddress, _Mapping]] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ...) -> None: ...
 
 class NodeView(_message.Message):
-    __slots__ = ("node", "incarnation", "address", "nproc", "role", "node_rank", "rank_offset", "heard_s", "present", "excluded", "failures", "owing", "health")
+    __slots__ = ("node", "incarnation", "address", "nproc", "role", "node_rank", "rank_offset", "heard_s", "present", "excluded", "failures", "pending", "health")
     NODE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -855,7 +855,7 @@ class NodeView(_message.Message):
     PRESENT_FIELD_NUMBER: _ClassVar[int]
     EXCLUDED_FIELD_NUMBER: _ClassVar[int]
     FAILURES_FIELD_NUMBER: _ClassVar[int]
-    OWING_FIELD_NUMBER: _ClassVar[int]
+    PENDING_FIELD_NUMBER: _ClassVar[int]
     HEALTH_FIELD_NUMBER: _ClassVar[int]
     node: str
     incarnation: str
@@ -868,9 +868,9 @@ class NodeView(_message.Message):
     present: bool
     excluded: str
     failures: int
-    owing: bool
+    pending: bool
     health: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., nproc: _Optional[int] = ..., role: _Optional[str] = ..., node_rank: _Optional[int] = ..., rank_offset: _Optional[int] = ..., heard_s: _Optional[float] = ..., present: _Optional[bool] = ..., excluded: _Optional[str] = ..., failures: _Optional[int] = ..., owing: _Optional[bool] = ..., health: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., nproc: _Optional[int] = ..., role: _Optional[str] = ..., node_rank: _Optional[int] = ..., rank_offset: _Optional[int] = ..., heard_s: _Optional[float] = ..., present: _Optional[bool] = ..., excluded: _Optional[str] = ..., failures: _Optional[int] = ..., pending: _Optional[bool] = ..., health: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("generation", "cause")

@@ -36,7 +36,7 @@ def consider_growth(state: JobState, now: float) -> Result:
 
 def grow(state: JobState, now: float) -> Result:
     """Not when a node has finished already: the job is about to end by itself."""
-    if len(state.owing) < world_nodes(state):
+    if len(state.pending) < world_nodes(state):
         return state, ()
     more = "more nodes are here"
     return order_stop(state, Decision(DecisionKind.GROW, f"{more}; growing the world", state.generation), now)

@@ -47,14 +47,14 @@ def ranks_still(state: JobState, member: Member, now: float) -> Result:
     if asked is None:
         return _ask(state, now, times=1)
     # It may have been out of reach when it was asked, and what it says now is the first that is heard of it again.
-    is_owing = asked.stage is Stage.ASKING and member.agent.node in asked.owing
-    return state, ((Tell(member.agent, Examine(state.generation)),) if is_owing else ())
+    is_pending = asked.stage is Stage.ASKING and member.agent.node in asked.pending
+    return state, ((Tell(member.agent, Examine(state.generation)),) if is_pending else ())
 
 
 def _ask(state: JobState, now: float, times: int) -> Result:
     agents = [m.agent for m in state.members.values() if m.node_rank is not None]
-    owing = FrozenMap((agent.node, True) for agent in agents)
-    state = _going_on(state, Examination(Stage.ASKING, times, owing), now + ANSWER_WITHIN_S)
+    pending = FrozenMap((agent.node, True) for agent in agents)
+    state = _going_on(state, Examination(Stage.ASKING, times, pending), now + ANSWER_WITHIN_S)
     return state, tuple(Tell(agent, Examine(state.generation)) for agent in agents)
 
 
@@ -65,14 +65,14 @@ def _going_on(state: JobState, examination: Examination | None, until: float | N
 def examined(state: JobState, member: Member, sights: tuple[Sight, ...], now: float) -> Result:
     """`member` is in the present world."""
     asked, node = state.examination, member.agent.node
-    if asked is None or asked.stage is not Stage.ASKING or node not in asked.owing:
+    if asked is None or asked.stage is not Stage.ASKING or node not in asked.pending:
         return state, ()
     assert member.node_rank is not None
     place = world_of(state).placements[member.node_rank]
     own = tuple(sight for sight in sights if _has(place, sight.rank))
-    asked = replace(asked, owing=asked.owing.minus(node), sights=asked.sights.plus(node, own))
+    asked = replace(asked, pending=asked.pending.minus(node), sights=asked.sights.plus(node, own))
     state = replace(state, examination=asked)
-    return (state, ()) if len(asked.owing) else _judge(state, asked, now)
+    return (state, ()) if len(asked.pending) else _judge(state, asked, now)
 
 
 def _has(place: Placement, rank: int) -> bool:
@@ -86,7 +86,7 @@ def _judge(state: JobState, asked: Examination, now: float) -> Result:
             return _going_on(state, None, None), ()
         case Patience(after_s):
             return _going_on(state, Examination(Stage.PATIENCE), now + after_s), ()
-        case Finding(certain=False) if len(asked.owing) and asked.asked < TIMES_ASKED:
+        case Finding(certain=False) if len(asked.pending) and asked.asked < TIMES_ASKED:
             return _going_on(state, Examination(Stage.PATIENCE, asked.asked), now + ASK_AGAIN_S), ()
         case Finding() as finding:
             return _accuse(state, finding, sights, now)

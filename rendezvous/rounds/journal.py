@@ -133,7 +133,7 @@ def _phase(after: JobState) -> Iterator[Line]:
         case Phase.RUNNING:
             yield Line("running", "the store is open; ranks may start")
         case Phase.STOPPING:
-            yield Line("stopping", f"{len(after.owing)} nodes were told to stop")
+            yield Line("stopping", f"{len(after.pending)} nodes were told to stop")
         case Phase.ENDED:
             assert after.outcome is not None
             yield Line("ended", how_it_ended(after.outcome))

@@ -151,7 +151,7 @@ def seal(state: JobState, now: float) -> Result:
             (n, replace(m, node_rank=ranks.get(n), ran=None)) for n, m in state.members.items()
         ),
         decisions=(*state.decisions, *remark(state, again=again is not None))[-DECISIONS_KEPT:],
-        owing=FrozenMap((n, True) for n in ranks),
+        pending=FrozenMap((n, True) for n in ranks),
         causes=EMPTY,
         race=Race(),
         decision=None,

@@ -98,10 +98,10 @@ def _settled_if_no_rank_is_left(state: JobState, cause: Cause) -> JobState:
     """A node whose every rank failed and was ignored has nothing to finish any more."""
     member = state.members.get(cause.node)
     if member is None or member.node_rank is None:
-        return replace(state, owing=state.owing.minus(cause.node))
+        return replace(state, pending=state.pending.minus(cause.node))
     first = world_of(state).placements[member.node_rank].rank_offset
     if all(rank in state.causes for rank in range(first, first + member.facts.nproc)):
-        return replace(state, owing=state.owing.minus(cause.node))
+        return replace(state, pending=state.pending.minus(cause.node))
     return state
 
 
@@ -110,12 +110,12 @@ def stopped_unasked(state: JobState, member: Member, now: float) -> Result:
     place = world_of(state).placements[member.node_rank or 0]
     ranks = range(place.rank_offset, place.rank_offset + member.facts.nproc)
     if any(rank in state.causes for rank in ranks):
-        return finish_if_all_did(replace(state, owing=state.owing.minus(member.agent.node)))
+        return finish_if_all_did(replace(state, pending=state.pending.minus(member.agent.node)))
     return _world_broken(state, [member], "stopped its ranks without being asked", now, left=False)
 
 
 def finish_if_all_did(state: JobState) -> Result:
-    if len(state.owing):
+    if len(state.pending):
         return state, (Persist(),)
     outcome = Outcome(True, "all ranks finished", 0, restarts=state.charged)
     return end(state, outcome, Decision(DecisionKind.FINISH, outcome.reason, state.generation))
@@ -128,9 +128,9 @@ def after_loss(
     state: JobState, gone: Sequence[Member], reason: str, now: float, *, left: bool = False
 ) -> Result:
     """`gone` are members no more (`forget`); what does that mean for the job? `left`: of its own will."""
-    working = [m for m in gone if m.node_rank is not None and m.agent.node in state.owing]
+    working = [m for m in gone if m.node_rank is not None and m.agent.node in state.pending]
     for member in gone:
-        state = _no_longer_owing(state, member.agent.node)
+        state = _no_longer_pending(state, member.agent.node)
     match state.phase:
         case Phase.FORMING:
             return _thinned(state, now)
@@ -139,7 +139,7 @@ def after_loss(
         case Phase.STOPPING:
             for member in working:
                 state = _with_cause(state, _loss(state, member, reason))
-            return conclude(state, now) if not len(state.owing) else (state, ())
+            return conclude(state, now) if not len(state.pending) else (state, ())
         case Phase.RUNNING if any(m.node_rank is not None for m in gone):
             names = ", ".join(m.agent.node for m in gone if m.node_rank is not None)
             done = f"node {names} {reason}, after all its ranks had finished"
@@ -147,8 +147,8 @@ def after_loss(
     return state, ()
 
 
-def _no_longer_owing(state: JobState, node: str) -> JobState:
-    return replace(state, owing=state.owing.minus(node)) if node in state.owing else state
+def _no_longer_pending(state: JobState, node: str) -> JobState:
+    return replace(state, pending=state.pending.minus(node)) if node in state.pending else state
 
 
 def _thinned(state: JobState, now: float) -> Result:
@@ -195,7 +195,7 @@ def order_stop(state: JobState, decision: Decision, now: float) -> Result:
         _noted(state, decision),
         phase=Phase.STOPPING,
         decision=decision,
-        owing=FrozenMap((agent.node, True) for _, agent in told),
+        pending=FrozenMap((agent.node, True) for _, agent in told),
         checkpoints_due=EMPTY,
         examination=None,
         last_seen=EMPTY,
@@ -217,10 +217,10 @@ def order_stop(state: JobState, decision: Decision, now: float) -> Result:
 
 
 def node_stopped(state: JobState, node: str, sights: tuple[Sight, ...], now: float) -> Result:
-    state = replace(state, owing=state.owing.minus(node))
+    state = replace(state, pending=state.pending.minus(node))
     if sights:
         state = replace(state, last_seen=state.last_seen.plus(node, sights))
-    return conclude(state, now) if not len(state.owing) else (state, ())
+    return conclude(state, now) if not len(state.pending) else (state, ())
 
 
 def conclude(state: JobState, now: float) -> Result:
@@ -261,7 +261,7 @@ def _regroup(state: JobState, now: float) -> Result:
         state,
         phase=Phase.FORMING,
         members=FrozenMap((n, replace(m, node_rank=None)) for n, m in state.members.items()),
-        owing=EMPTY,
+        pending=EMPTY,
         timers=replace(state.timers, stop_by=None, give_up_at=now + spec_of(state).replacement_timeout_s),
     )
     state = _without_stragglers(state, now)
@@ -363,7 +363,7 @@ def end(state: JobState, outcome: Outcome, decision: Decision | None = None) -> 
     if decision is not None:
         state = _noted(state, decision)
     outcome = replace(outcome, decisions=state.decisions)
-    state = replace(state, phase=Phase.ENDED, outcome=outcome, owing=EMPTY, timers=Timers(), store=None)
+    state = replace(state, phase=Phase.ENDED, outcome=outcome, pending=EMPTY, timers=Timers(), store=None)
     state = replace(state, examination=None)
     return state, (Persist(), *(Tell(m.agent, Ended(outcome)) for m in by_arrival(state)))
 

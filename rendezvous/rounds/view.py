@@ -44,7 +44,7 @@ class NodeView:
     present: bool = False
     excluded: str = ""
     failures: int = 0
-    owing: bool = False
+    pending: bool = False
     health: tuple[str, ...] = ()
 
 
@@ -127,7 +127,7 @@ def _node(state: JobState, member: Member, now: float) -> NodeView:
         present=True,
         excluded=exclusion.reason if exclusion is not None else "",
         failures=_failures(state, node),
-        owing=node in state.owing,
+        pending=node in state.pending,
         health=(*state.health.get(node, ()), *_slow(state, node)),
     )
 

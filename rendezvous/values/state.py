@@ -118,7 +118,7 @@ class Examination:
 
     stage: Stage
     asked: int = 0  # how often, one time after the other
-    owing: FrozenMap[str, bool] = EMPTY  # nodes that have not answered
+    pending: FrozenMap[str, bool] = EMPTY  # nodes that have not answered
     sights: FrozenMap[str, tuple[Sight, ...]] = EMPTY  # by node
     accused: FrozenMap[int, Cause] = EMPTY  # by rank: what to say if its agent does not
 
@@ -139,7 +139,7 @@ class JobState:
     retired: FrozenMap[str, tuple[str, ...]] = EMPTY  # node -> incarnations that will not be back
     excluded: FrozenMap[str, Exclusion] = EMPTY
     node_failures: FrozenMap[str, int] = EMPTY
-    owing: FrozenMap[str, bool] = EMPTY  # nodes yet to finish (RUNNING) or to stop (STOPPING)
+    pending: FrozenMap[str, bool] = EMPTY  # nodes yet to finish (RUNNING) or to stop (STOPPING)
     checkpoints_due: FrozenMap[str, bool] = EMPTY  # nodes asked for a checkpoint, and yet to take it
     causes: FrozenMap[int, Cause] = EMPTY  # of this generation, by rank
     decision: Decision | None = None  # the one being carried out

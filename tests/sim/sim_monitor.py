@@ -65,7 +65,7 @@ class Monitor:
             self._blamed.setdefault(event.generation, []).append(event)
         if isinstance(event, (RanksFinished, RankFailed, AgentStopped)) and before.phase is Phase.RUNNING:
             node = event.agent.node
-            if node in before.owing and node not in after.owing:  # finished, or its failures are ignored
+            if node in before.pending and node not in after.pending:  # finished, or its failures are ignored
                 self._finished.setdefault(event.generation, set()).add(node)
 
     def _stop_is_bounded(self, state: JobState) -> None:

@@ -230,7 +230,7 @@ class Job(SimWorld):
         agents = [
             (str(a.id), a.id.incarnation, a.is_alive, a.finish, a.state, a.session.link) for a in self.agents
         ]
-        return f"{state.phase} g{state.generation} owing={state.owing!r} {state.timers} {agents}"
+        return f"{state.phase} g{state.generation} pending={state.pending!r} {state.timers} {agents}"
 
 
 def simulate(seed: int) -> Job:

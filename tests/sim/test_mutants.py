@@ -62,8 +62,13 @@ MUTANTS = (
     ),
     Mutant(
         "a lost node is waited for",
+<<<<<<< HEAD
         "rendezvous.rounds.stopping",
-        "return replace(state, owing=state.owing.minus(node)) if node in state.owing else state",
+        "return replace(state, pending=state.pending.minus(node)) if node in state.pending else state",
+=======
+        "rounds.stopping",
+        "return replace(state, pending=state.pending.minus(node)) if node in state.pending else state",
+>>>>>>> e21846d (rendezvous: nodes that have not answered yet are pending)
         "return state",
     ),
     Mutant(
