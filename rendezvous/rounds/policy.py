@@ -151,8 +151,8 @@ def charged_in_window(state: JobState, now: float) -> int:
     assert state.spec is not None
     window_s = state.spec.budget.window_s
     if window_s is None:
-        return state.charged
-    return sum(1 for at in state.charges if at > now - window_s)
+        return state.restarts_used
+    return sum(1 for at in state.restart_times if at > now - window_s)
 
 
 def _of(budget: RestartBudget) -> str:

@@ -46,6 +46,6 @@ def _on_this_clock(state: JobState, now: float) -> JobState:
         deadline_at=timers.earliest(),
         leases=FrozenMap((node, heard_at) for node in state.members),
         excluded=FrozenMap(excluded),
-        charges=tuple(at + by_s for at in state.charges),
+        restart_times=tuple(at + by_s for at in state.restart_times),
         examination=None,
     )

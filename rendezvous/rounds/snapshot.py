@@ -27,7 +27,8 @@ from rendezvous.values.state import JobState
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_MAGIC = b"ddp-job 1\n"
+_FAMILY = b"ddp-job "
+_MAGIC = _FAMILY + b"2\n"  # the number grows when fields that were written before are renamed or removed
 _LEVEL = 1  # a state of 4,096 nodes: a tenth of the size, in a few tens of milliseconds
 _LARGEST = 256 * 1024 * 1024  # unpacked; a corrupt or hostile snapshot must not take all memory
 
@@ -55,6 +56,14 @@ def decode_state(data: bytes) -> JobState:
 
 
 def _unpacked(data: bytes) -> Any:
+    if data.startswith(_FAMILY) and not data.startswith(_MAGIC):
+        found, own = (
+            text[len(_FAMILY) :].split(b"\n")[0][:8].decode("ascii", "replace") for text in (data, _MAGIC)
+        )
+        raise SnapshotUnreadable(
+            f"the snapshot has format {found}; this version reads format {own}. Finish the job with the version "
+            "that wrote it, or start with an empty store"
+        )
     if not data.startswith(_MAGIC):
         raise SnapshotUnreadable(f"not a snapshot of a job (it begins {data[:16]!r})")
     try:

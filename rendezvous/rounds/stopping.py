@@ -83,7 +83,9 @@ def _carry_out(state: JobState, verdict: Verdict, now: float) -> Result:
         state = exclude(state, verdict.exclude, verdict.exclude_reason, now)
     if decision.kind is not DecisionKind.FAIL:
         kept = max(1, spec_of(state).budget.limit)
-        state = replace(state, charged=state.charged + 1, charges=(*state.charges, now)[-kept:])
+        state = replace(
+            state, restarts_used=state.restarts_used + 1, restart_times=(*state.restart_times, now)[-kept:]
+        )
     return order_stop(state, decision, now)
 
 
@@ -117,7 +119,7 @@ def stopped_unasked(state: JobState, member: Member, now: float) -> Result:
 def finish_if_all_did(state: JobState) -> Result:
     if len(state.pending):
         return state, (Persist(),)
-    outcome = Outcome(True, "all ranks finished", 0, restarts=state.charged)
+    outcome = Outcome(True, "all ranks finished", 0, restarts=state.restarts_used)
     return end(state, outcome, Decision(DecisionKind.FINISH, outcome.reason, state.generation))
 
 
@@ -323,7 +325,7 @@ def too_few_came(state: JobState) -> Result:
         return end(
             state, _failed(state, reason, first_of(state, state.causes.values())), _fail(state, reason)
         )
-    outcome = Outcome(False, reason, TRY_AGAIN_EXIT_CODE, restarts=state.charged)
+    outcome = Outcome(False, reason, TRY_AGAIN_EXIT_CODE, restarts=state.restarts_used)
     return end(state, outcome, _fail(state, reason))
 
 
@@ -349,13 +351,13 @@ def abort(state: JobState, reason: str, now: float) -> Result:
 
 def _aborted(state: JobState, decision: Decision) -> Result:
     causes = tuple(sorted(state.causes.values(), key=seriousness))[:CAUSES_TOLD]
-    return end(state, Outcome(False, decision.reason, ABORTED_EXIT_CODE, None, causes, state.charged))
+    return end(state, Outcome(False, decision.reason, ABORTED_EXIT_CODE, None, causes, state.restarts_used))
 
 
 def _failed(state: JobState, reason: str, first: Cause) -> Outcome:
     others = sorted((c for c in state.causes.values() if c is not first), key=seriousness)
     causes = (first, *others)[:CAUSES_TOLD]
-    return Outcome(False, reason, first.exit_code or 1, first, causes, state.charged)
+    return Outcome(False, reason, first.exit_code or 1, first, causes, state.restarts_used)
 
 
 def end(state: JobState, outcome: Outcome, decision: Decision | None = None) -> Result:

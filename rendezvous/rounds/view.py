@@ -75,7 +75,7 @@ def summary_of(job_id: str, state: JobState) -> JobSummary:
         min_nodes=state.min_nodes,
         max_nodes=state.max_nodes,
         world_size=state.world.size if state.world is not None else 0,
-        restarts=state.charged,
+        restarts=state.restarts_used,
         reason=_reason(state),
         succeeded=state.outcome is not None and state.outcome.succeeded,
     )

@@ -147,8 +147,8 @@ class JobState:
         0  # a generation that agents have heard of; above `generation` if the state was lost since
     )
     arrivals: int = 0
-    charged: int = 0  # restarts that count against the budget, in all
-    charges: tuple[float, ...] = ()  # when the latest of them were decided
+    restarts_used: int = 0  # restarts that count against the budget, in all
+    restart_times: tuple[float, ...] = ()  # when the latest of them were decided
     streak: Streak = Streak()
     decisions: tuple[Decision, ...] = ()  # the latest DECISIONS_KEPT
     failures: tuple[tuple[int, Cause], ...] = ()  # (generation, first cause), the latest FAILURES_KEPT

@@ -128,7 +128,7 @@ def test_a_failure_brings_the_peer_as_well_and_costs_one_restart() -> None:
     wire.does("a", come)
     wire.runs()
     assert wire.running() == {"a": (2, 0), "b": (2, 1)}
-    assert wire.state.charged == 1
+    assert wire.state.restarts_used == 1
 
 
 def test_two_failures_at_once_are_one() -> None:
@@ -139,7 +139,7 @@ def test_two_failures_at_once_are_one() -> None:
     wire.hears_again("b")
     wire.runs()
     assert wire.running() == {"a": (2, 0), "b": (2, 1)}
-    assert wire.state.charged == 1
+    assert wire.state.restarts_used == 1
 
 
 @pytest.mark.parametrize("wished_before", [False, True])
@@ -214,7 +214,7 @@ def test_leaving_is_no_failure_of_the_job() -> None:
     wire.runs()
     assert wire.running()["a"] == (2, 0)
     assert wire.state.decisions[-1].kind is DecisionKind.SHRINK
-    assert wire.state.charged == 0
+    assert wire.state.restarts_used == 0
 
 
 def test_done_though_told_to_restart_it_leaves() -> None:

@@ -63,7 +63,7 @@ def test_many_failures_of_one_generation_cost_one_restart() -> None:
     story = running(spec(2), "a", "b")
     for rank, node in ((0, "a"), (1, "a"), (2, "b"), (3, "b")):
         story.fails(node, rank)
-    assert story.stop("a", "b").state.charged == 1
+    assert story.stop("a", "b").state.restarts_used == 1
     assert len(story.state.decisions) == 1
 
 
@@ -136,7 +136,7 @@ def test_a_lost_node_is_not_waited_for_and_a_spare_takes_its_place() -> None:
         "node a was lost: its stream broke; restarting with 1 spare node"
     )
     assert story.stop("b").nodes() == ["c", "b"]
-    assert story.state.charged == 1
+    assert story.state.restarts_used == 1
 
 
 def test_an_elastic_job_shrinks_and_only_who_must_moves() -> None:
@@ -203,9 +203,9 @@ def test_a_new_life_of_an_agent_costs_one_restart_and_keeps_its_rank() -> None:
         "node a came back as a new agent; restarting with the same nodes"
     )
     assert story.stop("b").nodes() == ["a", "b"]
-    assert (story.state.charged, story.state.generation) == (1, 2)
+    assert (story.state.restarts_used, story.state.generation) == (1, 2)
     again = running(spec(2), "a", "b").fails("b", 2).joins("a", life=2).stop("b")
-    assert (again.nodes(), again.state.charged) == (["a", "b"], 1)
+    assert (again.nodes(), again.state.restarts_used) == (["a", "b"], 1)
 
 
 def test_a_node_lost_after_its_ranks_finished_breaks_nothing() -> None:
@@ -217,7 +217,7 @@ def test_a_node_lost_after_its_ranks_finished_breaks_nothing() -> None:
 def test_a_goodbye_that_leaves_enough_nodes_is_no_failure() -> None:
     story = running(spec(1, 2, restarts=0), "a", "b").happens(AgentLeft(agent("b"), "SIGTERM"))
     assert decision(story).reason == "node b left: SIGTERM; going on with 1 of 2 nodes"
-    assert story.stop("a").state.charged == 0
+    assert story.stop("a").state.restarts_used == 0
     fixed = running(spec(2, restarts=0), "a", "b").happens(AgentLeft(agent("b"), "SIGTERM")).stop("a")
     assert outcome(fixed).reason == "no restarts were allowed (--max-restarts 0)"
 
@@ -236,7 +236,7 @@ def test_a_drained_node_makes_room_and_may_come_back() -> None:
     assert story.happens(NodeDrained("a", "fans")).state is before
     story.happens(NodeResumed("a"))
     assert len(story.state.excluded) == 0
-    assert (story.state.charged, story.happens(NodeResumed("a")).effects) == (0, ())
+    assert (story.state.restarts_used, story.happens(NodeResumed("a")).effects) == (0, ())
 
 
 def test_a_round_counts_a_resumed_node_and_not_a_drained_one() -> None:
@@ -268,7 +268,7 @@ def test_resizing_shrinks_grows_and_seals() -> None:
     story.runs().happens(JobResized(1, 2))
     assert decision(story).kind is DecisionKind.GROW
     assert story.stop("a").nodes() == ["a", "b"]
-    assert story.state.charged == 0
+    assert story.state.restarts_used == 0
     before = story.state
     assert story.happens(JobResized(3, 1)).state is before
     assert Story(spec(2)).joins("a").happens(JobResized(1, 1)).state.phase is Phase.SEALED
@@ -276,7 +276,7 @@ def test_resizing_shrinks_grows_and_seals() -> None:
 
 def test_an_ordered_restart_is_free() -> None:
     story = running(spec(2, restarts=0), "a", "b").happens(RestartOrdered("new code")).stop("a", "b")
-    assert (story.state.generation, story.state.charged) == (2, 0)
+    assert (story.state.generation, story.state.restarts_used) == (2, 0)
     before = story.stop("a").state
     assert story.happens(RestartOrdered("again")).state is not before, "a sealed world restarts too"
 

@@ -231,7 +231,7 @@ def test_scale_up_immediate_gathers_for_a_last_call_and_costs_nothing() -> None:
     story.stop("a").runs()
     assert story.nodes() == ["a", "b"]
     assert story.joins("c", "d").state.phase is Phase.STOPPING, "the world can be full: no last call"
-    assert story.state.charged == 0
+    assert story.state.restarts_used == 0
 
 
 def test_spares_are_kept_back_from_growth() -> None:
@@ -259,7 +259,7 @@ def test_scale_up_at_a_checkpoint_that_every_node_has_taken() -> None:
     assert not [m for m in story.joins("d").told("a") if m == ASKED], "asked once"
     story.happens(CheckpointTaken(agent("b"), 1)).stop("a", "b")
     assert story.nodes() == ["a", "b", "c", "d"]
-    assert story.state.charged == 0
+    assert story.state.restarts_used == 0
 
 
 def test_a_checkpoint_is_asked_for_again_where_the_answer_may_be_lost_and_when_ranks_start() -> None:

@@ -134,7 +134,7 @@ def test_a_judgement_does_not_change_the_state() -> None:
     before = story.state
     cause = story.fails("a", 0).state.causes[0]
     assert judge(before, cause, story.now) == judge(before, cause, story.now)
-    assert before.charged == 0
+    assert before.restarts_used == 0
 
 
 def test_a_consequence_is_never_told_as_the_cause() -> None:

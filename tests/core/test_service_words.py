@@ -195,10 +195,16 @@ def test_what_says_neither_yes_nor_no_is_refused() -> None:
 @given(st.binary(max_size=60))
 def test_bytes_that_are_no_snapshot_are_refused_in_words(data: bytes) -> None:
     good = encode_state(JobState())
-    for broken in (data, good[:-3], good[: len(good) // 2] + data, b"ddp-job 1\n" + data):
+    for broken in (data, good[:-3], good[: len(good) // 2] + data, b"ddp-job 2\n" + data):
         if broken != good:
             with pytest.raises(SnapshotUnreadable):
                 decode_state(broken)
+
+
+def test_a_snapshot_of_another_format_is_refused_and_both_formats_are_named() -> None:
+    other = encode_state(JobState()).replace(b"ddp-job 2\n", b"ddp-job 1\n")
+    with pytest.raises(SnapshotUnreadable, match=r"format 1\b.*format 2\b"):
+        decode_state(other)
 
 
 # --- what is bounded ---------------------------------------------------------------------------------------

@@ -101,10 +101,10 @@ class Monitor:
         same = state.generation == before.generation and state.world is not None
         require(not same or state.world == before.world, "two worlds were written for one generation")
         require(before.phase is not Phase.ENDED, "written after the end")
-        require(state.charged <= self._world.spec.budget.limit, "more restarts than the budget has")
+        require(state.restarts_used <= self._world.spec.budget.limit, "more restarts than the budget has")
         failed = [d for d in state.decisions if d.cause is not None and d.kind not in _NO_RESTART]
         generations = {d.generation for d in failed}
-        require(len(generations) <= max(state.charged, 0), "a restart after a failure was not charged")
+        require(len(generations) <= max(state.restarts_used, 0), "a restart after a failure was not charged")
 
     def about_to_tell(self, message: object) -> None:
         """Nobody is told what is not written: a crash right now must not unsay it."""

@@ -51,8 +51,8 @@ MUTANTS = (
     Mutant(
         "restarts are free",
         "rendezvous.rounds.stopping",
-        "charged=state.charged + 1",
-        "charged=state.charged",
+        "restarts_used=state.restarts_used + 1",
+        "restarts_used=state.restarts_used",
     ),
     Mutant(
         "one restart too many",
@@ -62,13 +62,8 @@ MUTANTS = (
     ),
     Mutant(
         "a lost node is waited for",
-<<<<<<< HEAD
         "rendezvous.rounds.stopping",
         "return replace(state, pending=state.pending.minus(node)) if node in state.pending else state",
-=======
-        "rounds.stopping",
-        "return replace(state, pending=state.pending.minus(node)) if node in state.pending else state",
->>>>>>> e21846d (rendezvous: nodes that have not answered yet are pending)
         "return state",
     ),
     Mutant(

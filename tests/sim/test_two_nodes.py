@@ -72,7 +72,7 @@ def _timeless(state: JobState, now: float) -> JobState:
         deadline_at=timers.earliest(),
         leases=FrozenMap((node, 0.0) for node in state.members),
         as_of=0.0,
-        charges=tuple(0.0 for _ in state.charges),
+        restart_times=tuple(0.0 for _ in state.restart_times),
         arrivals=0,
         decisions=(),
         failures=(),
@@ -106,4 +106,4 @@ def test_every_short_story_keeps_the_invariants(spec: JobSpec) -> None:
                     phases[after.phase] = phases.get(after.phase, 0) + 1
         frontier = list(reached)
     assert set(phases) == set(Phase), "a phase that no story reached was not tried"
-    assert all(s.charged <= spec.budget.limit for s in seen)
+    assert all(s.restarts_used <= spec.budget.limit for s in seen)
