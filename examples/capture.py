@@ -158,7 +158,7 @@ def main() -> None:
     while screen.rows and not screen.rows[-1]:
         screen.rows.pop()
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(svg(screen, "make demo: a rank is killed half-way, and the job heals itself"))
+    target.write_text(svg(screen, "make demo: a rank is killed half-way, and the job recovers"))
 
 
 if __name__ == "__main__":

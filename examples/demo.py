@@ -36,12 +36,12 @@ class Watched:
     losses: list[float] = field(default_factory=list)
     pids: list[dict[int, int]] = field(default_factory=list)  # per start of the ranks: rank -> process
     resumed_at: int = 0
-    told_before: int = 0  # epochs reported until then
+    reported_before: int = 0  # epochs reported until then
     victim: int = 0
     killed_at: float = 0.0
-    healed_s: float = 0.0
+    recovery_s: float = 0.0
 
-    def hear(self, line: str) -> None:
+    def read_line(self, line: str) -> None:
         match json.loads(line):
             case {"what": "started", "rank": rank, "pid": pid}:
                 self.note_start(rank, pid)
@@ -57,16 +57,16 @@ class Watched:
             self.pids.append({})
         self.pids[-1][rank] = pid
         if self.victim and len(self.pids[-1]) == RANKS:
-            self.healed_s = time.monotonic() - self.killed_at
+            self.recovery_s = time.monotonic() - self.killed_at
 
     def note_resumption(self, epoch: int) -> None:
         if not self.resumed_at:  # each rank reports it
-            self.resumed_at, self.told_before = epoch, len(self.losses)
+            self.resumed_at, self.reported_before = epoch, len(self.losses)
 
     @property
-    def unsaid(self) -> int:
+    def unreported(self) -> int:
         """Epochs in the checkpoint that were never reported: one, if the kill came between the two."""
-        return self.resumed_at - self.told_before
+        return self.resumed_at - self.reported_before
 
     def kill_one(self) -> None:
         victim = self.pids[-1][1]
@@ -116,7 +116,7 @@ def watch(job: subprocess.Popen[bytes], metrics: int, seen: Watched) -> None:
             break
         *lines, rest = (rest + os.read(metrics, 1 << 16)).split(b"\n")
         for line in lines:
-            seen.hear(line.decode())
+            seen.read_line(line.decode())
     os.close(ended)
 
 
@@ -135,15 +135,15 @@ def orphans() -> int:
 def verdict(code: int, seen: Watched, left: int) -> list[tuple[bool, str]]:
     """Each claim, and whether it is true."""
     first, last = (seen.losses[0], seen.losses[-1]) if seen.losses else (0.0, 0.0)
-    healed = seen.victim > 0 and [len(group) for group in seen.pids] == [RANKS, RANKS]
+    recovered = seen.victim > 0 and [len(group) for group in seen.pids] == [RANKS, RANKS]
     return [
-        (healed, f"rank 1 was killed; {seen.healed_s:.2f} s later two new ranks were connected"),
+        (recovered, f"rank 1 was killed; {seen.recovery_s:.2f} s later two new ranks were connected"),
         (
-            seen.resumed_at >= KILL_AFTER and seen.unsaid in (0, 1),
+            seen.resumed_at >= KILL_AFTER and seen.unreported in (0, 1),
             f"they continued from the checkpoint of epoch {seen.resumed_at}",
         ),
         (
-            len(seen.losses) + max(0, seen.unsaid) == EPOCHS and last < first / 4,
+            len(seen.losses) + max(0, seen.unreported) == EPOCHS and last < first / 4,
             f"the loss fell from {first:.2f} to {last:.2f} in {len(seen.losses)} epochs",
         ),
         (code == 0, f"ddp-launch succeeded (exit code {code})"),

@@ -77,7 +77,7 @@ class Training:
         self.epochs = options.epochs
         self.batch = options.batch
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
-        self.tell("started", pid=os.getpid())
+        self.record("started", pid=os.getpid())
         torch.manual_seed(1)  # the same first weights in every rank
         self.model = DistributedDataParallel(reader())
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.04, momentum=0.9)
@@ -103,7 +103,7 @@ class Training:
             self.optimizer.step()
             total += loss.detach()
             if number % 16 == 0 and self.rank == 0:
-                self.tell("batch", epoch=self.epoch + 1, batch=number, loss=loss.item())
+                self.record("batch", epoch=self.epoch + 1, batch=number, loss=loss.item())
         dist.all_reduce(total)
         return total.item() / len(batches) / self.world
 
@@ -114,7 +114,7 @@ class Training:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.epoch = state["epoch"]
-        self.tell("resumed", epoch=self.epoch)
+        self.record("resumed", epoch=self.epoch)
         if self.rank == 0:
             print(f"continuing from the checkpoint of epoch {self.epoch}")
 
@@ -136,9 +136,9 @@ class Training:
             done = round(12 * self.epoch / self.epochs)
             bar = "━" * done + "·" * (12 - done)
             print(f"epoch {self.epoch:2d}/{self.epochs} {bar} loss {loss:.3f}  reads {right:6.1%} correctly")
-            self.tell("epoch", epoch=self.epoch, loss=loss)
+            self.record("epoch", epoch=self.epoch, loss=loss)
 
-    def tell(self, what: str, **facts: float) -> None:
+    def record(self, what: str, **facts: float) -> None:
         """Append one line of JSON to the metrics."""
         if self.metrics:
             line = json.dumps({"what": what, "rank": self.rank} | facts) + "\n"

@@ -1,6 +1,6 @@
-"""Writes down what `ddpctl submit --dry-run` makes of the job files here, for those who would rather read than run it.
+"""Writes the output of `ddpctl submit --dry-run` for the job files here, so that users can read and copy it.
 
-`python deploy/jobs/render.py` writes them anew; a test holds the two together.
+Run `python deploy/jobs/render.py` after a change. A test compares its output with the files.
 """
 
 from __future__ import annotations

@@ -40,7 +40,9 @@ def script(job: JobFile) -> str:
     if not job.rendezvous and job.machines > 1:
         lines += _SECRET
     if job.image:
-        lines.append(f"# {job.image} is for Kubernetes; how containers run here is for [slurm] setup to say")
+        lines.append(
+            f"# {job.image} applies to Kubernetes only; to run in a container here, use [slurm] setup"
+        )
     step = f"{_STEP} ddp-launch --rdzv-id {_RUN} {shlex.join(job.launch(*_said(job)))}"
     lines += ["", *(_requeued(step) if job.slurm.requeue else [f"exec {step}"])]
     return "\n".join(lines) + "\n"
@@ -49,13 +51,13 @@ def script(job: JobFile) -> str:
 def _requeued(step: str) -> list[str]:
     """Slurm puts those back into the queue who are still there when the grace is over; we are gone by then."""
     return [
-        "trap : TERM  # the step ends by it, and then comes the rest",
+        "trap : TERM  # the step ends on SIGTERM; this script continues",
         "code=0",
         f"{step} || code=$?",
         'state="$(scontrol --oneliner show job "$SLURM_JOB_ID")" || state=""',
         'case "$code $state" in',
         '    "0 "*) ;;',
-        '    *" JobState=RUNNING "*" PreemptTime=2"*) scontrol requeue "$SLURM_JOB_ID" ;;  # its time of pre-emption',
+        '    *" JobState=RUNNING "*" PreemptTime=2"*) scontrol requeue "$SLURM_JOB_ID" ;;  # preempted',
         "esac",
         'exit "$code"',
     ]
