@@ -57,7 +57,7 @@ def _launch(line: CommandLine, environ: Mapping[str, str], tethered: Tether | No
         return _launch_over_ssh(settings, words, environ)
     spec, warnings = prepare(settings, words, environ)
     if tethered:
-        spec = replace(spec, tethered=True, local_addr=spec.local_addr or tethered.address)
+        spec = replace(spec, has_ssh_control=True, local_addr=spec.local_addr or tethered.address)
     for warning in (*unknown_variables(environ), *warnings):
         _complain("warning", warning)
     from launcher.start import run_agent

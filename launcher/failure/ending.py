@@ -60,7 +60,7 @@ def tell(spec: LaunchSpec, folder: LogFolder, finish: Finish, all_shown: bool) -
 
 def _say_last(spec: LaunchSpec, text: str, whose: str, error: str = "") -> None:
     """To people, or to the one who started the agents of all hosts and tells it once."""
-    if spec.tethered:
+    if spec.has_ssh_control:
         _say(frames.framed("ending", whose=whose, text=text, error=error))
         return
     leave_error_file(error, _say)

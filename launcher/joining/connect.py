@@ -66,7 +66,9 @@ async def meet(spec: LaunchSpec, incarnation: str) -> Met:
     elif spec.max_nodes == 1 and (spec.master_addr or spec.local_addr):
         await asyncio.to_thread(_check_own, spec)
     try:
-        place = meeting_point(spec.rendezvous, spec.max_nodes, _fqdn(spec, host), os.environ, spec.tethered)
+        place = meeting_point(
+            spec.rendezvous, spec.max_nodes, _fqdn(spec, host), os.environ, spec.has_ssh_control
+        )
     except NoMeetingPoint as error:
         raise CannotMeet(str(error)) from None
     match place:

@@ -112,7 +112,7 @@ def network(spec: LaunchSpec) -> Network:
 
 def _is_here(spec: LaunchSpec) -> bool:
     """All nodes of the job are agents on this machine."""
-    return not spec.tethered and addresses.is_loopback(spec.rendezvous.rpartition(":")[0])
+    return not spec.has_ssh_control and addresses.is_loopback(spec.rendezvous.rpartition(":")[0])
 
 
 def _interface(spec: LaunchSpec) -> Interface | None:

@@ -1,1 +1,1 @@
-"""The options of `ddp-launch`: defines them, merges their sources, validates them and builds one `LaunchSpec`."""
+"""The options of `ddp-launch`: definitions, merging of their sources, checks, and one `LaunchSpec` as the result."""

@@ -1,4 +1,4 @@
-"""Reads the command line: our options come first; the first word that is not an option is the script.
+"""Read the command line: our options come first; the first word that is not an option is the script.
 
 The syntax is torchrun's: `--nproc-per-node` or `--nproc_per_node`, `--flag value` or `--flag=value`, any unique
 abbreviation, and joined short switches (`-mr3`).

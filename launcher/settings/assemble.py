@@ -1,4 +1,4 @@
-"""Builds the `LaunchSpec` from the settings: maps torchrun's options to ours and rejects contradictory options.
+"""Build the `LaunchSpec` from the settings: maps torchrun's options to ours and rejects contradictory options.
 
 Pure. Facts about the node (devices, clock, scheduler) come in as `Surroundings`. Each option that was given and has
 no effect adds exactly one warning.

@@ -1,4 +1,4 @@
-"""Parses `--hang-timeout` into the time limits of the ranks."""
+"""Parse `--hang-timeout` into the time limits of the ranks."""
 
 from __future__ import annotations
 

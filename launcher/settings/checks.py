@@ -1,4 +1,4 @@
-"""Checks the entry point, ports and directories before anything starts.
+"""Check the entry point, ports and directories before anything starts.
 
 Each check returns None or raises `UsageError`. A check does not import or run the user's code and does not change
 anything: for a directory that does not exist yet, it checks only whether it can be created.
@@ -113,7 +113,7 @@ def _names_in(folder: str) -> list[str]:
 
 
 def _check_source(path: str, data: bytes, hint: str) -> None:
-    """Accepts what Python can run: source, a compiled file, or a zip file with a __main__."""
+    """Accept what Python can run: source, a compiled file, or a zip file with a __main__."""
     if b"\0" in data or data[:4] == b"PK\x03\x04":
         if not _is_compiled(data) and not _is_zip_to_run(path):
             raise UsageError(f"{printable(path)} is a binary file, not a Python script. {hint}")
@@ -154,7 +154,7 @@ def _is_zip_to_run(path: str) -> bool:
 
 
 def check_module(name: str, python: str, quoted: str) -> None:
-    """Finds the top-level package without importing it, if the ranks use our own interpreter."""
+    """Find the top-level package without importing it, if the ranks use our own interpreter."""
     bare = name.removesuffix(".py").replace("/", ".")
     if "/" in name or (name.endswith(".py") and os.path.exists(name)):
         raise UsageError(
@@ -232,7 +232,7 @@ def check_program(name: str, environ: Mapping[str, str], quoted: str) -> None:
 
 
 def check_port(setting: Setting, max_nodes: int) -> None:
-    """Checks that the port is free if the job has one node; with more nodes only node rank 0 can check it."""
+    """Check that the port is free if the job has one node; with more nodes only node rank 0 can check it."""
     if not setting.value or max_nodes > 1:
         return
     import errno

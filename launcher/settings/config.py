@@ -1,4 +1,4 @@
-"""Merges the sources of options: a flag, else a variable, else the file, else the default.
+"""Merge the sources of options: a flag, else a variable, else the file, else the default.
 
 Each setting keeps its origin. A message quotes the text that the user wrote and its source, and `--print-config` shows
 the source. Pure: the caller passes the environment and the file.
@@ -142,7 +142,7 @@ def unknown_variables(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def config_from(name: str, table: Mapping[str, Any]) -> ConfigFile:
-    """Converts a parsed TOML table to settings; `name` is the name of the file for messages."""
+    """Convert a parsed TOML table to settings; `name` is the name of the file for messages."""
     settings: dict[str, tuple[str, str]] = {}
     words: list[str] = []
     if "script" in table:
@@ -150,7 +150,8 @@ def config_from(name: str, table: Mapping[str, Any]) -> ConfigFile:
     if "args" in table:
         if "script" not in table or not isinstance(table["args"], list):
             raise UsageError(
-                f'invalid args in {name}: args must be a list and needs a script. Add for example script = "train.py".'
+                f"invalid args in {name}: args must be a list, and the file must also name a script. "
+                'Use for example script = "train.py" and args = ["--lr", "0.1"].'
             )
         words.extend(_scalar(name, "args", each) for each in table["args"])
     for key, value in table.items():

@@ -1,4 +1,4 @@
-"""Reads the TOML file of `--config`."""
+"""Read the TOML file of `--config`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_BYTES = 1 << 20
 
 
 def read_config(asked: Setting) -> ConfigFile:
-    """Reads the file of `--config` or DDP_LAUNCH_CONFIG; an empty ConfigFile if neither is set."""
+    """Read the file of `--config` or DDP_LAUNCH_CONFIG; an empty ConfigFile if neither is set."""
     if not asked.given:
         return ConfigFile()
     import tomllib

@@ -1,4 +1,4 @@
-"""Parses `--stragglers` and `--health-port`."""
+"""Parse `--stragglers` and `--health-port`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _window(text: str) -> float:
 
 
 def health_address(value: str) -> tuple[str, int]:
-    """Parses PORT or ADDRESS:PORT; the address of a port alone is 127.0.0.1."""
+    """Parse PORT or ADDRESS:PORT; the address of a port alone is 127.0.0.1."""
     if value.strip().isdecimal():
         return _LOOPBACK, port(value)
     if ":" not in value:

@@ -1,4 +1,4 @@
-"""Parses the hosts of a job from `--hosts` or a hostfile. Pure."""
+"""Parse the hosts of a job from `--hosts` or a hostfile. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Host:
 
 
 def hosts(text: str) -> tuple[Host, ...]:
-    """Parses `a,b:4,user@c`: host names, each with an optional number of ranks."""
+    """Parse `a,b:4,user@c`: host names, each with an optional number of ranks."""
     found = tuple(_host(part.strip()) for part in text.split(","))
     _reject_duplicates(found)
     return found
@@ -66,7 +66,7 @@ def _reject_duplicates(found: Sequence[Host]) -> None:
 
 
 def read_hostfile(text: str) -> tuple[Host, ...]:
-    """Parses one host per line, `name` or `name slots=N`, as in MPI and DeepSpeed; # starts a comment."""
+    """Parse one host per line, `name` or `name slots=N`, as in MPI and DeepSpeed; # starts a comment."""
     found = []
     for number, line in enumerate(text.splitlines(), 1):
         words = line.partition("#")[0].split()

@@ -1,4 +1,4 @@
-"""Parses options whose value is a list of names: environment variables, modules."""
+"""Parse options whose value is a list of names: environment variables, modules."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from launcher.settings.values import BadValue, quote
 
 
 def variables(value: str) -> tuple[str, ...]:
-    """Parses environment variables, each NAME, NAME* or NAME=VALUE; ',,' stands for a comma."""
+    """Parse environment variables, each NAME, NAME* or NAME=VALUE; ',,' stands for a comma."""
     found = tuple(part.replace("\0", ",").strip() for part in value.replace(",,", "\0").split(","))
     for each in found:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*(\*|=.*)?", each, re.DOTALL):

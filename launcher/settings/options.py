@@ -19,9 +19,9 @@ from launcher.settings.option import torch_switch as _torch_switch
 from launcher.settings.rank_options import RANKS
 
 _ENTRY = (
-    _torch_switch("--module", "SCRIPT is a Python module: run it as `python -m` does", short="-m"),
-    _torch_switch("--no-python", "SCRIPT is a program: run it directly, without Python"),
-    _torch_switch("--run-path", "run SCRIPT with runpy.run_path in the interpreter of the rank"),
+    _torch_switch("--module", "the script is a Python module; run it as `python -m` does", short="-m"),
+    _torch_switch("--no-python", "the script is a program; run it directly, without Python"),
+    _torch_switch("--run-path", "run the script with runpy.run_path in the interpreter of the rank"),
 )
 
 _NODES = (
@@ -217,9 +217,9 @@ _FAILURES = (
         "auto|off|TIME[,...]",
         "auto",
         hang_timeout,
-        "restart the job if its ranks make no progress within a step for TIME, after a diagnosis; add NAME=TIME to set "
-        "the limit of a phase: start, first-step, checkpoint, evaluation (default 30m each); auto: 20 times the "
-        "longest step, at least 2m, at least 10m for ranks that may be computing",
+        "if ranks make no progress within a step for TIME, find the rank that blocks the others and restart the job; "
+        "add NAME=TIME to set the limit of a phase: start, first-step, checkpoint, evaluation (default 30m each); "
+        "auto: 20 times the longest step, at least 2m, or at least 10m for ranks that may be computing",
     ),
     _ours(
         "--isolation-timeout",
@@ -320,7 +320,7 @@ _WITHOUT_EFFECT = (
         "NAME",
         None,
         values.text,
-        "torchrun's rendezvous backend; 'static' is the default of torchrun",
+        "torchrun's rendezvous backend; static and ddp print no warning",
         without_effect="ddp-launch always uses its own rendezvous",
     ),
     _torch(

@@ -73,7 +73,7 @@ class LaunchSpec:
     insecure: bool = False  # serve the embedded rendezvous to other nodes without a secret
     local_addr: str = ""
     interface: str = ""
-    tethered: bool = False  # started, and its end told, by a `ddp-launch --hosts`
+    has_ssh_control: bool = False  # a `ddp-launch --hosts` started this agent and controls it over ssh
     master_addr: str = ""
     master_port: int = 0  # 0: any free port; the process that binds it chooses it
     budget: RestartBudget = RestartBudget()

@@ -1,4 +1,4 @@
-"""Builds the output of `--help` and `--print-config` from the table of options."""
+"""Build the output of `--help` and `--print-config` from the table of options."""
 
 from __future__ import annotations
 

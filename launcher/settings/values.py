@@ -1,4 +1,4 @@
-"""Parses the text of each option into its value.
+"""Parse the text of each option into its value.
 
 A parser returns the value or raises `BadValue` with the problem, the expected form and an example. A parser does not
 know the source of the text. The caller adds the source and writes the example in its form (`--nnodes 1:3`,
@@ -53,7 +53,7 @@ def _truncate(text: str) -> str:
 
 
 def switch(text: str) -> bool:
-    """Parses a switch: a number (0 is off) or a word such as on, off, yes, no."""
+    """Parse a switch: a number (0 is off) or a word such as on, off, yes, no."""
     word = text.strip().lower()
     if word in _TRUE or word in _FALSE:
         return word in _TRUE
@@ -71,7 +71,7 @@ def text(value: str) -> str:
 
 
 def command(value: str) -> str:
-    """Parses a command in the syntax of a shell."""
+    """Parse a command in the syntax of a shell."""
     text(value)
     try:
         shlex.split(value)
@@ -81,7 +81,7 @@ def command(value: str) -> str:
 
 
 def path(value: str) -> str:
-    """Parses a path; unlike other text, it may contain bytes that are not UTF-8."""
+    """Parse a path; unlike other text, it may contain bytes that are not UTF-8."""
     if not value.strip():
         raise BadValue("the path is empty; use a path, or remove the option")
     if "\0" in value:
@@ -114,7 +114,7 @@ def count(value: str, least: int = 0, most: int = MAX_COUNT) -> int:
     if number is None:
         raise BadValue("not a whole number", f"a number from {least}", str(max(least, 1)))
     if number < least:
-        raise BadValue(f"below {least}", f"a number from {least}", str(max(least, 1)))
+        raise BadValue(f"below the minimum {least}", f"a number from {least}", str(max(least, 1)))
     if number > most:
         raise BadValue(f"above the maximum {most}", f"a number from {least} to {most}", str(least))
     return number
@@ -189,7 +189,7 @@ def endpoint(value: str) -> tuple[str, int]:
 
 
 def endpoints(value: str) -> str:
-    """Parses HOST[:PORT][,...] and returns it in one normal form."""
+    """Parse HOST[:PORT][,...] and returns it in one normal form."""
     found = [endpoint(part) for part in value.split(",")]
     if any(number == 0 for _, number in found):
         raise BadValue("other nodes cannot find port 0", "HOST:PORT", "node0:29400")
@@ -201,12 +201,12 @@ def join_endpoint(host_name: str, number: int) -> str:
 
 
 def torch_endpoint(value: str) -> str:
-    """Parses torchrun's endpoint, where port 0 is valid for a job on one node."""
+    """Parse torchrun's endpoint, where port 0 is valid for a job on one node."""
     return join_endpoint(*endpoint(value))
 
 
 def duration(value: str) -> float:
-    """Parses a number of seconds, or a number with the unit ms, s, m, h or d."""
+    """Parse a number of seconds, or a number with the unit ms, s, m, h or d."""
     found = re.fullmatch(r"\s*(-?(?:\d+\.?\d*|\.\d+))\s*(ms|s|m|h|d)?\s*", value, re.ASCII)
     if not found or len(value) > 40:
         raise BadValue("not a duration", *_DURATION_FORM)
@@ -263,7 +263,9 @@ def rules(value: str) -> tuple[PolicyRule, ...]:
     for rule in found:
         if (rule.failure, rule.exit_code) in seen:
             raise BadValue(
-                f"class {rule.failure} is listed twice", "each class once", "hang=restart,hardware=exclude"
+                f"class {rule.failure} is listed twice",
+                "each class only once",
+                "hang=restart,hardware=exclude",
             )
         seen.append((rule.failure, rule.exit_code))
     return found
@@ -290,11 +292,8 @@ def _rule(text_: str) -> PolicyRule:
 
 
 def streams(value: str) -> StreamChoice:
-    """Parses torchrun's choice of streams: `3` for all local ranks, `0:1,1:2` for some."""
-    form = (
-        "0 (none), 1 (stdout), 2 (stderr) or 3 (both), for all local ranks or as RANK:STREAM[,...]",
-        "0:3,1:2",
-    )
+    """Parse torchrun's choice of streams: `3` for all local ranks, `0:1,1:2` for some."""
+    form = ("0 (none), 1 (stdout), 2 (stderr), 3 (both), or LOCAL_RANK:STREAM[,...]", "0:3,1:2")
     if re.fullmatch(r"[0-3]", value):
         return StreamChoice(Streams(int(value)))
     if not re.fullmatch(r"\d{1,4}:[0-3](,\d{1,4}:[0-3])*", value, re.ASCII):
@@ -314,7 +313,7 @@ def numbers(value: str, what: str, below: int) -> tuple[int, ...]:
 
 
 def filters(value: str) -> tuple[str, ...]:
-    """Splits at commas; a double comma stands for one comma."""
+    """Split at commas; a double comma stands for one comma."""
     return tuple(part.replace("\0", ",") for part in value.replace(",,", "\0").split(",") if part)
 
 
@@ -334,8 +333,8 @@ def signals(value: str) -> tuple[int, ...]:
 
 
 def prefix(value: str) -> str:
-    """Parses a template for str.format; an empty template turns the prefix off."""
-    form = (" ".join(f"{{{name}}}" for name in PREFIX_FIELDS), "[{node}:{rank}] ")
+    """Parse a template for str.format; an empty template turns the prefix off."""
+    form = ("text with the fields " + " ".join(f"{{{name}}}" for name in PREFIX_FIELDS), "[{node}:{rank}] ")
     _encodable(value)
     from string import Formatter
 
@@ -352,7 +351,7 @@ def prefix(value: str) -> str:
 
 
 def prefix_from_torch(template: str) -> str:
-    """Converts TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE to our fields; keeps text that torch does not replace."""
+    """Convert TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE to our fields; keeps text that torch does not replace."""
     names = {"role_name": "{role}", "rank": "{rank}", "local_rank": "{local_rank}"}
 
     def ours(found: re.Match[str]) -> str:
@@ -365,7 +364,7 @@ def prefix_from_torch(template: str) -> str:
 
 
 def pairs(value: str) -> dict[str, str]:
-    """Parses torchrun's --rdzv-conf, KEY=VALUE[,KEY=VALUE...], also inside quotes that the shell did not remove."""
+    """Parse torchrun's --rdzv-conf, KEY=VALUE[,KEY=VALUE...], also inside quotes that the shell did not remove."""
     quoted = re.fullmatch(r"(['\"])(.*)\1", value.strip(), re.DOTALL)
     words = quoted[2] if quoted else value
     found: dict[str, str] = {}
@@ -394,6 +393,6 @@ def parse_int(value: str) -> int | None:
 
 
 def _encodable(value: str) -> None:
-    """Rejects text that cannot be sent to other nodes as UTF-8."""
+    """Reject text that cannot be sent to other nodes as UTF-8."""
     if "\0" in value or any("\ud800" <= letter <= "\udfff" for letter in value):
         raise BadValue("not text in UTF-8; use UTF-8 without NUL characters")
