@@ -11,12 +11,47 @@ The agent reports facts (`RankFailed`, `RanksFinished`, `AgentStopped`) and carr
 ranks, start the grace clock, kill when it runs out, sweep what they left behind, and only then say so.
 Facts and messages of another generation than the current one change nothing.
 
-    | state    | Assigned      | StoreAt | rank ended          | Stop          | Ended      | signal    | swept        |
-    |----------|---------------|---------|---------------------|---------------|------------|-----------|--------------|
-    | Joining  | store         | reach   | -                   | sweep, answer | exit       | exit      | -            |
-    | Running  | stop, then so | -       | report              | signal, grace | stop, exit | stop,exit | -            |
-    | Stopping | note          | -       | report; last: sweep | -             | note       | kill      | answer, exit |
-    | Done     | -             | -       | -                   | -             | -          | -         | -            |
+    | fact                | Joining                      | Running                        | Stopping               |
+    | ------------------- | ---------------------------- | ------------------------------ | ---------------------- |
+    | Waiting             | -                            | STOPS Sweep                    | -                      |
+    | Refused             | ENDS AgentJoined             | STOPS Sweep                    | noted                  |
+    | Assigned            | OpenStore noted              | STOPS Sweep                    | noted                  |
+    | StoreAt             | STARTS ReachStore            | -                              | -                      |
+    | CheckpointRequested | noted                        | AskCheckpoint noted            | -                      |
+    | Examine             | Examined                     | Examined LookAtRanks           | Examined               |
+    | Accused             | -                            | TakeStacks                     | -                      |
+    | Notice              | -                            | -                              | -                      |
+    | Stop                | >stopping AgentStopped Sweep | STOPS BreakOff LookBack Sweep  | noted                  |
+    | Ended               | ENDS                         | STOPS Sweep                    | noted                  |
+    | StoreListens        | StoreOpened                  | -                              | -                      |
+    | StoreFailed         | ENDS AgentLeft               | -                              | -                      |
+    | StoreReached        | STARTS CANNOT                | -                              | -                      |
+    | RankEnded           | -                            | RankFailed RanksFinished noted | RankFailed Sweep noted |
+    | Swept               | -                            | -                              | ENDS NEXT              |
+    | GraceOver           | -                            | -                              | SignalRanks            |
+    | StopRequested       | ENDS AgentLeft               | STOPS Sweep                    | AgentLeft SignalRanks  |
+    | CheckpointSignal    | ENDS AgentLeft               | STOPS AskCheckpoint Sweep      | AgentLeft SignalRanks  |
+    | CheckpointOver      | -                            | STOPS CheckpointTaken Sweep    | -                      |
+    | Isolated            | -                            | STOPS BreakOff RankFailed      | -                      |
+    | RanksStandStill     | -                            | RanksStill                     | -                      |
+    | RanksSeen           | Examined                     | Examined                       | Examined               |
+    | LastSeen            | noted                        | noted                          | noted                  |
+    | StacksTaken         | -                            | RankFailed                     | -                      |
+    | CommunicationFailed | -                            | RankFailed                     | -                      |
+    | ZygoteReplaced      | CANNOT OpenStore             | -                              | Sweep                  |
+    | StartFailed         | ENDS AgentLeft               | ENDS AgentLeft                 | ENDS AgentLeft         |
+
+Each cell lists all that a fact may bring about in that phase: actions (for a `Send` its message), `>` with the next
+phase, `noted` for a change without either, `-` for nothing. In Done nothing follows. Groups, of which at least a part
+follows each time:
+
+    STARTS: >running StartRanks AskCheckpoint
+    CANNOT: RankFailed AgentStopped
+    STOPS: >stopping SignalRanks StartGrace AgentLeft
+    NEXT: >joining AgentStopped AgentJoined OpenStore
+    ENDS: >done Finish
+
+A test compares the table with the code.
 
 Two answers of the service say that the world went on without us: `Waiting` while our ranks run, and a `Refused`
 that may be retried. Either way the ranks here are stopped first.
@@ -68,6 +103,7 @@ from launcher.exchange import (
 )
 from launcher.health.hang_inquiry import before_a_stop, release
 from launcher.health.hang_inquiry import step as inquire
+from launcher.start_failure import cannot_start, failed_for, zygote_replaced
 from launcher.supervised import Phase, Step, Supervision
 from rendezvous.values.events import (
     Accused,
@@ -90,7 +126,6 @@ from rendezvous.values.events import (
 )
 from rendezvous.values.types import (
     Assignment,
-    Cause,
     Decision,
     DecisionKind,
     FailureClass,
@@ -140,7 +175,7 @@ def step(state: Supervision, fact: Fact) -> Step:
         case Isolated(reason):
             return _isolated(state, reason)
         case ZygoteReplaced():
-            return _zygote_replaced(state, fact)
+            return zygote_replaced(state, fact)
         case StartFailed(reason):
             return _gave_up(state, reason)
         case Examine() | Accused() | RanksStandStill() | RanksSeen() | StacksTaken() | CommunicationFailed():
@@ -192,30 +227,13 @@ def _store_reached(state: Supervision, fact: StoreReached) -> Step:
         return state, ()
     if not fact.problem:
         return _start(state, state.assignment, state.store)
-    return _cannot_start(state, state.assignment, fact.problem, FailureClass.NETWORK, TRY_AGAIN)
-
-
-def _cannot_start(
-    state: Supervision, assignment: Assignment, reason: str, failure: FailureClass, exit_code: int
-) -> Step:
-    """No rank runs here, and none will: if the service ignores the failure, no one must wait for this node."""
-    report = _failed_for(state, assignment, reason, failure, exit_code)
-    stopped = Send(AgentStopped(state.agent, assignment.generation))
-    return replace(state, over=True), (report, stopped)
+    return cannot_start(state, state.assignment, fact.problem, FailureClass.NETWORK, TRY_AGAIN)
 
 
 def _start(state: Supervision, assignment: Assignment, store: StoreAddress) -> Step:
     state = replace(state, phase=Phase.RUNNING, live=tuple(range(assignment.nproc)))
     asked = _if(bool(state.checkpoint), AskCheckpoint(assignment, state.checkpoint, hurried=False))
     return state, (StartRanks(assignment, store), *asked)
-
-
-def _failed_for(
-    state: Supervision, assignment: Assignment, reason: str, failure: FailureClass, exit_code: int
-) -> Action:
-    """A failure of the node's that no rank of it can tell, told as its first rank's."""
-    cause = Cause(state.agent.node, assignment.rank_offset, 0, failure, reason, exit_code)
-    return Send(RankFailed(state.agent, assignment.generation, cause))
 
 
 def _rank_ended(state: Supervision, fact: RankEnded) -> Step:
@@ -366,32 +384,10 @@ def _checkpoint_over(state: Supervision, fact: CheckpointOver) -> Step:
 def _isolated(state: Supervision, reason: str) -> Step:
     if state.phase is not Phase.RUNNING or state.assignment is None or not state.live:
         return state, ()
-    report = _failed_for(state, state.assignment, reason, FailureClass.NETWORK, TRY_AGAIN)
+    report = failed_for(state, state.assignment, reason, FailureClass.NETWORK, TRY_AGAIN)
     released = release(state, reason)
     state, actions = _begin_stopping(state)
     return state, (report, *released, *actions)
-
-
-# --- the zygote --------------------------------------------------------------------------------------
-
-
-def _zygote_replaced(state: Supervision, fact: ZygoteReplaced) -> Step:
-    match state.phase:
-        case Phase.JOINING if state.assignment is not None and state.assignment.node_rank == 0:
-            return _store_lost(state, state.assignment, fact)
-        case Phase.STOPPING if not state.live:
-            return state, (Sweep(state.generation),)
-        case _:
-            return state, ()
-
-
-def _store_lost(state: Supervision, assignment: Assignment, fact: ZygoteReplaced) -> Step:
-    """If its address is known already, ranks would wait for it in vain: that attempt has failed."""
-    if state.over:
-        return state, ()
-    if not state.store_told:
-        return state, (OpenStore(assignment.generation),)
-    return _cannot_start(state, assignment, fact.reason, FailureClass.SIGNAL, fact.exit_code)
 
 
 def _gave_up(state: Supervision, reason: str) -> Step:

@@ -12,7 +12,7 @@ CORE = {
     "launcher": {
         *(
             "exchange failure health hosts joining machine output progress ranks settings "
-            "supervised supervision version"
+            "start_failure supervised supervision version"
         ).split(),
         *within("failure", "crash_text device_symptoms story symptoms verdict"),
         *within(
@@ -139,7 +139,8 @@ ROOMS = {
         "ranks": set("error_boundary exchange failure health machine output settings template".split()),
         "preflight": {"error_boundary", "exchange", "joining", "machine", "output", "settings", "version"},
         "errands": {"error_boundary", "exchange", "health", "joining", "ranks"},
-        "supervision": {"exchange", "health", "supervised"},
+        "start_failure": {"exchange", "supervised"},
+        "supervision": {"exchange", "health", "start_failure", "supervised"},
         "isolation": {"progress", "template"},
         "status": {"exchange", "output", "settings", "supervised"},
         "user_messages": {"exchange", "output", "settings", "supervised"},

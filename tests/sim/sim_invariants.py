@@ -42,7 +42,8 @@ def check_step(before: JobState, event: Event, after: JobState, effects: tuple[E
     if after is before:
         require(not persists, "a step that changes nothing is written")
         return
-    require(after.generation in (before.generation, before.generation + 1), "generations go up by one")
+    heard_of = max(before.generation, after.forgotten)  # by agents; more than it knows where it was deposed
+    require(after.generation in (before.generation, heard_of, heard_of + 1), "generations go up by one")
     _fenced(before, event)
     if isinstance(event, AgentHeard):
         require(not persists, "a heartbeat is written")

@@ -195,7 +195,7 @@ class Monitor:
         self, agent: SimAgent, before: Supervision, fact: Fact, actions: tuple[Action, ...]
     ) -> None:
         check_agent_step(before, fact, agent.state, actions)
-        if isinstance(fact, Accused):
+        if isinstance(fact, Accused) and fact.generation == agent.ranks.generation:
             self.accused(agent, fact.cause)
         for action in actions:
             if isinstance(action, Send):
@@ -247,7 +247,8 @@ class Monitor:
 
     def _fair_verdict(self, state: JobState, blamed: FailureClass) -> None:
         reports = self._blamed.get(state.generation, [])
-        real = [r for r in reports if r.cause.failure is not FailureClass.CONSEQUENCE]
+        ignored = {rule.failure for rule in self._world.spec.rules}
+        real = [r for r in reports if r.cause.failure not in (FailureClass.CONSEQUENCE, *ignored)]
         require(not real or blamed is not FailureClass.CONSEQUENCE, "a consequence is shown as the cause")
 
 

@@ -1,0 +1,52 @@
+"""What an agent does when no rank of its node can start, or when its zygote is lost. Pure; steps of its machine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from launcher.exchange import OpenStore, Send, Sweep
+from launcher.supervised import Phase
+from rendezvous.values.events import AgentStopped, RankFailed
+from rendezvous.values.types import Cause, FailureClass
+
+if TYPE_CHECKING:
+    from launcher.exchange import Action, ZygoteReplaced
+    from launcher.supervised import Step, Supervision
+    from rendezvous.values.types import Assignment
+
+
+def failed_for(
+    state: Supervision, assignment: Assignment, reason: str, failure: FailureClass, exit_code: int
+) -> Action:
+    """A failure of the node's that no rank of it can tell, told as its first rank's."""
+    cause = Cause(state.agent.node, assignment.rank_offset, 0, failure, reason, exit_code)
+    return Send(RankFailed(state.agent, assignment.generation, cause))
+
+
+def cannot_start(
+    state: Supervision, assignment: Assignment, reason: str, failure: FailureClass, exit_code: int
+) -> Step:
+    """No rank runs here, and none will: if the service ignores the failure, no one must wait for this node."""
+    report = failed_for(state, assignment, reason, failure, exit_code)
+    stopped = Send(AgentStopped(state.agent, assignment.generation))
+    return replace(state, over=True), (report, stopped)
+
+
+def zygote_replaced(state: Supervision, fact: ZygoteReplaced) -> Step:
+    match state.phase:
+        case Phase.JOINING if state.assignment is not None and state.assignment.node_rank == 0:
+            return _store_lost(state, state.assignment, fact)
+        case Phase.STOPPING if not state.live:
+            return state, (Sweep(state.generation),)
+        case _:
+            return state, ()
+
+
+def _store_lost(state: Supervision, assignment: Assignment, fact: ZygoteReplaced) -> Step:
+    """If its address is known already, ranks would wait for it in vain: that attempt has failed."""
+    if state.over:
+        return state, ()
+    if not state.store_told:
+        return state, (OpenStore(assignment.generation),)
+    return cannot_start(state, assignment, fact.reason, FailureClass.SIGNAL, fact.exit_code)

@@ -1,0 +1,166 @@
+"""The transition table at the head of launcher/supervision.py says what `step` does, of every fact in every phase.
+
+All states that a node of two ranks can reach are enumerated, with every fact of its own generation, of the one before
+and of the one after. What follows is compared with the table, both ways.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from functools import cache
+from typing import get_args
+
+from launcher import exchange, supervision
+from launcher.exchange import (
+    CheckpointOver,
+    CheckpointSignal,
+    CommunicationFailed,
+    Fact,
+    GraceOver,
+    Isolated,
+    LastSeen,
+    RankEnded,
+    RanksSeen,
+    RanksStandStill,
+    StacksTaken,
+    StartFailed,
+    StopRequested,
+    StoreFailed,
+    StoreListens,
+    StoreReached,
+    Swept,
+    ZygoteReplaced,
+)
+from launcher.supervised import Phase, Supervision
+from rendezvous.values.events import (
+    Accused,
+    AgentJoined,
+    Assigned,
+    CheckpointRequested,
+    Ended,
+    Examine,
+    Notice,
+    Refused,
+    Stop,
+    StoreAt,
+    Waiting,
+)
+from rendezvous.values.rank_report import Sight
+from rendezvous.values.types import (
+    AgentId,
+    Assignment,
+    Cause,
+    Decision,
+    DecisionKind,
+    FailureClass,
+    JobSpec,
+    NodeFacts,
+    Outcome,
+    StoreAddress,
+)
+
+AGENT = AgentId("a", "1")
+STORE = StoreAddress("a", 29500)
+CAUSE = Cause("a", 0, 0, FailureClass.CONSEQUENCE, "exit code 5", 5)
+TERM = StopRequested(15, "SIGTERM")
+_DEPTH = 6
+
+Cells = dict[tuple[str, str], set[str]]
+
+
+def facts() -> list[Fact]:
+    found: list[Fact] = [
+        Waiting("for others", 1, 2),
+        Refused("no", 77),
+        Refused("come back", 75, retryable=True),
+        Ended(Outcome(False, "enough", 5, CAUSE)),
+        TERM,
+        CheckpointSignal("SIGUSR1", TERM),
+        CheckpointSignal("SIGUSR1", None),
+        Isolated("cut off"),
+        ZygoteReplaced("it was lost", 137),
+        StartFailed("no rank can be started"),
+    ]
+    for generation in (1, 2):
+        for node_rank in (0, 1):
+            mine = Assignment(generation, node_rank, 2, 2 * node_rank, 2, 4, "default", 0, 2, 0, 3, "a")
+            found.append(Assigned(mine))
+        found += [
+            StoreAt(generation, STORE),
+            StoreListens(generation, STORE),
+            StoreFailed(generation, "taken"),
+        ]
+        found += [StoreReached(generation), StoreReached(generation, "no route")]
+        found += [RankEnded(generation, 0, None), RankEnded(generation, 1, CAUSE), Swept(generation)]
+        found += [GraceOver(generation), GraceOver(generation, of_accused=True)]
+        found += [CheckpointRequested(generation, "growth"), CheckpointOver(generation, taken=True)]
+        found += [Examine(generation), Accused(generation, CAUSE), RanksStandStill(generation)]
+        found += [
+            RanksSeen(generation, ()),
+            LastSeen(generation, (Sight(0),)),
+            StacksTaken(generation, CAUSE),
+        ]
+        found += [CommunicationFailed(generation, CAUSE), Notice(generation, "news")]
+        found += [
+            Stop(generation, Decision(kind, "so", generation, CAUSE))
+            for kind in (DecisionKind.RESTART, DecisionKind.GROW)
+        ]
+    return found
+
+
+@cache
+def done_by_step() -> Cells:
+    """(fact, phase) -> what may follow: actions, "noted" for a change without any, "-> phase"."""
+    join = AgentJoined(AGENT, JobSpec("job", 2, 2), NodeFacts("a", "a.lan", 1))
+    first = Supervision(AGENT, join=join)
+    seen, frontier, cells, every = {first}, [first], defaultdict(set), facts()
+    for _ in range(_DEPTH):
+        reached: list[Supervision] = []
+        for state in frontier:
+            for fact in every:
+                after, actions = supervision.step(state, fact)
+                cells[type(fact).__name__, str(state.phase)] |= _in_words(state, after, actions)
+                if after not in seen:
+                    seen.add(after)
+                    reached.append(after)
+        frontier = reached
+    return cells
+
+
+def _in_words(before: Supervision, after: Supervision, actions: tuple[exchange.Action, ...]) -> set[str]:
+    words = {type(action).__name__ for action in actions if not isinstance(action, exchange.Send)}
+    words |= {type(action.message).__name__ for action in actions if isinstance(action, exchange.Send)}
+    if after.phase is not before.phase:
+        words.add(f">{after.phase}")
+    if after != before and not words:
+        words.add("noted")
+    return words
+
+
+def table() -> Cells:
+    rows = re.findall(
+        r"^    \| (\w+) +\| (.*?) +\| (.*?) +\| (.*?) +\|$", supervision.__doc__ or "", re.MULTILINE
+    )
+    groups = dict(re.findall(r"^    ([A-Z]+): (.+)$", supervision.__doc__ or "", re.MULTILINE))
+    cells: Cells = {}
+    for fact, *columns in rows[1:]:  # the first one names the columns
+        for phase, cell in zip((Phase.JOINING, Phase.RUNNING, Phase.STOPPING), columns, strict=True):
+            words = [groups.get(word, word) for word in cell.split() if word != "-"]
+            cells[fact, str(phase)] = set(" ".join(words).split())
+    return cells
+
+
+def test_the_table_covers_every_fact() -> None:
+    assert {fact for fact, _ in table()} == {each.__name__ for each in get_args(Fact)}
+    assert {type(fact) for fact in facts()} == set(get_args(Fact)), "a fact that is not tried"
+
+
+def test_the_table_says_what_step_does() -> None:
+    done, said = done_by_step(), table()
+    wrong = {cell: (words, done[cell]) for cell, words in said.items() if words != done[cell]}
+    assert not wrong, "(fact, phase): (the table, what step does)"
+
+
+def test_nothing_follows_in_done() -> None:
+    assert not any(words for (_, phase), words in done_by_step().items() if phase == Phase.DONE)
