@@ -22,7 +22,7 @@ from rendezvous.rounds import view
 from rendezvous.rounds.journal import Note
 from rendezvous.session_replay import Redirect
 from rendezvous.values import events, rank_report, rank_view, types
-from rendezvous.values.straggler_state import Pace
+from rendezvous.values.straggler_state import PhaseTimes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,10 +92,10 @@ _MESSAGES: dict[type, Any] = {
     view.JobView: pb.JobView,
     events.RanksStill: pb.RanksStill,
     events.Examined: pb.Examined,
-    events.PhaseTimes: pb.PhaseTimes,
+    events.PhaseTimesReported: pb.PhaseTimesReported,
     events.NodeHealth: pb.NodeHealth,
     events.Notice: pb.Notice,
-    Pace: pb.Pace,
+    PhaseTimes: pb.PhaseTimes,
     types.StragglerRule: pb.StragglerRule,
     events.Examine: pb.Examine,
     events.Accused: pb.Accused,
@@ -117,7 +117,7 @@ _FROM_AGENT: dict[str, Any] = {
     "checkpoint_taken": events.CheckpointTaken,
     "ranks_still": events.RanksStill,
     "examined": events.Examined,
-    "phase_times": events.PhaseTimes,
+    "phase_times": events.PhaseTimesReported,
     "node_health": events.NodeHealth,
 }
 _TO_AGENT: dict[str, Any] = {

@@ -45,7 +45,7 @@ from rendezvous.values.events import (
     NodeResumed,
     Notice,
     Persist,
-    PhaseTimes,
+    PhaseTimesReported,
     RankFailed,
     RanksFinished,
     RanksStill,
@@ -96,7 +96,7 @@ def _react(state: JobState, event: Event, now: float) -> Result:
             return lose(state, [member], f"was lost: {reason}", now) if member else (state, ())
         case StoreOpened() | RankFailed() | RanksFinished() | AgentStopped() | CheckpointTaken():
             return _report(state, event, now)
-        case RanksStill() | Examined() | PhaseTimes():
+        case RanksStill() | Examined() | PhaseTimesReported():
             return _report(state, event, now)
         case NodeHealth():
             return _node_health(state, event), ()
@@ -122,7 +122,7 @@ def _report(
     | CheckpointTaken
     | RanksStill
     | Examined
-    | PhaseTimes,
+    | PhaseTimesReported,
     now: float,
 ) -> Result:
     member = _living(state, event.agent)
@@ -152,8 +152,8 @@ def _report(
             return hang_examination.ranks_still(state, member, now)
         case Examined():
             return hang_examination.examined(state, member, event.sights, now)
-        case PhaseTimes():
-            return _paced(state, event, member)
+        case PhaseTimesReported():
+            return _phase_times_reported(state, event, member)
         case _:
             assert_never(event)
 
@@ -180,13 +180,13 @@ def _rank_failed(state: JobState, event: RankFailed, member: Member, now: float)
     return hang_examination.answered(state, cause.rank, now), effects
 
 
-def _paced(state: JobState, event: PhaseTimes, member: Member) -> Result:
+def _phase_times_reported(state: JobState, event: PhaseTimesReported, member: Member) -> Result:
     rule, place = spec_of(state).stragglers, world_of(state).placements[member.node_rank or 0]
     ranks = range(place.rank_offset, place.rank_offset + member.facts.nproc)
-    paces = tuple(pace for pace in event.paces if pace.rank in ranks)
+    phase_times = tuple(times for times in event.ranks if times.rank in ranks)
     if state.phase is not Phase.RUNNING or rule.policy is StragglerPolicy.OFF:
         return state, ()
-    race, news = stragglers.told(state.race, event.agent.node, paces, world_nodes(state), rule)
+    race, news = stragglers.told(state.race, event.agent.node, phase_times, world_nodes(state), rule)
     homes = {p.agent.node: p.agent for p in world_of(state).placements}
     keeper = world_of(state).placements[0].agent  # where people look first
     said = [

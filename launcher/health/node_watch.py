@@ -1,4 +1,4 @@
-"""What the agent notices of its node and of its ranks' pace while they run, and whom it tells.
+"""What the agent notices of its node and of the phase times of its ranks while they run, and whom it tells.
 
 Changes of the node's health go to the terminal and to the service. What the ranks spend their time on goes to the
 service every window. Both are there for whoever asks over HTTP, with `--health-port`: /livez (this answer comes from
@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 
 from launcher.health import exposition, node_health, stall_detection
 from launcher.health.node_health import Health, Vitals
-from launcher.health.phase_times import paces
+from launcher.health.phase_times import phase_times
 from launcher.health.rank_timers import RankTimers
 from launcher.health.sampler import Node, Sampler
 from launcher.settings.scratch_names import timer_file
 from launcher.supervised import Phase
 from rendezvous.service.web import Web
-from rendezvous.values.events import NodeHealth, PhaseTimes
+from rendezvous.values.events import NodeHealth, PhaseTimesReported
 from rendezvous.values.types import StragglerPolicy
 
 if TYPE_CHECKING:
@@ -139,18 +139,20 @@ class NodeWatch:
         if self._timer is not None:
             self._timer.cancel()
         if self._spec.stragglers.policy is not StragglerPolicy.OFF:
-            self._tell_paces(generation, begun=True)
+            self._report_phase_times(generation, begun=True)
         if texts := self._health.texts:  # the service forgets what it knows of a node that it gives up
             self._send(NodeHealth(self._state_now.agent, "; ".join(texts), texts))
 
-    def _tell_paces(self, generation: int, *, begun: bool = False) -> None:
+    def _report_phase_times(self, generation: int, *, begun: bool = False) -> None:
         if self._state_now.phase is Phase.DONE or (not begun and self._state_now.generation != generation):
             return
         if not begun:
-            told = self._boundary.called("measuring the ranks' pace", lambda: paces(self._pages.views()), ())
-            self._send(PhaseTimes(self._state_now.agent, generation, told))
+            ranks = self._boundary.called(
+                "measuring phase times", lambda: phase_times(self._pages.views()), ()
+            )
+            self._send(PhaseTimesReported(self._state_now.agent, generation, ranks))
         window_s = self._spec.stragglers.window_s
-        self._timer = self._loop.call_later(window_s, self._tell_paces, generation)
+        self._timer = self._loop.call_later(window_s, self._report_phase_times, generation)
 
     # --- whoever asks ------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rendezvous.values.rank_view import RankPhase
-from rendezvous.values.straggler_state import Pace
+from rendezvous.values.straggler_state import PhaseTimes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -22,11 +22,11 @@ _COLUMNS = {
 }
 
 
-def paces(views: Iterable[RankView]) -> tuple[Pace, ...]:
+def phase_times(views: Iterable[RankView]) -> tuple[PhaseTimes, ...]:
     """Of ranks that have finished a step. Checkpoints, evaluations and sections are no part of one."""
-    return tuple(_pace(view) for view in views if view.known and view.process.alive and view.step > 0)
+    return tuple(_times_of(view) for view in views if view.known and view.process.alive and view.step > 0)
 
 
-def _pace(view: RankView) -> Pace:
+def _times_of(view: RankView) -> PhaseTimes:
     spent = {_COLUMNS[phase]: seconds for phase, seconds in view.phase_times if phase in _COLUMNS}
-    return Pace(view.rank, view.step, **spent)
+    return PhaseTimes(view.rank, view.step, **spent)

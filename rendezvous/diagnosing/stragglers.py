@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from rendezvous.values.frozen_map import EMPTY, FrozenMap
-from rendezvous.values.straggler_state import Pace, Race, Slowness, Standing
+from rendezvous.values.straggler_state import PhaseTimes, Race, Slowness, Standing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -50,38 +50,38 @@ class News:
 
 
 def told(
-    race: Race, node: str, paces: tuple[Pace, ...], nodes: int, rule: StragglerRule
+    race: Race, node: str, phase_times: tuple[PhaseTimes, ...], nodes: int, rule: StragglerRule
 ) -> tuple[Race, tuple[News, ...]]:
     """`nodes`: how many the world has. One that tells twice in a window is taken at its later word."""
-    race = replace(race, told=race.told.plus(node, paces))
+    race = replace(race, told=race.told.plus(node, phase_times))
     if len(race.told) < nodes:
         return race, ()
     compared, home = _compared(race)
-    if any(pace.steps < _FEWEST_STEPS for pace in compared.values()):
+    if any(times.steps < _FEWEST_STEPS for times in compared.values()):
         return replace(race, told=EMPTY), ()
     standings, news = _judged(race.standings, slow_ranks(compared, rule.factor), compared, home)
     return Race(base=race.told, standings=standings), news
 
 
-def _compared(race: Race) -> tuple[dict[int, Pace], dict[int, str]]:
+def _compared(race: Race) -> tuple[dict[int, PhaseTimes], dict[int, str]]:
     """Ranks that had finished a step when the window began: what each step of it took them; and their nodes."""
-    steps: dict[int, Pace] = {}
+    steps: dict[int, PhaseTimes] = {}
     home: dict[int, str] = {}
-    for node, paces in race.told.items():
-        before = {pace.rank: pace for pace in race.base.get(node, ())}
-        for pace in paces:
-            if pace.steps and pace.rank in before and before[pace.rank].steps:
-                steps[pace.rank] = _per_step(before[pace.rank], pace)
-                home[pace.rank] = node
+    for node, phase_times in race.told.items():
+        before = {times.rank: times for times in race.base.get(node, ())}
+        for times in phase_times:
+            if times.steps and times.rank in before and before[times.rank].steps:
+                steps[times.rank] = _per_step(before[times.rank], times)
+                home[times.rank] = node
     return steps, home
 
 
-def _per_step(a: Pace, b: Pace) -> Pace:
+def _per_step(a: PhaseTimes, b: PhaseTimes) -> PhaseTimes:
     """`steps` stays how many they were; none where the counts went back, as of a rank that has begun anew."""
     n = b.steps - a.steps
     if n <= 0:
-        return Pace(b.rank, 0)
-    return Pace(
+        return PhaseTimes(b.rank, 0)
+    return PhaseTimes(
         b.rank,
         n,
         (b.data_s - a.data_s) / n,
@@ -96,16 +96,16 @@ def _per_step(a: Pace, b: Pace) -> Pace:
 # --- one window ----------------------------------------------------------------------------------------
 
 
-def slow_ranks(paces: Mapping[int, Pace], factor: float) -> dict[int, Slowness]:
-    """`paces`: per step. Ranks in order; of each the phase in which it loses most."""
-    if len(paces) < 2:
+def slow_ranks(phase_times: Mapping[int, PhaseTimes], factor: float) -> dict[int, Slowness]:
+    """`phase_times`: per step. Ranks in order; of each the phase in which it loses most."""
+    if len(phase_times) < 2:
         return {}
-    ranks = sorted(paces)
-    own = _with_peers([paces[rank].own_s for rank in ranks])
-    whole = _with_peers([paces[rank].own_s + paces[rank].waiting_s for rank in ranks])
+    ranks = sorted(phase_times)
+    own = _with_peers([phase_times[rank].own_s for rank in ranks])
+    whole = _with_peers([phase_times[rank].own_s + phase_times[rank].waiting_s for rank in ranks])
     found: dict[int, Slowness] = {}
     for phase in PHASES:
-        spans = _with_peers([getattr(paces[rank], phase) for rank in ranks])
+        spans = _with_peers([getattr(phase_times[rank], phase) for rank in ranks])
         for i, rank in enumerate(ranks):
             mine, peers = spans[i]
             lost = mine - peers
@@ -135,7 +135,7 @@ def _with_peers(values: Sequence[float]) -> list[tuple[float, float]]:
 def _judged(
     standings: FrozenMap[int, Standing],
     slow: Mapping[int, Slowness],
-    compared: Mapping[int, Pace],
+    compared: Mapping[int, PhaseTimes],
     home: Mapping[int, str],
 ) -> tuple[FrozenMap[int, Standing], tuple[News, ...]]:
     news: list[News] = []

@@ -154,9 +154,9 @@ class AgentMessage(_message.Message):
     checkpoint_taken: CheckpointTaken
     ranks_still: RanksStill
     examined: Examined
-    phase_times: PhaseTimes
+    phase_times: PhaseTimesReported
     node_health: NodeHealth
-    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., store_opened: _Optional[_Union[StoreOpened, _Mapping]] = ..., rank_failed: _Optional[_Union[RankFailed, _Mapping]] = ..., ranks_finished: _Optional[_Union[RanksFinished, _Mapping]] = ..., agent_stopped: _Optional[_Union[AgentStopped, _Mapping]] = ..., checkpoint_taken: _Optional[_Union[CheckpointTaken, _Mapping]] = ..., ranks_still: _Optional[_Union[RanksStill, _Mapping]] = ..., examined: _Optional[_Union[Examined, _Mapping]] = ..., phase_times: _Optional[_Union[PhaseTimes, _Mapping]] = ..., node_health: _Optional[_Union[NodeHealth, _Mapping]] = ...) -> None: ...
+    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., store_opened: _Optional[_Union[StoreOpened, _Mapping]] = ..., rank_failed: _Optional[_Union[RankFailed, _Mapping]] = ..., ranks_finished: _Optional[_Union[RanksFinished, _Mapping]] = ..., agent_stopped: _Optional[_Union[AgentStopped, _Mapping]] = ..., checkpoint_taken: _Optional[_Union[CheckpointTaken, _Mapping]] = ..., ranks_still: _Optional[_Union[RanksStill, _Mapping]] = ..., examined: _Optional[_Union[Examined, _Mapping]] = ..., phase_times: _Optional[_Union[PhaseTimesReported, _Mapping]] = ..., node_health: _Optional[_Union[NodeHealth, _Mapping]] = ...) -> None: ...
 
 class ServiceMessage(_message.Message):
     __slots__ = ("waiting", "refused", "assigned", "store_at", "stop", "ended", "redirect", "checkpoint", "examine", "accused", "notice")
@@ -258,13 +258,13 @@ class RanksStill(_message.Message):
     generation: int
     def __init__(self, generation: _Optional[int] = ...) -> None: ...
 
-class PhaseTimes(_message.Message):
-    __slots__ = ("generation", "paces")
+class PhaseTimesReported(_message.Message):
+    __slots__ = ("generation", "ranks")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
-    PACES_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
     generation: int
-    paces: _containers.RepeatedCompositeFieldContainer[Pace]
-    def __init__(self, generation: _Optional[int] = ..., paces: _Optional[_Iterable[_Union[Pace, _Mapping]]] = ...) -> None: ...
+    ranks: _containers.RepeatedCompositeFieldContainer[PhaseTimes]
+    def __init__(self, generation: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[PhaseTimes, _Mapping]]] = ...) -> None: ...
 
 class NodeHealth(_message.Message):
     __slots__ = ("news", "complaints")
@@ -454,7 +454,7 @@ class StragglerRule(_message.Message):
     window_s: float
     def __init__(self, policy: _Optional[_Union[StragglerPolicy, str]] = ..., factor: _Optional[float] = ..., window_s: _Optional[float] = ...) -> None: ...
 
-class Pace(_message.Message):
+class PhaseTimes(_message.Message):
     __slots__ = ("rank", "steps", "data_s", "forward_s", "backward_s", "optimizer_s", "idle_s", "waiting_s")
     RANK_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 
 from rendezvous.diagnosing.stragglers import in_words, keeps_up
 from rendezvous.rounds.policy import how_it_ended
-from rendezvous.values.events import AgentHeard, AgentJoined, AgentLeft, AgentLost, NodeHealth, PhaseTimes
+from rendezvous.values.events import (
+    AgentHeard,
+    AgentJoined,
+    AgentLeft,
+    AgentLost,
+    NodeHealth,
+    PhaseTimesReported,
+)
 from rendezvous.values.state import Phase, world_nodes
 from rendezvous.values.types import FailureClass
 
@@ -62,7 +69,7 @@ def lines(event: Event | None, before: JobState, after: JobState) -> Iterator[Li
         yield from _phase(after)
     if isinstance(event, NodeHealth):
         yield Line("health", f"{event.agent.node}: {event.news}", event.agent.node)
-    if isinstance(event, PhaseTimes):
+    if isinstance(event, PhaseTimesReported):
         yield from _race(before, after)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rendezvous.values.rank_report import Sight
-from rendezvous.values.straggler_state import Pace
+from rendezvous.values.straggler_state import PhaseTimes
 from rendezvous.values.types import (
     AgentId,
     Assignment,
@@ -112,13 +112,13 @@ class Examined:
 
 
 @dataclass(frozen=True, slots=True)
-class PhaseTimes:
+class PhaseTimesReported:
     """What the ranks of this node have spent their time on, since they began. Those of which nothing is known are
     left out."""
 
     agent: AgentId
     generation: int
-    paces: tuple[Pace, ...]
+    ranks: tuple[PhaseTimes, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +186,7 @@ FromAgent = (
     | CheckpointTaken
     | RanksStill
     | Examined
-    | PhaseTimes
+    | PhaseTimesReported
     | NodeHealth
 )
 Event = (

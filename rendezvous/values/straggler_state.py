@@ -11,7 +11,7 @@ from rendezvous.values.frozen_map import EMPTY, FrozenMap
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class PhaseTimes:
     """How far a rank has come and what it has spent its time on, both since it began."""
 
     rank: int
@@ -52,8 +52,8 @@ class Standing:
 class Race:
     """All that is remembered of one generation."""
 
-    told: FrozenMap[str, tuple[Pace, ...]] = EMPTY  # in this window, by node
-    base: FrozenMap[str, tuple[Pace, ...]] = EMPTY  # what they had told when the window began
+    told: FrozenMap[str, tuple[PhaseTimes, ...]] = EMPTY  # in this window, by node
+    base: FrozenMap[str, tuple[PhaseTimes, ...]] = EMPTY  # what they had told when the window began
     standings: FrozenMap[int, Standing] = EMPTY
 
     @property

@@ -16,21 +16,21 @@ from rendezvous.diagnosing.stragglers import PHASES, WINDOWS_TO_CLEAR, WINDOWS_T
 from rendezvous.rounds.journal import lines
 from rendezvous.rounds.view import view_of
 from rendezvous.session_replay import Recital
-from rendezvous.values.events import AgentJoined, NodeHealth, Notice, PhaseTimes
-from rendezvous.values.straggler_state import Pace, Race, Slowness, Standing
+from rendezvous.values.events import AgentJoined, NodeHealth, Notice, PhaseTimesReported
+from rendezvous.values.straggler_state import PhaseTimes, Race, Slowness, Standing
 from rendezvous.values.types import FailureClass, NodeFacts, StragglerPolicy, StragglerRule
 
 RULE = StragglerRule()
-USUAL = Pace(0, 1, data_s=0.02, forward_s=0.1, backward_s=0.2, optimizer_s=0.03, idle_s=0.01)
+USUAL = PhaseTimes(0, 1, data_s=0.02, forward_s=0.1, backward_s=0.2, optimizer_s=0.03, idle_s=0.01)
 
 
-def world(size: int, slow: int, phase: str, seconds: float, hidden_in: str) -> dict[int, Pace]:
+def world(size: int, slow: int, phase: str, seconds: float, hidden_in: str) -> dict[int, PhaseTimes]:
     """One rank takes longer in one phase; its peers wait for it: seen as waiting, or hidden in another phase."""
-    paces = {}
+    phase_times = {}
     for rank in range(size):
         where = phase if rank == slow else hidden_in
-        paces[rank] = replace(USUAL, rank=rank, **{where: getattr(USUAL, where) + seconds})
-    return paces
+        phase_times[rank] = replace(USUAL, rank=rank, **{where: getattr(USUAL, where) + seconds})
+    return phase_times
 
 
 @given(
@@ -40,10 +40,10 @@ def test_whoever_is_slow_is_named_with_its_phase_and_nobody_else(
     size: int, data: st.DataObject, phase: str, seconds: float, noise: float
 ) -> None:
     slow = data.draw(st.integers(0, size - 1))
-    paces = world(size, slow, phase, seconds, "waiting_s")
+    phase_times = world(size, slow, phase, seconds, "waiting_s")
     odd = data.draw(st.integers(0, size - 1))
-    paces[odd] = replace(paces[odd], forward_s=paces[odd].forward_s * (1 + noise))
-    found = slow_ranks(paces, 1.5)
+    phase_times[odd] = replace(phase_times[odd], forward_s=phase_times[odd].forward_s * (1 + noise))
+    found = slow_ranks(phase_times, 1.5)
     assert list(found) == [slow]
     assert found[slow].phase == phase
 
@@ -74,18 +74,18 @@ def test_equals_are_no_stragglers(size: int, scale: float) -> None:
 
 
 def test_what_does_not_matter_in_a_step_is_not_told() -> None:
-    paces = {rank: replace(USUAL, rank=rank, data_s=0.001 + 0.004 * (rank == 1)) for rank in range(4)}
-    assert not slow_ranks(paces, 1.5)
+    phase_times = {rank: replace(USUAL, rank=rank, data_s=0.001 + 0.004 * (rank == 1)) for rank in range(4)}
+    assert not slow_ranks(phase_times, 1.5)
 
 
 def test_two_slow_ones_of_five_are_both_named() -> None:
-    paces = {
+    phase_times = {
         rank: replace(
             USUAL, rank=rank, data_s=0.5 if rank in (1, 3) else 0.02, waiting_s=0.5 * (rank % 2 == 0)
         )
         for rank in range(5)
     }
-    assert list(slow_ranks(paces, 1.5)) == [1, 3]
+    assert list(slow_ranks(phase_times, 1.5)) == [1, 3]
 
 
 # --- in the job ----------------------------------------------------------------------------------------
@@ -99,11 +99,13 @@ def tells(story: Story, window: int, slow: str | None = None, steps: int = STEPS
     for place in story.state.world.placements if story.state.world else ():
         node, first = place.agent.node, place.rank_offset
         extra = {node: 0.4 * steps * window} if node == slow else {}
-        paces = tuple(
-            Pace(rank, steps * window, data_s=0.1 * steps * window + extra.get(node, 0.0) * (rank == first))
+        phase_times = tuple(
+            PhaseTimes(
+                rank, steps * window, data_s=0.1 * steps * window + extra.get(node, 0.0) * (rank == first)
+            )
             for rank in (first, first + 1)
         )
-        event, before = PhaseTimes(place.agent, story.state.generation, paces), story.state
+        event, before = PhaseTimesReported(place.agent, story.state.generation, phase_times), story.state
         story.happens(event)
         said += [f"{line.kind}: {line.text}" for line in lines(event, before, story.state)]
     return said
@@ -116,7 +118,7 @@ def test_named_after_some_windows_once_and_cleared_when_it_keeps_up() -> None:
     assert said == [[]] * WINDOWS_TO_NAME + [[f"straggler: {text}"], []]
     assert [node.health for node in view_of("job", story.state, 0.0).nodes] == [(), (text,), ()]
     caught_up = [
-        Pace(rank, 1000 + STEPS * n, data_s=100.0 + n)
+        PhaseTimes(rank, 1000 + STEPS * n, data_s=100.0 + n)
         for n in range(WINDOWS_TO_CLEAR + 1)
         for rank in range(6)
     ]
@@ -124,7 +126,7 @@ def test_named_after_some_windows_once_and_cleared_when_it_keeps_up() -> None:
     for n in range(WINDOWS_TO_CLEAR + 1):
         now = caught_up[6 * n : 6 * n + 6]
         for i, node in enumerate("abc"):
-            event, before = PhaseTimes(agent(node), 1, tuple(now[2 * i : 2 * i + 2])), story.state
+            event, before = PhaseTimesReported(agent(node), 1, tuple(now[2 * i : 2 * i + 2])), story.state
             story.happens(event)
             heard += [line.text for line in lines(event, before, story.state)]
     assert heard == ["rank 2 on b keeps up with its peers again"]
@@ -143,7 +145,7 @@ def test_its_own_agent_and_the_first_one_are_told() -> None:
 def test_no_window_closes_without_all_nodes_and_enough_steps() -> None:
     story = running(spec(2), "a", "b")
     for n in range(1, 9):
-        story.happens(PhaseTimes(agent("a"), 1, (Pace(0, 10 * n, data_s=9.0 * n),)))
+        story.happens(PhaseTimesReported(agent("a"), 1, (PhaseTimes(0, 10 * n, data_s=9.0 * n),)))
     assert not story.state.race.base
     for n in range(1, 9):
         assert tells(story, n, "b", steps=1) == []
@@ -152,10 +154,10 @@ def test_no_window_closes_without_all_nodes_and_enough_steps() -> None:
 def test_late_foreign_and_unwanted_reports_change_nothing() -> None:
     story = running(spec(2), "a", "b")
     before = story.state
-    story.happens(PhaseTimes(agent("a"), 0, (Pace(0, 10),)))
-    story.happens(PhaseTimes(agent("a", 9), 1, (Pace(0, 10),)))
+    story.happens(PhaseTimesReported(agent("a"), 0, (PhaseTimes(0, 10),)))
+    story.happens(PhaseTimesReported(agent("a", 9), 1, (PhaseTimes(0, 10),)))
     assert story.state is before
-    story.happens(PhaseTimes(agent("a"), 1, (Pace(3, 10),)))
+    story.happens(PhaseTimesReported(agent("a"), 1, (PhaseTimes(3, 10),)))
     assert story.state.race.told["a"] == ()
     off = running(spec(2, stragglers=StragglerRule(StragglerPolicy.OFF)), "a", "b")
     before = off.state

@@ -24,11 +24,11 @@ from launcher.health.node_health import (
     judge,
     next_look_s,
 )
-from launcher.health.phase_times import paces
+from launcher.health.phase_times import phase_times
 from launcher.settings.health_values import health_address, stragglers
 from launcher.settings.values import BadValue
 from rendezvous.values.rank_view import ProcessView, RankPhase, RankView
-from rendezvous.values.straggler_state import Pace
+from rendezvous.values.straggler_state import PhaseTimes
 from rendezvous.values.types import StragglerPolicy, StragglerRule
 
 LIMIT = 64 * GIB
@@ -215,7 +215,9 @@ VIEW = RankView(
 
 def test_a_pace_is_made_of_what_belongs_to_steps() -> None:
     dead, unknown = replace(VIEW, process=ProcessView(alive=False)), replace(VIEW, known=False)
-    assert paces([VIEW, dead, unknown, replace(VIEW, step=0)]) == (Pace(3, 12, data_s=1.5, waiting_s=0.5),)
+    assert phase_times([VIEW, dead, unknown, replace(VIEW, step=0)]) == (
+        PhaseTimes(3, 12, data_s=1.5, waiting_s=0.5),
+    )
 
 
 def test_the_exposition_is_what_prometheus_reads() -> None:

@@ -22,7 +22,7 @@ from launcher.health.exposition import Running
 from launcher.health.exposition import text as exposed
 from launcher.health.flight_recorder import NotADump, analysed
 from launcher.health.node_health import Health
-from launcher.health.phase_times import paces
+from launcher.health.phase_times import phase_times
 from launcher.health.recorders import heard
 from launcher.health.stall_detection import Watch, look, sights
 from launcher.joining.endpoint import MayServe, NoMeetingPoint, meeting_point, parse_endpoint
@@ -38,7 +38,7 @@ from rendezvous import codec
 from rendezvous.access.secret import SecretUnusable, parse
 from rendezvous.service.settings import SettingsUnusable
 from rendezvous.submit import command
-from rendezvous.values.events import Examined, PhaseTimes, RankFailed
+from rendezvous.values.events import Examined, PhaseTimesReported, RankFailed
 from rendezvous.values.rank_report import Sight
 from rendezvous.values.rank_view import ProcessView
 from rendezvous.values.types import AgentId
@@ -76,7 +76,7 @@ def rank_page(data: bytes) -> None:
     told = sights(watch, [view], Budgets())
     sent = codec.from_agent_bytes(Examined(_AGENT, 1, told))
     codec.read_from_agent(sent, _AGENT)
-    codec.read_from_agent(codec.from_agent_bytes(PhaseTimes(_AGENT, 1, paces([view]))), _AGENT)
+    codec.read_from_agent(codec.from_agent_bytes(PhaseTimesReported(_AGENT, 1, phase_times([view]))), _AGENT)
     exposed(Running(1, 0, 1, ready=True), [view], Health()).encode()
 
 

@@ -35,7 +35,7 @@ from rendezvous.values.events import (
     Ended,
     Examined,
     NodeHealth,
-    PhaseTimes,
+    PhaseTimesReported,
     RankFailed,
     RanksFinished,
     RanksStill,
@@ -50,7 +50,7 @@ from rendezvous.values.events import (
 from rendezvous.values.rank_report import Sight
 from rendezvous.values.rank_view import Collective, GroupView, RankPhase
 from rendezvous.values.state import JobState
-from rendezvous.values.straggler_state import Pace
+from rendezvous.values.straggler_state import PhaseTimes
 from rendezvous.values.types import (
     AgentId,
     Assignment,
@@ -208,7 +208,7 @@ _SAID = (
     CheckpointTaken(_A, 1),
     RanksStill(_A, 1),
     Examined(_A, 1, (_SIGHT, replace(_SIGHT, rank=0, still_s=0.0))),
-    PhaseTimes(_A, 1, (Pace(0, 10, 1.0, 2.0), Pace(1, 10, 9.0, 2.0))),
+    PhaseTimesReported(_A, 1, (PhaseTimes(0, 10, 1.0, 2.0), PhaseTimes(1, 10, 9.0, 2.0))),
     NodeHealth(_A, "a GPU is hot", ("a GPU is hot",)),
 )
 _TOLD = (
