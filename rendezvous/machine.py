@@ -186,7 +186,8 @@ def _phase_times_reported(state: JobState, event: PhaseTimesReported, member: Me
     phase_times = tuple(times for times in event.ranks if times.rank in ranks)
     if state.phase is not Phase.RUNNING or rule.policy is StragglerPolicy.OFF:
         return state, ()
-    race, news = stragglers.told(state.race, event.agent.node, phase_times, world_nodes(state), rule)
+    node, nodes = event.agent.node, world_nodes(state)
+    straggler_state, news = stragglers.told(state.straggler_state, node, phase_times, nodes, rule)
     homes = {p.agent.node: p.agent for p in world_of(state).placements}
     keeper = world_of(state).placements[0].agent  # where people look first
     said = [
@@ -194,7 +195,7 @@ def _phase_times_reported(state: JobState, event: PhaseTimesReported, member: Me
         for each in news
         for agent in dict.fromkeys((keeper, homes[each.node]))
     ]
-    return replace(state, race=race), tuple(said)
+    return replace(state, straggler_state=straggler_state), tuple(said)
 
 
 def _node_health(state: JobState, event: NodeHealth) -> JobState:

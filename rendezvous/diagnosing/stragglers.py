@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from rendezvous.values.frozen_map import EMPTY, FrozenMap
-from rendezvous.values.straggler_state import PhaseTimes, Race, Slowness, Standing
+from rendezvous.values.straggler_state import PhaseTimes, Slowness, Standing, StragglerState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -50,25 +50,29 @@ class News:
 
 
 def told(
-    race: Race, node: str, phase_times: tuple[PhaseTimes, ...], nodes: int, rule: StragglerRule
-) -> tuple[Race, tuple[News, ...]]:
+    straggler_state: StragglerState,
+    node: str,
+    phase_times: tuple[PhaseTimes, ...],
+    nodes: int,
+    rule: StragglerRule,
+) -> tuple[StragglerState, tuple[News, ...]]:
     """`nodes`: how many the world has. One that tells twice in a window is taken at its later word."""
-    race = replace(race, told=race.told.plus(node, phase_times))
-    if len(race.told) < nodes:
-        return race, ()
-    compared, home = _compared(race)
+    straggler_state = replace(straggler_state, told=straggler_state.told.plus(node, phase_times))
+    if len(straggler_state.told) < nodes:
+        return straggler_state, ()
+    compared, home = _compared(straggler_state)
     if any(times.steps < _FEWEST_STEPS for times in compared.values()):
-        return replace(race, told=EMPTY), ()
-    standings, news = _judged(race.standings, slow_ranks(compared, rule.factor), compared, home)
-    return Race(base=race.told, standings=standings), news
+        return replace(straggler_state, told=EMPTY), ()
+    standings, news = _judged(straggler_state.standings, slow_ranks(compared, rule.factor), compared, home)
+    return StragglerState(base=straggler_state.told, standings=standings), news
 
 
-def _compared(race: Race) -> tuple[dict[int, PhaseTimes], dict[int, str]]:
+def _compared(straggler_state: StragglerState) -> tuple[dict[int, PhaseTimes], dict[int, str]]:
     """Ranks that had finished a step when the window began: what each step of it took them; and their nodes."""
     steps: dict[int, PhaseTimes] = {}
     home: dict[int, str] = {}
-    for node, phase_times in race.told.items():
-        before = {times.rank: times for times in race.base.get(node, ())}
+    for node, phase_times in straggler_state.told.items():
+        before = {times.rank: times for times in straggler_state.base.get(node, ())}
         for times in phase_times:
             if times.steps and times.rank in before and before[times.rank].steps:
                 steps[times.rank] = _per_step(before[times.rank], times)
@@ -182,9 +186,9 @@ def _time(seconds: float) -> str:
 # --- at the next restart -------------------------------------------------------------------------------
 
 
-def left_out(race: Race, present: Sequence[str], fewest: int) -> dict[str, str]:
+def left_out(straggler_state: StragglerState, present: Sequence[str], fewest: int) -> dict[str, str]:
     """Nodes that may sit out, with the reason: the slowest first, while `fewest` of those present are left."""
-    slowest = sorted(race.named, key=lambda pair: _lost(pair[1]), reverse=True)
+    slowest = sorted(straggler_state.named, key=lambda pair: _lost(pair[1]), reverse=True)
     chosen: dict[str, str] = {}
     for rank, standing in slowest:
         node = standing.node

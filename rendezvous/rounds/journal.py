@@ -70,7 +70,7 @@ def lines(event: Event | None, before: JobState, after: JobState) -> Iterator[Li
     if isinstance(event, NodeHealth):
         yield Line("health", f"{event.agent.node}: {event.news}", event.agent.node)
     if isinstance(event, PhaseTimesReported):
-        yield from _race(before, after)
+        yield from _straggler_lines(before, after)
 
 
 def _comings_and_goings(event: Event | None, before: JobState, after: JobState) -> Iterator[Line]:
@@ -110,13 +110,13 @@ def _exclusions(before: JobState, after: JobState) -> Iterator[Line]:
             yield Line("readmitted", f"{node} may take part again", node)
 
 
-def _race(before: JobState, after: JobState) -> Iterator[Line]:
-    standings = before.race.standings
-    for rank, standing in after.race.named:
+def _straggler_lines(before: JobState, after: JobState) -> Iterator[Line]:
+    standings = before.straggler_state.standings
+    for rank, standing in after.straggler_state.named:
         if rank not in standings or not standings[rank].named:
             yield Line("straggler", in_words(rank, standing.node, standing.slowness), standing.node)
-    for rank, standing in before.race.named:
-        if rank not in after.race.standings:
+    for rank, standing in before.straggler_state.named:
+        if rank not in after.straggler_state.standings:
             yield Line("keeps-up", keeps_up(rank, standing.node), standing.node)
 
 

@@ -36,7 +36,7 @@ from rendezvous.values.state import (
     present,
     world_nodes,
 )
-from rendezvous.values.straggler_state import Race
+from rendezvous.values.straggler_state import StragglerState
 from rendezvous.values.types import DecisionKind, ScaleUp
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def seal(state: JobState, now: float) -> Result:
         decisions=(*state.decisions, *remark(state, again=again is not None))[-DECISIONS_KEPT:],
         pending=FrozenMap((n, True) for n in ranks),
         causes=EMPTY,
-        race=Race(),
+        straggler_state=StragglerState(),
         decision=None,
         timers=Timers(
             give_up_at=now + spec_of(state).join_timeout_s,

@@ -284,7 +284,7 @@ def _without_stragglers(state: JobState, now: float) -> JobState:
     if spec_of(state).stragglers.policy is not StragglerPolicy.EXCLUDE:
         return state
     here = [node for node in state.members if node not in state.excluded]
-    for node, reason in left_out(state.race, here, state.min_nodes).items():
+    for node, reason in left_out(state.straggler_state, here, state.min_nodes).items():
         state = exclude(state, node, reason, now)
     return state
 

@@ -22,7 +22,7 @@ from rendezvous.values.frozen_map import EMPTY, FrozenMap
 
 # At run time, not for the checker only: the codec reads these annotations.
 from rendezvous.values.rank_report import Sight  # noqa: TC001
-from rendezvous.values.straggler_state import Race
+from rendezvous.values.straggler_state import StragglerState
 from rendezvous.values.types import (  # noqa: TC001
     AgentId,
     Assignment,
@@ -158,7 +158,7 @@ class JobState:
     last_seen: FrozenMap[str, tuple[Sight, ...]] = field(
         default=EMPTY, metadata=NOT_KEPT
     )  # STOPPING: by node
-    race: Race = field(default=Race(), metadata=NOT_KEPT)  # who is slower than others in this generation
+    straggler_state: StragglerState = field(default=StragglerState(), metadata=NOT_KEPT)  # of this generation
     health: FrozenMap[str, tuple[str, ...]] = field(default=EMPTY, metadata=NOT_KEPT)  # complaints, by node
     deadline_at: float | None = None  # what was last asked for with SetDeadline
     as_of: float = 0.0

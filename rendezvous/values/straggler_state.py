@@ -49,7 +49,7 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class Race:
+class StragglerState:
     """All that is remembered of one generation."""
 
     told: FrozenMap[str, tuple[PhaseTimes, ...]] = EMPTY  # in this window, by node
