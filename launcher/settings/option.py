@@ -31,12 +31,10 @@ class Option:
     negatable: bool = False  # a switch that also has a --no- form
     torchrun: bool = False
     pet: bool = False  # torchrun reads PET_<DEST>
-    foreign: tuple[str, Callable[[str], str]] | None = (
-        None  # another variable, and the function that converts its text
-    )
-    without_effect: str = (
-        ""  # not empty: accepted for compatibility with torchrun; the reason why it has no effect
-    )
+    # Another variable, and the function that converts its text.
+    foreign: tuple[str, Callable[[str], str]] | None = None
+    # The reason why an option has no effect; it is accepted for compatibility with torchrun.
+    without_effect: str = ""
     reach: Reach = Reach.FILE
 
     @property

@@ -96,7 +96,7 @@ class LaunchSpec:
     checkpoint_if_watched: bool = False  # request a checkpoint only if the ranks poll for requests
     checkpoint_grace_s: float = 60.0
     signals_asked: str = (
-        "SIGTERM,SIGINT,SIGHUP,SIGQUIT"  # text of the option; ranks see it in the environment
+        "SIGTERM,SIGINT,SIGHUP,SIGQUIT"  # the text of the option, for the environment of the ranks
     )
     warm_start: bool = True
     preload: tuple[str, ...] = ()  # modules that are imported before the ranks are forked
