@@ -116,7 +116,7 @@ def _surroundings(settings: Settings, python: str, environ: Mapping[str, str]) -
     try:
         ranks = devices.count_ranks(nproc.value, environ)
     except devices.NoDevices as missing:
-        raise nproc.wrong(str(missing), "give a number, or cpu") from None
+        raise nproc.wrong(str(missing), "use a number of ranks, or cpu") from None
     return Surroundings(nproc=ranks, python=python, stamp=_stamp(), scheduler_job=_scheduler_job(environ))
 
 

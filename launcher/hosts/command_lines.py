@@ -43,36 +43,38 @@ _SEEN_TO = ("node_rank", "rdzv_endpoint", "master_addr", "master_port", "secret_
 
 
 def check(settings: Settings, environ: Mapping[str, str]) -> list[str]:
-    """A warning for each option that was given in vain; raises `UsageError` where one cannot be meant."""
+    """One warning for each option that has no effect; raises `UsageError` for one that contradicts --hosts."""
     ours = settings.of("hosts" if settings["hosts"] else "hostfile")
     if settings["standalone"]:
-        raise settings.of("standalone").wrong(f"contradicts {ours.quoted}", "keep one of the two")
+        raise settings.of("standalone").wrong(f"contradicts {ours.quoted}", "use only one of the two")
     if settings["local_addr"]:
         raise settings.of("local_addr").wrong(
-            f"every machine has another, and {ours.quoted} starts them all",
-            "name their network by --interface",
+            f"each node has a different address, and {ours.quoted} starts all of them",
+            "use --interface to select the network",
         )
     tasks = parse_int(environ.get("SLURM_STEP_NUM_TASKS", "1"))
     if tasks is not None and tasks > 1:
         raise ours.wrong(
-            f"srun has started this {tasks} times, and each would start them all",
-            "leave it out: srun starts the agents; or run the command once, without srun",
+            f"srun has started {tasks} copies of ddp-launch, and each copy would start all hosts",
+            f"remove {ours.option.flag}, because srun starts the agents, or run the command once without srun",
         )
     given = (settings.of(dest) for dest in _SEEN_TO)
-    return [f"{each.quoted}: {ours.option.flag} sees to that; ignored" for each in given if each.given]
+    return [f"{each.quoted}: has no effect: {ours.option.flag} sets it" for each in given if each.given]
 
 
 def world_of(settings: Settings, found: Sequence[Host]) -> tuple[int, int]:
-    """--nnodes where it was given, else all the hosts but the spares."""
+    """The value of --nnodes, else the number of hosts minus the spares."""
     if not settings.of("nnodes").given:
         most = len(found) - settings["spares"]
         if most < 1:
-            raise settings.of("spares").wrong(f"{len(found)} hosts leave none to train on")
+            raise settings.of("spares").wrong(
+                f"with {len(found)} hosts, no host remains for training", "use fewer spares, or more hosts"
+            )
         return most, most
     least, most = settings["nnodes"]
     if least > len(found):
         raise settings.of("nnodes").wrong(
-            f"{len(found)} hosts were given", "name more hosts, or ask for fewer"
+            f"only {len(found)} hosts are listed", "list more hosts, or use a smaller number"
         )
     return least, most
 

@@ -27,7 +27,8 @@ class LogFolder:
             self.path = _unused(os.path.join(os.path.abspath(spec.log.directory), name), spec.max_nodes > 1)
         except OSError as error:  # what could be seen beforehand, launcher.settings.checks has seen
             raise UsageError(
-                f"--log-dir {spec.log.directory}: cannot be made ({error.strerror}); name another folder"
+                f"invalid --log-dir {spec.log.directory!r}: cannot create the directory ({error.strerror}). "
+                "Use another directory."
             ) from None
 
     def discard(self) -> None:
@@ -53,7 +54,9 @@ def _temporary(name: str) -> str:
             reason = reason or f"{root}: {error.strerror}"
         else:
             return path
-    raise UsageError(f"there is no folder for temporary files ({reason}); set TMPDIR, or give --log-dir")
+    raise UsageError(
+        f"cannot create a directory for temporary files: {reason}. Set TMPDIR, or use --log-dir."
+    )
 
 
 def _unused(path: str, shared_by_nodes: bool) -> str:

@@ -39,10 +39,12 @@ _TRIES = 20  # earlier examinations that a service may remember under the same n
 
 def run(settings: Settings, words: tuple[str, ...], environ: Mapping[str, str], here: Surroundings) -> int:
     if words:
-        raise UsageError(f"doctor: takes no script, found {words[0]!r}; its options are those of ddp-launch")
+        raise UsageError(
+            f"unexpected argument {words[0]!r}: doctor does not run a script. Use only options of ddp-launch."
+        )
     spec, warnings = assemble(settings, _ENTRY, here)
     if spec.preflight == "off":
-        raise settings.of("preflight").wrong("leaves the doctor nothing to do", "quick or full")
+        raise settings.of("preflight").wrong("doctor has no checks to run", "use quick or full")
     if not settings.of("preflight").given:
         spec = replace(spec, preflight="full")
     for warning in (*unknown_variables(environ), *warnings):

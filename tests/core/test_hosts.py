@@ -87,7 +87,7 @@ def test_the_world_is_all_hosts_but_the_spares_unless_said_otherwise() -> None:
     [
         (("--standalone",), {}, "--standalone: contradicts --hosts 'a'"),
         (("--local-addr", "10.0.0.1"), {}, "--local-addr '10.0.0.1'.*--interface"),
-        ((), {"SLURM_STEP_NUM_TASKS": "4"}, "--hosts 'a': srun.* 4 times"),
+        ((), {"SLURM_STEP_NUM_TASKS": "4"}, "--hosts 'a': srun.* 4 copies"),
     ],
 )
 def test_what_cannot_be_meant_of_several_hosts_is_refused(
@@ -97,11 +97,11 @@ def test_what_cannot_be_meant_of_several_hosts_is_refused(
         command_lines.check(settings_of("--hosts", "a", *words), environ)
 
 
-def test_what_is_seen_to_is_said_to_be_given_in_vain() -> None:
+def test_an_option_that_the_hosts_set_adds_a_warning() -> None:
     given = settings_of("--hostfile", "x", "--node-rank", "1", PET_MASTER_ADDR="b")
     assert command_lines.check(given, {"SLURM_STEP_NUM_TASKS": "1"}) == [
-        "--node-rank '1': --hostfile sees to that; ignored",
-        "PET_MASTER_ADDR='b': --hostfile sees to that; ignored",
+        "--node-rank '1': has no effect: --hostfile sets it",
+        "PET_MASTER_ADDR='b': has no effect: --hostfile sets it",
     ]
 
 

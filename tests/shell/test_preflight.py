@@ -81,7 +81,7 @@ def test_full_lets_the_cpu_work() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("train.py",), "doctor: takes no script, found 'train.py'; its options are those of ddp-launch"),
+        (("train.py",), "unexpected argument 'train.py'"),
         (
             ("--preflight", "off"),
             "invalid --preflight 'off': ",
