@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass
+import socket
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -16,6 +17,7 @@ from ddp.groups.backends import Layout, layout
 from ddp.groups.shared_group import SharedGroup
 from ddp.groups.shared_work import FinishedWork, SharedWork, Together
 from ddp.telemetry import collective_marks
+from ddp.telemetry.collective_facts import spelled
 
 # Bytes of a turn; two buffers per member. On one host small enough for a core's cache; across hosts large enough for
 # the link; where each host has one rank, which goes without, it is only the portion in which data goes round.
@@ -31,6 +33,7 @@ class Card:
     """What a rank tells the others; without a host it cannot take part, for that reason."""
 
     host: str = ""
+    host_name: str = ""
     reason: str = ""
     door: str = ""
     door_secret: str = ""
@@ -102,12 +105,11 @@ class _Setup:
             host = os.environ.get("DDP_HOST_KEY", "") + segment.host_key()
         except OSError as error:
             return Card(reason=f"cannot set up its sockets: {error}")
-        card = Card(host, door=self.door.name, door_secret=self.door.secret)
+        card = Card(host, socket.gethostname(), door=self.door.name, door_secret=self.door.secret)
         if self.port is None:
             return card
-        return Card(
-            host, "", card.door, card.door_secret, self.port.address, self.port.number, self.port.secret
-        )
+        address, number, secret = self.port.address, self.port.number, self.port.secret
+        return replace(card, address=address, port=number, port_secret=secret)
 
     def _form(self, cards: list[Card]) -> tuple[Any, bool]:
         for rank, card in zip(self.ranks, cards, strict=True):
@@ -148,8 +150,9 @@ class _Setup:
                 links = (len(placed.hosts), placed.host, *links[2:])
             members = [self.ranks[rank] for rank in placed.here]
             carriers = placed.carriers
+            hosts = self._labels(cards, placed)
             made = native.Group(
-                near.file, placed.member, near.sockets(), members, staging, region, carriers, links
+                near.file, placed.member, near.sockets(), members, staging, region, carriers, links, hosts
             )
         except OSError:
             near.close()
@@ -160,6 +163,15 @@ class _Setup:
         if far is not None:
             far.hand_over()
         return made
+
+    def _labels(self, cards: list[Card], placed: Layout) -> list[str]:
+        """The ranks and the name of each host, as errors name them."""
+        found = []
+        for ranks in placed.hosts:
+            known = [self.ranks[rank] for rank in ranks]
+            word = "rank" if len(known) == 1 else "ranks"
+            found.append(f"{word} {spelled(known)} on {cards[ranks[0]].host_name}")
+        return found
 
     def _link(self, cards: list[Card], placed: Layout) -> ring.Links:
         assert self.port is not None

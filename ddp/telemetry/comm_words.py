@@ -26,7 +26,7 @@ _WORDS = (
     "application timeout caused pair closure",
 )
 _NAMED_RANK = (
-    re.compile(r"\brank (\d+) (?:died|has left|has not joined)"),
+    re.compile(r"\brank (\d+)(?: on \S+)? (?:died|has left|has not joined)"),
     re.compile(r"lost its connection to rank (\d+)"),
     re.compile(r"\bRank (\d+) failed to pass monitoredBarrier"),
 )

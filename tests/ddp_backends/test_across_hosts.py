@@ -8,6 +8,7 @@ import time
 
 import pytest
 import torch
+import torch.distributed as dist
 import training
 import trouble
 from crew import SOON_S, Crew
@@ -58,6 +59,65 @@ def test_death_on_one_host_is_heard_on_all(victim, tmp_path):
         for rank, (at, said) in zip(others, ranks.answers(others), strict=True):
             assert at - killed < SOON_S
             assert rank != neighbour or f"rank {victim} died" in said or "lost its connection" in said
+
+
+F32, F64 = torch.float32, torch.float64
+SUM, MAX = dist.ReduceOp.SUM, dist.ReduceOp.MAX
+USUAL = (8, F32, SUM)
+SUM_OF_8 = "all-reduce of 8 x float32 (sum)"
+
+
+@pytest.fixture(scope="module", params=["ab", "abc", "aabb"])
+def several_hosts(request):
+    with crew_of(request.param) as ranks:
+        assert not ranks.problems
+        yield request.param, ranks
+
+
+@pytest.mark.parametrize(
+    ("odd", "words"),
+    [
+        ((12, F32, SUM), "all-reduce of 12 x float32 (sum)"),
+        ((3_000_000, F32, SUM), "all-reduce of 3000000 x float32 (sum)"),
+        ((0, F32, SUM), "all-reduce of 0 x float32 (sum)"),
+        ((8, F64, SUM), "all-reduce of 8 x float64 (sum)"),
+        ((8, F32, MAX), "all-reduce of 8 x float32 (maximum)"),
+        ((0, F32, None), "barrier"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("odd_host", [0, -1])
+def test_hosts_that_disagree_are_named_on_all_ranks(several_hosts, odd_host, odd, words):
+    hosts, ranks = several_hosts
+    mine = [odd if host == hosts[odd_host] else USUAL for host in hosts]
+    for said in ranks.run(trouble.disagree_across_hosts, mine):
+        assert "the ranks disagree: " in said
+        assert f"called {words}" in said
+        assert f"called {SUM_OF_8}" in said
+
+
+def test_every_host_means_something_else():
+    with crew_of("abcd") as ranks:
+        mine = [(size, F32, SUM) for size in (5, 500_000, 7, 8)]
+        for said in ranks.run(trouble.disagree_across_hosts, mine):
+            for rank, (size, *_) in enumerate(mine):
+                assert f"rank {rank} on {socket.gethostname()} called all-reduce of {size} x float32" in said
+
+
+def test_ranks_of_one_host_disagree_and_the_others_hear_of_it():
+    with crew_of("aabc") as ranks:
+        answers = ranks.run(trouble.disagree_across_hosts, [USUAL, (12, F32, SUM), USUAL, USUAL])
+    assert all("rank 0 called all-reduce of 8 x float32, rank 1 all-reduce of 12" in said for said in answers[:2])
+    assert all("ranks 0-1 on " in said and "on its own ranks" in said for said in answers[2:])
+
+
+@pytest.mark.parametrize("absent", [0, -1])
+def test_a_host_that_does_not_come_is_named(several_hosts, absent):
+    hosts, ranks = several_hosts
+    missing = [rank for rank, host in enumerate(hosts) if host == hosts[absent]]
+    name = f"rank {missing[0]} on " if len(missing) == 1 else f"one of ranks {missing[0]}-{missing[-1]} on "
+    for rank, said in enumerate(ranks.run(trouble.wait_for_other_hosts, missing, 3.0)):
+        assert rank in missing or f"{name}{socket.gethostname()} has not joined all-reduce" in said
 
 
 def test_shm_is_for_one_host():

@@ -157,6 +157,30 @@ def disagree(how):
         return str(error)
 
 
+def disagree_across_hosts(mine):
+    """`mine`: for each rank, the collective that it calls."""
+    group = dist.new_group(backend="hier")
+    dist.barrier(group=group)
+    numel, dtype, op = mine[dist.get_rank()]
+    try:
+        if op is None:
+            dist.barrier(group=group)
+        else:
+            dist.all_reduce(torch.ones(numel, dtype=dtype), op, group=group)
+    except dist.DistBackendError as error:
+        return str(error)
+
+
+def wait_for_other_hosts(absent, timeout_s):
+    group = dist.new_group(backend="hier", timeout=timedelta(seconds=timeout_s))
+    if dist.get_rank() in absent:
+        return None
+    try:
+        dist.all_reduce(torch.ones(3), group=group)
+    except dist.DistBackendError as error:
+        return str(error)
+
+
 def leave_early():
     group = dist.new_group(backend="shm")
     dist.all_reduce(torch.ones(3), group=group)

@@ -95,7 +95,9 @@ static int phase(struct group *g, struct operation *op) {
 static int turn_begins(struct group *g, struct operation *op, size_t done, uint64_t place) {
     if (!done) put_up(g, op, place);
     if (phase(g, op)) return -1;
-    return done ? 0 : agreed(g);
+    if (done || !agreed(g)) return 0;
+    ring_refuse(g);
+    return -1;
 }
 
 /* --- all-reduce ---------------------------------------------------------------------------------------------------- */
@@ -131,6 +133,8 @@ static int small_all_reduce(struct group *g, struct operation *op) {
 static int reduce_slice(struct group *g, struct operation *op, size_t bytes, const char *const *from, int targets,
                         char *const *to) {
     size_t count = bytes / element_bytes[op->element];
+    /* The last carrier has a slice if anybody has one. It meets the other hosts also without, to hear what they mean. */
+    if (g->ring.nodes && !count && g->me != g->carriers - 1) return 0;
     if (!g->ring.nodes) {
         reduce(op->element, op->reduction, op->divisor, count, g->size, from, targets, to);
         return 0;
@@ -235,7 +239,7 @@ static int barrier(struct group *g, struct operation *op) {
     if (turn_begins(g, op, 0, NOWHERE)) return -1;
     if (!g->ring.nodes) return 0;
     char nothing = 0;
-    if (g->me == 0 && ring_reduce(g, op, U8, MAXIMUM, &nothing, 1)) return -1;
+    if (g->me == g->carriers - 1 && ring_reduce(g, op, U8, MAXIMUM, &nothing, 0)) return -1;
     return phase(g, op);
 }
 

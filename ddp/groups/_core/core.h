@@ -36,13 +36,15 @@
 enum kind { BARRIER, ALL_REDUCE, BROADCAST, ALL_GATHER, REDUCE_SCATTER, REDUCE, KINDS };
 enum element { F64, F32, F16, BF16, I64, I32, I16, I8, U8, BOOL, ELEMENTS };
 enum reduction { SUM, PRODUCT, MINIMUM, MAXIMUM, BIT_AND, BIT_OR, BIT_XOR, REDUCTIONS };
-enum reason { INTACT, DIED, LEFT, LATE, ABORTED, MISMATCH, INTERRUPTED, LINK_LOST };
+enum reason { INTACT, DIED, LEFT, LATE, ABORTED, MISMATCH, INTERRUPTED, LINK_LOST, HOST_LATE };
 
 #define LINE 64
 #define MAX_MEMBERS 256
 #define NOWHERE UINT64_MAX
 #define SMALL 16384 /* bytes; up to here everybody reduces everything: one phase instead of two */
 #define RING_SCRATCH (1 << 18)
+#define WORDS 768
+#define LABEL 96
 
 /* A piece of a user's tensor list, at `start` of the list seen as one flat array of bytes. */
 struct span {
@@ -80,6 +82,21 @@ struct member {
     _Alignas(LINE) struct notice notices[2];
     _Alignas(LINE) _Atomic uint32_t arrived; /* phases, for telling who is missing */
     _Atomic uint32_t left;
+    _Atomic uint32_t awaits; /* the number of the host that it waits for on the ring, plus one; or 0 */
+    char words[WORDS];       /* on what the hosts disagree, where this member noticed it */
+};
+
+/* What a host says on the ring that it was called for. */
+struct statement {
+    uint32_t kind, element, reduction, unused; /* kind KINDS: its own ranks disagree */
+    uint64_t count, following;                 /* following: bytes of data until the next statement */
+    double divisor;
+};
+#define UNSAID (KINDS + 1) /* in place of the kind of a statement that has not come */
+
+struct host {
+    char label[LABEL]; /* its ranks and its name, for people */
+    struct statement said;
 };
 
 struct shared {
@@ -111,6 +128,7 @@ struct ring {
     int next, previous; /* sockets; -1 where this member carries nothing across */
     int next_rank, previous_rank;
     char *scratch;
+    struct host *hosts;
 };
 
 struct group {
@@ -132,7 +150,7 @@ struct group {
     _Atomic int stopping, forked;
     struct operation *first, *last;
     uint64_t posted_ticket, wanted_ticket, done_ticket, failed_from;
-    char failure[512];
+    char failure[1024];
     struct group *next_group;
 };
 
@@ -166,6 +184,7 @@ extern const char *const kind_names[KINDS];
 
 /* ring.c */
 int ring_reduce(struct group *, struct operation *, enum element, enum reduction, char *data, size_t count);
+void ring_refuse(struct group *);
 
 /* queue.c */
 int queue_start(struct group *);

@@ -59,10 +59,23 @@ static int integers(PyObject *list, int *to, int room) {
     return (int)n;
 }
 
+static int labels(struct ring *ring, PyObject *list) {
+    ring->hosts = calloc((size_t)ring->nodes + 1, sizeof *ring->hosts);
+    if (!ring->hosts) PyErr_NoMemory();
+    for (int h = 0; ring->hosts && h < ring->nodes; h++) {
+        PyObject *label = PyList_GetItem(list, h);
+        const char *text = label ? PyUnicode_AsUTF8AndSize(label, NULL) : NULL;
+        if (!text) return -1;
+        strncpy(ring->hosts[h].label, text, LABEL - 1);
+    }
+    return ring->hosts ? 0 : -1;
+}
+
 static void discard(struct group *g) {
     if (g->segment) segment_release(g->segment);
     free(g->scratch);
     free(g->ring.scratch);
+    free(g->ring.hosts);
     free(g);
 }
 
@@ -87,17 +100,19 @@ static PyObject *started(PyTypeObject *type, struct group *g) {
 }
 
 static PyObject *group_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"file", "member", "sockets", "ranks", "staging", "region", "carriers", "ring", NULL};
+    static char *names[] = {"file", "member", "sockets", "ranks", "staging", "region", "carriers", "ring", "hosts", NULL};
     int file, me, carriers;
     Py_ssize_t staging, region;
-    PyObject *sockets, *ranks, *made;
+    PyObject *sockets, *ranks, *hosts, *made;
     struct group *g = calloc(1, sizeof *g);
     if (!g) return PyErr_NoMemory();
     struct ring *ring = &g->ring;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iiO!O!nni(iiiiii)", names, &file, &me, &PyList_Type, &sockets,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iiO!O!nni(iiiiii)O!", names, &file, &me, &PyList_Type, &sockets,
                                      &PyList_Type, &ranks, &staging, &region, &carriers, &ring->nodes, &ring->node,
-                                     &ring->next, &ring->previous, &ring->next_rank, &ring->previous_rank) ||
-        integers(ranks, g->ranks, MAX_MEMBERS) < 0 || (g->size = integers(sockets, g->peers, MAX_MEMBERS)) < 0) {
+                                     &ring->next, &ring->previous, &ring->next_rank, &ring->previous_rank,
+                                     &PyList_Type, &hosts) ||
+        integers(ranks, g->ranks, MAX_MEMBERS) < 0 || (g->size = integers(sockets, g->peers, MAX_MEMBERS)) < 0 ||
+        labels(ring, hosts)) {
         discard(g);
         return NULL;
     }

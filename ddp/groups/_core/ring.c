@@ -4,20 +4,27 @@
  * goes round; in the second the sums go round. What is sent in step s+1 is what was received in step s, so the steps
  * need no border between them: a byte may leave as soon as it has been received and added. Each block's sum is
  * formed once, at one host, and then copied: results are the same bits everywhere.
+ *
+ * In the first half the statement of the host where a block began travels in front of the block: what that host was
+ * called for, and how many bytes follow. So every host has read all statements before any result goes round, with no
+ * message of their own. A host that reads a statement that differs from its own sends no more data, but all
+ * statements that are still due: each host then knows what every other one meant, and all raise the same error.
  */
 #include "core.h"
 
 #include <errno.h>
 #include <poll.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/uio.h>
 
-enum { LOOK_EVERY_MS = 20 };
+enum { LOOK_EVERY_MS = 20, HEAD = sizeof(struct statement) };
 
 /* One direction's way through the steps. */
 struct journey {
-    int step, block;
-    size_t within, total;
+    int step, end, block;
+    size_t head, within, total; /* bytes of this step's statement, of its data, of all data */
 };
 
 struct passage {
@@ -28,6 +35,8 @@ struct passage {
     char *data;
     size_t count, held; /* held: bytes of an element that has not come in whole */
     struct journey out, in;
+    struct statement leaving, arriving;
+    int disagree;
 };
 
 static size_t block_begin(const struct passage *p, int block) {
@@ -39,82 +48,225 @@ static size_t block_bytes(const struct passage *p, int block) {
     return block_begin(p, block + 1) - block_begin(p, block);
 }
 
-static int steps(const struct passage *p) { return 2 * (p->group->ring.nodes - 1); }
+static int is_stated(const struct passage *p, const struct journey *j) { return j->step < p->group->ring.nodes - 1; }
 
-static void advance(const struct passage *p, struct journey *j, size_t bytes) {
+static size_t step_bytes(const struct passage *p, const struct journey *j) {
+    if (!is_stated(p, j)) return block_bytes(p, j->block);
+    return j == &p->out ? p->leaving.following : p->arriving.following;
+}
+
+static void advance(const struct passage *p, struct journey *j) {
     int nodes = p->group->ring.nodes;
-    j->within += bytes;
-    j->total += bytes;
-    while (j->step < steps(p) && j->within == block_bytes(p, j->block)) {
+    while (j->step < j->end && !(is_stated(p, j) && j->head < HEAD) && j->within == step_bytes(p, j)) {
         j->step++;
-        j->within = 0;
+        j->head = j->within = 0;
         j->block = (j->block + nodes - 1) % nodes;
     }
 }
 
+/* --- statements ------------------------------------------------------------------------------------------------- */
+
+static int agree(const struct statement *a, const struct statement *b) {
+    return a->kind == b->kind && a->element == b->element && a->reduction == b->reduction && a->count == b->count &&
+           a->divisor == b->divisor;
+}
+
+/* From here on only statements go round. */
+static void stop_data(struct passage *p) {
+    p->disagree = 1;
+    p->in.end = p->out.end = p->group->ring.nodes - 1;
+}
+
+static void read_statement(struct passage *p) {
+    struct ring *ring = &p->group->ring;
+    struct statement *theirs = &ring->hosts[p->in.block].said;
+    *theirs = p->arriving;
+    if (!agree(theirs, &ring->hosts[ring->node].said) || theirs->following != block_bytes(p, p->in.block)) stop_data(p);
+    if (theirs->kind < KINDS) return;
+    /* That host has left the ring: nothing of the hosts behind it will come. */
+    p->in.end = p->in.step + 1;
+    if (p->out.end > p->in.step + 2) p->out.end = p->in.step + 2;
+}
+
+static void describe_statement(const struct statement *s, char *text, size_t room) {
+    static const char *const names[REDUCTIONS] = {"sum", "product", "minimum", "maximum", "and", "or", "xor"};
+    char divided[32] = "";
+    if (s->divisor != 1) snprintf(divided, sizeof divided, " / %g", s->divisor);
+    if (s->kind >= KINDS || s->element >= ELEMENTS || s->reduction >= REDUCTIONS)
+        snprintf(text, room, "different collectives on its own ranks");
+    else if (s->kind == BARRIER)
+        snprintf(text, room, "barrier");
+    else
+        snprintf(text, room, "%s of %llu x %s (%s%s)", kind_names[s->kind], (unsigned long long)s->count,
+                 element_names[s->element], names[s->reduction], divided);
+}
+
+/* The hosts that meant the same as `first`, which is the first of them, and what they meant. */
+static void describe_side(const struct ring *ring, int first, char *text, size_t room) {
+    char what[128], more[48] = "";
+    int others = 0;
+    for (int h = first + 1; h < ring->nodes; h++) others += agree(&ring->hosts[h].said, &ring->hosts[first].said);
+    if (others) snprintf(more, sizeof more, " and %d more host%s", others, others > 1 ? "s" : "");
+    describe_statement(&ring->hosts[first].said, what, sizeof what);
+    snprintf(text, room, "%s%s%s called %s", first ? "; " : "", ring->hosts[first].label, more, what);
+}
+
+static int is_first_of_its_side(const struct ring *ring, int host) {
+    for (int h = 0; h < host; h++)
+        if (agree(&ring->hosts[h].said, &ring->hosts[host].said)) return 0;
+    return ring->hosts[host].said.kind != UNSAID;
+}
+
+static int disagreement(struct passage *p) {
+    struct group *g = p->group;
+    char *words = g->shared->members[g->me].words;
+    size_t used = (size_t)snprintf(words, WORDS, "the ranks disagree: ");
+    for (int h = 0; h < g->ring.nodes && used < WORDS - 1; h++) {
+        if (!is_first_of_its_side(&g->ring, h)) continue;
+        describe_side(&g->ring, h, words + used, WORDS - used);
+        used += strlen(words + used);
+    }
+    return fail(g, MISMATCH, g->ranks[g->me]);
+}
+
+/* The ranks of this host disagree among themselves: the others need not wait for it. */
+void ring_refuse(struct group *g) {
+    struct statement none = {.kind = KINDS};
+    if (g->ring.nodes && g->me == g->carriers - 1) send(g->ring.next, &none, HEAD, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
+/* --- bytes ------------------------------------------------------------------------------------------------------ */
+
+/* What could be sent now. The statement of a step has come with the step before. */
+static size_t sendable(struct passage *p, struct iovec parts[2]) {
+    struct journey *out = &p->out, *in = &p->in;
+    struct ring *ring = &p->group->ring;
+    parts[0] = parts[1] = (struct iovec){NULL, 0}; /* the kernel also looks at the address of no bytes */
+    if (out->step >= out->end) return 0;
+    if (is_stated(p, out)) {
+        if (out->step > in->step + (in->head == HEAD)) return 0;
+        if (!out->head) {
+            p->leaving = ring->hosts[out->block].said;
+            p->leaving.following = p->disagree ? 0 : block_bytes(p, out->block);
+        }
+        parts[0] = (struct iovec){(char *)&p->leaving + out->head, HEAD - out->head};
+    }
+    size_t left = step_bytes(p, out) - out->within, allowed = block_bytes(p, ring->node) + in->total - out->total;
+    parts[1] = (struct iovec){p->data + block_begin(p, out->block) + out->within, left < allowed ? left : allowed};
+    return parts[0].iov_len + parts[1].iov_len;
+}
+
 /* Without waiting: 1 moved, 0 would block, -1 the connection is gone. */
 static int send_some(struct passage *p) {
-    struct ring *ring = &p->group->ring;
-    size_t first = block_bytes(p, ring->node), allowed = first + p->in.total - p->out.total;
-    size_t left = block_bytes(p, p->out.block) - p->out.within, bytes = left < allowed ? left : allowed;
-    if (!bytes) return 0;
-    ssize_t sent = send(ring->next, p->data + block_begin(p, p->out.block) + p->out.within, bytes,
-                        MSG_DONTWAIT | MSG_NOSIGNAL);
+    struct iovec parts[2];
+    struct journey *out = &p->out;
+    if (!sendable(p, parts)) return 0;
+    struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
+    ssize_t sent = sendmsg(p->group->ring.next, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
     if (sent < 0) return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR ? 0 : -1;
-    advance(p, &p->out, (size_t)sent);
+    size_t bytes = (size_t)sent, of_head = bytes < parts[0].iov_len ? bytes : parts[0].iov_len;
+    out->head += of_head;
+    out->within += bytes - of_head;
+    out->total += bytes - of_head;
+    advance(p, out);
     return 1;
 }
 
-static int add_some(struct passage *p, size_t bytes) {
+static void add_some(struct passage *p, size_t bytes) {
     size_t one = element_bytes[p->element], whole = (p->held + bytes) / one * one;
     char *scratch = p->group->ring.scratch, *mine = p->data + block_begin(p, p->in.block) + p->in.within;
     const char *from[2] = {scratch, mine};
     reduce(p->element, p->reduction, 1, whole / one, 2, from, 1, &mine);
     p->held = p->held + bytes - whole;
     memmove(scratch, scratch + whole, p->held);
-    advance(p, &p->in, whole);
-    return 1;
+    p->in.within += whole;
+    p->in.total += whole;
+}
+
+/* Where the next bytes are to go, and how many of them. */
+static struct iovec receivable(struct passage *p) {
+    struct journey *in = &p->in;
+    char *scratch = p->group->ring.scratch;
+    if (is_stated(p, in) && in->head < HEAD) return (struct iovec){(char *)&p->arriving + in->head, HEAD - in->head};
+    size_t left = step_bytes(p, in) - in->within - p->held, room = RING_SCRATCH - p->held;
+    if (!is_stated(p, in)) return (struct iovec){p->data + block_begin(p, in->block) + in->within, left};
+    return (struct iovec){scratch + p->held, left < room ? left : room};
 }
 
 static int receive_some(struct passage *p) {
-    struct ring *ring = &p->group->ring;
-    int adding = p->in.step < ring->nodes - 1;
-    size_t left = block_bytes(p, p->in.block) - p->in.within - p->held;
-    size_t room = adding ? RING_SCRATCH - p->held : left, bytes = left < room ? left : room;
-    char *to = adding ? ring->scratch + p->held : p->data + block_begin(p, p->in.block) + p->in.within;
-    ssize_t got = recv(ring->previous, to, bytes, MSG_DONTWAIT);
+    struct journey *in = &p->in;
+    struct iovec to = receivable(p);
+    ssize_t got = recv(p->group->ring.previous, to.iov_base, to.iov_len, MSG_DONTWAIT);
     if (got < 0) return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR ? 0 : -1;
     if (!got) return -1;
-    if (adding) return add_some(p, (size_t)got);
-    advance(p, &p->in, (size_t)got);
+    if (is_stated(p, in) && in->head < HEAD) {
+        in->head += (size_t)got;
+        if (in->head == HEAD) read_statement(p);
+    } else if (p->disagree) {
+        in->within += (size_t)got;
+    } else if (is_stated(p, in)) {
+        add_some(p, (size_t)got);
+    } else {
+        in->within += (size_t)got;
+        in->total += (size_t)got;
+    }
+    advance(p, in);
     return 1;
 }
 
-static int rest(struct passage *p) {
-    struct ring *ring = &p->group->ring;
-    int can_send = p->out.step < steps(p) && block_bytes(p, ring->node) + p->in.total > p->out.total;
-    struct pollfd sockets[2] = {{ring->previous, POLLIN, 0}, {can_send ? ring->next : -1, POLLOUT, 0}};
-    if (p->in.step == steps(p)) sockets[0].fd = -1;
+/* --- waiting ---------------------------------------------------------------------------------------------------- */
+
+static int awaited_host(const struct passage *p) {
+    const struct ring *ring = &p->group->ring;
+    if (p->in.step >= p->in.end) return (ring->node + 1) % ring->nodes;
+    if (is_stated(p, &p->in) && p->in.head < HEAD) return p->in.block;
+    return (ring->node + ring->nodes - 1) % ring->nodes;
+}
+
+static int wait_for_bytes(struct passage *p) {
+    struct group *g = p->group;
+    struct iovec parts[2];
+    struct pollfd sockets[2] = {{p->in.step < p->in.end ? g->ring.previous : -1, POLLIN, 0},
+                                {sendable(p, parts) ? g->ring.next : -1, POLLOUT, 0}};
     int stirred = poll(sockets, 2, LOOK_EVERY_MS) > 0;
-    return look_around(p->group, p->operation, stirred ? 0 : ON_THE_RING);
+    if (!stirred) atomic_store(&g->shared->members[g->me].awaits, (uint32_t)awaited_host(p) + 1);
+    int found_by_others = (enum reason)(atomic_load(&g->shared->broken) >> 56) == MISMATCH;
+    if (!found_by_others || g->me < g->carriers - 1 || !is_stated(p, &p->in))
+        return look_around(g, p->operation, stirred ? 0 : ON_THE_RING);
+    /* Another carrier of this host knows already. Only the last carriers of all hosts meet for certain: on their ring
+     * the statements go round to the end, so that all hosts know. */
+    if (!p->disagree) stop_data(p);
+    return now() > p->operation->deadline ? -1 : 0;
 }
 
 static int lost(struct passage *p, int rank) { return fail(p->group, LINK_LOST, rank); }
 
+static int pass_round(struct passage *p) {
+    struct ring *ring = &p->group->ring;
+    advance(p, &p->out);
+    advance(p, &p->in);
+    while (p->out.step < p->out.end || p->in.step < p->in.end) {
+        int sent = send_some(p);
+        int received = p->in.step < p->in.end ? receive_some(p) : 0;
+        if (sent < 0) return lost(p, ring->next_rank);
+        if (received < 0) return lost(p, ring->previous_rank);
+        if (!sent && !received && wait_for_bytes(p)) return -1;
+    }
+    return p->disagree ? disagreement(p) : 0;
+}
+
+/* With no elements it is a barrier. */
 int ring_reduce(struct group *g, struct operation *op, enum element element, enum reduction reduction, char *data,
                 size_t count) {
     struct ring *ring = &g->ring;
-    int nodes = ring->nodes;
-    struct passage p = {g, op, element, reduction, data, count, 0, {0, ring->node, 0, 0}, {0, 0, 0, 0}};
-    p.in.block = (ring->node + nodes - 1) % nodes;
-    advance(&p, &p.out, 0);
-    advance(&p, &p.in, 0);
-    while (p.out.step < steps(&p) || p.in.step < steps(&p)) {
-        int sent = p.out.step < steps(&p) ? send_some(&p) : 0;
-        int received = p.in.step < steps(&p) ? receive_some(&p) : 0;
-        if (sent < 0) return lost(&p, ring->next_rank);
-        if (received < 0) return lost(&p, ring->previous_rank);
-        if (!sent && !received && rest(&p)) return -1;
-    }
-    return 0;
+    int nodes = ring->nodes, end = 2 * (nodes - 1);
+    struct passage p = {.group = g, .operation = op, .element = element, .reduction = reduction, .data = data,
+                        .count = count, .out = {.end = end, .block = ring->node},
+                        .in = {.end = end, .block = (ring->node + nodes - 1) % nodes}};
+    for (int h = 0; h < nodes; h++) ring->hosts[h].said.kind = UNSAID;
+    ring->hosts[ring->node].said = (struct statement){.kind = op->kind, .element = op->element, .count = op->count,
+                                                      .reduction = op->reduction, .divisor = op->divisor};
+    int result = pass_round(&p);
+    atomic_store_explicit(&g->shared->members[g->me].awaits, 0, memory_order_relaxed);
+    return result;
 }

@@ -204,6 +204,13 @@ static int gone(struct group *g) {
     return -1;
 }
 
+/* Who waits on the ring is not late itself. */
+static int fail_late(struct group *g) {
+    int member = missing(g);
+    uint32_t host = atomic_load(&g->shared->members[member].awaits);
+    return host ? fail(g, HOST_LATE, (int)host - 1) : fail(g, LATE, g->ranks[member]);
+}
+
 int look_around(struct group *g, struct operation *op, int members_too) {
     if (atomic_load(&g->shared->broken)) return -1;
     if (g->stopping) return fail(g, ABORTED, g->ranks[g->me]);
@@ -215,14 +222,13 @@ int look_around(struct group *g, struct operation *op, int members_too) {
         return fail(g, left ? LEFT : DIED, g->ranks[culprit]);
     }
     if (g->interrupted && g->interrupted()) return fail(g, INTERRUPTED, g->ranks[g->me]);
-    if (now() > op->deadline) return fail(g, LATE, g->ranks[missing(g)]);
-    return 0;
+    return now() > op->deadline ? fail_late(g) : 0;
 }
 
 void describe_failure(struct group *g, struct operation *op, char *text, size_t room) {
     uint64_t word = atomic_load(&g->shared->broken);
     int culprit = (int)(uint32_t)(word >> 24), by = g->ranks[word & 0xffff];
-    const char *what = kind_names[op->kind];
+    const char *what = kind_names[op->kind], *label;
     switch ((enum reason)(word >> 56)) {
         case DIED:
             snprintf(text, room, "rank %d died (noticed by rank %d); this rank was in %s", culprit, by, what);
@@ -233,6 +239,11 @@ void describe_failure(struct group *g, struct operation *op, char *text, size_t 
         case LATE:
             snprintf(text, room, "rank %d has not joined %s in time; rank %d waited %.1f s for it", culprit, what,
                      by, op->timeout_s);
+            break;
+        case HOST_LATE:
+            label = g->ring.hosts[culprit].label;
+            snprintf(text, room, "%s%s has not joined %s in time; rank %d waited %.1f s for it",
+                     strncmp(label, "ranks ", 6) ? "" : "one of ", label, what, by, op->timeout_s);
             break;
         case ABORTED:
             snprintf(text, room, "rank %d aborted the process group; this rank was in %s", culprit, what);
@@ -245,6 +256,6 @@ void describe_failure(struct group *g, struct operation *op, char *text, size_t 
                      culprit, what);
             break;
         default:
-            snprintf(text, room, "the members disagree about %s (rank %d noticed)", what, by);
+            snprintf(text, room, "%s", g->shared->members[word & 0xffff].words);
     }
 }
