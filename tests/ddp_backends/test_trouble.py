@@ -133,6 +133,11 @@ def test_a_rank_that_left(crew):
             assert "rank 1 has left" in said
 
 
+def test_a_forked_child_has_gradients_of_its_own(pair):
+    """Written there, they stay as they were in the parent, which the other ranks read."""
+    assert pair.run(trouble.write_gradients_in_a_child) == [(True, True)] * 2
+
+
 def test_leaving_with_work_under_way(crew):
     said, *_others = crew.run(trouble.leave_with_work_under_way)
     assert len(said) == 3

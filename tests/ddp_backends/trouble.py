@@ -278,6 +278,37 @@ def use_in_a_child():
     return said
 
 
+def write_gradients_in_a_child():
+    """As a worker of a DataLoader that is forked between a backward and the step. -> what the child saw and left"""
+    from ddp import DistributedDataParallel
+
+    model = DistributedDataParallel(torch.nn.Linear(600, 600), gradient_as_bucket_view=True)
+    for _ in range(2):
+        model.zero_grad()
+        model(torch.ones(4, 600)).sum().backward()
+    mine = [parameter.grad for parameter in model.parameters()]
+    before = [gradient.clone() for gradient in mine]
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        same = all(map(torch.equal, mine, before))
+        for gradient in mine:
+            gradient.fill_(float("nan"))
+        again = os.fork()  # and its own child has what it wrote
+        if again == 0:
+            os._exit(not all(gradient.isnan().all() for gradient in mine))
+        kept = os.waitpid(again, 0)[1] == 0
+        os.write(writer, b"yes" if same and kept else b"no")
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as answer:
+        child_is_right = answer.read() == "yes"
+    os.waitpid(child, 0)
+    untouched = all(map(torch.equal, mine, before))
+    dist.barrier()
+    return child_is_right, untouched
+
+
 def die_with_a_child(pid_file):
     """The child keeps all that it inherited; peers must learn of the parent's death all the same."""
     child = os.fork()

@@ -13,7 +13,8 @@
  * when they differ all see it, and nobody's memory is touched.
  *
  * Each element is reduced by one member, in the order of ranks, and handed to the others: results are the same bits
- * everywhere and in every run. Across hosts, the member that reduced a slice takes it round a TCP ring first (ring.c).
+ * everywhere and in every run. Across hosts, the member that reduced a slice takes it round a TCP ring first (ring.c);
+ * what the hosts were called for goes round with it, and is compared.
  *
  * Operations run in the order they were posted (queue.c): on a thread of the group, or on the thread that waits
  * for one that has not begun, which saves two switches.
@@ -121,6 +122,7 @@ struct segment {
     char *base;
     size_t length, staging, region, mine, mine_end;
     struct block *blocks;
+    struct segment *next_segment;
 };
 
 struct ring {

@@ -42,6 +42,61 @@ char *staging_of(struct group *g, int member) {
     return g->segment->base + staging_begin() + buffer * pages(g->segment->staging);
 }
 
+/* --- fork --------------------------------------------------------------------------------------------------------
+ * A child may read and write the tensors that it inherits, as it may any other: it gets a private view of their memory,
+ * of which the kernel copies what is written. A child has no business in the rest, so that is not there. */
+
+static struct segment *all_segments;
+static pthread_mutex_t segments_mutex = PTHREAD_MUTEX_INITIALIZER;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static void before_fork(void) {
+    pthread_mutex_lock(&segments_mutex);
+    for (struct segment *s = all_segments; s; s = s->next_segment) pthread_mutex_lock(&s->mutex);
+}
+
+static void after_fork(void) {
+    for (struct segment *s = all_segments; s; s = s->next_segment) pthread_mutex_unlock(&s->mutex);
+    pthread_mutex_unlock(&segments_mutex);
+}
+
+/* Where this fails the child faults at what it touches: it must not write into its parent's memory. */
+static void make_private(struct segment *s) {
+    mmap(s->base, s->length, PROT_NONE, MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    for (struct block *b = s->blocks; b; b = b->following)
+        mmap(s->base + b->begin, b->end - b->begin, PROT_READ | PROT_WRITE, MAP_FIXED | MAP_PRIVATE | MAP_NORESERVE,
+             s->file, (off_t)b->begin);
+}
+
+static void in_the_child(void) {
+    for (struct segment *s = all_segments; s; s = s->next_segment) {
+        s->owner = -1;
+        make_private(s);
+    }
+    after_fork();
+    all_segments = NULL;
+}
+
+static void watch_forks(void) { pthread_atfork(before_fork, after_fork, in_the_child); }
+
+static void remember_segment(struct segment *s) {
+    pthread_once(&once, watch_forks);
+    pthread_mutex_lock(&segments_mutex);
+    s->next_segment = all_segments;
+    all_segments = s;
+    pthread_mutex_unlock(&segments_mutex);
+}
+
+static void forget_segment(struct segment *s) {
+    pthread_mutex_lock(&segments_mutex);
+    struct segment **link = &all_segments;
+    while (*link && *link != s) link = &(*link)->next_segment;
+    if (*link) *link = s->next_segment;
+    pthread_mutex_unlock(&segments_mutex);
+}
+
+/* ------------------------------------------------------------------------------------------------------------------ */
+
 int segment_open(struct segment **made, int file, int members, int me, size_t staging, size_t region) {
     struct segment *s = calloc(1, sizeof *s);
     if (!s) return -1;
@@ -62,12 +117,14 @@ int segment_open(struct segment **made, int file, int members, int me, size_t st
     s->owner = getpid();
     s->users = 1;
     pthread_mutex_init(&s->mutex, NULL);
+    remember_segment(s);
     *made = s;
     return 0;
 }
 
 void segment_release(struct segment *s) {
     if (atomic_fetch_sub(&s->users, 1) != 1) return;
+    forget_segment(s);
     munmap(s->base, s->length);
     close(s->file);
     while (s->blocks) {
@@ -111,7 +168,7 @@ char *segment_allocate(struct segment *s, size_t bytes) {
     return s->base + begin;
 }
 
-/* A forked child has the same mapping: what it drops is still its parent's. */
+/* What a forked child drops is still its parent's. */
 void segment_free(struct segment *s, char *at) {
     if (getpid() != s->owner) return;
     pthread_mutex_lock(&s->mutex);
