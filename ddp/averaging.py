@@ -26,6 +26,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from ddp.telemetry.comm_error import explained
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -102,6 +104,7 @@ class LocalSGD:
         if self._buffers:
             self._average([b for b in self.model.buffers() if b.is_floating_point() or b.is_complex()])
 
+    @explained("the averaging of parameters")
     def _average(self, tensors: Sequence[torch.Tensor]) -> None:
         """In place. One collective for each kind of tensors, all under way at once."""
         kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}

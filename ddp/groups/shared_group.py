@@ -92,7 +92,9 @@ class SharedGroup(_ProcessGroup):  # type: ignore[misc]
             self._register_backend(torch.device("cuda"), kinds.NCCL, nccl)
 
     def _past(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """Whose business these are, when they are none of the core's."""
+        """Whose business these are, when they are none of the core's. A group that is broken is so for them, too."""
+        if self._core is not None and (failure := self._core.failure()):
+            raise dist.DistBackendError(failure)
         return self._get_backend(tensors[0].device if tensors else torch.device("cpu"))
 
     def getBackendName(self) -> str:

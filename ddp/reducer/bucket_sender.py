@@ -318,6 +318,9 @@ class Sending:
                 result = result_of(work)
             elif work is not None:
                 work.wait(AS_LONG_AS_IT_TAKES)
+            if self._taker is not None:
+                with torch.no_grad():
+                    self._taker(number, used)
         except RuntimeError as error:
             self._explain(error, number)
             raise
@@ -325,8 +328,6 @@ class Sending:
             self._page.back(before)
         self._page.buckets(len(self.buckets), self._launched, number + 1)
         with torch.no_grad():
-            if self._taker is not None:
-                self._taker(number, used)
             bucket.finish(result, _nothing if self._consumed else used)
 
     @property

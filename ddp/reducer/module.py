@@ -27,6 +27,7 @@ from ddp.reducer.module_changes import Unchanged
 from ddp.reducer.torch_reducer import TorchReducer
 from ddp.reducer.unused import tensors_in
 from ddp.telemetry import torch_marks
+from ddp.telemetry.comm_error import explained
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -127,6 +128,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             whole_at_first=static_graph or not self.find_unused_parameters,
         )
 
+    @explained("the comparison of the models")
     def _agree(self, static_graph: bool) -> None:
         settings = self.reducer.settings
         options = [
@@ -187,6 +189,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
 
     # --- a step ------------------------------------------------------------------------------------
 
+    @explained("the synchronization before a forward")
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled() and not self._delay_all_reduce_all_params:
             self._unchanged.check(self.reducer.rank)
@@ -195,6 +198,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             raise errors.delayed_in_join()
         return super()._pre_forward(*inputs, **kwargs)
 
+    @explained("the synchronization after a forward")
     def _post_forward(self, output: Any) -> Any:
         output = super()._post_forward(output)
         if self._use_python_reducer or self._delay_all_reduce_all_params or not torch.is_grad_enabled():
@@ -241,6 +245,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
 
     # --- join ----------------------------------------------------------------------------------------
 
+    @explained("the averaging of gradients within join()")
     def _match_all_reduce_for_bwd_pass(self) -> None:
         """And what those with input tell each other after their buckets."""
         super()._match_all_reduce_for_bwd_pass()

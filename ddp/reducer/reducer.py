@@ -30,6 +30,7 @@ from ddp.reducer.launch_order import arrived
 from ddp.reducer.logging_data import Stopwatch
 from ddp.reducer.round import Baseline, Lesson, Mode, Round, absent, baseline, cut, lesson, new_round
 from ddp.reducer.unused import learn_used, unreachable, was_used
+from ddp.telemetry.comm_error import explained
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -308,6 +309,7 @@ class Reducer:
 
     # --- the end of a backward ---------------------------------------------------------------------
 
+    @explained("the averaging of gradients")
     def _backward_ended(self) -> None:
         seen = self._round
         self._end_task, task = -1, self._end_task

@@ -26,6 +26,7 @@ from ddp.comm_hooks.plain import completed
 from ddp.reducer.module import DistributedDataParallel
 from ddp.sharding import whole_state
 from ddp.sharding.sharded_buckets import ShardedBucket
+from ddp.telemetry.comm_error import explained
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -90,6 +91,7 @@ class ShardedOptimizer(Optimizer, Joinable):
             if parameter.requires_grad and id(parameter) not in averaged:
                 raise ValueError(f"parameter {i} of the groups is none that the model averages")
 
+    @explained("the layout of shards")
     def _lay_out(self) -> None:
         reducer = self._model.reducer
         order = list(reversed(range(len(reducer.parameters))))
@@ -145,6 +147,7 @@ class ShardedOptimizer(Optimizer, Joinable):
         self._averaged = True
         self.buckets[number].take(used)
 
+    @explained("the step of a ShardedOptimizer")
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         Join.notify_join_context(self)
         loss = None
@@ -191,6 +194,7 @@ class ShardedOptimizer(Optimizer, Joinable):
         self._model.zero_grad(set_to_none)
 
     @torch.no_grad()
+    @explained("the clipping of gradients")
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
         """In place of torch.nn.utils.clip_grad_norm_. All ranks call it. -> the norm of all gradients"""
         gradients = [piece.grad for *_, piece in self._pieces() if piece.grad is not None]
@@ -213,6 +217,7 @@ class ShardedOptimizer(Optimizer, Joinable):
 
     # --- the state ---------------------------------------------------------------------------------
 
+    @explained("the consolidation of an optimizer's state")
     def consolidate_state_dict(self, to: int = 0) -> None:
         """All ranks call it; then `state_dict()` has an answer on the rank `to`."""
         state = self._local.state

@@ -107,7 +107,9 @@ def test_every_host_means_something_else():
 def test_ranks_of_one_host_disagree_and_the_others_hear_of_it():
     with crew_of("aabc") as ranks:
         answers = ranks.run(trouble.disagree_across_hosts, [USUAL, (12, F32, SUM), USUAL, USUAL])
-    assert all("rank 0 called all-reduce of 8 x float32, rank 1 all-reduce of 12" in said for said in answers[:2])
+    assert all(
+        "rank 0 called all-reduce of 8 x float32, rank 1 all-reduce of 12" in said for said in answers[:2]
+    )
     assert all("ranks 0-1 on " in said and "on its own ranks" in said for said in answers[2:])
 
 

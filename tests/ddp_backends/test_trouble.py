@@ -133,6 +133,18 @@ def test_a_rank_that_left(crew):
             assert "rank 1 has left" in said
 
 
+@pytest.mark.parametrize("backend", ["gloo", "shm"])
+def test_every_later_use_of_a_broken_group_explains_itself(backend):
+    with Crew(2, backend) as ranks:
+        ranks.run(trouble.prepare_to_go_on)
+        ranks.kill(1)
+        ranks.tell(trouble.go_on, ranks=[0])
+        assert ranks.answers([0]) == [[]]
+        if backend == "shm":
+            ranks.tell(trouble.past_a_broken_core, ranks=[0])
+            assert ranks.answers([0]) == [[True, True]]
+
+
 def test_a_forked_child_has_gradients_of_its_own(pair):
     """Written there, they stay as they were in the parent, which the other ranks read."""
     assert pair.run(trouble.write_gradients_in_a_child) == [(True, True)] * 2

@@ -278,6 +278,58 @@ def use_in_a_child():
     return said
 
 
+def prepare_to_go_on():
+    """-> each in turn, when a peer is gone: what uses the group of an earlier step again."""
+    from ddp import DistributedDataParallel, ShardedOptimizer
+
+    layers = torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)
+    batch = torch.ones(8, 4)
+    plain = DistributedDataParallel(layers[0])
+    model = DistributedDataParallel(torch.nn.Sequential(*layers))
+    optimizer = ShardedOptimizer(model, torch.optim.SGD, lr=0.1)
+    for each in (plain, model):
+        each(batch).sum().backward()
+    output = plain(batch)
+    global _uses
+    _uses = {
+        "backward": lambda: output.sum().backward(),
+        "forward": lambda: model(batch),
+        "step": optimizer.step,
+        "clip": lambda: optimizer.clip_grad_norm_(1.0),
+        "state": optimizer.consolidate_state_dict,
+        "new model": lambda: DistributedDataParallel(torch.nn.Linear(2, 2)),
+        "new optimizer": lambda: ShardedOptimizer(plain, torch.optim.SGD, lr=0.1),
+    }
+
+
+def go_on():
+    """-> what raises something else than a CommError"""
+    from ddp import CommError
+
+    others = []
+    for name, use in _uses.items():
+        try:
+            use()
+        except CommError:
+            continue
+        except RuntimeError as error:
+            others.append((name, str(error)))
+        else:
+            others.append((name, "nothing"))
+    return others
+
+
+def past_a_broken_core():
+    """-> whether what goes past the core says the same as the core."""
+    said = []
+    for use in (lambda: dist.barrier(), lambda: dist.send(torch.ones(3), 1)):
+        try:
+            use()
+        except dist.DistBackendError as error:
+            said.append("rank 1 died" in str(error))
+    return said
+
+
 def write_gradients_in_a_child():
     """As a worker of a DataLoader that is forked between a backward and the step. -> what the child saw and left"""
     from ddp import DistributedDataParallel

@@ -182,7 +182,7 @@ ROOMS = {
         "diagnostics": {"reducer", "groups", "telemetry"},
         "sharding": {"reducer", "groups", "comm_hooks", "telemetry"},
         "elastic": {"groups", "telemetry"},
-        "averaging": {"reducer", "groups"},
+        "averaging": {"reducer", "groups", "telemetry"},
         "shm": {"groups"},
         "wrapper": {"reducer", "diagnostics"},
     },
