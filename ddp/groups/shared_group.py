@@ -8,6 +8,7 @@ base's, and Gloo's threads, which drop tensors under a lock of theirs, need the 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -345,13 +346,11 @@ class SharedGroup(_ProcessGroup):  # type: ignore[misc]
 
     def ddp_allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         """Memory that peers can reduce where it lies; ordinary memory where there is none of that kind."""
-        if self._core is None or numel == 0:
-            return torch.empty(numel, dtype=dtype)
-        try:
-            block = self._core.allocate(numel * dtype.itemsize)
-        except MemoryError:
-            return torch.empty(numel, dtype=dtype)
-        return torch.frombuffer(block, dtype=dtype, count=numel)
+        if self._core is not None and numel:
+            with suppress(MemoryError):
+                block = self._core.allocate(numel * dtype.itemsize)
+                return torch.frombuffer(block, dtype=dtype, count=numel)
+        return torch.empty(numel, dtype=dtype)
 
     def ddp_average(self, tensors: list[torch.Tensor], divisor: float) -> Any:
         """Their sums over the ranks, divided, in place; the list counts as one array."""
@@ -363,8 +362,7 @@ class SharedGroup(_ProcessGroup):  # type: ignore[misc]
                 count = got.size // reduction.element_size
                 wakes = self._near is None or got.size > _NOT_WORTH_WAKING_BYTES
                 return self._post(flight, ALL_REDUCE, reduction, count, _NOTHING, got, tensors, wakes=wakes)
-        for tensor in tensors:
-            tensor.div_(divisor)
+        torch._foreach_div_(tensors, divisor)
         real = [torch.view_as_real(each) if each.is_complex() else each for each in tensors]
         return self._past(tensors).allreduce_coalesced(real)
 
