@@ -58,6 +58,7 @@ from launcher.ranks.worker import Workers
 from launcher.ranks.zygote_watch import ZygoteWatch
 from launcher.settings.spec import EntryKind
 from launcher.status import StatusLine, WaitingWords
+from launcher.stop_requests import unless_stopped
 from launcher.supervised import Phase, Supervision
 from launcher.supervision import TRY_AGAIN
 from launcher.template.messages import Exited, Keeping, Ready, Report, Started
@@ -69,6 +70,7 @@ from rendezvous.values.events import AgentJoined, Refused
 from rendezvous.values.types import StoreAddress
 
 if TYPE_CHECKING:
+    from launcher.joining.connect import Met
     from launcher.preflight.agent_preflight import Preflight
     from launcher.ranks.zygote import Zygote
     from launcher.ranks.zygote_starter import ZygoteStarter
@@ -94,11 +96,40 @@ class Agent:
 
     async def run(self) -> int:
         self._loop = asyncio.get_running_loop()
+        self._watch_stop_signals()
         preflight = self._begin_preflight()
+        incarnation = f"{os.getpid()}-{time.time_ns():x}"
         try:
-            self._met = await meet(self._spec, f"{os.getpid()}-{time.time_ns():x}")
+            met = await unless_stopped(meet(self._spec, incarnation), self._facts)
         except CannotMeet as error:
-            return await self._turned_away(error)
+            return await self._turned_away(Finish(error.exit_code, f"error: {error}"))
+        if isinstance(met, StopRequested):
+            return await self._turned_away(Finish(128 + met.signum, f"stopped by {met.name}"))
+        join = self._wire(met)
+        await self._communication.begin()
+        self._watch_signals()
+        if preflight is not None:
+            try:
+                join = await preflight.checked(join, met, self._facts)
+            except CannotMeet as error:
+                await met.leave()
+                return await self._turned_away(Finish(error.exit_code, f"error: {error}"))
+            self._state = Supervision(met.agent, join=join)
+        met.session.send(join)
+        await self._care.begin(lambda: self._state)
+        async with asyncio.TaskGroup() as tasks:
+            zygotes = self._zygotes.run(self._zygote_told, self._ranks_lost, self._facts.put_nowait)
+            owned = [tasks.create_task(each) for each in (self._receive(), self._status.run(), zygotes)]
+            finish = await self._consume()
+            for task in owned:
+                task.cancel()
+        await self._errands.end()
+        await self._watch_no_more()
+        return await self._leave(finish)
+
+    def _wire(self, met: Met) -> AgentJoined:
+        """What the agent consists of once it knows its rendezvous."""
+        self._met = met
         agent, self._address = self._met.agent, self._met.address
         self._ranks = Workers(
             *(self._spec, self._logs, self._boundary, self._met.host),
@@ -115,7 +146,6 @@ class Agent:
         self._communication = CommunicationWatch(
             self._starter.scratch, self._met.host, self._ranks, self._logs.say, self._facts.put_nowait
         )
-        await self._communication.begin()
         self._hangs = HangWatch(
             self._spec.hang,
             self._ranks.pages.views,
@@ -133,25 +163,7 @@ class Agent:
         facts = node_facts(self._spec, self._met.host, self._address, os.environ)
         join = AgentJoined(agent, job_spec(self._spec, VERSION), facts)
         self._state = Supervision(agent, join=join)
-        self._watch_signals()
-        if preflight is not None:
-            try:
-                join = await preflight.checked(join, self._met, self._facts)
-            except CannotMeet as error:
-                await self._met.leave()
-                return await self._turned_away(error)
-            self._state = Supervision(agent, join=join)
-        self._met.session.send(join)
-        await self._care.begin(lambda: self._state)
-        async with asyncio.TaskGroup() as tasks:
-            zygotes = self._zygotes.run(self._zygote_told, self._ranks_lost, self._facts.put_nowait)
-            owned = [tasks.create_task(each) for each in (self._receive(), self._status.run(), zygotes)]
-            finish = await self._consume()
-            for task in owned:
-                task.cancel()
-        await self._errands.end()
-        await self._watch_no_more()
-        return await self._leave(finish)
+        return join
 
     async def _watch_no_more(self) -> None:
         self._waiting_words.end()
@@ -244,12 +256,17 @@ class Agent:
     def out_of_reach(self, reason: str) -> None:
         self._facts.put_nowait(Refused(reason, TRY_AGAIN))
 
-    def _watch_signals(self) -> None:
+    def _watch_stop_signals(self) -> None:
+        """Before anything that may take its time. The other signals stay blocked: they are about ranks."""
         self._signals = SignalWatch()
-        for signum in set(self._spec.signals) - set(self._spec.checkpoint_signals):
-            if signal.getsignal(signum) is signal.SIG_IGN and signum == signal.SIGHUP:
-                continue  # nohup: its user wants the job to survive the terminal
+        stops = set(self._spec.signals)
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+            stops.discard(signal.SIGHUP)  # nohup: its user wants the job to survive the terminal
+        for signum in stops:
             self._signals.on(signum, self._stop_requested)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, stops)
+
+    def _watch_signals(self) -> None:
         for signum in self._spec.forwarded_signals:
             self._signals.on(signum, self._zygote_signal)
         for signum in self._spec.checkpoint_signals:
@@ -308,13 +325,13 @@ class Agent:
         if self._spec.warm_start and reason and self._spec.entry.kind is not EntryKind.PROGRAM:
             self._logs.say(f"ddp-launch: ranks start without the warm start: {reason}")
 
-    async def _turned_away(self, error: CannotMeet) -> int:
+    async def _turned_away(self, finish: Finish) -> int:
         self._zygotes.close()
         await self._zygotes.ended()
         await asyncio.to_thread(self._logs.close, _EXIT_DRAIN_S)
-        return ending.tell(
-            self._spec, self._folder, Finish(error.exit_code, f"error: {error}"), all_shown=True
-        )
+        exit_code = ending.tell(self._spec, self._folder, finish, all_shown=True)
+        self._signals.close()
+        return exit_code
 
     async def _leave(self, finish: Finish) -> int:
         """In threads where it may take its time: others may still hear from the service in this process."""

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from launcher.hosts.ssh_control import Tether
     from launcher.settings.spec import LaunchSpec
 
-USAGE_ERROR = 2
 _DOCTOR = "doctor"  # as the very first word; a program of that name is ./doctor
 
 
@@ -41,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
         return _launch(line, os.environ, ssh_control.take_up(os.environ))
     except UsageError as error:
         _complain("error", str(error))
-        return USAGE_ERROR
+        return error.exit_code
 
 
 def _launch(line: CommandLine, environ: Mapping[str, str], tethered: Tether | None) -> int:
@@ -100,6 +99,7 @@ def prepare(
     checks.check_entry(entry, python, environ, _entry_flag(settings))
     spec, warnings = assemble(settings, entry, _surroundings(settings, python or sys.executable, environ))
     checks.check_surroundings(settings)
+    checks.check_open_files(settings, spec)
     return spec, warnings
 
 

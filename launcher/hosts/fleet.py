@@ -19,6 +19,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from launcher import daemon_threads
 from launcher.failure.ending import leave_error_file
 from launcher.hosts import command_lines
 from launcher.hosts.command_lines import Errand
@@ -49,9 +50,9 @@ _SSH_FAILED = 255
 class Member:
     """One host's agent, and what was heard of it."""
 
-    def __init__(self, host: Host, own_address: str) -> None:
+    def __init__(self, host: Host) -> None:
         self.host = host
-        self.own_address = own_address  # "": another machine
+        self.own_address = ""  # of this machine; "": another one
         self.process: asyncio.subprocess.Process | None = None
         self.answered = False
         self.over = False
@@ -73,7 +74,9 @@ class Fleet:
         self._settings = settings
         self._errand = errand
         self._env = env
-        self._members = [Member(host, addresses.own_address_of(host.bare, 22)) for host in found]
+        self._members = [Member(host) for host in found]
+        self._outward = ""  # this machine's address, as the other hosts see it
+        self._asked_to_stop = asyncio.Event()
         self._out, self._err = Terminal(1), Terminal(2)
         self._room = {terminal: asyncio.Event() for terminal in (self._out, self._err)}
         self._said: dict[str, int] = {}
@@ -85,16 +88,34 @@ class Fleet:
 
     async def run(self) -> int:
         signals = SignalWatch()
-        stop_serving = await self._serve()
         for signum in _awaited(self._settings):
             signals.on(signum, self._signalled)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _awaited(self._settings))
+        await self._look_up_unless_stopped()
+        stop_serving = await self._serve()
         async with asyncio.TaskGroup() as tasks:
             for rank, member in enumerate(self._members):
                 tasks.create_task(self._run_member(member, rank))
         signals.close()  # one more Ctrl-C changes nothing
         await stop_serving()
         return self._finish()
+
+    async def _look_up_unless_stopped(self) -> None:
+        looking = asyncio.create_task(self._look_up())
+        stop = asyncio.create_task(self._asked_to_stop.wait())
+        await asyncio.wait((looking, stop), return_when=asyncio.FIRST_COMPLETED)
+        for task in (looking, stop):
+            task.cancel()
+
+    async def _look_up(self) -> None:
+        """In threads that a signal does not wait for: a resolver may take its time."""
+        named = [(member.host.bare, 22) for member in self._members]
+        own = await asyncio.gather(*(asyncio.to_thread(addresses.own_address_of, *each) for each in named))
+        for member, address in zip(self._members, own, strict=True):
+            member.own_address = address
+        elsewhere = [member.host.bare for member in self._members if not member.own_address]
+        for host in elsewhere if any(own) else ():
+            self._outward = self._outward or await asyncio.to_thread(addresses.source_address, host, 22)
 
     async def _serve(self) -> Callable[[], Any]:
         if self._errand.rendezvous:
@@ -178,11 +199,7 @@ class Fleet:
 
     def _address_of(self, member: Member) -> str:
         """Of this machine, as the others see it; the others know their own from their ssh connection."""
-        if not member.own_address:
-            return ""
-        elsewhere = (each.host.bare for each in self._members if not each.own_address)
-        found = (addresses.source_address(host, 22) for host in elsewhere)
-        return next((address for address in found if address), member.own_address)
+        return (self._outward or member.own_address) if member.own_address else ""
 
     def _tell_of_loss(self, member: Member) -> None:
         """Where too few are left the world is never whole again: nobody else can come, so nobody waits."""
@@ -213,6 +230,7 @@ class Fleet:
             return
         if self._stopping == 0:
             self._stop_signal = signum
+            self._asked_to_stop.set()
             self._say(f"{signum.name}: stopping {len(self._members)} hosts (again to kill at once)")
         self._stop_all(signum)
 
@@ -340,7 +358,7 @@ def run_fleet(
     async def main() -> int:
         return await Fleet(settings, found, errand, env).run()
 
-    return asyncio.run(main())
+    return daemon_threads.run(main())
 
 
 def _awaited(settings: Settings) -> set[signal.Signals]:

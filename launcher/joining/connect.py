@@ -65,10 +65,9 @@ async def meet(spec: LaunchSpec, incarnation: str) -> Met:
         spec = replace(spec, local_addr=_address_of(spec.interface))
     elif spec.max_nodes == 1 and (spec.master_addr or spec.local_addr):
         await asyncio.to_thread(_check_own, spec)
+    fqdn = await _fqdn(spec, host)
     try:
-        place = meeting_point(
-            spec.rendezvous, spec.max_nodes, _fqdn(spec, host), os.environ, spec.has_ssh_control
-        )
+        place = meeting_point(spec.rendezvous, spec.max_nodes, fqdn, os.environ, spec.has_ssh_control)
     except NoMeetingPoint as error:
         raise CannotMeet(str(error)) from None
     match place:
@@ -102,9 +101,10 @@ def _check_own(spec: LaunchSpec) -> None:
         raise CannotMeet(f"{given}: {obstacle}, and this is the job's only one; leave it out")
 
 
-def _fqdn(spec: LaunchSpec, host: str) -> str:
+async def _fqdn(spec: LaunchSpec, host: str) -> str:
     """Asks the resolver only where the answer matters: a slow one must not delay a job on one machine."""
-    return socket.getfqdn(host) if spec.max_nodes > 1 and not spec.rendezvous else host
+    matters = spec.max_nodes > 1 and not spec.rendezvous
+    return await asyncio.to_thread(socket.getfqdn, host) if matters else host
 
 
 async def _serve_or_connect(
@@ -122,7 +122,11 @@ async def _serve_or_connect(
         stop_serving = await serve(str(Endpoint(listen, endpoint.port)), protected)
     except OptionsUnusable as error:
         raise CannotMeet(str(error)) from None
-    met = await _connect(spec, host, incarnation, (Endpoint(own, endpoint.port),), options, own)
+    try:
+        met = await _connect(spec, host, incarnation, (Endpoint(own, endpoint.port),), options, own)
+    except BaseException:
+        await stop_serving()
+        raise
 
     async def leave() -> None:
         await met.leave()

@@ -6,11 +6,11 @@ import asyncio
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from launcher.exchange import StopRequested
 from launcher.joining.connect import CannotMeet, beside
 from launcher.preflight import checkup, host
 from launcher.preflight.checkup import Clock, Grade, skipped
 from launcher.preflight.facts import look
+from launcher.stop_requests import unless_stopped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -52,18 +52,11 @@ class Preflight:
 
         Raises `CannotMeet`.
         """
-        concluding = asyncio.create_task(self._boundary.awaited("the pre-flight", self._concluded(met), None))
-        stop = asyncio.create_task(_asked_to_stop(facts))
-        try:
-            await asyncio.wait((concluding, stop), return_when=asyncio.FIRST_COMPLETED)
-            found = concluding.result() if concluding.done() else None
-            if isinstance(found, CannotMeet):
-                raise found
-            return join if found is None else replace(join, facts=found.of(join.facts))
-        finally:
-            concluding.cancel()
-            stop.cancel()
-            await asyncio.wait((concluding, stop))
+        concluding = self._boundary.awaited("the pre-flight", self._concluded(met), None)
+        found = await unless_stopped(concluding, facts)
+        if isinstance(found, CannotMeet):
+            raise found
+        return replace(join, facts=found.of(join.facts)) if isinstance(found, Fitness) else join
 
     async def _concluded(self, met: Met) -> Fitness | CannotMeet:
         try:
@@ -99,17 +92,6 @@ class Preflight:
             )
         finally:
             await other.leave()
-
-
-async def _asked_to_stop(facts: asyncio.Queue[Fact]) -> None:
-    """Ends when that is in the queue, and leaves there what it has looked at."""
-    seen: list[Fact] = []
-    try:
-        while not (seen and isinstance(seen[-1], StopRequested)):
-            seen.append(await facts.get())
-    finally:
-        for fact in seen:
-            facts.put_nowait(fact)
 
 
 def mtu_of(spec: LaunchSpec) -> int:

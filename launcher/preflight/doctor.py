@@ -6,7 +6,6 @@ it waits for the others, and all of them measure their links; it has to be start
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
@@ -16,6 +15,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from launcher import daemon_threads
 from launcher.joining.connect import CannotMeet, meet
 from launcher.output.lines import is_colored
 from launcher.preflight import table
@@ -50,7 +50,7 @@ def run(settings: Settings, words: tuple[str, ...], environ: Mapping[str, str], 
     for warning in (*unknown_variables(environ), *warnings):
         _say(f"warning: {warning}")
     with contextlib.suppress(KeyboardInterrupt):
-        return asyncio.run(_examine(spec, bool(settings["json"])))
+        return daemon_threads.run(_examine(spec, bool(settings["json"])))
     return 128 + signal.SIGINT
 
 

@@ -15,7 +15,7 @@ from launcher.template import cgroup, scratch, tree
 if TYPE_CHECKING:
     from launcher.settings.spec import LaunchSpec
 
-_OPEN_FILES = 1 << 16  # plenty: four for each rank
+_OPEN_FILES = 1 << 16  # at least, where that is allowed
 
 
 class ZygoteStarter:
@@ -42,7 +42,8 @@ class ZygoteStarter:
             )
         finally:
             soft, hard = self._open_files
-            wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
+            wanted = max(_OPEN_FILES, self._spec.open_files)
+            wanted = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
             resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
 
     def end(self) -> None:

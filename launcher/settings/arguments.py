@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 class UsageError(Exception):
-    """Ends the command with exit code 2; its text is printed as one line."""
+    """Ends the command with `exit_code`; its text is printed as one line."""
+
+    exit_code = 2
 
 
 @dataclass(frozen=True, slots=True)

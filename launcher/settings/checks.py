@@ -7,6 +7,7 @@ anything: for a directory that does not exist yet, it checks only whether it can
 from __future__ import annotations
 
 import os
+import resource
 import stat
 import sys
 from typing import TYPE_CHECKING, NoReturn
@@ -20,9 +21,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from launcher.settings.config import Setting, Settings
+    from launcher.settings.spec import LaunchSpec
 
 _READ_AT_MOST = 2 << 20  # bytes; the ranks alone compile a larger source
 _LISTED_AT_MOST = 5000  # files of a directory that are searched for a similar name
+
+
+class MachineTooSmall(UsageError):
+    exit_code = 71  # as where a rank cannot be started
 
 
 def check_entry(entry: EntryPoint, python: str, environ: Mapping[str, str], flag: str) -> None:
@@ -283,6 +289,16 @@ def _exists(path: str) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     return True
+
+
+def check_open_files(settings: Settings, spec: LaunchSpec) -> None:
+    """The agent raises its own soft limit to the hard one; beyond that only the user can."""
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < spec.open_files:
+        raise MachineTooSmall(
+            f"{settings.of('nproc_per_node').quoted}: {spec.nproc} ranks need {spec.open_files} open files in the "
+            f"agent, and the hard limit is {hard}; raise it (ulimit -Hn, LimitNOFILE=) or start fewer ranks"
+        )
 
 
 def check_surroundings(settings: Settings) -> None:

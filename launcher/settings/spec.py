@@ -115,6 +115,11 @@ class LaunchSpec:
     progress: str = "auto"  # progress line: auto, always, never
 
     @property
+    def open_files(self) -> int:
+        """How many open files the agent needs: its own, and for each rank pipes, logs, page and guard."""
+        return 100 + 9 * self.nproc
+
+    @property
     def handled_signals(self) -> tuple[int, ...]:
         """All signals that the agent handles."""
         return tuple(dict.fromkeys((*self.signals, *self.forwarded_signals, *self.checkpoint_signals)))

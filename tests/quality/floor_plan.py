@@ -59,7 +59,7 @@ CORE = {
 SHELL = {
     "launcher": {
         *("__init__ __main__ agent cli isolation preflight start status template user_messages").split(),
-        *("daemon_threads errands error_boundary").split(),
+        *("daemon_threads errands error_boundary stop_requests").split(),
         *within("failure", "ending facts"),
         *within(
             "health",
@@ -131,23 +131,26 @@ ROOMS = {
         "machine": set(),
         "error_boundary": set(),
         "daemon_threads": set(),
+        "stop_requests": {"exchange"},
         "joining": {"settings"},
         "output": {"settings"},
         "supervised": {"exchange"},
         "failure": {"exchange", "output", "settings"},
         "health": set("error_boundary exchange failure machine output settings supervised template".split()),
         "ranks": set("error_boundary exchange failure health machine output settings template".split()),
-        "preflight": {"error_boundary", "exchange", "joining", "machine", "output", "settings", "version"},
+        "preflight": set(
+            "daemon_threads error_boundary exchange joining machine output settings stop_requests version".split()
+        ),
         "errands": {"error_boundary", "exchange", "health", "joining", "ranks"},
         "start_failure": {"exchange", "supervised"},
         "supervision": {"exchange", "health", "start_failure", "supervised"},
         "isolation": {"progress", "template"},
         "status": {"exchange", "output", "settings", "supervised"},
         "user_messages": {"exchange", "output", "settings", "supervised"},
-        "hosts": {"failure", "joining", "output", "settings"},
+        "hosts": {"daemon_threads", "failure", "joining", "output", "settings"},
         "agent": set(
             "errands error_boundary exchange failure health isolation joining output preflight ranks settings status "
-            "supervised supervision template user_messages version".split()
+            "stop_requests supervised supervision template user_messages version".split()
         ),
         "start": {"agent", "daemon_threads", "ranks", "settings", "supervision", "template"},
         "cli": {"hosts", "machine", "preflight", "settings", "start", "version"},

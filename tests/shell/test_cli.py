@@ -313,3 +313,14 @@ def test_a_binding_that_cannot_be_had_is_one_line_that_names_its_flag_once() -> 
     assert ended.returncode == 2
     assert ended.stderr.count("\n") == 1
     assert ended.stderr.startswith("ddp-launch: error: --numa-binding exclusive: local rank")
+
+
+@pytest.mark.parametrize(("files", "code"), [(370, 0), (369, 71)])
+def test_ranks_that_the_limit_on_open_files_cannot_carry(desk: Path, files: int, code: int) -> None:
+    """Before any of them starts; and what is said to be enough is enough."""
+    command = f"ulimit -n {files} && exec {COMMAND} --preflight off --nproc-per-node 30 --no-python /bin/true"
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=desk, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == code, done.stderr
+    assert ("--nproc-per-node" in done.stderr and "370" in done.stderr) == (code == 71)
