@@ -98,7 +98,7 @@ async def _bounded(name: str, part: Part, within_s: float) -> tuple[Check, ...]:
 
 
 async def _trials(spec: LaunchSpec) -> tuple[Check, ...]:
-    program = os.path.join(os.path.dirname(__file__), "trial.py")
+    program = os.path.join(os.path.dirname(__file__), "self_test.py")
     command = (spec.python or sys.executable, "-P", program)
     try:
         child = await asyncio.create_subprocess_exec(
