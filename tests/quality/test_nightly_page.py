@@ -50,6 +50,11 @@ def test_something_of_each_stays(nightly, stays):
     assert [each for each in stays if not runs_in_make_test(each)] == []
 
 
+def test_a_mark_that_has_another_name_would_not_be_left_out():
+    old = "mark." + "soak"
+    assert [name for name, path in FILES.items() if old in path.read_text()] == []
+
+
 def test_the_simulator_runs_fewer_seeds_than_nightly():
     seeds = [int(each) for each in re.findall(r"SEEDS=(\d+)", (ROOT / "Makefile").read_text())]
     assert f"{max(seeds):,} seeds" in PAGE.read_text()

@@ -86,9 +86,9 @@ class Monitor:
     def _all_reaped(self, world: World) -> None:
         """Nobody is sealed into a world while its ranks of an older one live, unless it was given up then."""
         for agent in self._world.agents:
-            place = world.placement_of(agent.id)
+            is_placed = any(each.agent == agent.id for each in world.placements)
             running = agent.ranks.unreaped
-            if place is None or running is None or not agent.is_alive:
+            if not is_placed or running is None or not agent.is_alive:
                 continue
             excused = any(agent.id in lost for g, lost in self._given_up.items() if g >= running)
             require(excused, f"{agent.id} is sealed into {world.generation} while its ranks of {running} run")

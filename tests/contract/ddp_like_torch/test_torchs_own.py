@@ -123,8 +123,25 @@ UNDER_RPC = {
 }
 
 
-@pytest.mark.parametrize("side", [compare.SECOND, pytest.param("torch", marks=pytest.mark.soak)])
-@pytest.mark.parametrize(("kind", "name"), UNDER_RPC, ids=[name for _, name in UNDER_RPC])
+# Each of them starts its ranks anew.
+UNDER_RPC_QUICK = ("test_ddp_comparison", "test_backward_ddp_outside")
+
+
+def under_rpc() -> list[object]:
+    return [
+        pytest.param(
+            kind,
+            name,
+            side,
+            id=f"{name}-{side}",
+            marks=[] if name in UNDER_RPC_QUICK and side != "torch" else [pytest.mark.nightly],
+        )
+        for kind, name in UNDER_RPC
+        for side in (compare.SECOND, "torch")
+    ]
+
+
+@pytest.mark.parametrize(("kind", "name", "side"), under_rpc())
 def test_under_distributed_autograd(kind: str, name: str, side: str, tmp_path: Path) -> None:
     task = Task("torchs_rpc", "run", side, (kind, name, str(tmp_path)))
     pool = Pool(UNDER_RPC[kind, name])  # a process can use remote references in its first RPC session only
