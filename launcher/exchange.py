@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rendezvous.values.events import FromAgent, ToAgent
 
 if TYPE_CHECKING:
-    from rendezvous.values.rank_report import Sight
+    from rendezvous.values.rank_report import RankReport
     from rendezvous.values.types import Assignment, Cause, Outcome, StoreAddress
 
 # --- facts of this node ----------------------------------------------------------------------------
@@ -101,7 +101,7 @@ class RanksSeen:
     """How all ranks of this node are, as `LookAtRanks` asked."""
 
     generation: int
-    sights: tuple[Sight, ...]
+    reports: tuple[RankReport, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class LastSeen:
     """How they were before anybody stopped them, as `LookBack` asked."""
 
     generation: int
-    sights: tuple[Sight, ...]
+    reports: tuple[RankReport, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from launcher.exchange import Action
 if TYPE_CHECKING:
     from launcher.exchange import Finish, StopRequested
     from rendezvous.values.events import AgentJoined
-    from rendezvous.values.rank_report import Sight
+    from rendezvous.values.rank_report import RankReport
     from rendezvous.values.types import AgentId, Assignment, StoreAddress
 
 
@@ -35,7 +35,9 @@ class Supervision:
     over: bool = False  # this generation was stopped here; what still speaks of it comes late
     job_failed: bool = False  # it ends once everything everywhere is stopped
     accused: tuple[int, ...] = ()  # local ranks that were found to be the reason why ranks stand still
-    last_seen: tuple[Sight, ...] = ()  # where its ranks were when the order to stop came, if that was asked
+    last_seen: tuple[
+        RankReport, ...
+    ] = ()  # where its ranks were when the order to stop came, if that was asked
     stop_signal: int = 0  # the signal we last sent the ranks
     join: AgentJoined | None = None  # what to say again when the service has given us up
     rejoins: bool = False  # it did: join anew once everything here is stopped

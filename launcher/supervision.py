@@ -180,8 +180,8 @@ def step(state: Supervision, fact: Fact) -> Step:
             return _gave_up(state, reason)
         case Examine() | Accused() | RanksStandStill() | RanksSeen() | StacksTaken() | CommunicationFailed():
             return inquire(state, fact)
-        case LastSeen(generation, sights):
-            return (state if generation != state.generation else replace(state, last_seen=sights)), ()
+        case LastSeen(generation, reports):
+            return (state if generation != state.generation else replace(state, last_seen=reports)), ()
         case Notice():
             return state, ()
         case Waiting():  # for a world; if ours still runs, it is one that the others have left

@@ -99,7 +99,7 @@ _MESSAGES: dict[type, Any] = {
     types.StragglerRule: pb.StragglerRule,
     events.Examine: pb.Examine,
     events.Accused: pb.Accused,
-    rank_report.Sight: pb.Sight,
+    rank_report.RankReport: pb.RankReport,
     rank_view.Collective: pb.Collective,
     rank_view.GroupView: pb.GroupView,
     Note: pb.Note,

@@ -144,14 +144,16 @@ def _report(
             if state.phase is Phase.RUNNING:
                 return stopped_unasked(state, member, now)
             return (
-                node_stopped(state, node, event.sights, now) if state.phase is Phase.STOPPING else (state, ())
+                node_stopped(state, node, event.reports, now)
+                if state.phase is Phase.STOPPING
+                else (state, ())
             )
         case CheckpointTaken():
             return checkpoint_taken(state, node, now)
         case RanksStill():
             return hang_examination.ranks_still(state, member, now)
         case Examined():
-            return hang_examination.examined(state, member, event.sights, now)
+            return hang_examination.examined(state, member, event.reports, now)
         case PhaseTimesReported():
             return _phase_times_reported(state, event, member)
         case _:

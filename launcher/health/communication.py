@@ -27,7 +27,7 @@ from rendezvous.values.types import Cause, FailureClass
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rendezvous.values.rank_report import Sight
+    from rendezvous.values.rank_report import RankReport
 
 _LIVES_ON_S = 2.0
 _RECORDERS_WITHIN_S = (
@@ -82,9 +82,11 @@ class CommunicationWatch:
         loop = asyncio.get_running_loop()
         loop.call_later(_SIGNAL_FIRST_S, self._guards.break_off, generation, reason)
 
-    async def with_recorders(self, generation: int, sights: tuple[Sight, ...]) -> tuple[Sight, ...]:
+    async def with_recorders(
+        self, generation: int, reports: tuple[RankReport, ...]
+    ) -> tuple[RankReport, ...]:
         """And what the flight recorders say of those that can answer; the dumps are kept beside their logs."""
-        able = [sight.rank for sight in sights if sight.alive and sight.process not in (*HELD, "D")]
+        able = [report.rank for report in reports if report.alive and report.process not in (*HELD, "D")]
         folders = {rank: folder for rank, folder in self._ranks.folders().items() if rank in able}
         if self._dump is None or self._dump[1].done():
             gathering = dumps.gather(self._guards, self._scratch, generation, folders)
@@ -92,7 +94,7 @@ class CommunicationWatch:
         _generation, task = self._dump
         await asyncio.wait([task], timeout=_RECORDERS_WITHIN_S)
         found = task.result() if task.done() else await asyncio.to_thread(dumps.those_there, folders)
-        return await asyncio.to_thread(recorders.heard, sights, found, time.time_ns())
+        return await asyncio.to_thread(recorders.heard, reports, found, time.time_ns())
 
     async def with_dumps(self, generation: int, cause: Cause) -> Cause:
         """And what the recorders say together, if anything."""

@@ -52,8 +52,8 @@ def step(
             return state, (Send(RanksStill(agent, generation)),)
         case Examine():
             return state, (LookAtRanks(generation),)
-        case RanksSeen(_, sights):
-            return state, (Send(Examined(agent, generation, sights)),)
+        case RanksSeen(_, reports):
+            return state, (Send(Examined(agent, generation, reports)),)
         case Accused(_, cause):
             return replace(state, accused=(*state.accused, cause.local_rank)), (
                 TakeStacks(generation, cause),

@@ -166,7 +166,7 @@ class NodeWatch:
 
     def _is_alive(self) -> bool:
         return self._state_now.phase is not Phase.RUNNING or not stall_detection.is_overdue(
-            self._hangs.sights()
+            self._hangs.reports()
         )
 
     def _metrics(self) -> str:

@@ -1,4 +1,4 @@
-"""Flight recorders, as the service hears of them: each rank's sight gets what its recorder says. Pure.
+"""Flight recorders, as the service hears of them: each rank's report gets what its recorder says. Pure.
 
 Torch's recorder is on by itself, for Gloo as for NCCL, and holds what C++ has begun as well; see
 rendezvous/diagnosing/recorded.py for what is made of it.
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from launcher.health.flight_recorder import Dump, Entry, Group
-    from rendezvous.values.rank_report import Sight
+    from rendezvous.values.rank_report import RankReport
 
 _SHORT_CHARS = 64
 _DTYPES = {  # in torch's own words
@@ -33,15 +33,16 @@ _DTYPES = {  # in torch's own words
 }
 
 
-def heard(sights: tuple[Sight, ...], dumps: Iterable[Dump], now_ns: int) -> tuple[Sight, ...]:
+def heard(reports: tuple[RankReport, ...], dumps: Iterable[Dump], now_ns: int) -> tuple[RankReport, ...]:
     """`now_ns`: by the wall clock, as the recorders tell the time."""
     by_rank = {dump.rank: dump for dump in dumps}
     return tuple(
-        _heard(sight, by_rank[sight.rank], now_ns) if sight.rank in by_rank else sight for sight in sights
+        _heard(report, by_rank[report.rank], now_ns) if report.rank in by_rank else report
+        for report in reports
     )
 
 
-def _heard(sight: Sight, dump: Dump, now_ns: int) -> Sight:
+def _heard(report: RankReport, dump: Dump, now_ns: int) -> RankReport:
     """Groups in which it waits come first, where there are too many; then those that were used last."""
     used = [group for group in dump.groups if group.entries]
     used.sort(key=lambda group: (not _pending(group), -group.entries[-1].at_ns))
@@ -50,7 +51,7 @@ def _heard(sight: Sight, dump: Dump, now_ns: int) -> Sight:
     done = sorted((each for each in told if each[1].done), key=_begun, reverse=True)
     chosen = sorted([*waits, *done][:CALLS_TOLD], key=_begun)
     return replace(
-        sight,
+        report,
         recorded=tuple(_call(group, entry, now_ns) for group, entry in chosen),
         recorder=tuple(map(_view, used[:GROUPS_TOLD])),
     )

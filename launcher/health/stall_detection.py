@@ -34,7 +34,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from launcher.settings.budgets import ASLEEP_S, AT_WORK_S
-from rendezvous.values.rank_report import CALLS_TOLD, GROUPS_TOLD, Sight
+from rendezvous.values.rank_report import CALLS_TOLD, GROUPS_TOLD, RankReport
 from rendezvous.values.rank_view import HELD, RankPhase, RankView
 
 if TYPE_CHECKING:
@@ -138,21 +138,21 @@ def _asked_of_torch_s(view: RankView) -> float:
 # --- what is told of it ----------------------------------------------------------------------------------
 
 
-def sights(watch: Watch, views: Iterable[RankView], budgets: Budgets) -> tuple[Sight, ...]:
-    return tuple(_sight(view, watch.of(view.rank) or Stillness(view.pid), budgets) for view in views)
+def reports(watch: Watch, views: Iterable[RankView], budgets: Budgets) -> tuple[RankReport, ...]:
+    return tuple(_report(view, watch.of(view.rank) or Stillness(view.pid), budgets) for view in views)
 
 
-def is_overdue(told: Iterable[Sight]) -> bool:
-    return any(sight.known and sight.alive and sight.is_overdue for sight in told)
+def is_overdue(told: Iterable[RankReport]) -> bool:
+    return any(report.known and report.alive and report.is_overdue for report in told)
 
 
-def _sight(view: RankView, seen: Stillness, budgets: Budgets) -> Sight:
+def _report(view: RankView, seen: Stillness, budgets: Budgets) -> RankReport:
     limit, still_s = limit_s(view, seen, budgets), seen.still_s
     if view.section is not None and view.section.timeout_s is not None and not seen.stopped:
         still_s = (
             view.section.since_s
         )  # a section with a timeout says how long it takes, not how long it is quiet
-    return Sight(
+    return RankReport(
         rank=view.rank,
         known=view.known,
         still_s=still_s,

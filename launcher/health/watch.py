@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from launcher.error_boundary import ErrorBoundary
     from launcher.settings.budgets import Budgets
-    from rendezvous.values.rank_report import Sight
+    from rendezvous.values.rank_report import RankReport
     from rendezvous.values.rank_view import RankView
 
 _AGAIN_S = 5.0  # a service that has just come up knows nothing of what we said
@@ -56,18 +56,18 @@ class HangWatch:
         if held:
             self._told_at = float("-inf")
 
-    def sights(self) -> tuple[Sight, ...]:
+    def reports(self) -> tuple[RankReport, ...]:
         """How the ranks are, at this moment."""
         views, now = self._views(), self._loop.time()
         self._watch = stall_detection.look(self._watch, views, now, self._budgets.period_s)
-        return stall_detection.sights(self._watch, views, self._budgets)
+        return stall_detection.reports(self._watch, views, self._budgets)
 
     def _later(self) -> None:
         self._timer = self._loop.call_later(self._budgets.period_s, self._look)
 
     def _look(self) -> None:
         self._later()
-        told = self._boundary.called("the look at the ranks", self.sights, ())
+        told = self._boundary.called("the look at the ranks", self.reports, ())
         if stall_detection.is_overdue(told) and self._loop.time() - self._told_at >= _AGAIN_S:
             self._told_at = self._loop.time()
             self._tell(self._generation)

@@ -30,8 +30,8 @@ def _signature(said: Collective) -> _Signature:
 def desync(waits: Waits, ranks: Iterable[int]) -> Finding | None:
     pending = {call.group for rank in ranks for call in waits.calls.get(rank, ()) if call.between is None}
     said: dict[tuple[str, int], dict[int, Collective]] = {}
-    for rank, sight in waits.sights.items():
-        for call in sight.calls:
+    for rank, report in waits.reports.items():
+        for call in report.calls:
             if call.group in pending and call.op not in POINT_TO_POINT:
                 said.setdefault((call.group, call.seq), {})[rank] = call
     for where in sorted(said):

@@ -43,32 +43,32 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from rendezvous.diagnosing.waits import Waits
-    from rendezvous.values.rank_report import Sight
+    from rendezvous.values.rank_report import RankReport
 
 _EVIDENCE = 24  # lines
 SHORTEST_PATIENCE_S, LONGEST_PATIENCE_S = 0.25, 15.0
 
 
-def diagnose(sights: Mapping[int, Sight], world_size: int) -> Finding | Patience | None:
-    """`sights` lacks the ranks of agents that have not answered."""
-    sights = with_recorded(sights, world_size)
-    overdue = [rank for rank, s in sights.items() if s.known and s.alive and s.is_overdue]
-    running = [sight for sight in sights.values() if sight.alive]
-    if not overdue or any(sight.process == "t" for sight in running):
+def diagnose(reports: Mapping[int, RankReport], world_size: int) -> Finding | Patience | None:
+    """`reports` lacks the ranks of agents that have not answered."""
+    reports = with_recorded(reports, world_size)
+    overdue = [rank for rank, s in reports.items() if s.known and s.alive and s.is_overdue]
+    running = [report for report in reports.values() if report.alive]
+    if not overdue or any(report.process == "t" for report in running):
         return None
-    if all(sight.is_stopped for sight in running) and len(running) > 1:
+    if all(report.is_stopped for report in running) and len(running) > 1:
         return None  # somebody has stopped the job, and will let it go on
-    waits = waits_of(sights, world_size)
+    waits = waits_of(reports, world_size)
     found = (
         desync(waits, overdue)
         or _absent(waits, overdue)
         or _deadlock(waits)
-        or _apart(sights, waits, overdue)
-        or _alike(sights, waits, overdue)
+        or _apart(reports, waits, overdue)
+        or _alike(reports, waits, overdue)
     )
     if isinstance(found, Patience):
         return found
-    return replace(found, charges=_worded(found), evidence=_evidence(sights, found))
+    return replace(found, charges=_worded(found), evidence=_evidence(reports, found))
 
 
 def _worded(found: Finding) -> tuple[Charge, ...]:
@@ -86,12 +86,12 @@ def _worded(found: Finding) -> tuple[Charge, ...]:
     return tuple(Charge(charge.rank, reason(charge)) for charge in found.charges[:CHARGED])
 
 
-def _evidence(sights: Mapping[int, Sight], found: Finding) -> tuple[str, ...]:
+def _evidence(reports: Mapping[int, RankReport], found: Finding) -> tuple[str, ...]:
     """The charged ranks first, then the others in order, as many as anybody will read."""
     charged = [charge.rank for charge in found.charges]
-    others = [rank for rank in sorted(sights) if rank not in charged]
-    told = [words.line(sights[rank]) for rank in (*charged, *others)[:_EVIDENCE] if rank in sights]
-    left = len(sights) - len(told)
+    others = [rank for rank in sorted(reports) if rank not in charged]
+    told = [words.line(reports[rank]) for rank in (*charged, *others)[:_EVIDENCE] if rank in reports]
+    left = len(reports) - len(told)
     return (*told, *((f"... and {left} more ranks",) if left > 0 else ()))
 
 
@@ -100,15 +100,15 @@ def _evidence(sights: Mapping[int, Sight], found: Finding) -> tuple[str, ...]:
 
 def _absent(waits: Waits, overdue: Sequence[int]) -> Finding | Patience | None:
     roots = waits.roots()
-    seen = [waits.sights[rank] for rank in roots if rank in waits.sights]
-    due = [sight for sight in seen if sight.is_overdue]
+    seen = [waits.reports[rank] for rank in roots if rank in waits.reports]
+    due = [report for report in seen if report.is_overdue]
     waiting = waits.blocked()
     if not due:
         if not roots or not any(rank in waiting for rank in overdue):
             return None
         return _patience(seen) if seen else _unheard(waits, roots)
     beside = _beside_the_reason(waits, due)
-    due = [sight for sight in due if sight.rank not in beside]
+    due = [report for report in due if report.rank not in beside]
     outnumbered = len(waiting) + len(beside) > len(roots) - len(beside)
     certain = all(explains_itself(s) for s in due) or (outnumbered and all(s.known for s in due))
     if not certain and len(waiting) < len(
@@ -119,16 +119,16 @@ def _absent(waits: Waits, overdue: Sequence[int]) -> Finding | Patience | None:
     return Finding(Kind.ABSENT, charges, certain)
 
 
-def _beside_the_reason(waits: Waits, due: Sequence[Sight]) -> dict[int, Sight]:
+def _beside_the_reason(waits: Waits, due: Sequence[RankReport]) -> dict[int, RankReport]:
     """Who waits in a collective that all have entered, while somebody else does not, or is held within it."""
     inside = [s for s in due if s.phase is RankPhase.COMMUNICATE and s.rank in waits.calls]
     beside = {s.rank: s for s in inside if s.alive and s.process not in _STUCK}
     return beside if len(beside) < len(due) else {}
 
 
-def _patience(sights: Sequence[Sight]) -> Patience:
+def _patience(reports: Sequence[RankReport]) -> Patience:
     """Until the first of them is overdue."""
-    lefts = [s.limit_s - s.still_s for s in sights if s.limit_s is not None]
+    lefts = [s.limit_s - s.still_s for s in reports if s.limit_s is not None]
     return Patience(max(SHORTEST_PATIENCE_S, min([*lefts, LONGEST_PATIENCE_S])))
 
 
@@ -143,14 +143,14 @@ _OWN_BUSINESS = (
 )
 
 
-def explains_itself(sight: Sight) -> bool:
+def explains_itself(report: RankReport) -> bool:
     """Not merely waiting for others in a way that we cannot see."""
-    if not sight.alive or sight.process in _STUCK:
+    if not report.alive or report.process in _STUCK:
         return True
-    if sight.recorder and not sight.waits_in and sight.phase in (RankPhase.FORWARD, RankPhase.BACKWARD):
+    if report.recorder and not report.waits_in and report.phase in (RankPhase.FORWARD, RankPhase.BACKWARD):
         return True
-    return sight.known and (
-        sight.phase in _OWN_BUSINESS or (sight.busy and sight.phase is not RankPhase.COMMUNICATE)
+    return report.known and (
+        report.phase in _OWN_BUSINESS or (report.busy and report.phase is not RankPhase.COMMUNICATE)
     )
 
 
@@ -163,7 +163,7 @@ def _unheard(waits: Waits, roots: Sequence[int]) -> Finding:
     return Finding(Kind.ABSENT, tuple(charges), certain=False)
 
 
-def _strangers(waits: Waits, waiting: Sequence[int], others: Sequence[Sight]) -> Finding:
+def _strangers(waits: Waits, waiting: Sequence[int], others: Sequence[RankReport]) -> Finding:
     charges = tuple(
         Charge(
             rank,
@@ -211,21 +211,25 @@ _ORDER = {
 }
 
 
-def _apart(sights: Mapping[int, Sight], waits: Waits, overdue: Sequence[int]) -> Finding | Patience | None:
-    everyone = list(sights.values())
-    for group, certain in _apart_groups(everyone, [sights[rank] for rank in overdue]):
+def _apart(
+    reports: Mapping[int, RankReport], waits: Waits, overdue: Sequence[int]
+) -> Finding | Patience | None:
+    everyone = list(reports.values())
+    for group, certain in _apart_groups(everyone, [reports[rank] for rank in overdue]):
         if not group or len(group) * 2 > len(everyone):
             continue
-        due = [sight for sight in group if sight.is_overdue]
+        due = [report for report in group if report.is_overdue]
         if not due:
             return _patience(group)
-        told = _others_in_words([sight for sight in everyone if sight not in group], waits)
+        told = _others_in_words([report for report in everyone if report not in group], waits)
         charges = tuple(Charge(s.rank, f"{words.doing(s)}{told}") for s in due)
         return Finding(Kind.APART, charges, certain and waits.all_told and len(due) == len(group))
     return None
 
 
-def _apart_groups(everyone: Sequence[Sight], overdue: Sequence[Sight]) -> list[tuple[list[Sight], bool]]:
+def _apart_groups(
+    everyone: Sequence[RankReport], overdue: Sequence[RankReport]
+) -> list[tuple[list[RankReport], bool]]:
     """Groups of ranks that differ from all others, the most telling difference first; whether it is proof."""
     known = [s for s in everyone if s.known and s.alive and s.phase is not RankPhase.EXITING]
     behind = _furthest_behind(known)
@@ -243,27 +247,27 @@ def _apart_groups(everyone: Sequence[Sight], overdue: Sequence[Sight]) -> list[t
     return groups
 
 
-def _furthest_behind(known: Sequence[Sight]) -> list[Sight]:
+def _furthest_behind(known: Sequence[RankReport]) -> list[RankReport]:
     if not known:
         return []
-    least = min(_position(sight) for sight in known)
-    return [sight for sight in known if _position(sight) == least]
+    least = min(_position(report) for report in known)
+    return [report for report in known if _position(report) == least]
 
 
-def _position(sight: Sight) -> tuple[int, int]:
-    return (sight.step, _ORDER.get(sight.phase, 0))
+def _position(report: RankReport) -> tuple[int, int]:
+    return (report.step, _ORDER.get(report.phase, 0))
 
 
-def _others_in_words(others: Sequence[Sight], waits: Waits) -> str:
+def _others_in_words(others: Sequence[RankReport], waits: Waits) -> str:
     if not others:
         return ""
-    numbers = [sight.rank for sight in others]
+    numbers = [report.rank for report in others]
     inside = next((waits.calls[rank][0] for rank in numbers if rank in waits.calls), None)
     if inside is not None and inside.between is None and not waits.missing[inside]:
         return f"; {words.wait(numbers)} in {words.call(waits.told[inside])}, which all ranks have entered"
-    places = dict.fromkeys(words.place(sight, len(others) > 1) for sight in others)
+    places = dict.fromkeys(words.place(report, len(others) > 1) for report in others)
     verb = "is" if len(numbers) == 1 else "are"
-    steps = sorted({sight.step for sight in others})
+    steps = sorted({report.step for report in others})
     at = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]}-{steps[-1]}"
     return f"; {words.ranks(numbers)} {verb} {' or '.join(places)} (after {at})"
 
@@ -271,9 +275,9 @@ def _others_in_words(others: Sequence[Sight], waits: Waits) -> str:
 # --- 5. alike ------------------------------------------------------------------------------------------
 
 
-def _alike(sights: Mapping[int, Sight], waits: Waits, overdue: Sequence[int]) -> Finding:
-    first = sights[min(overdue)]
-    if waits.all_told and sum(sight.alive for sight in sights.values()) == 1:
+def _alike(reports: Mapping[int, RankReport], waits: Waits, overdue: Sequence[int]) -> Finding:
+    first = reports[min(overdue)]
+    if waits.all_told and sum(report.alive for report in reports.values()) == 1:
         return Finding(Kind.ALIKE, (Charge(first.rank, words.doing(first)),), certain=True)
     call = next((call for rank in sorted(overdue) for call in waits.calls.get(rank, ())), None)
     if call is None:
@@ -281,11 +285,11 @@ def _alike(sights: Mapping[int, Sight], waits: Waits, overdue: Sequence[int]) ->
         return Finding(Kind.ALIKE, (Charge(first.rank, reason),), certain=False)
     done = [
         rank
-        for rank, sight in sights.items()
-        if any(c.group == call.group and c.seq == call.seq and c.finished_s is not None for c in sight.calls)
+        for rank, report in reports.items()
+        if any(c.group == call.group and c.seq == call.seq and c.finished_s is not None for c in report.calls)
     ]
     ends = f"only {words.ranks(done)} finished it" if done else "none has finished it"
-    longest = max(words.inside_s(sights[rank], call) for rank in waits.inside[call])
+    longest = max(words.inside_s(reports[rank], call) for rank in waits.inside[call])
     reason = (
         f"all ranks have entered {words.call(waits.told[call])} and {ends} in {words.seconds(longest)}: "
         "the network or a device"

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rendezvous.diagnosing.waits import Call, Waits
-    from rendezvous.values.rank_report import Sight
+    from rendezvous.values.rank_report import RankReport
     from rendezvous.values.rank_view import Collective
 
 _NAMED = 8  # ranks, in one line
@@ -35,15 +35,15 @@ def seconds(duration_s: float) -> str:
     return f"{duration_s:.0f} s" if duration_s < 600 else f"{duration_s / 60:.0f} min"
 
 
-def place(sight: Sight, of_several: bool = False) -> str:
-    if sight.phase is RankPhase.SECTION:
-        return f'in the section "{sight.section}"'
-    return _PLACES[sight.phase].replace(" its ", " their ") if of_several else _PLACES[sight.phase]
+def place(report: RankReport, of_several: bool = False) -> str:
+    if report.phase is RankPhase.SECTION:
+        return f'in the section "{report.section}"'
+    return _PLACES[report.phase].replace(" its ", " their ") if of_several else _PLACES[report.phase]
 
 
-def state(sight: Sight) -> str:
+def state(report: RankReport) -> str:
     """What its process does, as far as that explains anything."""
-    match sight.process:
+    match report.process:
         case "t":
             return "held by a debugger"
         case "T":
@@ -51,19 +51,19 @@ def state(sight: Sight) -> str:
         case "F":
             return "frozen by its cgroup"
         case "D":
-            return "in uninterruptible sleep" + (f" in {sight.wchan}" if sight.wchan else "")
-    return "computing" if sight.busy else "asleep: a lock, a wait or a sleep"
+            return "in uninterruptible sleep" + (f" in {report.wchan}" if report.wchan else "")
+    return "computing" if report.busy else "asleep: a lock, a wait or a sleep"
 
 
-def doing(sight: Sight) -> str:
+def doing(report: RankReport) -> str:
     """A rank that nobody waits for in vain for no reason: where it is, for how long, and what its process does."""
-    if not sight.alive:
+    if not report.alive:
         return "has ended"
-    if not sight.known:
-        return f"has not begun to train after {seconds(sight.still_s)} ({state(sight)})"
-    if sight.is_stopped:
-        return f"is {state(sight)} for {seconds(sight.still_s)}, {place(sight)}"
-    return f"stands still for {seconds(sight.still_s)} {place(sight)} ({state(sight)})"
+    if not report.known:
+        return f"has not begun to train after {seconds(report.still_s)} ({state(report)})"
+    if report.is_stopped:
+        return f"is {state(report)} for {seconds(report.still_s)}, {place(report)}"
+    return f"stands still for {seconds(report.still_s)} {place(report)} ({state(report)})"
 
 
 def call(said: Collective, whole_world: bool = True) -> str:
@@ -109,11 +109,11 @@ def wait(numbers: Sequence[int]) -> str:
 def who_waits(waits: Waits, rank: int) -> str:
     awaited = _awaited_in(waits, rank)
     inside = waits.inside[awaited]
-    longest = max(inside_s(waits.sights[r], awaited) for r in inside)
-    whole = len(waits.members.get(awaited.group, ())) == len(waits.sights)
+    longest = max(inside_s(waits.reports[r], awaited) for r in inside)
+    whole = len(waits.members.get(awaited.group, ())) == len(waits.reports)
     text = f"{wait(inside)} for it in {call(waits.told[awaited], whole)} for {seconds(longest)}"
-    if awaited.between is None and rank in waits.sights:
-        group = next((g for g in waits.sights[rank].groups if g.name == awaited.group), None)
+    if awaited.between is None and rank in waits.reports:
+        group = next((g for g in waits.reports[rank].groups if g.name == awaited.group), None)
         text += f"; it came as far as #{group.entered}" if group is not None and group.entered else ""
     return text
 
@@ -124,21 +124,21 @@ def _awaited_in(waits: Waits, rank: int) -> Call:
     return max(calls, key=lambda each: (len(waits.inside[each]), -each.seq))
 
 
-def inside_s(sight: Sight, awaited: Call) -> float:
+def inside_s(report: RankReport, awaited: Call) -> float:
     where = (awaited.group, awaited.seq)
-    return max((c.entered_s for c in sight.waits_in if (c.group, c.seq) == where), default=0.0)
+    return max((c.entered_s for c in report.waits_in if (c.group, c.seq) == where), default=0.0)
 
 
-def line(sight: Sight) -> str:
+def line(report: RankReport) -> str:
     """All there is to say of one rank, for the evidence."""
-    said = [f"rank {sight.rank} {doing(sight)}"]
-    if sight.known:
-        said.append(f"step {sight.step}")
-    if sight.calls:
-        last = sight.calls[-1]
+    said = [f"rank {report.rank} {doing(report)}"]
+    if report.known:
+        said.append(f"step {report.step}")
+    if report.calls:
+        last = report.calls[-1]
         verb = "finished" if last.finished_s is not None else "entered"
         ago = last.entered_s if last.finished_s is None else last.finished_s
         said.append(f"{verb} {call(last)} {seconds(ago)} ago")
-    if sight.message:
-        said.append(f'says "{sight.message}"')
+    if report.message:
+        said.append(f'says "{report.message}"')
     return "; ".join(said)

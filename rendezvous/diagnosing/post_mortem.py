@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from rendezvous.diagnosing.waits import Waits
     from rendezvous.values.frozen_map import FrozenMap
-    from rendezvous.values.rank_report import Sight
+    from rendezvous.values.rank_report import RankReport
     from rendezvous.values.types import Placement, World
 
 _EVIDENCE = 24  # lines
@@ -56,24 +56,27 @@ _WHERE_BUCKETS_ARE_WAITED_FOR = (RankPhase.BACKWARD, RankPhase.COMMUNICATE, Rank
 
 
 def explained(
-    first: Cause, causes: FrozenMap[int, Cause], last_seen: FrozenMap[str, tuple[Sight, ...]], world: World
+    first: Cause,
+    causes: FrozenMap[int, Cause],
+    last_seen: FrozenMap[str, tuple[RankReport, ...]],
+    world: World,
 ) -> Cause | None:
     """What to say in place of `first`; None: nothing better is known."""
     if not first.may_be_a_consequence or not last_seen:
         return None
     # Of its own ranks only, whatever an agent says.
     told = ((place, last_seen.get(place.agent.node, ())) for place in world.placements)
-    sights = {sight.rank: sight for place, seen in told for sight in seen if _has(place, sight.rank)}
-    waits = waits_of(sights, world.size)
+    reports = {report.rank: report for place, seen in told for report in seen if _has(place, report.rank)}
+    waits = waits_of(reports, world.size)
     found = (
         desync(waits, waits.calls)
         or _left(waits, causes)
         or _late(waits, causes)
-        or _gone(sights, causes, first)
+        or _gone(reports, causes, first)
     )
     if found is None:
         return None
-    evidence = "\n".join(words.line(sights[rank]) for rank in sorted(sights)[:_EVIDENCE])
+    evidence = "\n".join(words.line(reports[rank]) for rank in sorted(reports)[:_EVIDENCE])
     occasion = f"rank {first.rank} on {first.node}: {first.reason}"
     text = "\n\n".join(part for part in (evidence, occasion, first.traceback) if part)
     charge = found.charges[0]
@@ -89,7 +92,7 @@ def explained(
     return replace(
         _cause(world, charge.rank, reason, first),
         traceback=text,
-        step=sights[charge.rank].step,
+        step=reports[charge.rank].step,
         log=own.log if own is not None else "",
     )
 
@@ -117,16 +120,16 @@ def _left(waits: Waits, causes: FrozenMap[int, Cause]) -> Finding | None:
     charges = [
         Charge(rank, f"has ended, and without an error; {words.who_waits(waits, rank)}")
         for rank in waits.roots()
-        if rank not in causes and (sight := waits.sights.get(rank)) is not None and _has_ended(sight)
+        if rank not in causes and (report := waits.reports.get(rank)) is not None and _has_ended(report)
     ]
     return Finding(Kind.ABSENT, tuple(charges), certain=True) if charges else None
 
 
-def _gone(sights: Mapping[int, Sight], causes: FrozenMap[int, Cause], first: Cause) -> Finding | None:
-    lost = sights.get(first.rank)
+def _gone(reports: Mapping[int, RankReport], causes: FrozenMap[int, Cause], first: Cause) -> Finding | None:
+    lost = reports.get(first.rank)
     if lost is None:
         return None
-    gone = [s for s in sights.values() if s.rank not in causes and _ended_before(s, lost)]
+    gone = [s for s in reports.values() if s.rank not in causes and _ended_before(s, lost)]
     if not gone:
         return None
     verb = "has" if len(gone) == 1 else "have"
@@ -134,20 +137,20 @@ def _gone(sights: Mapping[int, Sight], causes: FrozenMap[int, Cause], first: Cau
     return _doubtful(Kind.ABSENT, gone, reason)
 
 
-def _ended_before(sight: Sight, other: Sight) -> bool:
-    both_left = sight.phase is RankPhase.EXITING and other.phase is RankPhase.EXITING
-    return sight.known and _has_ended(sight) and not (both_left and sight.phase_s <= other.phase_s)
+def _ended_before(report: RankReport, other: RankReport) -> bool:
+    both_left = report.phase is RankPhase.EXITING and other.phase is RankPhase.EXITING
+    return report.known and _has_ended(report) and not (both_left and report.phase_s <= other.phase_s)
 
 
 def _late(waits: Waits, causes: FrozenMap[int, Cause]) -> Finding | None:
     """Whom a rank waits for whose time has run out, if that one waits for nobody and lives."""
     waiting = [rank for rank, cause in causes.items() if _ran_out_of_time(cause)]
     awaited = [late for rank in waiting for late in waits.next_of(rank)]
-    known = [waits.sights[rank] for rank in waits.roots() if rank in awaited and rank in waits.sights]
-    seen = [sight for sight in known if sight.alive]
+    known = [waits.reports[rank] for rank in waits.roots() if rank in awaited and rank in waits.reports]
+    seen = [report for report in known if report.alive]
     if not seen:
         return _elsewhere(waits) if waiting and not waits.calls else None
-    late = [sight.rank for sight in seen]
+    late = [report.rank for report in seen]
     outnumbered = sum(1 for rank in waits.calls if any(m in late for m in waits.next_of(rank))) > len(late)
     certain = all(explains_itself(s) for s in seen) or (outnumbered and all(s.known for s in seen))
     unsure = "" if certain else f"{words.doubt(late)} "
@@ -162,16 +165,16 @@ def _elsewhere(waits: Waits) -> Finding | None:
     """No page shows what was waited in (buckets of torch's own DDP): who was not where those are waited for?"""
     seen = [
         s
-        for s in waits.sights.values()
+        for s in waits.reports.values()
         if s.known and s.alive and s.phase not in _WHERE_BUCKETS_ARE_WAITED_FOR
     ]
-    if not seen or len(seen) * 2 > len(waits.sights):
+    if not seen or len(seen) * 2 > len(waits.reports):
         return None
     return _doubtful(Kind.LATE, seen, words.doing(seen[0]))
 
 
-def _doubtful(kind: Kind, seen: Sequence[Sight], reason: str) -> Finding:
-    first, *_ = ranks = [sight.rank for sight in seen]
+def _doubtful(kind: Kind, seen: Sequence[RankReport], reason: str) -> Finding:
+    first, *_ = ranks = [report.rank for report in seen]
     return Finding(kind, (Charge(first, f"{words.doubt(ranks)} {reason}"),), certain=False)
 
 
@@ -180,5 +183,5 @@ def _ran_out_of_time(cause: Cause) -> bool:
     return cause.failure is FailureClass.CONSEQUENCE and any(words in said for words in _OUT_OF_TIME)
 
 
-def _has_ended(sight: Sight) -> bool:
-    return not sight.alive or sight.process == "Z"
+def _has_ended(report: RankReport) -> bool:
+    return not report.alive or report.process == "Z"

@@ -17,44 +17,44 @@ from rendezvous.values.rank_report import GROUPS_TOLD
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from rendezvous.values.rank_report import Sight
+    from rendezvous.values.rank_report import RankReport
     from rendezvous.values.rank_view import GroupView
 
 
-def with_recorded(sights: Mapping[int, Sight], world_size: int) -> Mapping[int, Sight]:
+def with_recorded(reports: Mapping[int, RankReport], world_size: int) -> Mapping[int, RankReport]:
     views: dict[str, list[GroupView]] = {}
-    for sight in sights.values():
-        for group in (*sight.recorder, *sight.groups):
+    for report in reports.values():
+        for group in (*report.recorder, *report.groups):
             views.setdefault(group.name, []).append(group)
-    recorded = dict.fromkeys(group.name for sight in sights.values() for group in sight.recorder)
+    recorded = dict.fromkeys(group.name for report in reports.values() for group in report.recorder)
     members = {name: members_of(views[name], world_size) for name in recorded}
-    better = {name: None for name in recorded if _is_better(name, members[name], sights)}
-    return {rank: _replaced(sight, better) for rank, sight in sights.items()} if better else sights
+    better = {name: None for name in recorded if _is_better(name, members[name], reports)}
+    return {rank: _replaced(report, better) for rank, report in reports.items()} if better else reports
 
 
-def _is_better(name: str, members: tuple[int, ...], sights: Mapping[int, Sight]) -> bool:
-    heard = [sights[rank] for rank in members if rank in sights and _is_told(sights[rank], name)]
+def _is_better(name: str, members: tuple[int, ...], reports: Mapping[int, RankReport]) -> bool:
+    heard = [reports[rank] for rank in members if rank in reports and _is_told(reports[rank], name)]
     if not heard or len(heard) < len(members):
         return False
-    return any(_entered(sight.recorder, name) > _entered(sight.groups, name) for sight in heard)
+    return any(_entered(report.recorder, name) > _entered(report.groups, name) for report in heard)
 
 
-def _is_told(sight: Sight, name: str) -> bool:
+def _is_told(report: RankReport, name: str) -> bool:
     """By its recorder; or it has not used the group, as far as anybody can say."""
-    if not sight.recorder:
+    if not report.recorder:
         return False
-    used = len(sight.groups) >= GROUPS_TOLD or any(group.name == name for group in sight.groups)
-    return not used or any(group.name == name for group in sight.recorder)
+    used = len(report.groups) >= GROUPS_TOLD or any(group.name == name for group in report.groups)
+    return not used or any(group.name == name for group in report.recorder)
 
 
 def _entered(groups: tuple[GroupView, ...], name: str) -> int:
     return next((group.entered for group in groups if group.name == name), 0)
 
 
-def _replaced(sight: Sight, names: Collection[str]) -> Sight:
-    kept = [call for call in sight.calls if call.group not in names or call.op in POINT_TO_POINT]
-    told = [call for call in sight.recorded if call.group in names]
+def _replaced(report: RankReport, names: Collection[str]) -> RankReport:
+    kept = [call for call in report.calls if call.group not in names or call.op in POINT_TO_POINT]
+    told = [call for call in report.recorded if call.group in names]
     calls = sorted((*kept, *told), key=lambda call: -call.entered_s)
-    groups = [group for group in sight.groups if group.name not in names]
-    known = [group for group in sight.recorder if group.name in names]
-    return replace(sight, calls=tuple(calls), groups=(*known, *groups))
+    groups = [group for group in report.groups if group.name not in names]
+    known = [group for group in report.recorder if group.name in names]
+    return replace(report, calls=tuple(calls), groups=(*known, *groups))

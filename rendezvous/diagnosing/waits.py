@@ -23,7 +23,7 @@ from rendezvous.values.rank_report import GROUPS_TOLD
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from rendezvous.values.rank_report import Sight
+    from rendezvous.values.rank_report import RankReport
     from rendezvous.values.rank_view import Collective, GroupView
 
 MEMBERS_READ = 1 << 20  # of one group; what claims more is not believed
@@ -42,7 +42,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    sights: Mapping[int, Sight]
+    reports: Mapping[int, RankReport]
     all_told: bool  # no rank is missing for want of an answer
     members: Mapping[str, tuple[int, ...]]  # by group
     calls: Mapping[int, tuple[Call, ...]]  # by rank: those in which it waits, oldest first
@@ -90,27 +90,27 @@ class Waits:
         return tuple(ranks[ranks.index(rank) :])
 
 
-def waits_of(sights: Mapping[int, Sight], world_size: int) -> Waits:
-    members = {name: _members(name, sights, world_size) for name in _groups(sights)}
-    entered = {name: _entered(name, members[name], sights) for name in members}
+def waits_of(reports: Mapping[int, RankReport], world_size: int) -> Waits:
+    members = {name: _members(name, reports, world_size) for name in _groups(reports)}
+    entered = {name: _entered(name, members[name], reports) for name in members}
     calls: dict[int, tuple[Call, ...]] = {}
     missing: dict[Call, tuple[int, ...]] = {}
     told: dict[Call, Collective] = {}
     inside: dict[Call, dict[int, None]] = {}
-    for rank, sight in sights.items():
+    for rank, report in reports.items():
         here = []
-        for said in sight.waits_in:
+        for said in report.waits_in:
             call = _call(rank, said)
             if call not in missing:
-                missing[call] = _missing(call, said, sights, members, entered)
+                missing[call] = _missing(call, said, reports, members, entered)
                 told[call] = said
             here.append(call)
             inside.setdefault(call, {})[rank] = None
         if here:
             calls[rank] = tuple(here)
     return Waits(
-        sights,
-        len(sights) == world_size,
+        reports,
+        len(reports) == world_size,
         members,
         calls,
         missing,
@@ -119,8 +119,8 @@ def waits_of(sights: Mapping[int, Sight], world_size: int) -> Waits:
     )
 
 
-def _groups(sights: Mapping[int, Sight]) -> Iterable[str]:
-    return dict.fromkeys(call.group for sight in sights.values() for call in sight.waits_in)
+def _groups(reports: Mapping[int, RankReport]) -> Iterable[str]:
+    return dict.fromkeys(call.group for report in reports.values() for call in report.waits_in)
 
 
 def _call(rank: int, said: Collective) -> Call:
@@ -132,13 +132,13 @@ def _call(rank: int, said: Collective) -> Call:
 def _missing(
     call: Call,
     said: Collective,
-    sights: Mapping[int, Sight],
+    reports: Mapping[int, RankReport],
     members: Mapping[str, tuple[int, ...]],
     entered: Mapping[str, Mapping[int, int | None]],
 ) -> tuple[int, ...]:
     if call.between is not None:
         op, rank, peer = call.between
-        return () if _answers(sights.get(peer), POINT_TO_POINT[op], rank, call.seq) else (peer,)
+        return () if _answers(reports.get(peer), POINT_TO_POINT[op], rank, call.seq) else (peer,)
     come = entered[call.group]
     if said.op == "broadcast" and said.peer in come and _is_behind(come[said.peer], call.seq):
         return (said.peer,)  # the others may well have come and gone on, or not be needed
@@ -146,48 +146,48 @@ def _missing(
     if (
         behind
         and said.op not in _ONE_SIDED
-        and any(_has_finished(sights, m, call) for m in members[call.group])
+        and any(_has_finished(reports, m, call) for m in members[call.group])
     ):
         return ()  # nobody can have finished before all came: these ranks do not count alike
-    known = tuple(rank for rank in behind if rank in sights and sights[rank].known)
-    return known or tuple(rank for rank in behind if rank not in sights or not sights[rank].known)
+    known = tuple(rank for rank in behind if rank in reports and reports[rank].known)
+    return known or tuple(rank for rank in behind if rank not in reports or not reports[rank].known)
 
 
 def _is_behind(entered: int | None, seq: int) -> bool:
     return entered is not None and entered < seq
 
 
-def _has_finished(sights: Mapping[int, Sight], rank: int, call: Call) -> bool:
-    sight = sights.get(rank)
-    if sight is None:
+def _has_finished(reports: Mapping[int, RankReport], rank: int, call: Call) -> bool:
+    report = reports.get(rank)
+    if report is None:
         return False
-    return any(c.group == call.group and c.seq == call.seq and c.finished_s is not None for c in sight.calls)
+    return any(c.group == call.group and c.seq == call.seq and c.finished_s is not None for c in report.calls)
 
 
-def _answers(peer: Sight | None, op: str, rank: int, seq: int) -> bool:
+def _answers(peer: RankReport | None, op: str, rank: int, seq: int) -> bool:
     """Has the other side come as far? Both number what passes between them, in each direction."""
     if peer is None:
         return False
     return any(c.op.removeprefix("i") == op and c.peer == rank and c.seq >= seq for c in peer.calls)
 
 
-def _entered(name: str, members: tuple[int, ...], sights: Mapping[int, Sight]) -> dict[int, int | None]:
+def _entered(name: str, members: tuple[int, ...], reports: Mapping[int, RankReport]) -> dict[int, int | None]:
     """How far each member has come; None: that cannot be told."""
-    return {rank: _entered_by(sights.get(rank), name) for rank in members}
+    return {rank: _entered_by(reports.get(rank), name) for rank in members}
 
 
-def _entered_by(sight: Sight | None, name: str) -> int | None:
-    if sight is None:
+def _entered_by(report: RankReport | None, name: str) -> int | None:
+    if report is None:
         return 0
-    found = next((group.entered for group in sight.groups if group.name == name), None)
+    found = next((group.entered for group in report.groups if group.name == name), None)
     if found is None:  # not used yet, or no room was left to say so
-        return 0 if len(sight.groups) < GROUPS_TOLD else None
+        return 0 if len(report.groups) < GROUPS_TOLD else None
     return found
 
 
-def _members(name: str, sights: Mapping[int, Sight], world_size: int) -> tuple[int, ...]:
+def _members(name: str, reports: Mapping[int, RankReport], world_size: int) -> tuple[int, ...]:
     """Who has used it, where it is not said who is in it."""
-    views = {r: group for r, sight in sights.items() for group in sight.groups if group.name == name}
+    views = {r: group for r, report in reports.items() for group in report.groups if group.name == name}
     return members_of(views.values(), world_size) or tuple(views)
 
 

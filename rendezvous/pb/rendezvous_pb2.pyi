@@ -239,12 +239,12 @@ class RanksFinished(_message.Message):
     def __init__(self, generation: _Optional[int] = ...) -> None: ...
 
 class AgentStopped(_message.Message):
-    __slots__ = ("generation", "sights")
+    __slots__ = ("generation", "reports")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
-    SIGHTS_FIELD_NUMBER: _ClassVar[int]
+    REPORTS_FIELD_NUMBER: _ClassVar[int]
     generation: int
-    sights: _containers.RepeatedCompositeFieldContainer[Sight]
-    def __init__(self, generation: _Optional[int] = ..., sights: _Optional[_Iterable[_Union[Sight, _Mapping]]] = ...) -> None: ...
+    reports: _containers.RepeatedCompositeFieldContainer[RankReport]
+    def __init__(self, generation: _Optional[int] = ..., reports: _Optional[_Iterable[_Union[RankReport, _Mapping]]] = ...) -> None: ...
 
 class CheckpointTaken(_message.Message):
     __slots__ = ("generation",)
@@ -275,12 +275,12 @@ class NodeHealth(_message.Message):
     def __init__(self, news: _Optional[str] = ..., complaints: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Examined(_message.Message):
-    __slots__ = ("generation", "sights")
+    __slots__ = ("generation", "reports")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
-    SIGHTS_FIELD_NUMBER: _ClassVar[int]
+    REPORTS_FIELD_NUMBER: _ClassVar[int]
     generation: int
-    sights: _containers.RepeatedCompositeFieldContainer[Sight]
-    def __init__(self, generation: _Optional[int] = ..., sights: _Optional[_Iterable[_Union[Sight, _Mapping]]] = ...) -> None: ...
+    reports: _containers.RepeatedCompositeFieldContainer[RankReport]
+    def __init__(self, generation: _Optional[int] = ..., reports: _Optional[_Iterable[_Union[RankReport, _Mapping]]] = ...) -> None: ...
 
 class Waiting(_message.Message):
     __slots__ = ("reason", "present", "wanted", "stands_by")
@@ -564,7 +564,7 @@ class Assignment(_message.Message):
     reason: str
     def __init__(self, generation: _Optional[int] = ..., node_rank: _Optional[int] = ..., n_nodes: _Optional[int] = ..., rank_offset: _Optional[int] = ..., nproc: _Optional[int] = ..., world_size: _Optional[int] = ..., role: _Optional[str] = ..., role_rank_offset: _Optional[int] = ..., role_world_size: _Optional[int] = ..., restart_count: _Optional[int] = ..., max_restarts: _Optional[int] = ..., store_host: _Optional[str] = ..., store_node: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
-class Sight(_message.Message):
+class RankReport(_message.Message):
     __slots__ = ("rank", "known", "still_s", "limit_s", "phase", "phase_s", "step", "section", "message", "calls", "groups", "alive", "process", "busy", "wchan", "recorded", "recorder")
     RANK_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]

@@ -29,7 +29,7 @@ from rendezvous.values.state import Examination, JobState, Phase, Stage
 from rendezvous.values.types import Cause, FailureClass
 
 if TYPE_CHECKING:
-    from rendezvous.values.rank_report import Sight
+    from rendezvous.values.rank_report import RankReport
     from rendezvous.values.state import Member
     from rendezvous.values.types import Placement
 
@@ -62,15 +62,15 @@ def _going_on(state: JobState, examination: Examination | None, until: float | N
     return replace(state, examination=examination, timers=replace(state.timers, examine_at=until))
 
 
-def examined(state: JobState, member: Member, sights: tuple[Sight, ...], now: float) -> Result:
+def examined(state: JobState, member: Member, reports: tuple[RankReport, ...], now: float) -> Result:
     """`member` is in the present world."""
     asked, node = state.examination, member.agent.node
     if asked is None or asked.stage is not Stage.ASKING or node not in asked.pending:
         return state, ()
     assert member.node_rank is not None
     place = world_of(state).placements[member.node_rank]
-    own = tuple(sight for sight in sights if _has(place, sight.rank))
-    asked = replace(asked, pending=asked.pending.minus(node), sights=asked.sights.plus(node, own))
+    own = tuple(report for report in reports if _has(place, report.rank))
+    asked = replace(asked, pending=asked.pending.minus(node), reports=asked.reports.plus(node, own))
     state = replace(state, examination=asked)
     return (state, ()) if len(asked.pending) else _judge(state, asked, now)
 
@@ -80,8 +80,8 @@ def _has(place: Placement, rank: int) -> bool:
 
 
 def _judge(state: JobState, asked: Examination, now: float) -> Result:
-    sights = {sight.rank: sight for told in asked.sights.values() for sight in told}
-    match diagnose(sights, world_of(state).size):
+    reports = {report.rank: report for told in asked.reports.values() for report in told}
+    match diagnose(reports, world_of(state).size):
         case None:
             return _going_on(state, None, None), ()
         case Patience(after_s):
@@ -89,12 +89,12 @@ def _judge(state: JobState, asked: Examination, now: float) -> Result:
         case Finding(certain=False) if len(asked.pending) and asked.asked < TIMES_ASKED:
             return _going_on(state, Examination(Stage.PATIENCE, asked.asked), now + ASK_AGAIN_S), ()
         case Finding() as finding:
-            return _accuse(state, finding, sights, now)
+            return _accuse(state, finding, reports, now)
 
 
-def _accuse(state: JobState, finding: Finding, sights: dict[int, Sight], now: float) -> Result:
+def _accuse(state: JobState, finding: Finding, reports: dict[int, RankReport], now: float) -> Result:
     causes = [
-        _cause(state, finding, charge.rank, charge.reason, sights.get(charge.rank))
+        _cause(state, finding, charge.rank, charge.reason, reports.get(charge.rank))
         for charge in finding.charges
         if charge.rank not in state.causes  # its failure was ignored, as asked
     ]
@@ -106,7 +106,7 @@ def _accuse(state: JobState, finding: Finding, sights: dict[int, Sight], now: fl
     return state, tuple(Tell(m.agent, Accused(state.generation, cause)) for m, cause in told if m is not None)
 
 
-def _cause(state: JobState, finding: Finding, rank: int, reason: str, sight: Sight | None) -> Cause:
+def _cause(state: JobState, finding: Finding, rank: int, reason: str, report: RankReport | None) -> Cause:
     place = next(p for p in world_of(state).placements if _has(p, rank))
     return Cause(
         node=place.agent.node,
@@ -116,8 +116,8 @@ def _cause(state: JobState, finding: Finding, rank: int, reason: str, sight: Sig
         reason=reason,
         exit_code=TIMED_OUT_EXIT_CODE,
         traceback="\n".join(finding.evidence),
-        step=sight.step if sight is not None and sight.known else None,
-        ran_s=sight.still_s if sight is not None else 0.0,  # its agent knows better
+        step=report.step if report is not None and report.known else None,
+        ran_s=report.still_s if report is not None else 0.0,  # its agent knows better
         hint=_HINT,
         uncertain=not finding.certain,
     )

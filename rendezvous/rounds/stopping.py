@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     from rendezvous.rounds.policy import Verdict
     from rendezvous.values.events import Effect
-    from rendezvous.values.rank_report import Sight
+    from rendezvous.values.rank_report import RankReport
 
 ABORTED_EXIT_CODE = 143  # as if the operator had sent SIGTERM
 TRY_AGAIN_EXIT_CODE = 75
@@ -218,10 +218,10 @@ def order_stop(state: JobState, decision: Decision, now: float) -> Result:
     return state, (*effects, *more)
 
 
-def node_stopped(state: JobState, node: str, sights: tuple[Sight, ...], now: float) -> Result:
+def node_stopped(state: JobState, node: str, reports: tuple[RankReport, ...], now: float) -> Result:
     state = replace(state, pending=state.pending.minus(node))
-    if sights:
-        state = replace(state, last_seen=state.last_seen.plus(node, sights))
+    if reports:
+        state = replace(state, last_seen=state.last_seen.plus(node, reports))
     return conclude(state, now) if not len(state.pending) else (state, ())
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rendezvous.values.rank_report import Sight
+from rendezvous.values.rank_report import RankReport
 from rendezvous.values.straggler_state import PhaseTimes
 from rendezvous.values.types import (
     AgentId,
@@ -77,13 +77,13 @@ class RanksFinished:
 class AgentStopped:
     """In answer to `Stop`: every rank of `generation` on this node, with all its descendants, is reaped.
 
-    While the job goes on this is also the agent's wish to take part in the next generation. `sights`: where its ranks
+    While the job goes on this is also the agent's wish to take part in the next generation. `reports`: where its ranks
     were when the order came, if its reason may be the consequence of something else (see diagnosing/post_mortem.py).
     """
 
     agent: AgentId
     generation: int
-    sights: tuple[Sight, ...] = ()
+    reports: tuple[RankReport, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class Examined:
 
     agent: AgentId
     generation: int
-    sights: tuple[Sight, ...]
+    reports: tuple[RankReport, ...]
 
 
 @dataclass(frozen=True, slots=True)

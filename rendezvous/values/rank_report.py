@@ -16,7 +16,7 @@ GROUPS_TOLD = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class RankReport:
     rank: int
     known: bool = True  # it has written its page at least once
     still_s: float = 0.0

@@ -21,7 +21,7 @@ from enum import StrEnum
 from rendezvous.values.frozen_map import EMPTY, FrozenMap
 
 # At run time, not for the checker only: the codec reads these annotations.
-from rendezvous.values.rank_report import Sight  # noqa: TC001
+from rendezvous.values.rank_report import RankReport  # noqa: TC001
 from rendezvous.values.straggler_state import StragglerState
 from rendezvous.values.types import (  # noqa: TC001
     AgentId,
@@ -119,7 +119,7 @@ class Examination:
     stage: Stage
     asked: int = 0  # how often, one time after the other
     pending: FrozenMap[str, bool] = EMPTY  # nodes that have not answered
-    sights: FrozenMap[str, tuple[Sight, ...]] = EMPTY  # by node
+    reports: FrozenMap[str, tuple[RankReport, ...]] = EMPTY  # by node
     accused: FrozenMap[int, Cause] = EMPTY  # by rank: what to say if its agent does not
 
 
@@ -155,7 +155,7 @@ class JobState:
     outcome: Outcome | None = None
     timers: Timers = Timers()
     examination: Examination | None = field(default=None, metadata=NOT_KEPT)
-    last_seen: FrozenMap[str, tuple[Sight, ...]] = field(
+    last_seen: FrozenMap[str, tuple[RankReport, ...]] = field(
         default=EMPTY, metadata=NOT_KEPT
     )  # STOPPING: by node
     straggler_state: StragglerState = field(default=StragglerState(), metadata=NOT_KEPT)  # of this generation

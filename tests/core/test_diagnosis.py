@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rendezvous.diagnosing.diagnosis import diagnose
 from rendezvous.diagnosing.finding import Finding, Kind, Patience
-from rendezvous.values.rank_report import Sight
+from rendezvous.values.rank_report import RankReport
 from rendezvous.values.rank_view import Collective, GroupView, RankPhase
 
 LIMIT = 3.0
@@ -30,19 +30,19 @@ def call(
     )
 
 
-def waiting(rank: int, n: int, seq: int, group: str = WORLD, members: str = "", size: int = 0) -> Sight:
+def waiting(rank: int, n: int, seq: int, group: str = WORLD, members: str = "", size: int = 0) -> RankReport:
     """A rank that is in its collective number `seq`, and waits."""
     view = GroupView(group, size or n, members or f"0-{n - 1}", seq, seq - 1)
     calls = (call(seq - 1, group, done=True), call(seq, group)) if seq > 1 else (call(seq, group),)
-    return Sight(
+    return RankReport(
         rank, True, 3.2, LIMIT, RankPhase.COMMUNICATE, 3.2, seq, calls=calls, groups=(view,), process="S"
     )
 
 
-def absent(rank: int, n: int, came_to: int, **how: object) -> Sight:
+def absent(rank: int, n: int, came_to: int, **how: object) -> RankReport:
     """A rank that has finished number `came_to`, and does something else since."""
     view = GroupView(WORLD, n, f"0-{n - 1}", came_to, came_to)
-    sight = Sight(
+    report = RankReport(
         rank,
         True,
         3.2,
@@ -53,11 +53,11 @@ def absent(rank: int, n: int, came_to: int, **how: object) -> Sight:
         calls=(call(came_to, done=True),),
         groups=(view,),
     )
-    return replace(sight, **({"process": "S"} | how))  # type: ignore[arg-type]
+    return replace(report, **({"process": "S"} | how))  # type: ignore[arg-type]
 
 
-def found(*sights: Sight, world: int = 0) -> Finding:
-    finding = diagnose({sight.rank: sight for sight in sights}, world or len(sights))
+def found(*reports: RankReport, world: int = 0) -> Finding:
+    finding = diagnose({report.rank: report for report in reports}, world or len(reports))
     assert isinstance(finding, Finding), finding
     return finding
 
@@ -153,8 +153,8 @@ def test_ranks_whose_agent_is_silent_are_suspected_only() -> None:
 def test_what_has_left_the_table_of_groups_is_not_held_against_anybody() -> None:
     full = tuple(GroupView(f"g{i}", 4, "0-3", 1, 1) for i in range(8))
     lost_count = replace(absent(1, 4, 11), groups=full, still_s=0.1)
-    sights = {0: waiting(0, 4, 12), 1: lost_count, 2: waiting(2, 4, 12), 3: waiting(3, 4, 12)}
-    finding = diagnose(sights, 4)
+    reports = {0: waiting(0, 4, 12), 1: lost_count, 2: waiting(2, 4, 12), 3: waiting(3, 4, 12)}
+    finding = diagnose(reports, 4)
     assert not isinstance(finding, Finding) or not finding.certain
 
 
@@ -172,14 +172,14 @@ def test_one_stopped_within_a_collective_is_the_reason_and_not_those_beside_it()
 
 
 def with_recorder(
-    sight: Sight, came_to: int, *, waits: bool, group: str = WORLD, members: str = "0-2"
-) -> Sight:
+    report: RankReport, came_to: int, *, waits: bool, group: str = WORLD, members: str = "0-2"
+) -> RankReport:
     """The recorder has seen number `came_to` begin; the page, none of it."""
     view = GroupView(group, 3, members, came_to, came_to - waits)
-    return replace(sight, recorded=(call(came_to, group, done=not waits),), recorder=(view,))
+    return replace(report, recorded=(call(came_to, group, done=not waits),), recorder=(view,))
 
 
-def in_backward(rank: int, came_to: int, *, waits: bool) -> Sight:
+def in_backward(rank: int, came_to: int, *, waits: bool) -> RankReport:
     return with_recorder(unseen(rank, RankPhase.BACKWARD, 40), came_to, waits=waits)
 
 
@@ -240,8 +240,10 @@ def test_the_minority_that_entered_something_else_is_named_and_what_it_was() -> 
 
 
 def test_a_broadcast_from_another_root_is_another_one() -> None:
-    sights = [replace(waiting(r, 3, 9), calls=(call(9, op="broadcast", peer=int(r == 1)),)) for r in range(3)]
-    finding = found(*sights)
+    reports = [
+        replace(waiting(r, 3, 9), calls=(call(9, op="broadcast", peer=int(r == 1)),)) for r in range(3)
+    ]
+    finding = found(*reports)
     assert (charged(finding), finding.certain, finding.kind) == ([1], True, Kind.DESYNC)
     reason = finding.charges[0].reason
     assert reason.startswith(
@@ -264,9 +266,9 @@ def test_one_against_one_names_both_and_blames_neither() -> None:
 
 
 def test_two_groups_entered_in_another_order() -> None:
-    def first_in(rank: int, group: str, other: str) -> Sight:
-        sight = waiting(rank, 4, 1, group)
-        return replace(sight, groups=(*sight.groups, GroupView(other, 4, "0-3", 0, 0)))
+    def first_in(rank: int, group: str, other: str) -> RankReport:
+        report = waiting(rank, 4, 1, group)
+        return replace(report, groups=(*report.groups, GroupView(other, 4, "0-3", 0, 0)))
 
     finding = found(*(first_in(rank, "a", "b") for rank in (0, 1, 3)), first_in(2, "b", "a"))
     assert (finding.kind, charged(finding), finding.certain) == (Kind.DEADLOCK, [2], True)
@@ -284,10 +286,10 @@ def test_two_groups_entered_in_another_order() -> None:
 # --- apart, alike, and nothing -----------------------------------------------------------------------------
 
 
-def unseen(rank: int, phase: RankPhase, step: int, **how: object) -> Sight:
+def unseen(rank: int, phase: RankPhase, step: int, **how: object) -> RankReport:
     """Under torch's own DDP: phases and steps, and no collective."""
-    sight = Sight(rank, True, 3.2, LIMIT, phase, 3.2, step, process="S")
-    return replace(sight, **how)  # type: ignore[arg-type]
+    report = RankReport(rank, True, 3.2, LIMIT, phase, 3.2, step, process="S")
+    return replace(report, **how)  # type: ignore[arg-type]
 
 
 def test_without_collectives_the_one_that_is_behind_is_named() -> None:
@@ -327,18 +329,18 @@ def test_one_that_has_finished_is_not_the_reason_why_another_never_ends() -> Non
 
 @pytest.mark.parametrize("state", ["T", "t", "F"])
 def test_a_job_that_somebody_has_stopped_is_left_alone(state: str) -> None:
-    sights = {rank: replace(waiting(rank, 3, 9), process=state) for rank in range(3)}
-    assert diagnose(sights, 3) is None
+    reports = {rank: replace(waiting(rank, 3, 9), process=state) for rank in range(3)}
+    assert diagnose(reports, 3) is None
 
 
 def test_a_rank_in_a_debugger_is_left_alone() -> None:
-    sights = {0: waiting(0, 2, 9), 1: absent(1, 2, 8, process="t")}
-    assert diagnose(sights, 2) is None
+    reports = {0: waiting(0, 2, 9), 1: absent(1, 2, 8, process="t")}
+    assert diagnose(reports, 2) is None
 
 
 def test_nobody_is_overdue_and_nothing_is_said() -> None:
-    sights = {rank: replace(waiting(rank, 3, 9), still_s=1.0) for rank in range(3)}
-    assert diagnose(sights, 3) is None
+    reports = {rank: replace(waiting(rank, 3, 9), still_s=1.0) for rank in range(3)}
+    assert diagnose(reports, 3) is None
     assert diagnose({}, 3) is None
 
 
@@ -359,12 +361,12 @@ _HOWS = (
 
 
 @st.composite
-def worlds(draw: st.DrawFn) -> tuple[dict[int, Sight], int, int]:
+def worlds(draw: st.DrawFn) -> tuple[dict[int, RankReport], int, int]:
     """A grid of data-parallel rows and columns; one rank stops coming, and all who need it wait, near and far."""
     rows, columns = draw(st.integers(1, 4)), draw(st.integers(1, 4))
     n = rows * columns
     guilty, how = draw(st.integers(0, n - 1)), draw(st.sampled_from(_HOWS))
-    sights: dict[int, Sight] = {}
+    reports: dict[int, RankReport] = {}
     for rank in range(n):
         row, column = divmod(rank, columns)
         rows_group = (f"row{row}", columns, f"{row * columns}-{row * columns + columns - 1}")
@@ -376,21 +378,21 @@ def worlds(draw: st.DrawFn) -> tuple[dict[int, Sight], int, int]:
         )
         calls = (call(5, group, done=True), *(() if rank == guilty else (call(6, group),)))
         phase = RankPhase.COMMUNICATE
-        sight = Sight(rank, True, 3.2, LIMIT, phase, 3.2, 5, calls=calls, groups=held, process="S")
-        sights[rank] = replace(sight, **how) if rank == guilty else sight  # type: ignore[arg-type]
+        report = RankReport(rank, True, 3.2, LIMIT, phase, 3.2, 5, calls=calls, groups=held, process="S")
+        reports[rank] = replace(report, **how) if rank == guilty else report  # type: ignore[arg-type]
     silent = draw(st.lists(st.integers(0, n - 1), max_size=2))
-    left = {rank: sight for rank, sight in sights.items() if rank == guilty or rank not in silent}
+    left = {rank: report for rank, report in reports.items() if rank == guilty or rank not in silent}
     return left, n, guilty
 
 
 @given(worlds())
 def test_in_any_world_the_guilty_is_named_and_no_innocent_with_certainty(
-    world: tuple[dict[int, Sight], int, int],
+    world: tuple[dict[int, RankReport], int, int],
 ) -> None:
-    sights, n, guilty = world
-    finding = diagnose(sights, n)
+    reports, n, guilty = world
+    finding = diagnose(reports, n)
     if finding is None:  # it has ended, and nobody is left to miss it; or every rank that is left is stopped
-        assert not sights[guilty].alive or len(sights) == 1
+        assert not reports[guilty].alive or len(reports) == 1
         return
     assert isinstance(finding, Finding)
     assert not finding.certain or charged(finding) == [guilty]
@@ -398,19 +400,19 @@ def test_in_any_world_the_guilty_is_named_and_no_innocent_with_certainty(
 
 
 @st.composite
-def odd_ones(draw: st.DrawFn) -> tuple[dict[int, Sight], int]:
+def odd_ones(draw: st.DrawFn) -> tuple[dict[int, RankReport], int]:
     n = draw(st.integers(3, 9))
     odd = draw(st.integers(0, n - 1))
     other = draw(st.sampled_from([call(9, numel=1), call(9, op="barrier"), call(9, op="broadcast")]))
-    sights = {rank: waiting(rank, n, 9) for rank in range(n)}
-    sights[odd] = replace(sights[odd], calls=(other,))
-    return sights, odd
+    reports = {rank: waiting(rank, n, 9) for rank in range(n)}
+    reports[odd] = replace(reports[odd], calls=(other,))
+    return reports, odd
 
 
 @given(odd_ones())
-def test_in_any_world_the_odd_one_out_is_named(world: tuple[dict[int, Sight], int]) -> None:
-    sights, odd = world
-    finding = diagnose(sights, len(sights))
+def test_in_any_world_the_odd_one_out_is_named(world: tuple[dict[int, RankReport], int]) -> None:
+    reports, odd = world
+    finding = diagnose(reports, len(reports))
     assert isinstance(finding, Finding)
     assert (charged(finding), finding.certain) == ([odd], True)
 
@@ -418,7 +420,7 @@ def test_in_any_world_the_odd_one_out_is_named(world: tuple[dict[int, Sight], in
 @given(
     st.lists(
         st.builds(
-            Sight,
+            RankReport,
             st.integers(0, 7),
             st.booleans(),
             st.floats(0, 10),
@@ -456,8 +458,8 @@ def test_in_any_world_the_odd_one_out_is_named(world: tuple[dict[int, Sight], in
         max_size=8,
     )
 )
-def test_no_world_however_strange_is_too_much(sights: list[Sight]) -> None:
-    finding = diagnose({sight.rank: sight for sight in sights}, 8)
+def test_no_world_however_strange_is_too_much(reports: list[RankReport]) -> None:
+    finding = diagnose({report.rank: report for report in reports}, 8)
     if isinstance(finding, Finding):
         assert finding.charges
         assert all(charge.reason for charge in finding.charges)
@@ -466,9 +468,9 @@ def test_no_world_however_strange_is_too_much(sights: list[Sight]) -> None:
 def test_a_thousand_nodes_are_judged_at_once() -> None:
     """8,192 ranks, of which one never came: each rank is looked at a few times, whatever it waits for."""
     n = 8192
-    sights = {rank: waiting(rank, n, 12) for rank in range(n)}
-    sights[77] = absent(77, n, 11)
-    finding = diagnose(sights, n)
+    reports = {rank: waiting(rank, n, 12) for rank in range(n)}
+    reports[77] = absent(77, n, 11)
+    finding = diagnose(reports, n)
     assert isinstance(finding, Finding)
     assert charged(finding) == [77]
     assert "8191 ranks" in finding.charges[0].reason or "ranks 0-76 and 78-8191" in finding.charges[0].reason

@@ -14,7 +14,7 @@ from rendezvous.values.rank_view import RankPhase
 from rendezvous.values.state import JobState, Phase, Stage
 from rendezvous.values.types import DecisionKind, FailureClass, PolicyAction, PolicyRule
 
-SIGHTS = {"a": (waiting(0, 4, 12), waiting(1, 4, 12)), "b": (waiting(2, 4, 12), absent(3, 4, 11))}
+REPORTS = {"a": (waiting(0, 4, 12), waiting(1, 4, 12)), "b": (waiting(2, 4, 12), absent(3, 4, 11))}
 
 
 def two_nodes(**how: object) -> Story:
@@ -25,8 +25,8 @@ def still(story: Story, node: str = "a") -> Story:
     return story.happens(RanksStill(agent(node), story.state.generation))
 
 
-def tell(story: Story, node: str, *sights: object, generation: int = 1) -> Story:
-    told = sights or SIGHTS[node]
+def tell(story: Story, node: str, *reports: object, generation: int = 1) -> Story:
+    told = reports or REPORTS[node]
     return story.happens(Examined(agent(node), generation, tuple(told)))  # type: ignore[arg-type]
 
 
@@ -117,8 +117,8 @@ def test_a_rank_within_its_budget_is_waited_for_and_then_asked_again() -> None:
 
 def test_what_turns_out_to_be_in_order_is_forgotten() -> None:
     story = still(two_nodes())
-    for node in SIGHTS:
-        tell(story, node, *(replace(sight, still_s=0.0) for sight in SIGHTS[node]))
+    for node in REPORTS:
+        tell(story, node, *(replace(report, still_s=0.0) for report in REPORTS[node]))
     assert (story.state.examination, story.state.timers.examine_at) == (None, None)
     assert still(story).told("b") == [Examine(1)]
 
@@ -130,9 +130,9 @@ def test_words_of_another_generation_or_rank_change_nothing() -> None:
     still(story)
     before = story.state
     assert tell(story, "a", generation=7).state is before
-    tell(story, "a", *SIGHTS["b"])  # not its ranks
+    tell(story, "a", *REPORTS["b"])  # not its ranks
     assert story.state.examination is not None
-    assert story.state.examination.sights["a"] == ()
+    assert story.state.examination.reports["a"] == ()
     assert tell(story, "a").effects == ()
 
 

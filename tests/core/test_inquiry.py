@@ -34,7 +34,7 @@ from rendezvous.values.events import (
     RanksStill,
     Stop,
 )
-from rendezvous.values.rank_report import Sight
+from rendezvous.values.rank_report import RankReport
 from rendezvous.values.types import AgentId, Assignment, Cause, Decision, DecisionKind, FailureClass
 
 AGENT = AgentId("a", "1")
@@ -42,7 +42,7 @@ MINE = Assignment(1, 0, 2, 0, 2, 4, "default", 0, 4, 0, 3, "a")
 RUNNING = Supervision(AGENT, Phase.RUNNING, MINE, live=(0, 1))
 STOPPING = replace(RUNNING, phase=Phase.STOPPING, over=True, stop_signal=SIGTERM)
 CAUSE = Cause("a", 1, 1, FailureClass.HANG, "stands still", 124)
-SIGHTS = (Sight(0), Sight(1))
+REPORTS = (RankReport(0), RankReport(1))
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ SIGHTS = (Sight(0), Sight(1))
     [
         (RanksStandStill(1), Send(RanksStill(AGENT, 1))),
         (Examine(1), LookAtRanks(1)),
-        (RanksSeen(1, SIGHTS), Send(Examined(AGENT, 1, SIGHTS))),
+        (RanksSeen(1, REPORTS), Send(Examined(AGENT, 1, REPORTS))),
         (Accused(1, CAUSE), TakeStacks(1, CAUSE)),
         (StacksTaken(1, CAUSE), Send(RankFailed(AGENT, 1, CAUSE))),
     ],
@@ -65,7 +65,7 @@ def test_while_ranks_run(fact: object, done: object) -> None:
 def test_an_agent_without_these_ranks_says_so_at_once_and_does_nothing_else(state: Supervision) -> None:
     nothing = (Send(Examined(AGENT, 1, ())),)
     assert step(state, Examine(1)) == (state, nothing)
-    assert step(state, RanksSeen(1, SIGHTS)) == (state, nothing)
+    assert step(state, RanksSeen(1, REPORTS)) == (state, nothing)
     for fact in (RanksStandStill(1), Accused(1, CAUSE), StacksTaken(1, CAUSE)):
         assert step(state, fact) == (state, ())
 
@@ -103,9 +103,9 @@ def test_for_any_other_reason_nobody_looks_back(cause: Cause | None) -> None:
 
 def test_what_was_seen_is_told_when_all_are_stopped_and_only_of_that_generation() -> None:
     state, _ = step(replace(RUNNING, live=()), Stop(1, Decision(DecisionKind.RESTART, "again", 1, LOST)))
-    state, _ = step(state, LastSeen(0, (Sight(7),)))
-    state, _ = step(state, LastSeen(1, SIGHTS))
+    state, _ = step(state, LastSeen(0, (RankReport(7),)))
+    state, _ = step(state, LastSeen(1, REPORTS))
     state, told = step(state, Swept(1))
-    assert told == (Send(AgentStopped(AGENT, 1, SIGHTS)),)
+    assert told == (Send(AgentStopped(AGENT, 1, REPORTS)),)
     state, _ = step(state, Assigned(replace(MINE, generation=2)))
     assert state.last_seen == ()

@@ -14,7 +14,7 @@ from rendezvous.values.rank_view import RankPhase
 from rendezvous.values.types import DecisionKind, FailureClass
 
 if TYPE_CHECKING:
-    from rendezvous.values.rank_report import Sight
+    from rendezvous.values.rank_report import RankReport
 
 MISFIT = {"failure": FailureClass.USER_EXCEPTION, "uncertain": True, "reason": "gloo: another size"}
 LOST = {"failure": FailureClass.CONSEQUENCE, "reason": "Connection closed by peer"}
@@ -24,17 +24,17 @@ LATE = {
 }
 
 
-def died(rank: int, seq: int = 9, numel: int = 1000) -> Sight:
+def died(rank: int, seq: int = 9, numel: int = 1000) -> RankReport:
     """Of an error within its collective number `seq`, which stands on its page as entered."""
-    sight = waiting(rank, 4, seq)
-    return replace(sight, calls=(call(seq, numel=numel),), alive=False, process="Z")
+    report = waiting(rank, 4, seq)
+    return replace(report, calls=(call(seq, numel=numel),), alive=False, process="Z")
 
 
-def left(rank: int, came_to: int) -> Sight:
+def left(rank: int, came_to: int) -> RankReport:
     return absent(rank, 4, came_to, alive=False, process="Z")
 
 
-def after(story: Story, **seen: tuple[Sight, ...]) -> Story:
+def after(story: Story, **seen: tuple[RankReport, ...]) -> Story:
     """Both nodes (of two ranks each) have stopped, and tell what they saw."""
     for node in ("a", "b"):
         story.happens(AgentStopped(agent(node), 1, seen.get(node, ())))
@@ -124,7 +124,7 @@ def test_who_has_not_come_yet_when_a_connection_breaks_is_not_the_reason() -> No
     assert story.state.failures[-1][1].rank == 0
 
 
-def exiting(rank: int, ago_s: float) -> Sight:
+def exiting(rank: int, ago_s: float) -> RankReport:
     """Its script is over, and no page shows what it waited in."""
     return replace(left(rank, 8), calls=(), phase=RankPhase.EXITING, phase_s=ago_s)
 
@@ -164,7 +164,7 @@ def test_an_error_of_its_own_explains_itself() -> None:
 
 
 @pytest.mark.parametrize("seen", [{}, {"a": (died(0), waiting(1, 4, 9))}])
-def test_where_the_pages_show_nothing_the_cause_stays(seen: dict[str, tuple[Sight, ...]]) -> None:
+def test_where_the_pages_show_nothing_the_cause_stays(seen: dict[str, tuple[RankReport, ...]]) -> None:
     story = after(failed(dict(LOST)), **seen)
     (_generation, cause) = story.state.failures[-1]
     assert (cause.rank, cause.failure) == (0, FailureClass.CONSEQUENCE)

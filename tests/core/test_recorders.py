@@ -1,4 +1,4 @@
-"""Flight recorders in the sights of ranks: on dumps that torch has written, and on what nobody should write."""
+"""Flight recorders in the reports of ranks: on dumps that torch has written, and on what nobody should write."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from launcher.health.dumps import parsed
 from launcher.health.flight_recorder import Dump, dump_of, with_members
 from launcher.health.recorders import heard
 from rendezvous.codec import encode
-from rendezvous.values.rank_report import CALLS_TOLD, GROUPS_TOLD, Sight
+from rendezvous.values.rank_report import CALLS_TOLD, GROUPS_TOLD, RankReport
 from rendezvous.values.rank_view import GroupView
 
 NOW = 10**18
 
 
-def of(dump: Dump) -> Sight:
-    (sight,) = heard((Sight(dump.rank),), [dump], NOW)
-    return sight
+def of(dump: Dump) -> RankReport:
+    (report,) = heard((RankReport(dump.rank),), [dump], NOW)
+    return report
 
 
 def test_a_dump_of_torchs_tells_where_its_rank_is() -> None:
     """Three ranks over Gloo; the last has not entered the fourth all-reduce."""
     dumps = [parsed((RECORDED / f"behind.rank{rank}.pickle").read_bytes(), rank) for rank in range(3)]
-    sights = heard(tuple(map(Sight, range(3))), dumps, NOW)
-    assert [sight.recorder[0].entered for sight in sights] == [4, 4, 3]
+    reports = heard(tuple(map(RankReport, range(3))), dumps, NOW)
+    assert [report.recorder[0].entered for report in reports] == [4, 4, 3]
     waits = [
         [(call.op, call.seq, call.dtype, call.numel) for call in s.recorded if call.finished_s is None]
-        for s in sights
+        for s in reports
     ]
     assert waits == [[("all_reduce", 4, "float32", 10)]] * 2 + [[]]
 
@@ -39,15 +39,15 @@ def test_what_the_guard_says_of_its_groups_goes_along() -> None:
 
 
 def test_a_rank_without_a_dump_stays_as_it_was() -> None:
-    assert heard((Sight(1),), [dump_of(0, plain(entry(3)))], NOW) == (Sight(1),)
+    assert heard((RankReport(1),), [dump_of(0, plain(entry(3)))], NOW) == (RankReport(1),)
 
 
 def test_the_collectives_that_a_rank_waits_in_come_before_those_it_is_done_with() -> None:
     entries = [entry(seq, time_created_ns=seq, retired=seq != 2) for seq in range(1, 40)]
-    sight = of(dump_of(0, plain(*entries)))
-    assert len(sight.recorded) == CALLS_TOLD
-    assert [call.seq for call in sight.recorded] == [2, *range(33, 40)]
-    assert sight.recorder[0].entered == 39
+    report = of(dump_of(0, plain(*entries)))
+    assert len(report.recorded) == CALLS_TOLD
+    assert [call.seq for call in report.recorded] == [2, *range(33, 40)]
+    assert report.recorder[0].entered == 39
 
 
 def test_the_groups_that_matter_are_told() -> None:

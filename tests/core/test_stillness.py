@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from launcher.health.stack_text import is_own_business, known_better, main_thread_first
-from launcher.health.stall_detection import Watch, is_overdue, look, sights
+from launcher.health.stall_detection import Watch, is_overdue, look, reports
 from launcher.settings.budget_text import hang_timeout
 from launcher.settings.budgets import Budgets
 from launcher.settings.values import BadValue
@@ -16,7 +16,7 @@ from rendezvous.values.rank_view import Collective, GroupView, ProcessView, Rank
 from rendezvous.values.types import Cause, FailureClass
 
 if TYPE_CHECKING:
-    from rendezvous.values.rank_report import Sight
+    from rendezvous.values.rank_report import RankReport
 
 ASLEEP = ProcessView(True, "S", 1.0, cpu_moved=False)
 BUSY = ProcessView(True, "R", 1.0, cpu_moved=True)
@@ -24,16 +24,16 @@ VIEW = RankView(0, 17, True, RankPhase.FORWARD, 1.0, quiet_s=1e6, step=9, last_s
 THREE = Budgets(step_s=3.0)
 
 
-def watched(*moments: tuple[float, RankView], budgets: Budgets = THREE) -> Sight:
+def watched(*moments: tuple[float, RankView], budgets: Budgets = THREE) -> RankReport:
     """What is told after these looks."""
     watch = Watch(moments[0][0])
     for at, view in moments:
         watch = look(watch, [view], at, budgets.period_s)
-    (sight,) = sights(watch, [moments[-1][1]], budgets)
-    return sight
+    (report,) = reports(watch, [moments[-1][1]], budgets)
+    return report
 
 
-def after(seconds: float, view: RankView = VIEW, budgets: Budgets = THREE) -> Sight:
+def after(seconds: float, view: RankView = VIEW, budgets: Budgets = THREE) -> RankReport:
     steps = int(seconds / budgets.period_s + 0.5)
     return watched(*((i * budgets.period_s, view) for i in range(steps + 1)), budgets=budgets)
 
@@ -48,8 +48,8 @@ def test_time_without_a_sign_adds_up_and_any_sign_ends_it() -> None:
 
 def test_time_in_which_nobody_looked_does_not_count() -> None:
     """A suspended machine, an agent that was stopped."""
-    sight = watched((0.0, VIEW), (0.3, VIEW), (900.0, VIEW))
-    assert sight.still_s == pytest.approx(0.3 + 3 * THREE.period_s)
+    report = watched((0.0, VIEW), (0.3, VIEW), (900.0, VIEW))
+    assert report.still_s == pytest.approx(0.3 + 3 * THREE.period_s)
 
 
 def test_one_that_goes_on_after_a_stop_begins_anew() -> None:
@@ -65,15 +65,15 @@ def test_another_process_begins_anew() -> None:
 
 def test_a_rank_that_never_wrote_is_no_reason_to_ask() -> None:
     never = RankView(0, 17, process=ASLEEP)
-    sight = after(20.0, never, Budgets(step_s=3.0, start_s=5.0))
-    assert sight.is_overdue
-    assert not is_overdue([sight])
+    report = after(20.0, never, Budgets(step_s=3.0, start_s=5.0))
+    assert report.is_overdue
+    assert not is_overdue([report])
 
 
 def test_one_that_has_ended_is_no_reason_to_ask() -> None:
-    sight = after(20.0, replace(VIEW, process=ProcessView(False, "Z", cpu_moved=False)))
-    assert sight.is_overdue
-    assert not is_overdue([sight])
+    report = after(20.0, replace(VIEW, process=ProcessView(False, "Z", cpu_moved=False)))
+    assert report.is_overdue
+    assert not is_overdue([report])
 
 
 CALL = Collective(7, "0", 7, "all_reduce")
@@ -120,11 +120,11 @@ def test_what_is_told_fits_into_its_bounds() -> None:
     view = replace(
         VIEW, collectives=calls, groups=groups, message="m" * 999, section=Section("s" * 999, None, 1.0)
     )
-    sight = after(0.3, view)
-    assert [call.number for call in sight.calls] == [1, 2, 11, 12, 13, 14, 15, 16]
-    assert [group.name for group in sight.groups][:2] == ["0", "g0"]
-    assert (len(sight.groups), sight.groups[1].members) == (8, "")
-    assert (len(sight.message), len(sight.section)) == (200, 200)
+    report = after(0.3, view)
+    assert [call.number for call in report.calls] == [1, 2, 11, 12, 13, 14, 15, 16]
+    assert [group.name for group in report.groups][:2] == ["0", "g0"]
+    assert (len(report.groups), report.groups[1].members) == (8, "")
+    assert (len(report.message), len(report.section)) == (200, 200)
 
 
 # --- the option ----------------------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ from rendezvous.values.events import (
     StoreAt,
     Waiting,
 )
-from rendezvous.values.rank_report import Sight
+from rendezvous.values.rank_report import RankReport
 from rendezvous.values.types import (
     AgentId,
     Assignment,
@@ -98,7 +98,7 @@ def facts() -> list[Fact]:
         found += [Examine(generation), Accused(generation, CAUSE), RanksStandStill(generation)]
         found += [
             RanksSeen(generation, ()),
-            LastSeen(generation, (Sight(0),)),
+            LastSeen(generation, (RankReport(0),)),
             StacksTaken(generation, CAUSE),
         ]
         found += [CommunicationFailed(generation, CAUSE), Notice(generation, "news")]

@@ -24,7 +24,7 @@ from launcher.health.flight_recorder import NotADump, analysed
 from launcher.health.node_health import Health
 from launcher.health.phase_times import phase_times
 from launcher.health.recorders import heard
-from launcher.health.stall_detection import Watch, look, sights
+from launcher.health.stall_detection import Watch, look, reports
 from launcher.joining.endpoint import MayServe, NoMeetingPoint, meeting_point, parse_endpoint
 from launcher.output import lines as output
 from launcher.settings import host_names
@@ -39,7 +39,7 @@ from rendezvous.access.secret import SecretUnusable, parse
 from rendezvous.service.settings import SettingsUnusable
 from rendezvous.submit import command
 from rendezvous.values.events import Examined, PhaseTimesReported, RankFailed
-from rendezvous.values.rank_report import Sight
+from rendezvous.values.rank_report import RankReport
 from rendezvous.values.rank_view import ProcessView
 from rendezvous.values.types import AgentId
 
@@ -73,7 +73,7 @@ def rank_page(data: bytes) -> None:
     view = page.view(seen, 10**18, 3, ProcessView(state="R"))
     page.in_words(view)
     watch = look(look(Watch(0.0), [view], 1.0, 1.0), [view], 2.0, 1.0)
-    told = sights(watch, [view], Budgets())
+    told = reports(watch, [view], Budgets())
     sent = codec.from_agent_bytes(Examined(_AGENT, 1, told))
     codec.read_from_agent(sent, _AGENT)
     codec.read_from_agent(codec.from_agent_bytes(PhaseTimesReported(_AGENT, 1, phase_times([view]))), _AGENT)
@@ -120,7 +120,7 @@ def flight_recorder(data: bytes) -> None:
     found = [dumps.parsed(data, rank) for rank in (0, 1)]
     for finding in analysed(found):
         assert finding.words
-    told = heard((Sight(0), Sight(1)), found, 10**18)
+    told = heard((RankReport(0), RankReport(1)), found, 10**18)
     codec.read_from_agent(codec.from_agent_bytes(Examined(_AGENT, 1, told)), _AGENT)
 
 

@@ -47,7 +47,7 @@ from rendezvous.values.events import (
     Tell,
     Waiting,
 )
-from rendezvous.values.rank_report import Sight
+from rendezvous.values.rank_report import RankReport
 from rendezvous.values.rank_view import Collective, GroupView, RankPhase
 from rendezvous.values.state import JobState
 from rendezvous.values.straggler_state import PhaseTimes
@@ -181,7 +181,7 @@ def schema_question(data: bytes) -> None:
 
 _CAUSE = Cause("a", 1, 1, FailureClass.USER_EXCEPTION, "ValueError: bad", 1, step=3, traceback="Traceback")
 _PLACE = Assignment(1, 0, 2, 0, 1, 2, "default", 0, 2, 0, 3, "127.0.0.1")
-_SIGHT = Sight(
+_SIGHT = RankReport(
     1,
     phase=RankPhase.COMMUNICATE,
     still_s=99.0,

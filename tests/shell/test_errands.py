@@ -13,13 +13,13 @@ from launcher.errands import Errands
 from launcher.error_boundary import ErrorBoundary
 from launcher.exchange import Fact, LastSeen, RanksSeen, StacksTaken
 from launcher.health.sampler import Sampler
-from rendezvous.values.rank_report import Sight
+from rendezvous.values.rank_report import RankReport
 from rendezvous.values.types import Cause, FailureClass
 
 if TYPE_CHECKING:
     from launcher.health.vitals import Vitals
 
-SIGHTS = (Sight(0), Sight(1))
+SIGHTS = (RankReport(0), RankReport(1))
 CAUSE = Cause("n0", 1, 1, FailureClass.HANG, "it made no progress", 124)
 
 
@@ -51,13 +51,13 @@ def test_a_cancelled_errand_is_not_an_error() -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("broken", ["sights", "with_recorders", "with_stacks", "with_dumps", ""])
+@pytest.mark.parametrize("broken", ["reports", "with_recorders", "with_stacks", "with_dumps", ""])
 def test_every_errand_ends_with_its_fact(broken: str) -> None:
     async def through(value: Any, name: str) -> Any:
         return fail() if name == broken else value
 
     parts: Any = SimpleNamespace(
-        sights=fail if broken == "sights" else lambda: SIGHTS,
+        reports=fail if broken == "reports" else lambda: SIGHTS,
         with_recorders=lambda _generation, seen: through(seen, "with_recorders"),
         with_stacks=lambda cause: through(cause, "with_stacks"),
         with_dumps=lambda _generation, cause: through(cause, "with_dumps"),
@@ -71,7 +71,7 @@ def test_every_errand_ends_with_its_fact(broken: str) -> None:
         await errands.take_stacks(3, CAUSE)
         return facts
 
-    seen = () if broken == "sights" else SIGHTS
+    seen = () if broken == "reports" else SIGHTS
     assert asyncio.run(main()) == [RanksSeen(3, seen), LastSeen(3, seen), StacksTaken(3, CAUSE)]
 
 

@@ -138,7 +138,7 @@ class SimAgent:
             case LookAtRanks(generation):
                 self.after(chance.errand_s(), partial(self._look_at_ranks, generation))
             case LookBack(generation):
-                self.after(0.0, partial(self.take, LastSeen(generation, ranks.sights())))
+                self.after(0.0, partial(self.take, LastSeen(generation, ranks.reports())))
             case TakeStacks(generation, cause):
                 self.after(chance.errand_s(), partial(self.take, StacksTaken(generation, cause)))
             case BreakOff(generation, _):
@@ -154,7 +154,7 @@ class SimAgent:
                 self._finish(action)
 
     def _look_at_ranks(self, generation: int) -> None:
-        self.take(RanksSeen(generation, self.ranks.sights()))
+        self.take(RanksSeen(generation, self.ranks.reports()))
 
     def _finish(self, finish: Finish) -> None:
         self.finish = finish

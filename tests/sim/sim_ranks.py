@@ -18,7 +18,7 @@ from launcher.exchange import (
     Swept,
     ZygoteReplaced,
 )
-from rendezvous.values.rank_report import Sight
+from rendezvous.values.rank_report import RankReport
 from rendezvous.values.rank_view import RankPhase
 from rendezvous.values.types import Assignment, Cause, FailureClass, StoreAddress
 
@@ -163,13 +163,13 @@ class Ranks:
             self._agent.take(RanksStandStill(generation))
             self._in(_SAYS_STILL_EVERY_S, partial(self._says_still, generation))
 
-    def sights(self) -> tuple[Sight, ...]:
+    def reports(self) -> tuple[RankReport, ...]:
         if self.assignment is None:
             return ()
         first = self.assignment.rank_offset
         phase = RankPhase.DATA if self.stuck == self.generation else RankPhase.BACKWARD
         return tuple(
-            Sight(first + local_rank, still_s=9.0, limit_s=3.0, phase=phase, process="S")
+            RankReport(first + local_rank, still_s=9.0, limit_s=3.0, phase=phase, process="S")
             for local_rank in sorted(self.live)
         )
 
