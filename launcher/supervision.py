@@ -33,7 +33,7 @@ Facts and messages of another generation than the current one change nothing.
     | CheckpointSignal    | ENDS AgentLeft               | STOPS AskCheckpoint Sweep      | AgentLeft SignalRanks  |
     | CheckpointOver      | -                            | STOPS CheckpointTaken Sweep    | -                      |
     | Isolated            | -                            | STOPS BreakOff RankFailed      | -                      |
-    | RanksStandStill     | -                            | RanksStill                     | -                      |
+    | RanksStandStill     | -                            | RanksStalled                     | -                      |
     | RanksSeen           | Examined                     | Examined                       | Examined               |
     | LastSeen            | noted                        | noted                          | noted                  |
     | StacksTaken         | -                            | RankFailed                     | -                      |

@@ -48,7 +48,7 @@ from rendezvous.values.events import (
     PhaseTimesReported,
     RankFailed,
     RanksFinished,
-    RanksStill,
+    RanksStalled,
     RestartOrdered,
     SetDeadline,
     StoreAt,
@@ -96,7 +96,7 @@ def _react(state: JobState, event: Event, now: float) -> Result:
             return lose(state, [member], f"was lost: {reason}", now) if member else (state, ())
         case StoreOpened() | RankFailed() | RanksFinished() | AgentStopped() | CheckpointTaken():
             return _report(state, event, now)
-        case RanksStill() | Examined() | PhaseTimesReported():
+        case RanksStalled() | Examined() | PhaseTimesReported():
             return _report(state, event, now)
         case NodeHealth():
             return _node_health(state, event), ()
@@ -120,7 +120,7 @@ def _report(
     | RanksFinished
     | AgentStopped
     | CheckpointTaken
-    | RanksStill
+    | RanksStalled
     | Examined
     | PhaseTimesReported,
     now: float,
@@ -150,8 +150,8 @@ def _report(
             )
         case CheckpointTaken():
             return checkpoint_taken(state, node, now)
-        case RanksStill():
-            return hang_examination.ranks_still(state, member, now)
+        case RanksStalled():
+            return hang_examination.ranks_stalled(state, member, now)
         case Examined():
             return hang_examination.examined(state, member, event.reports, now)
         case PhaseTimesReported():

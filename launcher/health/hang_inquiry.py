@@ -1,6 +1,6 @@
 """Ranks stand still: the agent's part in finding out why. Pure; steps of launcher/supervision.py.
 
-The agent says that its ranks are still (`RanksStill`), tells how each of them is when it is asked (`Examined`), and
+The agent says that its ranks are still (`RanksStalled`), tells how each of them is when it is asked (`Examined`), and
 looks where an accused one stands before it reports its failure (`RankFailed`). Who is to blame is for the service to
 say, which hears all agents. An agent that runs no ranks says so at once: nobody need wait for it.
 
@@ -25,7 +25,7 @@ from launcher.exchange import (
     TakeStacks,
 )
 from launcher.supervised import Phase
-from rendezvous.values.events import Accused, Examine, Examined, RankFailed, RanksStill
+from rendezvous.values.events import Accused, Examine, Examined, RankFailed, RanksStalled
 from rendezvous.values.types import DecisionKind
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def step(
         return state, ((silent,) if isinstance(fact, Examine | RanksSeen) else ())
     match fact:
         case RanksStandStill():
-            return state, (Send(RanksStill(agent, generation)),)
+            return state, (Send(RanksStalled(agent, generation)),)
         case Examine():
             return state, (LookAtRanks(generation),)
         case RanksSeen(_, reports):

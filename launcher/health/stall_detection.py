@@ -56,7 +56,7 @@ class Stillness:
     """Of one process of a rank, as its agent has watched it."""
 
     pid: int
-    still_s: float = 0.0
+    stalled_s: float = 0.0
     stopped: bool = False
     longest_step_s: float = 0.0
 
@@ -80,13 +80,13 @@ def _seen(before: Stillness | None, view: RankView, passed_s: float) -> Stillnes
     stopped = view.process.alive and view.process.state in HELD
     if before is None or (before.pid != view.pid and view.process.alive):
         return Stillness(view.pid, stopped=stopped)
-    still_s = before.still_s + passed_s
+    stalled_s = before.stalled_s + passed_s
     if view.known and view.process.alive:
-        still_s = min(still_s, view.quiet_s)
+        stalled_s = min(stalled_s, view.quiet_s)
     if before.stopped and not stopped:
-        still_s = 0.0
+        stalled_s = 0.0
     longest = max(before.longest_step_s, view.last_step_s)
-    return replace(before, still_s=still_s, stopped=stopped, longest_step_s=longest)
+    return replace(before, stalled_s=stalled_s, stopped=stopped, longest_step_s=longest)
 
 
 def limit_s(view: RankView, seen: Stillness, budgets: Budgets) -> float | None:
@@ -147,15 +147,15 @@ def is_overdue(told: Iterable[RankReport]) -> bool:
 
 
 def _report(view: RankView, seen: Stillness, budgets: Budgets) -> RankReport:
-    limit, still_s = limit_s(view, seen, budgets), seen.still_s
+    limit, stalled_s = limit_s(view, seen, budgets), seen.stalled_s
     if view.section is not None and view.section.timeout_s is not None and not seen.stopped:
-        still_s = (
+        stalled_s = (
             view.section.since_s
         )  # a section with a timeout says how long it takes, not how long it is quiet
     return RankReport(
         rank=view.rank,
         known=view.known,
-        still_s=still_s,
+        stalled_s=stalled_s,
         limit_s=limit,
         phase=view.phase,
         phase_s=view.phase_s,

@@ -128,7 +128,7 @@ def _beside_the_reason(waits: Waits, due: Sequence[RankReport]) -> dict[int, Ran
 
 def _patience(reports: Sequence[RankReport]) -> Patience:
     """Until the first of them is overdue."""
-    lefts = [s.limit_s - s.still_s for s in reports if s.limit_s is not None]
+    lefts = [s.limit_s - s.stalled_s for s in reports if s.limit_s is not None]
     return Patience(max(SHORTEST_PATIENCE_S, min([*lefts, LONGEST_PATIENCE_S])))
 
 

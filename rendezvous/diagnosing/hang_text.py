@@ -60,10 +60,10 @@ def doing(report: RankReport) -> str:
     if not report.alive:
         return "has ended"
     if not report.known:
-        return f"has not begun to train after {seconds(report.still_s)} ({state(report)})"
+        return f"has not begun to train after {seconds(report.stalled_s)} ({state(report)})"
     if report.is_stopped:
-        return f"is {state(report)} for {seconds(report.still_s)}, {place(report)}"
-    return f"stands still for {seconds(report.still_s)} {place(report)} ({state(report)})"
+        return f"is {state(report)} for {seconds(report.stalled_s)}, {place(report)}"
+    return f"stands still for {seconds(report.stalled_s)} {place(report)} ({state(report)})"
 
 
 def call(said: Collective, whole_world: bool = True) -> str:

@@ -131,7 +131,7 @@ STRAGGLER_POLICY_REPORT: StragglerPolicy
 STRAGGLER_POLICY_EXCLUDE: StragglerPolicy
 
 class AgentMessage(_message.Message):
-    __slots__ = ("join", "heartbeat", "leave", "store_opened", "rank_failed", "ranks_finished", "agent_stopped", "checkpoint_taken", "ranks_still", "examined", "phase_times", "node_health")
+    __slots__ = ("join", "heartbeat", "leave", "store_opened", "rank_failed", "ranks_finished", "agent_stopped", "checkpoint_taken", "ranks_stalled", "examined", "phase_times", "node_health")
     JOIN_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     LEAVE_FIELD_NUMBER: _ClassVar[int]
@@ -140,7 +140,7 @@ class AgentMessage(_message.Message):
     RANKS_FINISHED_FIELD_NUMBER: _ClassVar[int]
     AGENT_STOPPED_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_TAKEN_FIELD_NUMBER: _ClassVar[int]
-    RANKS_STILL_FIELD_NUMBER: _ClassVar[int]
+    RANKS_STALLED_FIELD_NUMBER: _ClassVar[int]
     EXAMINED_FIELD_NUMBER: _ClassVar[int]
     PHASE_TIMES_FIELD_NUMBER: _ClassVar[int]
     NODE_HEALTH_FIELD_NUMBER: _ClassVar[int]
@@ -152,11 +152,11 @@ class AgentMessage(_message.Message):
     ranks_finished: RanksFinished
     agent_stopped: AgentStopped
     checkpoint_taken: CheckpointTaken
-    ranks_still: RanksStill
+    ranks_stalled: RanksStalled
     examined: Examined
     phase_times: PhaseTimesReported
     node_health: NodeHealth
-    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., store_opened: _Optional[_Union[StoreOpened, _Mapping]] = ..., rank_failed: _Optional[_Union[RankFailed, _Mapping]] = ..., ranks_finished: _Optional[_Union[RanksFinished, _Mapping]] = ..., agent_stopped: _Optional[_Union[AgentStopped, _Mapping]] = ..., checkpoint_taken: _Optional[_Union[CheckpointTaken, _Mapping]] = ..., ranks_still: _Optional[_Union[RanksStill, _Mapping]] = ..., examined: _Optional[_Union[Examined, _Mapping]] = ..., phase_times: _Optional[_Union[PhaseTimesReported, _Mapping]] = ..., node_health: _Optional[_Union[NodeHealth, _Mapping]] = ...) -> None: ...
+    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., store_opened: _Optional[_Union[StoreOpened, _Mapping]] = ..., rank_failed: _Optional[_Union[RankFailed, _Mapping]] = ..., ranks_finished: _Optional[_Union[RanksFinished, _Mapping]] = ..., agent_stopped: _Optional[_Union[AgentStopped, _Mapping]] = ..., checkpoint_taken: _Optional[_Union[CheckpointTaken, _Mapping]] = ..., ranks_stalled: _Optional[_Union[RanksStalled, _Mapping]] = ..., examined: _Optional[_Union[Examined, _Mapping]] = ..., phase_times: _Optional[_Union[PhaseTimesReported, _Mapping]] = ..., node_health: _Optional[_Union[NodeHealth, _Mapping]] = ...) -> None: ...
 
 class ServiceMessage(_message.Message):
     __slots__ = ("waiting", "refused", "assigned", "store_at", "stop", "ended", "redirect", "checkpoint", "examine", "accused", "notice")
@@ -252,7 +252,7 @@ class CheckpointTaken(_message.Message):
     generation: int
     def __init__(self, generation: _Optional[int] = ...) -> None: ...
 
-class RanksStill(_message.Message):
+class RanksStalled(_message.Message):
     __slots__ = ("generation",)
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     generation: int
@@ -565,10 +565,10 @@ class Assignment(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., node_rank: _Optional[int] = ..., n_nodes: _Optional[int] = ..., rank_offset: _Optional[int] = ..., nproc: _Optional[int] = ..., world_size: _Optional[int] = ..., role: _Optional[str] = ..., role_rank_offset: _Optional[int] = ..., role_world_size: _Optional[int] = ..., restart_count: _Optional[int] = ..., max_restarts: _Optional[int] = ..., store_host: _Optional[str] = ..., store_node: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class RankReport(_message.Message):
-    __slots__ = ("rank", "known", "still_s", "limit_s", "phase", "phase_s", "step", "section", "message", "calls", "groups", "alive", "process", "busy", "wchan", "recorded", "recorder")
+    __slots__ = ("rank", "known", "stalled_s", "limit_s", "phase", "phase_s", "step", "section", "message", "calls", "groups", "alive", "process", "busy", "wchan", "recorded", "recorder")
     RANK_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
-    STILL_S_FIELD_NUMBER: _ClassVar[int]
+    STALLED_S_FIELD_NUMBER: _ClassVar[int]
     LIMIT_S_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     PHASE_S_FIELD_NUMBER: _ClassVar[int]
@@ -585,7 +585,7 @@ class RankReport(_message.Message):
     RECORDER_FIELD_NUMBER: _ClassVar[int]
     rank: int
     known: bool
-    still_s: float
+    stalled_s: float
     limit_s: float
     phase: RankPhase
     phase_s: float
@@ -600,7 +600,7 @@ class RankReport(_message.Message):
     wchan: str
     recorded: _containers.RepeatedCompositeFieldContainer[Collective]
     recorder: _containers.RepeatedCompositeFieldContainer[GroupView]
-    def __init__(self, rank: _Optional[int] = ..., known: _Optional[bool] = ..., still_s: _Optional[float] = ..., limit_s: _Optional[float] = ..., phase: _Optional[_Union[RankPhase, str]] = ..., phase_s: _Optional[float] = ..., step: _Optional[int] = ..., section: _Optional[str] = ..., message: _Optional[str] = ..., calls: _Optional[_Iterable[_Union[Collective, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[GroupView, _Mapping]]] = ..., alive: _Optional[bool] = ..., process: _Optional[str] = ..., busy: _Optional[bool] = ..., wchan: _Optional[str] = ..., recorded: _Optional[_Iterable[_Union[Collective, _Mapping]]] = ..., recorder: _Optional[_Iterable[_Union[GroupView, _Mapping]]] = ...) -> None: ...
+    def __init__(self, rank: _Optional[int] = ..., known: _Optional[bool] = ..., stalled_s: _Optional[float] = ..., limit_s: _Optional[float] = ..., phase: _Optional[_Union[RankPhase, str]] = ..., phase_s: _Optional[float] = ..., step: _Optional[int] = ..., section: _Optional[str] = ..., message: _Optional[str] = ..., calls: _Optional[_Iterable[_Union[Collective, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[GroupView, _Mapping]]] = ..., alive: _Optional[bool] = ..., process: _Optional[str] = ..., busy: _Optional[bool] = ..., wchan: _Optional[str] = ..., recorded: _Optional[_Iterable[_Union[Collective, _Mapping]]] = ..., recorder: _Optional[_Iterable[_Union[GroupView, _Mapping]]] = ...) -> None: ...
 
 class Collective(_message.Message):
     __slots__ = ("number", "group", "seq", "op", "dtype", "numel", "shape", "peer", "is_async", "entered_s", "finished_s")

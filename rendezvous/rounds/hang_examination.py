@@ -2,7 +2,7 @@
 
 Theory of operation
 -------------------
-    RanksStill --> ASKING: `Examine` to every agent of the world --all have answered, or 2 s are over--> diagnose
+    RanksStalled --> ASKING: `Examine` to every agent of the world --all have answered, or 2 s are over--> diagnose
        nobody is overdue any more       closed
        all is in order, for now         PATIENCE, and ask again when the one that is waited for would be overdue
        not certain, and an agent silent ask again: it may be on its way back, and if not, its lease will tell
@@ -39,7 +39,7 @@ STACKS_WITHIN_S = 5.0  # the agent itself takes 2 s at most
 _HINT = "docs/hangs.md says what each verdict means; --hang-timeout sets the limits"
 
 
-def ranks_still(state: JobState, member: Member, now: float) -> Result:
+def ranks_stalled(state: JobState, member: Member, now: float) -> Result:
     """`member` is in the present world."""
     asked = state.examination
     if state.phase is not Phase.RUNNING:
@@ -117,7 +117,7 @@ def _cause(state: JobState, finding: Finding, rank: int, reason: str, report: Ra
         exit_code=TIMED_OUT_EXIT_CODE,
         traceback="\n".join(finding.evidence),
         step=report.step if report is not None and report.known else None,
-        ran_s=report.still_s if report is not None else 0.0,  # its agent knows better
+        ran_s=report.stalled_s if report is not None else 0.0,  # its agent knows better
         hint=_HINT,
         uncertain=not finding.certain,
     )

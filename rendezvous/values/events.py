@@ -95,7 +95,7 @@ class CheckpointTaken:
 
 
 @dataclass(frozen=True, slots=True)
-class RanksStill:
+class RanksStalled:
     """Some ranks of this node show no sign of life for longer than is in order. Said again while that lasts."""
 
     agent: AgentId
@@ -184,7 +184,7 @@ FromAgent = (
     | RanksFinished
     | AgentStopped
     | CheckpointTaken
-    | RanksStill
+    | RanksStalled
     | Examined
     | PhaseTimesReported
     | NodeHealth

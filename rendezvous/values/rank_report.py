@@ -1,6 +1,6 @@
 """What one agent tells of one rank when the service asks why ranks stand still. As small as the judgement allows.
 
-`still_s` is how long its agent has seen no sign of life, `limit_s` how long that is in order in what it does: the
+`stalled_s` is how long its agent has seen no sign of life, `limit_s` how long that is in order in what it does: the
 agent knows the budgets, the service only compares. Durations are seconds before the moment of the look.
 """
 
@@ -19,7 +19,7 @@ GROUPS_TOLD = 8
 class RankReport:
     rank: int
     known: bool = True  # it has written its page at least once
-    still_s: float = 0.0
+    stalled_s: float = 0.0
     limit_s: float | None = None  # None: there is none
     phase: RankPhase = RankPhase.STARTING
     phase_s: float = 0.0
@@ -39,7 +39,7 @@ class RankReport:
 
     @property
     def is_overdue(self) -> bool:
-        return self.limit_s is not None and self.still_s >= self.limit_s
+        return self.limit_s is not None and self.stalled_s >= self.limit_s
 
     @property
     def is_stopped(self) -> bool:

@@ -152,7 +152,7 @@ def test_ranks_whose_agent_is_silent_are_suspected_only() -> None:
 
 def test_what_has_left_the_table_of_groups_is_not_held_against_anybody() -> None:
     full = tuple(GroupView(f"g{i}", 4, "0-3", 1, 1) for i in range(8))
-    lost_count = replace(absent(1, 4, 11), groups=full, still_s=0.1)
+    lost_count = replace(absent(1, 4, 11), groups=full, stalled_s=0.1)
     reports = {0: waiting(0, 4, 12), 1: lost_count, 2: waiting(2, 4, 12), 3: waiting(3, 4, 12)}
     finding = diagnose(reports, 4)
     assert not isinstance(finding, Finding) or not finding.certain
@@ -339,7 +339,7 @@ def test_a_rank_in_a_debugger_is_left_alone() -> None:
 
 
 def test_nobody_is_overdue_and_nothing_is_said() -> None:
-    reports = {rank: replace(waiting(rank, 3, 9), still_s=1.0) for rank in range(3)}
+    reports = {rank: replace(waiting(rank, 3, 9), stalled_s=1.0) for rank in range(3)}
     assert diagnose(reports, 3) is None
     assert diagnose({}, 3) is None
 

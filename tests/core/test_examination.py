@@ -9,7 +9,7 @@ from test_diagnosis import absent, waiting
 
 from rendezvous.rounds.hang_examination import ANSWER_WITHIN_S, ASK_AGAIN_S, STACKS_WITHIN_S, TIMES_ASKED
 from rendezvous.rounds.snapshot import decode_state, encode_state
-from rendezvous.values.events import Accused, Examine, Examined, RankFailed, RanksStill, Stop
+from rendezvous.values.events import Accused, Examine, Examined, RankFailed, RanksStalled, Stop
 from rendezvous.values.rank_view import RankPhase
 from rendezvous.values.state import JobState, Phase, Stage
 from rendezvous.values.types import DecisionKind, FailureClass, PolicyAction, PolicyRule
@@ -22,7 +22,7 @@ def two_nodes(**how: object) -> Story:
 
 
 def still(story: Story, node: str = "a") -> Story:
-    return story.happens(RanksStill(agent(node), story.state.generation))
+    return story.happens(RanksStalled(agent(node), story.state.generation))
 
 
 def tell(story: Story, node: str, *reports: object, generation: int = 1) -> Story:
@@ -118,15 +118,15 @@ def test_a_rank_within_its_budget_is_waited_for_and_then_asked_again() -> None:
 def test_what_turns_out_to_be_in_order_is_forgotten() -> None:
     story = still(two_nodes())
     for node in REPORTS:
-        tell(story, node, *(replace(report, still_s=0.0) for report in REPORTS[node]))
+        tell(story, node, *(replace(report, stalled_s=0.0) for report in REPORTS[node]))
     assert (story.state.examination, story.state.timers.examine_at) == (None, None)
     assert still(story).told("b") == [Examine(1)]
 
 
 def test_words_of_another_generation_or_rank_change_nothing() -> None:
     story = two_nodes()
-    assert story.happens(RanksStill(agent("a"), 7)).effects == ()
-    assert story.happens(RanksStill(agent("a", life=9), 1)).effects == ()
+    assert story.happens(RanksStalled(agent("a"), 7)).effects == ()
+    assert story.happens(RanksStalled(agent("a", life=9), 1)).effects == ()
     still(story)
     before = story.state
     assert tell(story, "a", generation=7).state is before

@@ -31,7 +31,7 @@ from rendezvous.values.events import (
     Examine,
     Examined,
     RankFailed,
-    RanksStill,
+    RanksStalled,
     Stop,
 )
 from rendezvous.values.rank_report import RankReport
@@ -48,7 +48,7 @@ REPORTS = (RankReport(0), RankReport(1))
 @pytest.mark.parametrize(
     ("fact", "done"),
     [
-        (RanksStandStill(1), Send(RanksStill(AGENT, 1))),
+        (RanksStandStill(1), Send(RanksStalled(AGENT, 1))),
         (Examine(1), LookAtRanks(1)),
         (RanksSeen(1, REPORTS), Send(Examined(AGENT, 1, REPORTS))),
         (Accused(1, CAUSE), TakeStacks(1, CAUSE)),

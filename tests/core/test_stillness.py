@@ -39,28 +39,28 @@ def after(seconds: float, view: RankView = VIEW, budgets: Budgets = THREE) -> Ra
 
 
 def test_time_without_a_sign_adds_up_and_any_sign_ends_it() -> None:
-    assert after(2.7).still_s == pytest.approx(2.7)
+    assert after(2.7).stalled_s == pytest.approx(2.7)
     assert not after(2.7).is_overdue
     assert is_overdue([after(3.3)])
     late = watched(*((i * 0.3, VIEW) for i in range(12)), (3.6, replace(VIEW, quiet_s=0.05)))
-    assert late.still_s == pytest.approx(0.05)
+    assert late.stalled_s == pytest.approx(0.05)
 
 
 def test_time_in_which_nobody_looked_does_not_count() -> None:
     """A suspended machine, an agent that was stopped."""
     report = watched((0.0, VIEW), (0.3, VIEW), (900.0, VIEW))
-    assert report.still_s == pytest.approx(0.3 + 3 * THREE.period_s)
+    assert report.stalled_s == pytest.approx(0.3 + 3 * THREE.period_s)
 
 
 def test_one_that_goes_on_after_a_stop_begins_anew() -> None:
     stopped = replace(VIEW, process=ProcessView(True, "T", cpu_moved=False))
     looks = [(i * 0.3, stopped) for i in range(20)]
     assert watched(*looks).is_overdue
-    assert watched(*looks, (6.0, VIEW)).still_s == 0.0
+    assert watched(*looks, (6.0, VIEW)).stalled_s == 0.0
 
 
 def test_another_process_begins_anew() -> None:
-    assert watched(*((i * 0.3, VIEW) for i in range(20)), (6.0, replace(VIEW, pid=18))).still_s == 0.0
+    assert watched(*((i * 0.3, VIEW) for i in range(20)), (6.0, replace(VIEW, pid=18))).stalled_s == 0.0
 
 
 def test_a_rank_that_never_wrote_is_no_reason_to_ask() -> None:

@@ -38,7 +38,7 @@ from rendezvous.values.events import (
     PhaseTimesReported,
     RankFailed,
     RanksFinished,
-    RanksStill,
+    RanksStalled,
     Refused,
     SetDeadline,
     Stop,
@@ -184,7 +184,7 @@ _PLACE = Assignment(1, 0, 2, 0, 1, 2, "default", 0, 2, 0, 3, "127.0.0.1")
 _SIGHT = RankReport(
     1,
     phase=RankPhase.COMMUNICATE,
-    still_s=99.0,
+    stalled_s=99.0,
     limit_s=9.0,
     calls=(Collective(1, "0", 1, "all_reduce"),),
     groups=(GroupView("0", 2, "0-1", 1, 0),),
@@ -206,8 +206,8 @@ _SAID = (
     RanksFinished(_A, 1),
     AgentStopped(_A, 1),
     CheckpointTaken(_A, 1),
-    RanksStill(_A, 1),
-    Examined(_A, 1, (_SIGHT, replace(_SIGHT, rank=0, still_s=0.0))),
+    RanksStalled(_A, 1),
+    Examined(_A, 1, (_SIGHT, replace(_SIGHT, rank=0, stalled_s=0.0))),
     PhaseTimesReported(_A, 1, (PhaseTimes(0, 10, 1.0, 2.0), PhaseTimes(1, 10, 9.0, 2.0))),
     NodeHealth(_A, "a GPU is hot", ("a GPU is hot",)),
 )
@@ -237,7 +237,13 @@ _BEGUN = (
 _LIVES = (
     (*_BEGUN, (0, RanksFinished(_A, 1)), (1, RanksFinished(_B, 1))),
     (*_BEGUN, (0, RankFailed(_A, 1, _CAUSE)), (0, AgentStopped(_A, 1)), (1, AgentStopped(_B, 1))),
-    (*_BEGUN, (0x20, RanksStill(_A, 1)), (0, _SAID[10]), (1, replace(_SAID[10], agent=_B)), (0xF4, _SAID[2])),
+    (
+        *_BEGUN,
+        (0x20, RanksStalled(_A, 1)),
+        (0, _SAID[10]),
+        (1, replace(_SAID[10], agent=_B)),
+        (0xF4, _SAID[2]),
+    ),
     (*_BEGUN, (0, _SAID[11]), (1, replace(_SAID[11], agent=_B)), (0, NodeHealth(_A, "hot", ("hot",)))),
     (*_BEGUN, (2, replace(_TWO, agent=AGENTS[2])), (1, AgentLeft(_B, "drained")), (0xF4, _SAID[2])),
     ((0, _SAID[1]), (1, replace(_SAID[1], agent=_B)), (0xF4, _SAID[2])),

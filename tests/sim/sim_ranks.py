@@ -169,7 +169,7 @@ class Ranks:
         first = self.assignment.rank_offset
         phase = RankPhase.DATA if self.stuck == self.generation else RankPhase.BACKWARD
         return tuple(
-            RankReport(first + local_rank, still_s=9.0, limit_s=3.0, phase=phase, process="S")
+            RankReport(first + local_rank, stalled_s=9.0, limit_s=3.0, phase=phase, process="S")
             for local_rank in sorted(self.live)
         )
 
