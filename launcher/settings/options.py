@@ -44,7 +44,7 @@ _NODES = (
         "N",
         None,
         values.count,
-        "node rank of this node (default: nodes are ordered by scheduler index, then topology label, then host name)",
+        "node rank of this node (default: nodes are ordered by scheduler index, then host name)",
     ),
     _torch(
         "--role",

@@ -475,14 +475,13 @@ class PhaseTimes(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., steps: _Optional[int] = ..., data_s: _Optional[float] = ..., forward_s: _Optional[float] = ..., backward_s: _Optional[float] = ..., optimizer_s: _Optional[float] = ..., idle_s: _Optional[float] = ..., waiting_s: _Optional[float] = ...) -> None: ...
 
 class NodeFacts(_message.Message):
-    __slots__ = ("host", "address", "nproc", "role", "node_rank", "scheduler_index", "topology", "healthy", "health_note", "versions")
+    __slots__ = ("host", "address", "nproc", "role", "node_rank", "scheduler_index", "healthy", "health_note", "versions")
     HOST_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     NPROC_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     NODE_RANK_FIELD_NUMBER: _ClassVar[int]
     SCHEDULER_INDEX_FIELD_NUMBER: _ClassVar[int]
-    TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
     HEALTHY_FIELD_NUMBER: _ClassVar[int]
     HEALTH_NOTE_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
@@ -492,11 +491,10 @@ class NodeFacts(_message.Message):
     role: str
     node_rank: int
     scheduler_index: int
-    topology: str
     healthy: bool
     health_note: str
     versions: str
-    def __init__(self, host: _Optional[str] = ..., address: _Optional[str] = ..., nproc: _Optional[int] = ..., role: _Optional[str] = ..., node_rank: _Optional[int] = ..., scheduler_index: _Optional[int] = ..., topology: _Optional[str] = ..., healthy: _Optional[bool] = ..., health_note: _Optional[str] = ..., versions: _Optional[str] = ...) -> None: ...
+    def __init__(self, host: _Optional[str] = ..., address: _Optional[str] = ..., nproc: _Optional[int] = ..., role: _Optional[str] = ..., node_rank: _Optional[int] = ..., scheduler_index: _Optional[int] = ..., healthy: _Optional[bool] = ..., health_note: _Optional[str] = ..., versions: _Optional[str] = ...) -> None: ...
 
 class Cause(_message.Message):
     __slots__ = ("node", "rank", "local_rank", "failure", "reason", "exit_code", "signal", "traceback", "step", "ran_s", "at", "log", "hint", "uncertain", "place")
@@ -653,16 +651,18 @@ class StoreAddress(_message.Message):
     def __init__(self, host: _Optional[str] = ..., port: _Optional[int] = ..., kept: _Optional[bool] = ...) -> None: ...
 
 class Decision(_message.Message):
-    __slots__ = ("kind", "reason", "generation", "cause")
+    __slots__ = ("kind", "reason", "generation", "cause", "nodes")
     KIND_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     CAUSE_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
     kind: DecisionKind
     reason: str
     generation: int
     cause: Cause
-    def __init__(self, kind: _Optional[_Union[DecisionKind, str]] = ..., reason: _Optional[str] = ..., generation: _Optional[int] = ..., cause: _Optional[_Union[Cause, _Mapping]] = ...) -> None: ...
+    nodes: int
+    def __init__(self, kind: _Optional[_Union[DecisionKind, str]] = ..., reason: _Optional[str] = ..., generation: _Optional[int] = ..., cause: _Optional[_Union[Cause, _Mapping]] = ..., nodes: _Optional[int] = ...) -> None: ...
 
 class Outcome(_message.Message):
     __slots__ = ("succeeded", "reason", "exit_code", "first_cause", "causes", "restarts", "decisions")

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from rendezvous.values.types import AgentId, Assignment, JobSpec, NodeFacts
 
 JOB_ID_CHARS = 128
+_NAME_CHARS = 256  # of nodes and incarnations
 _NODES = 100_000
 _RANKS_PER_NODE = 4096
 _YEAR_S = 366 * 86_400.0
@@ -18,12 +19,12 @@ _GENERATIONS = 1_000_000_000
 def objection(agent: AgentId, spec: JobSpec, facts: NodeFacts) -> str:
     """Why this join cannot be taken seriously; empty: it can."""
     names = (
-        (spec.job_id, "the job id"),
-        (agent.node, "the node name"),
-        (agent.incarnation, "the incarnation"),
+        (spec.job_id, "the job id", JOB_ID_CHARS),
+        (agent.node, "the node name", _NAME_CHARS),
+        (agent.incarnation, "the incarnation", _NAME_CHARS),
     )
-    for name, what in names:
-        if words := _name_objection(name, what):
+    for name, what, max_chars in names:
+        if words := _name_objection(name, what, max_chars):
             return words
     if not 1 <= spec.min_nodes <= spec.max_nodes <= _NODES:
         return f"--nnodes {spec.min_nodes}:{spec.max_nodes} is not within 1:{_NODES}"
@@ -43,8 +44,8 @@ def memory_objection(generation: int, running: Assignment | None) -> str:
     return ""
 
 
-def _name_objection(name: str, what: str) -> str:
-    if not 0 < len(name) <= JOB_ID_CHARS * 2 or (what == "the job id" and len(name) > JOB_ID_CHARS):
+def _name_objection(name: str, what: str, max_chars: int) -> str:
+    if not 0 < len(name) <= max_chars:
         return f"{what} has {len(name)} characters"
     if not name.isprintable():
         return f"{what} {name!r} has characters that cannot be printed"

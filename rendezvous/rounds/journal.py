@@ -91,9 +91,7 @@ def _how_lost(node: str, after: JobState) -> str:
     """By a deadline: that of its lease, or of what it had to do."""
     lost = (c for c in after.causes.values() if c.node == node and c.failure is FailureClass.NODE_LOST)
     cause = next(lost, None)
-    return (
-        f"{node} was lost: nothing was heard from it" if cause is None else cause.reason.removeprefix("node ")
-    )
+    return f"node {node} was lost: nothing was heard from it" if cause is None else cause.reason
 
 
 def _same(before: JobState, after: JobState, node: str) -> bool:

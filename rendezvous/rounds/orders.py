@@ -24,8 +24,9 @@ def drain(state: JobState, node: str, reason: str, now: float) -> Result:
     member = state.members.get(node)
     state = replace(state, excluded=state.excluded.plus(node, exclusion))
     if is_live(state) and member is not None and member.node_rank is not None:
-        kind, how = course(state)
-        return order_stop(state, Decision(kind, f"{node} is drained: {reason}; {how}", state.generation), now)
+        plan = course(state)
+        words = f"{node} is drained: {reason}; {plan.words}"
+        return order_stop(state, plan.decision(words, state.generation), now)
     return _looked_at_anew(state, now)
 
 
@@ -71,6 +72,6 @@ def resize(state: JobState, min_nodes: int, max_nodes: int, now: float) -> Resul
 def restart(state: JobState, reason: str, now: float) -> Result:
     if not is_live(state):
         return state, ()
-    kind, how = course(state)
-    words = f"ordered by an operator: {reason}; {how}"
-    return order_stop(state, Decision(kind, words, state.generation), now)
+    plan = course(state)
+    words = f"ordered by an operator: {reason}; {plan.words}"
+    return order_stop(state, plan.decision(words, state.generation), now)

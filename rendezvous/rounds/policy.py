@@ -69,7 +69,7 @@ def in_words(cause: Cause) -> str:
 def how_it_ended(outcome: Outcome) -> str:
     """For whoever sees no more of the outcome than these words: what failed, and why that was the end."""
     first = outcome.first_cause
-    if first is None or first.reason in outcome.reason:
+    if first is None:
         return outcome.reason
     return f"{in_words(first)}; {outcome.reason}"
 
@@ -93,11 +93,11 @@ def judge(state: JobState, cause: Cause, now: float) -> Verdict:
     if spent := _budget_spent(spec.budget, state, now):
         return _verdict(state, DecisionKind.FAIL, spent, cause)
     exclude, exclude_reason = _sits_out(state, cause, action)
-    kind, how = course(state, without=exclude)
+    plan = course(state, without=exclude)
     used = f"restart {charged_in_window(state, now) + 1}{_of(spec.budget)}"
     without = f"{exclude} sits out: {exclude_reason}; " if exclude else ""
-    reason = f"{in_words(cause)}; {without}{how} ({used})"
-    return Verdict(Decision(kind, reason, state.generation, cause), exclude, exclude_reason)
+    reason = f"{in_words(cause)}; {without}{plan.words} ({used})"
+    return Verdict(plan.decision(reason, state.generation, cause), exclude, exclude_reason)
 
 
 def judge_again(state: JobState, first: Cause, now: float) -> Verdict | None:
@@ -116,18 +116,16 @@ def judge_again(state: JobState, first: Cause, now: float) -> Verdict | None:
     if loop := _loop_in_words(spec, next_streak(state, first)):
         return _verdict(state, DecisionKind.FAIL, loop, first)
     exclude, exclude_reason = _sits_out(state, first, action)
-    kind, how = course(state, without=exclude)
+    plan = course(state, without=exclude)
     if exclude is None:
         told = state.decision
-        if told is None or (first == told.cause and how in told.reason):
+        if told is None or (first, plan.kind, plan.nodes) == (told.cause, told.kind, told.nodes):
             return None
         used = f"restart {charged_in_window(state, now)}{_of(spec.budget)}"
-        return _verdict(state, kind, f"{in_words(first)}; {how} ({used})", first)
-    return Verdict(
-        Decision(kind, f"{exclude} sits out: {exclude_reason}; {how}", state.generation, first),
-        exclude,
-        exclude_reason,
-    )
+        reason = f"{in_words(first)}; {plan.words} ({used})"
+        return Verdict(plan.decision(reason, state.generation, first))
+    reason = f"{exclude} sits out: {exclude_reason}; {plan.words}"
+    return Verdict(plan.decision(reason, state.generation, first), exclude, exclude_reason)
 
 
 def _verdict(state: JobState, kind: DecisionKind, reason: str, cause: Cause) -> Verdict:
@@ -207,7 +205,7 @@ def _sits_out(state: JobState, cause: Cause, action: PolicyAction) -> tuple[str 
         return node, f"the failure policy excludes a node on {cause.failure}"
     failed = state.node_failures.get(node, 0) + (1 if speaks_against_node(cause) else 0)
     limit = state.spec.node_failure_limit
-    if 0 < limit <= failed and course(state, without=node)[0] is not DecisionKind.WAIT:
+    if 0 < limit <= failed and course(state, without=node).kind is not DecisionKind.WAIT:
         return node, f"{failed} failures of this job were its own"
     return None, ""
 
@@ -216,8 +214,20 @@ def speaks_against_node(cause: Cause) -> bool:
     return cause.failure in _NODE_FAULTS and not cause.uncertain
 
 
-def course(state: JobState, without: str | None = None) -> tuple[DecisionKind, str]:
-    """How a restart would go on with the members there are."""
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How the job continues after a stop. `nodes`: see `Decision.nodes`."""
+
+    kind: DecisionKind
+    nodes: int
+    words: str
+
+    def decision(self, reason: str, generation: int, cause: Cause | None = None) -> Decision:
+        return Decision(self.kind, reason, generation, cause, self.nodes)
+
+
+def course(state: JobState, without: str | None = None) -> Plan:
+    """Plan a restart with the present members."""
     before = world_nodes(state)
     stay, spare = 0, 0
     for node, member in state.members.items():
@@ -227,17 +237,22 @@ def course(state: JobState, without: str | None = None) -> tuple[DecisionKind, s
     returned = min(spare, _came_back(state, without))
     stay, spare = stay + returned, spare - returned
     if stay > state.max_nodes:
-        return DecisionKind.SHRINK, f"going on with {state.max_nodes} of {before} nodes"
+        return Plan(
+            DecisionKind.SHRINK, state.max_nodes, f"going on with {state.max_nodes} of {before} nodes"
+        )
     missing = max(0, min(before, state.max_nodes) - stay)
     if missing == 0:
-        return DecisionKind.RESTART, "restarting with the same nodes"
+        return Plan(DecisionKind.RESTART, 0, "restarting with the same nodes")
     if spare >= missing:
-        return DecisionKind.RESTART_WITH_SPARE, f"restarting with {_count(missing, 'spare node')}"
+        words = f"restarting with {_count(missing, 'spare node')}"
+        return Plan(DecisionKind.RESTART_WITH_SPARE, missing, words)
     if stay + spare >= state.min_nodes:
         patience_s = state.spec.shrink_after_s if state.spec is not None else 0.0
         unless = f" unless a replacement comes within {patience_s:g} s" if patience_s else ""
-        return DecisionKind.SHRINK, f"going on with {stay + spare} of {before} nodes{unless}"
-    return DecisionKind.WAIT, f"waiting for {_count(state.min_nodes - stay - spare, 'replacement node')}"
+        words = f"going on with {stay + spare} of {before} nodes{unless}"
+        return Plan(DecisionKind.SHRINK, stay + spare, words)
+    lacking = state.min_nodes - stay - spare
+    return Plan(DecisionKind.WAIT, lacking, f"waiting for {_count(lacking, 'replacement node')}")
 
 
 def _came_back(state: JobState, without: str | None) -> int:

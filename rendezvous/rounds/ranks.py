@@ -2,7 +2,7 @@
 
 A node that stays keeps its node rank. When the world shrinks, only the nodes whose rank no longer exists
 move, into the holes; everyone else stays. Free places go to newcomers: to the one who asked for that very
-rank with --node-rank, the rest in natural order (the scheduler's index, then the topology label, then the
+rank with --node-rank, the rest in natural order (the scheduler's index, then the
 host name read as people read it: node2 before node10).
 """
 
@@ -37,7 +37,6 @@ def natural_order(candidate: Candidate) -> tuple[object, ...]:
     return (
         index is None,
         index or 0,
-        natural_key(facts.topology),
         natural_key(facts.host),
         natural_key(agent.node),
         agent.node,

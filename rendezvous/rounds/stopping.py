@@ -167,10 +167,10 @@ def _world_broken(state: JobState, lost: Sequence[Member], reason: str, now: flo
     for cause in causes:
         state = _with_cause(state, cause)
     first = first_of(state, causes)
-    kind, how = course(state)
-    if left and kind in (DecisionKind.SHRINK, DecisionKind.RESTART_WITH_SPARE):
+    plan = course(state)
+    if left and plan.kind in (DecisionKind.SHRINK, DecisionKind.RESTART_WITH_SPARE):
         # An orderly goodbye that the job was told it can do without is no failure, and costs no restart.
-        return order_stop(state, Decision(kind, f"{first.reason}; {how}", state.generation), now)
+        return order_stop(state, plan.decision(f"{first.reason}; {plan.words}", state.generation), now)
     return _carry_out(state, judge(state, first, now), now)
 
 

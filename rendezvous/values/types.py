@@ -139,7 +139,6 @@ class NodeFacts:
     role: str = "default"
     node_rank: int | None = None  # explicit --node-rank
     scheduler_index: int | None = None  # SLURM_NODEID, JOB_COMPLETION_INDEX
-    topology: str = ""
     healthy: bool = True
     health_note: str = ""
     versions: str = ""  # "torch=2.13.0 python=3.11.7": what should be the same on all nodes
@@ -243,6 +242,8 @@ class Decision:
     reason: str
     generation: int  # the generation it was taken about
     cause: Cause | None = None
+    # RESTART_WITH_SPARE: the spares used. SHRINK: the nodes left. WAIT: the nodes missing. Otherwise, or unknown: 0.
+    nodes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

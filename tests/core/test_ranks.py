@@ -21,10 +21,8 @@ def test_host_names_are_read_as_people_read_them() -> None:
     assert natural_key("gpu-9-b") < natural_key("gpu-10-a")
 
 
-def test_topology_comes_before_the_name_and_the_schedulers_index_before_both() -> None:
-    assert order(node("a", topology="rack2"), node("b", topology="rack1")) == ["b", "a"]
-    indexed = (node("a", scheduler_index=1, topology="x"), node("b", scheduler_index=0, topology="y"))
-    assert order(*indexed) == ["b", "a"]
+def test_the_schedulers_index_comes_before_the_name() -> None:
+    assert order(node("a", scheduler_index=1), node("b", scheduler_index=0)) == ["b", "a"]
 
 
 def test_who_asks_for_a_node_rank_gets_that_very_one() -> None:

@@ -164,7 +164,7 @@ def test_who_is_given_up_for_what_it_did_not_do_hears_of_that() -> None:
     ended = "node a did not open the store within 2 s; no restarts were allowed (--max-restarts 0)"
     assert answer.reason == f"the job is over: {ended}"
     noted = [(line.kind, line.text) for line in lines(DeadlineReached(), state, after)]
-    assert ("lost", "a did not open the store within 2 s") in noted
+    assert ("lost", "node a did not open the store within 2 s") in noted
     assert ("ended", ended) in noted
 
 
