@@ -11,6 +11,8 @@ SCENARIOS = [
     *sorted((ROOT / "tests" / "lab").glob("test_*_scenarios.py")),
     ROOT / "tests/lab/test_random_faults.py",
 ]
+# What happens there is up to the kernel and the network, or to chance (tests/sim/test_sim.py).
+NOT_BY_RULES = {"test_a_slow_and_lossy_network", "test_a_network_of_ipv6_alone", "test_faults_in_a_row"}
 # Its rows take what matters to an operator out of many.
 ONE_COMMAND = [ROOT / "tests/lab/test_over_ssh.py", ROOT / "tests/shell/test_fleet.py"]
 
@@ -35,6 +37,17 @@ def test_every_row_has_its_scenario_and_every_scenario_its_row() -> None:
         re.findall(r"^def (test_\w+)", "".join(path.read_text() for path in ONE_COMMAND), re.MULTILINE)
     )
     assert due <= set(named) <= due | more
+
+
+def test_every_row_that_rules_decide_has_a_transcript() -> None:
+    texts = (path.read_text() for path in (ROOT / "tests" / "scenarios").glob("*.txt"))
+    told = {
+        name
+        for text in texts
+        for name in re.findall(r"^# docs/operations.md: (test_\w+)$", text, re.MULTILINE)
+    }
+    due = set().union(*(scenarios(path.read_text()) for path in SCENARIOS)) - NOT_BY_RULES
+    assert told == due
 
 
 def test_every_row_says_what_happens() -> None:

@@ -68,10 +68,12 @@ _FAREWELL_S = 1.0
 
 
 class SimAgent:
-    def __init__(self, world: SimWorld, node: str, life: int, spec: JobSpec, nproc: int) -> None:
+    def __init__(
+        self, world: SimWorld, node: str, life: int, spec: JobSpec, nproc: int, address: str
+    ) -> None:
         self.world, self.node = world, node
         self.id = AgentId(node, f"life-{life}")
-        self.facts = NodeFacts(node, f"{node}.lan", nproc)
+        self.facts = NodeFacts(node, address or f"{node}.lan", nproc)
         self.is_alive = True
         self.finish: Finish | None = None
         self.excuse = ""  # why it may end with another exit code than the job
@@ -196,7 +198,7 @@ class SimAgent:
 
     def _beat(self) -> None:
         self.world.monitor.still_cut_off(self)
-        if self._connection is not None:
+        if self.finish is None:
             self._write(AgentHeard(self.id))
         self.after(session.heartbeat_every_s(self.session), self._beat)
 
@@ -229,6 +231,7 @@ class SimAgent:
     # --- cut off from the service
 
     def _contact(self, held: bool) -> None:
+        self.world.monitor.contact(self, held)
         if held:
             self._isolation = None
         elif self._isolation is None:

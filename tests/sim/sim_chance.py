@@ -214,4 +214,4 @@ class Calm(Chance):
         return None
 
     def gets_on(self) -> bool:
-        return False
+        return True

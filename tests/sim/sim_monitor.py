@@ -27,6 +27,7 @@ from rendezvous.values.types import AgentId, Assignment, Cause, Decision, Decisi
 if TYPE_CHECKING:
     from sim_agent import SimAgent
     from sim_world import SimWorld
+    from transcript import Transcript
 
     from launcher.exchange import Action, Fact, Finish
     from launcher.supervised import Supervision
@@ -52,12 +53,16 @@ class Monitor:
         self._written = JobState()
         self._finishes: list[tuple[SimAgent, Finish]] = []
         self.steps = 0
+        self.state_was_lost = False  # then agents reap before they start what was sealed meanwhile
+        self.transcript: Transcript | None = None
 
     # --- the service
 
     def stepped(self, before: JobState, event: Event, turn: Turn) -> None:
         self.steps += 1
         after = turn.state
+        if self.transcript is not None:
+            self.transcript.service_stepped(self._world.clock.now, before, event, turn)
         self._stop_is_bounded(before)
         check_step(before, event, after, turn.effects)
         self._note_losses(before, after)
@@ -96,7 +101,7 @@ class Monitor:
     def written(self, state: JobState) -> None:
         before, self._written = self._written, state
         require(state.generation >= before.generation, "a written generation went back")
-        if state.world is not None and state.generation > before.generation:
+        if state.world is not None and state.generation > before.generation and not self.state_was_lost:
             self._all_reaped(state.world)
         same = state.generation == before.generation and state.world is not None
         require(not same or state.world == before.world, "two worlds were written for one generation")
@@ -110,7 +115,7 @@ class Monitor:
         """Nobody is told what is not written: a crash right now must not unsay it."""
         store = self._world.store.state
         match message:
-            case Assigned(a):
+            case Assigned(a) if not self.state_was_lost:  # else it may only confirm what an agent said
                 require(store.generation >= a.generation, f"{a.generation} was told and not written")
             case StoreAt(generation, address):
                 known = store.generation > generation or store.store == address
@@ -194,6 +199,9 @@ class Monitor:
     def agent_stepped(
         self, agent: SimAgent, before: Supervision, fact: Fact, actions: tuple[Action, ...]
     ) -> None:
+        if self.transcript is not None:
+            now = self._world.clock.now
+            self.transcript.agent_stepped(now, agent.node, before, fact, agent.state, actions)
         check_agent_step(before, fact, agent.state, actions)
         if isinstance(fact, Accused) and fact.generation == agent.ranks.generation:
             self.accused(agent, fact.cause)
@@ -212,6 +220,10 @@ class Monitor:
                 require(
                     ranks.running != generation, f"{agent.id} says that {generation} finished; its ranks run"
                 )
+
+    def contact(self, agent: SimAgent, held: bool) -> None:
+        if self.transcript is not None:
+            self.transcript.contact(self._world.clock.now, agent.node, held)
 
     def isolated(self, agent: SimAgent) -> None:
         """Only ranks that make no progress are stopped for isolation."""

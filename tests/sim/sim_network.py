@@ -69,8 +69,7 @@ class Network:
     def connect(self, agent: SimAgent, stream: OpenStream) -> Connection | None:
         """None: nothing comes of it, which the agent learns after a while."""
         if self.is_cut(agent.node):
-            failed = StreamFailed("no answer", silent=self.chance.falls_silent())
-            self._over(agent, None, failed, stream.connect_s)
+            self._await_route(agent, self.clock.now + stream.connect_s)
             return None
         host = self.world.host_at(stream.endpoint)
         if host is None:
@@ -84,6 +83,14 @@ class Network:
         connection = Connection(self, agent, host)
         host.accepted.append(connection)
         return connection
+
+    def _await_route(self, agent: SimAgent, until: float) -> None:
+        """A connection that is being made learns soon that its link is back."""
+        if self.is_cut(agent.node) and self.clock.now < until:
+            self.clock.after(0.5, lambda: self._await_route(agent, until))
+        else:
+            silent = self.chance.falls_silent()
+            self._over(agent, None, StreamFailed("no answer", silent=silent), self.chance.delay_s())
 
     def _over(
         self, agent: SimAgent, connection: Connection | None, how: StreamEnded | StreamFailed, after_s: float
@@ -134,8 +141,9 @@ class Connection:
             return
         self.open = False
         clock, chance, service = self.network.clock, self.network.chance, self.service
-        lost = StreamFailed("the stream was reset", silent=chance.falls_silent())
+        silent = self.network.is_cut(self.agent.node) or chance.falls_silent()
+        lost = StreamFailed("the stream was lost", silent=silent)
         clock.after(chance.agent_notices_s(), lambda: self.agent.stream_over(self, lost))
-        notices_s = chance.service_notices_s()
+        notices_s = None if self.network.is_cut(self.agent.node) else chance.service_notices_s()
         if service is not None and notices_s is not None:  # else only the lease tells
             clock.after(notices_s, lambda: service.connection_lost(self))

@@ -18,6 +18,7 @@ from launcher.exchange import (
     Swept,
     ZygoteReplaced,
 )
+from launcher.supervision import SIGKILL
 from rendezvous.values.rank_report import RankReport
 from rendezvous.values.rank_view import RankPhase
 from rendezvous.values.types import Assignment, Cause, FailureClass, StoreAddress
@@ -40,6 +41,7 @@ class Ranks:
         self.unreaped: int | None = None  # the generation of which something may be left
         self.stuck: int | None = None  # the generation in which they got stuck
         self.gets_on = True
+        self.is_deaf = False  # its ranks ignore SIGTERM
         self.idle_since = 0.0  # unless they get on
         self._zygote = 0  # its life; what an earlier one was to do is lost with it
         self._zygotes_lost = 0
@@ -80,7 +82,7 @@ class Ranks:
     def signal(self, signum: int, only: tuple[int, ...] | None) -> None:
         """A rank that is about to end is not hurried by another signal: it may be stuck in the kernel."""
         for local_rank in sorted((self.live if only is None else self.live & set(only)) - self._ending):
-            after_s = self._chance.ends_s(signum)
+            after_s = None if self.is_deaf and signum != SIGKILL else self._chance.ends_s(signum)
             if after_s is not None:
                 self._ending.add(local_rank)
                 self._in(after_s, partial(self._end_of_signal, self.generation, local_rank))

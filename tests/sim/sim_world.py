@@ -35,6 +35,7 @@ class SimWorld:
         self.chance, self.spec, self.endpoints = chance, spec, addresses
         self.isolation_timeout_s = 30.0
         self.healed_at: float | None = None
+        self.no_route: set[str] = set()  # nodes that do not reach the store of rank 0
         self.clock = Clock()
         self.network = Network(self)
         self.store = FakeStore()
@@ -64,7 +65,7 @@ class SimWorld:
         return self.endpoints[:2]
 
     def is_store_out_of_reach(self, agent: SimAgent, assignment: Assignment) -> bool:
-        return self.chance.store_is_out_of_reach()
+        return agent.node in self.no_route or self.chance.store_is_out_of_reach()
 
     def next_port(self) -> int:
         self._ports += 1
@@ -72,9 +73,9 @@ class SimWorld:
 
     # --- nodes and replicas
 
-    def boot(self, node: str, nproc: int) -> SimAgent:
+    def boot(self, node: str, nproc: int, address: str = "") -> SimAgent:
         self._lives[node] = self._lives.get(node, 0) + 1
-        agent = SimAgent(self, node, self._lives[node], self.spec, nproc)
+        agent = SimAgent(self, node, self._lives[node], self.spec, nproc, address)
         self.agents.append(agent)
         return agent
 

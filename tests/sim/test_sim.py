@@ -1,12 +1,14 @@
-"""Jobs under fire, one seed each. `make sim SEEDS=20000` for more, SEED=17 for the one that failed."""
+"""Jobs under fire, one seed each. `make sim SEEDS=20000` for more, SEED=17 (and -s) for the story of one."""
 
 from __future__ import annotations
 
 import os
+import sys
 import traceback
 
 import pytest
-from sim_world import simulate
+from sim_world import Job, simulate
+from transcript import Transcript
 
 _SEEDS = int(os.environ.get("SEEDS", "200"))
 _PARTS = 8
@@ -21,9 +23,15 @@ def test_invariants_hold_and_every_job_ends(part: int) -> None:
             simulate(seed)
         except Exception as error:
             traceback.print_exc()
-            pytest.fail(f"seed {seed}: {error} (again with SEED={seed})")
+            pytest.fail(f"seed {seed}: {error} (its story: SEED={seed} pytest -s)")
 
 
 @pytest.mark.skipif(_ONE is None, reason="no SEED given")
 def test_one_seed() -> None:
-    simulate(int(_ONE or 0))
+    """Prints what happens in it; see tests/scenarios/README.md for how to keep it."""
+    job = Job(int(_ONE or 0))
+    job.monitor.transcript = Transcript()
+    try:
+        job.run()
+    finally:
+        sys.stderr.write("\n".join(job.monitor.transcript.take()) + "\n")
