@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from typing import TYPE_CHECKING, Protocol
 
 from launcher import progress
 from launcher.progress import Signs
 from launcher.template import tree
+from launcher.template.process_stat import process_stat
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class Listener(Protocol):
@@ -81,15 +79,5 @@ class IsolationWatch:
     def _signs(self) -> Signs:
         ranks = tuple(self._pids())
         pids = [pid for rank in ranks for pid in (rank, *tree.descendants(rank))]
-        cpu_s = sum(map(_cpu_s, pids))
+        cpu_s = sum(stat.cpu_s for stat in map(process_stat, pids) if stat is not None)
         return Signs(self._loop.time(), cpu_s, self._output_bytes(), len(ranks), self._step())
-
-
-def _cpu_s(pid: int) -> float:
-    """Of the process, and of those of its children that have ended."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except OSError:  # it has ended since
-        return 0.0
-    return sum(int(field) for field in fields[11:15]) / _TICKS_PER_S

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.failure.verdict import ErrorRecord
+from launcher.template.cgroup_paths import folders
 
 _MAX_RECORD_BYTES = 1 << 20
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC  # the kernel's fixed inode number for it
@@ -129,12 +130,11 @@ class OomWatch:
         self._vmstat = vmstat
         self._vmstat_before = _counter(vmstat)
         self._kmsg = _open_at_end(kmsg)
-        with suppress(OSError):
-            self.add_cgroup(*own_cgroups("memory"))
+        self.add_cgroup(*folders("self", "memory"))
 
-    def add_cgroup(self, *folders: str) -> None:
+    def add_cgroup(self, *cgroups: str) -> None:
         """Watch these too: a cgroup of version 1 does not count what happens further in."""
-        for folder in folders:
+        for folder in cgroups:
             for name in ("memory.events", "memory.oom_control"):
                 path = os.path.join(folder, name)
                 count = _counter(path)
@@ -216,34 +216,6 @@ def _counter(path: str) -> int | None:
     except (OSError, UnicodeDecodeError):
         return None
     return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)
-
-
-def own_cgroups(wanted: str) -> list[str]:
-    return cgroups_of("self", wanted)
-
-
-def cgroups_of(process: int | str, wanted: str) -> list[str]:
-    """Folders of its cgroups of that controller, as seen through the mounts of this mount namespace."""
-    own: dict[str, str] = {}
-    for line in Path(f"/proc/{process}/cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        own["cgroup2" if not controllers else controllers] = path
-    folders: list[str] = []
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        mount, _, source = line.partition(" - ")
-        root, point = mount.split()[3:5]
-        kind, _, options = source.split()[:3]
-        if kind == "cgroup" and wanted in options.split(","):
-            controller = wanted
-        elif kind == "cgroup2":
-            controller = "cgroup2"
-        else:
-            continue
-        for path in (p for names, p in own.items() if controller in names.split(",")):
-            # In a container the mount shows the container's own cgroup as its root.
-            inside = os.path.relpath(path, root) if (path + "/").startswith(root.rstrip("/") + "/") else "."
-            folders.append(os.path.normpath(os.path.join(point, inside)))
-    return folders
 
 
 # --- what is left for the user -----------------------------------------------------------------------

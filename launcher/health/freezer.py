@@ -6,15 +6,13 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from launcher.failure.facts import cgroups_of
+from launcher.template.cgroup_paths import folders
 
 _SIGNS = (("cgroup.events", "frozen 1"), ("freezer.state", "FROZEN"))  # versions 2 and 1
 
 
 def is_frozen(pid: int) -> bool:
-    with suppress(OSError, ValueError):
-        return any(map(_is_frozen, cgroups_of(pid, "freezer")))
-    return False
+    return any(map(_is_frozen, folders(pid, "freezer")))
 
 
 def _is_frozen(folder: str) -> bool:

@@ -6,10 +6,10 @@ clocks down beyond that. An Xid is one line of the driver's in the kernel's log;
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 from launcher.health.node_health import Gpu
+from launcher.machine.nvml import binding
 
 # Bits of nvml.h, which the binding has called by two names.
 _SLOWED_BY = {0x40: "heat", 0x20: "heat", 0x80: "a lack of power", 0x08: "a hardware slowdown"}
@@ -17,9 +17,8 @@ _MOST_XIDS = 16
 
 
 def open_gpus() -> Gpus | None:
-    try:
-        nvml = importlib.import_module("pynvml")
-    except ImportError:
+    nvml = binding()
+    if nvml is None:
         return None
     try:
         nvml.nvmlInit()

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 
 from launcher.health import page
 from launcher.health.freezer import is_frozen
+from launcher.template.process_stat import process_stat
 from rendezvous.values.rank_view import ProcessView, RankPhase
 
 if TYPE_CHECKING:
     from rendezvous.values.rank_view import RankView
 
 _VARIABLE = "DDP_STATUS_PAGE"
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _IDLE_SHARE = 0.02  # of a processor: what a process uses that does nothing but wait, with all its threads
 _IDLE_S = 0.015  # and of its time between two looks: one tick of the kernel's count is not yet work
 
@@ -122,10 +122,10 @@ class Pages:
 def _process(sheet: _Sheet, now: float) -> ProcessView:
     if not sheet.alive:
         return ProcessView(alive=False, state="Z", cpu_s=sheet.cpu_s, cpu_moved=False)
-    stat = _stat(sheet.pid)
+    stat = process_stat(sheet.pid) if sheet.pid else None
     if stat is None:
         return ProcessView(alive=bool(not sheet.pid), cpu_s=sheet.cpu_s)
-    state, cpu_s = stat
+    state, cpu_s = stat.state, stat.cpu_s
     if state in _AT_REST and is_frozen(sheet.pid):
         state = "F"
     passed, used = now - sheet.looked_at, cpu_s - sheet.cpu_s
@@ -134,15 +134,6 @@ def _process(sheet: _Sheet, now: float) -> ProcessView:
         moved = used > max(_IDLE_SHARE * passed, _IDLE_S)
         sheet.cpu_s, sheet.looked_at = cpu_s, now
     return ProcessView(True, state, cpu_s, moved, _wchan(sheet.pid))
-
-
-def _stat(pid: int) -> tuple[str, float] | None:
-    if not pid:
-        return None
-    with suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/stat", "rb") as file:
-        fields = file.read().rpartition(b")")[2].split()
-        return fields[0].decode(), sum(map(int, fields[11:15])) / _TICKS_PER_S
-    return None
 
 
 def _wchan(pid: int) -> str:

@@ -14,9 +14,9 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from launcher.failure.facts import own_cgroups
 from launcher.health.gpus import open_gpus
 from launcher.health.node_health import Disk, Memory, Nic, Throttling, Vitals
+from launcher.template.cgroup_paths import folders as folders_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -44,11 +44,10 @@ class Node:
     def _upwards(self, controller: str) -> list[str]:
         """From our own cgroup to the outermost that can be seen."""
         folders: list[str] = []
-        with suppress(OSError):
-            for folder in own_cgroups(controller):
-                while os.path.exists(os.path.join(self._root + folder, "cgroup.procs")):
-                    folders.append(self._root + folder)
-                    folder = os.path.dirname(folder)
+        for folder in folders_of("self", controller):
+            while os.path.exists(os.path.join(self._root + folder, "cgroup.procs")):
+                folders.append(self._root + folder)
+                folder = os.path.dirname(folder)
         return folders
 
     def look(self) -> Vitals:

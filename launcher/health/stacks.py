@@ -11,13 +11,13 @@ import asyncio
 import os
 import shutil
 import subprocess
-import threading
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from launcher.health.stack_text import main_thread_first
 from launcher.template import tree
+from launcher.template.process_stat import process_stat
 from launcher.template.stacks import MEMORY, SIGNAL
 
 if TYPE_CHECKING:
@@ -35,21 +35,8 @@ _TOOLS = (("py-spy", ("dump", "--pid")), ("eu-stack", ("-n", "48", "-p")))
 
 async def stacks_of(pid: int, budget_s: float = BUDGET_S) -> str:
     """The rank's own main thread first."""
-    loop = asyncio.get_running_loop()
-    found: asyncio.Future[str] = loop.create_future()
-
-    def answer(text: str) -> None:
-        if not found.done():
-            found.set_result(text)
-
-    def look() -> None:
-        text = look_at(pid)
-        with suppress(RuntimeError):  # the loop is closed: nobody wants to know any more
-            loop.call_soon_threadsafe(answer, text)
-
-    threading.Thread(target=look, name="stacks", daemon=True).start()
     try:
-        return await asyncio.wait_for(found, budget_s)
+        return await asyncio.wait_for(asyncio.to_thread(look_at, pid), budget_s)
     except TimeoutError:
         return f"its stacks could not be taken within {budget_s:g} s"
 
@@ -125,7 +112,7 @@ def _catches(pid: int, signum: int) -> bool:
 def _kernel(pid: int) -> str:
     rows = []
     for task in _tasks(pid):
-        state, name = _state(pid, f"task/{task}/"), _read(pid, f"task/{task}/comm")
+        state, name = _state(pid, task), _read(pid, f"task/{task}/comm")
         where = _read(pid, f"task/{task}/wchan")
         call = _read(pid, f"task/{task}/syscall").split(" ")[0]
         words = [f"thread {task} ({name}): {state}"]
@@ -142,8 +129,9 @@ def _tasks(pid: int) -> list[str]:
     return []
 
 
-def _state(pid: int, where: str = "") -> str:
-    return _read(pid, f"{where}stat").rpartition(")")[2].strip()[:1]
+def _state(pid: int, task: str = "") -> str:
+    stat = process_stat(pid, task)
+    return "" if stat is None else stat.state
 
 
 def _read(pid: int, name: str) -> str:

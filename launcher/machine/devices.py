@@ -5,10 +5,13 @@ Asks the drivers, not torch. Every count honours the variable by which a user hi
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import TYPE_CHECKING
 
+from launcher.machine import nvml
 from launcher.machine.small_files import names_in, text_of
+from launcher.template.cgroup_paths import memberships, upwards
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -63,18 +66,9 @@ def visible_of(present: int, visible: str) -> int:
 
 
 def _ask_nvml() -> int:
-    import ctypes
-
-    try:
-        nvml = ctypes.CDLL("libnvidia-ml.so.1")
-        if nvml.nvmlInit_v2() != 0:
-            return 0
-        number = ctypes.c_uint(0)
-        answered = nvml.nvmlDeviceGetCount_v2(ctypes.byref(number)) == 0
-        nvml.nvmlShutdown()
-    except (OSError, AttributeError):  # no driver library, or one without these calls
-        return 0
-    return number.value if answered else 0
+    with nvml.driver() as library, contextlib.suppress(AttributeError):  # one without these calls
+        return nvml.count(library) if library is not None else 0
+    return 0
 
 
 def amd_gpus(environ: Mapping[str, str], root: str = "/") -> int:
@@ -111,12 +105,11 @@ def usable_cpus(root: str = "/") -> int:
 def cpu_quota(root: str = "/") -> float | None:
     """The tightest limit of our control group and those above it, in CPUs."""
     limits: list[float] = []
-    for line in text_of(os.path.join(root, "proc/self/cgroup")).splitlines():
-        controllers, _, path = line.partition(":")[2].partition(":")
+    for controllers, path in memberships("self", root):
         if not controllers:
             mounts = ["sys/fs/cgroup"]
-        elif "cpu" in controllers.split(","):
-            mounts = [f"sys/fs/cgroup/{controllers}", "sys/fs/cgroup/cpu"]
+        elif "cpu" in controllers:
+            mounts = [f"sys/fs/cgroup/{','.join(controllers)}", "sys/fs/cgroup/cpu"]
         else:
             continue
         for mount in mounts:
@@ -125,9 +118,7 @@ def cpu_quota(root: str = "/") -> float | None:
 
 
 def _limits(mount: str, path: str) -> list[float]:
-    """Inside a container `path` may be the host's and not exist: the mount itself counts in any case."""
-    parts = [part for part in path.split("/") if part]
-    folders = [os.path.join(mount, *parts[:depth]) for depth in range(len(parts) + 1)]
+    folders = upwards(mount, path)
     texts = [text_of(os.path.join(folder, "cpu.max")) for folder in folders]
     texts += [
         text_of(os.path.join(folder, "cpu.cfs_quota_us"))

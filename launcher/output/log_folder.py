@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from typing import TYPE_CHECKING
 
 from launcher.settings.arguments import UsageError
+from launcher.template import scratch
 
 if TYPE_CHECKING:
     from launcher.settings.spec import LaunchSpec
@@ -33,13 +33,7 @@ class LogFolder:
 
     def discard(self) -> None:
         """As far as it goes: ranks may have put there what cannot be removed, or removed it all."""
-        for folder, folders, files in os.walk(self.path, topdown=False):
-            for name in (*files, *folders):
-                path = os.path.join(folder, name)
-                with contextlib.suppress(OSError):
-                    (os.rmdir if name in folders and not os.path.islink(path) else os.unlink)(path)
-        with contextlib.suppress(OSError):
-            os.rmdir(self.path)
+        scratch.remove(self.path)
 
 
 def _temporary(name: str) -> str:

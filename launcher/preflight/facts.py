@@ -14,7 +14,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from launcher.preflight import checkup, gpu_checkup, gpus, host, versions
-from launcher.preflight.aside import aside
 from launcher.preflight.checkup import MB, Check, Grade, Report, skipped
 
 if TYPE_CHECKING:
@@ -82,7 +81,7 @@ def _bound_of(name: str, full: bool) -> float:
 
 async def _bounded(name: str, part: Part, within_s: float) -> tuple[Check, ...]:
     """Slice by slice: while this whole process was held up, no disk and no driver has kept it waiting."""
-    looking = asyncio.ensure_future(aside(part, name))
+    looking = asyncio.ensure_future(asyncio.to_thread(part))
     try:
         for _ in range(_SLICES):
             if (await asyncio.wait((looking,), timeout=within_s / _SLICES))[0]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import subprocess
 import time
 from dataclasses import replace
 from typing import Any
 
+from launcher.machine.nvml import binding
 from launcher.preflight.gpu_checkup import SMI_FIELDS, Gpu, Gpus, Xid, read_remapped, read_smi, read_xids
 
 _SMI_S = 20.0  # a driver that initializes eight GPUs takes its time
@@ -44,9 +44,8 @@ def _on_bus() -> int:
 
 def _ask_binding() -> tuple[tuple[Gpu, ...], str, str]:
     """The GPUs, why there are none, and the binding's name; "" where it is not installed."""
-    try:
-        nvml: Any = importlib.import_module("pynvml")
-    except ImportError:
+    nvml = binding()
+    if nvml is None:
         return (), "", ""
     try:
         nvml.nvmlInit()

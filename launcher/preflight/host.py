@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from launcher.joining import addresses
 from launcher.machine.small_files import names_in, text_of
 from launcher.preflight.checkup import KB, MB, Interface, Limits, Memory, Network, SharedMemory, Storage
+from launcher.template.cgroup_paths import memberships, upwards
 
 if TYPE_CHECKING:
     from launcher.settings.spec import LaunchSpec
@@ -40,14 +41,12 @@ def memory(root: str = "/") -> Memory:
 def _group_memory(root: str) -> tuple[int | None, int]:
     """The tightest limit of our control group and those above it, with what is used of it and cannot be given back."""
     tightest: tuple[int | None, int] = (None, 0)
-    for line in text_of(os.path.join(root, "proc/self/cgroup")).splitlines():
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if controllers and "memory" not in controllers.split(","):
+    for controllers, path in memberships("self", root):
+        if controllers and "memory" not in controllers:
             continue
         mount = os.path.join(root, "sys/fs/cgroup", *(["memory"] if controllers else []))
         names = _VERSION_1 if controllers else _VERSION_2
-        for folder in _above(mount, path):
+        for folder in upwards(mount, path):
             limit, used = _limit_in(folder, *names)
             if limit is not None and (tightest[0] is None or limit - used < tightest[0] - tightest[1]):
                 tightest = (limit, used)
@@ -56,12 +55,6 @@ def _group_memory(root: str) -> tuple[int | None, int]:
 
 _VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 _VERSION_2 = ("memory.max", "memory.current", "inactive_file")
-
-
-def _above(mount: str, path: str) -> list[str]:
-    """Inside a container `path` may be the host's and not exist: the mount itself counts in any case."""
-    parts = [part for part in path.split("/") if part]
-    return [os.path.join(mount, *parts[:depth]) for depth in range(len(parts) + 1)]
 
 
 def _limit_in(folder: str, limit_name: str, used_name: str, cache_name: str) -> tuple[int | None, int]:

@@ -17,13 +17,11 @@ import asyncio
 import json
 import os
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from launcher.joining.connect import CannotMeet
 from launcher.joining.join import job_spec, node_facts
 from launcher.preflight import link_plan, wire
-from launcher.preflight.aside import aside
 from launcher.preflight.checkup import Check, Grade, skipped
 from launcher.preflight.link_plan import Baseline, Findings, Link, SlowNode
 from launcher.version import VERSION
@@ -224,9 +222,9 @@ class _Meeting:
                 card = await self._card(pair[1])
                 peer = wire.Peer(card.address, card.port, card.token)
                 own = self._met.address if self._spec.interface or self._spec.local_addr else ""
-                heard = await aside(partial(wire.connect, peer, me, number, own, _START_S, send_s), "link")
+                heard = await asyncio.to_thread(wire.connect, peer, me, number, own, _START_S, send_s)
             else:
-                heard = await aside(partial(self._answer, pair[0], number, send_s), "link")
+                heard = await asyncio.to_thread(self._answer, pair[0], number, send_s)
             told.append({"pair": pair, **asdict(heard)})
         await self._put(f"heard/{stage}/{me}", told)
 

@@ -15,6 +15,7 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from launcher.machine import nvml
 from launcher.ranks.affinity import BindingError, Cpu, Topology
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ class Gpu:
     model: str = ""
 
 
-_NVML = "libnvidia-ml.so.1"
 _MIG_LIMIT = 8  # no GPU can be split further
 _TEXT_BYTES = 128  # more than NVML asks for any name, UUID or PCI record
 
@@ -126,9 +126,9 @@ def _read(path: str) -> str:
         return ""
 
 
-def visible_gpus(environ: Mapping[str, str], root: str = "/sys", nvml: str = _NVML) -> VisibleGpus:
+def visible_gpus(environ: Mapping[str, str], root: str = "/sys", library: str = nvml.LIBRARY) -> VisibleGpus:
     """The GPUs that a rank with this environment sees; none without a driver."""
-    if gpus := _ask_nvml(nvml):
+    if gpus := _ask_nvml(library):
         return _nvidia_order(gpus, environ)
     gpus = _amd_gpus(f"{root}/class/kfd/kfd/topology/nodes")
     for variable in ("ROCR_VISIBLE_DEVICES", _hip_variable(environ)):
@@ -201,27 +201,20 @@ def pci_address(domain: int, bus: int, slot: int) -> str:
 
 
 def _ask_nvml(library: str) -> list[Gpu]:
-    import ctypes  # late: only a job that binds to GPUs pays for it
-
-    try:
-        nvml = ctypes.CDLL(library)
-        if nvml.nvmlInit_v2() != 0:
+    with nvml.driver(library) as opened:
+        if opened is None:
             return []
-    except OSError:  # no driver here
-        return []
-    try:
-        number = ctypes.c_uint(0)
-        nvml.nvmlDeviceGetCount_v2(ctypes.byref(number))
-        handles = [_handle(nvml.nvmlDeviceGetHandleByIndex_v2, index) for index in range(number.value)]
-        return [_describe(nvml, handle) for handle in handles if handle is not None]
-    finally:
-        nvml.nvmlShutdown()
+        present = range(nvml.count(opened))
+        handles = [_handle(opened.nvmlDeviceGetHandleByIndex_v2, index) for index in present]
+        return [_describe(opened, handle) for handle in handles if handle is not None]
 
 
-def _describe(nvml: Any, gpu: ctypes.c_void_p) -> Gpu:
-    parts = [_handle(nvml.nvmlDeviceGetMigDeviceHandleByIndex, gpu, index) for index in range(_MIG_LIMIT)]
-    uuids = [_text(nvml.nvmlDeviceGetUUID, each) for each in (gpu, *parts) if each is not None]
-    return Gpu(_place(nvml.nvmlDeviceGetPciInfo_v3, gpu), tuple(uuids), _text(nvml.nvmlDeviceGetName, gpu))
+def _describe(library: Any, gpu: ctypes.c_void_p) -> Gpu:
+    parts = [_handle(library.nvmlDeviceGetMigDeviceHandleByIndex, gpu, index) for index in range(_MIG_LIMIT)]
+    uuids = [_text(library.nvmlDeviceGetUUID, each) for each in (gpu, *parts) if each is not None]
+    return Gpu(
+        _place(library.nvmlDeviceGetPciInfo_v3, gpu), tuple(uuids), _text(library.nvmlDeviceGetName, gpu)
+    )
 
 
 def _handle(call: Any, *of: Any) -> ctypes.c_void_p | None:

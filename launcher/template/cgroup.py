@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 
+from .cgroup_paths import unified_folder
+
 
 def place(name: str) -> str:
     """The folder that a cgroup of this name would have, below our own; "" without cgroups of version 2."""
-    parent = _own_folder()
+    parent = unified_folder()
     return os.path.join(parent, name) if parent else ""
 
 
@@ -57,19 +59,3 @@ def _write(path: str, text: str) -> bool:
         file.flush()
         return True
     return False
-
-
-def _own_folder() -> str:
-    try:
-        with open("/proc/self/cgroup") as file:
-            own = next((line[3:].strip() for line in file if line.startswith("0::")), "")
-        with open("/proc/self/mountinfo") as file:
-            mounts = [line.split(" - ") for line in file]
-    except OSError:
-        return ""
-    if not own:
-        return ""
-    for left, right in (parts for parts in mounts if len(parts) == 2):
-        if right.startswith("cgroup2 "):
-            return left.split()[4] + own.rstrip("/")
-    return ""

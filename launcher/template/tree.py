@@ -9,6 +9,8 @@ import select
 import signal
 import time
 
+from .process_stat import process_stat
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -117,11 +119,7 @@ def _children_by_scan(parent: int) -> list[int]:
     found: list[int] = []
     for name in os.listdir("/proc"):
         if name.isdigit():
-            try:
-                with open(f"/proc/{name}/stat", "rb") as file:
-                    fields = file.read().rpartition(b")")[2].split()
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            if int(fields[1]) == parent:
+            stat = process_stat(name)
+            if stat is not None and stat.parent == parent:
                 found.append(int(name))
     return found

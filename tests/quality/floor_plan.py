@@ -67,11 +67,9 @@ SHELL = {
         ),
         *within("hosts", "fleet ssh_control"),
         *within("joining", "addresses connect"),
-        *within("machine", "devices small_files"),
+        *within("machine", "devices nvml small_files"),
         *within("output", "frames log_file log_folder logs terminal"),
-        *within(
-            "preflight", "agent_preflight aside doctor facts gpus host network_check self_test versions wire"
-        ),
+        *within("preflight", "agent_preflight doctor facts gpus host network_check self_test versions wire"),
         *within("ranks", "binding checkpoint topology worker zygote zygote_starter zygote_watch"),
         *within("settings", "checks config_file"),
     },
@@ -128,18 +126,19 @@ ROOMS = {
         "exchange": set(),
         "template": set(),
         "progress": set(),
-        "machine": set(),
+        "machine": {"template"},
         "error_boundary": set(),
         "daemon_threads": set(),
         "stop_requests": {"exchange"},
         "joining": {"settings"},
-        "output": {"settings"},
+        "output": {"settings", "template"},
         "supervised": {"exchange"},
-        "failure": {"exchange", "output", "settings"},
+        "failure": {"exchange", "output", "settings", "template"},
         "health": set("error_boundary exchange failure machine output settings supervised template".split()),
         "ranks": set("error_boundary exchange failure health machine output settings template".split()),
         "preflight": set(
-            "daemon_threads error_boundary exchange joining machine output settings stop_requests version".split()
+            "daemon_threads error_boundary exchange joining machine output settings stop_requests template "
+            "version".split()
         ),
         "errands": {"error_boundary", "exchange", "health", "joining", "ranks"},
         "start_failure": {"exchange", "supervised"},

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 from launched import eventually
 
-from launcher.failure.facts import own_cgroups
 from launcher.health.freezer import is_frozen
+from launcher.template.cgroup_paths import folders as folders_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,7 +41,7 @@ def freezer(request: pytest.FixtureRequest, sleeper: subprocess.Popen[bytes]) ->
 
 
 def _made(file: str) -> Path | None:
-    for parent in own_cgroups("freezer"):
+    for parent in folders_of("self", "freezer"):
         folder = Path(parent) / f"frozen-{os.getpid()}"
         with contextlib.suppress(OSError):
             folder.mkdir()

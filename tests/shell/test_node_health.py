@@ -15,9 +15,9 @@ import pytest
 from launched import eventually
 from ports import free_port
 
-from launcher.failure.facts import own_cgroups
 from launcher.health.node_health import MIB, Memory, Nic, Throttling
 from launcher.health.sampler import Node
+from launcher.template.cgroup_paths import folders as folders_of
 from rendezvous.service.web import Web
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def test_a_slow_rank_is_named_on_the_terminal_while_it_runs(launch: Launch) -> N
 
 
 def test_what_is_read_of_a_node(tmp_path: Path) -> None:
-    folders = own_cgroups("memory") or pytest.skip("no cgroup is to be seen here")
+    folders = folders_of("self", "memory") or pytest.skip("no cgroup is to be seen here")
     limited = Path(f"{tmp_path}{folders[0]}")
     files = {
         "/proc/meminfo": "MemTotal: 1000000 kB\nMemAvailable: 900000 kB\n",
@@ -186,7 +186,7 @@ def test_what_is_read_of_a_node(tmp_path: Path) -> None:
         f"{folders[0]}/memory.events": "oom 3\noom_kill 2\n",
         f"{folders[0]}/memory.pressure": "some avg10=9.00\nfull avg10=2.50 avg60=0.00 avg300=0.00 total=1\n",
     }
-    for cpu in own_cgroups("cpu")[:1]:
+    for cpu in folders_of("self", "cpu")[:1]:
         files |= {f"{cpu}/cgroup.procs": "", f"{cpu}/cpu.max": "150000 100000\n"}
         files |= {f"{cpu}/cpu.stat": "nr_periods 40\nnr_throttled 10\n"}
     for name, text in files.items():
@@ -197,7 +197,7 @@ def test_what_is_read_of_a_node(tmp_path: Path) -> None:
     assert seen.memory == Memory("the cgroup's limit", 80 * MIB, 100 * MIB, 2)
     assert (seen.stalled, seen.swapped) == (2.5, 7 * os.sysconf("SC_PAGE_SIZE"))
     assert seen.nics == (Nic("eth0", 6, 8, carrier=True), Nic("mlx5_0/1", 7, 0, carrier=True))
-    assert seen.throttling == (Throttling(40, 10, 1.5) if own_cgroups("cpu") else None)
+    assert seen.throttling == (Throttling(40, 10, 1.5) if folders_of("self", "cpu") else None)
     assert seen.disks[0].total > seen.disks[0].free > 0
     (limited / "memory.max").write_text("max\n")
     machine = Node(root=str(tmp_path)).look().memory

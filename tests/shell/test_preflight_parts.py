@@ -6,7 +6,6 @@ import asyncio
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -211,11 +210,3 @@ def test_a_scratchpad_that_nobody_serves_is_given_up_in_time(listener: wire.List
 
     with pytest.raises(NotAnswered):
         asyncio.run(story())
-
-
-def test_work_aside_hands_over_what_it_raises() -> None:
-    from launcher.preflight.aside import aside
-
-    assert asyncio.run(aside(partial(int, "7"), "number")) == 7
-    with pytest.raises(ValueError, match="invalid literal"):
-        asyncio.run(aside(partial(int, "seven"), "number"))

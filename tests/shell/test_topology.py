@@ -186,7 +186,7 @@ def test_the_driver_library_is_asked(tmp_path: Path) -> None:
     source, library = tmp_path / "driver.c", tmp_path / "driver.so"
     source.write_text(DRIVER)
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
-    seen = visible_gpus({}, nvml=str(library))
+    seen = visible_gpus({}, library=str(library))
     assert seen.addresses == ("0000:d1:00.0", "0000:d2:00.0", "10000:d3:00.0")
     assert "CUDA_DEVICE_ORDER=PCI_BUS_ID" in seen.warning
     by_bus = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
@@ -197,7 +197,7 @@ def test_the_driver_library_is_asked(tmp_path: Path) -> None:
         "": (),
     }.items():
         environ = by_bus | {"CUDA_VISIBLE_DEVICES": visible}
-        assert visible_gpus(environ, nvml=str(library)) == VisibleGpus(addresses)
+        assert visible_gpus(environ, library=str(library)) == VisibleGpus(addresses)
 
 
 @pytest.mark.parametrize(
@@ -220,8 +220,8 @@ def test_amd_gpus(tmp_path: Path, environ: dict[str, str], addresses: tuple[str,
             f"{nodes}/10/properties": f"simd_count 304\ndomain 1\nlocation_id {1 << 28 | 0x0218}\nunique_id 254",
         },
     )
-    assert visible_gpus(environ, root, nvml="libno-such-driver.so") == VisibleGpus(addresses)
+    assert visible_gpus(environ, root, library="libno-such-driver.so") == VisibleGpus(addresses)
 
 
 def test_a_machine_without_gpus(tmp_path: Path) -> None:
-    assert visible_gpus({}, str(tmp_path), nvml="libno-such-driver.so") == VisibleGpus()
+    assert visible_gpus({}, str(tmp_path), library="libno-such-driver.so") == VisibleGpus()

@@ -1,0 +1,47 @@
+"""NVML, the driver's own library about NVIDIA GPUs, in the two ways that it is asked.
+
+`driver` is the C library, opened for a moment: at every start it tells how many GPUs there are and where, and the
+binding may not be installed. `binding` is nvidia-ml-py, for all that people want to know of a GPU's health.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LIBRARY = "libnvidia-ml.so.1"
+
+
+@contextlib.contextmanager
+def driver(library: str = LIBRARY) -> Iterator[Any]:
+    """None where it is not there or does not answer."""
+    import ctypes  # late: only who asks for GPUs pays for it
+
+    nvml: Any = None
+    with contextlib.suppress(OSError, AttributeError):
+        opened = ctypes.CDLL(library)
+        nvml = opened if opened.nvmlInit_v2() == 0 else None
+    try:
+        yield nvml
+    finally:
+        if nvml is not None:
+            nvml.nvmlShutdown()
+
+
+def count(nvml: Any) -> int:
+    import ctypes
+
+    number = ctypes.c_uint(0)
+    return number.value if nvml.nvmlDeviceGetCount_v2(ctypes.byref(number)) == 0 else 0
+
+
+def binding() -> Any:
+    """None where it is not installed."""
+    try:
+        return importlib.import_module("pynvml")
+    except ImportError:
+        return None

@@ -1,0 +1,30 @@
+"""What /proc/PID/stat says of a process or a thread.
+
+Read by hand rather than with psutil: the zygote loads the standard library only, and so does the launcher. One line of
+the kernel's has all three fields at once.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+class ProcessStat(NamedTuple):
+    state: str  # one letter: R, S, D, T, t, Z, X
+    parent: int
+    cpu_s: float  # of the process, and of those of its children that have ended
+
+
+def process_stat(pid: int | str, task: str = "") -> ProcessStat | None:
+    """None: it has ended, or cannot be seen. `task`: of this thread of it."""
+    try:
+        with open(f"/proc/{pid}/task/{task}/stat" if task else f"/proc/{pid}/stat", "rb") as file:
+            fields = (
+                file.read().rpartition(b")")[2].split()
+            )  # a command's name may hold anything, brackets included
+        return ProcessStat(fields[0].decode(), int(fields[1]), sum(map(int, fields[11:15])) / _TICKS_PER_S)
+    except (OSError, ValueError, IndexError):
+        return None
