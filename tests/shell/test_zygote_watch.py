@@ -1,0 +1,79 @@
+"""A zygote is lost: the agent's event loop goes on while its processes are cleared away, and another one takes over."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import threading
+from typing import Any
+
+import pytest
+from launched import SOON_S
+
+from launcher.exchange import Fact, StartFailed, ZygoteReplaced
+from launcher.ranks.zygote import Zygote
+from launcher.ranks.zygote_watch import ZygoteWatch
+from launcher.template import wire
+from launcher.template.messages import Ready, Report, Spawn, Started
+
+RANK = Spawn(0, 1, ("true",), None, {}, (), True, False)
+
+
+class Starter:
+    """Clears away for as long as it is let, as where a process does not die."""
+
+    def __init__(self) -> None:
+        self.clears, self.may_end = threading.Event(), threading.Event()
+        self.warm, self.obstacle = False, ""
+        self.ends: list[socket.socket] = []
+
+    def start(self) -> Zygote:
+        ours, theirs = socket.socketpair()
+        self.ends.append(theirs)
+        child = subprocess.Popen(["true"])
+        child.returncode = 0  # the watch reaps it
+        return Zygote(child.pid, ours, warm=False)
+
+    def clean_up(self) -> None:
+        self.clears.set()
+        assert self.may_end.wait(SOON_S)
+
+
+@pytest.mark.parametrize("was_ready", [True, False])
+def test_the_loop_goes_on_while_a_lost_zygote_is_cleared_away(was_ready: bool) -> None:
+    starter: Any = Starter()
+    heard: list[Report] = []
+    lost: list[str] = []
+    facts: asyncio.Queue[Fact] = asyncio.Queue()
+
+    async def hear(report: Report) -> None:
+        heard.append(report)
+
+    async def main() -> Fact:
+        watch = ZygoteWatch(starter, starter.start(), lambda _line: None)
+        running = asyncio.create_task(watch.run(hear, lost.append, facts.put_nowait))
+        outbox = wire.Outbox(starter.ends[0])
+        for report in (Ready(False, "", 0.0), Started(0, 1, 7)) if was_ready else ():
+            outbox.put(report)
+        outbox.flush()
+        starter.ends[0].close()
+        assert await asyncio.to_thread(starter.clears.wait, SOON_S)
+        assert facts.empty()
+        read, write = os.pipe()
+        watch.zygote.spawn(RANK, (write, os.dup(write)))  # is dropped, and what it would have written to ends
+        assert os.read(read, 1) == b""
+        os.close(read)
+        starter.may_end.set()
+        fact = await asyncio.wait_for(facts.get(), SOON_S)
+        running.cancel()
+        await asyncio.wait([running])
+        watch.close()
+        for end in starter.ends:
+            end.close()
+        return fact
+
+    assert type(asyncio.run(main())) is (ZygoteReplaced if was_ready else StartFailed)
+    assert heard == ([Ready(False, "", 0.0), Started(0, 1, 7)] if was_ready else [])
+    assert len(lost) == 1
