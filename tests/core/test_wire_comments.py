@@ -1,0 +1,74 @@
+"""What the comments of the wire schema state is what the code does: clients in other languages have only the schema."""
+
+import re
+from pathlib import Path
+
+import grpc
+import pytest
+
+from rendezvous.access.tokens import Role
+from rendezvous.client.session_rules import SessionState, heartbeat_every_s
+from rendezvous.diagnosing.stragglers import WINDOWS_TO_NAME
+from rendezvous.pb import rendezvous_pb2 as pb
+from rendezvous.service import calls
+from rendezvous.service.limits import MESSAGE_BYTES, Limits
+from rendezvous.session_replay import Recital
+from rendezvous.store.protocol import KEYS_PER_JOB, VALUE_BYTES
+from rendezvous.values.events import AgentJoined
+from rendezvous.values.types import AgentId, JobSpec, NodeFacts
+
+ROOT = Path(__file__).parents[2]
+SCHEMA = (ROOT / "proto/rendezvous/v1/rendezvous.proto").read_text()
+COMMENTS = " ".join(re.sub(r"^\s*//", "", line) for line in SCHEMA.splitlines() if "//" in line)
+COMMENTS = re.sub(r"\s+", " ", COMMENTS)
+RETIRED = {"sight", "sights", "pace", "paces", "telling", "owing", "charged", "moved", "era", "race", "still"}
+
+
+def test_metadata_that_the_code_uses_are_listed() -> None:
+    code = "".join(path.read_text() for path in (ROOT / "rendezvous").glob("[cvs]*/*.py"))
+    used = set(re.findall(r"METADATA = \(?\s*\"([a-z-]+)\"", code)) | {"authorization"}
+    assert used == {"authorization", "rendezvous-owner", "rendezvous-stream", "rendezvous-time"}
+    assert {name for name in used if f"{name}: " not in SCHEMA} == set()
+
+
+def test_status_codes_that_calls_end_with_are_explained() -> None:
+    source = Path(calls.__file__).read_text()
+    ends = {code for code in grpc.StatusCode if f"code.{code.name}" in source} - {
+        grpc.StatusCode.OK,
+        grpc.StatusCode.CANCELLED,  # by the client itself
+    }
+    assert len(ends) >= 7
+    assert {code.name for code in ends if f"//   {code.name} " not in SCHEMA} == set()
+
+
+@pytest.mark.parametrize(
+    ("statement", "holds"),
+    [
+        ("a message to the service has at most 1 MiB", MESSAGE_BYTES == 1 << 20),
+        ("values at most 64 KiB", VALUE_BYTES == 64 << 10),
+        ("at most 1,024 values", KEYS_PER_JOB == 1024),
+        ("1,024 barriers", Limits().barriers_per_job == 1024),
+        ("in three consecutive windows", WINDOWS_TO_NAME == 3),
+    ],
+)
+def test_a_number_in_a_comment_is_that_of_the_code(statement: str, holds: bool) -> None:
+    assert statement in COMMENTS
+    assert holds
+
+
+def test_heartbeats_come_every_quarter_of_the_lease() -> None:
+    joined = AgentJoined(AgentId("a", "1"), JobSpec("job", lease_s=8.0), NodeFacts("a", "a", 1))
+    state = SessionState(("x:1",), 60.0, 0.0, recital=Recital(joined=joined))
+    assert heartbeat_every_s(state) == 8.0 / 4
+    assert "sent nothing for a quarter of the lease" in COMMENTS
+
+
+def test_every_role_is_described() -> None:
+    assert {role for role in Role if f"`{role}` may use" not in COMMENTS} == set()
+
+
+def test_names_of_the_wire_are_not_retired_words() -> None:
+    names = {name.lower() for name in pb.DESCRIPTOR.message_types_by_name}
+    for message in pb.DESCRIPTOR.message_types_by_name.values():
+        names |= {word for field in message.fields for word in field.name.split("_")}
+    assert names & RETIRED == set()
