@@ -17,19 +17,19 @@ class Onlooker:
 
     def __init__(self, reducer: Reducer) -> None:
         self.reducer = reducer
-        self._next: Carrying = reducer.carrying
+        self._next: Carrying = reducer.setup.carrying
 
     def begin(self) -> None:
-        self._next = self.reducer.carrying
-        self.reducer.carrying = self
+        self._next = self.reducer.setup.carrying
+        self.reducer.setup.carrying = self
         self.reducer.stopwatch.tell(self.mark)
 
     def end(self) -> None:
         self.reducer.stopwatch.forget(self.mark)
-        if self.reducer.carrying is self:
-            self.reducer.carrying = self._next
+        if self.reducer.setup.carrying is self:
+            self.reducer.setup.carrying = self._next
             return
-        before: Any = self.reducer.carrying
+        before: Any = self.reducer.setup.carrying
         while before._next is not self:
             before = before._next
         before._next = self._next

@@ -27,7 +27,7 @@ from ddp.reducer.plan import MIB, Limits
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddp.reducer.between_steps import LastingReducer
+    from ddp.reducer.reducer import Reducer
 
 _log = logging.getLogger("ddp")
 _LOOKED_AT = 4
@@ -60,7 +60,7 @@ class Look(Onlooker):
 
 
 class Tuning:
-    def __init__(self, reducer: LastingReducer) -> None:
+    def __init__(self, reducer: Reducer) -> None:
         self._reducer = reducer
         self._look: Look | None = None
         self._looked_at = 0

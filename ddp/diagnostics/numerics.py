@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from torch.nn.parallel import DistributedDataParallel
 
-    from ddp.reducer.torch_reducer import TorchReducer
+    from ddp.reducer.reducer import Reducer
 
 _log = logging.getLogger("ddp")
 VARIABLE = "DDP_CHECK_NUMERICS"
@@ -63,7 +63,7 @@ class NumericsCheck(Onlooker):
     def __init__(
         self,
         model: DistributedDataParallel,
-        reducer: TorchReducer,
+        reducer: Reducer,
         *,
         nan: bool,
         replicas_every: int,

@@ -97,10 +97,10 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         )
         self.reducer = TorchReducer(parameters, names, expect_sparse_gradient, settings)
         if settings.tuned:
-            self.reducer.tune()
+            self.reducer.core.tune()
         if self._delay_all_reduce_params:
-            self.reducer.at_round_over.append(_asks(weakref.ref(self)))
-        self.reducer.wanted = _synchronizes(weakref.ref(self))
+            self.reducer.core.at_round_over.append(_asks(weakref.ref(self)))
+        self.reducer.core.wanted = _synchronizes(weakref.ref(self))
         if self.__dict__.pop("_agrees_first", False):
             self._agree(static_graph)
         if self.mixed_precision is not None:
@@ -130,14 +130,14 @@ class DistributedDataParallel(TorchDistributedDataParallel):
 
     @explained("the comparison of the models")
     def _agree(self, static_graph: bool) -> None:
-        settings = self.reducer.settings
+        settings = self.reducer.core.settings
         options = [
             ("find_unused_parameters", self.find_unused_parameters),
             ("static_graph", static_graph),
             ("bucket_cap_mb", "auto" if settings.tuned else self.bucket_bytes_cap / plan.MIB),
             ("forward_sync_buffers", self.broadcast_buffers),  # its name before torch 2.13, which keeps it
         ]
-        sending = self.reducer.sending
+        sending = self.reducer.core.sending
         buffers_too = self.__dict__.pop("_buffers_first", True)
         state = self._state_to_send(buffers_too)
         agreement.same_model(sending.group, sending.device, sending.facts, state, options)
@@ -192,8 +192,8 @@ class DistributedDataParallel(TorchDistributedDataParallel):
     @explained("the synchronization before a forward")
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled() and not self._delay_all_reduce_all_params:
-            self._unchanged.check(self.reducer.rank)
-        self.reducer.sending.joins_others(self._join_config.enable)
+            self._unchanged.check(self.reducer.core.rank)
+        self.reducer.core.sending.joins_others(self._join_config.enable)
         if self._join_config.enable and self._delay_all_reduce_params:
             raise errors.delayed_in_join()
         return super()._pre_forward(*inputs, **kwargs)
@@ -204,9 +204,9 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         if self._use_python_reducer or self._delay_all_reduce_all_params or not torch.is_grad_enabled():
             return output
         if self.require_backward_grad_sync:
-            self.reducer.watch_outputs(tensors_in(output))
+            self.reducer.core.watch_outputs(tensors_in(output))
         else:
-            self.reducer.forward_without_synchronization()
+            self.reducer.core.forward_without_synchronization()
         return output
 
     # --- parameters whose all-reduce is delayed ------------------------------------------------------
@@ -223,7 +223,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             late = buffer._version != sent
             work.wait(AS_LONG_AS_IT_TAKES)
             if late or self._delayed_elsewhere():
-                raise errors.delayed_too_late(self._delayed_names(), self.reducer.rank)
+                raise errors.delayed_too_late(self._delayed_names(), self.reducer.core.rank)
 
         engine.when_it_ends(finish)
         return grad
@@ -237,7 +237,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         """At the end of a step that was averaged."""
         sent, self._delayed_is_sent = self._delayed_is_sent, False
         if not sent and (self._delayed_elsewhere() or bool(self._delay_grad_buffer.any())):  # type: ignore[union-attr]
-            raise errors.never_delayed_to(self._delayed_names(), self.reducer.rank)
+            raise errors.never_delayed_to(self._delayed_names(), self.reducer.core.rank)
 
     def _delayed_names(self) -> list[str]:
         delayed = set(map(id, self._delay_all_reduce_params))
@@ -249,7 +249,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
     def _match_all_reduce_for_bwd_pass(self) -> None:
         """And what those with input tell each other after their buckets."""
         super()._match_all_reduce_for_bwd_pass()
-        if self.reducer.tells_used:
+        if self.reducer.core.setup.tells_used:
             summed(self.process_group, self.reducer.nothing_used()).wait(AS_LONG_AS_IT_TAKES)
 
     def _match_unused_params_allreduce(self) -> None:

@@ -1,103 +1,96 @@
-"""One backward, as the reducer sees it while it lasts, and what is learned from it for the next.
+"""One backward, from the forward that arms it until `.grad` holds the averages.
 
-Chunks are neighbours in a bucket that are gathered together. With every parameter watched, a chunk is complete when
-each of its gradients has arrived as often as is expected; with sentinels, when its sentinel has and the others turn
-out to be there.
+The way of a gradient, in the order of the methods below: a hook reports it (`gradient_arrived`, or a sentinel for a
+whole chunk), its chunk is complete (`settle`), the chunk is gathered into its bucket, full buckets are launched in the
+order of the plan (`gather`), the backward ends and what has not been gathered goes as it is (`complete`), and every
+bucket is awaited (`average`).
+
+A chunk is a run of neighbours in a bucket that are gathered together. With every parameter watched, a chunk is
+complete when each of its gradients has arrived as often as is expected; with sentinels, when its sentinel has arrived
+and the others turn out to be there.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
-from itertools import repeat
-from operator import is_not
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ddp.reducer.launch_order import begin
-from ddp.reducer.plan import Kind
+import torch
+
+from ddp.reducer import engine, errors, rpc_context, unowned_gradients
+from ddp.reducer.baseline import Baseline, baseline
+from ddp.reducer.chunks import Mode
+from ddp.reducer.launch_order import arrived, begin
+from ddp.reducer.unused import learn_used, was_used
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    import torch
-
+    from ddp.reducer.bucket_sender import Carrying, Sending, Settings
+    from ddp.reducer.chunks import Chunk
     from ddp.reducer.launch_order import Readiness
-    from ddp.reducer.plan import BucketPlan, ParameterFacts
-
-# Smaller pieces are not worth a hook and two calls.
-CHUNK_BYTES = 128 * 1024
-
-
-class Mode(Enum):
-    OBSERVE = "every parameter is watched, all is sent at the end"
-    COUNT = "every parameter is watched, buckets are sent when they are full"
-    SENTINEL = "one parameter of each chunk is watched"
-
-
-@dataclass(frozen=True)
-class Chunk:
-    bucket: int
-    start: int
-    end: int
-    members: tuple[int, ...]
-
-
-def cut(plan: BucketPlan, parameters: Sequence[ParameterFacts]) -> list[Chunk]:
-    chunks = []
-    for number, bucket in enumerate(plan.buckets):
-        start, filled = 0, 0
-        for i, member in enumerate(bucket.members):
-            filled += parameters[member].nbytes
-            last = i + 1 == len(bucket.members)
-            if last or (filled >= CHUNK_BYTES and bucket.kind is Kind.FLAT):
-                chunks.append(Chunk(number, start, i + 1, bucket.members[start : i + 1]))
-                start, filled = i + 1, 0
-    return chunks
+    from ddp.reducer.logging_data import Log, Stopwatch
 
 
 @dataclass
-class Baseline:
-    """What `.grad` was when the backward began. `grads` is None when there were no gradients at all.
+class Setup:
+    """What the backwards of a reducer have in common. It refers to the reducer by weak references only."""
 
-    Gradients that are views of one bucket count their versions together: it cannot be told which of them has been
-    added to. Then `exact` is false, and only a hook can tell what has arrived.
-    """
+    parameters: list[torch.Tensor]
+    names: list[str]
+    settings: Settings
+    sending: Sending
+    carrying: Carrying  # `sending`, or an observer in front of it
+    stopwatch: Stopwatch
+    rank: int
+    backward_ended: Callable[[], None]
+    expected: list[int]  # of each parameter: how often its gradient arrives
+    chunks: list[Chunk] = field(default_factory=list)
+    chunk_of: dict[int, int] = field(default_factory=dict)
+    mode: Mode = Mode.OBSERVE
+    static_graph: bool = False
+    trust_graph: bool = True  # the search for unused parameters has not been wrong yet
+    used_between: set[int] = field(default_factory=set)  # in backwards that were not to be averaged
+    # Gradients as a backward that raised has left them, some of them averaged; and their versions.
+    spoilt: Sequence[tuple[int, torch.Tensor, int]] = ()
+    log: Callable[[], Log | None] = staticmethod(lambda: None)
 
-    grads: list[Any] | None
-    versions: list[int]
-    exact: bool = True
+    @property
+    def looks_for_unused(self) -> bool:
+        return self.settings.find_unused and not self.static_graph
 
-    def arrived(self, index: int, grad: torch.Tensor | None) -> bool:
-        if grad is None:
-            return False
-        if self.grads is None:
-            return True
-        return grad is not self.grads[index] or grad._version != self.versions[index]
+    @property
+    def tells_used(self) -> bool:
+        """Whether ranks tell each other in this step which parameters they used."""
+        return self.looks_for_unused or (self.static_graph and self.mode is Mode.OBSERVE)
 
-    def all_arrived(self, members: Sequence[int], grads: Sequence[torch.Tensor | None]) -> bool:
-        if self.grads is None:
-            return all(map(is_not, grads, repeat(None)))
-        return all(map(self.arrived, members, grads))
+    def names_of(self, indices: Sequence[int]) -> list[str]:
+        return [self.names[i] for i in indices]
 
-    def held(self, index: int) -> bool:
-        """It may be a gradient of an earlier backward, or of this one, from before an output was reached."""
-        return self.grads is not None and self.grads[index] is not None
+    def recorded(self, error: RuntimeError) -> RuntimeError:
+        """The error, noted in the logging data as torch does."""
+        log = self.log()
+        if log is not None:
+            log.set_error_and_log(str(error))
+        return error
 
-    def of(self, members: Sequence[int]) -> list[Any] | None:
-        return None if self.grads is None else [self.grads[i] for i in members]
+    def unexpected(self, index: int) -> RuntimeError:
+        if self.static_graph:
+            return self.recorded(errors.unexpected(self.names[index], self.rank))
+        return self.recorded(errors.ready_twice([self.names[index]], index, self.rank))
 
-
-def baseline(parameters: Sequence[torch.Tensor], *, exact: bool) -> Baseline:
-    grads = [parameter.grad for parameter in parameters]
-    if not any(map(is_not, grads, repeat(None))):
-        return Baseline(None, [])
-    return Baseline(list(grads), [-1 if grad is None else grad._version for grad in grads], exact)
+    def baseline(self) -> Baseline:
+        spoilt, self.spoilt = self.spoilt, ()
+        still = [i for i, grad, was in spoilt if self.parameters[i].grad is grad and grad._version == was]
+        if still:
+            raise self.recorded(errors.spoilt(self.names_of(still), self.rank))
+        return baseline(self.parameters, exact=not self.settings.as_views)
 
 
 @dataclass
 class Round:
-    """From the first gradient of a backward until all are averaged."""
-
+    setup: Setup
     readiness: Readiness
     waiting: list[int]  # of each chunk: for how many gradients
     counts: list[int]  # of each parameter: how often its gradient has arrived
@@ -111,7 +104,7 @@ class Round:
     reduced: int = 0  # how many buckets were sent: those without a used parameter may be skipped
     before: Baseline | None = None
     begun: bool = False
-    # The end of the outermost backward will be told; it has been.
+    # The end of the outermost backward will be reported; it has been.
     end_known: bool = False
     ended: bool = False
     # Gradients arrived before the backward reached an output: of a layer that was applied after the forward.
@@ -122,63 +115,192 @@ class Round:
     # Chunks whose sentinel arrived, and some of whose other gradients did not seem to be there.
     disordered: set[int] = field(default_factory=set)
     finishing: bool = False
-    # Of each parameter: whether this rank, then whether any rank, gave it a gradient; None: nobody asks.
+    # Of each parameter: whether this rank, then whether any rank, gave it a gradient; None: no rank asks.
     used: list[int] | None = None
     used_anywhere: Any = None
     used_work: Any = None
 
+    # --- a gradient arrives ------------------------------------------------------------------------
+
+    def gradient_arrived(self, index: int) -> None:
+        """A gradient has been added to `.grad` of a parameter that is watched."""
+        setup = self.setup
+        if not self.end_known:
+            self.early = True
+            if index in self.unused:  # a layer that is applied after the forward: the search cannot find it
+                setup.trust_graph, self.unused = False, frozenset()
+        if not self.begun:
+            self.begin((index,))
+        self.counts[index] += 1
+        self.tasks.add(torch._C._current_graph_task_id())
+        if self.counts[index] == 1:
+            self.order.append(index)
+        if setup.mode is Mode.OBSERVE or self.in_context:  # everything is sent at the end
+            if not self.end_known and len(self.order) == len(setup.parameters) - len(self.unused):
+                self._finish_at_the_end()
+        else:
+            self._count(index)
+
+    def begin(self, first: Sequence[int] = ()) -> None:
+        """The first gradients have arrived, or the backward ends without any."""
+        setup = self.setup
+        self.begun = True
+        unowned_gradients.serve(engine.current_task())
+        if self.before is None:
+            self.before = setup.baseline()
+        self.in_context = rpc_context.took_one(self, setup.parameters, first)
+        if setup.mode is Mode.COUNT and not self.in_context:
+            frozen = [i for i, parameter in enumerate(setup.parameters) if not parameter.requires_grad]
+            never = [i for i, count in enumerate(setup.expected) if count == 0] if setup.static_graph else []
+            for i in sorted({*self.unused, *frozen, *never}):
+                self.settled.add(i)
+                self._settle(i)
+
+    def _count(self, index: int) -> None:
+        setup = self.setup
+        surplus = self.counts[index] > max(setup.expected[index], 0 if setup.static_graph else 1)
+        if index in self.settled or surplus:
+            # An ordinary graph may change, as long as its gradient has not been sent.
+            if (setup.static_graph and surplus) or self.gathered[setup.chunk_of[index]]:
+                setup.trust_graph = setup.trust_graph and index not in self.unused
+                raise setup.unexpected(index)
+        elif self.counts[index] >= setup.expected[index]:
+            self._settle(index)
+
+    def _settle(self, index: int) -> None:
+        chunk = self.setup.chunk_of[index]
+        self.waiting[chunk] -= 1
+        if self.waiting[chunk] == 0:
+            self._gather(chunk)
+
+    def sentinel_arrived(self, number: int) -> None:
+        """The last gradient of a chunk: the others of the chunk should be there."""
+        setup, chunk = self.setup, self.setup.chunks[number]
+        if not self.begun:
+            self.begin(chunk.members)
+        if not self.end_known:
+            self._finish_at_the_end()
+        if self.gathered[number]:
+            raise setup.unexpected(chunk.members[-1])
+        before = self.before
+        assert before is not None
+        grads = [setup.parameters[i].grad for i in chunk.members]
+        if before.exact and not self.in_context and before.all_arrived(chunk.members, grads):
+            self._gather(number)
+        else:
+            self.disordered.add(number)
+
+    # --- its chunk goes into a bucket, the bucket to the other ranks -------------------------------
+
+    def _gather(self, number: int) -> None:
+        if self.gathered[number]:
+            return
+        setup, chunk = self.setup, self.setup.chunks[number]
+        before = self.before.of(setup.sending.plan.buckets[chunk.bucket].members) if self.before else None
+        with torch.no_grad():
+            setup.carrying.gather(chunk.bucket, chunk.start, chunk.end, before)
+            self.gathered[number] = True
+            self.readiness, launches = arrived(self.readiness, chunk.bucket, chunk.end - chunk.start)
+            for bucket in launches:
+                setup.stopwatch.mark_first("comm_start")
+                self.works.append(self._launch(bucket))
+        if self.readiness.complete:
+            self._all_launched()
+
+    def _launch(self, bucket: int) -> Any:
+        setup = self.setup
+        members = setup.sending.plan.buckets[bucket].members
+        skips = setup.settings.skip_unused and not setup.sending.hooked
+        if skips and self.unused.issuperset(members):
+            return None
+        self.reduced += 1
+        return setup.carrying.launch(bucket)
+
+    def _all_launched(self) -> None:
+        setup = self.setup
+        if setup.tells_used:
+            used = {i for i, count in enumerate(self.counts) if count} | setup.used_between
+            self.used = [int(i in used and p.grad is not None) for i, p in enumerate(setup.parameters)]
+            setup.used_between.clear()
+            self.used_anywhere, self.used_work = setup.sending.tell_used(self.used)
+        if not self.end_known:
+            self._finish_at_the_end()
+
+    def _finish_at_the_end(self) -> None:
+        """It is not known which backward is the outermost: take the one that runs now."""
+        if not self.finishing:
+            self.finishing = True
+            engine.when_it_ends(self.setup.backward_ended)
+
+    # --- the backward ends -------------------------------------------------------------------------
+
+    def anything_arrived(self) -> bool:
+        """Without a hook having reported it."""
+        before = self.before
+        if self.setup.mode is not Mode.SENTINEL or before is None:
+            return False
+        return any(before.arrived(i, parameter.grad) for i, parameter in enumerate(self.setup.parameters))
+
+    def missing(self) -> list[int]:
+        """Parameters whose gradients were expected and did not arrive."""
+        setup = self.setup
+        if setup.static_graph and setup.mode is Mode.OBSERVE:
+            return []  # what the first step uses is what each later step uses
+        lost = self._absent()
+        return [i for i in lost if setup.parameters[i].requires_grad and i not in self.unused]
+
+    def _absent(self) -> list[int]:
+        """Parameters of which nothing has arrived in this backward, as far as can be seen."""
+        parameters = self.setup.parameters
+        if self.setup.mode is not Mode.SENTINEL:
+            return [i for i, count in enumerate(self.counts) if not count and i not in self.settled]
+        if self.in_context:
+            return [i for i, parameter in enumerate(parameters) if parameter.grad is None]
+        before = self.before
+        assert before is not None
+        if not before.exact:
+            return []
+        return [
+            i
+            for n, chunk in enumerate(self.setup.chunks)
+            if not self.gathered[n]
+            for i in chunk.members
+            if not before.arrived(i, parameters[i].grad) and not (n in self.disordered and before.held(i))
+        ]
+
+    def complete(self) -> None:
+        """What has not been gathered goes as it is."""
+        if not self.begun:
+            self.begin()
+        self.finishing = True
+        for bucket in range(len(self.setup.sending.plan.buckets)):
+            for number, chunk in enumerate(self.setup.chunks):
+                if chunk.bucket == bucket:
+                    self._gather(number)
+
+    def average(self) -> None:
+        """Waits for every bucket; then `.grad` holds the averages."""
+        for bucket, work in enumerate(self.works):
+            self.setup.carrying.finish(bucket, work, partial(self._may_change, bucket, work))
+        learn_used(self)
+
+    def _may_change(self, bucket: int, work: Any, member: int, average: torch.Tensor) -> bool:
+        index = self.setup.sending.plan.buckets[bucket].members[member]
+        return work is not None and was_used(self, index, self.setup.parameters[index], average)
+
     def changed_order(self, before: Round | None) -> bool:
-        """Whether gradients arrived in another order than in the backward before, as far as can be told."""
+        """Whether gradients arrived in another order than in the backward before, as far as can be seen."""
         if before is None:
             return False
         return bool(self.disordered or (before.order and self.order and before.order != self.order))
 
 
-def new_round(
-    plan: BucketPlan, chunks: Sequence[Chunk], parameters: int, unused: frozenset[int] = frozenset()
-) -> Round:
+def new_round(setup: Setup, unused: frozenset[int] = frozenset()) -> Round:
     return Round(
-        readiness=begin([len(bucket.members) for bucket in plan.buckets]),
-        waiting=[len(chunk.members) for chunk in chunks],
-        counts=[0] * parameters,
-        gathered=[False] * len(chunks),
+        setup,
+        readiness=begin([len(bucket.members) for bucket in setup.sending.plan.buckets]),
+        waiting=[len(chunk.members) for chunk in setup.chunks],
+        counts=[0] * len(setup.parameters),
+        gathered=[False] * len(setup.chunks),
         unused=unused,
     )
-
-
-def absent(seen: Round, mode: Mode, chunks: Sequence[Chunk], parameters: Sequence[torch.Tensor]) -> list[int]:
-    """Parameters of which nothing has arrived in this backward, as far as can be told."""
-    if mode is not Mode.SENTINEL:
-        return [i for i, count in enumerate(seen.counts) if not count and i not in seen.settled]
-    if seen.in_context:
-        return [i for i, parameter in enumerate(parameters) if parameter.grad is None]
-    before = seen.before
-    assert before is not None
-    if not before.exact:
-        return []
-    return [
-        i
-        for n, chunk in enumerate(chunks)
-        if not seen.gathered[n]
-        for i in chunk.members
-        if not before.arrived(i, parameters[i].grad) and not (n in seen.disordered and before.held(i))
-    ]
-
-
-@dataclass(frozen=True)
-class Lesson:
-    """What a backward has taught: how the next one should be watched, and what to expect of it."""
-
-    mode: Mode
-    order: tuple[int, ...]
-    expected: tuple[int, ...]
-
-
-def lesson(seen: Round, end_task: int, *, dynamic: bool, lacking: Sequence[int]) -> Lesson:
-    """`dynamic`: the set of used parameters may change with every step."""
-    simple = all(count == 1 for count in seen.counts) and seen.tasks == {end_task}
-    in_order = simple and seen.end_known and not seen.early and not seen.in_context
-    mode = Mode.SENTINEL if in_order and not dynamic and not lacking else Mode.COUNT
-    arrived = set(seen.order)
-    rest = [i for i in range(len(seen.counts)) if i not in arrived]
-    return Lesson(mode, (*seen.order, *rest), tuple(seen.counts))

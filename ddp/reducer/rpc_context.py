@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ddp.reducer.round import baseline
+from ddp.reducer.baseline import baseline
 
 try:
     from torch._C._distributed_autograd import _current_context, get_gradients

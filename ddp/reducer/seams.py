@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ddp.reducer.module import DistributedDataParallel
-    from ddp.reducer.torch_reducer import TorchReducer
+    from ddp.reducer.reducer import Reducer
 
 
 class Tuner(Protocol):
@@ -19,5 +19,5 @@ class Tuner(Protocol):
     def stop(self, why: str) -> None: ...
 
 
-tuners: list[Callable[[TorchReducer], Tuner]] = []
+tuners: list[Callable[[Reducer], Tuner]] = []
 when_built: list[Callable[[DistributedDataParallel], None]] = []

@@ -28,10 +28,11 @@ class Guarded(Protocol):
 
     parameters: list[torch.Tensor]
     names: list[str]
-    rank: int
     stray_task: int
     synchronizes: bool
 
+    @property
+    def rank(self) -> int: ...
     def wanted(self) -> bool: ...
     def shares_parameters_with(self, other: Guarded) -> None: ...
 

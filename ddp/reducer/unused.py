@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd.profiler import record_function
 
 from ddp.reducer.carrier import AS_LONG_AS_IT_TAKES
 
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 
     from ddp.reducer.round import Round
 
+_log = logging.getLogger("ddp")
 # An output may be any object; the tensors in one lie near its surface.
 _DEEPEST = 6
 _NOT_OUTPUTS = (str, bytes, int, float, complex, type, torch.nn.Module)
@@ -51,6 +54,27 @@ def _parts(value: Any) -> Iterable[Any]:
     slots = getattr(type(value), "__slots__", ())
     named = [slots] if isinstance(slots, str) else slots
     return [*getattr(value, "__dict__", {}).values(), *(getattr(value, name, None) for name in named)]
+
+
+class GraphSearch:
+    """Walks the graph of each forward for parameters that its backward cannot reach."""
+
+    def __init__(self, accumulators: Sequence[Any]) -> None:
+        self._accumulators = accumulators
+        self._warned = False
+
+    def unused(self, outputs: Sequence[torch.Tensor]) -> frozenset[int]:
+        if not outputs:
+            return frozenset()
+        with record_function("torch.distributed.ddp.reducer::search_unused_parameters"):
+            unused = unreachable(outputs, self._accumulators)
+        if not unused and not self._warned:
+            self._warned = True
+            _log.warning(
+                "find_unused_parameters=True was given, and the forward left no parameter unused: each step walks "
+                "the whole autograd graph for nothing. If it never does, leave the flag out."
+            )
+        return unused
 
 
 def unreachable(outputs: Sequence[torch.Tensor], accumulators: Sequence[Any]) -> frozenset[int]:

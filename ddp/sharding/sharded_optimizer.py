@@ -71,7 +71,7 @@ class ShardedOptimizer(Optimizer, Joinable):
     # --- construction ------------------------------------------------------------------------------
 
     def _check_parameters(self) -> None:
-        reducer = self._model.reducer
+        reducer = self._model.reducer.core
         given = {id(parameter) for parameter in self._whole}
         for name, parameter, facts in zip(
             reducer.names, reducer.parameters, reducer.sending.facts, strict=True
@@ -93,7 +93,7 @@ class ShardedOptimizer(Optimizer, Joinable):
 
     @explained("the layout of shards")
     def _lay_out(self) -> None:
-        reducer = self._model.reducer
+        reducer = self._model.reducer.core
         order = list(reversed(range(len(reducer.parameters))))
         if reducer.rebuilt:  # a backward has been observed
             order = [i for bucket in reducer.sending.plan.buckets for i in bucket.members]
@@ -164,7 +164,7 @@ class ShardedOptimizer(Optimizer, Joinable):
         return loss
 
     def _check_step(self) -> None:
-        reducer = self._model.reducer
+        reducer = self._model.reducer.core
         if reducer.sending.plan is not self._plan:
             raise RuntimeError(
                 "the buckets of the model were made anew after this optimizer was made: save the state, make both "
@@ -198,7 +198,7 @@ class ShardedOptimizer(Optimizer, Joinable):
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
         """In place of torch.nn.utils.clip_grad_norm_. All ranks call it. -> the norm of all gradients"""
         gradients = [piece.grad for *_, piece in self._pieces() if piece.grad is not None]
-        device = self._model.reducer.sending.device
+        device = self._model.reducer.core.sending.device
         norms = [
             torch.linalg.vector_norm(each, norm_type, dtype=_wide(each)).to(device) for each in gradients
         ]
@@ -283,7 +283,7 @@ class ShardedOptimizer(Optimizer, Joinable):
 
     @property
     def join_device(self) -> torch.device:
-        return self._model.reducer.sending.device
+        return self._model.reducer.core.sending.device
 
     @property
     def join_process_group(self) -> dist.ProcessGroup:

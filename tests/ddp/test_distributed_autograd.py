@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed import rpc
 
 from ddp import DistributedDataParallel
-from ddp.reducer.round import Mode
+from ddp.reducer.chunks import Mode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,7 +66,7 @@ def taking_turns(rank: int, folder: str, given: dict[str, Any], over: str) -> No
         wanted = [a + b for a, b in zip(*(expected(wrapped.module, 2, n) for n in (8, 9)), strict=True)]
         close(in_context(wrapped.module, *losses), wanted)
         close(gradients(wrapped), kept)
-        assert wrapped.reducer._mode is Mode.COUNT
+        assert wrapped.reducer.core.mode is Mode.COUNT
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def learned_alone_first(rank: int, folder: str) -> list[str]:
             else:
                 loss_of(wrapped, batch(rank, step)).backward()
                 close(gradients(wrapped), wanted)
-            modes.append(wrapped.reducer._mode.name)
+            modes.append(wrapped.reducer.core.mode.name)
         return modes
 
 

@@ -42,8 +42,8 @@ def traced(rank: int, folder: str, backend: str) -> tuple[int, float, str]:
             loss_of(wrapped, batch(rank)).backward()
     steps(wrapped, rank, 2)
     close(gradients(wrapped), expected(wrapped.module, 2, 1))
-    sending = wrapped.reducer.sending
-    assert wrapped.reducer.carrying is sending
+    sending = wrapped.reducer.core.sending
+    assert wrapped.reducer.core.setup.carrying is sending
     for step in timeline.steps:
         assert step.forward_start < step.backward_start < step.compute_end <= step.end
         assert len(step.buckets) == len(sending.plan.buckets) > 1
@@ -85,8 +85,8 @@ def traced_by_one(rank: int) -> int:
     else:
         steps(wrapped, rank, 2)
     steps(wrapped, rank, _ENOUGH_STEPS)
-    assert wrapped.reducer.carrying is wrapped.reducer.sending
-    return len(wrapped.reducer.sending.plan.buckets)
+    assert wrapped.reducer.core.setup.carrying is wrapped.reducer.core.sending
+    return len(wrapped.reducer.core.sending.plan.buckets)
 
 
 def test_traces_do_not_disturb_each_other_nor_other_ranks(two_ranks: Ranks) -> None:
@@ -123,8 +123,8 @@ def tuned(rank: int, given: dict[str, Any]) -> tuple[list[Any], list[str]]:
             model(torch.full((2, 8), rank + number / 100)).square().mean().backward()
         close(gradients(wrapped), gradients(plain))
     log.removeHandler(listener)
-    assert not wrapped.reducer.tuning.going
-    return [bucket.members for bucket in wrapped.reducer.sending.plan.buckets], said
+    assert not wrapped.reducer.core.tuning.going
+    return [bucket.members for bucket in wrapped.reducer.core.sending.plan.buckets], said
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def stands_off(rank: int) -> list[str]:
     steps(joining, rank, 12)
     close(gradients(joining), expected(joining.module, 2, 11))
     wrapped = {"hooked": hooked, "joining": joining, "looking": looking}
-    return [name for name, model in wrapped.items() if model.reducer.tuning.going]
+    return [name for name, model in wrapped.items() if model.reducer.core.tuning.going]
 
 
 def test_auto_stands_off_where_buckets_are_the_business_of_others(two_ranks: Ranks) -> None:

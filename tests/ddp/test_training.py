@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ddp import DistributedDataParallel
+from ddp.reducer.chunks import Mode
 from ddp.reducer.plan import Kind
-from ddp.reducer.round import Mode
 
 if TYPE_CHECKING:
     from ranks import Ranks
@@ -62,7 +62,7 @@ def train(rank: int, world: int, given: dict[str, Any], set_to_none: bool) -> tu
         loss_of(wrapped, batch(rank, step)).backward()
         close(gradients(wrapped), wanted)
         optimizer.step()
-    return [p.detach().clone() for p in wrapped.parameters()], wrapped.reducer._mode.name
+    return [p.detach().clone() for p in wrapped.parameters()], wrapped.reducer.core.mode.name
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])
@@ -97,7 +97,7 @@ def large(rank: int) -> None:
         torch.stack([loss_of(wanted, batch(r, step, 2, 600)) for r in range(2)]).mean().backward()
         loss_of(wrapped, batch(rank, step, 2, 600)).backward()
         close(gradients(wrapped), gradients(wanted))
-    kinds = [bucket.kind for bucket in wrapped.reducer.sending.plan.buckets]
+    kinds = [bucket.kind for bucket in wrapped.reducer.core.sending.plan.buckets]
     assert sorted(kind.name for kind in kinds) == ["FLAT", "LOOSE"]
     assert kinds.index(Kind.LOOSE) == 1  # the first layer's weight, the last to arrive but for its bias
 
@@ -193,7 +193,7 @@ def turning(rank: int) -> str:
         torch.stack(losses).mean().backward()
         loss_of(wrapped, batch(rank, step)).backward()
         close(gradients(wrapped), gradients(plain))
-    return wrapped.reducer._mode.name
+    return wrapped.reducer.core.mode.name
 
 
 def test_an_order_that_changes_differently_on_each_rank_gives_the_same_gradients(two_ranks: Ranks) -> None:
@@ -274,7 +274,7 @@ def wrapped_anew(rank: int) -> list[str]:
             wanted = expected(wrappers[-1].module, 2, step)
             loss_of(wrappers[-1], batch(rank, step)).backward()
             close(gradients(wrappers[-1]), wanted)
-        modes.append(wrappers[-1].reducer._mode)
+        modes.append(wrappers[-1].reducer.core.mode)
 
     steps()
     wrappers.append(DistributedDataParallel(wrappers[0].module))

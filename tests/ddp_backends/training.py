@@ -211,7 +211,7 @@ def our_ddp():
             train(wrapped, torch.optim.SGD(wrapped.parameters(), 0.1, momentum=0.9))
             results.append([p.detach() for p in wrapped.parameters()])
             if kind is Ours and not options:
-                counted = collectives_of_gloo(wrapped), len(wrapped.reducer.sending.buckets)
+                counted = collectives_of_gloo(wrapped), len(wrapped.reducer.core.sending.buckets)
         for ours, theirs in zip(*results, strict=True):
             assert torch.allclose(ours, theirs, atol=1e-5)
     return counted

@@ -1,0 +1,52 @@
+"""What `.grad` of each parameter was when a backward began, to see later what has arrived."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import repeat
+from operator import is_not
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+
+@dataclass
+class Baseline:
+    """`grads` is None when there were no gradients at all.
+
+    Gradients that are views of one bucket count their versions together: which of them has been added to cannot be
+    seen. Then `exact` is false, and only a hook can report what has arrived.
+    """
+
+    grads: list[Any] | None
+    versions: list[int]
+    exact: bool = True
+
+    def arrived(self, index: int, grad: torch.Tensor | None) -> bool:
+        if grad is None:
+            return False
+        if self.grads is None:
+            return True
+        return grad is not self.grads[index] or grad._version != self.versions[index]
+
+    def all_arrived(self, members: Sequence[int], grads: Sequence[torch.Tensor | None]) -> bool:
+        if self.grads is None:
+            return all(map(is_not, grads, repeat(None)))
+        return all(map(self.arrived, members, grads))
+
+    def held(self, index: int) -> bool:
+        """It may be a gradient of an earlier backward, or of this one, from before an output was reached."""
+        return self.grads is not None and self.grads[index] is not None
+
+    def of(self, members: Sequence[int]) -> list[Any] | None:
+        return None if self.grads is None else [self.grads[i] for i in members]
+
+
+def baseline(parameters: Sequence[torch.Tensor], *, exact: bool) -> Baseline:
+    grads = [parameter.grad for parameter in parameters]
+    if not any(map(is_not, grads, repeat(None))):
+        return Baseline(None, [])
+    return Baseline(list(grads), [-1 if grad is None else grad._version for grad in grads], exact)

@@ -1,0 +1,30 @@
+"""What one backward teaches for the next: the order of its gradients, and how closely they must be watched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ddp.reducer.chunks import Mode
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddp.reducer.round import Round
+
+
+@dataclass(frozen=True)
+class Lesson:
+    mode: Mode
+    order: tuple[int, ...]
+    expected: tuple[int, ...]
+
+
+def lesson(seen: Round, end_task: int, *, dynamic: bool, lacking: Sequence[int]) -> Lesson:
+    """`dynamic`: the set of used parameters may change with every step."""
+    simple = all(count == 1 for count in seen.counts) and seen.tasks == {end_task}
+    in_order = simple and seen.end_known and not seen.early and not seen.in_context
+    mode = Mode.SENTINEL if in_order and not dynamic and not lacking else Mode.COUNT
+    arrived = set(seen.order)
+    rest = [i for i in range(len(seen.counts)) if i not in arrived]
+    return Lesson(mode, (*seen.order, *rest), tuple(seen.counts))
