@@ -17,7 +17,7 @@ from ddp.groups.backends import Layout, layout
 from ddp.groups.shared_group import SharedGroup
 from ddp.groups.shared_work import FinishedWork, SharedWork, Together
 from ddp.telemetry import collective_marks
-from ddp.telemetry.collective_facts import spelled
+from ddp.telemetry.collective_facts import format_ranks
 
 # Bytes of a turn; two buffers per member. On one host small enough for a core's cache; across hosts large enough for
 # the link; where each host has one rank, which goes without, it is only the portion in which data goes round.
@@ -170,7 +170,7 @@ class _Setup:
         for ranks in placed.hosts:
             known = [self.ranks[rank] for rank in ranks]
             word = "rank" if len(known) == 1 else "ranks"
-            found.append(f"{word} {spelled(known)} on {cards[ranks[0]].host_name}")
+            found.append(f"{word} {format_ranks(known)} on {cards[ranks[0]].host_name}")
         return found
 
     def _link(self, cards: list[Card], placed: Layout) -> ring.Links:

@@ -1,7 +1,7 @@
-"""What the arguments of a collective say of it: the facts that all ranks which do the same thing have in common.
+"""The facts of a collective that must be the same on all ranks, read from its arguments.
 
-Only tensors that must be alike on all ranks are looked at: of a gather the input, of a scatter the output. An
-all-to-all may differ from rank to rank in all of them.
+Only tensors that must match on all ranks are read: the input of a gather, the output of a scatter. An all-to-all has
+no such tensor, because all its tensors may differ from rank to rank.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Facts:
     op: str
-    alike: int | None = None  # which argument holds the tensors that are alike on all ranks
-    root: bool = False  # the others wait for this one rank
-    peer: int | None = None  # which argument is the rank on the other side
+    matching: int | None = None  # index of the argument with the tensors that must match on all ranks
+    root: bool = False  # all other ranks wait for one root rank
+    peer: int | None = None  # index of the argument with the rank on the other side
 
 
-# By the names of ProcessGroup's methods, in all the versions of torch that have them.
+# By method of ProcessGroup; no version of torch has all of them.
 FACTS: dict[str, Facts] = {
     "allreduce": Facts("all_reduce", 0),
     "allreduce_coalesced": Facts("all_reduce", 0),
@@ -56,7 +56,7 @@ _dtypes: dict[Any, str] = {}
 
 
 def tensor_facts(held: Any) -> tuple[str, int, int]:
-    """-> dtype, number of elements, hash of the shapes; of one tensor, or of all in a list."""
+    """Return dtype, number of elements and hash of the shapes, for one tensor or for a list of tensors."""
     if not isinstance(held, list | tuple):
         return _dtype(held), held.numel(), hash(held.shape) & 0xFFFFFFFF
     if len(held) == 1:
@@ -75,8 +75,8 @@ def _dtype(tensor: Any) -> str:
     return name
 
 
-def spelled(ranks: Sequence[int]) -> str:
-    """0,1,2,3 as "0-3"; 0,2,4 as "0-4/2"; any others one by one."""
+def format_ranks(ranks: Sequence[int]) -> str:
+    """Format 0,1,2,3 as "0-3", 0,2,4 as "0-4/2", and all others one by one."""
     if len(ranks) > 1:
         step = ranks[1] - ranks[0]
         if step > 0 and all(b - a == step for a, b in pairwise(ranks)):

@@ -1,14 +1,14 @@
-"""Notes on the page which collectives a script enters and leaves.
+"""Record on the status page which collectives a script enters and leaves.
 
-They are seen one level below `torch.distributed`'s functions, where all of these pass: at the methods of ProcessGroup,
-and at Work.wait for those that go on by themselves. So `all_gather_object` shows as the two all-gathers that it is,
-and what never passes there is not seen: the buckets of torch's own C++ reducer, and functional collectives.
+The wrappers sit one level below the functions of `torch.distributed`, where all calls pass: at the methods of
+ProcessGroup, and at Work.wait for asynchronous calls. So `all_gather_object` shows as the two all-gathers of which it
+consists. The buckets of torch's own C++ reducer and functional collectives do not pass there and are not recorded.
 
-A Work is over when it was waited for, when it is found completed by a later call, or when nobody holds it any more.
-Nothing here keeps one alive, since it would keep its tensors.
+A collective ends when the script has waited for its Work, when a later call finds the Work completed, or when the Work
+has been deleted. Nothing here keeps a Work alive, because that would keep its tensors alive as well.
 
-torch asks a group written in Python whether it overrides a method, and tells by the name of the running code when it
-is asked from inside that very override: so the wrappers run under the names of what they wrap.
+For a group written in Python, torch checks whether the group overrides a method. To detect that the override itself
+asks, it compares the name of the running code object. So every wrapper's code has the name of the method that it wraps.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import zlib
 from typing import TYPE_CHECKING, Any
 
 from . import status_page
-from .collective_facts import FACTS, spelled, tensor_facts
+from .collective_facts import FACTS, format_ranks, tensor_facts
 from .page_writer import LONGEST_NAME
 from .status_page import COMMUNICATE
 
@@ -48,22 +48,24 @@ def install(page: Page) -> None:
 
 
 def _watch_names(group_class: Any) -> None:
-    """Every group is given its name when it is made."""
-    named = group_class._set_group_name
+    """Detect new groups: torch names every group when it creates it."""
+    original = group_class._set_group_name
 
-    @functools.wraps(named)
+    @functools.wraps(original)
     def _set_group_name(group: Any, name: str) -> None:
-        named(group, name)
-        told = status_page.kept("made")
-        if told is not None:
-            told()
+        original(group, name)
+        callback = status_page.kept("on_new_group")
+        if callback is not None:
+            callback()
 
     group_class._set_group_name = _set_group_name
 
 
-def note_forming(page: Page) -> None:
-    """Of every group its timeout before it is formed: its ranks may come as late as that. And the forming counts as a
-    collective of its ranks: those that have come wait there for one that never does."""
+def mark_group_creation(page: Page) -> None:
+    """Record the creation of groups as a collective of their ranks, since ranks may wait there for one that is missing.
+
+    The timeout is recorded before, because the last rank may arrive that late.
+    """
     from torch.distributed import distributed_c10d
 
     registry: Any = distributed_c10d
@@ -74,25 +76,25 @@ def note_forming(page: Page) -> None:
         timeout = kwargs.get("timeout")
         if timeout is not None:
             page.patience(timeout.total_seconds())
-        op, ranks = _formed(*args) if status_page.traces_collectives() else ("", [])
+        op, ranks = _creation(*args) if status_page.traces_collectives() else ("", [])
         if len(ranks) < 2:
             return make(*args, **kwargs)
         before = page.mark(COMMUNICATE)
-        ticket = page.enter(_those_who_form(page, op, ranks), op, "", 0, 0, -1, False, 0)
+        ticket = page.enter(_creators(page, op, ranks), op, "", 0, 0, -1, False, 0)
         try:
-            made = make(*args, **kwargs)
+            group = make(*args, **kwargs)
         finally:
-            page.phase(before)  # the start of a script is not over with this
-        page.leave(ticket)  # where it fails the page goes on showing that it was here
-        return made
+            page.phase(before)  # a script that starts is still starting after this
+        page.leave(ticket)  # not after an error: the page keeps showing where the rank was
+        return group
 
     registry._new_process_group_helper = make_group
 
 
-def _formed(
+def _creation(
     size: int = -1, rank: int | None = -1, ranks_in_group: Sequence[int] | None = None, *_more: object
 ) -> tuple[str, list[int]]:
-    """Of what ranks, by the launcher's numbers: of any others a page has nothing to say, nor has who is not in it."""
+    """Return the function and the ranks in the launcher's numbering; no ranks if that is unknown or excludes us."""
     from torch.distributed import get_rank, get_world_size, is_initialized
 
     ours = os.environ.get("WORLD_SIZE"), os.environ.get("RANK")
@@ -102,9 +104,9 @@ def _formed(
     return "new_group", sorted(ranks_in_group or ()) if known and rank is not None else []
 
 
-def _those_who_form(page: Page, op: str, ranks: list[int]) -> int:
-    """Always the same number, so that a group that is formed again is the next collective."""
-    members = spelled(ranks)
+def _creators(page: Page, op: str, ranks: list[int]) -> int:
+    """Return the number of a page group for these ranks: the same on each call, so that a repetition counts up."""
+    members = format_ranks(ranks)
     name = op if op == _FORMING else f"({members})"
     if len(name) > LONGEST_NAME:
         name = f"({members[:24]}... {zlib.crc32(members.encode()):08x})"
@@ -115,7 +117,7 @@ def _those_who_form(page: Page, op: str, ranks: list[int]) -> int:
 
 
 def watch(group_class: type, work_classes: tuple[type, ...]) -> None:
-    """A group in Python has methods of its own. Nothing happens where collectives are not noted."""
+    """Record the collectives of a group class written in Python, which has its own methods, if tracing is on."""
     marks = status_page.kept("collectives")
     if marks is not None:
         marks.watch_group_class(group_class)
@@ -123,17 +125,17 @@ def watch(group_class: type, work_classes: tuple[type, ...]) -> None:
             marks.watch_work_class(work_class)
 
 
-def when_a_group_is_made(told: Callable[[], None]) -> None:
-    status_page.keep("made", told)
+def on_new_group(callback: Callable[[], None]) -> None:
+    status_page.keep("on_new_group", callback)
 
 
-def when_one_fails(told: Callable[[RuntimeError, str, int], None]) -> None:
-    """`told(error, op, seq)` for each collective that raises; it may raise another in its place."""
-    status_page.keep("failures", told)
+def on_failure(callback: Callable[[RuntimeError, str, int], None]) -> None:
+    """Call `callback(error, op, sequence)` for each collective that raises; it may raise another error instead."""
+    status_page.keep("on_failure", callback)
 
 
 class _Flight:
-    """A collective between its call and its end."""
+    """A collective between its start and its end."""
 
     __slots__ = ("op", "sequence", "ticket", "work")
 
@@ -142,11 +144,11 @@ class _Flight:
         self.work: weakref.ref[Any] | None = None
 
 
-def _tell(error: RuntimeError, flight: _Flight) -> None:
+def _report(error: RuntimeError, flight: _Flight) -> None:
     status_page.page().error(f"{flight.op} #{flight.sequence}: {error}")
-    told = status_page.kept("failures")
-    if told is not None:
-        told(error, flight.op, flight.sequence)
+    callback = status_page.kept("on_failure")
+    if callback is not None:
+        callback(error, flight.op, flight.sequence)
 
 
 class _Group:
@@ -158,13 +160,13 @@ class _Group:
         self.inside = False
         self.pairs: dict[tuple[str, int], int] = {}
         name, self.ranks = _name(group), _ranks(group)
-        self.number = page.group(name, group.size(), spelled(self.ranks))
+        self.number = page.group(name, group.size(), format_ranks(self.ranks))
 
 
 def _name(group: Any) -> str:
     try:
         return str(group.group_name)
-    except (RuntimeError, AttributeError):  # a group that was made without torch.distributed's register
+    except (RuntimeError, AttributeError):  # a group that was created without torch.distributed's registry
         return "unnamed"
 
 
@@ -184,21 +186,21 @@ class _Marks:
         self._flying: dict[int, _Flight] = {}  # by the identity of the Work
         self._futures: list[tuple[Any, int]] = []
 
-    # --- a collective begins -------------------------------------------------------------------------
+    # --- start of a collective -----------------------------------------------------------------------
 
     def watch_group_class(self, group_class: type) -> None:
         for name, facts in FACTS.items():
             original = group_class.__dict__.get(name)
             if callable(original):
-                setattr(group_class, name, self._noted(original, name, facts))
+                setattr(group_class, name, self._wrap_collective(original, name, facts))
 
-    def _noted(self, original: Callable[..., Any], name: str, facts: Facts) -> Callable[..., Any]:
+    def _wrap_collective(self, original: Callable[..., Any], name: str, facts: Facts) -> Callable[..., Any]:
         marks = self
 
-        def noted(group: Any, *args: Any, **kwargs: Any) -> Any:
+        def wrapper(group: Any, *args: Any, **kwargs: Any) -> Any:
             return marks.call(original, facts, group, args, kwargs)
 
-        return _in_the_place_of(original, noted, name)
+        return _disguise(wrapper, original, name)
 
     def call(
         self,
@@ -209,26 +211,26 @@ class _Marks:
         kwargs: dict[str, Any],
     ) -> Any:
         page = self._page
-        at_once = not getattr(args[-1] if args else kwargs.get("opts"), "asyncOp", True)
+        is_blocking = not getattr(args[-1] if args else kwargs.get("opts"), "asyncOp", True)
         known = self._known(group)
-        if known.inside:  # it is built of its other methods; what it was asked for counts
+        if known.inside:  # the group calls its own methods; only the outer call is recorded
             return original(group, *args, **kwargs)
-        flight = self._enter(facts, known, args, not at_once)
-        before = page.mark(COMMUNICATE) if at_once else COMMUNICATE
+        flight = self._enter(facts, known, args, not is_blocking)
+        before = page.mark(COMMUNICATE) if is_blocking else COMMUNICATE
         known.inside = True
         try:
             work = original(group, *args, **kwargs)
         except RuntimeError as error:
-            _tell(error, flight)
+            _report(error, flight)
             raise
         finally:
             known.inside = False
-            if at_once:
+            if is_blocking:
                 page.back(before)
         if work is None:
             page.leave(flight.ticket)
         else:
-            self._fly(work, flight)
+            self._track(work, flight)
         return work
 
     def _known(self, group: Any) -> _Group:
@@ -239,35 +241,35 @@ class _Marks:
 
     def _enter(self, facts: Facts, known: _Group, args: tuple[Any, ...], is_async: bool) -> _Flight:
         if self._flying or self._futures:
-            self._look_at_the_oldest()
+            self._check_oldest()
         dtype, numel, shape, peer, pair = "", 0, 0, -1, 0
         try:
-            if facts.alike is not None:
-                dtype, numel, shape = tensor_facts(args[facts.alike])
+            if facts.matching is not None:
+                dtype, numel, shape = tensor_facts(args[facts.matching])
             if facts.root:
                 peer = known.ranks[args[1].rootRank]
             elif facts.peer is not None:
                 peer = known.ranks[args[facts.peer]]
                 pair = known.pairs[facts.op, peer] = known.pairs.get((facts.op, peer), 0) + 1
         except (IndexError, AttributeError, TypeError):
-            pass  # called in a way of its own: what can be told is told
+            pass  # unusual arguments: record the facts that are known
         known.entered += not pair
         ticket = self._page.enter(known.number, facts.op, dtype, numel, shape, peer, is_async, pair)
         return _Flight(ticket, facts.op, pair or known.entered)
 
-    # --- and is over ---------------------------------------------------------------------------------
+    # --- end of a collective -------------------------------------------------------------------------
 
-    def _fly(self, work: Any, flight: _Flight) -> None:
+    def _track(self, work: Any, flight: _Flight) -> None:
         key = id(work)
 
-        def nobody_holds_it(_reference: object) -> None:
+        def on_deletion(_reference: object) -> None:
             if self._flying.pop(key, None) is not None:
                 self._page.leave(flight.ticket)
 
-        flight.work = weakref.ref(work, nobody_holds_it)
+        flight.work = weakref.ref(work, on_deletion)
         self._flying[key] = flight
 
-    def _look_at_the_oldest(self) -> None:
+    def _check_oldest(self) -> None:
         if self._flying:
             key = next(iter(self._flying))
             flight = self._flying[key]
@@ -279,10 +281,10 @@ class _Marks:
             self._page.leave(self._futures.pop(0)[1])
 
     def watch_work_class(self, work_class: type) -> None:
-        for name, by in (("wait", self.wait), ("get_future", self.future)):
+        for name, handler in (("wait", self.wait), ("get_future", self.future)):
             original = work_class.__dict__.get(name)
             if callable(original):
-                setattr(work_class, name, _noting(original, name, by))
+                setattr(work_class, name, _wrap_work_method(original, name, handler))
 
     def wait(self, original: Callable[..., Any], work: Any, args: Any, kwargs: Any) -> Any:
         flight = self._flying.pop(id(work), None)
@@ -292,8 +294,8 @@ class _Marks:
         before = page.mark(COMMUNICATE)
         try:
             result = original(work, *args, **kwargs)
-        except RuntimeError as error:  # and the page goes on showing where
-            _tell(error, flight)
+        except RuntimeError as error:  # no leave(): the page keeps showing where the rank was
+            _report(error, flight)
             raise
         finally:
             page.back(before)
@@ -301,7 +303,7 @@ class _Marks:
         return result
 
     def future(self, original: Callable[..., Any], work: Any, args: Any, kwargs: Any) -> Any:
-        """Who asks for a future often lets go of the Work."""
+        """Track the future instead of the Work: callers of get_future() often drop the Work."""
         future = original(work, *args, **kwargs)
         flight = self._flying.pop(id(work), None)
         if flight is not None:
@@ -309,14 +311,17 @@ class _Marks:
         return future
 
 
-def _noting(original: Callable[..., Any], name: str, by: Callable[..., Any]) -> Callable[..., Any]:
-    def noted(work: Any, *args: Any, **kwargs: Any) -> Any:
-        return by(original, work, args, kwargs)
+def _wrap_work_method(
+    original: Callable[..., Any], name: str, handler: Callable[..., Any]
+) -> Callable[..., Any]:
+    def wrapper(work: Any, *args: Any, **kwargs: Any) -> Any:
+        return handler(original, work, args, kwargs)
 
-    return _in_the_place_of(original, noted, name)
+    return _disguise(wrapper, original, name)
 
 
-def _in_the_place_of(original: Callable[..., Any], noted: Any, name: str) -> Callable[..., Any]:
-    noted.__code__ = noted.__code__.replace(co_name=name)
-    wrapper: Callable[..., Any] = functools.update_wrapper(noted, original)
-    return wrapper
+def _disguise(wrapper: Any, original: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Give a wrapper the name of the method that it wraps, for torch's check of overrides."""
+    wrapper.__code__ = wrapper.__code__.replace(co_name=name)
+    result: Callable[..., Any] = functools.update_wrapper(wrapper, original)
+    return result

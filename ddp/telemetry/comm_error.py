@@ -1,8 +1,8 @@
-"""`ddp.CommError`: a collective failed, told with what it was doing and who is gone.
+"""`ddp.CommError`: a failed collective, with what it carried and which peer is gone.
 
-What a library raises is an address or a rank of a group, in words of its own. The error that replaces it is chained
-to it, says which peer that is, on which host, which bucket with which parameters was under way, and, where the
-launcher broke communication off, why. It is torch's own DistBackendError wherever torch would raise that.
+A communication library reports an address, or a rank within a group, in its own words. `CommError` replaces that error
+and is chained to it. It names the peer and its host, the bucket and its parameters, and, if the launcher aborted
+communication, the reason. It is also a DistBackendError wherever torch would raise one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from ddp.telemetry import guard
-from ddp.telemetry.comm_words import Doing, Explanation, explanation, first_line, is_of_communication
+from ddp.telemetry.comm_words import Doing, Explanation, explain_failure, first_line, is_communication_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,14 +22,14 @@ __all__ = ["CommError", "Doing", "explain", "explained"]
 
 
 class CommError(RuntimeError):
-    """A collective failed because of somebody else, or was broken off. `__cause__` is what the library said."""
+    """A collective failed because of another rank, or was aborted. `__cause__` is the error of the library."""
 
-    def __init__(self, explained: Explanation, doing: Doing, said: str) -> None:
-        super().__init__(f"{explained.text}\n  what was said: {said}")
-        self.explanation = explained
-        self.cause = explained.cause
-        self.peer_rank = None if explained.peer is None else explained.peer.rank
-        self.peer_host = "" if explained.peer is None else explained.peer.host
+    def __init__(self, explanation: Explanation, doing: Doing, original: str) -> None:
+        super().__init__(f"{explanation.text}\n  original error: {original}")
+        self.explanation = explanation
+        self.cause = explanation.cause
+        self.peer_rank = None if explanation.peer is None else explanation.peer.rank
+        self.peer_host = "" if explanation.peer is None else explanation.peer.host
         self.collective = doing.collective
         self.group = doing.group
         self.sequence = doing.sequence
@@ -37,11 +37,11 @@ class CommError(RuntimeError):
         self.parameters = doing.parameters
 
     def __reduce__(self) -> tuple[type[RuntimeError], tuple[str]]:
-        return RuntimeError, (str(self),)  # to another process, which has none of these peers
+        return RuntimeError, (str(self),)  # another process has none of these peers
 
 
 class BackendCommError(CommError, dist.DistBackendError):
-    """The same, for those who catch what torch raises."""
+    """The same, for scripts that catch torch's DistBackendError."""
 
 
 for _each in (CommError, BackendCommError):
@@ -50,18 +50,18 @@ BackendCommError.__name__ = BackendCommError.__qualname__ = "CommError"
 
 
 def explain(error: RuntimeError, doing: Doing) -> None:
-    """Raises what says more, where communication has failed; else the caller raises what there is."""
+    """Raise a CommError if `error` is a failure of communication; otherwise return, so that the caller re-raises."""
     if isinstance(error, CommError):
         if error.bucket is None and doing.bucket is not None:
             _raise_with_bucket(error, doing)
-    elif is_of_communication(error):
-        told = explanation(error, doing, guard.start())
+    elif is_communication_error(error):
+        explanation = explain_failure(error, doing, guard.start())
         kind: type[CommError] = BackendCommError if isinstance(error, dist.DistError) else CommError
-        raise kind(told, doing, first_line(str(error))) from error
+        raise kind(explanation, doing, first_line(str(error))) from error
 
 
 def _raise_with_bucket(error: CommError, doing: Doing) -> None:
-    """Whoever waited knew the collective, and we know what for."""
+    """Raise the same error with the bucket added: the place that waited knew the collective, but not its bucket."""
     whole = Doing(
         doing.collective,
         doing.group or error.group,
@@ -71,13 +71,14 @@ def _raise_with_bucket(error: CommError, doing: Doing) -> None:
         doing.parameters,
     )
     before = error.explanation
-    lacking = str(Doing(error.collective, error.group, error.sequence))
-    told = Explanation(before.text.replace(lacking, str(whole), 1), before.cause, before.peer)
-    raise type(error)(told, whole, first_line(str(error.__cause__))) from error.__cause__
+    without_bucket = str(Doing(error.collective, error.group, error.sequence))
+    explanation = Explanation(before.text.replace(without_bucket, str(whole), 1), before.cause, before.peer)
+    raise type(error)(explanation, whole, first_line(str(error.__cause__))) from error.__cause__
 
 
 @contextmanager
 def explained(collective: str, group: str = "") -> Iterator[None]:
+    """Turn failures of communication inside the block into CommError."""
     try:
         yield
     except RuntimeError as error:

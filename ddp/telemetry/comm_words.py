@@ -1,4 +1,7 @@
-"""An error of communication, in words: what was under way, and who is gone. Knows libraries by what they say."""
+"""The text of a communication error: which collective failed, and which peer is gone.
+
+Libraries raise plain RuntimeErrors, so their messages are the only way to recognize these errors.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,8 @@ from .peers import Peer
 if TYPE_CHECKING:
     from .guard import Guard
 
-# Of which every message about a peer, a link or a time limit has one; lower-cased.
-_WORDS = (
+# Every message about a peer, a connection or a timeout contains one of these; lower case.
+_PHRASES = (
     "gloo",
     "nccl",
     "connection closed by peer",
@@ -30,13 +33,17 @@ _NAMED_RANK = (
     re.compile(r"lost its connection to rank (\d+)"),
     re.compile(r"\bRank (\d+) failed to pass monitoredBarrier"),
 )
-_ABORTED = "aborted the process group"  # on the launcher's order, whose reason is on its way to us as well
-_LIMIT = re.compile(r"time(?:d )?out|has not joined|is not done after|failed to pass monitoredBarrier", re.I)
+_ABORTED = (
+    "aborted the process group"  # by a peer, on the launcher's request; the same request is on its way here
+)
+_TIMEOUT = re.compile(
+    r"time(?:d )?out|has not joined|is not done after|failed to pass monitoredBarrier", re.I
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Doing:
-    """What was under way, as far as whoever waited for it knows."""
+    """What a rank was doing when the error occurred, as far as the place that caught it knows."""
 
     collective: str = ""
     group: str = ""
@@ -46,14 +53,14 @@ class Doing:
     parameters: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        said = self.collective or "a collective"
+        text = self.collective or "a collective"
         if self.sequence is not None:
-            said += f" #{self.sequence}"
+            text += f" #{self.sequence}"
         if self.group:
-            said += f" of the group {self.group}"
+            text += f" of the group {self.group}"
         if self.bucket is not None:
-            said += f" (bucket {self.bucket + 1} of {self.n_buckets}: {listed(self.parameters)})"
-        return said
+            text += f" (bucket {self.bucket + 1} of {self.n_buckets}: {listed(self.parameters)})"
+        return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,42 +70,42 @@ class Explanation:
     peer: Peer | None
 
 
-def is_of_communication(error: BaseException) -> bool:
-    """Whether an error tells of a peer, a link or a time limit, and not of the script."""
+def is_communication_error(error: BaseException) -> bool:
+    """Whether an error is about a peer, a connection or a timeout, and not about the script."""
     if any(kind.__name__ == "DistError" for kind in type(error).__mro__):
         return True
-    words = str(error).lower()
-    return isinstance(error, RuntimeError) and any(word in words for word in _WORDS)
+    message = str(error).lower()
+    return isinstance(error, RuntimeError) and any(phrase in message for phrase in _PHRASES)
 
 
-def explanation(error: BaseException, doing: Doing, watching: Guard) -> Explanation:
-    """Found within moments, or not at all; the launcher is told."""
+def explain_failure(error: BaseException, doing: Doing, guard: Guard) -> Explanation:
+    """Find the cause within a fraction of a second, and report it to the launcher."""
     text = str(error)
-    reason = watching.awaited_reason()
-    named_there = _named_rank(text, watching)
-    # Whose time is over waited for somebody; who hung up meanwhile may have waited as well.
-    peer = named_there if _LIMIT.search(text) else named_there or watching.peers.peer_in(text)
+    reason = guard.wait_for_reason()
+    named_rank = _find_named_rank(text, guard)
+    # After a timeout a closed connection proves nothing: that peer may have waited for the missing rank as well.
+    peer = named_rank if _TIMEOUT.search(text) else named_rank or guard.peers.peer_in(text)
     if reason:
-        told = Explanation(f"{doing} was broken off by the launcher: {reason}", reason, peer)
-    elif _LIMIT.search(text):
-        cause = f"{peer} has not come in time" if peer is not None else "its time limit is over"
-        told = Explanation(f"{doing} has failed: {cause}", cause, peer)
+        explanation = Explanation(f"{doing} was aborted by the launcher: {reason}", reason, peer)
+    elif _TIMEOUT.search(text):
+        cause = f"{peer} did not arrive within the timeout" if peer is not None else "it timed out"
+        explanation = Explanation(f"{doing} failed: {cause}", cause, peer)
     elif peer is not None and _ABORTED not in text:
-        cause = f"{peer} is gone: it died, or left before the others"
-        told = Explanation(f"{doing} has failed: {cause}", cause, peer)
+        cause = f"{peer} is gone: it died, or exited before the others"
+        explanation = Explanation(f"{doing} failed: {cause}", cause, peer)
     else:
-        told = Explanation(f"{doing} has failed", first_line(text) or type(error).__name__, peer)
-    watching.tell(told.text, str(doing), peer)
-    return told
+        explanation = Explanation(f"{doing} failed", first_line(text) or type(error).__name__, peer)
+    guard.report(explanation.text, str(doing), peer)
+    return explanation
 
 
 def first_line(text: str) -> str:
     return next((line.strip() for line in text.splitlines() if line.strip()), "")
 
 
-def _named_rank(text: str, watching: Guard) -> Peer | None:
+def _find_named_rank(text: str, guard: Guard) -> Peer | None:
     for pattern in _NAMED_RANK:
         if found := pattern.search(text):
             rank = int(found[1])
-            return Peer(rank, watching.peers.host_of(rank))
+            return Peer(rank, guard.peers.host_of(rank))
     return None

@@ -1,8 +1,9 @@
-"""A rank that has done its work ends as it said it would, whatever threads torch has left behind.
+"""Let a rank that has finished exit with its own exit code, even if threads of torch are still running.
 
-A thread of Gloo that lets go of a tensor wants the GIL, and while the interpreter ends it would abort the process
-(ddp/telemetry/_core/ending.c says how). So at the very end such threads are let through; who comes later waits for the
-process to be gone; and groups stay as they are, for taking one apart would wait for its threads.
+A Gloo thread needs the GIL to release a tensor. If it asks for the GIL while the interpreter shuts down, Python aborts
+the process (ddp/telemetry/_core/ending.c explains how). So the exit handler first gives such threads a moment to
+finish. A thread that comes later blocks until the process is gone. Process groups are not destroyed, because their
+destructors would wait for these threads.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ import time
 
 try:
     from . import _ending as _compiled
-except ImportError:  # no compiler where this was installed: torch's race stays what it is
+except ImportError:  # installed without a compiler: the race in torch remains
     _compiled = None  # type: ignore[assignment]
 
-_LET_THROUGH_S = 0.002
+_GRACE_S = 0.002
 
 
-def arrange() -> None:
-    """torch, hence C++, is loaded by then. Again is no harm."""
-    # Python 3.14 lets such threads wait by itself.
+def install() -> None:
+    """Install the handlers, after torch, and with it the C++ runtime, has been loaded. A second call has no effect."""
+    # From 3.14 on, Python itself makes such threads wait.
     if _compiled is not None and sys.version_info < (3, 14) and not _compiled.outlive_threads():
         atexit.register(_let_threads_end)
 
@@ -33,4 +34,4 @@ def _let_threads_end() -> None:
     for group in groups:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
     if torch is not None:
-        time.sleep(_LET_THROUGH_S)  # without the GIL
+        time.sleep(_GRACE_S)  # without the GIL

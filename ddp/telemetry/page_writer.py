@@ -1,8 +1,9 @@
-"""The status page's writer in Python, for where the compiled one (`_core/page.c`) is not there. It writes the same.
+"""The writer of the status page in Python, used if the compiled writer (`_core/page.c`) is missing.
 
-A block changes under a counter that is odd meanwhile; docs/status-page.md has the layout. A CPU may reorder what it
-stores, so something must keep counter and block apart: every store is made under a lock that nobody else waits for,
-and to leave a lock and to take it again orders memory on every machine.
+Both write the same bytes. Each block has a counter that is odd while the block changes; docs/status-page.md describes
+the layout. A CPU may reorder stores, so a memory barrier must separate the stores to the counter from those to the
+block. Python has no barriers, but releasing a lock and taking it again is one on every machine. So each store happens
+under a lock that no other thread takes.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ ERROR_AT, ERROR = 640, struct.Struct("=Q368s")
 RING_AT, RING_SLOTS, COLLECTIVE = 1024, 16, struct.Struct("=5QIIiI20s12s")
 GROUPS_AT, GROUP_SLOTS, GROUP = 2560, 12, struct.Struct("=II2Q40s24s")
 _SLOT = 96
-_ASYNC, _PAIR = 1, 2  # a PAIR is a send or a receive, and counted apart
+_ASYNC, _PAIR = 1, 2  # a PAIR is a send or a receive, and is counted separately
 LONGEST_NAME, _MEMBERS = 40, 24
 
 
@@ -44,7 +45,7 @@ class _Group:
 
 
 class Page:
-    """The interface is that of `ddp.telemetry._page.Page`."""
+    """Same interface as `ddp.telemetry._page.Page`."""
 
     def __init__(self, file: int) -> None:
         self._memory = mmap.mmap(file, _SIZE)
@@ -62,13 +63,15 @@ class Page:
         self._forked = True
 
     def _claim(self) -> None:
-        """Another process may have written before: a wrapper that runs one program after the other."""
+        """Reset the page: another process may have written it, for example if the script runs programs in turn."""
         _PID.pack_into(self._memory, PID_AT, 0)
         self._since = self._step_since = now = monotonic_ns()
         self._phase, self._phase_ns = STARTING, [0] * 12
         self._step = self._last_ns = self._mean_ns = 0
         self._patience_ns = 0
-        self._buckets = [0] * 6  # how many, launched, finished, unused; launched and finished last when
+        self._buckets = [
+            0
+        ] * 6  # count, launched, finished, unused; time of the last launch, of the last finish
         for at, block in ((SECTION_AT, NAMED), (MESSAGE_AT, MESSAGE), (ERROR_AT, ERROR)):
             self._write(at, bytes(block.size))
         for at in range(RING_AT, GROUPS_AT + GROUP_SLOTS * _SLOT, _SLOT):
@@ -81,7 +84,7 @@ class Page:
         if self._forked:
             return
         memory = self._memory
-        odd = _COUNTER.unpack_from(memory, at)[0] | 1  # a writer before us may have died here
+        odd = _COUNTER.unpack_from(memory, at)[0] | 1  # an earlier writer may have died here
         with self._lock:
             _COUNTER.pack_into(memory, at, odd)
         with self._lock:
@@ -98,7 +101,7 @@ class Page:
 
     def phase(self, number: int) -> int:
         if not STARTING <= number <= EXITING:
-            raise ValueError(f"no phase has the number {number}")
+            raise ValueError(f"invalid phase {number}: not a number from {STARTING} to {EXITING}")
         before, now = self._phase, monotonic_ns()
         self._phase_ns[before] += now - self._since
         self._phase, self._since = number, now
@@ -108,7 +111,7 @@ class Page:
         return before
 
     def mark(self, number: int) -> int:
-        """What the script has named stays what it is, whatever is called meanwhile; before its first step it starts."""
+        """Keep phases that the script has named; and communication before the first step still belongs to the start."""
         now = self._phase
         starting = now == STARTING and number == COMMUNICATE
         return now if now in _NAMED or now == number or starting else self.phase(number)
@@ -121,7 +124,7 @@ class Page:
 
     def step(self) -> None:
         if self._ever_moved and not self._moved:
-            return  # a second optimizer, in the same step
+            return  # a second optimizer in the same step
         now = monotonic_ns()
         took, self._step_since, self._moved = now - self._step_since, now, False
         self._step += 1
@@ -152,8 +155,8 @@ class Page:
     # --- groups and collectives ----------------------------------------------------------------------
 
     def group(self, name: str, size: int, members: str) -> int:
-        told = members.encode()
-        self._groups.append(_Group(size, _cut(name, LONGEST_NAME), told if len(told) <= _MEMBERS else b""))
+        ranks = members.encode()
+        self._groups.append(_Group(size, _cut(name, LONGEST_NAME), ranks if len(ranks) <= _MEMBERS else b""))
         return len(self._groups) - 1
 
     def _show_group(self, number: int) -> None:
@@ -164,7 +167,7 @@ class Page:
     def enter(
         self, group: int, op: str, dtype: str, numel: int, shape: int, peer: int, is_async: int, sequence: int
     ) -> int:
-        """`sequence` 0 counts on in the group."""
+        """`sequence` 0: take the group's next number."""
         known = self._groups[group]
         self._entered += 1
         self._moved = self._ever_moved = True
@@ -173,8 +176,8 @@ class Page:
             known.entered += 1
             sequence = known.entered
         self._show_group(group)
-        said = [numel, shape, group + 1, peer, flags, _cut(op, 20), _cut(dtype, 12)]
-        shown: list[object] = [self._entered, sequence, monotonic_ns(), 0, *said]
+        facts = [numel, shape, group + 1, peer, flags, _cut(op, 20), _cut(dtype, 12)]
+        shown: list[object] = [self._entered, sequence, monotonic_ns(), 0, *facts]
         self._collectives[self._entered % RING_SLOTS] = shown
         self._show_collective(self._entered)
         return self._entered
@@ -197,7 +200,7 @@ class Page:
         if self._phase == STARTING:
             self.phase(IDLE)
 
-    # --- what the script says ------------------------------------------------------------------------
+    # --- messages of the script ----------------------------------------------------------------------
 
     def section(self, name: str, timeout_s: float, since: int) -> int:
         since = since or monotonic_ns()
@@ -213,6 +216,6 @@ class Page:
 
 
 def _cut(text: str, room: int) -> bytes:
-    """UTF-8, cut between characters."""
-    told = text.encode(errors="replace")
-    return told if len(told) <= room else told[:room].decode(errors="ignore").encode()
+    """Encode as UTF-8, truncated at a character boundary."""
+    data = text.encode(errors="replace")
+    return data if len(data) <= room else data[:room].decode(errors="ignore").encode()

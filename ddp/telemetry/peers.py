@@ -1,16 +1,16 @@
-"""Which of this process's TCP connections lead to which rank, and which of them the other side has closed.
+"""Which TCP connection of this process leads to which rank, and which connections the peer has closed.
 
 Theory of operation
 -------------------
-Gloo, NCCL and our own ring keep their sockets to themselves, and what they say of a lost peer is an address, at
-best. But a connection between two ranks has two ends, and each rank can see its own: so every rank writes the ends
-of its connections into the store that the ranks meet at, and whose end is the mirror image of one of ours is the
-rank at the other side of it. Nothing of this depends on how a library sets up its connections.
+Gloo, NCCL and our own ring do not expose their sockets. At best they report a lost peer by its address. But both ranks
+of a connection see the same two addresses, in opposite order. So every rank writes the addresses of its connections
+into the store that all ranks share. If rank 3 has written the pair (b, a), our connection (a, b) leads to rank 3. This
+does not depend on how a library sets up its connections.
 
-Once a connection's peer is known, the kernel tells when it is closed, whether or not anybody waits for it just now.
-The first to close is the one that went first; those that follow went because of it.
+Once the peer of a connection is known, the kernel reports when the peer closes it, even if no thread waits for it at
+that moment. The peer that closes first is the one that failed first. The others follow because of it.
 
-Worlds of more than `MOST_RANKS` are left alone: their ranks would read too much of each other.
+This is switched off in worlds of more than `MAX_RANKS` ranks, which would have to read too much from the store.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-MOST_RANKS = 256
-_AGAIN_AFTER_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0)  # the others may not have written theirs yet
-_SAME_FALL_S = 5.0  # closed no longer than this before the failure: part of it
+MAX_RANKS = 256
+_RETRY_AFTER_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0)  # other ranks may not have written theirs yet
+_SAME_FAILURE_S = 5.0  # a connection that closed at most this long before a failure belongs to it
 _ADDRESS = re.compile(r"\[?((?:\d{1,3}\.){3}\d{1,3}|[0-9a-fA-F]*:[0-9a-fA-F:.]+)\]?[:<](\d{1,5})")
 _KEY = "ddp/peers/"
 
@@ -45,7 +45,7 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Who is at the other side, as far as it is known."""
+    """The rank at the other end of a connection, as far as it is known."""
 
     rank: int | None = None
     host: str = ""
@@ -67,28 +67,31 @@ def _end(address: Any) -> End:
 
 
 def connections() -> list[Connection]:
-    """Of this process, over TCP, with somebody at the other side."""
+    """Return the established TCP connections of this process."""
     found = []
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError, ValueError):
             if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
-                one = _connection(int(name))
+                one = _read_connection(int(name))
                 if one is not None:
                     found.append(one)
     return found
 
 
-def _connection(fd: int) -> Connection | None:
+def _read_connection(fd: int) -> Connection | None:
     with socket.socket(fileno=os.dup(fd)) as end:
         if end.family not in (socket.AF_INET, socket.AF_INET6) or end.type != socket.SOCK_STREAM:
             return None
         return Connection(fd, os.fstat(fd).st_ino, _end(end.getsockname()), _end(end.getpeername()))
 
 
-def cut(those: list[Connection]) -> int:
-    """Ends them for both sides: whoever waits for one of them is released. Those that are other files by now stay."""
+def shut_down(connections: list[Connection]) -> int:
+    """Shut connections down in both directions, which releases their waiting threads; return how many.
+
+    A descriptor that the process has meanwhile reused for another file is left alone.
+    """
     n_cut = 0
-    for one in those:
+    for one in connections:
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(one.fd)) as end:
             if os.fstat(end.fileno()).st_ino == one.inode:
                 end.shutdown(socket.SHUT_RDWR)
@@ -104,72 +107,73 @@ class Peers:
         self._hosts: dict[int, str] = {}
         self._closings: list[Closing] = []
         self._closed = select.epoll()
-        self._again = threading.Event()
-        self._over = threading.Event()
+        self._has_work = threading.Event()
+        self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
     def fileno(self) -> int:
         return self._closed.fileno()
 
-    # --- finding out ---------------------------------------------------------------------------------
+    # --- identifying peers ---------------------------------------------------------------------------
 
-    def new_groups(self) -> None:
-        """There may be new connections; who is behind them is found out in the background."""
+    def identify(self) -> None:
+        """Identify the peers of new connections, in the background. Call this when there are new groups."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="ddp-peers", daemon=True)
             self._thread.start()
-        self._again.set()
+        self._has_work.set()
 
     def end(self) -> None:
-        """Before the interpreter goes: a thread that is then in torch's code would take the process down with it."""
-        self._over.set()
-        self._again.set()
+        """End the thread before the interpreter shuts down: inside torch's code it would then abort the process."""
+        self._stopped.set()
+        self._has_work.set()
         if self._thread is not None:
             self._thread.join(1.0)
 
     def _run(self) -> None:
-        while self._again.wait() and not self._over.is_set():
-            self._again.clear()
+        while self._has_work.wait() and not self._stopped.is_set():
+            self._has_work.clear()
             with contextlib.suppress(
                 Exception
-            ):  # a store that is gone, a group taken apart: less is known then
-                self._introduce()
+            ):  # the store is gone or a group was destroyed: peers stay unknown
+                self._exchange()
 
-    def _introduce(self) -> None:
+    def _exchange(self) -> None:
+        """Write the addresses of our connections to the store, and read those of the other ranks."""
         import torch.distributed as dist
         from torch.distributed import distributed_c10d
 
-        if not dist.is_initialized() or not 1 < dist.get_world_size() <= MOST_RANKS:
+        if not dist.is_initialized() or not 1 < dist.get_world_size() <= MAX_RANKS:
             return
         rank, world, store = dist.get_rank(), dist.get_world_size(), distributed_c10d._get_default_store()
         others = [other for other in range(world) if other != rank]
-        wanted = self._look(store, rank)
-        for pause in _AGAIN_AFTER_S:
-            if self._over.is_set() or self._again.is_set():
+        mine = self._publish(store, rank)
+        for pause in _RETRY_AFTER_S:
+            if self._stopped.is_set() or self._has_work.is_set():
                 return
             if store.check([f"{_KEY}{other}" for other in others]):
-                told = store.multi_get([f"{_KEY}{other}" for other in others])
+                values = store.multi_get([f"{_KEY}{other}" for other in others])
                 self._match(
-                    wanted, {other: json.loads(each) for other, each in zip(others, told, strict=True)}
+                    mine, {other: json.loads(value) for other, value in zip(others, values, strict=True)}
                 )
-                if len(self._known) >= len(wanted):
+                if len(self._known) >= len(mine):
                     return
-            self._over.wait(pause)
+            self._stopped.wait(pause)
 
-    def _look(self, store: Any, rank: int) -> list[Connection]:
+    def _publish(self, store: Any, rank: int) -> list[Connection]:
         found = connections()
         port = _port_of(store)
-        beside = [one for one in found if port not in (one.here.split()[1], one.there.split()[1])]
+        to_ranks = [one for one in found if port not in (one.here.split()[1], one.there.split()[1])]
         with self._lock:
-            self._store_ends = [one for one in found if one not in beside]
-        said = {"host": socket.gethostname(), "ends": [[one.here, one.there] for one in beside]}
-        store.set(f"{_KEY}{rank}", json.dumps(said))
-        return beside
+            self._store_ends = [one for one in found if one not in to_ranks]
+        entry = {"host": socket.gethostname(), "ends": [[one.here, one.there] for one in to_ranks]}
+        store.set(f"{_KEY}{rank}", json.dumps(entry))
+        return to_ranks
 
-    def _match(self, mine: list[Connection], told: dict[int, Any]) -> None:
-        owners = {(here, there): rank for rank, said in told.items() for here, there in said["ends"]}
+    def _match(self, mine: list[Connection], entries: dict[int, Any]) -> None:
+        owners = {(here, there): rank for rank, entry in entries.items() for here, there in entry["ends"]}
         with self._lock:
-            self._hosts = {rank: said["host"] for rank, said in told.items()}
+            self._hosts = {rank: entry["host"] for rank, entry in entries.items()}
             for one in mine:
                 rank = owners.get((one.there, one.here))
                 if rank is None or one.inode in self._known:
@@ -178,10 +182,10 @@ class Peers:
                 with contextlib.suppress(OSError):  # closed meanwhile
                     self._closed.register(one.fd, select.EPOLLRDHUP | select.EPOLLET)
 
-    # --- what has become of them ---------------------------------------------------------------------
+    # --- lost peers ----------------------------------------------------------------------------------
 
     def note_closings(self) -> None:
-        """As the kernel tells them; asked also by whoever has just been told of a failure."""
+        """Read from the kernel which connections have been closed. A failed collective calls this as well."""
         events = self._closed.poll(0)
         at = time.monotonic()
         with self._lock:
@@ -192,12 +196,12 @@ class Peers:
                     self._closings.append(Closing(at, peer, one.there))
 
     def peer_in(self, text: str) -> Peer | None:
-        """Whom a library means, and, where others went before that one, who was the first."""
+        """Return the peer whose address is in an error message, or a peer that failed before it."""
         self.note_closings()
         addresses = _addresses(text)
         with self._lock:
             named = next((p for one, p in self._known.values() if one.there in addresses), None)
-            recent = [c for c in self._closings if c.at >= time.monotonic() - _SAME_FALL_S]
+            recent = [c for c in self._closings if c.at >= time.monotonic() - _SAME_FAILURE_S]
             first = [c.peer for c in recent if c.at == recent[0].at]
             if first:
                 return named if named in first else first[0]
@@ -215,15 +219,15 @@ class Peers:
         with self._lock:
             return self._hosts.get(rank, "")
 
-    def cut_all(self) -> int:
-        """To the other ranks and to the store, so that nobody waits for them any longer."""
-        self._over.set()
+    def shut_down_all(self) -> int:
+        """Shut down the connections to the other ranks and to the store, which releases all threads that wait there."""
+        self._stopped.set()
         with self._lock:
-            return cut([one for one, _peer in self._known.values()] + self._store_ends)
+            return shut_down([one for one, _peer in self._known.values()] + self._store_ends)
 
 
 def _addresses(text: str) -> set[End]:
-    """Those in a message. Gloo prints its ports with the two bytes in the wrong order."""
+    """Return the addresses in a message. Gloo prints ports with their two bytes swapped, so both orders are tried."""
     found = set()
     for host, port in _ADDRESS.findall(text):
         number = int(port) & 0xFFFF
@@ -234,7 +238,7 @@ def _addresses(text: str) -> set[End]:
 
 
 def _port_of(store: Any) -> str:
-    """Of the server behind it; connections to that one are no connections between ranks."""
+    """Return the port of the store's server; connections to it do not lead to a rank."""
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     return str(getattr(store, "port", os.environ.get("MASTER_PORT", "")))

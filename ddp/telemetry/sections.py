@@ -1,4 +1,4 @@
-"""`ddp.section` and `ddp.status`: what a script says of itself, for people and for whoever watches it for hangs."""
+"""`ddp.section` and `ddp.status`: what a script reports about itself, for people and for hang detection."""
 
 from __future__ import annotations
 
@@ -16,16 +16,20 @@ _EVALUATION = ("eval", "evaluation", "evaluate", "validation", "validate")
 
 @contextmanager
 def section(name: str, timeout: float | timedelta | None = None) -> Iterator[None]:
-    """A part of the script that is no training step: `with ddp.section("eval", timeout=600): ...`, or over a function.
+    """Mark a part of the script that is not a training step: `with ddp.section("eval", timeout=600): ...`.
 
-    Within it only its own `timeout` (seconds) says when this rank hangs; without one, what the launcher grants
-    sections, or evaluation where it is called "eval". Sections may lie in each other: the innermost counts.
+    It also works as a decorator of a function. Inside the section, only its `timeout` (in seconds) decides when this
+    rank counts as hung. Without `timeout`, the launcher's limit for sections applies, or its limit for evaluation if
+    the name is "eval". Sections can be nested: the innermost one counts.
     """
     if not name:
-        raise ValueError("a section needs a name")
+        raise ValueError('invalid section name "": empty. Give a name, for example ddp.section("eval")')
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout or 0)
-    if not seconds >= 0 or (timeout is not None and not seconds):  # not >=: no NaN either
-        raise ValueError(f"the timeout of a section is a time, not {timeout!r}; leave it out for none")
+    if not seconds >= 0 or (timeout is not None and not seconds):  # `not >=` rejects NaN as well
+        raise ValueError(
+            f"invalid timeout {timeout!r} of section {name!r}: not a positive number of seconds. "
+            "Leave it out for the launcher's own limit"
+        )
     it = page()
     around: tuple[str, float, int] = kept("section") or ("", 0.0, 0)
     before = it.phase(EVALUATION if name.lower() in _EVALUATION else SECTION)
@@ -49,7 +53,7 @@ def checkpointing() -> Iterator[None]:
 
 
 def status(text: str, *, step: int | None = None) -> None:
-    """Says what this rank is at, in a line for people; `step`: the number of steps done, as the script counts them."""
+    """Show people in one line what this rank does; `step`: the script's own count of completed steps."""
     it = page()
     it.say(text)
     if step is not None:

@@ -1,11 +1,11 @@
-"""The status page of this rank: 4096 bytes that the launcher reads when it likes, also when the rank hangs or is dead.
+"""The status page of this rank: 4,096 bytes that the launcher can read at any time, even if the rank hangs or is dead.
 
-The launcher names the page in DDP_STATUS_PAGE. The first process that asks for it is its one writer, for as long as it
-lives; everybody else, a loader's worker or a tool that the script starts, is given a page that swallows what is
-written. So is a process that no launcher has started. A child that is forked from the writer writes nothing either.
+The launcher names the page in DDP_STATUS_PAGE. The first process that opens it is its only writer, until it exits. Any
+other process, for example a DataLoader worker or a tool that the script starts, gets a page that discards all writes.
+So does a process that was started without the launcher. A child that is forked from the writer writes nothing either.
 
-A write costs about a tenth of a microsecond and calls nobody: the page is memory, the clock is read without the
-kernel. docs/status-page.md says what lies where; nothing here knows torch.
+A write takes about 0.1 us and makes no system call: the page is shared memory, and the clock is read through the vDSO.
+docs/status-page.md describes the layout. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -63,36 +63,36 @@ __all__ = [
 VARIABLE = "DDP_STATUS_PAGE"
 SIZE = 4096
 _MAGIC = b"ddp-page" + (1).to_bytes(4, sys.byteorder) + SIZE.to_bytes(4, sys.byteorder)
-_WISHES, _PID = 16, 20  # what the launcher wants to see; who writes
+_WISHES, _PID = 16, 20  # offsets: what the launcher asks for; the writer's process id
 _TRACE_COLLECTIVES = 1
 
 
 class Page(Protocol):
-    """What a rank can say. The calls of `enter` and `leave` are made by `ddp.telemetry.torch_marks`."""
+    """The writer's interface. `ddp.telemetry.collective_marks` calls `group`, `enter` and `leave`."""
 
     def phase(self, number: int, /) -> int:
-        """What the rank does from now on; returns what it did before."""
+        """Enter a phase; return the phase before."""
 
     def mark(self, number: int, /) -> int:
-        """The same, unless the script has named what it does: by a section, or as a checkpoint."""
+        """Enter a phase, unless the script has named the current one, by a section or as a checkpoint."""
 
     def back(self, before: int, /) -> None:
-        """What mark() has begun is over; `before` is what it returned."""
+        """Return to the phase before mark(); `before` is the value that mark() returned."""
 
     def step(self) -> None:
-        """A step is over. The second call counts only if something has happened since the first."""
+        """Count a completed step. A second call counts only if part of a step has run since the first."""
 
     def number(self, steps: int, /) -> None:
-        """How many steps are over, as the script counts them."""
+        """Set the number of completed steps to the script's own count."""
 
     def buckets(self, of: int, launched: int, finished: int, /) -> None:
-        """Of the backward that is running."""
+        """Set the counts of the running backward's buckets."""
 
     def patience(self, timeout_s: float, /) -> None:
-        """A process group waits so long for its ranks; the longest counts."""
+        """Note the timeout of a process group; the page keeps the longest one."""
 
     def group(self, name: str, size: int, members: str, /) -> int:
-        """Announces a process group; returns its number for `enter`."""
+        """Add a process group; return its number for `enter`."""
 
     def enter(
         self,
@@ -106,23 +106,26 @@ class Page(Protocol):
         sequence: int,
         /,
     ) -> int:
-        """A collective begins; returns its ticket. `sequence`: of a send or receive to this peer; 0 for all others."""
+        """Start a collective; return its ticket.
+
+        `sequence`: the number of this send or receive among those with this peer; 0 for all other collectives.
+        """
 
     def leave(self, ticket: int, /) -> None:
-        """It is over."""
+        """End the collective with this ticket."""
 
     def section(self, name: str, timeout_s: float, since: int, /) -> int:
-        """A part of the script with a name and a budget (0: none), since when (0: now). "" ends it."""
+        """Start a named section, with a timeout (0: none) and a start time (0: now); return its start. "" ends it."""
 
     def say(self, text: str, /) -> None:
-        """For people."""
+        """Show a message to people."""
 
     def error(self, text: str, /) -> None:
-        """What went wrong, for the launcher."""
+        """Show an error to the launcher."""
 
 
-class _Swallowing:
-    """Where nobody reads."""
+class _DiscardingPage:
+    """A page without a reader."""
 
     def phase(self, _number: int, /) -> int:
         return STARTING
@@ -148,7 +151,7 @@ class _Swallowing:
     def group(self, _name: str, _size: int, _members: str, /) -> int:
         return 0
 
-    def enter(self, *_said: Any) -> int:
+    def enter(self, *_facts: Any) -> int:
         return 0
 
     def leave(self, _ticket: int, /) -> None:
@@ -167,7 +170,7 @@ class _Swallowing:
 _opened: Page | None = None
 _wishes = 0
 _kept: dict[str, Any] = {}
-# The launcher's own start of a rank may have loaded this file before, under another name: there is one page.
+# The launcher may have loaded this file before, under another name. Both copies share one page.
 _first = sys.modules.setdefault("_ddp_status_page", sys.modules[__name__])
 
 
@@ -178,59 +181,62 @@ def page() -> Page:
 
 
 def is_read() -> bool:
-    """Whether what this process writes gets anywhere."""
-    return not isinstance(page(), _first._Swallowing)
+    """Whether this process writes to a page that the launcher reads."""
+    return not isinstance(page(), _first._DiscardingPage)
 
 
 def traces_collectives() -> bool:
-    """Whether the launcher wants to see what is called of torch.distributed."""
+    """Whether the launcher asks for the calls of torch.distributed."""
     page()
     return bool(_first._wishes & _TRACE_COLLECTIVES)
 
 
 def once(what: str) -> bool:
-    """True the first time in this process, whichever of the files that are loaded twice asks."""
+    """Return True for the first call in this process, also across files that are loaded twice."""
     return kept(what) is None and keep(what, True)
 
 
 def keep(what: str, value: T) -> T:
-    """For those who write here: what there must be one of in this process."""
+    """Keep an object of which this process must have only one, across files that are loaded twice."""
     _first._kept[what] = value
     return value
 
 
 def kept(what: str) -> Any:
+    """Return the object that was kept under this name, or None."""
     return _first._kept.get(what)
 
 
 def _open() -> Page:
     global _opened, _wishes
-    _opened = _Swallowing()
+    _opened = _DiscardingPage()
     path = os.environ.get(VARIABLE)
     if path:
-        with contextlib.suppress(OSError):  # the launcher is gone, or in another container
-            _opened = _claimed(path) or _opened
+        with contextlib.suppress(OSError):  # the launcher is gone, or runs in another container
+            _opened = _claim(path) or _opened
     return _opened
 
 
-def _claimed(path: str) -> Page | None:
-    """None where another process writes. No descriptor stays open."""
+def _claim(path: str) -> Page | None:
+    """Become the writer of the page; return None if another process is. No descriptor stays open."""
     global _wishes
     file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # who comes a moment too late is not the writer
+        fcntl.flock(
+            file, fcntl.LOCK_EX | fcntl.LOCK_NB
+        )  # of two processes, only the first one becomes the writer
         head = os.pread(file, _PID + 4, 0)
-        if not head.startswith(_MAGIC) or _is_anothers(int.from_bytes(head[_PID:], sys.byteorder)):
+        if not head.startswith(_MAGIC) or _has_other_writer(int.from_bytes(head[_PID:], sys.byteorder)):
             return None
         _wishes = int.from_bytes(head[_WISHES:_PID], sys.byteorder)
-        return _writer()(file)
+        return _writer_class()(file)
     finally:
-        fcntl.flock(file, fcntl.LOCK_UN)  # the mapping would keep it, also when the descriptor is closed
+        fcntl.flock(file, fcntl.LOCK_UN)  # the mapping would keep the lock after the descriptor is closed
         os.close(file)
 
 
-def _is_anothers(pid: int) -> bool:
-    if pid in (0, os.getpid()):  # our own: this process has executed another program
+def _has_other_writer(pid: int) -> bool:
+    if pid in (0, os.getpid()):  # our own id: this process has executed another program since
         return False
     try:
         os.kill(pid, 0)
@@ -241,6 +247,6 @@ def _is_anothers(pid: int) -> bool:
     return True
 
 
-def _writer() -> Callable[[int], Page]:
+def _writer_class() -> Callable[[int], Page]:
     compiled = _compiled if os.environ.get("DDP_NATIVE", "1") != "0" else None
     return page_writer.Page if compiled is None else compiled.Page

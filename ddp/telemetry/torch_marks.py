@@ -1,7 +1,7 @@
-"""Marks on torch's own functions, so that the page of any script tells what it does: phases and steps.
+"""Marks on torch's own functions: the status page shows the phases and steps of any script, without changes to it.
 
-Nothing that a script can name looks different afterwards. The functions that torch.compile may look into do nothing
-while it does. Collectives have a module of their own, `ddp/telemetry/collective_marks.py`.
+Every marked function keeps its name and its identity as far as a script can see. Functions that torch.compile may
+trace do nothing while it traces them. Collectives have their own module, `ddp/telemetry/collective_marks.py`.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ if TYPE_CHECKING:
 
 
 def install() -> None:
-    """Once in a process whose page is read; torch is imported by then."""
-    ending.arrange()
+    """Install the marks once per process, if its page is read. torch must be imported before."""
+    ending.install()
     if not status_page.is_read() or not status_page.once("marks"):
         return
     page = status_page.page()
     atexit.register(page.phase, EXITING)
-    for mark in (*_MARKS, collective_marks.note_forming):
-        with contextlib.suppress(ImportError, AttributeError):  # a torch that does it in another way
+    for mark in (*_MARKS, collective_marks.mark_group_creation):
+        with contextlib.suppress(ImportError, AttributeError):  # this version of torch works differently
             mark(page)
     if status_page.traces_collectives():
         collective_marks.install(page)
-        collective_marks.when_a_group_is_made(_guard)
-        collective_marks.when_one_fails(_explain)
+        collective_marks.on_new_group(_wake_guard)
+        collective_marks.on_failure(_explain)
 
 
-def _guard() -> None:
+def _wake_guard() -> None:
     guard.start().wake()
 
 
 def _explain(error: RuntimeError, op: str, sequence: int) -> None:
-    """A script that knows our library gets our error; any other gets torch's, with a note of who is gone."""
+    """Raise a CommError if the script imports our library; otherwise add the cause to torch's error as a note."""
     doing = comm_words.Doing(op, sequence=sequence)
     ours = sys.modules.get("ddp.telemetry.comm_error")
     if ours is not None and is_beside_us(ours):
         ours.explain(error, doing)
-    elif comm_words.is_of_communication(error):
-        error.add_note(comm_words.explanation(error, doing, guard.start()).text)
+    elif comm_words.is_communication_error(error):
+        error.add_note(comm_words.explain_failure(error, doing, guard.start()).text)
 
 
 def is_beside_us(module: Any) -> bool:
-    """In the folder of this module: a script may have a package of another origin under the same name."""
+    """Whether a module lies in the folder of this one: a script may have another package of the same name."""
     path: str | None = getattr(module, "__file__", None)
     if path is None:
         return False
@@ -66,22 +66,22 @@ def _mark_steps(page: Page) -> None:
 
     is_compiling = torch.compiler.is_compiling
 
-    def begins(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
+    def before_step(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
         if not is_compiling():
             page.mark(OPTIMIZER)
 
-    def is_over(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
+    def after_step(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
         if not is_compiling():
             page.step()
             page.mark(IDLE)
 
-    register_optimizer_step_pre_hook(begins)
-    register_optimizer_step_post_hook(is_over)
+    register_optimizer_step_pre_hook(before_step)
+    register_optimizer_step_post_hook(after_step)
     _mark_failed_steps(page)
 
 
 def _mark_failed_steps(page: Page) -> None:
-    """torch calls no hook after a step that raised: look inside its wrapper around each optimizer's `step`."""
+    """Mark steps that raise: torch calls no hook after them, so the mark goes inside torch's own wrapper of `step`."""
     import torch
 
     is_compiling = torch.compiler.is_compiling
@@ -106,7 +106,7 @@ def _mark_failed_steps(page: Page) -> None:
 
 
 def _mark_modules(page: Page) -> None:
-    """torch's DistributedDataParallel, and ours, which is built on it."""
+    """Mark the forward of torch's DistributedDataParallel, and of ours, which inherits from it."""
     import torch
     from torch.nn.parallel import DistributedDataParallel
 
@@ -114,7 +114,7 @@ def _mark_modules(page: Page) -> None:
     wrapper: Any = DistributedDataParallel
     pre, inside, post = wrapper._pre_forward, wrapper._inside_ddp_forward, wrapper._post_forward
 
-    # torch.compile gives up on a frame that handles exceptions, so the handler has a frame of its own.
+    # torch.compile cannot trace a frame that handles exceptions, so the handler has its own frame.
     def begin(self: Any, *inputs: Any, **kwargs: Any) -> Any:
         try:
             return pre(self, *inputs, **kwargs)
@@ -129,7 +129,7 @@ def _mark_modules(page: Page) -> None:
         page.mark(FORWARD)
         return begin(self, *inputs, **kwargs)
 
-    # torch keeps its own out of torch.compile in the same way.
+    # torch hides its own function from torch.compile in the same way.
     @contextlib.contextmanager
     @torch._disable_dynamo(recursive=False)  # type: ignore[attr-defined]
     def _inside_ddp_forward(self: Any) -> Iterator[None]:
@@ -152,7 +152,7 @@ def _mark_modules(page: Page) -> None:
 
 
 def _mark_backward(page: Page) -> None:
-    """Below torch.autograd.backward and grad, which torch.compile knows by their identity."""
+    """Mark the engine below torch.autograd.backward and grad: torch.compile knows these two by identity."""
     import torch
 
     autograd: Any = torch.autograd
@@ -172,13 +172,13 @@ def _mark_backward(page: Page) -> None:
 def _mark_loaders(page: Page) -> None:
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-    following = _BaseDataLoaderIter.__next__
+    original = _BaseDataLoaderIter.__next__
 
-    @functools.wraps(following)
+    @functools.wraps(original)
     def __next__(self: Any) -> Any:
         before = page.mark(DATA)
         try:
-            return following(self)
+            return original(self)
         finally:
             page.back(before)
 

@@ -1,10 +1,10 @@
-/* The end of an interpreter whose process has threads of C++.
+/* Shutdown of an interpreter whose process has C++ threads.
  *
- * A thread of Gloo that lets go of the last reference to a tensor wants the GIL. Once the interpreter has begun to end,
- * Python before 3.14 answers with pthread_exit; that unwinds through destructors which may not throw, and C++ ends the
- * process: "terminate called without an active exception", exit by SIGABRT, of a rank that had finished its work. Such
- * a thread waits here instead, for the process to be gone. If it is not gone in time, perhaps because it waits for
- * this thread, what would have happened happens. */
+ * A Gloo thread that releases the last reference to a tensor needs the GIL. After the interpreter has begun to shut
+ * down, Python before 3.14 answers with pthread_exit. That unwinds through destructors that must not throw, so C++
+ * terminates the process: "terminate called without an active exception", SIGABRT, although the rank had finished its
+ * work. The handler below makes such a thread wait until the process is gone. If the process does not exit in time,
+ * perhaps because it waits for this thread, the handler continues with the normal termination. */
 #define Py_LIMITED_API 0x030b0000
 #include <Python.h>
 
@@ -16,15 +16,15 @@
 
 typedef void (*terminate_handler)(void);
 
-/* Ten times and more of what the end of a process with torch takes on a busy machine. */
-enum { PATIENCE_S = 60 };
+/* More than ten times as long as a process with torch takes to exit on a busy machine. */
+enum { MAX_WAIT_S = 60 };
 static terminate_handler before;
 
 static void on_terminate(void) {
-    int on_the_way_out = !Py_IsInitialized();
+    int is_shutting_down = !Py_IsInitialized();
     int in_main_thread = syscall(SYS_gettid) == getpid();
-    if (on_the_way_out && !in_main_thread) {
-        struct timespec left = {.tv_sec = PATIENCE_S};
+    if (is_shutting_down && !in_main_thread) {
+        struct timespec left = {.tv_sec = MAX_WAIT_S};
         while (nanosleep(&left, &left)) {}
     }
     if (before) before();
@@ -43,12 +43,12 @@ static PyObject *outlive_threads(PyObject *self, PyObject *nothing) {
 }
 
 static PyMethodDef functions[] = {
-    {"outlive_threads", outlive_threads, METH_NOARGS, "C++ waits for the end from now on; whether it did before."},
+    {"outlive_threads", outlive_threads, METH_NOARGS, "Install the handler; return whether it was installed already."},
     {NULL, NULL, 0, NULL},
 };
 static struct PyModuleDef definition = {.m_base = PyModuleDef_HEAD_INIT,
                                         .m_name = "ddp.telemetry._ending",
-                                        .m_doc = "An end without an abort.",
+                                        .m_doc = "Process exit without an abort.",
                                         .m_size = -1,
                                         .m_methods = functions};
 

@@ -1,9 +1,9 @@
-/* The status page of a rank, as its one writer sees it. What lies where, and what it means: docs/status-page.md.
+/* The writer of a rank's status page. docs/status-page.md describes the layout and what it means.
  *
- * Every block begins with a counter. The writer makes it odd, changes the block, makes it even again; a reader takes
- * what it copied only if the counter was even before and is the same after. The fences keep that order on any CPU.
- * Nothing here calls the kernel: the clock is read through the vDSO, the page is memory. The GIL keeps writers of
- * several threads apart. A forked child has the page in its memory too, but is not the rank: it writes nothing.
+ * Every block begins with a counter. The writer makes it odd, changes the block and makes it even again. A reader uses
+ * its copy of a block only if the counter was even before and has the same value after. The fences keep this order on
+ * any CPU. A write makes no system call: the clock is read through the vDSO, the page is memory. The GIL serializes the
+ * threads of the writer. A forked child inherits the page, but it is not the rank, so it writes nothing.
  */
 #define Py_LIMITED_API 0x030b0000
 #define PY_SSIZE_T_CLEAN
@@ -22,7 +22,7 @@
 enum { PAGE = 4096, PHASES = 12, RING = 16, GROUPS = 12, KNOWN_GROUPS = 4096 };
 enum phase { STARTING, DATA, FORWARD, BACKWARD, COMMUNICATE, OPTIMIZER, CHECKPOINT, EVALUATION, SECTION, IDLE, EXITING };
 
-enum { ASYNC = 1, PAIR = 2 }; /* flags of a collective; a PAIR is a send or a receive, and counted apart */
+enum { ASYNC = 1, PAIR = 2 }; /* flags of a collective; a PAIR is a send or a receive, and is counted separately */
 
 typedef _Atomic uint64_t counter;
 
@@ -84,7 +84,7 @@ _Static_assert(offsetof(struct page, progress) == 64 && offsetof(struct page, se
                    sizeof(struct collective) == 96 && sizeof(struct group) == 96 && sizeof(struct page) <= PAGE,
                "the layout is a contract with the readers");
 
-/* What a group that has been named is known by, for when its place on the page was taken by another. */
+/* All facts of a group, kept in case another group overwrites its slot on the page. */
 struct known {
     uint32_t size;
     uint64_t entered, finished;
@@ -95,8 +95,8 @@ typedef struct {
     PyObject_HEAD
     struct page *page;
     uint64_t entered;      /* collectives, in all groups */
-    uint64_t steps_offset; /* between the number that the script gives its steps, and ours */
-    int moved, ever_moved; /* something of a step has been seen: since the last one was over, at all */
+    uint64_t steps_offset; /* the script's own count of steps, less ours */
+    int moved, ever_moved; /* part of a step has run: since the last step ended, ever */
     uint32_t known_groups;
     struct known *known;
 } Page;
@@ -114,7 +114,7 @@ static uint64_t now_ns(void) {
 }
 
 static void begin(counter *sequence) {
-    uint64_t odd = atomic_load_explicit(sequence, memory_order_relaxed) | 1; /* a writer before us may have died here */
+    uint64_t odd = atomic_load_explicit(sequence, memory_order_relaxed) | 1; /* an earlier writer may have died here */
     atomic_store_explicit(sequence, odd, memory_order_relaxed);
     atomic_thread_fence(memory_order_release);
 }
@@ -124,7 +124,7 @@ static void end(counter *sequence) {
     atomic_store_explicit(sequence, even, memory_order_release);
 }
 
-/* UTF-8, cut between characters, the rest zero. */
+/* Store text as UTF-8, truncated at a character boundary, padded with zeros. */
 static int put_text(char *to, size_t room, PyObject *text) {
     Py_ssize_t length;
     const char *from = PyUnicode_AsUTF8AndSize(text, &length);
@@ -143,9 +143,9 @@ static struct page *page_of(PyObject *self) {
     return this_process_writes ? ((Page *)self)->page : NULL;
 }
 
-static int few(Py_ssize_t given, Py_ssize_t wanted, const char *what) {
+static int has_wrong_count(Py_ssize_t given, Py_ssize_t wanted, const char *what) {
     if (given == wanted) return 0;
-    PyErr_Format(PyExc_TypeError, "%s takes %zd arguments, not %zd", what, wanted, given);
+    PyErr_Format(PyExc_TypeError, "%s() takes %zd arguments, got %zd", what, wanted, given);
     return 1;
 }
 
@@ -167,11 +167,12 @@ static PyObject *page_phase(PyObject *self, PyObject *wanted) {
     struct page *page = page_of(self);
     unsigned long phase = PyLong_AsUnsignedLong(wanted);
     if (PyErr_Occurred()) return NULL;
-    if (phase > EXITING) return PyErr_Format(PyExc_ValueError, "no phase has the number %lu", phase);
+    if (phase > EXITING) return PyErr_Format(PyExc_ValueError, "invalid phase %lu: not a number from 0 to %d", phase, EXITING);
     return PyLong_FromLong(page ? (long)enter_phase((Page *)self, &page->progress, (uint32_t)phase) : STARTING);
 }
 
-/* What the script has named stays what it is, whatever is called meanwhile; and before its first step it starts. */
+/* A phase that the script has named lasts until the script ends it. Communication before the first step belongs to the
+ * start of the script. */
 static int is_named(uint32_t phase) {
     return phase >= CHECKPOINT && phase <= SECTION;
 }
@@ -180,7 +181,7 @@ static PyObject *page_mark(PyObject *self, PyObject *wanted) {
     struct page *page = page_of(self);
     unsigned long phase = PyLong_AsUnsignedLong(wanted);
     if (PyErr_Occurred()) return NULL;
-    if (phase > EXITING) return PyErr_Format(PyExc_ValueError, "no phase has the number %lu", phase);
+    if (phase > EXITING) return PyErr_Format(PyExc_ValueError, "invalid phase %lu: not a number from 0 to %d", phase, EXITING);
     if (!page) return PyLong_FromLong(STARTING);
     uint32_t now = page->progress.phase;
     if (now != phase && !is_named(now) && !(now == STARTING && phase == COMMUNICATE))
@@ -204,7 +205,7 @@ static PyObject *page_step(PyObject *self, PyObject *none) {
     (void)none;
     struct page *page = page_of(self);
     Page *own = (Page *)self;
-    if (!page || (own->ever_moved && !own->moved)) Py_RETURN_NONE; /* a second optimizer, in the same step */
+    if (!page || (own->ever_moved && !own->moved)) Py_RETURN_NONE; /* a second optimizer in the same step */
     struct progress *p = &page->progress;
     uint64_t now = now_ns(), took = now - p->step_since;
     uint64_t mean = p->mean_step_ns;
@@ -235,7 +236,7 @@ static PyObject *page_number(PyObject *self, PyObject *wanted) {
 /* --- buckets -------------------------------------------------------------------------------------------------------- */
 
 static PyObject *page_buckets(PyObject *self, PyObject *const *args, Py_ssize_t n) {
-    if (few(n, 3, "buckets")) return NULL;
+    if (has_wrong_count(n, 3, "buckets")) return NULL;
     unsigned long of = PyLong_AsUnsignedLong(args[0]);
     unsigned long launched = PyLong_AsUnsignedLong(args[1]);
     unsigned long finished = PyLong_AsUnsignedLong(args[2]);
@@ -255,7 +256,7 @@ static PyObject *page_buckets(PyObject *self, PyObject *const *args, Py_ssize_t 
     Py_RETURN_NONE;
 }
 
-/* The longest that any group waits for its ranks. */
+/* Keep the longest timeout of all groups. */
 static PyObject *page_patience(PyObject *self, PyObject *timeout) {
     struct page *page = page_of(self);
     double timeout_s = PyFloat_AsDouble(timeout);
@@ -273,7 +274,7 @@ static PyObject *page_patience(PyObject *self, PyObject *timeout) {
 
 static PyObject *page_group(PyObject *self, PyObject *const *args, Py_ssize_t n) {
     Page *own = (Page *)self;
-    if (few(n, 3, "group")) return NULL;
+    if (has_wrong_count(n, 3, "group")) return NULL;
     if (own->known_groups == KNOWN_GROUPS) return PyLong_FromLong(KNOWN_GROUPS - 1);
     struct known *known = &own->known[own->known_groups];
     memset(known, 0, sizeof *known);
@@ -291,7 +292,7 @@ static void show_group(struct page *page, uint32_t number, const struct known *k
     struct group *slot = &page->groups[number % GROUPS];
     begin(&slot->sequence);
     if (slot->group != number + 1) {
-        slot->group = number + 1; /* 0 says that nobody is here */
+        slot->group = number + 1; /* 0 means that the slot is empty */
         slot->size = known->size;
         memcpy(slot->name, known->name, sizeof slot->name);
         memcpy(slot->members, known->members, sizeof slot->members);
@@ -301,10 +302,10 @@ static void show_group(struct page *page, uint32_t number, const struct known *k
     end(&slot->sequence);
 }
 
-/* enter(group, op, dtype, numel, shape, peer, is_async, sequence): sequence 0 counts on in the group. */
+/* enter(group, op, dtype, numel, shape, peer, is_async, sequence): sequence 0 takes the group's next number. */
 static PyObject *page_enter(PyObject *self, PyObject *const *args, Py_ssize_t n) {
     Page *own = (Page *)self;
-    if (few(n, 8, "enter")) return NULL;
+    if (has_wrong_count(n, 8, "enter")) return NULL;
     struct page *page = page_of(self);
     unsigned long group = PyLong_AsUnsignedLong(args[0]);
     unsigned long long numel = PyLong_AsUnsignedLongLong(args[3]);
@@ -313,7 +314,7 @@ static PyObject *page_enter(PyObject *self, PyObject *const *args, Py_ssize_t n)
     long is_async = PyLong_AsLong(args[6]);
     unsigned long long sequence = PyLong_AsUnsignedLongLong(args[7]);
     if (PyErr_Occurred()) return NULL;
-    if (group >= own->known_groups) return PyErr_Format(PyExc_ValueError, "no group has the number %lu", group);
+    if (group >= own->known_groups) return PyErr_Format(PyExc_ValueError, "invalid group %lu: not a number that group() returned", group);
     if (!page) return PyLong_FromLong(0);
     struct known *known = &own->known[group];
     uint64_t number = ++own->entered;
@@ -358,10 +359,10 @@ static PyObject *page_leave(PyObject *self, PyObject *ticket) {
     Py_RETURN_NONE;
 }
 
-/* --- what the script says ------------------------------------------------------------------------------------------- */
+/* --- messages of the script ----------------------------------------------------------------------------------------- */
 
 static PyObject *page_section(PyObject *self, PyObject *const *args, Py_ssize_t n) {
-    if (few(n, 3, "section")) return NULL;
+    if (has_wrong_count(n, 3, "section")) return NULL;
     struct page *page = page_of(self);
     double timeout_s = PyFloat_AsDouble(args[1]);
     unsigned long long since = PyLong_AsUnsignedLongLong(args[2]);
@@ -399,7 +400,7 @@ static PyObject *page_error(PyObject *self, PyObject *text) {
     Py_RETURN_NONE;
 }
 
-/* --- its life ------------------------------------------------------------------------------------------------------- */
+/* --- creation ------------------------------------------------------------------------------------------------------- */
 
 static void clear(counter *sequence, size_t size) {
     begin(sequence);
@@ -407,7 +408,7 @@ static void clear(counter *sequence, size_t size) {
     end(sequence);
 }
 
-/* Another process may have written before: a wrapper that runs one program after the other. */
+/* Reset the page: another process may have written it, for example if the script runs programs in turn. */
 static void claim(struct page *page) {
     uint64_t now = now_ns();
     atomic_store(&page->header.pid, 0);
@@ -433,7 +434,7 @@ static PyObject *page_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
     if (!self) return NULL;
     void *memory = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     self->page = memory == MAP_FAILED ? NULL : memory;
-    self->known = malloc(KNOWN_GROUPS * sizeof *self->known); /* untouched memory costs nothing */
+    self->known = malloc(KNOWN_GROUPS * sizeof *self->known); /* the kernel allocates pages only on first use */
     if (!self->page || !self->known) {
         PyErr_SetFromErrno(PyExc_OSError);
         Py_DECREF(self);
@@ -454,19 +455,19 @@ static void page_dealloc(PyObject *object) {
 }
 
 static PyMethodDef page_methods[] = {
-    {"phase", page_phase, METH_O, "What the rank does from now on; returns what it did before."},
-    {"mark", page_mark, METH_O, "The same, unless the script has named what it does."},
-    {"back", page_back, METH_O, "What mark() has begun is over."},
-    {"step", page_step, METH_NOARGS, "A step is over, if anything of it was seen."},
-    {"number", page_number, METH_O, "How many steps are over, as the script counts them."},
-    {"buckets", (PyCFunction)(void (*)(void))page_buckets, METH_FASTCALL, "How many there are, launched, finished."},
-    {"patience", page_patience, METH_O, "A group waits so many seconds for its ranks."},
-    {"group", (PyCFunction)(void (*)(void))page_group, METH_FASTCALL, "name, size, members -> its number here."},
-    {"enter", (PyCFunction)(void (*)(void))page_enter, METH_FASTCALL, "A collective begins; returns its ticket."},
-    {"leave", page_leave, METH_O, "It is over."},
-    {"section", (PyCFunction)(void (*)(void))page_section, METH_FASTCALL, "name, budget in seconds or 0, since when (0: now) -> since when."},
-    {"say", page_say, METH_O, "A message for people."},
-    {"error", page_error, METH_O, "What went wrong."},
+    {"phase", page_phase, METH_O, "Enter a phase; return the phase before."},
+    {"mark", page_mark, METH_O, "Enter a phase, unless the script has named the current one."},
+    {"back", page_back, METH_O, "Return to the phase before mark()."},
+    {"step", page_step, METH_NOARGS, "Count a completed step, if part of one has run."},
+    {"number", page_number, METH_O, "Set the number of completed steps to the script's own count."},
+    {"buckets", (PyCFunction)(void (*)(void))page_buckets, METH_FASTCALL, "Set the number of buckets, launched ones, finished ones."},
+    {"patience", page_patience, METH_O, "Note the timeout of a group, in seconds."},
+    {"group", (PyCFunction)(void (*)(void))page_group, METH_FASTCALL, "Add a group (name, size, members); return its number."},
+    {"enter", (PyCFunction)(void (*)(void))page_enter, METH_FASTCALL, "Start a collective; return its ticket."},
+    {"leave", page_leave, METH_O, "End the collective with this ticket."},
+    {"section", (PyCFunction)(void (*)(void))page_section, METH_FASTCALL, "Start a section (name, timeout or 0, start or 0 for now); return its start."},
+    {"say", page_say, METH_O, "Show a message to people."},
+    {"error", page_error, METH_O, "Show an error to the launcher."},
     {NULL, NULL, 0, NULL},
 };
 static PyType_Slot page_slots[] = {
