@@ -11,8 +11,9 @@ import unicodedata
 from typing import TYPE_CHECKING
 
 from launcher.failure.crash_text import GROUP_HEADER, clean_lines
-from launcher.failure.verdict import STOPPED, signal_name
+from launcher.failure.verdict import signal_name
 from launcher.output.lines import TRACEBACK_HEADER, printable
+from rendezvous.values.cause_text import described
 from rendezvous.values.types import DecisionKind, FailureClass
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def outcome_json(outcome: Outcome, *, log_dir: str = "", budget: str = "") -> di
 def torch_error(outcome: Outcome, timestamp: int) -> dict[str, object]:
     """As @record writes it of a rank, and torchrun of a job: a signal counts as its negative."""
     cause = first_cause(outcome)
-    message = headline(outcome) if cause is None else cause.reason
+    message = headline(outcome) if cause is None else described(cause)
     code = outcome.exit_code if cause is None else -cause.signal or cause.exit_code
     extra = {"py_callstack": "" if cause is None else cause.traceback, "timestamp": str(timestamp)}
     return {"message": {"message": message, "extraInfo": extra, "errorCode": code}}
@@ -104,7 +105,7 @@ def headline(outcome: Outcome) -> str:
             "most likely the network or a peer outside this job"
         )
     if cause.uncertain:
-        return f"the job {'hung' if cause.failure is FailureClass.HANG else 'failed'}: {cause.reason}"
+        return f"the job {'hung' if cause.failure is FailureClass.HANG else 'failed'}: {described(cause)}"
     if cause.failure is FailureClass.NODE_LOST or cause.rank < 0:
         return f"node {cause.node} failed first: {cause.reason}"
     return f"rank {cause.rank} on {cause.node} failed first: {cause.reason}"
@@ -116,7 +117,7 @@ def _was_ordered(outcome: Outcome) -> bool:
         return False
     told = _sufferers(outcome)
     if told:
-        return all(cause.reason.startswith(STOPPED) for cause in told)
+        return all(cause.stopped for cause in told)
     return not any(d.kind is DecisionKind.FAIL and d.cause is not None for d in outcome.decisions)
 
 
@@ -159,8 +160,8 @@ def _duration(seconds: float) -> str:
 
 def _others(outcome: Outcome, cause: Cause | None) -> list[str]:
     rest = [c for c in outcome.causes if cause is None or (c.node, c.rank) != (cause.node, cause.rank)]
-    stopped = [c for c in rest if c.failure is FailureClass.CONSEQUENCE and c.reason.startswith(STOPPED)]
-    lost = [c for c in rest if c.failure is FailureClass.CONSEQUENCE and not c.reason.startswith(STOPPED)]
+    stopped = [c for c in rest if c.failure is FailureClass.CONSEQUENCE and c.stopped]
+    lost = [c for c in rest if c.failure is FailureClass.CONSEQUENCE and not c.stopped]
     own = [c for c in rest if c.failure is not FailureClass.CONSEQUENCE]
     told = []
     if lost:
@@ -171,7 +172,7 @@ def _others(outcome: Outcome, cause: Cause | None) -> list[str]:
     if stopped:
         n = len(stopped)
         told.append(f"{n} {'other ' if cause else ''}rank{'s were' if n > 1 else ' was'} stopped")
-    told += [f"rank {c.rank} on {c.node} failed as well: {c.reason}" for c in own[:2]]
+    told += [f"rank {c.rank} on {c.node} failed as well: {described(c)}" for c in own[:2]]
     if len(own) > 2:
         told.append(f"{len(own) - 2} more failed as well")
     return told
@@ -202,6 +203,9 @@ def _cause_json(cause: Cause) -> dict[str, object]:
         "local_rank": cause.local_rank,
         "class": str(cause.failure),
         "reason": cause.reason,
+        "doubt": None if cause.doubt is None else str(cause.doubt),
+        "suspects": list(cause.suspects),
+        "stopped": cause.stopped,
         "exit_code": cause.exit_code,
         "signal": cause.signal,
         "signal_name": signal_name(cause.signal) if cause.signal else None,

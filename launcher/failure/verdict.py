@@ -27,9 +27,8 @@ from launcher.failure.crash_text import (
     last_raised,
 )
 from launcher.failure.symptoms import class_of, hint_of, mismatched
-from rendezvous.values.types import Cause, FailureClass
+from rendezvous.values.types import Cause, Doubt, FailureClass
 
-STOPPED = "stopped by the launcher"
 _LEFT_THREAD = "terminate called without an active exception"
 _ENDS_STDERR = 30  # lines that may follow a traceback which still counts as the last word
 _SIGNAL_WORDS: dict[int, str] = {
@@ -90,7 +89,8 @@ class _Account:
     hint: str = ""
     exit_code: int | None = None  # None: as the process ended
     signal: int = 0
-    uncertain: bool = False  # the error is not this rank's alone
+    doubt: Doubt | None = None
+    stopped: bool = False  # by the launcher
 
 
 def shell_code(end: RankEnd) -> int:
@@ -122,7 +122,8 @@ def cause_of(end: RankEnd) -> Cause:
         log=end.log,
         hint=account.hint,
         place=end.place,
-        uncertain=account.uncertain,
+        doubt=account.doubt,
+        stopped=account.stopped,
     )
 
 
@@ -182,7 +183,7 @@ def _of_chain(crash: Crash) -> _Account:
     hint = next((h for h in map(hint_of, (told, *reversed(crash.chain))) if h), "")
     misfit = mismatched(told)
     reason = f"{_MISFIT}: {told.headline}" if misfit else told.headline
-    return _Account(failure, reason, crash.text, hint, uncertain=misfit)
+    return _Account(failure, reason, crash.text, hint, doubt=Doubt.SHARED_ERROR if misfit else None)
 
 
 # --- stopped -----------------------------------------------------------------------------------------
@@ -197,7 +198,10 @@ def _stopped(end: RankEnd) -> _Account | None:
         if crash is not None and not _means_stop(crash.chain[-1].type, crash.chain[-1].message):
             return None
     return _Account(
-        FailureClass.CONSEQUENCE, f"{STOPPED} ({signal_name(end.stopped_by_us)})", signal=end.signal
+        FailureClass.CONSEQUENCE,
+        f"stopped by the launcher ({signal_name(end.stopped_by_us)})",
+        signal=end.signal,
+        stopped=True,
     )
 
 
@@ -224,7 +228,7 @@ def _signalled(end: RankEnd) -> _Account | None:
     if mismatched(raised):
         reason = f"{_MISFIT}: {_native_headline(raised)}"
         return _Account(
-            class_of(raised), reason, crash.text, hint_of(raised), signal=end.signal, uncertain=True
+            class_of(raised), reason, crash.text, hint_of(raised), signal=end.signal, doubt=Doubt.SHARED_ERROR
         )
     found = class_of(raised)
     failure = FailureClass.SIGNAL if found is FailureClass.USER_EXCEPTION else found

@@ -6,6 +6,8 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from rendezvous.values.types import Doubt
+
 if TYPE_CHECKING:
     from rendezvous.values.types import Cause
 
@@ -30,8 +32,7 @@ def is_own_business(text: str) -> bool:
 
 
 def known_better(cause: Cause, text: str) -> Cause:
-    """One rank that only may be the reason, because it might wait for others: its own stack says that it does not."""
-    doubt = f"not certain who: rank {cause.rank}: "
-    if cause.uncertain and cause.reason.startswith(f"{doubt}stands still") and is_own_business(text):
-        return replace(cause, reason=cause.reason.removeprefix(doubt), uncertain=False)
+    """A rank that may wait for others is certainly the culprit if its own stack shows that it does not."""
+    if cause.doubt is Doubt.MAY_WAIT and is_own_business(text):
+        return replace(cause, doubt=None, suspects=())
     return cause

@@ -79,7 +79,9 @@ def _decision(decision: Any) -> str:
 
 
 def _cause(cause: Any) -> str:
-    return f"rank {cause.rank} on {_printable(cause.node)}: {_printable(cause.reason)} (exit code {cause.exit_code})"
+    unsure = "culprit uncertain: " if cause.HasField("doubt") else ""
+    reason = f"{unsure}{_printable(cause.reason)} (exit code {cause.exit_code})"
+    return f"rank {cause.rank} on {_printable(cause.node)}: {reason}"
 
 
 def event_line(note: Any) -> str:

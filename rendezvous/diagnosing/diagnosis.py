@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING
 
 from rendezvous.diagnosing import hang_text as words
 from rendezvous.diagnosing.desync import desync
-from rendezvous.diagnosing.finding import CHARGED, Charge, Finding, Kind, Patience
+from rendezvous.diagnosing.finding import CHARGED, Charge, Finding, Kind, Patience, charge
 from rendezvous.diagnosing.recorded import with_recorded
 from rendezvous.diagnosing.waits import waits_of
 from rendezvous.values.rank_view import RankPhase
@@ -68,22 +68,22 @@ def diagnose(reports: Mapping[int, RankReport], world_size: int) -> Finding | Pa
     )
     if isinstance(found, Patience):
         return found
-    return replace(found, charges=_worded(found), evidence=_evidence(reports, found))
+    suspects = () if found.certain or found.kind is Kind.ALIKE else tuple(c.rank for c in found.charges)
+    return replace(found, charges=_worded(found), suspects=suspects, evidence=_evidence(reports, found))
 
 
 def _worded(found: Finding) -> tuple[Charge, ...]:
-    """Each reason names all that are charged, and says what it is worth."""
-    ranks = [charge.rank for charge in found.charges]
+    """If the finding is certain, each reason names all ranks that are charged."""
+    charges = found.charges[:CHARGED]
+    if not found.certain:
+        return charges
+    ranks = [each.rank for each in found.charges]
 
-    def reason(charge: Charge) -> str:
-        if found.kind is Kind.ALIKE and not found.certain:
-            return f"nobody to blame: {charge.reason}"
-        if not found.certain:
-            return f"{words.doubt(ranks)} {charge.reason}"
-        others = [rank for rank in ranks if rank != charge.rank]
-        return f"{charge.reason}; so {words.ranks(others)}" if others else charge.reason
+    def reason(one: Charge) -> str:
+        others = [rank for rank in ranks if rank != one.rank]
+        return f"{one.reason}; so {words.ranks(others)}" if others else one.reason
 
-    return tuple(Charge(charge.rank, reason(charge)) for charge in found.charges[:CHARGED])
+    return tuple(replace(each, reason=reason(each)) for each in charges)
 
 
 def _evidence(reports: Mapping[int, RankReport], found: Finding) -> tuple[str, ...]:
@@ -115,7 +115,7 @@ def _absent(waits: Waits, overdue: Sequence[int]) -> Finding | Patience | None:
         due
     ):  # as if these had entered something that the others never will
         return _strangers(waits, waiting, due)
-    charges = tuple(Charge(s.rank, f"{words.doing(s)}; {words.who_waits(waits, s.rank)}") for s in due)
+    charges = tuple(charge(s, f"; {words.who_waits(waits, s.rank)}") for s in due)
     return Finding(Kind.ABSENT, charges, certain)
 
 
@@ -222,7 +222,7 @@ def _apart(
         if not due:
             return _patience(group)
         told = _others_in_words([report for report in everyone if report not in group], waits)
-        charges = tuple(Charge(s.rank, f"{words.doing(s)}{told}") for s in due)
+        charges = tuple(charge(s, told) for s in due)
         return Finding(Kind.APART, charges, certain and waits.all_told and len(due) == len(group))
     return None
 

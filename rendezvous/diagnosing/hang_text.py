@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rendezvous.values.cause_text import ranks as ranks
 from rendezvous.values.rank_view import RankPhase
 
 if TYPE_CHECKING:
@@ -12,8 +13,6 @@ if TYPE_CHECKING:
     from rendezvous.diagnosing.waits import Call, Waits
     from rendezvous.values.rank_report import RankReport
     from rendezvous.values.rank_view import Collective
-
-_NAMED = 8  # ranks, in one line
 
 _PLACES = {
     RankPhase.STARTING: "in its start-up",
@@ -73,33 +72,6 @@ def call(said: Collective, whole_world: bool = True) -> str:
     if said.peer >= 0 and said.op != "broadcast":
         where += f" with rank {said.peer}"
     return f"{said.op} #{said.seq}{size}{where}"
-
-
-def ranks(numbers: Sequence[int]) -> str:
-    """ "rank 1", "ranks 0, 2 and 3", "ranks 0-1022"."""
-    ordered = sorted(numbers)
-    if len(ordered) == 1:
-        return f"rank {ordered[0]}"
-    spans: list[list[int]] = []
-    for rank in ordered:
-        if spans and rank == spans[-1][-1] + 1:
-            spans[-1][1:] = [rank]
-        else:
-            spans.append([rank])
-    words: list[str] = []
-    for span in spans:
-        close = len(span) == 1 or span[1] == span[0] + 1
-        words += [str(rank) for rank in span] if close else [f"{span[0]}-{span[1]}"]
-    if len(words) > _NAMED:
-        return f"{len(ordered)} ranks ({', '.join(words[:_NAMED])}, ...)"
-    if len(words) == 1:
-        return f"ranks {words[0]}"
-    return f"ranks {', '.join(words[:-1])} and {words[-1]}"
-
-
-def doubt(numbers: Sequence[int]) -> str:
-    """How a verdict begins that is not certain."""
-    return f"not certain who: {ranks(numbers)}:"
 
 
 def wait(numbers: Sequence[int]) -> str:

@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING
 from rendezvous.diagnosing import hang_text as words
 from rendezvous.diagnosing.desync import desync
 from rendezvous.diagnosing.diagnosis import explains_itself
-from rendezvous.diagnosing.finding import TIMED_OUT_EXIT_CODE, Charge, Finding, Kind
+from rendezvous.diagnosing.finding import TIMED_OUT_EXIT_CODE, Charge, Finding, Kind, charge
 from rendezvous.diagnosing.waits import waits_of
 from rendezvous.values.rank_view import RankPhase
-from rendezvous.values.types import Cause, FailureClass
+from rendezvous.values.types import Cause, Doubt, FailureClass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -79,20 +79,22 @@ def explained(
     evidence = "\n".join(words.line(reports[rank]) for rank in sorted(reports)[:_EVIDENCE])
     occasion = f"rank {first.rank} on {first.node}: {first.reason}"
     text = "\n\n".join(part for part in (evidence, occasion, first.traceback) if part)
-    charge = found.charges[0]
+    named = found.charges[0]
     exit_code = TIMED_OUT_EXIT_CODE if found.kind is Kind.LATE else first.exit_code or 1
     failure = _FAILURES.get(found.kind, FailureClass.USER_EXCEPTION)
     hint = _HINT_LATE if found.kind is Kind.LATE else _HINT
     first = replace(first, failure=failure, exit_code=exit_code, hint=hint)
     if not found.certain:
-        return replace(first, reason=f"{charge.reason}; {first.reason}", traceback=text, uncertain=True)
+        doubt = Doubt.CULPRIT if found.suspects else Doubt.SHARED_ERROR
+        reason = f"{named.reason}; {first.reason}"
+        return replace(first, reason=reason, traceback=text, doubt=doubt, suspects=found.suspects)
     others = [each.rank for each in found.charges[1:]]
-    reason = f"{charge.reason}; so {words.ranks(others)}" if others else charge.reason
-    own = causes.get(charge.rank)
+    reason = f"{named.reason}; so {words.ranks(others)}" if others else named.reason
+    own = causes.get(named.rank)
     return replace(
-        _cause(world, charge.rank, reason, first),
+        _cause(world, named.rank, reason, first),
         traceback=text,
-        step=reports[charge.rank].step,
+        step=reports[named.rank].step,
         log=own.log if own is not None else "",
     )
 
@@ -153,11 +155,11 @@ def _late(waits: Waits, causes: FrozenMap[int, Cause]) -> Finding | None:
     late = [report.rank for report in seen]
     outnumbered = sum(1 for rank in waits.calls if any(m in late for m in waits.next_of(rank))) > len(late)
     certain = all(explains_itself(s) for s in seen) or (outnumbered and all(s.known for s in seen))
-    unsure = "" if certain else f"{words.doubt(late)} "
     return Finding(
         Kind.LATE,
-        tuple(Charge(s.rank, f"{unsure}{words.doing(s)}; {words.who_waits(waits, s.rank)}") for s in seen),
+        tuple(charge(s, f"; {words.who_waits(waits, s.rank)}") for s in seen),
         certain,
+        suspects=() if certain else tuple(late),
     )
 
 
@@ -174,8 +176,8 @@ def _elsewhere(waits: Waits) -> Finding | None:
 
 
 def _doubtful(kind: Kind, seen: Sequence[RankReport], reason: str) -> Finding:
-    first, *_ = ranks = [report.rank for report in seen]
-    return Finding(kind, (Charge(first, f"{words.doubt(ranks)} {reason}"),), certain=False)
+    suspects = tuple(report.rank for report in seen)
+    return Finding(kind, (Charge(suspects[0], reason),), certain=False, suspects=suspects)
 
 
 def _ran_out_of_time(cause: Cause) -> bool:

@@ -28,6 +28,14 @@ class FailureClass(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FAILURE_CLASS_NODE_LOST: _ClassVar[FailureClass]
     FAILURE_CLASS_CONSEQUENCE: _ClassVar[FailureClass]
 
+class Doubt(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    DOUBT_UNSPECIFIED: _ClassVar[Doubt]
+    DOUBT_MAY_WAIT: _ClassVar[Doubt]
+    DOUBT_CULPRIT: _ClassVar[Doubt]
+    DOUBT_NO_RANK: _ClassVar[Doubt]
+    DOUBT_SHARED_ERROR: _ClassVar[Doubt]
+
 class PolicyAction(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     POLICY_ACTION_UNSPECIFIED: _ClassVar[PolicyAction]
@@ -93,6 +101,11 @@ FAILURE_CLASS_EXIT_CODE: FailureClass
 FAILURE_CLASS_HANG: FailureClass
 FAILURE_CLASS_NODE_LOST: FailureClass
 FAILURE_CLASS_CONSEQUENCE: FailureClass
+DOUBT_UNSPECIFIED: Doubt
+DOUBT_MAY_WAIT: Doubt
+DOUBT_CULPRIT: Doubt
+DOUBT_NO_RANK: Doubt
+DOUBT_SHARED_ERROR: Doubt
 POLICY_ACTION_UNSPECIFIED: PolicyAction
 POLICY_ACTION_RESTART: PolicyAction
 POLICY_ACTION_RESTART_WITHOUT_NODE: PolicyAction
@@ -497,7 +510,7 @@ class NodeFacts(_message.Message):
     def __init__(self, host: _Optional[str] = ..., address: _Optional[str] = ..., nproc: _Optional[int] = ..., role: _Optional[str] = ..., node_rank: _Optional[int] = ..., scheduler_index: _Optional[int] = ..., healthy: _Optional[bool] = ..., health_note: _Optional[str] = ..., versions: _Optional[str] = ...) -> None: ...
 
 class Cause(_message.Message):
-    __slots__ = ("node", "rank", "local_rank", "failure", "reason", "exit_code", "signal", "traceback", "step", "ran_s", "at", "log", "hint", "uncertain", "place")
+    __slots__ = ("node", "rank", "local_rank", "failure", "reason", "exit_code", "signal", "traceback", "step", "ran_s", "at", "log", "hint", "place", "doubt", "suspects", "stopped")
     NODE_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     LOCAL_RANK_FIELD_NUMBER: _ClassVar[int]
@@ -511,8 +524,10 @@ class Cause(_message.Message):
     AT_FIELD_NUMBER: _ClassVar[int]
     LOG_FIELD_NUMBER: _ClassVar[int]
     HINT_FIELD_NUMBER: _ClassVar[int]
-    UNCERTAIN_FIELD_NUMBER: _ClassVar[int]
     PLACE_FIELD_NUMBER: _ClassVar[int]
+    DOUBT_FIELD_NUMBER: _ClassVar[int]
+    SUSPECTS_FIELD_NUMBER: _ClassVar[int]
+    STOPPED_FIELD_NUMBER: _ClassVar[int]
     node: str
     rank: int
     local_rank: int
@@ -526,9 +541,11 @@ class Cause(_message.Message):
     at: str
     log: str
     hint: str
-    uncertain: bool
     place: str
-    def __init__(self, node: _Optional[str] = ..., rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., failure: _Optional[_Union[FailureClass, str]] = ..., reason: _Optional[str] = ..., exit_code: _Optional[int] = ..., signal: _Optional[int] = ..., traceback: _Optional[str] = ..., step: _Optional[int] = ..., ran_s: _Optional[float] = ..., at: _Optional[str] = ..., log: _Optional[str] = ..., hint: _Optional[str] = ..., uncertain: _Optional[bool] = ..., place: _Optional[str] = ...) -> None: ...
+    doubt: Doubt
+    suspects: _containers.RepeatedScalarFieldContainer[int]
+    stopped: bool
+    def __init__(self, node: _Optional[str] = ..., rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., failure: _Optional[_Union[FailureClass, str]] = ..., reason: _Optional[str] = ..., exit_code: _Optional[int] = ..., signal: _Optional[int] = ..., traceback: _Optional[str] = ..., step: _Optional[int] = ..., ran_s: _Optional[float] = ..., at: _Optional[str] = ..., log: _Optional[str] = ..., hint: _Optional[str] = ..., place: _Optional[str] = ..., doubt: _Optional[_Union[Doubt, str]] = ..., suspects: _Optional[_Iterable[int]] = ..., stopped: _Optional[bool] = ...) -> None: ...
 
 class Assignment(_message.Message):
     __slots__ = ("generation", "node_rank", "n_nodes", "rank_offset", "nproc", "world_size", "role", "role_rank_offset", "role_world_size", "restart_count", "max_restarts", "store_host", "store_node", "reason")

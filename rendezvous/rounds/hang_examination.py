@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rendezvous.diagnosing.diagnosis import LONGEST_PATIENCE_S, diagnose
-from rendezvous.diagnosing.finding import TIMED_OUT_EXIT_CODE, Finding, Patience
+from rendezvous.diagnosing.finding import TIMED_OUT_EXIT_CODE, Charge, Finding, Patience
 from rendezvous.rounds.sealing import Result, world_of
 from rendezvous.rounds.stopping import rank_failed
 from rendezvous.values.events import Accused, Examine, Tell
@@ -94,7 +94,7 @@ def _judge(state: JobState, asked: Examination, now: float) -> Result:
 
 def _accuse(state: JobState, finding: Finding, reports: dict[int, RankReport], now: float) -> Result:
     causes = [
-        _cause(state, finding, charge.rank, charge.reason, reports.get(charge.rank))
+        _cause(state, finding, charge, reports.get(charge.rank))
         for charge in finding.charges
         if charge.rank not in state.causes  # its failure was ignored, as asked
     ]
@@ -106,20 +106,22 @@ def _accuse(state: JobState, finding: Finding, reports: dict[int, RankReport], n
     return state, tuple(Tell(m.agent, Accused(state.generation, cause)) for m, cause in told if m is not None)
 
 
-def _cause(state: JobState, finding: Finding, rank: int, reason: str, report: RankReport | None) -> Cause:
+def _cause(state: JobState, finding: Finding, charge: Charge, report: RankReport | None) -> Cause:
+    rank = charge.rank
     place = next(p for p in world_of(state).placements if _has(p, rank))
     return Cause(
         node=place.agent.node,
         rank=rank,
         local_rank=rank - place.rank_offset,
         failure=FailureClass.HANG,
-        reason=reason,
+        reason=charge.reason,
         exit_code=TIMED_OUT_EXIT_CODE,
         traceback="\n".join(finding.evidence),
         step=report.step if report is not None and report.known else None,
         ran_s=report.stalled_s if report is not None else 0.0,  # its agent knows better
         hint=_HINT,
-        uncertain=not finding.certain,
+        doubt=finding.doubt_about(charge),
+        suspects=finding.suspects,
     )
 
 

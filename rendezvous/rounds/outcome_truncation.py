@@ -59,4 +59,5 @@ def _brief(cause: Cause | None) -> Cause | None:
 
 
 def _brief_cause(cause: Cause) -> Cause:
-    return replace(cause, traceback="", reason=cause.reason[:300], hint="", log=cause.log[:300])
+    reason, log = cause.reason[:300], cause.log[:300]
+    return replace(cause, traceback="", reason=reason, hint="", log=log, suspects=())

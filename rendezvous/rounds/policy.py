@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rendezvous.values.cause_text import described
 from rendezvous.values.state import JobState, Streak, standing_by, world_nodes
 from rendezvous.values.types import Cause, Decision, DecisionKind, FailureClass, PolicyAction, ScaleUp
 
@@ -60,7 +61,7 @@ def in_words(cause: Cause) -> str:
     if cause.failure is FailureClass.NODE_LOST:
         return cause.reason
     if cause.uncertain:
-        return f"{cause.failure}; {cause.reason}"
+        return f"{cause.failure}; {described(cause)}"
     if cause.failure is FailureClass.CONSEQUENCE:  # the cause itself may still be on its way
         return f"rank {cause.rank} on {cause.node} lost its peers"
     return f"rank {cause.rank} on {cause.node}: {cause.reason}"

@@ -7,6 +7,9 @@ had them. So a later version may add a field with a default and still read what 
 cannot read exactly (a column it does not know, a missing one without a default, a value of another type)
 it refuses: a service that guesses about its state is worse than one that does not start.
 
+Format 2 has `doubt`, `suspects` and `stopped` of a cause in place of `uncertain`, and `Decision.nodes`. It lacks
+`NodeFacts.topology`.
+
 The rows' coders are built once per class from the annotations of `values.state` and `values.types`.
 """
 

@@ -43,6 +43,15 @@ class FailureClass(StrEnum):
     CONSEQUENCE = "consequence"
 
 
+class Doubt(StrEnum):
+    """What is uncertain about a cause. No doubt counts against a node."""
+
+    MAY_WAIT = "may-wait"  # its rank has stalled and may wait for other ranks; its own stack can tell
+    CULPRIT = "culprit"  # the culprit is among the suspects
+    NO_RANK = "no-rank"  # the cause is not in a rank
+    SHARED_ERROR = "shared-error"  # ranks raised errors that do not tell which rank is wrong
+
+
 UNLIMITED = 1_000_000  # restarts: more than anybody will see
 
 
@@ -161,8 +170,15 @@ class Cause:
     at: str = ""  # wall clock of its node, for people only; nothing is decided by it
     log: str = ""
     hint: str = ""  # what usually helps, in one line
-    uncertain: bool = False  # the rank may be innocent, and its node is
+    doubt: Doubt | None = None  # None: the cause is certain
+    suspects: tuple[int, ...] = ()  # for MAY_WAIT and CULPRIT: the ranks among which the culprit is
+    stopped: bool = False  # a CONSEQUENCE because the launcher stopped the rank; otherwise it lost its peers
     place: str = ""  # where its script was: "in backward, bucket 3 of 7"
+
+    @property
+    def uncertain(self) -> bool:
+        """The rank may be innocent, and its node is."""
+        return self.doubt is not None
 
     @property
     def may_be_a_consequence(self) -> bool:

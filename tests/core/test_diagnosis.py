@@ -12,6 +12,7 @@ from rendezvous.diagnosing.diagnosis import diagnose
 from rendezvous.diagnosing.finding import Finding, Kind, Patience
 from rendezvous.values.rank_report import RankReport
 from rendezvous.values.rank_view import Collective, GroupView, RankPhase
+from rendezvous.values.types import Doubt
 
 LIMIT = 3.0
 WORLD = "0"
@@ -98,7 +99,8 @@ def test_one_that_sleeps_in_its_forward_is_certain_only_against_more_than_itself
     asleep = absent(1, 2, 11, phase=RankPhase.FORWARD)
     finding = found(waiting(0, 2, 12), asleep)
     assert (charged(finding), finding.certain) == ([1], False)
-    assert finding.charges[0].reason.startswith("not certain who: rank 1: stands still")
+    assert finding.doubt_about(finding.charges[0]) is Doubt.MAY_WAIT
+    assert finding.suspects == (1,)
     assert found(waiting(0, 3, 12), replace(asleep, groups=()), waiting(2, 3, 12)).certain
 
 
@@ -257,7 +259,8 @@ def test_one_against_one_names_both_and_blames_neither() -> None:
     finding = found(waiting(0, 2, 9), other)
     assert (charged(finding), finding.certain) == ([0, 1], False)
     reason = finding.charges[0].reason
-    assert reason.startswith("not certain who: ranks 0 and 1: the ranks do not agree: ")
+    assert finding.doubt_about(finding.charges[0]) is Doubt.CULPRIT
+    assert finding.suspects == (0, 1)
     assert "rank 0 entered all_reduce #9" in reason
     assert "rank 1 entered broadcast #9" in reason
 
@@ -310,9 +313,8 @@ def test_a_stopped_rank_that_had_entered_is_the_reason() -> None:
 def test_all_entered_and_none_finished_blames_nobody() -> None:
     finding = found(*(waiting(rank, 3, 9) for rank in range(3)))
     assert (finding.kind, finding.certain) == (Kind.ALIKE, False)
-    expected = (
-        "nobody to blame: all ranks have entered all_reduce #9 (1,000 x float32) and none has finished it"
-    )
+    assert (finding.doubt_about(finding.charges[0]), finding.suspects) == (Doubt.NO_RANK, ())
+    expected = "all ranks have entered all_reduce #9 (1,000 x float32) and none has finished it"
     assert finding.charges[0].reason.startswith(expected)
 
 

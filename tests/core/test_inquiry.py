@@ -35,7 +35,7 @@ from rendezvous.values.events import (
     Stop,
 )
 from rendezvous.values.rank_report import RankReport
-from rendezvous.values.types import AgentId, Assignment, Cause, Decision, DecisionKind, FailureClass
+from rendezvous.values.types import AgentId, Assignment, Cause, Decision, DecisionKind, Doubt, FailureClass
 
 AGENT = AgentId("a", "1")
 MINE = Assignment(1, 0, 2, 0, 2, 4, "default", 0, 4, 0, 3, "a")
@@ -80,7 +80,7 @@ def test_an_accused_rank_gets_a_short_grace_when_all_are_stopped() -> None:
 
 
 LOST = Cause("b", 2, 0, FailureClass.CONSEQUENCE, "lost its peers", 1)
-MISFIT = Cause("b", 2, 0, FailureClass.USER_EXCEPTION, "of another size", 1, uncertain=True)
+MISFIT = Cause("b", 2, 0, FailureClass.USER_EXCEPTION, "of another size", 1, doubt=Doubt.SHARED_ERROR)
 
 
 def stopped_for(cause: Cause | None, state: Supervision = RUNNING) -> tuple[object, ...]:
@@ -96,7 +96,7 @@ def test_before_all_are_stopped_for_a_mere_consequence_their_pages_are_looked_at
     assert stopped_for(cause, replace(RUNNING, live=())) == (LookBack(1), Sweep(1))
 
 
-@pytest.mark.parametrize("cause", [CAUSE, replace(CAUSE, uncertain=True), None])
+@pytest.mark.parametrize("cause", [CAUSE, replace(CAUSE, doubt=Doubt.CULPRIT), None])
 def test_for_any_other_reason_nobody_looks_back(cause: Cause | None) -> None:
     assert LookBack(1) not in stopped_for(cause)
 

@@ -13,7 +13,7 @@ from launcher.settings.budget_text import hang_timeout
 from launcher.settings.budgets import Budgets
 from launcher.settings.values import BadValue
 from rendezvous.values.rank_view import Collective, GroupView, ProcessView, RankPhase, RankView, Section
-from rendezvous.values.types import Cause, FailureClass
+from rendezvous.values.types import Cause, Doubt, FailureClass
 
 if TYPE_CHECKING:
     from rendezvous.values.rank_report import RankReport
@@ -174,11 +174,10 @@ def test_the_main_thread_comes_first_and_tells_whose_business_it_is() -> None:
 
 
 def test_a_doubt_is_lifted_by_the_stack_and_by_nothing_else() -> None:
-    doubt = "not certain who: rank 1: stands still for 3.0 s in its forward pass"
-    cause = Cause("n", 1, 1, FailureClass.HANG, doubt, 124, uncertain=True)
+    reason = "stands still for 3.0 s in its forward pass"
+    cause = Cause("n", 1, 1, FailureClass.HANG, reason, 124, doubt=Doubt.MAY_WAIT, suspects=(1,))
     own = 'Thread 0x1 (most recent call first):\n  File "/me/model.py", line 3 in forward'
-    lifted = known_better(cause, own)
-    assert (lifted.uncertain, lifted.reason) == (False, doubt.removeprefix("not certain who: rank 1: "))
+    assert known_better(cause, own) == replace(cause, doubt=None, suspects=())
     assert known_better(cause, own.replace("/me/", "/x/torch/")) == cause
-    two = replace(cause, reason="not certain who: ranks 0 and 1: the ranks do not agree: ...")
+    two = replace(cause, doubt=Doubt.CULPRIT, suspects=(0, 1))
     assert known_better(two, own) == two

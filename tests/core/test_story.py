@@ -9,7 +9,6 @@ from unittest.mock import ANY
 import pytest
 
 from launcher.failure.story import outcome_json, render_box, torch_error
-from launcher.failure.verdict import STOPPED
 from rendezvous.values.types import Cause, Decision, DecisionKind, FailureClass, Outcome
 
 TRACEBACK = (
@@ -25,7 +24,16 @@ FIRST = Cause(
     traceback=TRACEBACK, step=12, ran_s=3.21, at="2026-03-01 10:00:00", log="/logs/1/stderr.log", hint="look twice",
 )  # fmt: skip
 LOST = Cause("node-a", 0, 0, FailureClass.CONSEQUENCE, "RuntimeError: Connection closed by peer", 1)
-HALTED = Cause("node-b", 2, 0, FailureClass.CONSEQUENCE, f"{STOPPED} (SIGTERM)", 143, signal=15)
+HALTED = Cause(
+    "node-b",
+    2,
+    0,
+    FailureClass.CONSEQUENCE,
+    "stopped by the launcher (SIGTERM)",
+    143,
+    signal=15,
+    stopped=True,
+)
 GIVEN_UP = Decision(DecisionKind.FAIL, "the restart budget is used up", 3, FIRST)
 
 

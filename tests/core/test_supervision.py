@@ -64,6 +64,7 @@ from rendezvous.values.types import (
     Cause,
     Decision,
     DecisionKind,
+    Doubt,
     FailureClass,
     JobSpec,
     NodeFacts,
@@ -428,7 +429,7 @@ def test_who_lost_nobody_is_not_broken_off(kind: DecisionKind) -> None:
 
 
 def test_why_is_said_by_name_unless_that_is_in_doubt() -> None:
-    doubtful = replace(CAUSE, uncertain=True)
+    doubtful = replace(CAUSE, doubt=Doubt.CULPRIT)
     _, actions = step(RUNNING, Stop(1, Decision(DecisionKind.RESTART, "hang", 1, doubtful)))
     assert BreakOff(1, "hang") in actions
 

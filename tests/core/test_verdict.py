@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from launcher.failure.crash_text import CUT
-from launcher.failure.verdict import STOPPED, ErrorRecord, RankEnd, cause_of, shell_code
+from launcher.failure.verdict import ErrorRecord, RankEnd, cause_of, shell_code
 from rendezvous.values.types import Cause, FailureClass
 
 C = FailureClass
@@ -240,7 +240,7 @@ def test_what_is_raised_after_our_stop_is_a_consequence() -> None:
 @pytest.mark.parametrize(("code", "number"), [(None, 15), (None, 9), (None, 6), (143, 0), (0, 0), (1, 0)])
 def test_ended_by_our_stop(code: int | None, number: int) -> None:
     cause = ended(code, signal=number, stopped_by_us=15)
-    assert (cause.failure, cause.reason) == (C.CONSEQUENCE, f"{STOPPED} (SIGTERM)")
+    assert (cause.failure, cause.stopped) == (C.CONSEQUENCE, True)
 
 
 def test_the_same_signal_from_outside_is_a_cause() -> None:

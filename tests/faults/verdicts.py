@@ -15,8 +15,8 @@ _RESTART = re.compile(r"ddp-launch: (.*?); (?:\S+ sits out: .*?; )?(?:restarting
 _OF_RANK = re.compile(r"rank (\d+) on \S+: ")
 _ALSO = re.compile(r"; so (ranks? [-\d, and]+)$")
 _CONSEQUENCE = re.compile(r"rank \d+ on \S+ lost its peers$")
-_NOT_CERTAIN = re.compile(r"hang; not certain who: (ranks? [-\d, and]+):")
-_NOBODY = "hang; nobody to blame: "
+_UNCERTAIN = re.compile(r"hang; culprit uncertain: (ranks? [-\d, and]+):")
+_NO_RANK = "hang; cause not in a rank: "
 _MISFIT = re.compile(r"\S+; the ranks(?:' collectives do not fit| do not agree)")
 
 
@@ -49,9 +49,9 @@ def _restarts(text: str) -> list[str]:
 
 
 def _read(words: str) -> Verdict:
-    if named := _NOT_CERTAIN.match(words):
+    if named := _UNCERTAIN.match(words):
         return Verdict(words, tuple(_ranks(named[1])), certain=False)
-    if words.startswith(_NOBODY) or _MISFIT.match(words):
+    if words.startswith(_NO_RANK) or _MISFIT.match(words):
         return Verdict(words, certain=False)
     first, also = _OF_RANK.match(words), _ALSO.search(words)
     blamed = {int(first[1])} if first else set()

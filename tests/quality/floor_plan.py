@@ -44,7 +44,10 @@ CORE = {
             "resume sealing snapshot state_recovery stopping view",
         ),
         *within("submit", "job job_file job_rules kubernetes pods slurm ssh yaml_text"),
-        *within("values", "events frozen_map rank_report rank_view state straggler_state types wire_names"),
+        *within(
+            "values",
+            "cause_text events frozen_map rank_report rank_view state straggler_state types wire_names",
+        ),
     },
     "ddp": {
         *"diagnostics groups reducer sharding telemetry".split(),
@@ -191,7 +194,7 @@ ROOMS = {
 }
 
 # Which modules of another package a package may import.
-_VALUES = within("values", "events rank_report rank_view straggler_state types wire_names")
+_VALUES = within("values", "cause_text events rank_report rank_view straggler_state types wire_names")
 ABROAD = {
     ("launcher", "core"): {f"rendezvous.{name}" for name in (*_VALUES, "diagnosing.stragglers")},
     ("launcher", "shell"): {

@@ -192,7 +192,7 @@ def test_who_never_comes_to_form_a_subgroup_is_named(launch: Launch) -> None:
     job = launch("--nproc-per-node", "3", source=source)
     assert job.wait() == 124, job.stderr()
     said = job.said()
-    assert "not certain who: rank 1: stands still" in said, "one against one"
+    assert "culprit uncertain: rank 1: stands still" in said, "one against one"
     assert "rank 0 waits for it in new_group #1 of group (0-1)" in said, said
 
 

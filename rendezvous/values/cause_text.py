@@ -1,0 +1,48 @@
+"""A cause as text for users: who is meant, and how certain that is. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rendezvous.values.types import Doubt
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rendezvous.values.types import Cause
+
+_NAMED = 8  # ranks, in one line
+
+
+def described(cause: Cause) -> str:
+    """The reason, after what is uncertain about it."""
+    match cause.doubt:
+        case None | Doubt.SHARED_ERROR:
+            return cause.reason
+        case Doubt.NO_RANK:
+            return f"cause not in a rank: {cause.reason}"
+        case Doubt.CULPRIT | Doubt.MAY_WAIT:
+            who = f"{ranks(cause.suspects)}: " if cause.suspects else ""
+            return f"culprit uncertain: {who}{cause.reason}"
+
+
+def ranks(numbers: Sequence[int]) -> str:
+    """ "rank 1", "ranks 0, 2 and 3", "ranks 0-1022"."""
+    ordered = sorted(numbers)
+    if len(ordered) == 1:
+        return f"rank {ordered[0]}"
+    spans: list[list[int]] = []
+    for rank in ordered:
+        if spans and rank == spans[-1][-1] + 1:
+            spans[-1][1:] = [rank]
+        else:
+            spans.append([rank])
+    words: list[str] = []
+    for span in spans:
+        close = len(span) == 1 or span[1] == span[0] + 1
+        words += [str(rank) for rank in span] if close else [f"{span[0]}-{span[1]}"]
+    if len(words) > _NAMED:
+        return f"{len(ordered)} ranks ({', '.join(words[:_NAMED])}, ...)"
+    if len(words) == 1:
+        return f"ranks {words[0]}"
+    return f"ranks {', '.join(words[:-1])} and {words[-1]}"
