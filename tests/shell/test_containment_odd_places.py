@@ -105,7 +105,7 @@ def test_deleted_folder(launch: Launch, tmp_path: Path) -> None:
 
     job = launch(*PLAIN, source="", preexec_fn=lose_it)
     assert job.wait() == 2
-    assert "the current folder no longer exists" in job.stderr()
+    assert "directory no longer exists" in job.stderr()
     assert "Traceback" not in job.stderr()
 
 
