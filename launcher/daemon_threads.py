@@ -1,8 +1,8 @@
-"""An event loop's executor whose threads nobody waits for at the end.
+"""An executor for the event loop. The process can end while its threads still run.
 
-A look-up at a slow resolver, a read from a dead file server or a driver that hangs cannot be cancelled. The loop's own
-executor joins its threads before the process ends, so that Ctrl-C would take as long as they do. With this one
-`asyncio.to_thread` and the loop's look-ups of names leave them behind.
+A lookup at a slow resolver, a read from a dead file server or a call into a driver that hangs cannot be cancelled. The
+default executor joins its threads before the process ends, so Ctrl-C would wait for them. With this executor,
+`asyncio.to_thread` and the lookups of the event loop run in daemon threads, which are not joined.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class DaemonThreads(ThreadPoolExecutor):  # asyncio takes no other kind of executor
-    """A thread for each call: calls are few, and one that hangs must not hold up the next."""
+    """Starts a thread for each call: calls are few, and a call that hangs must not delay the next one."""
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         future: Future[T] = Future()
@@ -37,7 +37,7 @@ class DaemonThreads(ThreadPoolExecutor):  # asyncio takes no other kind of execu
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Nothing is waited for."""
+        """Return at once: threads are not joined."""
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:

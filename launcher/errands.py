@@ -1,4 +1,4 @@
-"""What the agent has somebody look into while it goes on: each errand ends with one fact, whatever fails in it."""
+"""Tasks that run beside the agent's main loop. Each one ends with one fact, even if a part of it fails."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Errands:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def reach_store(self, node: str, assignment: Assignment, store: StoreAddress) -> None:
-        """Before ranks start: what they would find out after minutes, each on its own."""
+        """Check the connection before the ranks start: each of them would need minutes to report the same."""
         looking = addresses.obstacle_to(store.host, store.port, listens=store.kept)
         obstacle = await self._boundary.awaited("the attempt to reach the store", looking, "")
         if obstacle:

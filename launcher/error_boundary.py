@@ -1,8 +1,8 @@
-"""The boundary around diagnostics: an error in one is logged, a substitute takes the place of its result.
+"""The error boundary of diagnostics: it logs an error and returns a substitute for the result.
 
-Stacks, dumps, health looks and the pre-flight read what ranks, drivers and kernels have written. None of them is
-allowed to end the agent, which would end a job that runs well. Decisions do not run inside the boundary: an error in
-those must be seen.
+Stacks, dumps, health checks and the pre-flight read what ranks, drivers and kernels have written. An error in them must
+not end the agent, because that ends the job. Decisions do not run inside the boundary: an error in a decision must be
+visible.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What takes its time before the ranks start gives way to a signal that asks the agent to stop."""
+"""Ends slow work before the start of the ranks when a signal asks the agent to stop."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 async def unless_stopped(work: Coroutine[Any, Any, T], facts: asyncio.Queue[Fact]) -> T | StopRequested:
-    """The result of the work, or the request that came first: then the work is cancelled. All facts stay queued."""
+    """Return the result of the work, or cancel it and return the request that came first. All facts stay queued."""
     working, asked = asyncio.create_task(work), asyncio.create_task(_stop_in(facts))
     try:
         await asyncio.wait((working, asked), return_when=asyncio.FIRST_COMPLETED)

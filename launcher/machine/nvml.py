@@ -1,7 +1,7 @@
-"""NVML, the driver's own library about NVIDIA GPUs, in the two ways that it is asked.
+"""NVML, the library of the NVIDIA driver, in two forms.
 
-`driver` is the C library, opened for a moment: at every start it tells how many GPUs there are and where, and the
-binding may not be installed. `binding` is nvidia-ml-py, for all that people want to know of a GPU's health.
+`driver` opens the C library for a short time: each start needs the number and places of the GPUs, and the binding may
+not be installed. `binding` is nvidia-ml-py: it reports the health of GPUs.
 """
 
 from __future__ import annotations

@@ -98,6 +98,7 @@ class LogPump:
         self._log = log
         self._directory = directory
         self._file_limit = file_limit
+        self._newest = -1  # generation
         self.received = 0  # bytes, from all ranks: whether they say anything
         self._eager = eager  # one rank may be talking to a person: prompts are shown
         self._err_fd = err_fd
@@ -127,14 +128,17 @@ class LogPump:
 
     def open_rank(self, label: RankLabel) -> tuple[int, int]:
         """The write ends of a rank's stdout and stderr; the caller closes its copies after the fork."""
-        with self._lock:
-            # Bounds pipes and memory: who outlives a generation by two more loses its reader.
-            outdated = [key for key in self._latest if key[0] < label.generation - 1]
-            for key in outdated:
-                del self._latest[key]
-        if outdated:
-            self._ask(lambda: self._retire(label.generation - 1))
+        if label.generation > self._newest:  # once per generation: a search for each rank would be quadratic
+            self._newest = label.generation
+            self._forget_before(label.generation - 1)
         return self._open_stream(label, Streams.OUT), self._open_stream(label, Streams.ERR)
+
+    def _forget_before(self, generation: int) -> None:
+        """Limits pipes and memory: a process that outlives its generation by two more loses its reader."""
+        with self._lock:
+            for key in [key for key in self._latest if key[0] < generation]:
+                del self._latest[key]
+        self._ask(lambda: self._retire(generation))
 
     def rank_directory(self, label: RankLabel) -> str:
         return os.path.join(self._directory, f"generation_{label.generation}", f"rank_{label.rank}")

@@ -1,8 +1,8 @@
-"""Keeps the node supplied with a zygote: hears its reports in order, and replaces one that is lost.
+"""Receives the zygote's reports in order, and replaces a lost zygote.
 
-Everything is done by one coroutine, one report after the other, and nothing in it blocks the event loop: what a lost
-zygote left behind is ended and reaped in a thread. Orders that are given meanwhile are dropped, as those are that a
-dying zygote did not read. The machine repeats them after `ZygoteReplaced`.
+One coroutine handles one report after the other. Nothing in it blocks the event loop: a thread kills and reaps the
+processes that a lost zygote left behind. Orders are dropped meanwhile, like orders that a dying zygote did not read.
+The state machine repeats them after `ZygoteReplaced`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _END_S = 15.0  # beyond its own bound for processes that will not die
 
 
 class ZygoteWatch:
-    """`heard` takes each report, `lost` hears why all ranks that should run here have ended."""
+    """`heard` receives each report; `lost` receives the reason why all ranks of this node have ended."""
 
     def __init__(self, starter: ZygoteStarter, zygote: Zygote, say: Callable[[str], None]) -> None:
         self._starter, self._say = starter, say

@@ -1,6 +1,6 @@
-"""Where a process is in the hierarchies of cgroups: /proc/PID/cgroup, and the mounts that show them.
+"""The cgroups of a process: /proc/PID/cgroup, and the mounts of the hierarchies.
 
-psutil does not tell it. This lies with the zygote's modules, since both agent and zygote ask.
+psutil does not report them. The module belongs to the template because both agent and zygote use it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What agent and zygote tell each other: frozen values, turned to and from JSON here and nowhere else.
+"""The messages between agent and zygote: frozen values, encoded to and decoded from JSON in this module only.
 
-Named tuples rather than dataclasses: these classes are made in a tenth of the time, and the plain zygote's start is
-part of every launch.
+They are named tuples because Python creates such classes in a fraction of the time that dataclasses take, and the start
+of the plain zygote is part of every launch.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Signal(NamedTuple):
 
 
 class Sweep(NamedTuple):
-    """End everything that the ranks of this generation have left."""
+    """End all processes that the ranks of this generation have left behind."""
 
     generation: int
 

@@ -1,7 +1,7 @@
 """What /proc/PID/stat says of a process or a thread.
 
-Read by hand rather than with psutil: the zygote loads the standard library only, and so does the launcher. One line of
-the kernel's has all three fields at once.
+This module does not use psutil: the zygote loads the standard library only, and the launcher does not depend on psutil.
+One line of the file has all three fields.
 """
 
 from __future__ import annotations

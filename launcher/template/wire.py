@@ -1,9 +1,9 @@
-"""Messages over the stream socket between agent and zygote. Neither end ever waits for the other.
+"""Messages over the stream socket between agent and zygote. Neither end waits for the other.
 
-A frame is the length of its body, the number of its descriptors, and the body. What the socket does not take stays in
-an `Outbox` until it is writable again: with hundreds of ranks both ends have much to say at once, and two blocking
-ends would wait for each other for ever. Descriptors ride on the first byte of their frame, so they have always arrived
-when a frame is complete, and come in the order of the frames.
+A frame is the length of its body, the number of its descriptors, and the body. An `Outbox` keeps what the socket does
+not accept until the socket is writable again. With hundreds of ranks both ends send at the same time, and two blocking
+ends would deadlock. Descriptors travel with the first byte of their frame. So they have arrived when the frame is
+complete, and they arrive in the order of the frames.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MAX_FDS = 8
 
 
 class Outbox:
-    """What is put here is sent in order. Descriptors belong to the outbox, which closes them once they are sent."""
+    """Sends messages in order. It owns their descriptors, and closes them once they are sent."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -38,7 +38,7 @@ class Outbox:
         self._frames.append((memoryview(frame), fds))
 
     def flush(self) -> None:
-        """Send what the socket takes now. Raises OSError if nobody will read it any more."""
+        """Send what the socket accepts now. Raises OSError if the other end is closed."""
         while self._frames:
             frame, fds = self._frames[0]
             try:
@@ -59,7 +59,7 @@ class Outbox:
 
 
 class Inbox:
-    """Cuts the stream into messages. Descriptors belong to the inbox until `take` hands them out."""
+    """Splits the stream into messages. It owns received descriptors until `take` returns them."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
