@@ -4,8 +4,8 @@ A commit is written in *parts*, each an *image* in a file of its own. Replicated
 which every node keeps an image. Sharded state has as many parts as there are shards. A commit can be
 resumed from when the members together see an image of each of its parts.
 
-Its name is a number that counts the commits of a job, and an *era*: a word that all ranks agree on anew at
-every resume. Two generations may both have got as far as commit 11, with different contents; the era keeps
+Its name is a number that counts the commits of a job, and a *lineage*: a word that all ranks agree on at every
+resume. Two generations may both have got as far as commit 11, with different contents; the lineage keeps
 their parts apart.
 """
 
@@ -21,7 +21,7 @@ UNFINISHED = ".part"
 @dataclass(frozen=True, slots=True, order=True)
 class CommitName:
     number: int
-    era: str
+    lineage: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def newest(holdings: Holdings, bad: frozenset[str] = frozenset()) -> Choice | No
     first, others = found[0], found[1:2]
     if not _has_all_private(by_commit[first.commit], len(holdings)):
         for other in others:
-            near = other.commit.era == first.commit.era and other.in_memory
+            near = other.commit.lineage == first.commit.lineage and other.in_memory
             if near and _has_all_private(by_commit[other.commit], len(holdings)):
                 return other
     return first
@@ -158,7 +158,7 @@ class DiskName:
 
 
 def file_name(name: DiskName) -> str:
-    return f"commit-{name.commit.number:010d}-{name.commit.era}-{name.part}of{name.parts}.ddp"
+    return f"commit-{name.commit.number:010d}-{name.commit.lineage}-{name.part}of{name.parts}.ddp"
 
 
 def parsed(file: str) -> DiskName | None:
@@ -169,10 +169,10 @@ def parsed(file: str) -> DiskName | None:
     return DiskName(CommitName(int(found[1]), found[2]), part, parts) if part < parts else None
 
 
-def outdated(files: list[str], keep: int, era: str, since: CommitName) -> list[str]:
+def outdated(files: list[str], keep: int, lineage: str, since: CommitName) -> list[str]:
     """Files that are older than the last `keep` whole commits; and what was never finished then.
 
-    What is later than the commit that was resumed from, and not of this era, was left out or never seen: it may be
+    What is later than the commit that was resumed from, and not of this lineage, was left out or never seen: it may be
     damaged, and is not counted. It goes when it is older than those that are.
     """
     names = {file: name for file in files if (name := parsed(file.removesuffix(UNFINISHED)))}
@@ -181,7 +181,7 @@ def outdated(files: list[str], keep: int, era: str, since: CommitName) -> list[s
         if not file.endswith(UNFINISHED):
             finished[name.commit, name.parts] = finished.get((name.commit, name.parts), 0) + 1
     whole = [commit for (commit, parts), there in finished.items() if there == parts]
-    ours = [commit for commit in whole if commit.era == era or commit <= since]
+    ours = [commit for commit in whole if commit.lineage == lineage or commit <= since]
     kept = sorted(ours, reverse=True)[:keep]
     if len(kept) < keep:
         return []

@@ -47,12 +47,19 @@ class DamagedImage(Exception):
 @dataclass(frozen=True, slots=True)
 class Head:
     number: int
-    era: str
+    lineage: str
     part: int | None  # None: nothing but what is private
     parts: int
     rank: int
     world_size: int
     regions: int  # fingerprint of which regions of the modules' tensors are in here
+
+
+_RENAMED = {"era": "lineage"}  # fields in files of earlier versions
+
+
+def head_of(data: bytes) -> Head:
+    return Head(**{_RENAMED.get(name, name): value for name, value in json.loads(data).items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +183,7 @@ class Image:
         self.data = buffer[data_at : data_at + data_bytes]
         self.whole = buffer[: data_at + data_bytes]
         self.index_sum: int = index_sum
-        self.head = Head(**json.loads(bytes(self._head)))
+        self.head = head_of(bytes(self._head))
 
     @cached_property
     def layout(self) -> Layout:

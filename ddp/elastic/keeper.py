@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Signature:
     """What every image of this rank in this generation says of itself."""
 
-    era: str
+    lineage: str
     role: commits.Role
     rank: int
     world_size: int
@@ -34,7 +34,9 @@ class Signature:
 
     def head(self, number: int) -> image.Head:
         role = self.role
-        return image.Head(number, self.era, role.part, role.parts, self.rank, self.world_size, self.regions)
+        return image.Head(
+            number, self.lineage, role.part, role.parts, self.rank, self.world_size, self.regions
+        )
 
 
 @dataclass(eq=False)
@@ -67,7 +69,7 @@ class Keeper:
         image.finish(slot.buffer, index)
         self._slots.keep(slot)
         if to_disk and self._writer is not None and head.part is not None:
-            name = commits.DiskName(commits.CommitName(number, head.era), head.part, head.parts)
+            name = commits.DiskName(commits.CommitName(number, head.lineage), head.part, head.parts)
             self._writer.write(slot, name)
 
     def _objects(self, skeleton: Any) -> bytes:

@@ -47,7 +47,7 @@ class Sight:
     def held(self) -> tuple[commits.Held, ...]:
         return tuple(
             commits.Held(
-                commits.CommitName(each.head.number, each.head.era),
+                commits.CommitName(each.head.number, each.head.lineage),
                 each.head.part,
                 each.head.parts,
                 each.head.rank,
@@ -161,12 +161,12 @@ def private(sight: Sight, choice: commits.Choice, rank: int, world_size: int) ->
     for each in sight.images.values():
         head = each.head
         ours = (head.rank, head.world_size) == (rank, world_size)
-        if ours and commits.CommitName(head.number, head.era) == choice.commit:
+        if ours and commits.CommitName(head.number, head.lineage) == choice.commit:
             return each
     return None
 
 
-def new_era(team: Team) -> str:
+def new_lineage(team: Team) -> str:
     return team.first(lambda: uuid.uuid4().hex[:12])
 
 
@@ -177,5 +177,5 @@ def slots_of(sight: Sight, choice: commits.Choice | None) -> set[str]:
     return {
         sight.paths[name].name
         for name, each in sight.images.items()
-        if commits.CommitName(each.head.number, each.head.era) == choice.commit and not each.on_disk
+        if commits.CommitName(each.head.number, each.head.lineage) == choice.commit and not each.on_disk
     }

@@ -97,12 +97,12 @@ class State:
             found = self._restore(images, choice, resume.private(sight, choice, team.rank, team.size))
         writes = self._folder is not None and role.writes_disk
         slots = scratch.Slots(places, role.local_index, 3 if writes else 2, resume.slots_of(sight, choice))
-        era = resume.new_era(team)  # all have read what they need when this returns
+        lineage = resume.new_lineage(team)  # all have read what they need when this returns
         writer = None
         if self._folder is not None and writes:
             since = choice.commit if choice is not None else commits.CommitName(0, "")
-            writer = Writer(self._folder, self._keep, team.rank == 0, era, since)
-        self._begin(team, Keeper(slots, writer, Signature(era, role, team.rank, team.size, regions)))
+            writer = Writer(self._folder, self._keep, team.rank == 0, lineage, since)
+        self._begin(team, Keeper(slots, writer, Signature(lineage, role, team.rank, team.size, regions)))
         return found
 
     def _begin(self, team: Team, keeper: Keeper) -> None:

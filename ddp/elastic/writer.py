@@ -26,10 +26,12 @@ class CommitError(OSError):
 
 
 class Writer:
-    def __init__(self, folder: Path, keep: int, prunes: bool, era: str, since: commits.CommitName) -> None:
-        """`era` is that of what will be written, `since` the commit that was resumed from."""
+    def __init__(
+        self, folder: Path, keep: int, prunes: bool, lineage: str, since: commits.CommitName
+    ) -> None:
+        """`lineage` is that of what will be written, `since` the commit that was resumed from."""
         self._folder, self._keep, self._prunes = folder, keep, prunes
-        self._era, self._since = era, since
+        self._lineage, self._since = lineage, since
         self._thread: threading.Thread | None = None
         self._failed: dict[int, Exception] = {}  # by the number of the commit
 
@@ -77,7 +79,7 @@ class Writer:
             slot.pinned = False
 
     def _prune(self) -> None:
-        for file in commits.outdated(os.listdir(self._folder), self._keep, self._era, self._since):
+        for file in commits.outdated(os.listdir(self._folder), self._keep, self._lineage, self._since):
             with contextlib.suppress(FileNotFoundError):
                 (self._folder / file).unlink()
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp.elastic import commits
+from ddp.elastic import commits, image
 from ddp.elastic.commits import CommitName, DiskName, Held, Member
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ B = CommitName(11, "a")
 
 
 def held(commit: CommitName, rank: int, part: int | None = None, parts: int = 1, **more: object) -> Held:
-    known = {"world_size": 2, "image": f"{commit.number}{commit.era}/{rank}", "in_memory": True} | more
+    known = {"world_size": 2, "image": f"{commit.number}{commit.lineage}/{rank}", "in_memory": True} | more
     return Held(commit, part, parts, rank, **known)  # type: ignore[arg-type]
 
 
@@ -109,9 +110,9 @@ def test_all_that_is_chosen_is_there_whatever_the_order(
     lists: list[list[tuple[int, str, int, bool]]], shuffle: random.Random
 ) -> None:
     ranks = [
-        [held(CommitName(number, era), part, part, 3, in_memory=memory, world_size=9,
-              image=f"{number}{era}{part}{memory}")
-         for number, era, part, memory in each]
+        [held(CommitName(number, lineage), part, part, 3, in_memory=memory, world_size=9,
+              image=f"{number}{lineage}{part}{memory}")
+         for number, lineage, part, memory in each]
         for each in lists
     ]  # fmt: skip
     choice = commits.newest(tuple(map(tuple, ranks)))
@@ -161,8 +162,8 @@ def test_needs() -> None:
 
 
 @given(st.integers(0, 10**9), st.text("0123456789abcdef", min_size=1), st.integers(1, 9999), st.data())
-def test_a_file_name_says_what_it_is_of(number: int, era: str, parts: int, data: st.DataObject) -> None:
-    name = DiskName(CommitName(number, era), data.draw(st.integers(0, parts - 1)), parts)
+def test_a_file_name_says_what_it_is_of(number: int, lineage: str, parts: int, data: st.DataObject) -> None:
+    name = DiskName(CommitName(number, lineage), data.draw(st.integers(0, parts - 1)), parts)
     assert commits.parsed(commits.file_name(name)) == name
     assert commits.parsed(commits.file_name(name) + commits.UNFINISHED) is None
     assert commits.parsed(commits.file_name(dataclasses.replace(name, part=parts))) is None
@@ -184,8 +185,8 @@ def test_whole_commits_are_kept_and_what_is_older_goes() -> None:
 def test_what_was_left_out_is_not_counted_and_goes_when_it_is_older() -> None:
     """Damaged files, or another line that got further: neither may push out what can be resumed from."""
 
-    def file(number: int, era: str) -> str:
-        return commits.file_name(DiskName(CommitName(number, era), 0, 1))
+    def file(number: int, lineage: str) -> str:
+        return commits.file_name(DiskName(CommitName(number, lineage), 0, 1))
 
     before = [file(1, "old"), file(2, "old"), file(2, "zzz"), file(5, "old"), file(6, "old")]
     since = CommitName(2, "old")
@@ -203,15 +204,23 @@ def test_what_was_left_out_is_not_counted_and_goes_when_it_is_older() -> None:
     st.sampled_from("ac"),
 )
 def test_what_was_just_written_is_never_outdated(
-    there: set[tuple[int, str]], keep: int, resumed_from: int, its_era: str
+    there: set[tuple[int, str]], keep: int, resumed_from: int, its_lineage: str
 ) -> None:
     written = CommitName(resumed_from + 1, "b")
     names = {CommitName(*each) for each in there if each[1] != "b"} | {written}
     files = [commits.file_name(DiskName(name, 0, 1)) for name in names]
-    gone = commits.outdated(files, keep, "b", CommitName(resumed_from, its_era))
+    gone = commits.outdated(files, keep, "b", CommitName(resumed_from, its_lineage))
     assert commits.file_name(DiskName(written, 0, 1)) not in gone
 
 
 def test_what_is_due() -> None:
     assert [number for number in range(1, 9) if commits.is_due(number, 3)] == [3, 6]
     assert not any(commits.is_due(number, 0) for number in range(5))
+
+
+def test_files_of_earlier_versions_are_read() -> None:
+    """They have the lineage under another name."""
+    head = image.Head(11, "b", 0, 2, 1, 4, 77)
+    data = json.dumps({name: getattr(head, name) for name in image.Head.__slots__})
+    assert image.head_of(data.encode()) == head
+    assert image.head_of(data.replace('"lineage"', '"era"').encode()) == head
