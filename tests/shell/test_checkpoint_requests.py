@@ -165,21 +165,3 @@ def test_what_two_kills_at_once_left_behind_goes_with_the_next_job(
     (tmp_path / "finish").touch()
     assert running.wait() == 0
     assert not used.exists()
-
-
-def test_a_world_grows_when_all_its_ranks_have_taken_a_checkpoint(
-    launch: Launch, tmp_path: Path, service: Service
-) -> None:
-    where = ("--rendezvous", service.endpoint, "--rdzv-id", "growing", "--nnodes", "1:2")
-    words = (*where, "--last-call", "0", "--scale-up", "at-checkpoint")
-    first = start(launch, tmp_path, *words)
-    first.await_there("1-0", "1-1")
-    second = start(launch, tmp_path, *words)
-    first.await_there("taken-1-0-1", "taken-1-1-1", "2-0", "2-1")
-    second.await_there("2-2", "2-3")
-    asked = json.loads((first.there / "taken-1-0-1").read_text())
-    assert asked == {"reason": "more nodes are here; the world grows after it", "deadline_s": None}
-    assert (second.there / "2-3").read_text().startswith("4 ")
-    (tmp_path / "finish").touch()
-    assert (first.wait(), second.wait()) == (0, 0), first.stderr() + second.stderr()
-    assert not os.path.exists(scratch_of(first))

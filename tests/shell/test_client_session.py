@@ -36,27 +36,6 @@ def test_no_service_at_all_ends_in_75_and_says_what_was_tried() -> None:
     soon(story())
 
 
-def test_that_nobody_answers_is_said_long_before_it_is_given_up() -> None:
-    async def story() -> None:
-        async with agents(NOBODY, TWO, ["a"], ClientOptions(give_up_s=600.0)) as (a,):
-            waiting = await a.expect(Waiting)
-            assert waiting.stands_by
-            assert waiting.reason.startswith("cannot reach the rendezvous (127.0.0.1:1: unavailable")
-            assert waiting.reason.endswith("Trying on for 600 s")
-
-    soon(story())
-
-
-def test_any_of_several_addresses_will_do() -> None:
-    async def story(endpoint: str) -> None:
-        for _ in range(4):  # it begins with any of them
-            async with agents([NOBODY, endpoint, "127.0.0.1:2"], TWO, ["a"]) as (a,):
-                await a.expect(Waiting)
-
-    with serving() as service:
-        soon(story(service.endpoint))
-
-
 def test_a_service_that_accepts_and_never_answers_is_passed_over() -> None:
     async def story(silent: str, endpoint: str) -> None:
         for _ in range(3):

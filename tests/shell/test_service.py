@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 from ports import free_port
-from served import Agent, Cable, Service, agents, join_bytes, raw_stream, serving, soon
+from served import Agent, Cable, Service, agents, serving, soon
 
 from rendezvous.client.channel import open_channel
 from rendezvous.client.options import ClientOptions
@@ -25,16 +25,12 @@ from rendezvous.control.ctl import main as ctl
 from rendezvous.control.ctl_calls import Service as Operations
 from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.values.events import (
-    AgentLeft,
     AgentStopped,
-    Assigned,
     Ended,
     RankFailed,
     RanksFinished,
     Refused,
     Stop,
-    StoreAt,
-    StoreOpened,
     Waiting,
 )
 from rendezvous.values.types import (
@@ -44,7 +40,6 @@ from rendezvous.values.types import (
     FailureClass,
     JobSpec,
     RestartBudget,
-    StoreAddress,
 )
 
 if TYPE_CHECKING:
@@ -54,7 +49,6 @@ if TYPE_CHECKING:
 # A lease that no busy machine outlasts: only some tests are about its end.
 TWO = JobSpec("job", 2, 2, "train.py", budget=RestartBudget(3), lease_s=60.0)
 ONE = JobSpec("job", 1, 1, "train.py", lease_s=60.0)
-PATIENT = pytest.mark.parametrize("service", [("--resume-grace", "60")], indirect=True)
 
 
 @pytest.fixture
@@ -95,36 +89,6 @@ def test_a_world_forms_fails_restarts_and_ends(service: Service) -> None:
     soon(story())
 
 
-@PATIENT
-def test_a_stream_that_breaks_and_resumes_changes_nothing(service: Service) -> None:
-    async def story() -> None:
-        cable = Cable(service.endpoint)
-        async with cable as endpoint, agents(endpoint, TWO, ["a", "b"]) as (a, b):
-            await asyncio.gather(a.run(), b.run())
-            for _ in range(3):
-                cable.cut()
-                await asyncio.gather(a.expect(StoreAt), b.expect(StoreAt))  # where it stands, told anew
-            told = [note.kind for note in await notes(service.endpoint)]
-            assert told == ["joined", "joined", "sealed", "running"]
-
-    soon(story())
-
-
-@PATIENT
-def test_what_is_said_while_the_stream_is_down_is_said_again(service: Service) -> None:
-    async def story() -> None:
-        cable = Cable(service.endpoint)
-        async with cable as endpoint, agents(endpoint, TWO, ["a", "b"]) as (a, b):
-            await asyncio.gather(a.run(), b.run())
-            cable.cut()
-            a.session.send(RanksFinished(a.id, 1))
-            b.session.send(RanksFinished(b.id, 1))
-            assert (await a.expect(Ended)).outcome.succeeded
-            assert (await b.expect(Ended)).outcome.succeeded
-
-    soon(story())
-
-
 def test_an_agent_whose_stream_stays_broken_is_lost_before_its_lease_ends(service: Service) -> None:
     async def story() -> None:
         cable = Cable(service.endpoint)
@@ -140,32 +104,6 @@ def test_an_agent_whose_stream_stays_broken_is_lost_before_its_lease_ends(servic
                 in stop.decision.reason
             )
             await b.session.close()
-
-    soon(story())
-
-
-def test_an_agent_that_leaves_is_not_waited_for(service: Service) -> None:
-    async def story() -> None:
-        async with agents(service.endpoint, TWO, ["a"]) as (a,):
-            async with agents(service.endpoint, TWO, ["b"]) as (b,):
-                await asyncio.gather(a.run(), b.run())
-                b.session.send(AgentLeft(b.id, "SIGTERM"))
-            assert "left: SIGTERM" in (await a.expect(Stop)).decision.reason
-
-    soon(story())
-
-
-def test_a_silent_agent_is_lost_when_its_lease_ends(service: Service) -> None:
-    """Its stream stands: only the heartbeats tell."""
-
-    async def story() -> None:
-        spec = JobSpec("job", 2, 2, "train.py", budget=RestartBudget(3), lease_s=3.0)
-        async with agents(service.endpoint, spec, ["a"]) as (a,), raw_stream(service.endpoint) as call:
-            await a.expect(Waiting)  # so the other has a world to be in, however soon it is lost
-            await call.write(join_bytes(spec, "b"))
-            await a.expect(Assigned)
-            a.session.send(StoreOpened(a.id, 1, StoreAddress("127.0.0.1", 1234)))
-            assert "nothing heard from it for 3 s" in (await a.expect(Stop)).decision.reason
 
     soon(story())
 

@@ -70,24 +70,6 @@ def test_two_agents_form_one_world(launch: Launch, port: int, script: str) -> No
         node.assert_nothing_left()
 
 
-def test_a_failure_on_one_node_restarts_both_and_is_counted_once(
-    launch: Launch, port: int, script: str
-) -> None:
-    nodes = pair(launch, port, "--max-restarts", "1", script, "2")
-    assert [node.wait() for node in nodes] == [0, 0], [node.stderr() for node in nodes]
-    for node in nodes:
-        assert node.stderr().count("ValueError: the third rank's own mistake; restarting") == 1, node.stderr()
-        assert node.stdout().count("restart 1 rank") == 2
-
-
-def test_both_nodes_end_with_the_same_first_cause(launch: Launch, port: int, script: str) -> None:
-    nodes = pair(launch, port, script, "2")
-    assert [node.wait() for node in nodes] == [1, 1]
-    for node in nodes:
-        assert "failed first: ValueError: the third rank's own mistake" in node.stderr()
-        node.assert_nothing_left()
-
-
 def jobs_at(port: int) -> int:
     service = Operations([f"127.0.0.1:{port}"], ClientOptions(), SOON_S)
     return len(soon(service.call("ListJobs", pb.ListJobsRequest())).jobs)

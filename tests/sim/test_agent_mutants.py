@@ -27,12 +27,6 @@ MUTANTS = (
         "    state = replace(state, job_failed",
     ),
     Mutant(
-        "a store of another generation counts",
-        _MACHINE,
-        "if not state.awaits_store(generation):",
-        "if state.phase is not Phase.JOINING:",
-    ),
-    Mutant(
         "a stop is answered before the node is reaped",
         _MACHINE,
         "    if not state.live:\n        return state, (Sweep(state.generation),)",
@@ -82,13 +76,13 @@ MUTANTS = (
     ),
     Mutant(
         "a sweep that was lost with its zygote is not repeated",
-        _MACHINE,
+        "launcher.start_failure",
         "        case Phase.STOPPING if not state.live:\n            return state, (Sweep(state.generation),)",
         "        case Phase.STOPPING if not state.live:\n            return state, ()",
     ),
     Mutant(
         "ranks start at a store that was lost",
-        _MACHINE,
+        "launcher.start_failure",
         "return replace(state, over=True), (report, stopped)",
         "return state, (report, stopped)",
     ),
