@@ -19,6 +19,7 @@ REDUCTIONS = [
     *((dtype, "SUM") for dtype in COMPLEX),
 ]
 SOME = [(torch.float32, "SUM"), (torch.bfloat16, "MAX"), (torch.int64, "BXOR"), (torch.complex64, "SUM")]
+NIGHTLY = [pytest.mark.nightly]
 
 
 def same(answers):
@@ -29,15 +30,16 @@ def named(pairs):
     return [f"{str(dtype).removeprefix('torch.')}-{op}" for dtype, op in pairs]
 
 
-def at_every_size():
-    """All reductions at one odd size, where every rank has work and shares differ; some of them at the others."""
-    for size in (2, 3, 4):
-        for (dtype, op), name in zip(REDUCTIONS, named(REDUCTIONS), strict=True):
-            marks = [] if size == 3 or (dtype, op) in SOME else [pytest.mark.nightly]
-            yield pytest.param(size, dtype, op, id=f"{size}-{name}", marks=marks)
+def at_every_size(pairs, also=()):
+    """All pairs at one odd size, where every rank has work and shares differ; those of `also` at the others."""
+    return [
+        pytest.param(size, *pair, id=f"{size}-{name}", marks=[] if size == 3 or pair in also else NIGHTLY)
+        for size in (2, 3, 4)
+        for pair, name in zip(pairs, named(pairs), strict=True)
+    ]
 
 
-@pytest.mark.parametrize(("crew", "dtype", "op"), [*at_every_size()], indirect=["crew"])
+@pytest.mark.parametrize(("crew", "dtype", "op"), at_every_size(REDUCTIONS, SOME), indirect=["crew"])
 def test_all_reduce(crew, dtype, op):
     same(crew.run(work.all_reduce, dtype, op))
 
@@ -52,7 +54,7 @@ def test_half_sums_are_rounded_once(crew, dtype):
     crew.run(work.half_sums_are_rounded_once, dtype)
 
 
-@pytest.mark.parametrize(("dtype", "op"), SOME, ids=named(SOME))
+@pytest.mark.parametrize(("crew", "dtype", "op"), at_every_size(SOME), indirect=["crew"])
 def test_reduce_and_reduce_scatter(crew, dtype, op):
     crew.run(work.reduce_to_each_root, dtype, op)
     crew.run(work.reduce_scatter, dtype, op)

@@ -60,6 +60,7 @@ def test_the_same_as_over_gloo(tmp_path: Path, what: str) -> None:
     assert run(what, tmp_path) == ["the same", "the same"]
 
 
+@pytest.mark.nightly
 @needs_mpi
 def test_what_there_is_not(tmp_path: Path) -> None:
     for said in run("refused", tmp_path):
@@ -67,6 +68,7 @@ def test_what_there_is_not(tmp_path: Path) -> None:
         assert all("mpi4py" in each and "gloo" in each for each in said)
 
 
+@pytest.mark.nightly
 @needs_mpi
 def test_a_wait_with_a_limit(tmp_path: Path) -> None:
     (said, total), (_, other) = run("late", tmp_path)

@@ -20,7 +20,9 @@ def kill(rank: int, step: int, when: str) -> dict[str, Any]:
     return {"rank": rank, "step": step, "when": when}
 
 
-@pytest.mark.parametrize("model", ["ours", pytest.param("torch", marks=pytest.mark.nightly), "fsdp2"])
+@pytest.mark.parametrize(
+    "model", ["ours", *(pytest.param(each, marks=pytest.mark.nightly) for each in ("torch", "fsdp2"))]
+)
 def test_ranks_die_and_the_loss_curve_is_that_of_an_undisturbed_run(
     train: Callable[..., Told], model: str
 ) -> None:

@@ -76,6 +76,7 @@ def launch(tmp_path: Path, said: Path) -> Iterator[Callable[..., Launched]]:
         job.clean_up()
 
 
+@pytest.mark.nightly
 def test_a_new_node_is_given_what_the_lost_one_had(launch: Callable[..., Launched], said: Path) -> None:
     port = free_port()
     where = ("--nnodes", "2", "--rendezvous", f"127.0.0.1:{port}", "--rdzv-id", "elastic")

@@ -22,7 +22,8 @@ HEALED = (
 )
 
 
-@pytest.mark.parametrize("for_s", [5.0, pytest.param(30.0, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("for_s", [5.0, 30.0])
 def test_the_service_is_down(lab: Build, tmp_path: Path, undisturbed: Undisturbed, for_s: float) -> None:
     """Training goes on meanwhile; what fails after the service is back is healed as ever."""
     made = lab(2, "service")
