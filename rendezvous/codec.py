@@ -81,6 +81,7 @@ _MESSAGES: dict[type, Any] = {
     events.CheckpointTaken: pb.CheckpointTaken,
     events.Waiting: pb.Waiting,
     events.Refused: pb.Refused,
+    events.Disagreement: pb.Disagreement,
     events.Assigned: pb.Assigned,
     events.StoreAt: pb.StoreAt,
     events.CheckpointRequested: pb.CheckpointRequested,

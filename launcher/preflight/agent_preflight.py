@@ -87,9 +87,10 @@ class Preflight:
         spec = replace(self._spec, run_id=self._spec.run_id + network_check.SUFFIX)
         other = await beside(met, spec)
         try:
-            return await network_check.compare(
+            compared = await network_check.compare(
                 other, spec, report, mtu_of(spec), lambda what: self._say(f"pre-flight: {what}")
             )
+            return compared.checks
         finally:
             await other.leave()
 

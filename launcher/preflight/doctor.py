@@ -80,10 +80,11 @@ async def _with_others(spec: LaunchSpec, report: Report) -> Report:
             if spec.preflight != "full":
                 return report.plus(clock)
             report = report.plus(clock)
-            checks = await network_check.compare(met, named, report, mtu_of(spec), _say)
+            compared = await network_check.compare(met, named, report, mtu_of(spec), _say)
+            checks = compared.checks
         finally:
             await met.leave()
-        if not network_check.came_too_late(checks):
+        if not compared.too_late:
             break
     return replace(report.plus(checks), took_s=report.took_s + time.monotonic() - began)
 

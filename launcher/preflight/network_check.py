@@ -34,6 +34,7 @@ from rendezvous.values.events import (
     Assigned,
     Ended,
     RanksFinished,
+    RefusalKind,
     Refused,
     Stop,
     StoreOpened,
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
     from rendezvous.values.types import Assignment
 
 SUFFIX = ".preflight"
-_TOO_LATE = "the job is over"
 _START_S = 10.0  # for a partner to come to the round: it may be held up by a slow link of the round before
 _WORD_S = 120.0  # for what another node writes; one that is lost ends the meeting much sooner
 _PARTING_S = 15.0
@@ -61,11 +61,23 @@ _STAGE_NUMBERS = 10_000
 _SEND_S = 0.2
 
 
-class _CutShort(Exception):
-    """In words. `over`: the others have done without this node."""
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """`too_late`: an earlier comparison with this name is over."""
 
-    def __init__(self, words: str, *, over: bool = False) -> None:
-        super().__init__(words)
+    checks: tuple[Check, ...]
+    too_late: bool = False
+
+
+class _TooLate(Exception):
+    """An earlier comparison with this name is over."""
+
+
+class _CutShort(Exception):
+    """`over`: the other nodes measure without this node."""
+
+    def __init__(self, reason: str, *, over: bool = False) -> None:
+        super().__init__(reason)
         self.over = over
 
 
@@ -83,23 +95,20 @@ class Card:
 
 async def compare(
     met: Met, spec: LaunchSpec, report: Report, mtu: int, say: Callable[[str], None]
-) -> tuple[Check, ...]:
+) -> Comparison:
     """`say` hears what is waited for. Raises `CannotMeet` where the job itself could not begin either."""
     meeting = _Meeting(met, spec, report, mtu, say)
     try:
-        return await meeting.hold()
+        return Comparison(await meeting.hold())
+    except _TooLate as error:
+        return Comparison((skipped("links", str(error)),), too_late=True)
     except _CutShort as error:
         if error.over:
-            return (skipped("links", str(error)),)
+            return Comparison((skipped("links", str(error)),))
         advice = "all nodes that are to take part must come together, and stay until the end"
-        return (Check("links", Grade.WARN, str(error), advice=advice),)
+        return Comparison((Check("links", Grade.WARN, str(error), advice=advice),))
     finally:
         await meeting.close()
-
-
-def came_too_late(checks: tuple[Check, ...]) -> bool:
-    """An earlier meeting of that name is over."""
-    return bool(checks) and checks[0].grade is Grade.SKIPPED and checks[0].found.startswith(_TOO_LATE)
 
 
 class _Meeting:
@@ -153,9 +162,9 @@ class _Meeting:
                 case Waiting(reason) if reason != self._said:
                     self._said = reason
                     self._say(reason)
-                case Refused(reason, code, retryable) if not retryable:
-                    if reason.startswith(_TOO_LATE):
-                        raise _CutShort(reason, over=True)
+                case Refused(reason, kind=RefusalKind.JOB_OVER):
+                    raise _TooLate(reason)
+                case Refused(reason, code, retryable=False):
                     raise CannotMeet(reason, code)  # as the job itself would
                 case Ended(outcome):
                     raise CannotMeet(outcome.reason, outcome.exit_code)
@@ -169,7 +178,7 @@ class _Meeting:
                     return outcome.reason
                 case Stop(_, decision):
                     return decision.reason
-                case Refused(reason, _, retryable) if not retryable:
+                case Refused(reason, retryable=False):
                     return reason
                 case _:
                     pass

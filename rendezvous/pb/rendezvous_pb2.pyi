@@ -7,6 +7,12 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class RefusalKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    REFUSAL_KIND_UNSPECIFIED: _ClassVar[RefusalKind]
+    REFUSAL_KIND_JOB_OVER: _ClassVar[RefusalKind]
+    REFUSAL_KIND_DISAGREEMENT: _ClassVar[RefusalKind]
+
 class ScaleUp(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     SCALE_UP_UNSPECIFIED: _ClassVar[ScaleUp]
@@ -86,6 +92,9 @@ class StragglerPolicy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     STRAGGLER_POLICY_OFF: _ClassVar[StragglerPolicy]
     STRAGGLER_POLICY_REPORT: _ClassVar[StragglerPolicy]
     STRAGGLER_POLICY_EXCLUDE: _ClassVar[StragglerPolicy]
+REFUSAL_KIND_UNSPECIFIED: RefusalKind
+REFUSAL_KIND_JOB_OVER: RefusalKind
+REFUSAL_KIND_DISAGREEMENT: RefusalKind
 SCALE_UP_UNSPECIFIED: ScaleUp
 SCALE_UP_NEVER: ScaleUp
 SCALE_UP_ON_RESTART: ScaleUp
@@ -308,14 +317,28 @@ class Waiting(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., present: _Optional[int] = ..., wanted: _Optional[int] = ..., stands_by: _Optional[bool] = ...) -> None: ...
 
 class Refused(_message.Message):
-    __slots__ = ("reason", "exit_code", "retryable")
+    __slots__ = ("reason", "exit_code", "retryable", "kind", "disagreement")
     REASON_FIELD_NUMBER: _ClassVar[int]
     EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
     RETRYABLE_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    DISAGREEMENT_FIELD_NUMBER: _ClassVar[int]
     reason: str
     exit_code: int
     retryable: bool
-    def __init__(self, reason: _Optional[str] = ..., exit_code: _Optional[int] = ..., retryable: _Optional[bool] = ...) -> None: ...
+    kind: RefusalKind
+    disagreement: Disagreement
+    def __init__(self, reason: _Optional[str] = ..., exit_code: _Optional[int] = ..., retryable: _Optional[bool] = ..., kind: _Optional[_Union[RefusalKind, str]] = ..., disagreement: _Optional[_Union[Disagreement, _Mapping]] = ...) -> None: ...
+
+class Disagreement(_message.Message):
+    __slots__ = ("setting", "of_job", "of_node")
+    SETTING_FIELD_NUMBER: _ClassVar[int]
+    OF_JOB_FIELD_NUMBER: _ClassVar[int]
+    OF_NODE_FIELD_NUMBER: _ClassVar[int]
+    setting: str
+    of_job: str
+    of_node: str
+    def __init__(self, setting: _Optional[str] = ..., of_job: _Optional[str] = ..., of_node: _Optional[str] = ...) -> None: ...
 
 class Assigned(_message.Message):
     __slots__ = ("assignment",)

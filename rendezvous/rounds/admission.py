@@ -15,7 +15,7 @@ from rendezvous.rounds.policy import how_it_ended
 from rendezvous.rounds.sealing import Result, gather, spec_of, waiting, where_it_stands
 from rendezvous.rounds.state_recovery import is_forgotten, reminded
 from rendezvous.rounds.stopping import after_loss, exclude
-from rendezvous.values.events import AgentJoined, Ended, Refused, Tell
+from rendezvous.values.events import AgentJoined, Disagreement, Ended, RefusalKind, Refused, Tell
 from rendezvous.values.frozen_map import FrozenMap
 from rendezvous.values.state import INCARNATIONS_KEPT, JobState, Member, Phase, member_of
 
@@ -52,6 +52,7 @@ KNOWN_AS = {
     "shrink_after_s": "--shrink-after (default: a --replacement-timeout that was given)",
     "stragglers": "--stragglers",
 }
+_SHOWN_CHARS = 256  # of a value of a setting
 _FIRST_ASKED = ("entry_point", "nproc", "min_nodes", "max_nodes", "version")
 
 
@@ -131,7 +132,7 @@ def _refusal(state: JobState, event: AgentJoined) -> Refused | None:
     if agent.incarnation in state.retired.get(agent.node, ()):
         return Refused(f"this agent of {agent.node} was replaced or has left", _TURNED_AWAY)
     if state.spec is not None and event.spec != state.spec:
-        return Refused(_disagreement(state.spec, event.spec), _USAGE_DISAGREES)
+        return _disagreement(state.spec, event.spec)
     if facts.nproc < 1:
         return Refused(f"{agent.node} has no rank to run (nproc {facts.nproc})", _USAGE_DISAGREES)
     return _claim_refusal(state, event.spec, agent.node, facts)
@@ -152,21 +153,27 @@ def _claim_refusal(state: JobState, spec: JobSpec, node: str, facts: NodeFacts) 
     )
 
 
-def _disagreement(ours: JobSpec, theirs: JobSpec) -> str:
+def _disagreement(ours: JobSpec, theirs: JobSpec) -> Refused:
     fields = [*_FIRST_ASKED, *(f for f in ours.__slots__ if f not in _FIRST_ASKED)]
     name = next(f for f in fields if getattr(ours, f) != getattr(theirs, f))
-    mine, other = _shown(getattr(ours, name)), _shown(getattr(theirs, name))
-    return f"the job's nodes disagree about {KNOWN_AS[name]}: the job has {mine}, this node brings {other}"
+    found = Disagreement(name, _shown(getattr(ours, name)), _shown(getattr(theirs, name)))
+    reason = (
+        f"the job's nodes disagree about {KNOWN_AS[name]}: "
+        f"the job has {found.of_job}, this node brings {found.of_node}"
+    )
+    kind = RefusalKind.DISAGREEMENT
+    return Refused(reason, _USAGE_DISAGREES, kind=kind, disagreement=found)
 
 
 def _shown(value: object) -> str:
-    return repr(value) if isinstance(value, str) and not value else str(value)
+    text = repr(value) if isinstance(value, str) and not value else str(value)
+    return text[:_SHOWN_CHARS]
 
 
 def _too_late(state: JobState) -> Refused:
     assert state.outcome is not None
     code = _TURNED_AWAY if state.outcome.succeeded else state.outcome.exit_code
-    return Refused(f"the job is over: {how_it_ended(state.outcome)}", code)
+    return Refused(f"the job is over: {how_it_ended(state.outcome)}", code, kind=RefusalKind.JOB_OVER)
 
 
 # --- signs of life, and their absence ------------------------------------------------------------------

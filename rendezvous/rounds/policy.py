@@ -160,7 +160,7 @@ def _of(budget: RestartBudget) -> str:
 
 def _budget_spent(budget: RestartBudget, state: JobState, now: float) -> str:
     if budget.limit <= 0:
-        return "no restarts were allowed (--max-restarts 0)"
+        return "no restarts were allowed"
     used = charged_in_window(state, now)
     if used < budget.limit:
         return ""

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rendezvous.torchrun.link import Answer
+    from rendezvous.values.events import Refused
     from rendezvous.values.types import Assignment, Outcome
 
 _log = logging.getLogger(__name__)
@@ -65,11 +66,11 @@ _NO_ERROR_FILE = "<N/A>"
 # torch's agent stops its ranks with a grace of 30 s, then kills and waits for up to 30 s more.
 _STOP_BUDGET_S = 75.0
 _FINAL = (FailureClass.USER_EXCEPTION, FailureClass.SIGNAL, FailureClass.EXIT_CODE)
-_OPTIONS = {
-    "--max-restarts 0": "--rdzv-conf max_restarts=0",
-    "--max-restarts": "--rdzv-conf max_restarts",
-    "--last-call": "--rdzv-conf last_call_timeout",
-    "--replacement-timeout": "--rdzv-conf join_timeout",
+_OPTIONS = {  # of torchrun, by the setting
+    "budget": "--rdzv-conf max_restarts",
+    "last_call_s": "--rdzv-conf last_call_timeout",
+    "join_timeout_s": "--rdzv-conf join_timeout",
+    "replacement_timeout_s": "--rdzv-conf join_timeout",
 }
 _SCHEDULER_INDEXES = ("SLURM_NODEID", "JOB_COMPLETION_INDEX")
 
@@ -290,7 +291,7 @@ def _ending(standing: Standing) -> BaseException:
         refused = standing.refused
         assert refused is not None
         return (RendezvousConnectionError if refused.exit_code == _TRY_AGAIN else RendezvousStateError)(
-            _as_torchrun_has_it(refused.reason)
+            _refusal(refused)
         )
     if outcome.succeeded:
         # A node that stood by. RendezvousGracefulExitError is meant for it, but torch 2.13's launcher takes
@@ -303,9 +304,9 @@ def _ending(standing: Standing) -> BaseException:
 def _in_words(outcome: Outcome) -> str:
     first = outcome.first_cause
     if first is None:
-        return f"the job is over: {_as_torchrun_has_it(outcome.reason)}"
+        return f"the job is over: {outcome.reason}"
     # That a final failure ends the job is a rule of our own making; the reason would only tell so.
-    more = "" if first.failure in _FINAL else f" ({_as_torchrun_has_it(outcome.reason)})"
+    more = "" if first.failure in _FINAL else f" ({outcome.reason})"
     return f"the job is over: on {first.node}, {first.reason}{more}"
 
 
@@ -314,17 +315,21 @@ def _why(standing: Standing) -> str:
         decision = standing.stop.decision
         if decision.kind is DecisionKind.FAIL and decision.cause is not None:
             return f"the job fails: on {decision.cause.node}, {decision.cause.reason}"
-        return f"{_as_torchrun_has_it(decision.reason)}; torchrun stops its ranks and meets again"
+        return f"{decision.reason}; torchrun stops its ranks and meets again"
     if standing.refused is not None:
-        return f"the rendezvous refuses this node: {_as_torchrun_has_it(standing.refused.reason)}"
+        return f"the rendezvous refuses this node: {_refusal(standing.refused)}"
     return "the job went on without this node; torchrun stops its ranks and joins again"
 
 
-def _as_torchrun_has_it(words: str) -> str:
-    """The service speaks of ddp-launch's options; torchrun has others, and a --max-restarts that is another thing."""
-    for ours, theirs in _OPTIONS.items():
-        words = words.replace(ours, theirs)
-    return words
+def _refusal(refused: Refused) -> str:
+    """torchrun has other options than ddp-launch, and a --max-restarts that is another thing."""
+    found = refused.disagreement
+    option = _OPTIONS.get(found.setting) if found is not None else None
+    if found is None or option is None:
+        return refused.reason
+    return (
+        f"the job's nodes disagree about {option}: the job has {found.of_job}, this node has {found.of_node}"
+    )
 
 
 def _final_cause(error: ChildFailedError) -> Cause:

@@ -8,6 +8,7 @@ messages travel inside the effect `Tell`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from rendezvous.values.rank_report import RankReport
 from rendezvous.values.straggler_state import PhaseTimes
@@ -215,6 +216,20 @@ class Waiting:
     )
 
 
+class RefusalKind(StrEnum):
+    JOB_OVER = "job-over"
+    DISAGREEMENT = "disagreement"  # the job has another value for a setting
+
+
+@dataclass(frozen=True, slots=True)
+class Disagreement:
+    """The node asks for another value of a setting than the job has. `setting` is a field of `JobSpec`."""
+
+    setting: str
+    of_job: str
+    of_node: str
+
+
 @dataclass(frozen=True, slots=True)
 class Refused:
     """Not admitted. `retryable` False: trying again as it is will not help; the agent exits with `exit_code`."""
@@ -222,6 +237,8 @@ class Refused:
     reason: str
     exit_code: int
     retryable: bool = False
+    kind: RefusalKind | None = None  # None: `reason` is all there is to it
+    disagreement: Disagreement | None = None
 
 
 @dataclass(frozen=True, slots=True)

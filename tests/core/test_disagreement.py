@@ -1,6 +1,5 @@
 """The options that all nodes of a job must agree on: a node that differs is refused, and the option is named."""
 
-import re
 from dataclasses import fields
 
 import pytest
@@ -12,7 +11,7 @@ from launcher.settings.assemble import Surroundings, assemble, entry_point
 from launcher.settings.config import ConfigFile, merge
 from launcher.settings.options import BY_SPELLING
 from rendezvous.rounds.admission import KNOWN_AS
-from rendezvous.values.events import Refused
+from rendezvous.values.events import RefusalKind, Refused
 from rendezvous.values.types import JobSpec
 
 # Each with a value that is not the default.
@@ -45,7 +44,9 @@ def test_a_node_that_differs_in_one_option_is_told_which(option: str, value: str
     story = Story(spec_of("--nnodes", "2:4")).joins("a")
     (refused,) = story.joins("b", job=spec_of("--nnodes", "2:4", option, value)).told("b")
     assert isinstance(refused, Refused)
-    assert re.findall(r"about (--[a-z-]+)", refused.reason) == [option]
+    assert refused.kind is RefusalKind.DISAGREEMENT
+    assert refused.disagreement is not None
+    assert KNOWN_AS[refused.disagreement.setting].split()[0] == option
     assert refused.exit_code == 78
 
 

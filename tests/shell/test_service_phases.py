@@ -18,6 +18,7 @@ from rendezvous.values.events import (
     Ended,
     RankFailed,
     RanksFinished,
+    RefusalKind,
     Refused,
     Stop,
     StoreAt,
@@ -189,7 +190,7 @@ def test_ended(service: Mortal) -> None:
             await finish(1, 0, a, b)
         await service.dies_and_comes_back()
         async with agents(service.endpoint, _TWO, ["a"], life="2") as (late,):
-            assert "the job is over: all ranks finished" in (await late.expect(Refused)).reason
+            assert (await late.expect(Refused)).kind is RefusalKind.JOB_OVER
 
     soon(story())
 
