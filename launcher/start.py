@@ -30,8 +30,9 @@ def run_agent(spec: LaunchSpec) -> int:
         return TRY_AGAIN
     from launcher import daemon_threads
     from launcher.agent import Agent
+    from launcher.wiring import build_shell
 
-    return daemon_threads.run(Agent(spec, starter, zygote).run())
+    return daemon_threads.run(Agent(build_shell(spec, starter, zygote)).run())
 
 
 def _complain(text: str) -> None:

@@ -61,7 +61,9 @@ CORE = {
 }
 SHELL = {
     "launcher": {
-        *("__init__ __main__ agent cli isolation preflight start status template user_messages").split(),
+        *(
+            "__init__ __main__ agent cli isolation preflight start status template user_messages wiring"
+        ).split(),
         *("daemon_threads errands error_boundary stop_requests").split(),
         *within("failure", "ending facts"),
         *within(
@@ -150,11 +152,14 @@ ROOMS = {
         "status": {"exchange", "output", "settings", "supervised"},
         "user_messages": {"exchange", "output", "settings", "supervised"},
         "hosts": {"daemon_threads", "failure", "joining", "output", "settings"},
-        "agent": set(
-            "errands error_boundary exchange failure health isolation joining output preflight ranks settings status "
-            "stop_requests supervised supervision template user_messages version".split()
+        "wiring": set(
+            "errands error_boundary exchange health isolation joining output preflight ranks settings status "
+            "user_messages version".split()
         ),
-        "start": {"agent", "daemon_threads", "ranks", "settings", "supervision", "template"},
+        "agent": set(
+            "exchange failure joining settings stop_requests supervised supervision template wiring".split()
+        ),
+        "start": {"agent", "daemon_threads", "ranks", "settings", "supervision", "template", "wiring"},
         "cli": {"hosts", "machine", "preflight", "settings", "start", "version"},
         "__main__": {"cli"},
     },

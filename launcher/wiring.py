@@ -1,0 +1,140 @@
+"""What an agent consists of. Everything is built here; the agent itself is a queue, a step and its actions.
+
+`Shell` exists from the first moment: logs, the zygote, messages for people. `Parts` are built once the agent knows
+its rendezvous: the ranks and all that watches them. Facts go into the queue of the shell, whoever reports them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from launcher.errands import Errands
+from launcher.error_boundary import ErrorBoundary
+from launcher.exchange import CheckpointOver, Fact, RanksStandStill
+from launcher.health.communication import CommunicationWatch
+from launcher.health.node_watch import NodeWatch
+from launcher.health.watch import HangWatch
+from launcher.isolation import IsolationWatch
+from launcher.joining.join import job_spec, node_facts
+from launcher.output.log_folder import LogFolder
+from launcher.output.logs import LogPump
+from launcher.ranks.checkpoint import CheckpointQuestion
+from launcher.ranks.worker import Workers
+from launcher.ranks.zygote_watch import ZygoteWatch
+from launcher.status import StatusLine, WaitingWords
+from launcher.user_messages import Announcer
+from launcher.version import VERSION
+from rendezvous.values.events import AgentJoined
+
+if TYPE_CHECKING:
+    from launcher.isolation import Listener
+    from launcher.joining.connect import Met
+    from launcher.preflight.agent_preflight import Preflight
+    from launcher.ranks.zygote import Zygote
+    from launcher.ranks.zygote_starter import ZygoteStarter
+    from launcher.settings.spec import LaunchSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Shell:
+    spec: LaunchSpec
+    starter: ZygoteStarter
+    facts: asyncio.Queue[Fact]
+    folder: LogFolder
+    logs: LogPump
+    zygotes: ZygoteWatch
+    boundary: ErrorBoundary
+    status: StatusLine
+    announcer: Announcer
+    waiting_words: WaitingWords
+
+
+def build_shell(spec: LaunchSpec, starter: ZygoteStarter, zygote: Zygote) -> Shell:
+    folder = LogFolder(spec)
+    alone = spec.nproc == spec.max_nodes == 1
+    logs = LogPump(spec.log, folder.path, file_limit=folder.file_limit, eager=alone)
+    announcer = Announcer(spec, logs.say)
+    return Shell(
+        spec,
+        starter,
+        asyncio.Queue(),
+        folder,
+        logs,
+        ZygoteWatch(starter, zygote, logs.say),
+        ErrorBoundary(logs.say),
+        StatusLine(spec, logs),
+        announcer,
+        WaitingWords(announcer.say),
+    )
+
+
+def begin_preflight(shell: Shell) -> Preflight | None:
+    if shell.spec.preflight == "off":
+        return None
+    from launcher.preflight.agent_preflight import Preflight
+
+    return Preflight(shell.spec, lambda line: shell.logs.say(f"ddp-launch: {line}"), shell.boundary)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    met: Met
+    join: AgentJoined
+    ranks: Workers
+    question: CheckpointQuestion
+    isolation: IsolationWatch
+    communication: CommunicationWatch
+    hangs: HangWatch
+    errands: Errands
+    node: NodeWatch
+
+    async def end(self) -> None:
+        self.isolation.close()
+        self.hangs.end()
+        self.communication.end()
+        await self.node.end()
+        self.question.withdraw()
+
+
+def build_parts(shell: Shell, met: Met, listener: Listener) -> Parts:
+    spec, scratch, report = shell.spec, shell.starter.scratch, shell.facts.put_nowait
+    ranks = Workers(spec, shell.logs, shell.boundary, met.host, shell.starter.binding.cpus, scratch)
+    communication = CommunicationWatch(scratch, met.host, ranks, shell.logs.say, report)
+    hangs = HangWatch(
+        spec.hang,
+        ranks.pages.views,
+        lambda generation: report(RanksStandStill(generation)),
+        shell.boundary,
+    )
+    isolation = IsolationWatch(
+        spec.isolation_timeout_s,
+        spec.join_timeout_s,
+        ranks.pids,
+        lambda: shell.logs.received,
+        ranks.pages.step,
+        listener,
+    )
+
+    def contact(is_held: bool) -> None:
+        isolation.contact(is_held)
+        hangs.contact(is_held)
+
+    met.session.watch_contact(contact)
+    facts = node_facts(spec, met.host, met.address, os.environ)
+    return Parts(
+        met,
+        AgentJoined(met.agent, job_spec(spec, VERSION), facts),
+        ranks,
+        CheckpointQuestion(scratch, ranks.ranks, lambda *answer: report(CheckpointOver(*answer))),
+        isolation,
+        communication,
+        hangs,
+        Errands(shell.boundary, ranks, communication, hangs, report),
+        NodeWatch(
+            *(spec, shell.folder.path, scratch, ranks.pages, hangs),
+            *(shell.logs.say, met.session.send, shell.boundary),
+        ),
+    )
