@@ -1,8 +1,7 @@
-"""One agent's conversation with the service, as far as it outlives a single stream. Pure.
+"""What one agent sends again at the start of each new stream. Pure.
 
-What an agent said of its current generation is not durable at the service, so a new stream begins with
-saying it again: the join word for word, then the reports. Once a newer generation is heard of, the reports of
-the older one are nobody's concern any more.
+The service does not store what an agent reported about its current generation. A new stream therefore begins with a
+replay: the join, then the reports. When a newer generation is known, reports about the older one are dropped.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class Redirect:
 
 
 @dataclass(frozen=True, slots=True)
-class Recital:
+class SessionReplay:
     """What an agent would say on a new stream."""
 
     joined: AgentJoined | None = None
@@ -51,7 +50,7 @@ class Recital:
     health: NodeHealth | None = None  # the last word on it
     left: AgentLeft | None = None
 
-    def said(self, message: FromAgent) -> Recital:
+    def said(self, message: FromAgent) -> SessionReplay:
         match message:
             case AgentJoined():
                 return replace(self, joined=message)
@@ -68,7 +67,7 @@ class Recital:
             case _:
                 return self  # a heartbeat, and a checkpoint whose moment passes
 
-    def heard(self, message: ToAgent) -> Recital:
+    def heard(self, message: ToAgent) -> SessionReplay:
         match message:
             case Assigned(assignment) if assignment.generation > self.generation:
                 return replace(self._of(assignment.generation), running=assignment)
@@ -81,7 +80,7 @@ class Recital:
             case _:
                 return self
 
-    def _of(self, generation: int) -> Recital:
+    def _of(self, generation: int) -> SessionReplay:
         if generation <= self.generation:
             return self
         return replace(self, generation=generation, running=None, reports=())

@@ -7,8 +7,9 @@ Theory of operation
                              +--- refused, gave up, closed ---> OVER
 
 A session holds one stream at a time. Each stream begins with everything that the agent would have to say again
-(`Recital`), so messages that were lost with the last stream are not missed. Between streams the session pauses: briefly
-after a stream that worked, and longer after each further failure, with jitter so that agents do not return in step.
+(`SessionReplay`), so messages that were lost with the last stream are not missed. Between streams the session
+pauses: briefly after a stream that worked, and longer after each further failure, with jitter so that agents do not
+return in step.
 
 The session follows a redirect, unless the address it names fell silent a moment ago. It prefers other endpoints to
 one that fell silent. It gives up only if trying again cannot help (`StreamFailed.refused`), or if it never reached
@@ -21,7 +22,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, assert_never
 
-from rendezvous.session_replay import Recital, Redirect
+from rendezvous.session_replay import Redirect, SessionReplay
 from rendezvous.values.events import AgentJoined, Refused, Waiting
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class SessionState:
     at: int = 0  # the endpoint to use next, unless a redirect names another
     link: Link = Link.IDLE
     endpoint: str = ""  # of the current stream
-    recital: Recital = Recital()
+    replay: SessionReplay = SessionReplay()
     redirect: Redirect | None = None  # received on the current stream
     worked: bool = False  # the current stream brought a message
     was_reached: bool = False  # any stream did
@@ -204,9 +205,9 @@ def step(state: SessionState, event: SessionEvent, now: float) -> SessionStep:
 
 
 def _said(state: SessionState, message: FromAgent, now: float) -> SessionStep:
-    state = replace(state, recital=state.recital.said(message))
+    state = replace(state, replay=state.replay.said(message))
     match state.link:
-        case Link.IDLE if state.recital.joined is not None:
+        case Link.IDLE if state.replay.joined is not None:
             return _open(state, now)
         case Link.STREAMING:
             return state, (Write((message,)),)
@@ -230,7 +231,7 @@ def _open(state: SessionState, now: float) -> SessionStep:
     patience_s = patience(state)
     stream = OpenStream(
         endpoint,
-        state.recital.lines(),
+        state.replay.lines(),
         patience_s,
         PING_AFTER_S * leisure,
         connect_s,
@@ -250,13 +251,13 @@ def patience(state: SessionState) -> float:
 
 
 def _leisure(state: SessionState) -> float:
-    joined = state.recital.joined
+    joined = state.replay.joined
     nodes = 0 if joined is None else joined.spec.max_nodes
     return min(max(1.0, nodes / _CROWD), _MOST_LEISURE)
 
 
 def heartbeat_every_s(state: SessionState) -> float:
-    joined = state.recital.joined
+    joined = state.replay.joined
     assert isinstance(joined, AgentJoined)
     return joined.spec.lease_s / 4.0
 
@@ -265,9 +266,9 @@ def _received(state: SessionState, message: ToAgent | Redirect) -> SessionStep:
     if isinstance(message, Redirect):
         return replace(state, redirect=message), ()
     contact = () if state.worked else (ContactChanged(True),)
-    reports = state.recital.asked_for_by(message)
+    reports = state.replay.asked_for_by(message)
     again = (Write(reports),) if reports else ()
-    state = replace(state, worked=True, was_reached=True, recital=state.recital.heard(message))
+    state = replace(state, worked=True, was_reached=True, replay=state.replay.heard(message))
     return state, (*contact, *again, Deliver(message))
 
 

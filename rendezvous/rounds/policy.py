@@ -95,7 +95,7 @@ def judge(state: JobState, cause: Cause, now: float) -> Verdict:
         return _verdict(state, DecisionKind.FAIL, spent, cause)
     exclude, exclude_reason = _sits_out(state, cause, action)
     plan = course(state, without=exclude)
-    used = f"restart {charged_in_window(state, now) + 1}{_of(spec.budget)}"
+    used = f"restart {restarts_in_window(state, now) + 1}{_of(spec.budget)}"
     without = f"{exclude} sits out: {exclude_reason}; " if exclude else ""
     reason = f"{in_words(cause)}; {without}{plan.words} ({used})"
     return Verdict(plan.decision(reason, state.generation, cause), exclude, exclude_reason)
@@ -122,7 +122,7 @@ def judge_again(state: JobState, first: Cause, now: float) -> Verdict | None:
         told = state.decision
         if told is None or (first, plan.kind, plan.nodes) == (told.cause, told.kind, told.nodes):
             return None
-        used = f"restart {charged_in_window(state, now)}{_of(spec.budget)}"
+        used = f"restart {restarts_in_window(state, now)}{_of(spec.budget)}"
         reason = f"{in_words(first)}; {plan.words} ({used})"
         return Verdict(plan.decision(reason, state.generation, first))
     reason = f"{exclude} sits out: {exclude_reason}; {plan.words}"
@@ -146,7 +146,7 @@ def _action_for(spec: JobSpec, cause: Cause) -> PolicyAction:
 # --- budget and crash loop ---------------------------------------------------------------------------
 
 
-def charged_in_window(state: JobState, now: float) -> int:
+def restarts_in_window(state: JobState, now: float) -> int:
     assert state.spec is not None
     window_s = state.spec.budget.window_s
     if window_s is None:
@@ -161,7 +161,7 @@ def _of(budget: RestartBudget) -> str:
 def _budget_spent(budget: RestartBudget, state: JobState, now: float) -> str:
     if budget.limit <= 0:
         return "no restarts were allowed"
-    used = charged_in_window(state, now)
+    used = restarts_in_window(state, now)
     if used < budget.limit:
         return ""
     within = "" if budget.window_s is None else f" within {budget.window_s:g} s"

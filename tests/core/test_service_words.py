@@ -16,7 +16,7 @@ from rendezvous.rounds.outcome_truncation import ENDED_BYTES, fitted
 from rendezvous.rounds.snapshot import SnapshotUnreadable, decode_state, encode_state
 from rendezvous.rounds.view import view_of
 from rendezvous.service.limits import Allowance, Counts, LimitReached, Rates
-from rendezvous.session_replay import Recital
+from rendezvous.session_replay import SessionReplay
 from rendezvous.values.events import (
     AgentHeard,
     AgentJoined,
@@ -77,46 +77,46 @@ def in_generation(generation: int, *, runs: bool) -> AgentJoined:
 
 def test_the_join_comes_first_then_the_reports_of_the_present_generation() -> None:
     opened = StoreOpened(A, 1, StoreAddress("a", 1))
-    recital = Recital().said(JOIN).heard(assigned(1)).said(opened).said(RankFailed(A, 1, CAUSE))
+    replay = SessionReplay().said(JOIN).heard(assigned(1)).said(opened).said(RankFailed(A, 1, CAUSE))
     reports = (opened, RankFailed(A, 1, CAUSE))
-    assert recital.lines() == (in_generation(1, runs=True), *reports)
-    assert recital.heard(assigned(1)).heard(STOP).lines() == (in_generation(1, runs=False), *reports)
-    assert recital.heard(assigned(2)).lines() == (in_generation(2, runs=True),)
+    assert replay.lines() == (in_generation(1, runs=True), *reports)
+    assert replay.heard(assigned(1)).heard(STOP).lines() == (in_generation(1, runs=False), *reports)
+    assert replay.heard(assigned(2)).lines() == (in_generation(2, runs=True),)
 
 
 def test_where_it_stands_told_again_asks_for_the_reports() -> None:
     """From a service that has lost the job's state, and did not take them when they came."""
-    recital = Recital().said(JOIN).heard(assigned(1)).said(RanksFinished(A, 1))
+    replay = SessionReplay().said(JOIN).heard(assigned(1)).said(RanksFinished(A, 1))
     for again in (assigned(1), StoreAt(1, StoreAddress("a", 1))):
-        assert recital.asked_for_by(again) == (RanksFinished(A, 1),)
-    assert recital.asked_for_by(assigned(2)) == ()
+        assert replay.asked_for_by(again) == (RanksFinished(A, 1),)
+    assert replay.asked_for_by(assigned(2)) == ()
 
 
 def test_the_answer_to_a_stop_is_kept_until_the_next_generation() -> None:
-    recital = Recital().said(JOIN).heard(assigned(1)).heard(STOP).said(AgentStopped(A, 1))
-    assert recital.lines() == (in_generation(1, runs=False), AgentStopped(A, 1))
+    replay = SessionReplay().said(JOIN).heard(assigned(1)).heard(STOP).said(AgentStopped(A, 1))
+    assert replay.lines() == (in_generation(1, runs=False), AgentStopped(A, 1))
 
 
 def test_passing_moments_are_not_said_again() -> None:
-    recital = Recital().said(JOIN).heard(assigned(1)).said(AgentHeard(A)).said(CheckpointTaken(A, 1))
-    assert recital.lines() == (in_generation(1, runs=True),)
+    replay = SessionReplay().said(JOIN).heard(assigned(1)).said(AgentHeard(A)).said(CheckpointTaken(A, 1))
+    assert replay.lines() == (in_generation(1, runs=True),)
 
 
 def test_who_was_given_up_begins_anew_and_who_left_says_so_last() -> None:
-    recital = Recital().said(JOIN).heard(assigned(1)).said(RanksFinished(A, 1))
-    assert recital.heard(Refused("given up", 75, retryable=True)).lines() == (in_generation(1, runs=False),)
-    left = recital.said(AgentLeft(A, "bye"))
+    replay = SessionReplay().said(JOIN).heard(assigned(1)).said(RanksFinished(A, 1))
+    assert replay.heard(Refused("given up", 75, retryable=True)).lines() == (in_generation(1, runs=False),)
+    left = replay.said(AgentLeft(A, "bye"))
     assert left.lines() == (in_generation(1, runs=True), RanksFinished(A, 1), AgentLeft(A, "bye"))
 
 
 def test_the_last_words_of_an_older_generation_take_nothing_from_the_present_one() -> None:
     """The order to stop was lost on its way: ranks of the older one are still reaped when the newer is assigned."""
-    present = Recital().said(JOIN).heard(assigned(2))
+    present = SessionReplay().said(JOIN).heard(assigned(2))
     assert present.said(AgentStopped(A, 1)).lines() == present.lines()
 
 
 def test_nothing_is_said_before_the_join() -> None:
-    assert Recital().said(RanksFinished(A, 1)).lines() == ()
+    assert SessionReplay().said(RanksFinished(A, 1)).lines() == ()
 
 
 # --- what is noted -----------------------------------------------------------------------------------------

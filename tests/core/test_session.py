@@ -66,7 +66,7 @@ def opened(effects: tuple) -> OpenStream:
 
 
 def test_the_first_stream_opens_with_the_join_and_not_before() -> None:
-    assert after(NEW, Said(DONE)) == (replace(NEW, recital=NEW.recital.said(DONE)), ())
+    assert after(NEW, Said(DONE)) == (replace(NEW, replay=NEW.replay.said(DONE)), ())
     assert opened(after(NEW, Said(JOIN))[1]).messages == (JOIN,)
 
 

@@ -15,7 +15,7 @@ from rendezvous.diagnosing import stragglers
 from rendezvous.diagnosing.stragglers import PHASES, WINDOWS_TO_CLEAR, WINDOWS_TO_NAME, slow_ranks
 from rendezvous.rounds.journal import lines
 from rendezvous.rounds.view import view_of
-from rendezvous.session_replay import Recital
+from rendezvous.session_replay import SessionReplay
 from rendezvous.values.events import AgentJoined, NodeHealth, Notice, PhaseTimesReported
 from rendezvous.values.straggler_state import PhaseTimes, Slowness, Standing, StragglerState
 from rendezvous.values.types import FailureClass, NodeFacts, StragglerPolicy, StragglerRule
@@ -218,5 +218,5 @@ def test_a_nodes_complaints_are_noted_shown_and_forgotten_with_it() -> None:
 def test_a_resumed_session_says_the_last_word_on_health_again() -> None:
     joined = AgentJoined(agent("a"), spec(), NodeFacts("a", "a", 1))
     last = NodeHealth(agent("a"), "it is over")
-    recital = Recital().said(joined).said(NodeHealth(agent("a"), "hot", ("hot",))).said(last)
-    assert recital.lines()[1:] == (last,)
+    replay = SessionReplay().said(joined).said(NodeHealth(agent("a"), "hot", ("hot",))).said(last)
+    assert replay.lines()[1:] == (last,)

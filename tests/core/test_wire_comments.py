@@ -12,7 +12,7 @@ from rendezvous.diagnosing.stragglers import WINDOWS_TO_NAME
 from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.service import calls
 from rendezvous.service.limits import MESSAGE_BYTES, Limits
-from rendezvous.session_replay import Recital
+from rendezvous.session_replay import SessionReplay
 from rendezvous.store.protocol import KEYS_PER_JOB, VALUE_BYTES
 from rendezvous.values.events import AgentJoined
 from rendezvous.values.types import AgentId, JobSpec, NodeFacts
@@ -58,7 +58,7 @@ def test_a_number_in_a_comment_is_that_of_the_code(statement: str, holds: bool) 
 
 def test_heartbeats_come_every_quarter_of_the_lease() -> None:
     joined = AgentJoined(AgentId("a", "1"), JobSpec("job", lease_s=8.0), NodeFacts("a", "a", 1))
-    state = SessionState(("x:1",), 60.0, 0.0, recital=Recital(joined=joined))
+    state = SessionState(("x:1",), 60.0, 0.0, replay=SessionReplay(joined=joined))
     assert heartbeat_every_s(state) == 8.0 / 4
     assert "sent nothing for a quarter of the lease" in COMMENTS
 

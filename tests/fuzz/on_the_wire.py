@@ -23,7 +23,7 @@ from rendezvous.rounds.snapshot import SnapshotUnreadable, decode_state, encode_
 from rendezvous.rounds.view import summary_of, view_of
 from rendezvous.service import health, reflection
 from rendezvous.service.web import Web
-from rendezvous.session_replay import Recital, Redirect
+from rendezvous.session_replay import Redirect, SessionReplay
 from rendezvous.values.events import (
     AgentHeard,
     AgentJoined,
@@ -88,9 +88,9 @@ def to_agent(data: bytes) -> None:
     """A service that lies: the agent reads it, and remembers what it would have to say again."""
     message = read_to_agent(data)
     assert read_to_agent(codec.to_agent_bytes(message)) == message
-    recital = Recital().said(AgentJoined(AGENTS[0], _SPEC, NodeFacts("a", "127.0.0.1", 1)))
+    replay = SessionReplay().said(AgentJoined(AGENTS[0], _SPEC, NodeFacts("a", "127.0.0.1", 1)))
     if not isinstance(message, Redirect):
-        for line in recital.heard(message).lines():
+        for line in replay.heard(message).lines():
             codec.from_agent_bytes(line)
 
 
