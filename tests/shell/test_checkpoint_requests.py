@@ -9,17 +9,13 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
 from launched import eventually
-from served import serving
 
 from launcher.template import scratch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
+    import pytest
     from launched import Launch, Launched
-    from served import Service
 
 # Trains until told to stop; takes every checkpoint that it is asked for, if OBLIGING.
 TRAIN = """
@@ -44,12 +40,6 @@ while not os.path.exists(os.environ["FINISH"]):
         open(f"{request}.done.{rank}", "w").close()
     time.sleep(0.01)
 """
-
-
-@pytest.fixture
-def service() -> Iterator[Service]:
-    with serving() as service:
-        yield service
 
 
 def start(launch: Launch, folder: Path, *words: str, obliging: str = "1") -> Launched:
