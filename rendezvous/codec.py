@@ -13,7 +13,7 @@ import math
 from dataclasses import fields, is_dataclass
 from enum import StrEnum
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from google.protobuf.message import DecodeError
 
@@ -23,6 +23,7 @@ from rendezvous.rounds.journal import Note
 from rendezvous.session_replay import Redirect
 from rendezvous.values import events, rank_report, rank_view, types
 from rendezvous.values.straggler_state import PhaseTimes
+from rendezvous.values.text_limits import NAME
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,26 +31,10 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
     from rendezvous.values.events import FromAgent, ToAgent
+    from rendezvous.values.text_limits import TextLimit
     from rendezvous.values.types import AgentId
 
 T = TypeVar("T")
-
-NAME_CHARS = 256  # of names, addresses, paths ...
-TEXT_CHARS = 4096  # ... of sentences ...
-LONG_TEXT_CHARS = 16 * 1024  # ... and of tracebacks
-_SENTENCES = (
-    "reason",
-    "news",
-    "complaints",
-    "place",
-    "health_note",
-    "hint",
-    "excluded",
-    "text",
-    "entry_point",
-    "log",
-)
-_CLIPPED = {"traceback": LONG_TEXT_CHARS, "reason": TEXT_CHARS, "hint": TEXT_CHARS, "log": TEXT_CHARS}
 
 HEARTBEAT = pb.AgentMessage(heartbeat=pb.Heartbeat()).SerializeToString()
 
@@ -204,7 +189,7 @@ class _Row:
 
     def __init__(self, kind: Any) -> None:
         self._kind, self._message = kind, _MESSAGES.get(kind, pb.Heartbeat)
-        hints = get_type_hints(kind)
+        hints = get_type_hints(kind, include_extras=True)
         names = [f.name for f in fields(kind)]
         if kind in _OF_THE_STREAM:
             names.remove("agent")
@@ -255,6 +240,8 @@ def _required(message: Any, name: str) -> Any:
 
 
 def _value(name: str, kind: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    if get_origin(kind) is Annotated:
+        return _text(name, get_args(kind)[1])
     if kind is types.JobSpec:
         return encode, _read_spec
     if is_dataclass(kind):
@@ -262,7 +249,7 @@ def _value(name: str, kind: Any) -> tuple[Callable[[Any], Any], Callable[[Any], 
     if issubclass(kind, StrEnum):
         return _enum(kind)
     if kind is str:
-        return _text(name)
+        return _text(name, NAME)
     if kind is float:
         return float, lambda v: _finite(name, v)
     return _same, _same
@@ -292,30 +279,19 @@ def _finite(name: str, value: float) -> float:
     return value
 
 
-def _text(name: str) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-    clip_at = _CLIPPED.get(name)
-    limit = TEXT_CHARS if name in _SENTENCES else NAME_CHARS
-
+def _text(name: str, limit: TextLimit) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
     def write(value: str) -> str:
-        if clip_at is not None and len(value) > clip_at:
-            value = clipped(value, clip_at)
+        if limit.is_shortened:
+            value = limit.applied(value)
         return value if value.isascii() else value.encode("utf-8", "replace").decode()
 
     def read(value: str) -> str:
-        if clip_at is not None:
-            return value if len(value) <= clip_at else clipped(value, clip_at)
-        if len(value) > limit:
-            raise BadMessage(f"{name} has {len(value)} characters, more than {limit}")
-        return value
+        try:
+            return limit.applied(value)
+        except ValueError as error:
+            raise BadMessage(f"{name} has {error}") from None
 
     return write, read
-
-
-def clipped(text: str, limit: int) -> str:
-    """Its end says most: that is where a traceback names the exception."""
-    head = limit // 4
-    cut = "\n[...]\n"
-    return text[:head] + cut + text[len(text) - (limit - head - len(cut)) :]
 
 
 def _enum(kind: type[StrEnum]) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:

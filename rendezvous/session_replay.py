@@ -24,6 +24,7 @@ from rendezvous.values.events import (
     StoreOpened,
     Waiting,
 )
+from rendezvous.values.text_limits import ShortenedSentence  # noqa: TC001 - the codec reads it
 
 if TYPE_CHECKING:
     from rendezvous.values.events import ToAgent
@@ -36,7 +37,7 @@ class Redirect:
 
     address: str
     after_s: float
-    reason: str
+    reason: ShortenedSentence
 
 
 @dataclass(frozen=True, slots=True)

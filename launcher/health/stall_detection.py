@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING
 from launcher.settings.budgets import ASLEEP_S, AT_WORK_S
 from rendezvous.values.rank_report import CALLS_TOLD, GROUPS_TOLD, RankReport
 from rendezvous.values.rank_view import HELD, RankPhase, RankView
+from rendezvous.values.text_limits import NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -48,7 +49,6 @@ _LONGEST_DEFAULT_S = 1800.0  # of torch's, for a group: Gloo's
 _CALLS_OF_START = 50  # a script without steps has begun when it has been through so many collectives
 _STRIDE = 3.0  # a look that comes later than so many periods says that we were held up
 _WORDS_CHARS = 200
-_NAME_CHARS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +180,10 @@ def _worth_telling(view: RankView) -> list[Collective]:
 
 def _short(call: Collective) -> Collective:
     return replace(
-        call, group=call.group[:_NAME_CHARS], op=call.op[:_NAME_CHARS], dtype=call.dtype[:_NAME_CHARS]
+        call,
+        group=call.group[: NAME.max_chars],
+        op=call.op[: NAME.max_chars],
+        dtype=call.dtype[: NAME.max_chars],
     )
 
 
@@ -191,8 +194,8 @@ def _groups(view: RankView) -> tuple[GroupView, ...]:
     return tuple(
         replace(
             group,
-            name=group.name[:_NAME_CHARS],
-            members=group.members if len(group.members) <= _NAME_CHARS else "",
+            name=group.name[: NAME.max_chars],
+            members=group.members if len(group.members) <= NAME.max_chars else "",
         )
         for group in ordered[:GROUPS_TOLD]
     )

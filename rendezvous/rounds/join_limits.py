@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rendezvous.values.text_limits import NAME
+
 if TYPE_CHECKING:
     from rendezvous.values.types import AgentId, Assignment, JobSpec, NodeFacts
 
 JOB_ID_CHARS = 128
-_NAME_CHARS = 256  # of nodes and incarnations
 _NODES = 100_000
 _RANKS_PER_NODE = 4096
 _YEAR_S = 366 * 86_400.0
@@ -20,8 +21,8 @@ def objection(agent: AgentId, spec: JobSpec, facts: NodeFacts) -> str:
     """Why this join cannot be taken seriously; empty: it can."""
     names = (
         (spec.job_id, "the job id", JOB_ID_CHARS),
-        (agent.node, "the node name", _NAME_CHARS),
-        (agent.incarnation, "the incarnation", _NAME_CHARS),
+        (agent.node, "the node name", NAME.max_chars),
+        (agent.incarnation, "the incarnation", NAME.max_chars),
     )
     for name, what, max_chars in names:
         if words := _name_objection(name, what, max_chars):

@@ -16,6 +16,7 @@ from rendezvous.values.events import (
     PhaseTimesReported,
 )
 from rendezvous.values.state import Phase, world_nodes
+from rendezvous.values.text_limits import Sentence  # noqa: TC001 - the codec reads it
 from rendezvous.values.types import FailureClass
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class Note:
     generation: int
     kind: str
     node: str
-    text: str
+    text: Sentence
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rendezvous.diagnosing.stragglers import in_words
 from rendezvous.rounds.policy import how_it_ended
 from rendezvous.values.state import Phase, present, world_nodes
+from rendezvous.values.text_limits import Sentence, ShortenedSentence  # noqa: TC001 - the codec reads it
 
 # At run time, not for the checker only: the codec reads these annotations.
 from rendezvous.values.types import Cause, Decision, JobSpec, Outcome, StoreAddress  # noqa: TC001
@@ -27,7 +28,7 @@ class JobSummary:
     max_nodes: int = 1
     world_size: int = 0
     restarts: int = 0
-    reason: str = ""
+    reason: ShortenedSentence = ""
     succeeded: bool = False
 
 
@@ -42,10 +43,10 @@ class NodeView:
     rank_offset: int | None = None
     heard_s: float = 0.0
     present: bool = False
-    excluded: str = ""
+    excluded: Sentence = ""
     failures: int = 0
     pending: bool = False
-    health: tuple[str, ...] = ()
+    health: tuple[Sentence, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from enum import StrEnum
 
 from rendezvous.values.rank_report import RankReport
 from rendezvous.values.straggler_state import PhaseTimes
+from rendezvous.values.text_limits import Sentence, ShortenedSentence
 from rendezvous.values.types import (
     AgentId,
     Assignment,
@@ -45,7 +46,7 @@ class AgentLeft:
     """A graceful goodbye (drain, scale-down, SIGTERM): the agent has reaped, or will reap, all its ranks."""
 
     agent: AgentId
-    reason: str
+    reason: ShortenedSentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +128,8 @@ class NodeHealth:
     """Something about the node has changed: `news` says what, `complaints` is all that is wrong with it now."""
 
     agent: AgentId
-    news: str
-    complaints: tuple[str, ...] = ()
+    news: Sentence
+    complaints: tuple[Sentence, ...] = ()
 
 
 # --- from the service's own shell, or an operator ----------------------------------------------------
@@ -139,13 +140,13 @@ class AgentLost:
     """Its stream broke and its session was not resumed, or the shell gave it up for another reason."""
 
     agent: AgentId
-    reason: str
+    reason: ShortenedSentence
 
 
 @dataclass(frozen=True, slots=True)
 class NodeDrained:
     node: str
-    reason: str
+    reason: ShortenedSentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,12 +157,12 @@ class JobResized:
 
 @dataclass(frozen=True, slots=True)
 class JobAborted:
-    reason: str
+    reason: ShortenedSentence
 
 
 @dataclass(frozen=True, slots=True)
 class RestartOrdered:
-    reason: str
+    reason: ShortenedSentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +209,7 @@ Event = (
 class Waiting:
     """Admitted, and not running yet: what for, in words (for the progress line)."""
 
-    reason: str
+    reason: ShortenedSentence
     present: int
     wanted: int
     stands_by: bool = (
@@ -234,7 +235,7 @@ class Disagreement:
 class Refused:
     """Not admitted. `retryable` False: trying again as it is will not help; the agent exits with `exit_code`."""
 
-    reason: str
+    reason: ShortenedSentence
     exit_code: int
     retryable: bool = False
     kind: RefusalKind | None = None  # None: `reason` is all there is to it
@@ -267,7 +268,7 @@ class CheckpointRequested:
     """The world is to grow at a checkpoint: let the ranks take one, then answer `CheckpointTaken`."""
 
     generation: int
-    reason: str
+    reason: ShortenedSentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +291,7 @@ class Notice:
     """Nothing to do, only to be shown."""
 
     generation: int
-    text: str
+    text: Sentence
 
 
 @dataclass(frozen=True, slots=True)

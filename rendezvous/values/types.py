@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from rendezvous.values.text_limits import Sentence, ShortenedSentence, Traceback  # noqa: TC001 - the codec reads it
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class AgentId:
@@ -118,7 +120,7 @@ class JobSpec:
     job_id: str
     min_nodes: int = 1
     max_nodes: int = 1
-    entry_point: str = ""
+    entry_point: Sentence = ""
     nproc: str = ""  # as asked for ("auto", "8"); the count of this node is in NodeFacts
     version: str = ""
     budget: RestartBudget = RestartBudget()
@@ -149,7 +151,7 @@ class NodeFacts:
     node_rank: int | None = None  # explicit --node-rank
     scheduler_index: int | None = None  # SLURM_NODEID, JOB_COMPLETION_INDEX
     healthy: bool = True
-    health_note: str = ""
+    health_note: Sentence = ""
     versions: str = ""  # "torch=2.13.0 python=3.11.7": what should be the same on all nodes
 
 
@@ -161,19 +163,19 @@ class Cause:
     rank: int
     local_rank: int
     failure: FailureClass
-    reason: str  # one line, in words: "ValueError: bad batch", "killed by SIGKILL (out of memory)"
+    reason: ShortenedSentence  # one line: "ValueError: bad batch", "killed by SIGKILL (out of memory)"
     exit_code: int  # as a shell would see it: 128 + signal for a signal
     signal: int = 0
-    traceback: str = ""
+    traceback: Traceback = ""
     step: int | None = None
     ran_s: float = 0.0
     at: str = ""  # wall clock of its node, for people only; nothing is decided by it
-    log: str = ""
-    hint: str = ""  # what usually helps, in one line
+    log: ShortenedSentence = ""
+    hint: ShortenedSentence = ""  # what usually helps, in one line
     doubt: Doubt | None = None  # None: the cause is certain
     suspects: tuple[int, ...] = ()  # for MAY_WAIT and CULPRIT: the ranks among which the culprit is
     stopped: bool = False  # a CONSEQUENCE because the launcher stopped the rank; otherwise it lost its peers
-    place: str = ""  # where its script was: "in backward, bucket 3 of 7"
+    place: Sentence = ""  # where its script was: "in backward, bucket 3 of 7"
 
     @property
     def uncertain(self) -> bool:
@@ -229,7 +231,7 @@ class Assignment:
     max_restarts: int
     store_host: str  # address of node rank 0, whose agent keeps the store
     store_node: str = ""  # its name, for people
-    reason: str = ""  # why the generation before this one ended, in words
+    reason: ShortenedSentence = ""  # why the generation before this one ended, in words
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +257,7 @@ class Decision:
     """A choice with its reason in words; each failure of a generation ends in exactly one."""
 
     kind: DecisionKind
-    reason: str
+    reason: ShortenedSentence
     generation: int  # the generation it was taken about
     cause: Cause | None = None
     # RESTART_WITH_SPARE: the spares used. SHRINK: the nodes left. WAIT: the nodes missing. Otherwise, or unknown: 0.
@@ -267,7 +269,7 @@ class Outcome:
     """How the job ended. `causes` are all reports of the failed generation, first cause first."""
 
     succeeded: bool
-    reason: str
+    reason: ShortenedSentence
     exit_code: int
     first_cause: Cause | None = None
     causes: tuple[Cause, ...] = ()

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rendezvous import codec
 from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.rounds.journal import Note
-from rendezvous.rounds.view import JobView
+from rendezvous.rounds.view import JobView, NodeView
 from rendezvous.session_replay import Redirect
 from rendezvous.values import events, types
 
@@ -162,7 +162,7 @@ def test_a_long_traceback_keeps_its_end() -> None:
     message = events.RankFailed(AGENT, 1, cause)
     read = codec.read_from_agent(codec.from_agent_bytes(message), AGENT)
     assert isinstance(read, events.RankFailed)
-    assert len(read.cause.traceback) == codec.LONG_TEXT_CHARS
+    assert len(read.cause.traceback) == 16 * 1024
     assert read.cause.traceback.endswith("ValueError: no")
 
 
@@ -171,3 +171,14 @@ def test_text_that_is_no_unicode_is_sent_all_the_same() -> None:
     assert codec.read_from_agent(codec.from_agent_bytes(left), AGENT) == events.AgentLeft(
         AGENT, "lone ? surrogate"
     )
+
+
+def test_what_is_wrong_with_a_node_may_be_as_long_in_a_view_as_in_its_report() -> None:
+    """A text has the limit of its field, whatever the field is called."""
+    complaint = "x" * 4096
+    health = events.NodeHealth(AGENT, "news", (complaint,))
+    assert codec.read_from_agent(codec.from_agent_bytes(health), AGENT) == health
+    node = NodeView("n", health=(complaint,))
+    assert codec.decode(NodeView, codec.encode(node)) == node
+    with pytest.raises(codec.BadMessage, match="health has 4097 characters"):
+        codec.decode(NodeView, codec.encode(NodeView("n", health=(complaint + "x",))))

@@ -46,7 +46,7 @@ CORE = {
         *within("submit", "job job_file job_rules kubernetes pods slurm ssh yaml_text"),
         *within(
             "values",
-            "cause_text events frozen_map rank_report rank_view state straggler_state types wire_names",
+            "cause_text events frozen_map rank_report rank_view state straggler_state text_limits types wire_names",
         ),
     },
     "ddp": {
@@ -199,7 +199,9 @@ ROOMS = {
 }
 
 # Which modules of another package a package may import.
-_VALUES = within("values", "cause_text events rank_report rank_view straggler_state types wire_names")
+_VALUES = within(
+    "values", "cause_text events rank_report rank_view straggler_state text_limits types wire_names"
+)
 ABROAD = {
     ("launcher", "core"): {f"rendezvous.{name}" for name in (*_VALUES, "diagnosing.stragglers")},
     ("launcher", "shell"): {

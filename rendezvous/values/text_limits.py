@@ -1,0 +1,39 @@
+"""How long a text may be, as part of the declaration of its field.
+
+A field without a declaration is a name (an identifier, an address, a path) and has at most `NAME.max_chars`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+
+@dataclass(frozen=True, slots=True)
+class TextLimit:
+    """`is_shortened`: a longer text is news as well, so it is shortened. Otherwise its message is rejected."""
+
+    max_chars: int
+    is_shortened: bool = False
+
+    def applied(self, text: str) -> str:
+        """Raise `ValueError` if the text is too long and must not be shortened."""
+        if len(text) <= self.max_chars:
+            return text
+        if not self.is_shortened:
+            raise ValueError(f"{len(text)} characters, more than {self.max_chars}")
+        return shortened(text, self.max_chars)
+
+
+def shortened(text: str, max_chars: int) -> str:
+    """Keep more of the end than of the beginning: a traceback names the exception at its end."""
+    head = max_chars // 4
+    cut = "\n[...]\n"
+    return text[:head] + cut + text[len(text) - (max_chars - head - len(cut)) :]
+
+
+NAME = TextLimit(256)
+
+Sentence = Annotated[str, TextLimit(4096)]
+ShortenedSentence = Annotated[str, TextLimit(4096, is_shortened=True)]
+Traceback = Annotated[str, TextLimit(16 * 1024, is_shortened=True)]
