@@ -11,8 +11,9 @@ import grpc
 import grpc.aio
 
 from rendezvous.client.channel import metadata, open_channel
+from rendezvous.client.route import Route
 from rendezvous.pb import rendezvous_pb2 as pb
-from rendezvous.values.wire_names import OWNER_METADATA, TIME_METADATA
+from rendezvous.values.wire_names import TIME_METADATA
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,15 +59,14 @@ class Scratch:
     async def _call(self, method: str, request: Any, within_s: float) -> Any:
         """At one endpoint after another, or where one of them sends us."""
         loop = asyncio.get_running_loop()
-        give_up_at, at, sent_to = loop.time() + within_s, 0, ""
+        give_up_at, route = loop.time() + within_s, Route(self._endpoints)
         while True:
-            endpoint = sent_to or self._endpoints[at % len(self._endpoints)]
             try:
-                return await self._ask(endpoint, method, request)
+                return await self._ask(route.endpoint, method, request)
             except grpc.aio.AioRpcError as error:
                 if error.code() not in _AGAIN or loop.time() > give_up_at:
                     raise NotAnswered(f"{error.code().name.lower()}: {error.details()}") from error
-                sent_to, at = _owner(error), at + 1
+                route.refused(error)
             await asyncio.sleep(_PAUSE_S * random.uniform(0.5, 1.5))
 
     async def _ask(self, endpoint: str, method: str, request: Any) -> Any:
@@ -75,11 +75,6 @@ class Scratch:
         call: Any = self._channels[endpoint].unary_unary(_SCRATCHPAD + method)
         data = await call(request.SerializeToString(), metadata=metadata(self._options), timeout=_CALL_S)
         return getattr(pb, f"{method}Response").FromString(data)
-
-
-def _owner(error: grpc.aio.AioRpcError) -> str:
-    trailing = error.trailing_metadata() or ()
-    return next((str(value) for key, value in trailing if key == OWNER_METADATA), "")
 
 
 async def clock_offset(endpoint: str, options: ClientOptions, asks: int = 4) -> tuple[float, float] | None:

@@ -13,11 +13,12 @@ from google.protobuf.json_format import MessageToDict
 
 from rendezvous.client.channel import metadata, open_channel
 from rendezvous.client.options import OptionsUnusable
+from rendezvous.client.route import Route
 from rendezvous.control.commands import Command
 from rendezvous.control.ctl_text import event_line, job_table, job_text, named
 from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.service.settings import SettingsUnusable, check_address
-from rendezvous.values.wire_names import OWNER_METADATA, PORT
+from rendezvous.values.wire_names import PORT
 
 if TYPE_CHECKING:
     import argparse
@@ -38,20 +39,16 @@ class Service:
 
     async def call(self, method: str, request: Any) -> Any:
         """Asks one endpoint after another, and goes where it is sent. Raises the last `AioRpcError`."""
-        to_ask, last = list(self.endpoints) * _ROUNDS, None
-        while to_ask:
+        route, left = Route(self.endpoints), 2 * _ROUNDS * len(self.endpoints)  # half of them for redirects
+        while True:
             try:
-                return await self.ask(to_ask.pop(0), method, request)
+                return await self.ask(route.endpoint, method, request)
             except grpc.aio.AioRpcError as error:
-                if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                route.refused(error)
+                left -= 1 if route.owner else 2
+                if error.code() is not grpc.StatusCode.UNAVAILABLE or left <= 0:
                     raise
-                last = error
-                if owner := _owner(error):
-                    to_ask.insert(0, owner)
-                    del to_ask[_ROUNDS * len(self.endpoints) :]
-                await asyncio.sleep(_PAUSE_S)
-        assert last is not None
-        raise last
+            await asyncio.sleep(_PAUSE_S)
 
     async def ask(self, endpoint: str, method: str, request: Any) -> Any:
         async with open_channel(endpoint, self.options) as channel:
@@ -62,20 +59,21 @@ class Service:
 
     async def notes(self, job_id: str, *, follow: bool) -> AsyncIterator[Any]:
         """Followed across streams that break, to whichever replica has the job: none is told twice."""
-        heard, at, failed_since, owner, found = pb.WatchEventsResponse(), 0, 0.0, "", False
+        heard, failed_since, found = pb.WatchEventsResponse(), 0.0, False
+        route = Route(self.endpoints)
         loop = asyncio.get_running_loop()
         while True:
             request = pb.WatchEventsRequest(
                 job_id=job_id, after_seq=heard.note.seq, journal_id=heard.journal_id, follow=follow
             )
             try:
-                async for told in self._watched(owner or self.endpoints[at], request):
+                async for told in self._watched(route.endpoint, request):
                     heard, failed_since, found = told, 0.0, True
                     yield told.note
                 return
             except grpc.aio.AioRpcError as error:
-                failed_since, owner = failed_since or loop.time(), _owner(error)
-                found, at = found or bool(owner), (at + 1) % len(self.endpoints)
+                route.refused(error)
+                failed_since, found = failed_since or loop.time(), found or bool(route.owner)
                 patience_s = _FOLLOWED_S if follow and found else _ROUNDS * _PAUSE_S
                 if error.code() is not grpc.StatusCode.UNAVAILABLE or loop.time() - failed_since > patience_s:
                     raise
@@ -86,11 +84,6 @@ class Service:
             call: Any = channel.unary_stream(OPERATIONS + "WatchEvents")
             async for data in call(request.SerializeToString(), metadata=metadata(self.options)):
                 yield pb.WatchEventsResponse.FromString(data)
-
-
-def _owner(error: grpc.aio.AioRpcError) -> str:
-    trailing = error.trailing_metadata() or ()
-    return next((str(value) for key, value in trailing if key == OWNER_METADATA), "")
 
 
 async def carry_out(service: Service, arguments: argparse.Namespace) -> int:

@@ -81,7 +81,7 @@ SHELL = {
     "rendezvous": {
         *"__init__ client codec embedded grpc_io hosted main metrics signals store torchrun".split(),
         *within("access", "auth certificates refusals secret tokens"),
-        *within("client", "channel options remote_session scratch_client session tls_probe"),
+        *within("client", "channel options remote_session route scratch_client session tls_probe"),
         *within("control", "commands ctl ctl_calls ctl_text"),
         *within(
             "service",
