@@ -29,7 +29,7 @@ def test_endpoints_are_read(text: str, endpoint: Endpoint) -> None:
 
 @pytest.mark.parametrize("text", ["node1:", ":29400", "node1:http", "node1:0", "node1:65536"])
 def test_what_is_no_endpoint_says_how_to_write_one(text: str) -> None:
-    with pytest.raises(NoMeetingPoint, match="write HOST:PORT"):
+    with pytest.raises(NoMeetingPoint, match="HOST:PORT"):
         parse_endpoint(text)
 
 

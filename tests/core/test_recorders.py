@@ -61,11 +61,11 @@ def test_what_no_rank_should_write_can_be_sent_all_the_same() -> None:
     strange = entry(
         -5,
         op="x" * 5000,
-        sizes=[[10**30, 10**30]],
+        sizes=[[1 << 62, 1 << 62]],
         process_group=("g" * 5000, ""),
         input_dtypes=["F" * 5000],
-        time_created_ns=-(10**40),
+        time_created_ns=-(1 << 62),
     )
-    odd = of(dump_of(0, json.loads(json.dumps(plain(strange, entry(10**40, sizes=[[1 << 80]]))))))
+    odd = of(dump_of(0, json.loads(json.dumps(plain(strange, entry(1 << 62, sizes=[[1 << 62]]))))))
     assert len(odd.recorded) == 2
     encode(odd)

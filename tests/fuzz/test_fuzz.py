@@ -38,7 +38,7 @@ GUIDED = pytest.mark.skipif(find_spec("atheris") is None, reason="there is no at
 # A target that breaks on what only somebody finds who looks which bytes get further.
 BROKEN = """
 import sys, tempfile
-sys.path[:0] = [{here!r}]
+sys.path[:0] = {here!r}
 import fuzz
 from targets import Target
 
@@ -92,7 +92,7 @@ def test_a_long_run_over_the_wire_finds_nothing(name: str) -> None:
 
 @pytest.mark.parametrize("guided", [False, pytest.param(True, marks=GUIDED)])
 def test_a_run_finds_what_is_wrong_and_keeps_it(guided: bool, tmp_path: Path) -> None:
-    program = BROKEN.format(here=str(HERE), found=str(tmp_path), guided=guided)
+    program = BROKEN.format(here=[str(HERE), str(HERE.parent / "shell")], found=str(tmp_path), guided=guided)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=MOST_S)
     assert done.returncode == 77, done.stdout + done.stderr
     assert "IndexError: the planted one" in done.stdout

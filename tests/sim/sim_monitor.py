@@ -26,8 +26,8 @@ from rendezvous.values.types import AgentId, Assignment, Cause, Decision, Decisi
 
 if TYPE_CHECKING:
     from sim_agent import SimAgent
+    from sim_transcript import Transcript
     from sim_world import SimWorld
-    from transcript import Transcript
 
     from launcher.exchange import Action, Fact, Finish
     from launcher.supervised import Supervision

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from scenario import Scenario
+from sim_scenario import Scenario
 
 FILES = sorted((Path(__file__).parents[1] / "scenarios").glob("*.txt"))
 

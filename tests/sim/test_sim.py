@@ -7,8 +7,8 @@ import sys
 import traceback
 
 import pytest
+from sim_transcript import Transcript
 from sim_world import Job, simulate
-from transcript import Transcript
 
 _SEEDS = int(os.environ.get("SEEDS", "200"))
 _PARTS = 8

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from sim_chance import Calm
 from sim_monitor import Monitor
+from sim_transcript import Transcript
 from sim_world import SimWorld
-from transcript import Transcript
 
 from launcher.exchange import CheckpointSignal, StopRequested
 from rendezvous.values.events import JobAborted, JobResized, NodeDrained, NodeResumed, RestartOrdered
