@@ -1,10 +1,10 @@
-"""What a dying process printed, taken apart.
+"""Parses what a failing process printed.
 
 A traceback is found by its header line. Its frames are indented; the first line that is not is the exception,
-and what follows belongs to the message until another account begins. Python prints a chain of exceptions
+and what follows belongs to the message until another report begins. Python prints a chain of exceptions
 oldest first, joined by one of two sentences; only blocks joined so belong together: an earlier traceback
-that the script caught and logged is no part of the story. What Python prints while it shuts down
-("Exception ignored in", atexit, threads) is an aside, believed only when there is nothing else.
+that the script caught and logged is not part of it. What Python prints while it shuts down
+("Exception ignored in", atexit, threads) is an aside. It counts only if there is nothing else.
 
 Torch prefixes the lines with "[rank3]: " once a process group exists. Patterns are compiled on first use:
 only a failure pays for them.
@@ -27,7 +27,7 @@ _JOINTS = (
     "During handling of the above exception, another exception occurred:",
 )
 _ASIDES = ("Exception ignored in", "Exception in thread", "Error in atexit", "Error in sys.excepthook")
-_OTHER_ACCOUNTS = (
+_OTHER_REPORTS = (
     *_ASIDES,
     *_JOINTS,
     "Fatal Python error:",
@@ -65,7 +65,7 @@ class Raised:
         return f"{line}; first: {self.parts[0].headline}" if self.parts else line
 
     def _carried_over(self, caught: str) -> str:
-        """torch wraps what a DataLoader worker raised: the line that matters is the message's last."""
+        """torch wraps the exception of a DataLoader worker: the last line of the message has the cause."""
         original = last_raised(self.message.replace("Original Traceback", "Traceback").split("\n"))
         where = caught.partition(" in ")[2].rstrip(".")
         if original is None:
@@ -84,7 +84,7 @@ class Crash:
 class _Block:
     start: int
     end: int
-    told: int  # up to here it is worth showing: not the whole of a long message
+    shown_end: int  # the end of the part to show: a long message is cut
     aside: bool
     raised: Raised
 
@@ -97,11 +97,11 @@ def clean_lines(text: str) -> list[str]:
     """Without colors, torch's rank prefix, the overwritten part of progress bars, and over-long lines."""
     text = re.sub(r"\x1b(?:\[[0-9;?]*[A-Za-z]|\][^\x07\x1b]*(?:\x07|\x1b\\)?)", "", text)
     lines = (line.rstrip().rpartition("\r")[2] for line in text.split("\n"))
-    return _one_account([re.sub(r"^\[rank\d+\]:(?: |$)?", "", line)[:MAX_LINE_CHARS] for line in lines])
+    return _one_report([re.sub(r"^\[rank\d+\]:(?: |$)?", "", line)[:MAX_LINE_CHARS] for line in lines])
 
 
-def _one_account(lines: list[str]) -> list[str]:
-    """Without what stands before a cut, unless what follows reads as its end: frames, then hardly a line more."""
+def _one_report(lines: list[str]) -> list[str]:
+    """Drop the lines before a cut, unless the rest can be their end: frames and few other lines."""
     if CUT not in lines:
         return lines
     after = lines[lines.index(CUT) + 1 :]
@@ -110,7 +110,7 @@ def _one_account(lines: list[str]) -> list[str]:
 
 
 def bounded(lines: list[str]) -> str:
-    """The end matters most (the exception), the beginning says where it came from."""
+    """Keep the end (the exception) and the beginning (where it started)."""
     while lines and not lines[-1].strip():
         lines = lines[:-1]
     if len(lines) > MAX_LINES:
@@ -132,12 +132,14 @@ def last_raised(lines: list[str]) -> Crash | None:
     begin, end = blocks[first].start, blocks[last].end
     after = sum(1 for line in lines[end:] if line.strip())
     return Crash(
-        tuple(b.raised for b in blocks[first : last + 1]), bounded(lines[begin : blocks[last].told]), after
+        tuple(b.raised for b in blocks[first : last + 1]),
+        bounded(lines[begin : blocks[last].shown_end]),
+        after,
     )
 
 
 def last_native(lines: list[str]) -> Crash | None:
-    """An exception of C++ that nobody caught, or the interpreter's own "Fatal Python error"."""
+    """An uncaught C++ exception, or the interpreter's own "Fatal Python error"."""
     for at in range(len(lines) - 1, -1, -1):
         line = lines[at]
         if thrown := re.match(r"terminate called after throwing an instance of '(.+)'", line):
@@ -157,7 +159,7 @@ def _what(lines: list[str], start: int) -> str:
         if not message:
             if line.strip().startswith("what():"):
                 message.append(line.strip().removeprefix("what():").strip())
-        elif line.startswith(_OTHER_ACCOUNTS):
+        elif line.startswith(_OTHER_REPORTS):
             break
         else:
             message.append(line)
@@ -190,14 +192,14 @@ def _plain_block(lines: list[str], start: int) -> _Block | None:
         return None  # cut short: the process died while it printed
     end = _message_end(lines, at + 1)
     message = "\n".join([found[2] or "", *lines[at + 1 : end]]).strip()
-    told = end if "Original Traceback" in message else min(end, at + MAX_SHOWN_MESSAGE_LINES)
-    return _Block(start, end, told, _is_aside(lines, start), Raised(found[1], message, tuple(files)))
+    shown_end = end if "Original Traceback" in message else min(end, at + MAX_SHOWN_MESSAGE_LINES)
+    return _Block(start, end, shown_end, _is_aside(lines, start), Raised(found[1], message, tuple(files)))
 
 
 def _message_end(lines: list[str], at: int) -> int:
     limit = min(len(lines), at + MAX_MESSAGE_LINES)
     end = at
-    while end < limit and not lines[end].startswith(_OTHER_ACCOUNTS):
+    while end < limit and not lines[end].startswith(_OTHER_REPORTS):
         end += 1
     while end > at and not lines[end - 1].strip():
         end -= 1
@@ -205,7 +207,7 @@ def _message_end(lines: list[str], at: int) -> int:
 
 
 def _group_block(lines: list[str], start: int) -> _Block | None:
-    """Members stand further in; a member's own account is not taken apart further than its line."""
+    """Members are indented. Of each member only its exception line is parsed."""
     end = start + 1
     raised: list[Raised] = []
     while end < len(lines) and (inside := re.match(r"\s+(?:\| ?|\+-[+-]*)(.*)$", lines[end])):

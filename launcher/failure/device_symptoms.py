@@ -119,7 +119,7 @@ TABLE: tuple[Symptom, ...] = (
         Restart.EXCLUDE,
         "the GPU or its driver is in a bad state: run nvidia-smi on that node to see whether it answers",
     ),
-    # --- somebody else
+    # --- a peer
     Symptom(
         ("ncclremoteerror", "remote process exited", "connection closed by remote peer", "remote_error"),
         Class.CONSEQUENCE,

@@ -1,4 +1,4 @@
-"""The last words of an agent: the box, its JSON, what becomes of the logs, and the exit code."""
+"""The end of an agent: the failure box, its JSON, the log folder, and the exit code."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 _WIDTH = 100
 _PATIENCE_S = 5.0
-_FAILED = 1  # in place of a code that a scheduler would take for this machine's own
+_FAILED = 1  # replaces a code that a scheduler would attribute to this machine
 
 
 def tell(spec: LaunchSpec, folder: LogFolder, finish: Finish, all_shown: bool) -> int:
-    """Says how it ended; the exit code of the command. The logs stay where somebody may want to read them."""
+    """Report how the job ended, and return the exit code. The logs of a failed job stay."""
     if finish.outcome is None:
         said = "\n".join(map(printable, finish.reason.split("\n")))
         _say_last(spec, f"ddp-launch: {said}", "agent")
@@ -35,9 +35,9 @@ def tell(spec: LaunchSpec, folder: LogFolder, finish: Finish, all_shown: bool) -
         from launcher.failure.story import outcome_json, render_box, torch_error
 
         budget = str(spec.budget)
-        told = outcome_json(finish.outcome, log_dir=folder.path, budget=budget)
+        summary = outcome_json(finish.outcome, log_dir=folder.path, budget=budget)
         try:
-            write_outcome(os.path.join(folder.path, "failure.json"), told)
+            write_outcome(os.path.join(folder.path, "failure.json"), summary)
         except OSError as error:
             _say(f"ddp-launch: cannot write {folder.path}/failure.json: {error.strerror}")
         box = render_box(
@@ -50,7 +50,7 @@ def tell(spec: LaunchSpec, folder: LogFolder, finish: Finish, all_shown: bool) -
         )
         _say_last(spec, box, "job", json.dumps(torch_error(finish.outcome, int(time.time()))))
     if not all_shown:
-        _say(f"ddp-launch: some of the output could not be shown; all of it is in {folder.path}")
+        _say(f"ddp-launch: some output could not be shown. {folder.path} has all of it.")
     elif folder.temporary and finish.exit_code == 0:
         folder.discard()
     if finish.outcome is not None and finish.exit_code in spec.reserved_exit_codes:
@@ -59,7 +59,7 @@ def tell(spec: LaunchSpec, folder: LogFolder, finish: Finish, all_shown: bool) -
 
 
 def _say_last(spec: LaunchSpec, text: str, whose: str, error: str = "") -> None:
-    """To people, or to the one who started the agents of all hosts and tells it once."""
+    """Write to the terminal, or to the `--hosts` command, which shows the same text of all agents once."""
     if spec.has_ssh_control:
         _say(frames.framed("ending", whose=whose, text=text, error=error))
         return
@@ -68,12 +68,12 @@ def _say_last(spec: LaunchSpec, text: str, whose: str, error: str = "") -> None:
 
 
 def leave_error_file(error: str, say: Callable[[str], None]) -> None:
-    """As torchrun does: schedulers look for the reason in the file that this variable of our own names."""
+    """Write the file that TORCHELASTIC_ERROR_FILE names, as torchrun does. Schedulers read it."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not (path and error):
         return
     try:
-        with open(path, "w", encoding="utf-8") as file:  # in place: it may be mounted, as a container's are
+        with open(path, "w", encoding="utf-8") as file:  # in place: it may be a mount of a container
             file.write(error)
     except OSError as failure:
         say(f"ddp-launch: cannot write TORCHELASTIC_ERROR_FILE {path}: {failure.strerror}")
@@ -81,7 +81,7 @@ def leave_error_file(error: str, say: Callable[[str], None]) -> None:
 
 def _say(text: str) -> None:
     left = text.rstrip("\n").encode(errors="replace") + b"\n"
-    with contextlib.suppress(OSError):  # nobody is there to read it any more; the exit code says it too
+    with contextlib.suppress(OSError):  # the reader may be gone; the exit code remains
         while left:
             try:
                 left = left[os.write(2, left) :]

@@ -1,9 +1,9 @@
-"""What can be read about an ended rank: its error file, and whether the kernel killed it for memory.
+"""Reads what is known about an ended rank: its error file, and whether the kernel killed it for memory.
 
-Three sources speak of out-of-memory kills, each with a blind spot. The kernel's log names the process, but
-only in numbers of the first pid namespace, and often may not be read. A cgroup's `oom_kill` counter needs
-no rights but names nobody: each step of it explains one death, in the order in which we are asked. The
-node's count in /proc/vmstat can only acquit: when it stands still, nobody was killed for memory.
+Three sources report out-of-memory kills, each with a limit. The kernel's log names the process, but with the numbers
+of the first pid namespace, and it is often not readable. A cgroup's `oom_kill` counter needs no rights but does not
+name the process: each increment explains one death, in the order of our questions. The node's count in /proc/vmstat
+can only exclude: if it has not changed, no process was killed for memory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MAX_LOG_RECORDS = 10_000  # per question
 
 
 def read_error_record(path: str) -> ErrorRecord | None:
-    """None for no file, a partial one, or one of another shape: there is then just less to tell."""
+    """None if the file does not exist, is partial, or has another format."""
     data = _read_json(path)
     if data is None:
         return None
@@ -47,7 +47,7 @@ def read_error_record(path: str) -> ErrorRecord | None:
 
 
 def _read_json(path: str) -> dict[str, Any] | None:
-    """The rank chose what lies there: never follow it to a device or a pipe, never read without a bound."""
+    """The rank controls this path: open only a regular file, and limit the size."""
     import json
 
     try:
@@ -84,7 +84,7 @@ def _our_record(data: dict[str, Any]) -> ErrorRecord:
 
 
 def _within(value: object, most: int) -> int | None:
-    """The service is told of it: a number that a message has no room for is none."""
+    """The value if a message of the service can carry it."""
     return value if type(value) is int and 0 <= value <= most else None
 
 
@@ -113,7 +113,7 @@ def oom_victim(record: str) -> int | None:
     prefix, _, message = record.partition(";")
     level = prefix.partition(",")[0]
     if not level.isdigit() or int(level) >> 3:
-        return None  # not the kernel's own words: root may write there as well
+        return None  # not written by the kernel: root may write there too
     found = re.match(r"(?:.*: )?Killed process (\d+)\b", message)
     if found is None:
         found = re.match(r"oom-kill:.*,pid=(\d+)\b", message)
@@ -121,7 +121,7 @@ def oom_victim(record: str) -> int | None:
 
 
 class OomWatch:
-    """Made when the job starts; what was killed before then is none of its business."""
+    """Counts out-of-memory kills from its creation, when the job starts."""
 
     def __init__(self, *, kmsg: str = "/dev/kmsg", vmstat: str = "/proc/vmstat") -> None:
         self._counters: dict[str, int] = {}  # file of a cgroup -> its count when the watch began
@@ -133,7 +133,7 @@ class OomWatch:
         self.add_cgroup(*folders("self", "memory"))
 
     def add_cgroup(self, *cgroups: str) -> None:
-        """Watch these too: a cgroup of version 1 does not count what happens further in."""
+        """Watch these cgroups too: a cgroup of version 1 does not count its children."""
         for folder in cgroups:
             for name in ("memory.events", "memory.oom_control"):
                 path = os.path.join(folder, name)
@@ -142,14 +142,14 @@ class OomWatch:
                     self._counters.setdefault(path, count)
 
     def _counted_further_out(self, folder: str, name: str) -> bool:
-        """memory.events (version 2) of a cgroup counts for all inside it; a second count would be too many."""
+        """memory.events (version 2) of a cgroup includes its children, so a child must not count again."""
         return name == "memory.events" and any(
             path.endswith("/" + name) and folder.startswith(os.path.dirname(path).rstrip("/") + "/")
             for path in self._counters
         )
 
     def killed(self, pid: int) -> bool | None:
-        """Whether the SIGKILL that ended `pid` was for memory. Ask once per death. None: nothing tells."""
+        """Whether the SIGKILL that ended `pid` was for memory. Call once per death. None: unknown."""
         names = self._read_log()
         if pid in self._victims:
             self._victims.discard(pid)
@@ -171,7 +171,7 @@ class OomWatch:
             self._kmsg = None
 
     def _read_log(self) -> bool:
-        """Takes in what is new; False when the log cannot be read, or its numbers are not ours."""
+        """Read new records. False if the log is not readable, or uses another pid namespace."""
         if self._kmsg is None or not _in_first_pid_namespace():
             return False
         for _ in range(_MAX_LOG_RECORDS):
@@ -210,7 +210,7 @@ def _in_first_pid_namespace() -> bool:
 
 
 def _counter(path: str) -> int | None:
-    """The `oom_kill` line of memory.events, memory.oom_control or vmstat: all three are written alike."""
+    """The `oom_kill` line of memory.events, memory.oom_control or vmstat: all three have the same format."""
     try:
         lines = Path(path).read_text().splitlines()
     except (OSError, UnicodeDecodeError):
@@ -222,7 +222,7 @@ def _counter(path: str) -> int | None:
 
 
 def write_outcome(path: str, outcome: dict[str, object]) -> None:
-    """Whole or not at all: whoever waits for this file never sees half of it."""
+    """Write atomically: a program that waits for this file never sees a part of it."""
     import json
 
     text = json.dumps(outcome, indent=2) + "\n"

@@ -1,8 +1,8 @@
-"""How a job's end is told: one short box for people, the same facts as JSON for programs.
+"""Reports the end of a job: a short box for people, and the same facts as JSON for programs.
 
-The box names one rank: the first cause. A rank that only lost its peers, or that we stopped, is counted
-among the others and never named as the cause; when there are only such ranks, the box says that nobody knows.
-An end that somebody ordered is no failure and gets one line.
+The box names one rank: the first cause. A rank that only lost its peers, or that we stopped, counts among the
+others and is never named as the cause. If there are only such ranks, the box says that the cause is unknown.
+A requested end is not a failure and gets one line.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def render_box(
     """ "" for success. `budget`: the restarts allowed."""
     if outcome.succeeded:
         return ""
-    if _was_ordered(outcome):
+    if _was_requested(outcome):
         return f"ddp-launch: {_printable(outcome.reason, unicode)}\n"
     inner = max(min(width, _MAX_WIDTH), _MIN_WIDTH) - 4
     cause = first_cause(outcome)
@@ -77,7 +77,7 @@ def outcome_json(outcome: Outcome, *, log_dir: str = "", budget: str = "") -> di
 
 
 def torch_error(outcome: Outcome, timestamp: int) -> dict[str, object]:
-    """As @record writes it of a rank, and torchrun of a job: a signal counts as its negative."""
+    """The error file of torchrun, in the format of @record. A signal number is negative."""
     cause = first_cause(outcome)
     message = headline(outcome) if cause is None else described(cause)
     code = outcome.exit_code if cause is None else -cause.signal or cause.exit_code
@@ -86,23 +86,23 @@ def torch_error(outcome: Outcome, timestamp: int) -> dict[str, object]:
 
 
 def first_cause(outcome: Outcome) -> Cause | None:
-    """Never one that only suffered another's failure, whatever the order of reports was."""
-    told = (*([outcome.first_cause] if outcome.first_cause else ()), *outcome.causes)
-    return next((cause for cause in told if cause.failure is not FailureClass.CONSEQUENCE), None)
+    """The first cause that is not a consequence of another failure, whatever the order of reports."""
+    reported = (*([outcome.first_cause] if outcome.first_cause else ()), *outcome.causes)
+    return next((cause for cause in reported if cause.failure is not FailureClass.CONSEQUENCE), None)
 
 
 def headline(outcome: Outcome) -> str:
     if outcome.succeeded:
         return "the job succeeded"
-    if _was_ordered(outcome):
+    if _was_requested(outcome):
         return outcome.reason
     cause = first_cause(outcome)
     if cause is None:
-        if not _sufferers(outcome):
+        if not _consequences(outcome):
             return f"the job failed: {outcome.reason}"
         return (
-            "the job failed, and no rank reports a cause of its own; "
-            "most likely the network or a peer outside this job"
+            "the job failed, and no rank reports its own cause; "
+            "the network or a process outside this job probably failed"
         )
     if cause.uncertain:
         return f"the job {'hung' if cause.failure is FailureClass.HANG else 'failed'}: {described(cause)}"
@@ -111,17 +111,16 @@ def headline(outcome: Outcome) -> str:
     return f"rank {cause.rank} on {cause.node} failed first: {cause.reason}"
 
 
-def _was_ordered(outcome: Outcome) -> bool:
-    """Ended by an operator or a signal to us: nobody failed, ranks at most were stopped."""
+def _was_requested(outcome: Outcome) -> bool:
+    """Whether an operator or a signal ended the job. No rank failed; ranks were only stopped."""
     if first_cause(outcome) is not None:
         return False
-    told = _sufferers(outcome)
-    if told:
-        return all(cause.stopped for cause in told)
+    if causes := _consequences(outcome):
+        return all(cause.stopped for cause in causes)
     return not any(d.kind is DecisionKind.FAIL and d.cause is not None for d in outcome.decisions)
 
 
-def _sufferers(outcome: Outcome) -> tuple[Cause, ...]:
+def _consequences(outcome: Outcome) -> tuple[Cause, ...]:
     return outcome.causes or ((outcome.first_cause,) if outcome.first_cause else ())
 
 
@@ -163,19 +162,19 @@ def _others(outcome: Outcome, cause: Cause | None) -> list[str]:
     stopped = [c for c in rest if c.failure is FailureClass.CONSEQUENCE and c.stopped]
     lost = [c for c in rest if c.failure is FailureClass.CONSEQUENCE and not c.stopped]
     own = [c for c in rest if c.failure is not FailureClass.CONSEQUENCE]
-    told = []
+    texts = []
     if lost:
         whom = "a peer" if cause is None else "it"
-        told.append(f"{_ranks(lost)} lost {'its' if len(lost) == 1 else 'their'} connection to {whom}")
+        texts.append(f"{_ranks(lost)} lost {'its' if len(lost) == 1 else 'their'} connection to {whom}")
         if cause is None:
-            told.append(f"rank {lost[0].rank} on {lost[0].node} said: {lost[0].reason}")
+            texts.append(f"rank {lost[0].rank} on {lost[0].node} reports: {lost[0].reason}")
     if stopped:
         n = len(stopped)
-        told.append(f"{n} {'other ' if cause else ''}rank{'s were' if n > 1 else ' was'} stopped")
-    told += [f"rank {c.rank} on {c.node} failed as well: {described(c)}" for c in own[:2]]
+        texts.append(f"{n} {'other ' if cause else ''}rank{'s were' if n > 1 else ' was'} stopped")
+    texts += [f"rank {c.rank} on {c.node} failed as well: {described(c)}" for c in own[:2]]
     if len(own) > 2:
-        told.append(f"{len(own) - 2} more failed as well")
-    return told
+        texts.append(f"{len(own) - 2} more failed as well")
+    return texts
 
 
 def _ranks(causes: list[Cause]) -> str:
@@ -228,12 +227,12 @@ def _traceback_rows(traceback: str, inner: int) -> list[str]:
         kept = _shortened(lines)
     else:
         last = len(lines) - 1 - lines[::-1].index(TRACEBACK_HEADER)
-        kept = _users_frames(lines[last + 1 :])
+        kept = _user_frames(lines[last + 1 :])
     return [row for line in kept for row in _wrapped(line, inner, _indent_of(line) + "  ")[:3]]
 
 
-def _users_frames(lines: list[str]) -> list[str]:
-    """The script's own frames, the deepest ones when there are many; all of them when none is its own."""
+def _user_frames(lines: list[str]) -> list[str]:
+    """The frames of the script, the deepest if there are many. If no frame is the script's, all frames."""
     frames, message = _frames(lines)
     own = [frame for frame in frames if not _is_library(frame[0])]
     chosen = own or frames
@@ -259,7 +258,7 @@ def _frames(lines: list[str]) -> tuple[list[list[str]], list[str]]:
         if line.startswith('  File "'):
             frames.append([line])
         elif line.startswith(" ") and frames:
-            if not set(line.strip()) <= {"^", "~"}:  # the carets lose their place when a line is cut
+            if not set(line.strip()) <= {"^", "~"}:  # the carets do not align after a line is cut
                 frames[-1].append(line)
         else:
             return frames, lines[at:]
@@ -290,7 +289,7 @@ def _labelled(label: str, text: str, inner: int) -> list[str]:
 
 
 def _wrapped(text: str, width: int, indent: str) -> list[str]:
-    """Breaks at spaces where it can; `indent` starts every row but the first."""
+    """Break at spaces if possible. `indent` starts every row except the first."""
     indent = indent[: width // 2]
     rows: list[str] = []
     rest = text.expandtabs(4).rstrip()

@@ -1,10 +1,10 @@
-"""From an error's words to its class and to a hint.
+"""Maps an error message to a failure class and a hint.
 
-The words are those of torch, NCCL, Gloo and the CUDA driver; they change slowly, so plain substrings of the
-lower-cased message serve. The one question that needs care is whether an error only tells that a peer went
-away. Gloo, NCCL and the store say so in words of their own, and those count wherever they stand in an error
-of a type that these libraries raise. "Connection reset by peer" alone counts only when the
-call that failed was torch.distributed's: a data loader that lost its web server has a cause of its own.
+The messages come from torch, NCCL, Gloo and the CUDA driver. They change slowly, so plain substrings of the
+lower-cased message are enough. One question needs care: does the error only report that a peer is gone? Gloo, NCCL
+and the store have specific phrases for it. They count anywhere in an error whose type these libraries raise.
+"Connection reset by peer" alone counts only if the failed call belongs to torch.distributed: a data loader that
+lost its web server is a cause of its own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rendezvous.values.types import FailureClass
 if TYPE_CHECKING:
     from launcher.failure.crash_text import Raised
 
-# Types that torch, c10d, NCCL and Gloo raise; a user's own type that quotes their words is not one of them.
+# Types that torch, c10d, NCCL and Gloo raise. A user's own type that quotes their messages is not one of them.
 _LIBRARY_TYPES = frozenset(
     "RuntimeError AcceleratorError OutOfMemoryError "
     "DistBackendError DistNetworkError DistStoreError DistError DistQueueEmptyError "
@@ -61,7 +61,7 @@ _REACH = (
     "ncclsystemerror",
     "unhandled system error",
 )
-# Said by a library about a peer, in words that nobody else uses.
+# Phrases that only these libraries use, about a lost peer.
 _PEER_GONE = (
     "gloo/transport",
     "gloo/rendezvous",
@@ -96,12 +96,15 @@ _PEER_GONE_IN_COLLECTIVE = (
 _HINTS = (
     (
         "insufficient shared memory",
-        "/dev/shm is too small: docker run --shm-size=8g, or fewer DataLoader workers",
+        "/dev/shm is too small: use docker run --shm-size=8g, or fewer DataLoader workers",
     ),
-    ("cuda out of memory", "a smaller batch per rank, or PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"),
+    (
+        "cuda out of memory",
+        "use a smaller batch per rank, or set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+    ),
     (
         "is killed by signal: killed",
-        "a DataLoader worker was killed: most often out of memory; try fewer workers",
+        "a DataLoader worker was killed, usually because memory ran out: use fewer workers",
     ),
     (
         "is killed by signal: bus error",
@@ -109,16 +112,19 @@ _HINTS = (
     ),
     (
         "can't allocate memory",
-        "this node's memory is too small for all its ranks: fewer ranks or a smaller batch",
+        "this node has too little memory for its ranks: use fewer ranks or a smaller batch",
     ),
-    ("address already in use", "another process has that port; port 0 takes any free one"),
-    ("eaddrinuse", "another process has that port; leave --master-port out and a free one is chosen"),
-    ("nccl", "NCCL_DEBUG=INFO tells more; NCCL_SOCKET_IFNAME chooses the network interface"),
-    ("expected to have finished reduction", "some parameters got no gradient: find_unused_parameters=True"),
-    ("invalid device ordinal", "more ranks on this node than GPUs that they may see (--nproc-per-node)"),
-    ("name or service not known", "that host name does not resolve on this node"),
-    ("trying to connect", "is that host up and its port open in the firewall, seen from this node?"),
-    ("connection refused", "nothing listens at that address any more, or a firewall refuses"),
+    ("address already in use", "another process uses that port: use port 0 for any free port"),
+    ("eaddrinuse", "another process uses that port: without --master-port the launcher chooses a free one"),
+    ("nccl", "set NCCL_DEBUG=INFO to see more; NCCL_SOCKET_IFNAME selects the network interface"),
+    (
+        "expected to have finished reduction",
+        "some parameters got no gradient: set find_unused_parameters=True",
+    ),
+    ("invalid device ordinal", "this node has more ranks than visible GPUs: use a smaller --nproc-per-node"),
+    ("name or service not known", "this node cannot resolve that host name: check /etc/hosts or DNS"),
+    ("trying to connect", "check from this node that the host is up and that the firewall opens its port"),
+    ("connection refused", "no process listens at that address, or a firewall rejects the connection"),
 )
 
 
@@ -128,7 +134,7 @@ def class_of(raised: Raised) -> FailureClass:
         own = [c for c in classes if c is not FailureClass.CONSEQUENCE]
         return own[0] if own else FailureClass.CONSEQUENCE
     if raised.type == "ddp.CommError":
-        return FailureClass.CONSEQUENCE  # unless what it is chained to says otherwise
+        return FailureClass.CONSEQUENCE  # unless an exception in its chain has another class
     words = raised.message.lower()
     if raised.short_type.endswith("MemoryError") or _any(words, _MEMORY):
         return FailureClass.OUT_OF_MEMORY
@@ -157,7 +163,7 @@ def _python_class(raised: Raised, words: str) -> FailureClass:
     if _called_distributed(raised) and _any(words, _PEER_GONE_IN_COLLECTIVE):
         return FailureClass.CONSEQUENCE
     if deepest.endswith("multiprocessing/connection.py"):
-        return FailureClass.USER_EXCEPTION  # a pipe to a process of this very node
+        return FailureClass.USER_EXCEPTION  # a pipe to a process on the same node
     if raised.short_type in _NETWORK_TYPES or (raised.short_type == "OSError" and _any(words, _REACH)):
         return FailureClass.NETWORK
     return FailureClass.USER_EXCEPTION
@@ -183,8 +189,8 @@ def hint_of(raised: Raised) -> str:
     return known.hint if known is not None and not _any(words, _MEMORY) else plain
 
 
-def mismatched(raised: Raised) -> bool:
-    """Ranks do not fit together, and nobody can tell from one of them which is the odd one."""
+def is_mismatch_error(raised: Raised) -> bool:
+    """Whether the ranks called different collectives. One rank alone cannot show which of them is wrong."""
     return _is_of_library(raised) and device_symptoms.is_mismatch(raised.message.lower())
 
 
@@ -192,7 +198,7 @@ def _is_of_library(raised: Raised) -> bool:
     return raised.type in _LIBRARY_TYPES or raised.short_type in _LIBRARY_TYPES
 
 
-_SHADOWED = "a ddp.py or folder ddp beside the script hides the library of that name: rename it"
+_SHADOWED = "a file ddp.py or folder ddp beside the script hides the ddp library: rename it"
 
 
 def _import_hint(message: str) -> str:
@@ -201,7 +207,7 @@ def _import_hint(message: str) -> str:
     if re.search(r"No module named 'ddp\.|'ddp' is not a package", message):
         return _SHADOWED
     if missing := re.search(r"No module named '([^']+)'", message):
-        return f"is {missing[1].partition('.')[0]} installed for the Python that runs the ranks?"
+        return f"check that {missing[1].partition('.')[0]} is installed for the Python that runs the ranks"
     return ""
 
 

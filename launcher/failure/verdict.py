@@ -1,14 +1,14 @@
-"""Why did this rank end? From what its agent knows to one `Cause`.
+"""Derives the `Cause` of a rank's end from what its agent knows.
 
-Evidence is asked in order of worth:
+Evidence is checked in order of its value:
 
-1. an exception that the rank itself wrote down, unless it was raised after we had told the rank to stop;
+1. an exception that the rank recorded, unless it was raised after we asked the rank to stop;
 2. our own stop: what a rank does after SIGTERM says nothing about the failure;
 3. the signal that ended it, with what C++ or the interpreter printed last;
 4. its exit code, with the last traceback on stderr.
 
-A chain of exceptions is judged by its beginning: an error raised because a peer went away is a consequence
-however the script wraps it, and a peer lost while cleaning up after a ValueError leaves the ValueError.
+The first exception of a chain decides. An error caused by a lost peer is a consequence, however the script wraps
+it. If a peer is lost while the script cleans up after a ValueError, the ValueError is the cause.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from launcher.failure.crash_text import (
     last_native,
     last_raised,
 )
-from launcher.failure.symptoms import class_of, hint_of, mismatched
+from launcher.failure.symptoms import class_of, hint_of, is_mismatch_error
 from rendezvous.values.types import Cause, Doubt, FailureClass
 
 _LEFT_THREAD = "terminate called without an active exception"
-_ENDS_STDERR = 30  # lines that may follow a traceback which still counts as the last word
+_ENDS_STDERR = 30  # up to so many lines after it, a traceback still counts as the end of stderr
 _SIGNAL_WORDS: dict[int, str] = {
     signal.SIGSEGV: "segmentation fault",
     signal.SIGBUS: "bus error",
@@ -41,16 +41,16 @@ _SIGNAL_WORDS: dict[int, str] = {
 _SIGNAL_HINTS: dict[int, str] = {
     signal.SIGBUS: "often a full /dev/shm (docker: --shm-size=8g), or a mapped file that shrank",
     signal.SIGSEGV: "a crash in native code: run with python -X faulthandler to see where",
-    signal.SIGILL: "a library was built for another kind of CPU than this node's",
+    signal.SIGILL: "a library was built for a different CPU type than this node has",
     signal.SIGXCPU: "the CPU time limit of this node (ulimit -t) was reached",
 }
-_MISFIT = "the ranks' collectives do not fit together"
+_MISMATCH = "the collectives of the ranks do not match"
 _GLIBC = ("double free", "free(): ", "malloc(): ", "corrupted ", "*** stack smashing", "Assertion `")
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorRecord:
-    """What a rank wrote down of the exception that ended it: torch's `@record`, or our bootstrap."""
+    """The exception that ended a rank, as torch's `@record` or our bootstrap recorded it."""
 
     type: str
     message: str
@@ -62,22 +62,22 @@ class ErrorRecord:
 
 @dataclass(frozen=True, slots=True)
 class RankEnd:
-    """What the agent knows of one ended rank."""
+    """What the agent knows about a rank that has ended."""
 
     node: str
     rank: int
     local_rank: int
     exit_code: int | None  # its own; None when a signal ended it
     signal: int = 0
-    stopped_by_us: int = 0  # the last signal that we had sent it before it ended
+    stopped_by_us: int = 0  # the last signal that we sent before it ended
     stderr_tail: str = ""
     error_record: ErrorRecord | None = None
-    oom_killed: bool | None = None  # None: the kernel tells nothing
+    oom_killed: bool | None = None  # None: the kernel reports nothing
     ran_s: float = 0.0
     at: str = ""
     log: str = ""
     stopped_at_ns: int = 0  # wall clock of this node when we first sent one; 0: not known
-    step: int | None = None  # as its page says, and where its script was
+    step: int | None = None  # from its status page; `place`: where its script was
     place: str = ""
 
 
@@ -94,7 +94,7 @@ class _Account:
 
 
 def shell_code(end: RankEnd) -> int:
-    """As a shell would show it."""
+    """The exit code that a shell reports."""
     return 128 + end.signal if end.exit_code is None else end.exit_code
 
 
@@ -132,7 +132,7 @@ def cause_of(end: RankEnd) -> Cause:
 
 def _recorded(end: RankEnd) -> _Account | None:
     record = end.error_record
-    if record is None or (end.stopped_by_us and _came_of_our_stop(end, record)):
+    if record is None or (end.stopped_by_us and _is_caused_by_our_stop(end, record)):
         return None
     if record.type == "SystemExit":
         return _left_with_text(record)
@@ -150,17 +150,17 @@ def _recorded(end: RankEnd) -> _Account | None:
     account = _of_chain(crash)
     if end.exit_code:
         return account
-    # Stopped, or crashed on its way out, while the exception was already written down.
+    # Stopped, or crashed on its way out, while the exception was already recorded.
     return replace(account, exit_code=record.exit_code or 1)
 
 
-def _came_of_our_stop(end: RankEnd, record: ErrorRecord) -> bool:
+def _is_caused_by_our_stop(end: RankEnd, record: ErrorRecord) -> bool:
     late = bool(end.stopped_at_ns) and record.time_ns > end.stopped_at_ns
     return late or _means_stop(record.type, record.message)
 
 
 def _means_stop(kind: str, message: str) -> bool:
-    """The last: a DataLoader worker, stopped in the same stroke."""
+    """The last condition matches a DataLoader worker that the same signal stopped."""
     return kind in ("SystemExit", "KeyboardInterrupt") or "is killed by signal: Terminated" in message
 
 
@@ -174,16 +174,16 @@ def _left_with_text(record: ErrorRecord) -> _Account | None:
 
 def _of_chain(crash: Crash) -> _Account:
     classes = [class_of(raised) for raised in crash.chain]
-    told, failure = crash.chain[-1], classes[-1]
+    origin, failure = crash.chain[-1], classes[-1]
     if classes[0] is FailureClass.CONSEQUENCE:
         failure = FailureClass.CONSEQUENCE
     elif failure is FailureClass.CONSEQUENCE:
         at = max(i for i, c in enumerate(classes) if c is not FailureClass.CONSEQUENCE)
-        told, failure = crash.chain[at], classes[at]
-    hint = next((h for h in map(hint_of, (told, *reversed(crash.chain))) if h), "")
-    misfit = mismatched(told)
-    reason = f"{_MISFIT}: {told.headline}" if misfit else told.headline
-    return _Account(failure, reason, crash.text, hint, doubt=Doubt.SHARED_ERROR if misfit else None)
+        origin, failure = crash.chain[at], classes[at]
+    hint = next((h for h in map(hint_of, (origin, *reversed(crash.chain))) if h), "")
+    mismatch = is_mismatch_error(origin)
+    reason = f"{_MISMATCH}: {origin.headline}" if mismatch else origin.headline
+    return _Account(failure, reason, crash.text, hint, doubt=Doubt.SHARED_ERROR if mismatch else None)
 
 
 # --- stopped -----------------------------------------------------------------------------------------
@@ -214,8 +214,8 @@ def _signalled(end: RankEnd) -> _Account | None:
     if end.signal == signal.SIGKILL:
         return _killed(end)
     lines = clean_lines(end.stderr_tail)
-    if on_its_way_out := _aborted_on_its_way_out(end, lines):
-        return on_its_way_out
+    if during_exit := _aborted_during_exit(end, lines):
+        return during_exit
     name = signal_name(end.signal)
     crash = last_native(lines) if end.signal in _SIGNAL_WORDS else None
     hint = _SIGNAL_HINTS.get(end.signal, "")
@@ -225,8 +225,8 @@ def _signalled(end: RankEnd) -> _Account | None:
         reason = f"killed by {name}" + (f" ({words})" if words else "") + (f": {said}" if said else "")
         return _Account(FailureClass.SIGNAL, reason, hint=hint, signal=end.signal)
     raised = crash.chain[0]
-    if mismatched(raised):
-        reason = f"{_MISFIT}: {_native_headline(raised)}"
+    if is_mismatch_error(raised):
+        reason = f"{_MISMATCH}: {_native_headline(raised)}"
         return _Account(
             class_of(raised), reason, crash.text, hint_of(raised), signal=end.signal, doubt=Doubt.SHARED_ERROR
         )
@@ -240,8 +240,8 @@ def _signalled(end: RankEnd) -> _Account | None:
     return _Account(failure, reason, crash.text, hint_of(raised) or hint, signal=end.signal)
 
 
-def _aborted_on_its_way_out(end: RankEnd, lines: list[str]) -> _Account | None:
-    """An exception that leaves a process group behind ends, now and then, in the abort of one of its threads."""
+def _aborted_during_exit(end: RankEnd, lines: list[str]) -> _Account | None:
+    """An exception that leaves a process group open sometimes ends in an abort by one of its threads."""
     if end.signal != signal.SIGABRT or not any(_LEFT_THREAD in line for line in lines[-_ENDS_STDERR:]):
         return None
     crash = last_raised(lines)
@@ -265,13 +265,14 @@ def _killed(end: RankEnd) -> _Account:
         case True:
             reason = "killed by SIGKILL: the kernel's out-of-memory killer"
             hint = (
-                "this node (or its container) has too little memory: fewer ranks, workers or a smaller batch"
+                "this node (or its container) has too little memory: "
+                "use fewer ranks, fewer workers or a smaller batch"
             )
             return _Account(FailureClass.OUT_OF_MEMORY, reason, hint=hint, signal=end.signal)
         case False:
-            reason = "killed by SIGKILL from outside (not out of memory as far as the kernel tells)"
+            reason = "killed by SIGKILL from outside (the kernel reports no out-of-memory kill)"
         case None:
-            reason = "killed by SIGKILL from outside (the kernel does not tell whether memory ran out)"
+            reason = "killed by SIGKILL from outside (the kernel does not report whether memory ran out)"
     return _Account(FailureClass.SIGNAL, reason, signal=end.signal)
 
 
@@ -283,7 +284,7 @@ def _exited(end: RankEnd) -> _Account:
     lines = clean_lines(end.stderr_tail)
     usage = _usage_error(lines) if code == 2 else ""
     if usage:
-        hint = "the script refused its arguments" if ": error: " in usage else ""
+        hint = "the script rejected its arguments" if ": error: " in usage else ""
         return _Account(FailureClass.EXIT_CODE, f"exit code 2: {usage}", hint=hint)
     crash = last_raised(lines)
     if crash is not None and (code == 1 or crash.lines_after <= _ENDS_STDERR):
@@ -295,7 +296,7 @@ def _exited(end: RankEnd) -> _Account:
 
 
 def _with_traceback(account: _Account, code: int) -> _Account:
-    """Python's code for an uncaught exception is 1; another was the script's choice, and is the fact."""
+    """Python exits with 1 after an uncaught exception. The script chose any other code, so the code is reported."""
     if code == 1 or account.failure is FailureClass.CONSEQUENCE:
         return account
     reason = f"exit code {code} after {account.reason}"
@@ -313,9 +314,12 @@ def _plain_exit(end: RankEnd, code: int, lines: list[str]) -> _Account:
         return _Account(FailureClass.OUT_OF_MEMORY, reason)
     if 128 < code <= 192:
         return _Account(
-            FailureClass.EXIT_CODE, f"exit code {code} (as a shell tells of {signal_name(code - 128)})"
+            FailureClass.EXIT_CODE, f"exit code {code} (a shell's code for {signal_name(code - 128)})"
         )
-    hints = {126: "the program may not be executed", 127: "the program, or one that it calls, was not found"}
+    hints = {
+        126: "the program is not executable: check its permissions",
+        127: "a command was not found: the program or one that it calls",
+    }
     last = next((line.strip() for line in reversed(lines) if line.strip()), "")
     said = f' (last line on stderr: "{last[:200]}")' if last and code == 1 else ""
     return _Account(FailureClass.EXIT_CODE, f"exit code {code}{said}", hint=hints.get(code, ""))

@@ -188,7 +188,7 @@ def test_collectives_that_do_not_fit_blame_nobody_with_certainty() -> None:
     )
     cause = cause_of(RankEnd("node-a", 1, 1, None, signal=6, stderr_tail=said))
     assert (cause.failure, cause.uncertain) == (C.USER_EXCEPTION, True)
-    assert cause.reason.startswith("the ranks' collectives do not fit together: gloo::EnforceNotMet")
+    assert cause.reason.startswith("the collectives of the ranks do not match: gloo::EnforceNotMet")
     assert cause.hint == TABLE[0].hint
 
 

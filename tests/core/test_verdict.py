@@ -177,7 +177,7 @@ def test_leaving_with_a_text_or_a_code() -> None:
     usage = ended(2, "usage: train.py [-h]\ntrain.py: error: unrecognized arguments: --foo\n")
     assert usage.reason == "exit code 2: train.py: error: unrecognized arguments: --foo"
     assert ended(7).reason == "exit code 7"
-    assert ended(139).reason == "exit code 139 (as a shell tells of SIGSEGV)"
+    assert ended(139).reason == "exit code 139 (a shell's code for SIGSEGV)"
     after = ended(13, traceback("ValueError: bad batch"))
     assert (after.failure, after.reason) == (C.EXIT_CODE, "exit code 13 after ValueError: bad batch")
 
@@ -212,8 +212,12 @@ def test_signals_by_name(number: int, stderr: str, reason: str) -> None:
     ("oom", "failure", "words"),
     [
         (True, C.OUT_OF_MEMORY, "killed by SIGKILL: the kernel's out-of-memory killer"),
-        (False, C.SIGNAL, "killed by SIGKILL from outside (not out of memory as far as the kernel tells)"),
-        (None, C.SIGNAL, "killed by SIGKILL from outside (the kernel does not tell whether memory ran out)"),
+        (False, C.SIGNAL, "killed by SIGKILL from outside (the kernel reports no out-of-memory kill)"),
+        (
+            None,
+            C.SIGNAL,
+            "killed by SIGKILL from outside (the kernel does not report whether memory ran out)",
+        ),
     ],
 )
 def test_sigkill_for_memory_is_told_apart(oom: bool | None, failure: FailureClass, words: str) -> None:
@@ -261,10 +265,10 @@ def test_long_accounts_are_bounded_and_keep_the_exception() -> None:
 @pytest.mark.parametrize(
     ("error", "hint"),
     [
-        ("ModuleNotFoundError: No module named 'nosuch.thing'", "is nosuch installed"),
+        ("ModuleNotFoundError: No module named 'nosuch.thing'", "nosuch is installed"),
         ("ImportError: cannot import name 'DDP' from 'ddp' (/home/u/ddp.py)", "rename it"),
         ("RuntimeError: CUDA error: device-side assert triggered", "CUDA_LAUNCH_BLOCKING"),
-        ("OSError: [Errno 98] Address already in use", "another process has that port"),
+        ("OSError: [Errno 98] Address already in use", "another process uses that port"),
         ("ValueError: bad batch", ""),
     ],
 )

@@ -25,7 +25,7 @@ _AGAIN = "; restarting with the same nodes (restart 1 of 1)"
         ("hang; culprit uncertain: ranks 0-2 and 5: deadlock: rank 0 waits", (0, 1, 2, 5), False),
         ("hang; culprit uncertain: rank 1: stands still", (1,), False),
         ("hang; cause not in a rank: all ranks have entered all_reduce #7", (), False),
-        ("user-exception; the ranks' collectives do not fit together: gloo: invalid size", (), False),
+        ("user-exception; the collectives of the ranks do not match: gloo: invalid size", (), False),
         ("user-exception; the ranks do not agree: rank 0 entered barrier #7; rank 1 entered", (), False),
         ("node vm#1 was lost: nothing heard from it for 4 s", (), True),
     ],
