@@ -17,7 +17,7 @@ _ALSO = re.compile(r"; so (ranks? [-\d, and]+)$")
 _CONSEQUENCE = re.compile(r"rank \d+ on \S+ lost its peers$")
 _UNCERTAIN = re.compile(r"hang; culprit uncertain: (ranks? [-\d, and]+):")
 _NO_RANK = "hang; cause not in a rank: "
-_MISFIT = re.compile(r"\S+; the ranks(?:' collectives do not fit| do not agree)")
+_MISMATCH = re.compile(r"\S+; the (?:collectives of the ranks do not match|ranks do not agree)")
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def _restarts(text: str) -> list[str]:
 def _read(words: str) -> Verdict:
     if named := _UNCERTAIN.match(words):
         return Verdict(words, tuple(_ranks(named[1])), certain=False)
-    if words.startswith(_NO_RANK) or _MISFIT.match(words):
+    if words.startswith(_NO_RANK) or _MISMATCH.match(words):
         return Verdict(words, certain=False)
     first, also = _OF_RANK.match(words), _ALSO.search(words)
     blamed = {int(first[1])} if first else set()
