@@ -1,4 +1,4 @@
-"""Averaging parameters now and then, instead of gradients in every step.
+"""Average parameters every few steps, instead of gradients in every step.
 
     local = LocalSGD(model, every=8, warmup=100)
     for x in data:
@@ -7,15 +7,15 @@
             loss_of(model(x)).backward()
             optimizer.step()
 
-Within `step()` gradients are averaged as usual for the first `warmup` steps; then each rank trains by itself, as
-under `no_sync()`, and after every `every` steps the ranks meet:
+During the first `warmup` steps, gradients are averaged as usual. After that each rank trains alone, as under
+`no_sync()`, and the ranks synchronize after every `every` steps:
 
-LocalSGD  parameters become their average over the ranks (Stich 2018; with a warm-up: Lin and others 2018).
-DiLoCo    what the ranks have moved since they met last, on average, is the gradient of an outer optimizer, usually
-          SGD with Nesterov momentum, which steps from where they met last (Douillard and others 2023).
+LocalSGD  Each parameter becomes its average over all ranks (Stich 2018; with a warm-up: Lin and others 2018).
+DiLoCo    An outer optimizer steps from the parameters of the last synchronization. Its gradient is the change since
+          then, averaged over all ranks (Douillard and others 2023). It is usually SGD with Nesterov momentum.
 
-The model may be wrapped by our DDP, by torch's, or by nothing, and is then never synchronized in between; without a
-wrapper, ranks must begin with the same parameters.
+The model may be wrapped in our DDP or in torch's. Without a wrapper, gradients are never averaged, also not during the
+warm-up, and the ranks must start with the same parameters.
 """
 
 from __future__ import annotations
@@ -37,18 +37,21 @@ if TYPE_CHECKING:
 
 
 def is_local(step: int, warmup: int) -> bool:
-    """Whether the gradients of this step, the first is 0, stay on their rank."""
+    """Whether the gradients of this step stay on their rank; steps are counted from 0."""
     return step >= warmup
 
 
 def is_due(steps: int, every: int, warmup: int) -> bool:
-    """Whether ranks meet, now that so many steps are done."""
+    """Whether the ranks synchronize after this number of completed steps."""
     return steps > warmup and (steps - warmup) % every == 0
 
 
 class LocalSGD:
-    """`buffers`: whether buffers of floating point, like running means, are averaged along. They are not sent
-    between ranks while these train by themselves."""
+    """Local SGD: average the parameters after every `every` steps.
+
+    `buffers`: whether to average floating-point buffers, such as running means, as well. They are never broadcast
+    while the ranks train alone.
+    """
 
     def __init__(
         self,
@@ -60,9 +63,9 @@ class LocalSGD:
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
         if every < 1:
-            raise ValueError(f"every={every}: ranks meet after one step at least")
+            raise ValueError(f"invalid every={every}: not a positive number of steps. Use 1 or more")
         if warmup < 0:
-            raise ValueError(f"warmup={warmup}: give a number of steps, 0 for none")
+            raise ValueError(f"invalid warmup={warmup}: negative. Use a number of steps, or 0 for no warm-up")
         self.model = model
         self.every = every
         self.warmup = warmup
@@ -72,14 +75,14 @@ class LocalSGD:
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
-        """Around forward, backward and the optimizer's step. A step that raises is not counted."""
+        """Run forward, backward and the optimizer's step inside this context. A step that raises is not counted."""
         with self._gradients():
             yield
         self.steps += 1
         if is_due(self.steps, self.every, self.warmup):
             self.meet()
         elif self.steps == self.warmup:
-            self._warm()
+            self._end_warmup()
 
     def _gradients(self) -> contextlib.AbstractContextManager[Any]:
         no_sync = getattr(self.model, "no_sync", None)
@@ -90,12 +93,12 @@ class LocalSGD:
 
     @torch.no_grad()
     def meet(self) -> None:
-        """All ranks call it. By itself where they are to agree now, before the model is saved, for instance."""
+        """Synchronize the ranks now, for example before the model is saved. All ranks must call it."""
         self._average(self._parameters())
         self._average_buffers()
 
-    def _warm(self) -> None:
-        """The warm-up is over; the parameters are the same on all ranks."""
+    def _end_warmup(self) -> None:
+        """Called when the warm-up ends, while the parameters are the same on all ranks."""
 
     def _parameters(self) -> list[torch.Tensor]:
         return [p.detach() for p in self.model.parameters() if p.requires_grad]
@@ -106,23 +109,23 @@ class LocalSGD:
 
     @explained("the averaging of parameters")
     def _average(self, tensors: Sequence[torch.Tensor]) -> None:
-        """In place. One collective for each kind of tensors, all under way at once."""
+        """Average in place, with one concurrent collective per dtype and device."""
         kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
         for tensor in tensors:
             kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
-        under_way = []
-        for alike in kinds.values():
-            flat = torch.cat([tensor.reshape(-1) for tensor in alike])
+        pending = []
+        for members in kinds.values():
+            flat = torch.cat([tensor.reshape(-1) for tensor in members])
             flat.div_(dist.get_world_size(self.process_group))
-            under_way.append((alike, flat, dist.all_reduce(flat, group=self.process_group, async_op=True)))
-        for alike, flat, work in under_way:
+            pending.append((members, flat, dist.all_reduce(flat, group=self.process_group, async_op=True)))
+        for members, flat, work in pending:
             work.wait()
-            averages = torch.split(flat, [tensor.numel() for tensor in alike])
-            for tensor, average in zip(alike, averages, strict=True):
+            averages = torch.split(flat, [tensor.numel() for tensor in members])
+            for tensor, average in zip(members, averages, strict=True):
                 tensor.copy_(average.view(tensor.shape))
 
     def state_dict(self) -> dict[str, Any]:
-        """To be saved with the model, right after the ranks have met, or by each rank with its own model."""
+        """Save it with the model right after a synchronization, or on each rank with that rank's own model."""
         return {"steps": self.steps}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
@@ -130,8 +133,11 @@ class LocalSGD:
 
 
 class DiLoCo(LocalSGD):
-    """`outer`: makes the outer optimizer of the parameters that it is given, for instance
-    `lambda parameters: torch.optim.SGD(parameters, lr=0.7, momentum=0.9, nesterov=True)`."""
+    """DiLoCo: an outer optimizer steps after every `every` steps.
+
+    `outer`: a function that creates the outer optimizer for the parameters it receives, for example
+    `lambda parameters: torch.optim.SGD(parameters, lr=0.7, momentum=0.9, nesterov=True)`.
+    """
 
     def __init__(
         self,
@@ -147,21 +153,18 @@ class DiLoCo(LocalSGD):
         self._anchors = [parameter.clone() for parameter in self._parameters()]
         self.outer = outer(self._anchors)
 
-    def _warm(self) -> None:
-        self._take_over()
-
-    def _take_over(self) -> None:
+    def _end_warmup(self) -> None:
         for anchor, parameter in zip(self._anchors, self._parameters(), strict=True):
             anchor.copy_(parameter)
 
     @torch.no_grad()
     def meet(self) -> None:
         if self.steps < self.warmup:
-            super().meet()  # nobody has moved alone yet
+            super().meet()  # the ranks have not trained alone yet
             return
-        moved = [a - p for a, p in zip(self._anchors, self._parameters(), strict=True)]
-        self._average(moved)
-        for anchor, gradient in zip(self._anchors, moved, strict=True):
+        changes = [a - p for a, p in zip(self._anchors, self._parameters(), strict=True)]
+        self._average(changes)
+        for anchor, gradient in zip(self._anchors, changes, strict=True):
             anchor.grad = gradient
         self.outer.step()
         self.outer.zero_grad()
@@ -179,14 +182,17 @@ class DiLoCo(LocalSGD):
         named = [name for name, _ in self._named()]
         if sorted(named) != sorted(saved["anchors"]):
             odd = sorted(set(named) ^ set(saved["anchors"]))[0]
-            raise ValueError(f"the saved state is of another model: {odd!r} is only in one of the two")
+            raise ValueError(
+                f"cannot load the state of DiLoCo: it was saved for another model. Only one of the two has the "
+                f"parameter {odd!r}. Load the state of the same model"
+            )
         super().load_state_dict(saved)
         for name, anchor in zip(named, self._anchors, strict=True):
             anchor.copy_(saved["anchors"][name])
         self.outer.load_state_dict(saved["outer"])
 
     def _named(self) -> list[tuple[str, torch.Tensor]]:
-        """By the names without a wrapper."""
+        """Parameters by their names in the unwrapped model."""
         return [
             (name.removeprefix("module."), p) for name, p in self.model.named_parameters() if p.requires_grad
         ]

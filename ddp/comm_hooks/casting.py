@@ -1,6 +1,6 @@
-"""Gradients of half the size on their way: as float16, or as bfloat16, which has the range of float32.
+"""Send gradients at half their size: as float16, or as bfloat16, which has the range of float32.
 
-They are divided by the number of ranks before they are cast, so that a sum overflows no sooner than a gradient does.
+Gradients are divided by the number of ranks before the cast. So the sum does not overflow unless a gradient does.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ def bf16(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
 
 
 def fp16_around(hook: Hook) -> Hook:
-    """The hook is given float16, and what it gives back is cast again."""
+    """Run `hook` on a float16 copy of the bucket, and cast its result back."""
     return _around(torch.float16, "fp16_around", hook)
 
 

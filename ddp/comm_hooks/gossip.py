@@ -1,8 +1,8 @@
-"""GossipGraD (Daily and others 2018): with each step a rank averages its gradients with one partner only.
+"""GossipGraD (Daily and others 2018): in each step a rank averages its gradients with one partner only.
 
-What a step costs does not grow with the number of ranks; a gradient has reached all of them after about log2(ranks)
-steps. The order of the ranks is shuffled after each such round, the same everywhere. Replicas are not the same any
-more, only near each other: average the parameters now and then (`ddp.averaging`), and before they are saved.
+The cost of a step does not grow with the number of ranks. A gradient reaches all ranks after about log2(ranks) steps.
+After each such cycle all ranks shuffle the order of the ranks in the same way. The replicas are no longer identical,
+only similar. So average the parameters every few steps (`ddp.averaging`), and before you save them.
 """
 
 import random
@@ -19,9 +19,9 @@ from ddp.comm_hooks.staged import Stages
 
 class Topology(Enum):
     DISSEMINATION = (
-        "dissemination"  # in turn 1, 2, 4, ... places further: sends to one rank, hears from another
+        "dissemination"  # distances 1, 2, 4, ... in turn: a rank sends to one rank and receives from another
     )
-    CUBE = "cube"  # pairs that exchange; the number of ranks is a power of two
+    CUBE = "cube"  # pairs of ranks exchange gradients; needs a power of two of ranks
 
 
 class Gossip(Resumable):
@@ -37,15 +37,13 @@ class Gossip(Resumable):
         self.seed = seed
 
     def partners(self) -> tuple[int, int]:
-        """In this step, in terms of the group's ranks: to whom, and from whom."""
+        """The rank to send to and the rank to receive from in this step, numbered within the group."""
         return partners(self.topology, self.group.size(), self.group.rank(), self.step, self.seed)
 
 
 def partners(topology: Topology, size: int, rank: int, step: int, seed: int) -> tuple[int, int]:
     if topology is Topology.CUBE and size & (size - 1):
-        raise ValueError(
-            f"the topology 'cube' needs a power of two of ranks, not {size}; use 'dissemination'"
-        )
+        raise ValueError(f"invalid topology 'cube' for {size} ranks: not a power of two. Use 'dissemination'")
     stages = max(1, (size - 1).bit_length())
     round_, stage = divmod(step, stages)
     order = list(range(size))

@@ -1,4 +1,4 @@
-"""What a hook remembers of each parameter from step to step, wherever its bucket has gone meanwhile."""
+"""Tensors that a hook keeps for each parameter from step to step, even if parameters move to other buckets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Memory:
         self._kept: MutableMapping[torch.Tensor, torch.Tensor] = WeakIdKeyDictionary()
 
     def get(self, parameter: torch.Tensor, shape: Sequence[int]) -> torch.Tensor | None:
-        """None: nothing is remembered, or it is of another shape, as the parameter is another by now."""
+        """Return the kept tensor; None if there is none, or if its shape is different because the parameter changed."""
         kept = self._kept.get(parameter)
         return kept if kept is not None and kept.shape == torch.Size(shape) else None
 
@@ -24,14 +24,14 @@ class Memory:
         self._kept[parameter] = value
 
     def add_to(self, flat: torch.Tensor, parameters: Sequence[torch.Tensor]) -> None:
-        """`flat`: something of each parameter, side by side. What is remembered is added."""
+        """Add the kept tensors to `flat`, which has one piece for each parameter, in order."""
         for parameter, piece in _pieces(flat, parameters):
             kept = self.get(parameter, piece.shape)
             if kept is not None:
                 piece.add_(kept.to(piece.device))
 
     def keep(self, flat: torch.Tensor, parameters: Sequence[torch.Tensor]) -> None:
-        """An overflow is not remembered: it would come back for ever."""
+        """Keep the pieces of `flat`. NaN and Inf become 0, or they would come back in every later step."""
         flat.nan_to_num_(0.0, 0.0, 0.0)
         for parameter, piece in _pieces(flat, parameters):
             self.put(parameter, piece)
@@ -47,7 +47,8 @@ class Memory:
         known = {_name(name): parameter for name, parameter in module.named_parameters()}
         if unknown := sorted(set(saved) - set(known)):
             raise ValueError(
-                f"the saved state of the communication hook is of another model: this one has no {unknown[0]!r}"
+                f"cannot load the state of the communication hook: it was saved for another model. This model does not "
+                f"have the parameter {unknown[0]!r}. Load the state of the same model"
             )
         self._kept = WeakIdKeyDictionary()
         for name, value in saved.items():
@@ -66,5 +67,5 @@ def _pieces(
 
 
 def _name(name: str) -> str:
-    """The same with and without DDP's wrapper around the module."""
+    """The name of a parameter in the unwrapped module."""
     return name.removeprefix("module.")

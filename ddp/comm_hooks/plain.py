@@ -1,4 +1,4 @@
-"""The plain average, and no average at all; and what every hook asks of a bucket first."""
+"""The plain average, a hook that sends nothing, and the checks that all hooks share."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ NUMBERS = (*FLOATS, torch.complex64, torch.complex128)
 
 
 def all_reduce(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """The average, as without a hook. To put another hook around."""
+    """Average as without a hook. Wrap another hook around it, for example `fp16_around`."""
     buffer = accepted(bucket, "all_reduce", NUMBERS)
     group = group_of(state)
     work = dist.all_reduce(buffer.div_(group.size()), group=group, async_op=True)
@@ -20,7 +20,7 @@ def all_reduce(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Ten
 
 
 def noop(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Sends nothing: gradients stay local and replicas drift apart. To measure what communication costs."""
+    """Send nothing, to measure the cost of communication. Gradients stay local, so the replicas diverge."""
     return completed(bucket.buffer())
 
 
@@ -28,7 +28,8 @@ def group_of(state: Any) -> dist.ProcessGroup:
     group = dist.group.WORLD if state is None else state
     if not isinstance(group, dist.ProcessGroup):
         raise TypeError(
-            f"the state of this hook is a process group, or None for the default one, not {type(group).__name__}"
+            f"invalid state of this communication hook: {type(group).__name__} is not a process group. "
+            "Use a process group, or None for the default group"
         )
     return group
 
@@ -40,30 +41,30 @@ def completed(tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
 
 
 def future_for(tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-    """A future that knows on which device the tensor lies that it will hold."""
+    """A future for a tensor on this tensor's device."""
     devices: list[int | str | torch.device] = [] if tensor.device.type == "cpu" else [tensor.device]
     return torch.futures.Future(devices=devices)
 
 
 def accepted(bucket: GradBucket, hook: str, dtypes: tuple[torch.dtype, ...] = FLOATS) -> torch.Tensor:
-    """The bucket's buffer, if the hook can do anything with it. All ranks have the same buckets, and all raise."""
+    """Return the bucket's buffer if the hook supports it. All ranks have the same buckets, so all of them raise."""
     buffer = bucket.buffer()
-    wrong = ""
+    problem = ""
     if buffer.is_sparse:
-        wrong = "has a sparse gradient"
+        problem = "its gradient is sparse"
     elif buffer.dtype not in dtypes:
-        wrong = f"is of {buffer.dtype}"
-    if not wrong:
+        problem = f"its dtype is {buffer.dtype}"
+    if not problem:
         return buffer
     raise TypeError(
-        f"the communication hook {hook} cannot average {described(bucket)}, which {wrong}: it takes dense gradients "
-        f"of {', '.join(str(dtype).removeprefix('torch.') for dtype in dtypes)}. Use another hook, or keep such "
-        "parameters away from DDP with DistributedDataParallel.ignore_parameters_and_buffers()"
+        f"the communication hook {hook} cannot average {describe(bucket)}: {problem}. It supports dense gradients "
+        f"of {', '.join(str(dtype).removeprefix('torch.') for dtype in dtypes)}. Use another hook, or exclude such "
+        "parameters from DDP with DistributedDataParallel.ignore_parameters_and_buffers()"
     )
 
 
-def described(bucket: GradBucket) -> str:
-    """The first parameter of a bucket, by its name if the bucket knows it; torch's own does not."""
+def describe(bucket: GradBucket) -> str:
+    """Name the first parameter of a bucket, or give its shape: torch's own buckets do not know names."""
     names: list[str] = getattr(bucket, "names", list)()
     if names:
         return f"the parameter {names[0]!r}"

@@ -1,8 +1,8 @@
-"""PowerSGD (Vogels, Karimireddy, Jaggi 2019): a gradient matrix M travels as two thin factors, M ~ P Q'.
+"""PowerSGD (Vogels, Karimireddy, Jaggi 2019): send a gradient matrix M as two thin factors, M ~ P Q'.
 
-One step of subspace iteration: P = mean of M Q over the ranks, made orthonormal; Q = mean of M' P; the average is
-P Q'. Q is taken up again in the next step, which makes the approximation follow the gradients. What M lost is added
-to the next gradient. Vectors, and matrices that are too small to gain from it, travel as they are, with P.
+Each step does one step of subspace iteration: P = mean of M Q over the ranks, orthonormalized; Q = mean of M' P. The
+average is P Q'. The next step starts from this Q, so the approximation follows the gradients. The approximation error
+is added to the next gradient. Vectors, and matrices that are too small to gain from this, are sent uncompressed with P.
 """
 
 import torch
@@ -18,9 +18,12 @@ _WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 
 class PowerSGD(Resumable):
-    """`rank`: columns of the factors. `start_step`: how many steps to average as usual first: early gradients are no
-    matrices of low rank. `min_compression`: a matrix is compressed if that makes it smaller by more than this
-    factor. `warm_start`: begin with the factors of the step before."""
+    """State of `power_sgd`.
+
+    `rank`: columns of the factors. `start_step`: how many steps to average without compression first, because early
+    gradients are not of low rank. `min_compression`: compress a matrix only if this makes it smaller by more than this
+    factor. `warm_start`: start from the factors of the previous step.
+    """
 
     def __init__(
         self,
@@ -35,9 +38,11 @@ class PowerSGD(Resumable):
     ) -> None:
         super().__init__(process_group)
         if rank < 1:
-            raise ValueError(f"rank={rank}: the factors have one column at least")
+            raise ValueError(f"invalid rank={rank}: not a positive number of columns. Use 1 or more")
         if start_step < 0:
-            raise ValueError(f"start_step={start_step}: give the number of steps to wait, 0 for none")
+            raise ValueError(
+                f"invalid start_step={start_step}: negative. Use 0 to compress from the first step"
+            )
         self.rank = rank
         self.start_step = start_step
         self.min_compression = min_compression
@@ -83,32 +88,32 @@ def _compressed(state: PowerSGD, buffer: torch.Tensor, parameters: list[torch.Te
     whole = [pieces[i] for i in range(len(pieces)) if i not in set(thin)]
 
     q = _first_factors(state, [parameters[i] for i in thin], matrices, index)
-    first = _side_by_side([*whole, *(m @ each for m, each in zip(matrices, q, strict=True))], gradient).div_(
+    first = _concatenate([*whole, *(m @ each for m, each in zip(matrices, q, strict=True))], gradient).div_(
         size
     )
     yield [dist.all_reduce(first, group=state.group, async_op=True)]
 
     shapes = [(m.shape[0], each.shape[1]) for m, each in zip(matrices, q, strict=True)]
-    averages = _apart(first, [*(piece.shape for piece in whole), *shapes])
+    averages = _split(first, [*(piece.shape for piece in whole), *shapes])
     p = [torch.linalg.qr(each).Q for each in averages[len(whole) :]]
-    second = _side_by_side([m.T @ each for m, each in zip(matrices, p, strict=True)], gradient).div_(size)
+    second = _concatenate([m.T @ each for m, each in zip(matrices, p, strict=True)], gradient).div_(size)
     if matrices:
         yield [dist.all_reduce(second, group=state.group, async_op=True)]
 
-    q = _apart(second, [each.shape for each in q])
+    q = _split(second, [each.shape for each in q])
     average = torch.empty_like(gradient)
     into = torch.split(average, [parameter.numel() for parameter in parameters])
     for i, left, right in zip(thin, p, q, strict=True):
         torch.mm(left, right.T, out=into[i].view(left.shape[0], -1))
         state.factors.put(parameters[i], right.clone())
-    _keep_the_loss(state, gradient, into, thin, parameters)
+    _keep_errors(state, gradient, into, thin, parameters)
     for i, value in zip([i for i in range(len(pieces)) if i not in set(thin)], averages, strict=False):
         into[i].copy_(value)
     buffer[:numel].copy_(average)
     return buffer
 
 
-def _keep_the_loss(
+def _keep_errors(
     state: PowerSGD,
     gradient: torch.Tensor,
     approximations: tuple[torch.Tensor, ...],
@@ -125,22 +130,22 @@ def _keep_the_loss(
 def _first_factors(
     state: PowerSGD, parameters: list[torch.Tensor], matrices: list[torch.Tensor], index: int
 ) -> list[torch.Tensor]:
-    """The same on all ranks: what they had in the step before, or random numbers of one seed."""
+    """The factors of the previous step, or random numbers from one seed: the same on all ranks."""
     source = torch.Generator().manual_seed(state.seed + 1_000_003 * state.step + 7_919 * index)
-    made = []
+    factors = []
     for parameter, matrix in zip(parameters, matrices, strict=True):
         shape = (matrix.shape[1], min(state.rank, *matrix.shape))
         kept = state.factors.get(parameter, shape) if state.warm_start else None
         if kept is None or not bool(kept.isfinite().all()):
             kept = torch.randn(shape, generator=source, dtype=matrix.dtype)
-        made.append(kept.to(matrix.device, matrix.dtype))
-    return made
+        factors.append(kept.to(matrix.device, matrix.dtype))
+    return factors
 
 
-def _side_by_side(tensors: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+def _concatenate(tensors: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
     return torch.cat([tensor.reshape(-1) for tensor in tensors]) if tensors else like.new_empty(0)
 
 
-def _apart(flat: torch.Tensor, shapes: list[torch.Size | tuple[int, int]]) -> list[torch.Tensor]:
+def _split(flat: torch.Tensor, shapes: list[torch.Size | tuple[int, int]]) -> list[torch.Tensor]:
     sizes = [torch.Size(shape).numel() for shape in shapes]
     return [piece.view(shape) for piece, shape in zip(torch.split(flat, sizes), shapes, strict=True)]

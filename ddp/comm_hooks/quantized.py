@@ -1,11 +1,12 @@
-"""Gradients as eight-bit numbers with a common scale, both ways.
+"""Send gradients as 8-bit numbers with a common scale, in both directions.
 
-Each rank averages one slice: it is sent that slice by all ranks, adds it up at full precision, quantizes the average,
-and sends it to all. So every element travels as one byte twice, however many ranks there are, and all ranks end up
-with the same bits.
+Each rank averages one slice. It receives this slice from all ranks, averages it in full precision, quantizes the result
+and sends it to all ranks. So each element is sent twice as one byte, for any number of ranks. All ranks get the same
+bits.
 
-The scale is of a whole message, or, finer, of each chunk of a given number of elements. With error feedback a rank
-remembers what its message lost, and for its own slice also what the average lost, which only it knows.
+A scale applies to a whole message, or, more precisely, to each chunk of a given number of elements. With error feedback
+a rank remembers the rounding error of its message. For its own slice it also remembers the rounding error of the
+average, which no other rank knows.
 """
 
 import torch
@@ -22,7 +23,7 @@ _SCALE_BYTES = 4
 
 
 class Quantized(Resumable):
-    """`chunk`: how many elements have a scale in common; None: all of a bucket."""
+    """State of `quantized`. `chunk`: how many elements share a scale; None: one scale per message."""
 
     def __init__(
         self,
@@ -33,7 +34,9 @@ class Quantized(Resumable):
     ) -> None:
         super().__init__(process_group)
         if chunk is not None and chunk < 8:
-            raise ValueError(f"chunk={chunk}: a scale takes four bytes; give it eight elements at least")
+            raise ValueError(
+                f"invalid chunk={chunk}: too small for a scale of 4 bytes. Use 8 elements or more"
+            )
         self.chunk = chunk
         self.error_feedback = error_feedback
 
@@ -63,7 +66,7 @@ def _stages(state: Quantized, buffer: torch.Tensor, parameters: list[torch.Tenso
 
     if state.error_feedback:
         slices.sub_(_unpacked(sent, chunks, chunk))
-        # The others lost this too: of their part in the average, all of it is ours to make good.
+        # All ranks lose this rounding error of the average, and only we can compensate for it: hence times `size`.
         slices[me].add_((average - _unpacked(mine, chunks, chunk))[0], alpha=size)
         state.errors.keep(gradient.clone(), parameters)
     averages = _unpacked(everything.view(size, -1), chunks, chunk)
@@ -72,7 +75,7 @@ def _stages(state: Quantized, buffer: torch.Tensor, parameters: list[torch.Tenso
 
 
 def _cut(numel: int, size: int, chunk: int | None) -> tuple[int, int]:
-    """How many chunks a rank's slice has, and how many elements a chunk; both the same for all ranks."""
+    """Return the number of chunks in a rank's slice and of elements in a chunk; both are the same on all ranks."""
     each = -(-numel // size)
     if chunk is None or chunk > each:
         chunk = max(1, each)
@@ -81,12 +84,12 @@ def _cut(numel: int, size: int, chunk: int | None) -> tuple[int, int]:
 
 
 def _packed(values: torch.Tensor, whole: bool) -> torch.Tensor:
-    """(messages, chunks, elements) -> one row of bytes for each message: its scales, then its elements."""
+    """Pack (messages, chunks, elements) into one row of bytes for each message: its scales, then its elements."""
     largest = values.abs().amax(-1, keepdim=True)
     if whole:
         largest = largest.amax().expand_as(largest)
     scale = (largest / _LARGEST).contiguous()
-    # A scale that is not finite makes all that it stands for so, as it should: an overflow must be seen.
+    # A scale of NaN or Inf makes its whole chunk NaN or Inf. That is intended: an overflow must stay visible.
     levels = (values / scale.clamp(min=torch.finfo(torch.float32).tiny)).nan_to_num(1.0).round()
     levels = levels.clamp(-_LARGEST, _LARGEST).to(torch.int8)
     rows = values.shape[0]

@@ -1,4 +1,4 @@
-"""What hooks with a state have in common: a group, a count of steps, and a memory, to be saved and loaded."""
+"""The base of hooks with a state: a group, a step count, and a memory that can be saved and loaded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Resumable:
-    """`process_group`: None is the default group. A pickle leaves it out: set it again if it is another."""
+    """`process_group`: None means the default group. A pickle omits it: set it again if you use another."""
 
     def __init__(self, process_group: dist.ProcessGroup | None = None) -> None:
         self.process_group = process_group
@@ -30,11 +30,11 @@ class Resumable:
     @property
     def group(self) -> dist.ProcessGroup:
         group = self.process_group or dist.group.WORLD
-        assert group is not None, "there is no process group: call ddp.init() first"
+        assert group is not None, "no process group exists: call ddp.init() first"
         return group
 
     def run(self, bucket: GradBucket, stages: Stages) -> torch.futures.Future[torch.Tensor]:
-        """What `stages` does at its start, it does in the step that is now; the next bucket 0 is of the next step."""
+        """Start the stages of a bucket. The last bucket of a backward ends the step."""
         future = self._staged.add(bucket, stages)
         if bucket.is_last():
             self.step += 1
@@ -44,7 +44,7 @@ class Resumable:
         return {"errors": self.errors}
 
     def state_dict(self, module: torch.nn.Module) -> dict[str, Any]:
-        """Of this rank: ranks make different errors. `module`: the model, or its wrapper."""
+        """Save the memory of this rank, which differs between ranks. `module`: the model, or its wrapper."""
         saved = {what: memory.state_dict(module) for what, memory in self._memories().items()}
         return {"step": self.step, **saved}
 

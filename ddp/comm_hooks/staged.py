@@ -1,10 +1,10 @@
-"""Hooks that need one collective after another, in one order on all ranks.
+"""Hooks that need several collectives in turn, in the same order on all ranks.
 
-A collective that is launched when another one is done is launched by whichever thread notices: on one rank before the
-first collective of the next bucket, on another after. Backends that match collectives by their order then add up what
-does not belong together. So nothing is launched by a callback here. A hook is a generator that yields what it waits
-for; with each new bucket, each bucket that is under way is taken one stage further, and with the last bucket all of
-them to their end. A stage has thus the time between two buckets to be transferred while the backward goes on.
+If a callback launched the second collective of a bucket when the first one completes, the order would depend on timing:
+before the next bucket's first collective on one rank, after it on another. Backends that match collectives by their
+order would then combine unrelated data. So no callback launches anything here. A hook is a generator that yields the
+work it waits for. Each new bucket advances all pending buckets by one stage, and the last bucket advances all of them
+to their end. So a stage can transfer its data between two buckets, while the backward continues.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from ddp.comm_hooks.plain import future_for
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket
 
-# Yields what can be waited for, in the end the average. Whoever writes such a function names this type at run time.
+# Yields objects with wait(), and returns the average. Hooks use this type at run time, in their annotations.
 Stages = Generator[Sequence[Any], None, torch.Tensor]
 
 
 class Staged:
     def __init__(self) -> None:
-        self._under_way: list[_Run] = []
+        self._pending: list[_Run] = []
 
     def add(self, bucket: GradBucket, stages: Stages) -> torch.futures.Future[torch.Tensor]:
         if bucket.index() == 0:
-            self._under_way.clear()  # of a backward that raised
+            self._pending.clear()  # left over from a backward that raised
         run = _Run(stages, future_for(bucket.buffer()))
-        earlier = [*self._under_way]
-        self._under_way.append(run)
+        earlier = [*self._pending]
+        self._pending.append(run)
         self._advance([run, *earlier])
-        while bucket.is_last() and self._under_way:
-            self._advance([*self._under_way])
+        while bucket.is_last() and self._pending:
+            self._advance([*self._pending])
         return run.future
 
     def _advance(self, runs: Sequence[_Run]) -> None:
         for run in runs:
             if run.advance():
-                self._under_way.remove(run)
+                self._pending.remove(run)
 
     def __reduce__(self) -> tuple[type[Staged], tuple[()]]:
-        return Staged, ()  # what is under way belongs to a backward, not to a pickle
+        return Staged, ()  # pending buckets belong to a backward and are not pickled
 
 
 class _Run:
@@ -54,7 +54,7 @@ class _Run:
         self._awaited: Sequence[Any] = ()
 
     def advance(self) -> bool:
-        """Whether that was the last stage."""
+        """Run the next stage; return whether it was the last one."""
         for work in self._awaited:
             work.wait()
         try:

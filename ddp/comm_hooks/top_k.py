@@ -1,7 +1,7 @@
-"""Only the largest elements of a gradient travel; the others wait, added up, until they are large enough.
+"""Send only the largest elements of a gradient; the others accumulate until they are large enough.
 
-Each rank sends the places and values of its own largest elements to all. That is less than an all-reduce as long as
-the share is small: a chosen element takes 8 bytes (float32) from each rank to each rank.
+Each rank sends the indices and values of its own largest elements to all ranks. If the share is small, this sends less
+than an all-reduce: each selected element takes 8 bytes (float32) from each rank to each other rank.
 """
 
 import math
@@ -17,7 +17,7 @@ from ddp.groups.single_tensor import all_gather
 
 
 class TopK(Resumable):
-    """`share`: of a bucket's elements, how many travel. Without error feedback the others are lost."""
+    """State of `top_k`. `share`: the share of a bucket's elements to send. Without error feedback the rest is lost."""
 
     def __init__(
         self,
@@ -28,7 +28,9 @@ class TopK(Resumable):
     ) -> None:
         super().__init__(process_group)
         if not 0 < share <= 1:
-            raise ValueError(f"share={share}: give a share of the elements, above 0 and at most 1")
+            raise ValueError(
+                f"invalid share={share}: not a share of the elements. Use more than 0 and at most 1"
+            )
         self.share = share
         self.error_feedback = error_feedback
 
@@ -58,7 +60,7 @@ def _stages(state: TopK, buffer: torch.Tensor, parameters: list[torch.Tensor]) -
         gradient[places] = 0
         state.errors.keep(gradient, parameters)
     average = buffer[:numel].zero_()
-    # Rank after rank, so that the sum has one order everywhere; no place occurs twice in one rank's message.
+    # Rank by rank, so that all ranks add in the same order. An index occurs only once in the message of a rank.
     for some, there in zip(all_values.chunk(size), all_places.chunk(size), strict=True):
         average.index_add_(0, there.long(), some)
     average.div_(size)

@@ -1,1 +1,1 @@
-"""What observes or tunes the reducer: traces, numerical checks, and the search for a bucket size."""
+"""Tools that observe or tune the reducer: traces, numerical checks, and the search for bucket sizes."""

@@ -1,4 +1,4 @@
-"""Who stands between the reducer and what carries its buckets, and sees each of them go."""
+"""The base of all diagnostics: an observer between the reducer and the object that sends its buckets."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from ddp.reducer.reducer import Reducer
 
 
-class Onlooker:
-    """Between the reducer and what carries its buckets; there may be several, each behind the other."""
+class BucketObserver:
+    """See each bucket on its way from the reducer to its sender. Several observers form a chain."""
 
     def __init__(self, reducer: Reducer) -> None:
         self.reducer = reducer
@@ -35,7 +35,7 @@ class Onlooker:
         before._next = self._next
 
     def mark(self, name: str) -> None:
-        """A stage of the step begins or ends."""
+        """Called when a stage of the step begins or ends."""
 
     def gather(self, number: int, start: int, end: int, before: Sequence[Any] | None) -> None:
         self._next.gather(number, start, end, before)

@@ -1,10 +1,10 @@
-"""Which bucket sizes are worth a trial, and which is kept: what was measured in the first steps -> plans.
+"""Choose bucket sizes: from measurements of the first steps to the plans worth a trial, and to the plan to keep. Pure.
 
-The model is simple, and is only asked which plans to try. Gradients arrive at known times; a bucket is ready with its
-last one; collectives run one after the other, each for as long as the cost curve says. What is still under way when
-the backward has computed its last gradient is exposed, and is to be small. Every bucket also costs the computing
-thread a little. Where ranks share processors, a prediction like this is a hope: so what it likes best is tried beside
-the default, in turns, and kept only if the slowest rank is faster with it.
+A simple model selects the plans to try. Each gradient arrives at a known time. A bucket is ready when its last gradient
+has arrived. Collectives run one after another, and the cost curve gives the duration of each. Communication that
+continues after the last gradient has been computed is exposed; the search minimizes it. Each bucket also costs the
+computing thread some time. If ranks share processors, such a prediction is unreliable. So the best candidates run in
+turns with the default plan, and one is kept only if it makes the slowest rank faster.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ if TYPE_CHECKING:
 
     from ddp.reducer.plan import BucketPlan, ParameterFacts, Transport
 
-# What a bucket costs the thread that computes gradients: hooks and the call that launches.
+# The time that each bucket costs the thread that computes gradients: its hooks and its launch.
 BUCKET_OVERHEAD_S = 40e-6
 CAPS_MIB = (1, 2, 4, 8, 16, 25, 50, 100, 400)
 _FIRST_BYTES = MIB
-# A trial: so many candidates beside the default, so many turns each, of so many steps; the first ones of a turn find
-# new buckets without memory, and do not count.
+# A trial: the number of candidates besides the default, of turns for each, of steps per turn, and of steps at the start
+# of a turn that do not count, because new buckets have to allocate their memory first.
 CANDIDATES = 2
 TURNS = 3
 STEPS = 6
 UNCOUNTED = 2
-# A candidate has to be faster by this much, or the difference is taken for noise.
+# A candidate must be faster by this share; smaller differences count as noise.
 MARGIN = 0.03
 
 
 @dataclass(frozen=True)
 class Curve:
-    """How long an all-reduce of so many bytes takes: measured points, straight lines between and beyond them."""
+    """The duration of an all-reduce as a function of its bytes: measured points, linear between and beyond them."""
 
     points: tuple[tuple[int, float], ...]
 
@@ -49,28 +49,27 @@ class Curve:
 
 
 def sizes_to_measure(total_bytes: int) -> list[int]:
-    """From 16 KiB on, no larger than the whole model nor than 64 MiB."""
-    most = min(max(total_bytes, 1 << 16), 64 * MIB)
-    sizes = [1 << exponent for exponent in range(14, 27, 2) if 1 << exponent < most]
-    return [*sizes, most]
+    """Sizes from 16 KiB up to the size of the model, at most 64 MiB."""
+    largest = min(max(total_bytes, 1 << 16), 64 * MIB)
+    sizes = [1 << exponent for exponent in range(14, 27, 2) if 1 << exponent < largest]
+    return [*sizes, largest]
 
 
 @dataclass(frozen=True)
 class Arrivals:
-    """When the gradient of each parameter was there, and when the last one had been computed, after the start of the
-    backward, in seconds."""
+    """When each gradient arrived, and when all were computed, in seconds after the start of the backward."""
 
     at: tuple[float, ...]
     computed: float
 
 
 def arrivals(steps: Sequence[Sequence[float]], computed: Sequence[float]) -> Arrivals:
-    """Medians of several steps; each names every parameter's time."""
+    """Medians over several steps; each step has a time for every parameter."""
     return Arrivals(tuple(median(times) for times in zip(*steps, strict=True)), median(computed))
 
 
 def exposed(plan: BucketPlan, facts: Sequence[ParameterFacts], seen: Arrivals, curve: Curve) -> float:
-    """For how long communication is predicted to outlast the computing, in seconds."""
+    """Predict how long communication continues after the computation has ended, in seconds."""
     free = 0.0
     for bucket in plan.buckets:
         ready = max(seen.at[i] for i in bucket.members)
@@ -86,7 +85,7 @@ def candidates(
     seen: Arrivals,
     curve: Curve,
 ) -> list[Limits]:
-    """The most promising ones, best first, that make another plan than the default does."""
+    """The most promising limits, best first, whose plan differs from the default plan."""
     known: list[BucketPlan] = [rebuilt_plan(facts, order, default, transport)]
     rated: list[tuple[float, int, Limits]] = []
     for limit in _limits(default):
@@ -107,7 +106,7 @@ def _limits(default: Limits) -> list[Limits]:
 
 @dataclass(frozen=True)
 class Trial:
-    """Plans in turns: 0 is the default. Every rank counts the same steps, hence is in the same place."""
+    """Plans in turns; plan 0 is the default. All ranks count the same steps, so they always agree on the plan."""
 
     plans: int
     step: int = 0
@@ -118,7 +117,7 @@ class Trial:
 
     @property
     def counts(self) -> bool:
-        """Whether the step that comes is one of those that are timed."""
+        """Whether the next step is timed."""
         return self.step % STEPS >= UNCOUNTED
 
     @property
@@ -127,7 +126,7 @@ class Trial:
 
     @property
     def changes(self) -> bool:
-        """Whether the step that comes is the first of a turn."""
+        """Whether the next step is the first one of a turn."""
         return self.step % STEPS == 0
 
     def stepped(self) -> Trial:
@@ -135,9 +134,9 @@ class Trial:
 
 
 def chosen(times: Sequence[Sequence[int]]) -> int:
-    """`times`: of each rank, what a step took with each plan. -> the plan to keep; 0 is the default.
+    """Return the plan to keep; 0 is the default. `times`: for each rank, the duration of a step with each plan.
 
-    The ranks wait for each other: the slowest one says how long a step takes.
+    Ranks wait for each other, so the slowest rank determines the duration of a step.
     """
     slowest = [max(of_rank[plan] for of_rank in times) for plan in range(len(times[0]))]
     best = min(range(len(slowest)), key=lambda plan: (slowest[plan], plan))

@@ -1,18 +1,19 @@
-"""`ddp.check_numerics`: gradients that are not finite, and replicas that drift apart, named when it happens.
+"""`ddp.check_numerics`: report non-finite gradients and diverging replicas in the step in which they occur.
 
     ddp.check_numerics(model)                                   # NaN and Inf, in every averaged step
-    ddp.check_numerics(model, replicas_every=100)               # and whether all ranks still hold the same parameters
+    ddp.check_numerics(model, replicas_every=100)               # and that all ranks have the same parameters
     ddp.check_numerics(model, scaler=scaler)                    # with a torch.amp.GradScaler
 
-An average hides where a NaN came from: one rank's spoils all. So each rank looks at its own gradients when a bucket is
-about to go, and at the end of the backward the ranks tell each other, one number each, whether they saw something. If
-somebody did, all of them raise `NumericsError` at the same step with the same text: the ranks, and on each of them the
-parameter whose gradient came first. Copies of the parameters are compared by a number made of each one's bytes.
+"Non-finite" means NaN or Inf. After averaging, a NaN of one rank is a NaN on all ranks, and its source is lost. So each
+rank checks its own gradients before a bucket is sent. At the end of the backward the ranks exchange one number each. If
+any rank found a non-finite gradient, all ranks raise `NumericsError` in the same step with the same text. It names the
+ranks, and for each of them the parameter whose gradient arrived first. Replicas are compared by a hash of each
+parameter's bytes.
 
-A scaler makes gradients overflow on purpose while it looks for its scale, and skips such a step by itself. With
-`scaler=`, what is not finite is left to it until its scale is down to 1: then it is not the scale.
+A GradScaler makes gradients overflow on purpose while it searches for its scale, and skips such steps itself. With
+`scaler=`, the check ignores non-finite gradients until the scale is down to 1. Then the scale is not the cause.
 
-Off, it costs nothing: it looks on as `ddp.trace` does, and the reducer talks to its buckets directly when nobody does.
+If it is off, it costs nothing: like `ddp.trace`, it is an observer that is inserted only while it is needed.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ import torch
 import torch.distributed as dist
 
 from ddp.diagnostics import numerics_report
-from ddp.diagnostics.bucket_observer import Onlooker
-from ddp.diagnostics.numerics_report import Finding
+from ddp.diagnostics.bucket_observer import BucketObserver
+from ddp.diagnostics.numerics_report import RankReport
 from ddp.reducer.torch_reducer import reducer_of
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("ddp")
 VARIABLE = "DDP_CHECK_NUMERICS"
-_PIECE = 1 << 18  # words that are looked at together: bounds what a comparison takes of memory
+_PIECE = 1 << 18  # words that are hashed together: limits the memory that a comparison needs
 _WORD = 8  # bytes
 _MULTIPLIER = 0x9E3779B1
 _NAN = 2
@@ -51,14 +52,14 @@ class NumericsError(RuntimeError):
 
 
 class Scaler(Protocol):
-    """What is asked of a torch.amp.GradScaler."""
+    """The methods of torch.amp.GradScaler that are used here."""
 
     def is_enabled(self) -> bool: ...
     def get_scale(self) -> float: ...
 
 
-class NumericsCheck(Onlooker):
-    """Looks on until `end()`; also a context."""
+class NumericsCheck(BucketObserver):
+    """A check that runs until `end()`; also a context manager."""
 
     def __init__(
         self,
@@ -75,7 +76,7 @@ class NumericsCheck(Onlooker):
         self._nan, self._every, self._scaler = nan, replicas_every, scaler
         self._rounds = 0
         self._joining = False
-        self._told_of_join = False
+        self._warned_of_join = False
         self._seen: list[tuple[Sequence[int], torch.Tensor]] = []
 
     def begin(self) -> None:
@@ -109,21 +110,23 @@ class NumericsCheck(Onlooker):
         seen, self._seen = self._seen, []
         joining, self._joining = self._joining, False
         if joining:
-            return self._stand_off()
+            return self._warn_of_join()
         self._rounds += 1
         if self._nan:
             self._compare_gradients(seen)
         if self._every and self._rounds % self._every == 0:
             self._compare_replicas()
 
-    def _stand_off(self) -> None:
-        if not self._told_of_join:
-            self._told_of_join = True
-            _log.warning("numerics are not checked in a join: ranks without input have no step to look at")
+    def _warn_of_join(self) -> None:
+        if not self._warned_of_join:
+            self._warned_of_join = True
+            _log.warning(
+                "ddp.check_numerics skips steps inside join(), because ranks without input have no step"
+            )
 
     def _compare_gradients(self, seen: Sequence[tuple[Sequence[int], torch.Tensor]]) -> None:
         sending = self.reducer.sending
-        # Where nothing was sent there is nothing to tell, but the others wait for a word.
+        # A rank that sent nothing has found nothing, but it must take part in the collective.
         kinds = torch.cat([kinds for _, kinds in seen] or [torch.zeros(1, device=sending.device)]).to(
             torch.int32
         )
@@ -139,22 +142,22 @@ class NumericsCheck(Onlooker):
         if any(row[3] for row in rows):
             return
         found = [
-            Finding(dist.get_global_rank(sending.group, i), row[0], bool(row[1]), row[2])
+            RankReport(dist.get_global_rank(sending.group, i), row[0], bool(row[1]), row[2])
             for i, row in enumerate(rows)
             if row[0] >= 0
         ]
-        raise self._error(numerics_report.of_gradients(found, self.reducer.names, self._rounds))
+        raise self._error(numerics_report.report_gradients(found, self.reducer.names, self._rounds))
 
     def _is_excused(self) -> bool:
         scaler = self._scaler
         return scaler is not None and scaler.is_enabled() and scaler.get_scale() > 1.0
 
     def _compare_replicas(self) -> None:
-        """What is compared went into this step: the optimizer has not seen its gradients yet."""
+        """Compare the parameters that this step started from: the optimizer has not run yet."""
         sending = self.reducer.sending
         named = [pair for pair in self._module.named_parameters() if pair[0] not in self._ignored]
         mine = torch.stack([fingerprint(parameter) for _, parameter in named]).to(sending.device)
-        extremes = torch.stack([mine, ~mine])  # of the complements, the largest is that of the smallest
+        extremes = torch.stack([mine, ~mine])  # the maximum of the complements gives the minimum
         dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=sending.group)
         differs = (extremes[0] != ~extremes[1]).nonzero().flatten().tolist()
         if not differs:
@@ -162,7 +165,7 @@ class NumericsCheck(Onlooker):
         first = differs[0]
         rows = _gathered(sending.group, mine[first : first + 1])
         values = [row[0] for row in rows]
-        text = numerics_report.of_replicas(named[first][0], values, len(differs) - 1, self._rounds)
+        text = numerics_report.report_replicas(named[first][0], values, len(differs) - 1, self._rounds)
         raise self._error(text)
 
     def _error(self, text: str) -> NumericsError:
@@ -170,7 +173,7 @@ class NumericsCheck(Onlooker):
 
 
 def _unfinite(bucket: Any) -> torch.Tensor:
-    """Of each member whether its gradient is finite (0), or what it holds; nothing waits for a device here."""
+    """For each member, 0 if its gradient is finite, else its kind (NaN or Inf), without waiting for the device."""
     payload = bucket.payload
     if payload[0].is_sparse:
         pieces = [payload[0]._values()]
@@ -188,7 +191,7 @@ def _unfinite(bucket: Any) -> torch.Tensor:
 
 
 def _kind(tensor: torch.Tensor) -> int:
-    """One pass, in which a NaN wins over all else; on a CPU several times faster than a norm."""
+    """The kind of the worst element: NaN before Inf. One pass, several times faster on a CPU than a norm."""
     if not tensor.numel():
         return 0
     lowest, highest = torch.aminmax(torch.view_as_real(tensor) if tensor.is_complex() else tensor)
@@ -199,7 +202,7 @@ def _kind(tensor: torch.Tensor) -> int:
 
 
 def fingerprint(parameter: torch.Tensor) -> torch.Tensor:
-    """A number made of all bits of a tensor and of their places, on its device."""
+    """A hash of all bits of a tensor and their positions, computed on its device."""
     flat = parameter.detach().reshape(-1).view(torch.uint8)
     whole = flat.numel() // _WORD * _WORD
     words = flat[:whole]
@@ -218,7 +221,7 @@ def _sizes(count: int) -> list[int]:
 
 @cache
 def _weights(device: torch.device) -> torch.Tensor:
-    """Odd, so that a difference in one word is one in the sum; and unlike those of its neighbours."""
+    """Odd weights, so that a change of one word changes the sum; each differs from its neighbours, so order counts."""
     places = torch.arange(1, _PIECE + 1, dtype=torch.int64, device=device)
     return (places * _MULTIPLIER ^ (places << 17)) | 1
 
@@ -229,32 +232,36 @@ def _gathered(group: dist.ProcessGroup, mine: torch.Tensor) -> list[list[int]]:
     return [row.tolist() for row in rows]
 
 
-# --- asking for it ---------------------------------------------------------------------------------------
+# --- switching it on -------------------------------------------------------------------------------------
 
 
 def check_numerics(
     model: Any, *, nan: bool = True, replicas_every: int = 0, scaler: Scaler | None = None
 ) -> NumericsCheck:
-    """From now on, on all ranks alike, until `.end()`. `replicas_every` counts averaged steps; 0: never."""
+    """Check every averaged step until `.end()`. Call it on all ranks with the same arguments.
+
+    `replicas_every`: compare the replicas after this number of averaged steps; 0: never.
+    """
     reducer = reducer_of(
         model, "ddp.check_numerics", "the numbers of a ddp.DistributedDataParallel can be checked"
     )
     if replicas_every < 0:
-        raise ValueError(f"replicas_every={replicas_every}: give a number of steps, or 0 for never")
+        raise ValueError(
+            f"invalid replicas_every={replicas_every}: negative. Use a number of steps, or 0 for never"
+        )
     check = NumericsCheck(model, reducer, nan=nan, replicas_every=replicas_every, scaler=scaler)
     check.begin()
     return check
 
 
 def check_as_asked(model: DistributedDataParallel) -> None:
-    """For a script that is not to be changed: DDP_CHECK_NUMERICS=1, or the number of steps from one comparison of
-    the replicas to the next."""
+    """Switch the check on without a change to the script: DDP_CHECK_NUMERICS=1, or `replicas_every` as a number."""
     text = os.environ.get(VARIABLE, "")
     if text in ("", "0"):
         return
     if not text.isdecimal():
         raise ValueError(
-            f"{VARIABLE}={text}: write 1 to look for NaN and Inf, or the number of steps between two "
-            "comparisons of the replicas"
+            f"invalid {VARIABLE}={text!r}: not a number. Use 1 to check for NaN and Inf, or a larger number to compare "
+            "the replicas after each such number of steps as well"
         )
     check_numerics(model, replicas_every=0 if text == "1" else int(text))

@@ -1,5 +1,4 @@
-"""What ranks found in their numbers, in words that are the same on all of them: gradients that are not finite, and
-parameters that are no longer the same everywhere."""
+"""The texts of numerics errors, the same on all ranks: non-finite gradients, and replicas that differ. Pure."""
 
 from __future__ import annotations
 
@@ -10,73 +9,71 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_MOST_RANKS = 8
+_MAX_RANKS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """What one rank saw in its own gradients, before they were averaged."""
+class RankReport:
+    """The non-finite gradients of one rank, before averaging."""
 
     rank: int
-    first: int  # the parameter whose gradient came first of those that are not finite
-    is_nan: bool  # that one holds a NaN; else an infinity
-    count: int  # how many parameters are concerned
+    first: int  # of the non-finite gradients, the parameter whose gradient arrived first
+    is_nan: bool  # whether that gradient has a NaN; else it has an Inf
+    count: int  # number of parameters with a non-finite gradient
 
 
-def of_gradients(findings: Sequence[Finding], names: Sequence[str], step: int) -> str:
-    """`findings`: of the ranks that have something to tell, in order of their numbers; at least one."""
-    shown = "; ".join(_one(finding, names) for finding in findings[:_MOST_RANKS])
-    more = f"; and {len(findings) - _MOST_RANKS} more ranks" if len(findings) > _MOST_RANKS else ""
-    return (
-        f"gradients that are not finite, in averaged step {step}: {shown}{more}. {_advice(findings, names)}"
-    )
+def report_gradients(reports: Sequence[RankReport], names: Sequence[str], step: int) -> str:
+    """`reports`: one for each rank with a non-finite gradient, ordered by rank; at least one."""
+    shown = "; ".join(_describe(report, names) for report in reports[:_MAX_RANKS])
+    more = f"; and {len(reports) - _MAX_RANKS} more ranks" if len(reports) > _MAX_RANKS else ""
+    return f"non-finite gradients in averaged step {step}: {shown}{more}. {_advise(reports, names)}"
 
 
-def _one(finding: Finding, names: Sequence[str]) -> str:
-    what = "NaN" if finding.is_nan else "Inf"
-    others = finding.count - 1
+def _describe(report: RankReport, names: Sequence[str]) -> str:
+    what = "NaN" if report.is_nan else "Inf"
+    others = report.count - 1
     more = "" if not others else f" (first in this backward; {others} of the {len(names) - 1} others as well)"
-    return f"rank {finding.rank} has {what} in the gradient of {names[finding.first]}{more}"
+    return f"rank {report.rank} has {what} in the gradient of {names[report.first]}{more}"
 
 
-def _advice(findings: Sequence[Finding], names: Sequence[str]) -> str:
-    if all(finding.count == len(names) for finding in findings):
+def _advise(reports: Sequence[RankReport], names: Sequence[str]) -> str:
+    if all(report.count == len(names) for report in reports):
         return (
-            "No gradient of theirs is finite: look at the loss and at the input of this step on those ranks."
+            "All gradients of these ranks are non-finite: check the loss and the input of this step on them."
         )
-    return "The other ranks' gradients were finite: look at what these ranks were given in this step."
+    return "The gradients of all other ranks are finite: check the input of this step on the ranks above."
 
 
 # --- replicas ------------------------------------------------------------------------------------------
 
 
-def odd_ones(values: Sequence[int]) -> tuple[tuple[int, ...], bool]:
-    """-> the ranks that hold another value than most do, and whether most do: else there are only sides."""
+def find_minority(values: Sequence[int]) -> tuple[tuple[int, ...], bool]:
+    """Return the ranks whose value is not the most common one, and whether that value has a majority."""
     (common, times), *_ = Counter(values).most_common()
-    odd = tuple(rank for rank, value in enumerate(values) if value != common)
-    return odd, 2 * times > len(values)
+    minority = tuple(rank for rank, value in enumerate(values) if value != common)
+    return minority, 2 * times > len(values)
 
 
-def of_replicas(name: str, values: Sequence[int], others: int, step: int) -> str:
-    """`values`: what each rank's copy of the parameter comes to; `others`: how many more parameters differ."""
-    odd, most_agree = odd_ones(values)
-    more = f", and so {'do' if others > 1 else 'does'} {others} more" if others else ""
-    head = f"the replicas are no longer the same, seen after averaged step {step}: parameter {name} differs{more}. "
-    if most_agree:
-        ranks = f"rank{'s' if len(odd) > 1 else ''} {_listed(odd)}"
-        return f"{head}It is {ranks} that {'differ' if len(odd) > 1 else 'differs'} from all others."
-    return f"{head}{_sides(values)}; with no majority nobody can say which of them is right."
+def report_replicas(name: str, values: Sequence[int], others: int, step: int) -> str:
+    """`values`: the hash of each rank's copy of the parameter; `others`: how many more parameters differ."""
+    minority, has_majority = find_minority(values)
+    more = f" (and {others} more parameter{'s' * (others != 1)})" if others else ""
+    head = f"the replicas differ after averaged step {step}: parameter {name}{more}. "
+    if has_majority:
+        ranks = f"rank{'s' if len(minority) > 1 else ''} {_join_ranks(minority)}"
+        return f"{head}Only {ranks} {'differ' if len(minority) > 1 else 'differs'} from the majority of the ranks."
+    return f"{head}{_group_ranks(values)}. No value has a majority, so it is unknown which ranks are right."
 
 
-def _sides(values: Sequence[int]) -> str:
-    sides: dict[int, list[int]] = {}
+def _group_ranks(values: Sequence[int]) -> str:
+    by_value: dict[int, list[int]] = {}
     for rank, value in enumerate(values):
-        sides.setdefault(value, []).append(rank)
-    shown = [_listed(ranks) for ranks in list(sides.values())[:_MOST_RANKS]]
-    more = f" against {len(sides) - _MOST_RANKS} more values" if len(sides) > _MOST_RANKS else ""
-    return "Ranks " + " against ".join(shown) + more
+        by_value.setdefault(value, []).append(rank)
+    shown = [_join_ranks(ranks) for ranks in list(by_value.values())[:_MAX_RANKS]]
+    more = f"; {len(by_value) - _MAX_RANKS} more values" if len(by_value) > _MAX_RANKS else ""
+    return "Ranks with equal values: " + "; ".join(shown) + more
 
 
-def _listed(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[:_MOST_RANKS]))
-    return shown + (f" and {len(ranks) - _MOST_RANKS} more" if len(ranks) > _MOST_RANKS else "")
+def _join_ranks(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:_MAX_RANKS]))
+    return shown + (f" and {len(ranks) - _MAX_RANKS} more" if len(ranks) > _MAX_RANKS else "")

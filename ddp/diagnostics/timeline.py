@@ -1,10 +1,10 @@
-"""What happened in a step, and what it says: instants of a rank -> a line of text, and events for a Chrome trace.
+"""The timeline of a step: from the measured times of a rank to a line of text, and to events of a Chrome trace. Pure.
 
-A bucket is *ready* with its last copy, *launched* when its turn has come, *done* when its collective is. Communication
-is the time in which any bucket was between launched and done. What of it the training loop had to wait for, at the
-end of the backward, is *exposed*; the rest is hidden behind the computing of gradients.
+A bucket is *ready* after its last copy, *launched* when its collective starts, and *done* when its collective ends.
+Communication is the time during which any bucket is between launched and done. The part of it for which the training
+loop waits at the end of the backward is *exposed*. The rest is hidden behind the computation of gradients.
 
-Instants are nanoseconds of one clock, which all ranks of a host have in common.
+All times are nanoseconds of one clock, which all ranks of a host share.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class StepTimes:
 
 
 def covered(spans: Sequence[Span]) -> int:
-    """How long at least one of them lasted."""
+    """The time during which at least one of the spans lasts."""
     total, reached = 0, None
     for span in sorted(spans, key=lambda one: one.start):
         start = span.start if reached is None else max(span.start, reached)
@@ -85,7 +85,7 @@ def covered(spans: Sequence[Span]) -> int:
 
 
 def hidden_share(steps: Sequence[StepTimes]) -> float:
-    """Which part of communication nobody waited for; 1 where there was none."""
+    """The share of communication for which the training loop did not wait; 1 if there was no communication."""
     communication = sum(step.communication for step in steps)
     exposed = sum(step.exposed for step in steps)
     return 1 - min(1.0, exposed / communication) if communication else 1.0
@@ -107,7 +107,7 @@ def summary(steps: Sequence[StepTimes], *, on_device: bool = False) -> str:
         f"communication {mean([step.communication for step in steps])} in {buckets} bucket{'s' * (buckets != 1)}, "
         f"exposed {mean([step.exposed for step in steps])}: {hidden_share(steps):.0%} hidden"
     )
-    return f"{text} (times of the processor, which only gives the device its orders)" if on_device else text
+    return f"{text} (CPU times only: the device runs asynchronously)" if on_device else text
 
 
 # --- a Chrome trace ----------------------------------------------------------------------------------
@@ -117,33 +117,33 @@ Event = dict[str, object]
 
 
 def chrome_events(steps: Sequence[StepTimes], rank: int) -> list[Event]:
-    """For chrome://tracing or ui.perfetto.dev; a rank is a process there, a bucket one of its threads."""
+    """Events for chrome://tracing or ui.perfetto.dev, which show a rank as a process and a bucket as a thread."""
     events = [_name("process_name", f"rank {rank}", rank, _STEP), _name("thread_name", "step", rank, _STEP)]
     events.append(_name("thread_name", "copies", rank, _COPIES))
     most = max((len(step.buckets) for step in steps), default=0)
     events += [_name("thread_name", f"bucket {i}", rank, _FIRST_BUCKET + i) for i in range(most)]
     for step in steps:
-        told: Event = {"step": step.number}
-        events.append(_event("forward", step.forward, rank, _STEP, told))
-        events.append(_event("backward", step.backward, rank, _STEP, told))
+        args: Event = {"step": step.number}
+        events.append(_event("forward", step.forward, rank, _STEP, args))
+        events.append(_event("backward", step.backward, rank, _STEP, args))
         for bucket in step.buckets:
-            events += _of_bucket(bucket, rank, told)
+            events += _bucket_events(bucket, rank, args)
     return events
 
 
-def _of_bucket(bucket: BucketTimes, rank: int, told: Event) -> list[Event]:
-    said: Event = {**told, "bucket": bucket.number, "bytes": bucket.nbytes}
+def _bucket_events(bucket: BucketTimes, rank: int, step_args: Event) -> list[Event]:
+    args: Event = {**step_args, "bucket": bucket.number, "bytes": bucket.nbytes}
     lane = _FIRST_BUCKET + bucket.number
-    events = [_event("copy", copy, rank, _COPIES, said) for copy in bucket.copies]
+    events = [_event("copy", copy, rank, _COPIES, args) for copy in bucket.copies]
     if bucket.launched > bucket.ready:
-        events.append(_event("waits for its turn", Span(bucket.ready, bucket.launched), rank, lane, said))
-    events.append(_event("transfer", bucket.in_flight, rank, lane, said))
-    events.append(_event(f"exposed: bucket {bucket.number}", bucket.wait, rank, _STEP, said))
+        events.append(_event("waits for its turn", Span(bucket.ready, bucket.launched), rank, lane, args))
+    events.append(_event("transfer", bucket.in_flight, rank, lane, args))
+    events.append(_event(f"exposed: bucket {bucket.number}", bucket.wait, rank, _STEP, args))
     return events
 
 
-def _event(name: str, span: Span, rank: int, lane: int, told: Event) -> Event:
-    place: Event = {"ph": "X", "pid": rank, "tid": lane, "cat": "ddp", "args": told}
+def _event(name: str, span: Span, rank: int, lane: int, args: Event) -> Event:
+    place: Event = {"ph": "X", "pid": rank, "tid": lane, "cat": "ddp", "args": args}
     return {"name": name, "ts": span.start / 1000, "dur": span.length / 1000, **place}
 
 

@@ -1,12 +1,12 @@
-"""`ddp.trace`: a timeline of the steps of a wrapped module, for as long as it is asked for.
+"""`ddp.trace`: record a timeline of the steps of a wrapped module.
 
     with ddp.trace(model, "steps.json") as timeline:
         for batch in batches:
             ...
     print(timeline.summary)
 
-A recorder looks on when the reducer hands over a bucket, and notes when each thing happened. Without one the reducer
-talks to `Sending` itself, so that a trace that is off costs nothing.
+A recorder observes each bucket on its way from the reducer to its sender, and records the time of each event. Without a
+recorder the reducer calls the sender directly, so a trace that is off costs nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddp.diagnostics import timeline
-from ddp.diagnostics.bucket_observer import Onlooker
+from ddp.diagnostics.bucket_observer import BucketObserver
 from ddp.diagnostics.timeline import BucketTimes, Span, StepTimes
 from ddp.reducer.torch_reducer import reducer_of
 
@@ -33,7 +33,7 @@ _MARKS = ("forward_start", "backward_start", "compute_end")
 _now = time.perf_counter_ns
 
 
-class Recorder(Onlooker):
+class Recorder(BucketObserver):
     def __init__(self, reducer: Reducer) -> None:
         super().__init__(reducer)
         self.steps: list[StepTimes] = []
@@ -46,7 +46,7 @@ class Recorder(Onlooker):
         self._done: dict[int, int] = {}
         self._waits: dict[int, Span] = {}
 
-    # --- what is noted -----------------------------------------------------------------------------
+    # --- events ------------------------------------------------------------------------------------
 
     def mark(self, name: str) -> None:
         if name == "comm_end":
@@ -85,7 +85,7 @@ class Recorder(Onlooker):
         self._waits[number] = Span(began, _now())
         self._next.finish(number, work, used)
 
-    # --- a step is over ----------------------------------------------------------------------------
+    # --- the end of a step -------------------------------------------------------------------------
 
     def _close_step(self, end: int) -> None:
         marks = self._marks
@@ -107,14 +107,14 @@ class Recorder(Onlooker):
             sum(facts[i].nbytes for i in members),
             tuple(self._copies[number]),
             self._launched[number],
-            # Whoever notes it may do so late; by the end of our wait it is done.
+            # The callback may run late, but after our wait the bucket is done.
             min(self._done.get(number, wait.end), wait.end),
             wait,
         )
 
 
 class Timeline:
-    """What a trace has seen so far; of this rank."""
+    """The steps of this rank that a trace has recorded so far."""
 
     def __init__(self, recorder: Recorder, rank: int, on_device: bool) -> None:
         self._recorder = recorder
@@ -127,16 +127,16 @@ class Timeline:
 
     @property
     def summary(self) -> str:
-        """One line: how long, and how much of communication is hidden."""
+        """One line: mean times, and the share of communication that is hidden."""
         return timeline.summary(self._recorder.steps, on_device=self._on_device)
 
     @property
     def hidden(self) -> float:
-        """Which part of communication nobody waited for, 0..1."""
+        """The share of communication for which the training loop did not wait, 0 to 1."""
         return timeline.hidden_share(self._recorder.steps)
 
     def write(self, path: str | os.PathLike[str]) -> Path:
-        """A Chrome trace of this rank; `steps.json` becomes `steps.rank0.json`. -> where it lies"""
+        """Write a Chrome trace of this rank and return its path; `steps.json` becomes `steps.rank0.json`."""
         asked = Path(path)
         written = asked.with_name(f"{asked.stem}.rank{self._rank}{asked.suffix or '.json'}")
         events = timeline.chrome_events(self._recorder.steps, self._rank)
@@ -146,7 +146,7 @@ class Timeline:
 
 @contextmanager
 def trace(module: Any, path: str | os.PathLike[str] | None = None) -> Iterator[Timeline]:
-    """Times every averaged step of `module` until the block is left; then writes it to `path`, if there is one."""
+    """Record every averaged step of `module` inside the block; at its end write the timeline to `path`, if given."""
     reducer = reducer_of(module, "ddp.trace", "the steps of a ddp.DistributedDataParallel can be traced")
     recorder = Recorder(reducer)
     seen = Timeline(recorder, reducer.rank, reducer.sending.device.type != "cpu")

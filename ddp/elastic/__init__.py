@@ -1,4 +1,4 @@
-"""State that outlives the processes of a rank, and a sampler that knows where the epoch stands."""
+"""State that survives the processes of a rank, and a sampler that resumes within an epoch."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Which commit a new generation goes on from, and who gives it to whom. Values only: the files are elsewhere.
+"""The choice of the commit from which a new generation resumes, and of the ranks that send it. Pure.
 
-A commit is written in *parts*, each an *image* in a file of its own. Replicated state has one part, of
-which every node keeps an image. Sharded state has as many parts as there are shards. A commit can be
-resumed from when the members together see an image of each of its parts.
+A commit has *parts*. Each part is stored as an *image* in its own file. Replicated state has one part, and every node
+keeps an image of it. Sharded state has one part per shard. A generation can resume from a commit if its ranks together
+can read an image of every part.
 
-Its name is a number that counts the commits of a job, and a *lineage*: a word that all ranks agree on at every
-resume. Two generations may both have got as far as commit 11, with different contents; the lineage keeps
-their parts apart.
+The name of a commit has a number, which counts the commits of a job, and a *lineage*: a random string on which all
+ranks agree at every resume. Two generations may both make a commit 11 with different contents. The lineage tells their
+parts apart.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class CommitName:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """An image that a rank can read itself."""
+    """An image that a rank can read."""
 
     commit: CommitName
-    part: int | None  # None: only what is private to its rank
+    part: int | None  # None: only private state of its rank
     parts: int
-    rank: int  # who wrote it,
-    world_size: int  # and in what world
-    image: str  # the same text means the same bytes, whoever says it
+    rank: int  # the rank that wrote it,
+    world_size: int  # and the size of its world
+    image: str  # images with the same text have the same bytes, on all ranks
     in_memory: bool
 
 
@@ -42,7 +42,7 @@ Holdings = tuple[tuple[Held, ...], ...]  # by rank
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """An image of a part, and the ranks that see it."""
+    """An image of a part, and the ranks that can read it."""
 
     image: str
     ranks: tuple[int, ...]
@@ -52,7 +52,7 @@ class Source:
 @dataclass(frozen=True, slots=True)
 class Choice:
     commit: CommitName
-    parts: tuple[tuple[Source, ...], ...]  # of each part, all images of it: those of low ranks first
+    parts: tuple[tuple[Source, ...], ...]  # for each part all of its images, ordered by rank
 
     @property
     def in_memory(self) -> bool:
@@ -67,11 +67,10 @@ def is_due(number: int, every: int) -> bool:
 
 
 def newest(holdings: Holdings, bad: frozenset[str] = frozenset()) -> Choice | None:
-    """The newest commit whose every part somebody sees, leaving out images that were found to be damaged.
+    """Return the newest commit of which every part is readable by some rank, without the damaged images in `bad`.
 
-    A rank may have died a moment before it made its own image of that commit. Then the state could go on from
-    there, but with other random numbers on that rank. If every rank still has its own of the commit before, that
-    one is taken.
+    A rank may have died just before it made its own image of that commit. The job could resume from it, but with other
+    random numbers on that rank. If all ranks still have their own image of the commit before, that commit is chosen.
     """
     by_commit: dict[CommitName, list[tuple[int, Held]]] = {}
     for reader, held in enumerate(holdings):
@@ -105,24 +104,24 @@ def _choice(commit: CommitName, seen: list[tuple[int, Held]]) -> Choice | None:
 
 
 def _has_all_private(seen: list[tuple[int, Held]], world_size: int) -> bool:
-    """Each rank of the new world can read what the rank of its number wrote, in a world of the same size."""
+    """Whether each rank of the new world can read the image of the same rank in a world of the same size."""
     own = {each.rank for reader, each in seen if each.rank == reader and each.world_size == world_size}
     return len(own) == world_size
 
 
 def _sources(images: dict[str, tuple[list[int], bool]]) -> tuple[Source, ...]:
-    """What lies in memory comes before what lies on disk; then by rank, so that all ranks list them alike."""
+    """Images in memory before those on disk, then by rank, so that all ranks have the same order."""
     sources = [Source(image, tuple(ranks), in_memory) for image, (ranks, in_memory) in images.items()]
     return tuple(sorted(sources, key=lambda source: (not source.in_memory, source.ranks[0], source.image)))
 
 
 def examiner(source: Source) -> int:
-    """The one rank that reads an image through before anybody trusts it."""
+    """The rank that verifies an image before any rank uses it."""
     return source.ranks[0]
 
 
-def agreeing(choice: Choice, checksums: dict[str, int]) -> Choice:
-    """Leaves, of each part, those images whose bytes are those of the first: replicas must come out bit-equal."""
+def keep_equal_images(choice: Choice, checksums: dict[str, int]) -> Choice:
+    """Keep for each part only the images that equal its first one: replicas must be bit-identical."""
     kept = tuple(
         tuple(each for each in part if checksums[each.image] == checksums[part[0].image])
         for part in choice.parts
@@ -131,19 +130,19 @@ def agreeing(choice: Choice, checksums: dict[str, int]) -> Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Sending:
+class Broadcast:
     part: int
     image: str
     root: int
 
 
-def sendings(choice: Choice, needs: tuple[tuple[int, ...], ...]) -> tuple[Sending, ...]:
-    """The parts that some rank needs and cannot read itself, in the order in which all ranks take part in sending."""
+def plan_broadcasts(choice: Choice, needs: tuple[tuple[int, ...], ...]) -> tuple[Broadcast, ...]:
+    """The parts that some rank needs and cannot read, in the order in which all ranks broadcast them."""
     found = []
     for part, sources in enumerate(choice.parts):
         readers = {rank for source in sources for rank in source.ranks}
         if any(part in need and rank not in readers for rank, need in enumerate(needs)):
-            found.append(Sending(part, sources[0].image, sources[0].ranks[0]))
+            found.append(Broadcast(part, sources[0].image, sources[0].ranks[0]))
     return tuple(found)
 
 
@@ -161,7 +160,7 @@ def file_name(name: DiskName) -> str:
     return f"commit-{name.commit.number:010d}-{name.commit.lineage}-{name.part}of{name.parts}.ddp"
 
 
-def parsed(file: str) -> DiskName | None:
+def parse_file_name(file: str) -> DiskName | None:
     found = _FILE.fullmatch(file)
     if found is None:
         return None
@@ -170,12 +169,12 @@ def parsed(file: str) -> DiskName | None:
 
 
 def outdated(files: list[str], keep: int, lineage: str, since: CommitName) -> list[str]:
-    """Files that are older than the last `keep` whole commits; and what was never finished then.
+    """Return the files to remove: complete and unfinished ones that are older than the last `keep` complete commits.
 
-    What is later than the commit that was resumed from, and not of this lineage, was left out or never seen: it may be
-    damaged, and is not counted. It goes when it is older than those that are.
+    A commit of another lineage that is newer than `since` was damaged or unreadable at the resume, so it does not count
+    as complete. It is removed once it is older than the commits that count.
     """
-    names = {file: name for file in files if (name := parsed(file.removesuffix(UNFINISHED)))}
+    names = {file: name for file in files if (name := parse_file_name(file.removesuffix(UNFINISHED)))}
     finished: dict[tuple[CommitName, int], int] = {}
     for file, name in names.items():
         if not file.endswith(UNFINISHED):
@@ -188,35 +187,35 @@ def outdated(files: list[str], keep: int, lineage: str, since: CommitName) -> li
     return sorted(file for file, name in names.items() if name.commit < kept[-1])
 
 
-# --- who keeps what ------------------------------------------------------------------------------------
+# --- roles of ranks ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
     node: str
-    part: int  # of sharded state; 0 of 1 where everything is replicated
+    part: int  # of sharded state; 0 of 1 if all state is replicated
     parts: int
 
 
 @dataclass(frozen=True, slots=True)
 class Role:
     local_index: int  # among the ranks of its node
-    part: int | None  # whose image this rank keeps; None: nothing but what is private to it
+    part: int | None  # the part that this rank keeps; None: only its private state
     parts: int
     keeps_replicas: bool
     writes_disk: bool
 
 
 def roles(members: tuple[Member, ...]) -> tuple[Role, ...]:
-    """Replicated state: one image on each node, one file in all. Shards: an image per rank, a file per shard."""
+    """Assign roles. Replicated state: an image per node, one file in total. Shards: an image per rank, a file each."""
     met: dict[str, int] = {}
     written: dict[int, int] = {}
     found = []
     for rank, member in enumerate(members):
         if member.parts != members[0].parts:
             raise ValueError(
-                f"rank {rank} has {member.parts} shards of its state, rank 0 has {members[0].parts}: "
-                "all ranks must hold the same model"
+                f"rank {rank} has {member.parts} shards of its state, but rank 0 has {members[0].parts}. "
+                "Use the same model with the same sharding on all ranks"
             )
         index = met.get(member.node, 0)
         met[member.node] = index + 1
@@ -228,5 +227,5 @@ def roles(members: tuple[Member, ...]) -> tuple[Role, ...]:
 
 
 def parts_needed(part: int, same_regions: bool, parts: int) -> tuple[int, ...]:
-    """The first part has what is not sharded. A rank whose shards are those of a part needs no other."""
+    """The first part has all replicated state. A rank whose shards equal those of one part needs only that part."""
     return tuple(sorted({0, part})) if same_regions else tuple(range(parts))

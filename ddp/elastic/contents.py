@@ -1,8 +1,8 @@
-"""What is kept: objects that have a state dictionary, and plain values; taken out of them, and put back.
+"""The contents of a State: objects with a state dictionary, and plain values. Captures and restores them.
 
-State dictionaries are torch's own. FSDP2 gives its parameters in them as DTensors; optimizer state has the
-number of its parameter in the path, and so the parameter's sharding. That is all that is needed to give
-each rank its part back in a world of another size.
+State dictionaries are torch's own. With FSDP2 their parameters are DTensors. The path of optimizer state contains the
+number of its parameter, and the parameter gives its sharding. This is enough to give each rank its part in a world of
+another size.
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ class Captured:
     paths: list[str]
 
 
-def stateful(value: Any) -> bool:
+def is_stateful(value: Any) -> bool:
     return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
 
 
-def bare(value: Any) -> Any:
-    """A commit is of the model, not of what it is wrapped in: names in it are those of the model alone."""
+def unwrap(value: Any) -> Any:
+    """Remove a DDP wrapper: a commit contains the model, with the model's own names."""
     return value.module if isinstance(value, DistributedDataParallel) else value
 
 
 class Contents:
     def __init__(self, named: dict[str, Any]) -> None:
-        self._objects = {name: bare(value) for name, value in named.items() if stateful(value)}
+        self._objects = {name: unwrap(value) for name, value in named.items() if is_stateful(value)}
         self.fields = {name: value for name, value in named.items() if name not in self._objects}
         for name, value in self._objects.items():
-            _refuse_other_state_on_each_rank(name, value)
+            _check_shareable(name, value)
 
     def capture(self) -> Captured:
         tree = {
             "objects": {name: each.state_dict() for name, each in self._objects.items()},
             "fields": self.fields,
         }
-        return Captured(*leaves.taken_apart(tree))
+        return Captured(*leaves.disassemble(tree))
 
-    def footing(self) -> tuple[tuple[int, int], int]:
-        """This rank's part, the number of parts, and a fingerprint of the regions of the modules' tensors in it."""
+    def partition(self) -> tuple[tuple[int, int], int]:
+        """Return this rank's part, the number of parts, and a fingerprint of the regions of the modules' tensors."""
         tensors = list(self._templates().values())
         part = leaves.part_of(tensors)
         return part or (0, 1), self.fingerprint()
@@ -67,70 +67,70 @@ class Contents:
         return zlib.crc32(repr(regions).encode())
 
     def _templates(self) -> dict[str, torch.Tensor]:
-        """The tensors of modules, by path: they are there, and laid out, before anything is loaded."""
+        """The tensors of modules, by path. They exist, with their sharding, before anything is loaded."""
         found: dict[str, torch.Tensor] = {}
         for name, each in self._objects.items():
             if isinstance(each, torch.nn.Module):
-                _skeleton, tensors, paths = leaves.taken_apart(each.state_dict())
+                _skeleton, tensors, paths = leaves.disassemble(each.state_dict())
                 found |= {
                     f"objects.{name}.{path}": tensor for path, tensor in zip(paths, tensors, strict=True)
                 }
         return found
 
     def restore(self, images: Iterable[Image]) -> int:
-        """Takes the images one by one, the first part first; returns the world size of who made them."""
-        filling: _Filling | None = None
+        """Load the images one by one, in the order of their parts; return the size of the world that made them."""
+        assembly: _Assembly | None = None
         for each in images:
-            filling = filling or _Filling(each, self._like())
-            filling.take(each)
-        assert filling is not None
-        tree = leaves.put_together(filling.skeleton, filling.tensor)
+            assembly = assembly or _Assembly(each, self._all_templates())
+            assembly.take(each)
+        assert assembly is not None
+        tree = leaves.assemble(assembly.skeleton, assembly.tensor)
         self._load(tree)
-        return filling.world_size
+        return assembly.world_size
 
-    def _like(self) -> _Like:
+    def _all_templates(self) -> _Templates:
         parameters = {
             f"objects.{name}.": [p for group in each.param_groups for p in group["params"]]
             for name, each in self._objects.items()
             if isinstance(each, torch.optim.Optimizer)
         }
-        return _Like(self._templates(), parameters)
+        return _Templates(self._templates(), parameters)
 
     def _load(self, tree: dict[str, Any]) -> None:
         there, here = set(tree["objects"]), set(self._objects)
         if there != here:
             raise ValueError(
-                f"the commit is of {', '.join(sorted(there))}; this State has {', '.join(sorted(here))}. "
-                "Give it the same names as before, or start from an empty folder"
+                f"cannot resume: the commit has the objects {', '.join(sorted(there))}, but this State has "
+                f"{', '.join(sorted(here))}. Use the same names as before, or start from an empty folder"
             )
         for name, each in self._objects.items():
             state = tree["objects"][name]
-            # A module copies what it is given; others keep it, so they get their own.
+            # A module copies the tensors; other objects keep them, so they need a copy.
             each.load_state_dict(state if isinstance(each, torch.nn.Module) else _own_copy(state))
         self.fields.update((name, value) for name, value in _own_copy(tree["fields"]).items())
 
 
 def _own_copy(tree: Any) -> Any:
-    skeleton, tensors, _paths = leaves.taken_apart(tree)
-    return leaves.put_together(skeleton, lambda number: tensors[number].clone())
+    skeleton, tensors, _paths = leaves.disassemble(tree)
+    return leaves.assemble(skeleton, lambda number: tensors[number].clone())
 
 
-def _refuse_other_state_on_each_rank(name: str, value: Any) -> None:
-    """Only what is the same on all ranks, or known to be sharded, can be given to others."""
+def _check_shareable(name: str, value: Any) -> None:
+    """Raise for state that differs between ranks without DTensors: it cannot be given to other ranks."""
     for kind in ("ZeroRedundancyOptimizer", "ShardedOptimizer"):
         if kind in {each.__name__ for each in type(value).__mro__}:
             raise TypeError(
-                f"{name}: a {kind} holds a share of the state on each rank and does not say which. Use FSDP2, or "
-                "save what consolidate_state_dict() gathers by torch.save, at checkpoints of your own"
+                f"cannot commit {name}: a {kind} has different state on each rank, without a record of the shards. "
+                "Use FSDP2, or call consolidate_state_dict() and save its result with torch.save() yourself"
             )
 
 
 @dataclass(frozen=True, slots=True)
-class _Like:
-    """Which tensor of today a leaf of the commit is to be laid out as."""
+class _Templates:
+    """The existing tensors that define the layout of restored ones."""
 
     modules: dict[str, torch.Tensor]
-    parameters: dict[str, list[torch.Tensor]]  # of each optimizer, by the beginning of its paths
+    parameters: dict[str, list[torch.Tensor]]  # of each optimizer, by the prefix of its paths
 
     def of(self, leaf: Leaf) -> torch.Tensor | None:
         found = self.modules.get(leaf.path)
@@ -145,13 +145,13 @@ class _Like:
         return None
 
 
-class _Filling:
-    """The commit's tensors, as far as they have come in."""
+class _Assembly:
+    """The tensors of a commit while they are restored from its images."""
 
-    def __init__(self, first: Image, like: _Like) -> None:
+    def __init__(self, first: Image, templates: _Templates) -> None:
         self.skeleton = first.skeleton()
         self.world_size = first.head.world_size
-        self._templates = [like.of(leaf) for leaf in first.layout.leaves]
+        self._templates = [templates.of(leaf) for leaf in first.layout.leaves]
         pairs = zip(first.layout.leaves, self._templates, strict=True)
         self._leaves = [_wanted(leaf, template) for leaf, template in pairs]
         self._filled = [leaves.Filled(leaf) for leaf in self._leaves]
@@ -183,7 +183,10 @@ def _wanted(leaf: Leaf, template: torch.Tensor | None) -> Leaf:
     if template is not None and leaves.is_dtensor(template):
         today = leaves.leaf_of(template, leaf.path)
         if today.shape != leaf.shape:
-            raise ValueError(f"{leaf.path}: {leaf.shape} in the commit, {today.shape} in this script")
+            raise ValueError(
+                f"cannot resume {leaf.path}: its shape is {leaf.shape} in the commit, but {today.shape} here. "
+                "Use the same model, or start from an empty folder"
+            )
         return Leaf(leaf.path, leaf.dtype, leaf.shape, today.stride, today.region, today.sharded)
     if leaf.sharded:
         stride = template.stride() if template is not None else ()

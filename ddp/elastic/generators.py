@@ -1,4 +1,4 @@
-"""torch's generators of random numbers: each rank's own, so that dropout goes on as if nothing had been."""
+"""The state of torch's random number generators, saved per rank, so that dropout continues without a break."""
 
 from __future__ import annotations
 

@@ -2,15 +2,14 @@
 
     prologue | head | skeleton | private | layout | data
 
-The *head* says in JSON whose part of which commit this is. The *layout* describes the tensors and where in
-the data each lies; it rarely changes from commit to commit and is made once. *Private* is what belongs to
-one rank alone (its generators of random numbers) and is never given to another. The prologue has the
-lengths, a checksum of everything before the data, one of the data, and a word that says whether the image
-is whole.
+The *head* names the commit, the part and the rank in JSON. The *layout* describes the tensors and their offsets in the
+data. It rarely changes between commits and is created once. *Private* is state of one rank (its random number
+generators) that no other rank gets. The prologue has the lengths, a checksum of everything before the data, a checksum
+of the data, and a state word that marks a complete image.
 
-In memory a dead writer is the only danger: it can have stopped anywhere, but what it had stored is there.
-So the word is taken away first and put back last, and no checksum of the data is needed. A file can be
-damaged in more ways: there the checksum counts.
+In memory, the only danger is that the writer dies. It may stop anywhere, but everything it has stored remains. So the
+writer clears the state word first and sets it last, and the data needs no checksum. A file can be damaged in other
+ways, so there the checksum of the data counts.
 """
 
 from __future__ import annotations
@@ -37,22 +36,22 @@ _PROLOGUE = struct.Struct(
 _BLANK, _IN_MEMORY, _ON_DISK = b"none", b"memo", b"disk"
 _ALIGN = 64
 _PAGE = 4096
-_PIECE = 8 << 20  # what is read at once
+_PIECE = 8 << 20  # the bytes that are read at once
 
 
 class DamagedImage(Exception):
-    """What is wrong with it, in words."""
+    """An image that cannot be used; the text gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
     number: int
     lineage: str
-    part: int | None  # None: nothing but what is private
+    part: int | None  # None: only the private state
     parts: int
     rank: int
     world_size: int
-    regions: int  # fingerprint of which regions of the modules' tensors are in here
+    regions: int  # fingerprint of the regions of the modules' tensors in this image
 
 
 _RENAMED = {"era": "lineage"}  # fields in files of earlier versions
@@ -65,7 +64,7 @@ def head_of(data: bytes) -> Head:
 @dataclass(frozen=True, slots=True)
 class Layout:
     leaves: tuple[Leaf, ...]
-    offsets: tuple[int, ...]  # -1: described, but not in here
+    offsets: tuple[int, ...]  # -1: the tensor is described, but not stored in this image
     n_bytes: int
 
     @classmethod
@@ -97,7 +96,7 @@ class Layout:
 def _dtype(text: str) -> torch.dtype:
     dtype = getattr(torch, text.removeprefix("torch."))
     if not isinstance(dtype, torch.dtype):
-        raise DamagedImage(f"unknown type {text}")
+        raise DamagedImage(f"unknown dtype {text}")
     return dtype
 
 
@@ -112,7 +111,7 @@ def saved(value: Any) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """All but the data, ready to be written."""
+    """Everything but the data, ready to be written."""
 
     sections: tuple[bytes, bytes, bytes, bytes]
     data_bytes: int
@@ -120,7 +119,7 @@ class Index:
     @property
     def data_at(self) -> int:
         end = _PROLOGUE.size + sum(map(len, self.sections))
-        # Room to grow: the data's place must not move when a number gets one digit longer.
+        # Leave space, so that the data does not move when a number gets one more digit.
         return -(-(end + _PAGE // 2) // _PAGE) * _PAGE
 
     @property
@@ -129,8 +128,8 @@ class Index:
 
 
 def index_of(head: Head, skeleton: bytes, private: bytes, layout: bytes, data_bytes: int) -> Index:
-    said = {name: getattr(head, name) for name in Head.__slots__}
-    return Index((json.dumps(said).encode(), skeleton, private, layout), data_bytes)
+    fields = {name: getattr(head, name) for name in Head.__slots__}
+    return Index((json.dumps(fields).encode(), skeleton, private, layout), data_bytes)
 
 
 def begin(buffer: memoryview) -> None:
@@ -138,7 +137,7 @@ def begin(buffer: memoryview) -> None:
 
 
 def finish(buffer: memoryview, index: Index) -> None:
-    """After the data has been put in its place."""
+    """Complete an image whose data has been copied to its place."""
     text = b"".join(index.sections)
     buffer[_PROLOGUE.size : _PROLOGUE.size + len(text)] = text
     lengths = tuple(map(len, index.sections))
@@ -157,24 +156,26 @@ def _prologue(
 
 
 class Image:
-    """Over bytes that somebody else keeps. Making one checks the index, not the data."""
+    """An image in a buffer of the caller. The constructor checks the index, not the data."""
 
     def __init__(self, buffer: memoryview) -> None:
         if len(buffer) < _PROLOGUE.size:
-            raise DamagedImage(f"{len(buffer)} bytes are too few")
+            raise DamagedImage(f"too short: {len(buffer)} bytes")
         magic, state, index_sum, self.data_sum, *lengths, data_bytes, data_at = _PROLOGUE.unpack(
             buffer[: _PROLOGUE.size]
         )
         if magic != _MAGIC or state == _BLANK:
             raise DamagedImage(
-                "it was not written to its end" if magic == _MAGIC else "it is not a commit's file"
+                "incomplete: its writer stopped before the end"
+                if magic == _MAGIC
+                else "not the file of a commit"
             )
         self.on_disk = state == _ON_DISK
         end = _PROLOGUE.size + sum(lengths)
         if end > data_at or data_at + data_bytes > len(buffer):
-            raise DamagedImage(f"it has {len(buffer)} bytes of {data_at + data_bytes}")
+            raise DamagedImage(f"truncated: {len(buffer)} of {data_at + data_bytes} bytes")
         if zlib.crc32(buffer[_PROLOGUE.size : end]) != index_sum:
-            raise DamagedImage("the checksum of its index is wrong")
+            raise DamagedImage("wrong checksum of the index")
         sections, at = [], _PROLOGUE.size
         for length in lengths:
             sections.append(buffer[at : at + length])
@@ -197,7 +198,7 @@ class Image:
         return _loaded(self._private)
 
     def content_sum(self) -> int:
-        """Of what replicas have in common."""
+        """A checksum of layout and data, which all replicas share."""
         result = zlib.crc32(self._layout)
         for piece in pieces(self.data):
             result = zlib.crc32(piece, result)
@@ -205,10 +206,10 @@ class Image:
 
     def check_data(self) -> None:
         if self.on_disk and data_checksum(self.data) != self.data_sum:
-            raise DamagedImage("the checksum of its data is wrong")
+            raise DamagedImage("wrong checksum of the data")
 
     def tensor(self, number: int) -> torch.Tensor | None:
-        """A view of the image's bytes; None if that leaf is not in here."""
+        """A view of the image's bytes; None if this leaf is not stored in the image."""
         leaf, offset = self.layout.leaves[number], self.layout.offsets[number]
         if offset < 0:
             return None
@@ -227,7 +228,7 @@ def _loaded(section: memoryview) -> Any:
 
 
 def pieces(data: memoryview) -> Iterator[memoryview]:
-    """Small enough for others to get a word in between."""
+    """Split data into pieces that are small enough to let other threads run in between."""
     return (data[at : at + _PIECE] for at in range(0, len(data), _PIECE))
 
 

@@ -1,8 +1,7 @@
-"""From tensors to an image in a slot; and from there to disk, if it is to go there.
+"""Make a commit: copy tensors to an image in a slot, and pass it to the disk writer if needed.
 
-What costs time at every step is one copy of the state into mapped memory. Everything that stays the same
-from commit to commit (the layout, and the views into the slots) is made once and kept for as long as the
-tensors look alike.
+The cost of each step is one copy of the state into mapped memory. Everything that does not change between commits (the
+layout, and the views into the slots) is created once. It is reused as long as the tensors keep their shapes and types.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What every image of this rank in this generation says of itself."""
+    """The facts that all images of this rank in this generation share."""
 
     lineage: str
     role: commits.Role
@@ -41,7 +40,7 @@ class Signature:
 
 @dataclass(eq=False)
 class _Description:
-    """Of tensors that look like these."""
+    """The layout of tensors with these shapes, strides and dtypes."""
 
     looks: list[Any]
     layout: image.Layout
@@ -53,7 +52,7 @@ class Keeper:
         self._slots, self._writer, self._signature = slots, writer, signature
         self._described: _Description | None = None
         self._packed_objects: tuple[Any, bytes] = (None, b"")
-        self._readable: set[Any] = set()  # kinds of values in skeletons that were seen to be readable
+        self._readable: set[Any] = set()  # types of values in skeletons that have proved readable
 
     def keep(self, captured: Captured, number: int, to_disk: bool) -> None:
         tensors = [leaves.local(each) for each in captured.tensors]
@@ -73,19 +72,19 @@ class Keeper:
             self._writer.write(slot, name)
 
     def _objects(self, skeleton: Any) -> bytes:
-        """Of an optimizer it is long, and the same from step to step."""
+        """Pack the objects' skeletons, and reuse the last result: an optimizer's is long and rarely changes."""
         known, packed = self._packed_objects
         if known is None or known != skeleton:
             packed, kinds = self._packed(skeleton)
-            # It is made anew for each commit, but not what it has for leaves: a counter in it may count on.
+            # state_dict() returns new containers, but maybe the same leaves: a mutable leaf may change unnoticed.
             self._packed_objects = (skeleton if kinds <= _NEVER_CHANGE else None, packed)
         return packed
 
     def _packed(self, skeleton: Any) -> tuple[bytes, set[Any]]:
-        """Refused now, and not when it is needed, if it has values that cannot be read back."""
+        """Pack a skeleton. Values that cannot be read back raise now, not when the commit is needed."""
         packed, kinds = image.saved(skeleton), _kinds_in(skeleton)
         if not kinds <= self._readable:
-            _must_be_readable(packed)
+            _check_readable(packed)
             self._readable |= kinds
         return packed, kinds
 
@@ -127,7 +126,7 @@ _NEVER_CHANGE = {dict, OrderedDict, list, tuple, *_SCALARS}
 
 
 def _kinds_in(skeleton: Any) -> set[Any]:
-    """The types of all that is in it. Bytes that are empty are stored in a way of their own, and so are a kind."""
+    """The types of all values in a skeleton. Empty bytes count as a type, because they are stored differently."""
     found: set[Any] = {type(skeleton)}
     rest = [skeleton]
     while rest:
@@ -149,12 +148,12 @@ def _copy(views: list[torch.Tensor], tensors: list[torch.Tensor], layout: image.
             torch._foreach_copy_(views, kept)
 
 
-def _must_be_readable(skeleton: bytes) -> None:
-    """Files are read without executing anything that is in them."""
+def _check_readable(skeleton: bytes) -> None:
+    """Raise if torch cannot read the skeleton safely: reading a file must not execute code in it."""
     try:
         torch.load(io.BytesIO(skeleton), weights_only=True)
     except Exception as error:
         raise TypeError(
-            "the state has values that torch.load(weights_only=True) will not read back; keep plain values and "
-            f"tensors, or allow the class with torch.serialization.add_safe_globals: {error}"
+            "cannot commit the state: it has values that torch.load(weights_only=True) does not read. Use only plain "
+            f"values and tensors, or allow the class with torch.serialization.add_safe_globals(): {error}"
         ) from error

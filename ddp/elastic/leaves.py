@@ -1,14 +1,12 @@
-"""State as a tree whose leaves are tensors, and each tensor as the part of it that this process holds.
+"""State as a tree whose leaves are tensors, and the region of each tensor that this process has.
 
-A state dictionary is taken apart into its tensors, in the order in which they are met, and a *skeleton*:
-the same nesting with a marker in the place of each tensor. The skeleton holds plain values only and is
-small; it is stored by torch.save and read with weights_only=True, so that no file can make a reader execute
-anything.
+A state dictionary is split into a list of its tensors and a *skeleton*: the same tree with a marker in place of each
+tensor. The skeleton is small and has only plain values. It is saved with torch.save and loaded with weights_only=True,
+so that a file cannot execute code in its reader.
 
-A tensor is described by a `Leaf`: its whole shape, and which *region* of it lies here. For an ordinary
-tensor that is all of it. For a DTensor, as FSDP2 has them, it is this rank's shard. A leaf with another
-region is filled from all the images that overlap it; that is what makes state fit into a world of another
-size.
+A `Leaf` describes a tensor: its full shape, and the *region* of it in this process. The region of an ordinary tensor is
+the whole tensor. The region of a DTensor, as used by FSDP2, is the shard of this rank. If a leaf needs another region,
+it is filled from all images that overlap the region. This makes state fit a world of another size.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 _MARK = "\0tensor "
-Region = tuple[tuple[int, int], ...]  # of each dimension: where it begins, and how long it is
+Region = tuple[tuple[int, int], ...]  # start and length in each dimension
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +32,7 @@ class Leaf:
     path: str
     dtype: torch.dtype
     shape: tuple[int, ...]
-    stride: tuple[int, ...]  # of the region as it lay here
+    stride: tuple[int, ...]  # of the region, in the memory of the rank that wrote it
     region: Region
     sharded: bool
 
@@ -58,11 +56,11 @@ def whole(shape: tuple[int, ...]) -> Region:
     return tuple((0, length) for length in shape)
 
 
-# --- taking apart, putting together ------------------------------------------------------------------
+# --- trees and skeletons -----------------------------------------------------------------------------
 
 
-def taken_apart(tree: Any) -> tuple[Any, list[torch.Tensor], list[str]]:
-    """The skeleton, the tensors, and their paths."""
+def disassemble(tree: Any) -> tuple[Any, list[torch.Tensor], list[str]]:
+    """Split a tree into its skeleton, its tensors, and their paths."""
     tensors: list[torch.Tensor] = []
     paths: list[str] = []
 
@@ -72,22 +70,24 @@ def taken_apart(tree: Any) -> tuple[Any, list[torch.Tensor], list[str]]:
             paths.append(path)
             return f"{_MARK}{len(tensors) - 1}"
         if isinstance(node, str) and node.startswith(_MARK):
-            raise ValueError(f"{path}: text that begins with {_MARK!r} cannot be kept")
-        return _rebuilt(node, path, visit)
+            raise ValueError(
+                f"cannot commit {path}: its text starts with the reserved marker {_MARK!r}. Change the text"
+            )
+        return _rebuild(node, path, visit)
 
     return visit(tree, ""), tensors, paths
 
 
-def put_together(skeleton: Any, tensor: Callable[[int], Any]) -> Any:
+def assemble(skeleton: Any, tensor: Callable[[int], Any]) -> Any:
     def visit(node: Any, path: str) -> Any:
         if isinstance(node, str) and node.startswith(_MARK):
             return tensor(int(node.removeprefix(_MARK)))
-        return _rebuilt(node, path, visit)
+        return _rebuild(node, path, visit)
 
     return visit(skeleton, "")
 
 
-def _rebuilt(node: Any, path: str, visit: Callable[[Any, str], Any]) -> Any:
+def _rebuild(node: Any, path: str, visit: Callable[[Any, str], Any]) -> Any:
     kind = type(node)
     if kind in (dict, OrderedDict):
         return kind((key, visit(value, f"{path}.{key}" if path else str(key))) for key, value in node.items())
@@ -97,15 +97,15 @@ def _rebuilt(node: Any, path: str, visit: Callable[[Any, str], Any]) -> Any:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Others (sparse, quantized) go into the skeleton as they are."""
+    """Whether a tensor becomes a leaf; others (sparse, quantized) stay in the skeleton."""
     return tensor.layout == torch.strided and not tensor.is_quantized and tensor.device.type != "meta"
 
 
-# --- what of a tensor is here ----------------------------------------------------------------------
+# --- regions of tensors ----------------------------------------------------------------------------
 
 
 def is_dtensor(tensor: torch.Tensor | None) -> TypeGuard[DTensor]:
-    """Without loading what takes as long as a third of torch: where it is not loaded, nothing is one."""
+    """Check without importing DTensor, which takes a third of torch's import time: if not imported, none exists."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 
@@ -115,7 +115,9 @@ def leaf_of(tensor: torch.Tensor, path: str) -> Leaf:
         shape = tuple(tensor.shape)
         return Leaf(path, tensor.dtype, shape, tensor.stride(), whole(shape), sharded=False)
     if any(placement.is_partial() for placement in tensor.placements):
-        raise ValueError(f"{path}: a DTensor of partial sums cannot be committed; reduce it first")
+        raise ValueError(
+            f"cannot commit {path}: a DTensor with a Partial placement. Reduce it first, with redistribute()"
+        )
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     shape = tuple(tensor.shape)
@@ -130,7 +132,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def part_of(tensors: list[torch.Tensor]) -> tuple[int, int] | None:
-    """This rank's part and the number of parts, when something is sharded: copies of a shard are one part."""
+    """Return this rank's part and the number of parts if any tensor is sharded; replicas of a shard are one part."""
     meshes = []
     for tensor in tensors:
         if is_dtensor(tensor) and any(placement.is_shard() for placement in tensor.placements):
@@ -145,18 +147,20 @@ def part_of(tensors: list[torch.Tensor]) -> tuple[int, int] | None:
     part, parts = 0, 1
     coordinate = mesh.get_coordinate()
     if coordinate is None:
-        raise ValueError("this rank is not in the mesh of its own parameters")
+        raise ValueError(
+            "cannot commit: this rank is not in the device mesh of its parameters. Use a mesh of all ranks"
+        )
     for size, at, is_split in zip(mesh.shape, coordinate, split, strict=True):
         if is_split:
             part, parts = part * size + at, parts * size
     return part, parts
 
 
-# --- from regions to a tensor ----------------------------------------------------------------------
+# --- tensors from regions --------------------------------------------------------------------------
 
 
 def empty_like_leaf(leaf: Leaf) -> torch.Tensor:
-    """In the strides that it had: optimizer state lies as its parameter does."""
+    """An empty tensor with the leaf's strides, because optimizer state uses the strides of its parameter."""
     shape = leaf.local_shape
     reach = 1 + sum((length - 1) * step for length, step in zip(shape, leaf.stride, strict=True))
     dense = bool(shape) and 0 not in shape and reach == _product(shape)
@@ -168,7 +172,7 @@ def empty_like_leaf(leaf: Leaf) -> torch.Tensor:
 
 
 def overlap(wanted: Region, there: Region) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
-    """What both have in common, as slices of each; None if that is nothing."""
+    """The intersection as slices of both regions; None if it is empty."""
     into, out_of = [], []
     for (start, length), (other_start, other_length) in zip(wanted, there, strict=True):
         first = max(start, other_start)
@@ -181,7 +185,7 @@ def overlap(wanted: Region, there: Region) -> tuple[tuple[slice, ...], tuple[sli
 
 
 class Filled:
-    """A leaf's region, out of pieces that may overlap each other as well."""
+    """The region of a leaf, filled from pieces that may overlap each other."""
 
     def __init__(self, leaf: Leaf) -> None:
         self._leaf = leaf
@@ -193,8 +197,8 @@ class Filled:
         if self._missing <= 0 or region in self._seen:
             return
         if region == self._leaf.region and not self._seen:
-            as_it_lies = self._leaf.stride == piece.stride()  # then it is copied once, when it is loaded
-            self._tensor = piece if as_it_lies else empty_like_leaf(self._leaf).copy_(piece)
+            same_stride = self._leaf.stride == piece.stride()  # the caller copies it when it loads it
+            self._tensor = piece if same_stride else empty_like_leaf(self._leaf).copy_(piece)
             self._missing = 0
             return
         common = overlap(self._leaf.region, region)
@@ -210,6 +214,7 @@ class Filled:
     def result(self) -> torch.Tensor:
         if self._missing > 0:
             raise ValueError(
-                f"{self._leaf.path}: {self._missing} elements of it are in no part of the commit"
+                f"cannot resume {self._leaf.path}: the commit lacks {self._missing} of its elements. "
+                "Start from an older commit, or from an empty folder"
             )
         return empty_like_leaf(self._leaf) if self._tensor is None else self._tensor

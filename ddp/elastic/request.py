@@ -1,13 +1,13 @@
-"""Whether somebody wants a checkpoint now, and the answer that there is one.
+"""Requests for a checkpoint from the launcher, and the rank's answer.
 
-The launcher names a file in DDP_CHECKPOINT_REQUEST. It is there when a checkpoint is asked for, with one
-line of JSON: `{"reason": "...", "deadline_s": 30.0}`, counted from when the file was written; null for no
-hurry. A rank that has made its checkpoint durable says so by an empty file beside it, whose name ends in
+The launcher names a file in DDP_CHECKPOINT_REQUEST. The file exists while a checkpoint is requested. It has one line of
+JSON: `{"reason": "...", "deadline_s": 30.0}`. The deadline counts from the time when the file was written; null means
+that there is none. After its checkpoint is durable, a rank creates an empty file next to it with the suffix
 `.done.<RANK>`.
 
-A rank that looks for requests says so by another empty file, `.watched.<RANK>`: only then is it worth the
-launcher's while to ask before it stops the ranks. From then on the rank leaves it to the launcher to answer the
-signals of a scheduler (ddp/groups/_core/signals.c).
+A rank that checks for requests creates another empty file with the suffix `.watched.<RANK>`. Only then does the
+launcher request a checkpoint before it stops the ranks. From then on the rank also leaves the signals of a scheduler to
+the launcher (ddp/groups/_core/signals.c).
 """
 
 from __future__ import annotations
@@ -25,64 +25,69 @@ from pathlib import Path
 from ddp.groups import core_loading
 
 _VARIABLE = "DDP_CHECKPOINT_REQUEST"
-_PATIENCE_S = 5.0  # after a signal that the launcher should have seen as well
+_SIGNAL_GRACE_S = 5.0  # the time the launcher has to react to a signal that it should have received as well
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRequest:
     reason: str
-    remaining_s: float  # infinite: no hurry
+    remaining_s: float  # infinite: no deadline
 
 
 def _path() -> str:
     return os.environ.get(_VARIABLE, "")
 
 
-def _answer(path: str) -> str:
+def _answer_path(path: str) -> str:
     return f"{path}.done.{os.environ.get('RANK', '0')}"
 
 
 @functools.cache
 def watch() -> None:
-    """Once per process. Without the compiled core a scheduler's signal ends the rank, as it does any process."""
+    """Start to handle requests, once per process. Without the compiled core, a scheduler's signal ends the rank."""
     path = _path()
     if not path:
         return
     native = core_loading.native()
     if native is not None:
         for signum in (signal.SIGTERM, signal.SIGUSR1):
-            native.guard_signal(signum, _PATIENCE_S)
+            native.guard_signal(signum, _SIGNAL_GRACE_S)
     with contextlib.suppress(OSError):
         Path(f"{path}.watched.{os.environ.get('RANK', '0')}").touch(mode=0o600)
 
 
-def _forgive() -> None:
+def _forget_signal() -> None:
     native = core_loading.native()
     if native is not None:
         native.forgive_signal()
 
 
-def _heed_what_nobody_answered() -> None:
+def _raise_overdue_signal() -> None:
     native = core_loading.native()
     if native is not None and (signum := native.overdue_signal()):
-        os.kill(os.getpid(), signum)  # it was meant for this rank alone, and is heeded the second time
+        os.kill(
+            os.getpid(), signum
+        )  # the launcher did not get it, so it was for this rank; the second one has effect
 
 
 def checkpoint_requested() -> bool:
-    """As this rank sees it; no more once it has answered. Others may not have heard: State.should_checkpoint()."""
+    """Whether this rank sees a request that it has not answered yet.
+
+    Other ranks may not see it yet. `State.should_checkpoint()` returns the same result on all ranks.
+    """
     path = _path()
     watch()
-    asked = bool(path) and os.path.exists(path)
-    if asked or not path:
-        _forgive()
+    is_requested = bool(path) and os.path.exists(path)
+    if is_requested or not path:
+        _forget_signal()
     else:
-        _heed_what_nobody_answered()
-    # The question goes before its answers: one without an answer must still be there after that look.
-    return asked and not os.path.exists(_answer(path)) and os.path.exists(path)
+        _raise_overdue_signal()
+    # The launcher removes the request before the answers. So a missing answer counts only if the request still exists.
+    return is_requested and not os.path.exists(_answer_path(path)) and os.path.exists(path)
 
 
 def checkpoint_request() -> CheckpointRequest | None:
-    """What is known of it here."""
+    """Return the request as this rank sees it, or None."""
     path = _path()
     if not path:
         return None
@@ -90,8 +95,8 @@ def checkpoint_request() -> CheckpointRequest | None:
         with open(path, encoding="utf-8") as file:
             text = file.read()
             age_s = time.time() - os.fstat(file.fileno()).st_mtime
-        said = json.loads(text)
-        reason, deadline_s = str(said["reason"]), said["deadline_s"]
+        fields = json.loads(text)
+        reason, deadline_s = str(fields["reason"]), fields["deadline_s"]
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError):
@@ -100,9 +105,9 @@ def checkpoint_request() -> CheckpointRequest | None:
 
 
 def checkpoint_done() -> None:
-    """This rank's checkpoint is durable. Without a launcher there is nobody to tell."""
+    """Report that this rank's checkpoint is durable. Without a launcher this has no effect."""
     path = _path()
     if path:
-        # A node that is asked last counts what was taken just before: its ranks may never see the question.
-        _forgive()
-        Path(_answer(path)).touch(mode=0o600)
+        # The answer also counts if this node receives its request only later, and the rank never sees the request.
+        _forget_signal()
+        Path(_answer_path(path)).touch(mode=0o600)

@@ -1,12 +1,11 @@
-"""Finding the newest commit that the members of a generation can get, and getting it to all of them.
+"""Find the newest commit that the ranks of a generation can read, and give it to all of them.
 
-1. Every rank lists the images that it can read: those in its node's memory, and those in the folder on disk.
-2. All lists are put together, so every rank sees the same, and draws the same conclusion: `commits.newest`.
-3. Each image of that commit is read through by one rank. A damaged one is named and left out; then again from 2.
-4. The parts that everybody who needs them can read are read by each rank for itself; the others are sent.
+1. Every rank lists the images that it can read, in the memory of its node and in the folder on disk.
+2. The ranks exchange their lists. All of them have the same lists, so `commits.newest` chooses the same commit.
+3. One rank verifies each image of that commit. Damaged images are reported and excluded, and step 2 is repeated.
+4. If all ranks that need a part can read it, each of them reads it. All other parts are broadcast.
 
-Nothing is decided by one rank alone, and nothing depends on clocks: all ranks walk through the same
-collectives.
+No decision depends on one rank alone or on a clock: all ranks run the same collectives.
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ log = logging.getLogger("ddp.elastic")
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """What a job goes on from."""
+    """The commit from which a job resumes."""
 
-    number: int  # commits made before
-    in_memory: bool  # else it was read from disk
-    world_size: int  # of the world that made it
+    number: int  # number of commits before
+    in_memory: bool  # whether it was read from memory, not from disk
+    world_size: int  # size of the world that made the commit
 
 
 @dataclass(frozen=True)
-class Sight:
+class LocalImages:
     """The images that this rank can read."""
 
     images: dict[str, image.Image]
@@ -60,82 +59,82 @@ class Sight:
 
 
 def node_name(places: list[Path]) -> str:
-    """Ranks with the same folder in the same host's memory are on the same node."""
+    """Name the node of this rank: ranks on one node share a host and a folder in memory."""
     return f"{socket.gethostname()}:{places[0]}"
 
 
-def look(places: list[Path], folder: Path | None) -> Sight:
-    sight = Sight({}, {})
+def find_images(places: list[Path], folder: Path | None) -> LocalImages:
+    local = LocalImages({}, {})
     node = node_name(places)
     for path in scratch.slots_in(places):
-        _see(sight, path, f"{node}/{path.name}", tells=False)
+        _add(local, path, f"{node}/{path.name}", warns=False)
     files = sorted(folder.iterdir()) if folder is not None and folder.is_dir() else []
     for path in files:
-        if commits.parsed(path.name):
-            _see(sight, path, f"disk/{path.name}", tells=True)
-    return sight
+        if commits.parse_file_name(path.name):
+            _add(local, path, f"disk/{path.name}", warns=True)
+    return local
 
 
-def _see(sight: Sight, path: Path, name: str, tells: bool) -> None:
+def _add(local: LocalImages, path: Path, name: str, warns: bool) -> None:
     try:
-        found = image.Image(memoryview(scratch.for_reading(path)))
+        found = image.Image(memoryview(scratch.map_for_reading(path)))
     except (image.DamagedImage, OSError, ValueError) as error:
-        if tells:  # a slot that was being written when its rank died is nothing to tell
-            log.warning("%s is left out: %s", path, error)
+        if warns:  # an incomplete slot in memory is normal after a rank has died
+            log.warning("ignored %s: %s", path, error)
         return
-    # The same name in folders that are not shared may be different files.
+    # Folders that are not shared may have different files of the same name.
     key = f"{name}#{found.index_sum:08x}{found.data_sum:08x}"
-    sight.images[key] = found
-    sight.paths[key] = path
+    local.images[key] = found
+    local.paths[key] = path
 
 
-def choose(team: Team, sight: Sight) -> commits.Choice | None:
-    holdings = tuple(team.gather(sight.held()))
+def choose(team: Team, local: LocalImages) -> commits.Choice | None:
+    holdings = tuple(team.gather(local.held()))
     bad: frozenset[str] = frozenset()
     while choice := commits.newest(holdings, bad):
         checksums: dict[str, int] = {}
         damaged: set[str] = set()
-        for sums, found in team.gather(_examined(team.rank, sight, choice)):
+        for sums, found in team.gather(_examine(team.rank, local, choice)):
             checksums |= sums
             damaged |= found
         if not damaged:
-            return commits.agreeing(choice, checksums)
+            return commits.keep_equal_images(choice, checksums)
         bad |= damaged
     return None
 
 
-def _examined(rank: int, sight: Sight, choice: commits.Choice) -> tuple[dict[str, int], set[str]]:
+def _examine(rank: int, local: LocalImages, choice: commits.Choice) -> tuple[dict[str, int], set[str]]:
     checksums: dict[str, int] = {}
     damaged: set[str] = set()
     for part in choice.parts:
         for source in part:
             if commits.examiner(source) != rank:
                 continue
-            found = sight.images[source.image]
+            found = local.images[source.image]
             try:
                 found.check_data()
             except image.DamagedImage as error:
-                log.warning("%s is left out: %s", sight.paths[source.image], error)
+                log.warning("ignored %s: %s", local.paths[source.image], error)
                 damaged.add(source.image)
             else:
-                # One image of a part has none to be compared with.
+                # A single image of a part is not compared.
                 checksums[source.image] = found.content_sum() if len(part) > 1 else 0
     return checksums, damaged
 
 
 def parts(
-    team: Team, sight: Sight, choice: commits.Choice, my_part: int, regions: int
+    team: Team, local: LocalImages, choice: commits.Choice, my_part: int, regions: int
 ) -> Iterator[image.Image]:
-    """Those that this rank needs, the first part first. Collective: every rank must take all that it is given."""
-    stored = _regions(team, sight, choice)
+    """Yield the parts that this rank needs, in order. Collective: every rank must consume the whole iterator."""
+    stored = _regions(team, local, choice)
     same = my_part < len(stored) and stored[my_part] == regions
     need = commits.parts_needed(my_part, same, len(choice.parts))
-    sent = {each.part: each for each in commits.sendings(choice, tuple(team.gather(need)))}
+    sent = {each.part: each for each in commits.plan_broadcasts(choice, tuple(team.gather(need)))}
     for part, sources in enumerate(choice.parts):
-        here = next((sight.images[each.image] for each in sources if team.rank in each.ranks), None)
+        here = next((local.images[each.image] for each in sources if team.rank in each.ranks), None)
         if part in sent:
             root = sent[part].root
-            mine = sight.images[sent[part].image].whole if team.rank == root else None
+            mine = local.images[sent[part].image].whole if team.rank == root else None
             received = team.send(mine, root)
             here = here or image.Image(received)
         if part in need:
@@ -143,10 +142,10 @@ def parts(
             yield here
 
 
-def _regions(team: Team, sight: Sight, choice: commits.Choice) -> list[int]:
-    """Which regions each part has, as its own writer fingerprinted them."""
+def _regions(team: Team, local: LocalImages, choice: commits.Choice) -> list[int]:
+    """The fingerprint of each part's regions, made by the rank that wrote the part."""
     mine = {
-        part: sight.images[sources[0].image].head.regions
+        part: local.images[sources[0].image].head.regions
         for part, sources in enumerate(choice.parts)
         if commits.examiner(sources[0]) == team.rank
     }
@@ -156,9 +155,9 @@ def _regions(team: Team, sight: Sight, choice: commits.Choice) -> list[int]:
     return [known[part] for part in range(len(choice.parts))]
 
 
-def private(sight: Sight, choice: commits.Choice, rank: int, world_size: int) -> image.Image | None:
-    """This very rank's own image, in a world of the same size, if it is still here."""
-    for each in sight.images.values():
+def private(local: LocalImages, choice: commits.Choice, rank: int, world_size: int) -> image.Image | None:
+    """The image that the same rank wrote in a world of the same size, if this rank can read it."""
+    for each in local.images.values():
         head = each.head
         ours = (head.rank, head.world_size) == (rank, world_size)
         if ours and commits.CommitName(head.number, head.lineage) == choice.commit:
@@ -170,12 +169,12 @@ def new_lineage(team: Team) -> str:
     return team.first(lambda: uuid.uuid4().hex[:12])
 
 
-def slots_of(sight: Sight, choice: commits.Choice | None) -> set[str]:
-    """Names of the slots that hold what was chosen: the new generation writes over others first."""
+def slots_of(local: LocalImages, choice: commits.Choice | None) -> set[str]:
+    """Names of the slots with the chosen commit, which the new generation overwrites last."""
     if choice is None:
         return set()
     return {
-        sight.paths[name].name
-        for name, each in sight.images.items()
+        local.paths[name].name
+        for name, each in local.images.items()
         if commits.CommitName(each.head.number, each.head.lineage) == choice.commit and not each.on_disk
     }

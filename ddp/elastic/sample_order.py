@@ -1,13 +1,13 @@
-"""Which samples of an epoch a rank still has to see, whatever worlds have seen the others.
+"""The samples of an epoch that remain for a rank, independent of the sizes of earlier worlds. Pure.
 
-An epoch is one order of all samples, made from the seed and the epoch's number alone. It is consumed from
-the front: `consumed` says how far. With W ranks, rank r takes positions consumed + r, consumed + r + W, and
-so on, so that after k samples on every rank exactly the next k * W of the order are consumed, whatever the
-batch size. A world of another size goes on at that very position: nothing is left out, nothing comes twice.
+An epoch is one order of all samples. It depends only on the seed and the number of the epoch. It is consumed from the
+front, and `consumed` is the position. With W ranks, rank r takes the positions consumed + r, consumed + r + W, and so
+on. So after k samples on every rank, exactly the next k * W samples of the order are consumed, for any batch size. A
+world of another size continues at this position: no sample is skipped, and none is repeated.
 
-The last round of an epoch is the one place where counts may not fit. Ranks must take part in the same
-number of steps, so either the round is filled up with samples from the epoch's beginning (fewer than W of
-them are seen twice), or it is left out with `drop_last` (fewer than W of them are not seen).
+Only the last round of an epoch may not fit. All ranks must run the same number of steps. So either the round is filled
+with samples from the start of the epoch (fewer than W samples are repeated), or `drop_last` omits the round (fewer than
+W samples are skipped).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Of all ranks together. The same on each of them."""
+    """The position of all ranks together; it is the same on each rank."""
 
     size: int
     epoch: int = 0
@@ -25,26 +25,31 @@ class Progress:
 
     def __post_init__(self) -> None:
         if self.size < 1 or self.epoch < 0 or not 0 <= self.consumed <= self.size:
-            raise ValueError(f"{self.consumed} samples of {self.size} in epoch {self.epoch}: not a position")
+            raise ValueError(
+                f"invalid position {self.consumed} of {self.size} samples in epoch {self.epoch}: not a position "
+                "within the dataset. Resume with the dataset that the commit was made with"
+            )
 
 
 def rounds_left(progress: Progress, world_size: int, drop_last: bool) -> int:
-    """How many samples each rank has still to take: the same number on every rank."""
+    """The number of samples that remain for each rank; it is the same on every rank."""
     left = progress.size - progress.consumed
     return left // world_size if drop_last else -(-left // world_size)
 
 
 def positions(progress: Progress, rank: int, world_size: int, drop_last: bool) -> list[int]:
-    """Places in the epoch's order."""
+    """The positions of a rank's samples in the order of the epoch."""
     rounds = rounds_left(progress, world_size, drop_last)
     first = progress.consumed + rank
     return [(first + step * world_size) % progress.size for step in range(rounds)]
 
 
-def advanced(progress: Progress, samples: int, world_size: int) -> Progress:
-    """After so many samples on every rank."""
+def advance(progress: Progress, samples: int, world_size: int) -> Progress:
+    """Return the position after this number of samples on every rank."""
     if samples < 0:
-        raise ValueError(f"{samples} samples: a number of samples is not negative")
+        raise ValueError(
+            f"invalid samples={samples}: negative. Use the number of samples that this rank trained on"
+        )
     return replace(progress, consumed=min(progress.size, progress.consumed + samples * world_size))
 
 

@@ -1,8 +1,8 @@
-"""A sampler whose place in the epoch moves with the training, not with the loader that runs ahead of it.
+"""A sampler whose position in the epoch follows the training, not the loader, which runs ahead.
 
-DataLoader workers fetch batches that nobody has trained on yet. So iterating does not count: `advance`,
-which every commit calls, does. After a restart the epoch goes on behind the last committed sample, in a
-world of whatever size; see `ddp.elastic.sample_order` for the order and for what happens in an epoch's last round.
+DataLoader workers prefetch batches that the script has not trained on yet. So iterating does not move the position.
+`advance` does, and every commit calls it. After a restart the epoch continues after the last committed sample, in a
+world of any size. `ddp.elastic.sample_order` describes the order, and the last round of an epoch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class ElasticSampler(Sampler[int]):
-    """In place of torch's DistributedSampler, with the same arguments.
+    """Use it instead of torch's DistributedSampler, with the same arguments.
 
     for epoch in sampler.epochs(10):
         for inputs, labels in loader:
@@ -44,7 +44,9 @@ class ElasticSampler(Sampler[int]):
         )
         self.rank = rank if rank is not None else dist.get_rank() if there else 0
         if not 0 <= self.rank < self.num_replicas:
-            raise ValueError(f"rank {self.rank} is not one of {self.num_replicas} replicas")
+            raise ValueError(
+                f"invalid rank {self.rank} for {self.num_replicas} replicas. Use 0 to {self.num_replicas - 1}"
+            )
         self.shuffle, self.seed, self.drop_last = shuffle, seed, drop_last
         self._progress = sample_order.Progress(size)
 
@@ -58,7 +60,7 @@ class ElasticSampler(Sampler[int]):
         return self._progress.consumed
 
     def __len__(self) -> int:
-        """What this rank has still to take in this epoch."""
+        """The number of samples that remain for this rank in this epoch."""
         return sample_order.rounds_left(self._progress, self.num_replicas, self.drop_last)
 
     def __iter__(self) -> Iterator[int]:
@@ -70,17 +72,17 @@ class ElasticSampler(Sampler[int]):
         return iter(order[torch.tensor(places, dtype=torch.int64)].tolist())
 
     def advance(self, samples: int) -> None:
-        """So many samples have been trained on, on this rank and on every other."""
-        self._progress = sample_order.advanced(self._progress, samples, self.num_replicas)
+        """Move the position: this rank, and every other rank, has trained on this number of samples."""
+        self._progress = sample_order.advance(self._progress, samples, self.num_replicas)
 
     def epochs(self, n_epochs: int) -> Iterator[int]:
-        """The epoch that is under way, and those after it."""
+        """Yield the current epoch and those after it."""
         while self.epoch < n_epochs:
             yield self.epoch
             self._progress = sample_order.next_epoch(self._progress)
 
     def set_epoch(self, epoch: int) -> None:
-        """From its beginning, unless it is the one under way: then nothing changes, as after a resume."""
+        """Start an epoch. If it is the current one, keep the position, so that a resumed epoch continues."""
         if epoch != self.epoch:
             self._progress = sample_order.Progress(self._progress.size, epoch)
 
@@ -91,8 +93,9 @@ class ElasticSampler(Sampler[int]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state["size"] != self._progress.size:
             raise ValueError(
-                f"the commit is of a dataset of {state['size']} samples, this one has {self._progress.size}: "
-                "where the epoch stood has no meaning in it. Start from an empty folder, or train on the same data"
+                f"cannot resume the sampler: the commit was made with a dataset of {state['size']} samples, but this "
+                f"dataset has {self._progress.size}, so the position in the epoch does not apply. Use the same "
+                "dataset, or start from an empty folder"
             )
         self.seed = state["seed"]
         self._progress = sample_order.Progress(state["size"], state["epoch"], state["consumed"])

@@ -1,13 +1,13 @@
-"""Memory that outlives a rank: files in a folder that is private to the user, this node's agent and the job.
+"""Memory that survives a rank: files in a folder that is private to the user, the agent of this node, and the job.
 
-The launcher names such a folder in DDP_SCRATCH, and removes it when the job has ended. Under another
-launcher a folder is made in /dev/shm, named after the process that starts the ranks of this node: it is the
-same in every generation, and no other job's. Folders whose process is gone are removed by whoever comes
-next. A process that no launcher has started has nothing to survive for; its folder goes by its own name.
+The launcher names the folder in DDP_SCRATCH and removes it after the job. Under another launcher, ranks use a folder in
+/dev/shm. Its name contains the process that starts the ranks of this node, so it is the same in every generation and
+differs between jobs. The next job removes folders whose process is gone. A process without a launcher is never
+restarted, so its folder contains its own process id.
 
-A rank keeps its commits in a few *slots*, mapped files that are written over in turn, so that in the long
-run a commit is one copy from tensor to mapped memory and not a page is asked of the kernel. The last good
-commit is never the one that is written over, nor is one that is being written to disk.
+A rank keeps its commits in a few *slots*, which are mapped files that it overwrites in turn. So after the first commits
+a commit is one copy from tensors to mapped memory, and the kernel allocates no pages. A rank never overwrites the last
+good commit, or a commit that is being written to disk.
 """
 
 from __future__ import annotations
@@ -31,31 +31,31 @@ _SLOT = "local{local_rank}.slot{number}"
 
 
 class ScratchError(OSError):
-    """There is no place for commits in memory."""
+    """There is no space for commits in memory."""
 
 
 def folders(environ: Mapping[str, str]) -> list[Path]:
-    """Where commits of this node may lie, the best place first."""
+    """The folders for commits of this node, the preferred one first."""
     given = environ.get("DDP_SCRATCH")
     owner = os.getppid() if is_launched(environ) else os.getpid()
     name = f"ddp-elastic-{os.getuid()}-{_process_space()}-{owner}-{_started(owner)}"
     first = Path(given, "elastic") if given else Path("/dev/shm", name)
-    # /dev/shm may be tiny. Then files do as well: what is written stays in memory as long as there is room.
+    # /dev/shm may be small. Ordinary files work as well: the page cache keeps them in memory while there is space.
     return [first, Path(tempfile.gettempdir(), name)]
 
 
 def is_launched(environ: Mapping[str, str]) -> bool:
-    """Somebody starts this rank again when it has died."""
+    """Whether a launcher restarts this rank after it has died."""
     return "TORCHELASTIC_RUN_ID" in environ
 
 
 def _process_space() -> int:
-    """Containers may share /dev/shm: a process id means nothing in another's."""
+    """The PID namespace: containers may share /dev/shm, and a process id is valid only in its own namespace."""
     return os.stat("/proc/self/ns/pid").st_ino
 
 
 def _started(pid: int) -> int:
-    """A process id comes again; together with the instant of its start it does not. 0: there is none."""
+    """The start time of a process, because process ids are reused; 0 if the process does not exist."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -63,16 +63,18 @@ def _started(pid: int) -> int:
     return int(text.rpartition(")")[2].split()[19])
 
 
-def made(folder: Path) -> Path:
+def make_folder(folder: Path) -> Path:
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     if not _is_ours(folder):
-        raise ScratchError(f"{folder} is not a folder of this user alone; remove it, or set TMPDIR")
+        raise ScratchError(
+            f"cannot use {folder} for commits: not a private folder of this user. Remove it, or set TMPDIR"
+        )
     return folder
 
 
 def _is_ours(folder: Path) -> bool:
-    """/dev/shm and /tmp are everybody's, and names in them can be guessed."""
+    """Whether a folder belongs to this user alone: anybody can create folders with such names in /dev/shm and /tmp."""
     try:
         found = folder.lstat()
     except OSError:
@@ -81,7 +83,7 @@ def _is_ours(folder: Path) -> bool:
 
 
 def sweep(root: Path) -> None:
-    """Removes what jobs left here whose launcher is gone."""
+    """Remove the folders of jobs whose launcher is gone."""
     ours = (os.getuid(), _process_space())
     with contextlib.suppress(OSError):
         for entry in list(os.scandir(root)):
@@ -98,32 +100,32 @@ def sweep(root: Path) -> None:
 class Slot:
     path: Path
     buffer: memoryview
-    pinned: bool = False  # somebody reads it
-    views: Any = None  # the tensors in it, of whoever writes it
+    pinned: bool = False  # being written to disk
+    views: Any = None  # tensors in the slot, cached by its writer
 
 
 @dataclass
 class Slots:
-    """Of one rank. `count` of them are kept: two, and one more where a writer to disk may hold one."""
+    """The slots of one rank. `count`: two, or three if the disk writer may hold one of them."""
 
     places: list[Path]
     local_rank: int
     count: int
-    spared: set[str] = field(default_factory=set)  # names of slots that are not to be written over first
+    spared: set[str] = field(default_factory=set)  # names of slots that are overwritten last
     _slots: dict[int, Slot] = field(default_factory=dict)
     _last: int | None = None
 
     def next(self, n_bytes: int) -> Slot:
-        """A slot to write the next commit into, of at least that size."""
+        """Return a slot of at least this size for the next commit."""
         number = self._victim()
         slot = self._slots.get(number)
         if slot is None or len(slot.buffer) < n_bytes:
             self._forget(number)
-            slot = self._slots[number] = self._made(number, n_bytes)
+            slot = self._slots[number] = self._make(number, n_bytes)
         return slot
 
     def keep(self, slot: Slot) -> None:
-        """It holds the last good commit from now on."""
+        """Mark the slot as the last good commit."""
         self._last = next(number for number, each in self._slots.items() if each is slot)
         self.spared.clear()
 
@@ -139,12 +141,12 @@ class Slots:
     def _name(self, number: int) -> str:
         return _SLOT.format(local_rank=self.local_rank, number=number)
 
-    def _made(self, number: int, n_bytes: int) -> Slot:
+    def _make(self, number: int, n_bytes: int) -> Slot:
         obstacle: OSError | None = None
         for place in self.places:
             path = place / self._name(number)
             try:
-                memory = _mapped(made(place) / path.name, n_bytes)
+                memory = _map(make_folder(place) / path.name, n_bytes)
             except OSError as error:
                 obstacle = obstacle or error
                 with contextlib.suppress(OSError):
@@ -153,12 +155,12 @@ class Slots:
                 return Slot(path, memoryview(memory))
         assert obstacle is not None
         raise ScratchError(
-            f"no place for a commit of {n_bytes >> 20} MiB in {' or '.join(map(str, self.places))} "
-            f"({obstacle.strerror or obstacle}); give the container a larger /dev/shm, or set TMPDIR"
+            f"no space for a commit of {n_bytes >> 20} MiB in {' or '.join(map(str, self.places))}: "
+            f"{obstacle.strerror or obstacle}. Give the container a larger /dev/shm, or set TMPDIR"
         )
 
     def _forget(self, number: int) -> None:
-        """Whoever has it mapped keeps what there was: a new slot of that name is another file."""
+        """Remove a slot. A process that has mapped it keeps the content: a new slot of this name is another file."""
         self._slots.pop(number, None)
         for place in self.places:
             with contextlib.suppress(OSError):
@@ -172,8 +174,8 @@ class Slots:
                 place.rmdir()
 
 
-def _mapped(path: Path, n_bytes: int) -> mmap.mmap:
-    """Its memory is reserved now: a full /dev/shm is an error here, and would be a deadly signal later."""
+def _map(path: Path, n_bytes: int) -> mmap.mmap:
+    """Map a file and reserve its memory now: a full /dev/shm is an error here, but a SIGBUS later."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         os.posix_fallocate(fd, 0, n_bytes)
@@ -182,8 +184,8 @@ def _mapped(path: Path, n_bytes: int) -> mmap.mmap:
         os.close(fd)
 
 
-def for_reading(path: Path) -> mmap.mmap:
-    """A private mapping: a view of it can be handed to torch, which knows no read-only tensors."""
+def map_for_reading(path: Path) -> mmap.mmap:
+    """Map a file privately and writable, because torch does not support read-only tensors."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return mmap.mmap(fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
@@ -192,7 +194,7 @@ def for_reading(path: Path) -> mmap.mmap:
 
 
 def slots_in(places: list[Path]) -> Iterator[Path]:
-    """Of all ranks of this node."""
+    """The slots of all ranks of this node."""
     for place in places:
         if _is_ours(place):
             yield from sorted(place.glob("local*.slot*"))

@@ -1,9 +1,8 @@
-"""The state of a training that outlives its processes. How it is used is in docs/elastic.md.
+"""The state of a training job that survives its processes. docs/elastic.md describes its use.
 
-A commit is made by each rank for itself, without a word to the others: between two commits ranks meet in
-the collectives of the training anyway, so no two of them are ever more than one commit apart, and each
-keeps the last two. Which commit a new generation goes on from is agreed on when it resumes
-(`ddp.elastic.resume`).
+Each rank makes its commits without communication. The collectives of the training synchronize the ranks between two
+commits, so ranks are never more than one commit apart, and each rank keeps its last two. When a new generation resumes,
+its ranks agree on a commit (`ddp.elastic.resume`).
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ if TYPE_CHECKING:
 
 
 class State:
-    """Keeps what it is given under the names it is given: State(model=model, optimizer=optimizer, step=0, ...).
+    """Keep objects and values under the given names: State(model=model, optimizer=optimizer, step=0, ...).
 
-    Objects with state_dict and load_state_dict are kept by these; other values are fields, `state.step += 1`. They
-    must be the same on all ranks. `every`: a commit to memory each so many calls of commit(); `disk_every`: one to
-    `folder` each so many; `keep`: how many of those stay.
+    Objects with state_dict() and load_state_dict() are saved by these methods. Other values become fields, for example
+    `state.step += 1`, and must be the same on all ranks. `every`: commit to memory at every n-th call of commit();
+    `disk_every`: commit to `folder` at every n-th call; `keep`: the number of commits to keep there.
     """
 
     def __init__(
@@ -80,24 +79,24 @@ class State:
     # --- resuming ----------------------------------------------------------------------------------
 
     def resume(self) -> Resumed | None:
-        """Goes on from the newest commit that the members have; None: there is none, the job begins."""
+        """Resume from the newest commit that the ranks can read; return None if there is none and the job starts."""
         _only_one(self)
         team = Team(self._group)
         places = scratch.folders(os.environ)
         for place in places:
             scratch.sweep(place.parent)
-        (part, parts), regions = self._contents.footing()
+        (part, parts), regions = self._contents.partition()
         members = team.gather(commits.Member(resume.node_name(places), part, parts))
         role = commits.roles(tuple(members))[team.rank]
-        sight = resume.look(places, self._folder)
-        choice = resume.choose(team, sight)
+        local = resume.find_images(places, self._folder)
+        choice = resume.choose(team, local)
         found = None
         if choice is not None:
-            images = resume.parts(team, sight, choice, part, regions)
-            found = self._restore(images, choice, resume.private(sight, choice, team.rank, team.size))
+            images = resume.parts(team, local, choice, part, regions)
+            found = self._restore(images, choice, resume.private(local, choice, team.rank, team.size))
         writes = self._folder is not None and role.writes_disk
-        slots = scratch.Slots(places, role.local_index, 3 if writes else 2, resume.slots_of(sight, choice))
-        lineage = resume.new_lineage(team)  # all have read what they need when this returns
+        slots = scratch.Slots(places, role.local_index, 3 if writes else 2, resume.slots_of(local, choice))
+        lineage = resume.new_lineage(team)  # a collective: after it, all ranks have read their parts
         writer = None
         if self._folder is not None and writes:
             since = choice.commit if choice is not None else commits.CommitName(0, "")
@@ -108,7 +107,7 @@ class State:
     def _begin(self, team: Team, keeper: Keeper) -> None:
         self._forget_leaving()
         self._team, self._keeper = team, keeper
-        # Whether the script lets go of this State or the process ends: what comes first.
+        # Runs when this State is deleted or the process exits, whichever happens first.
         self._leaving = weakref.finalize(self, _leave, keeper, os.getpid())
 
     def _forget_leaving(self) -> None:
@@ -127,11 +126,12 @@ class State:
     # --- committing --------------------------------------------------------------------------------
 
     def commit(self, samples: int | None = None) -> None:
-        """After each optimizer step. `samples`: what this rank trained on since the last; the sampler needs it."""
+        """Commit after each optimizer step. `samples`: how many samples this rank trained on since the last commit."""
         _team, keeper = self._resumed()
         if self._samplers and samples is None:
             raise TypeError(
-                "commit(samples=...): say how many samples this rank trained on, the sampler moves on by them"
+                "commit() needs samples=... with an ElasticSampler: how many samples this rank trained on since the "
+                "last commit"
             )
         for sampler in self._samplers:
             sampler.advance(samples or 0)
@@ -140,28 +140,30 @@ class State:
         if to_disk or commits.is_due(self._number, self._every):
             with checkpointing():
                 keeper.keep(self._contents.capture(), self._number, to_disk)
-        # Last, so that who catches it is in step with the ranks that had nothing to catch.
+        # Raise last, so that a rank that catches the error has made the same commit as the other ranks.
         keeper.raise_error(before=self._number)
 
     def checkpoint(self) -> None:
-        """A commit to disk, now, and all of it there when this returns. Collective; answers a request for one."""
+        """Commit to disk and return when the files of all ranks are complete. Collective; answers a pending request."""
         team, keeper = self._resumed()
         if self._folder is None:
-            raise ValueError("checkpoint() needs State(folder=...): without it there is no disk to commit to")
+            raise ValueError(
+                "checkpoint() needs State(folder=...): without a folder there are no commits to disk"
+            )
         self._number += 1
         with checkpointing():
             error = self._written(keeper)
-            told = team.gather(None if error is None else str(error) or repr(error))
-            failed = [f"rank {rank}: {text}" for rank, text in enumerate(told) if text]
+            errors = team.gather(None if error is None else str(error) or repr(error))
+            failed = [f"rank {rank}: {text}" for rank, text in enumerate(errors) if text]
             if error is not None and not isinstance(error, OSError):
                 raise error
             if failed:
-                raise CommitError(f"the checkpoint is not whole; {'; '.join(failed)}") from error
+                raise CommitError(f"the checkpoint is incomplete: {'; '.join(failed)}") from error
             request.checkpoint_done()
         keeper.raise_error()
 
     def _written(self, keeper: Keeper) -> Exception | None:
-        """What went wrong with this rank's part of a checkpoint."""
+        """Write this rank's part of a checkpoint; return the error or None."""
         try:
             keeper.keep(self._contents.capture(), self._number, to_disk=True)
             keeper.flush(first=self._number)
@@ -170,17 +172,17 @@ class State:
         return None
 
     def should_checkpoint(self) -> bool:
-        """Whether a checkpoint is asked for on any node: the same answer on all ranks. One tiny collective."""
+        """Whether any node has a request for a checkpoint: the same result on all ranks. One tiny collective."""
         team, _keeper = self._resumed()
         return team.any(request.checkpoint_requested())
 
     def flush(self) -> None:
-        """Waits until what was committed to disk is there."""
+        """Wait until all commits to disk are written."""
         if self._keeper is not None:
             self._keeper.flush()
 
     def close(self) -> None:
-        """The training is over: what was kept in memory goes. Files on disk stay."""
+        """End the training: remove the commits in memory. Files on disk stay."""
         if self._keeper is not None:
             self._keeper.flush()
             self._keeper.remove()
@@ -189,9 +191,9 @@ class State:
 
     def _resumed(self) -> tuple[Team, Keeper]:
         if self._team is None:
-            raise RuntimeError("state.resume() comes first: once, on every rank, after the State was made")
+            raise RuntimeError("state.resume() was not called. Call it once on every rank, before commit()")
         if self._keeper is None:
-            raise RuntimeError("this State is closed; make a new one")
+            raise RuntimeError("this State is closed. Create a new one")
         return self._team, self._keeper
 
 
@@ -200,31 +202,34 @@ def _check(
 ) -> None:
     if every < 0 or disk_every < 0 or keep < 1:
         raise ValueError(
-            f"every={every}, disk_every={disk_every}: not negative, and 0 is never; keep={keep}: from 1"
+            f"invalid every={every}, disk_every={disk_every} or keep={keep}. Use 0 or more for the first two, where 0 "
+            "means never, and 1 or more for keep"
         )
     if disk_every and folder is None:
-        raise ValueError("disk_every without folder: say where, State(folder=...)")
+        raise ValueError("disk_every has no effect without a folder. Use State(folder=..., disk_every=...)")
     for name in named:
         if hasattr(State, name) or name.startswith("_"):
-            raise ValueError(f"{name!r} cannot be the name of a part of the state; take another")
+            raise ValueError(
+                f"invalid name {name!r} in State(): reserved. Use a name that does not start with _ and is not a method"
+            )
 
 
 _open: weakref.ref[State] | None = None
 
 
 def _only_one(state: State) -> None:
-    """Two would take each other's commits for their own."""
+    """Raise if this process has another open State: two of them would overwrite each other's commits."""
     global _open
     other = None if _open is None else _open()
     if other is not None and other is not state and other._keeper is not None:
         raise RuntimeError(
-            "this process has a State already: give it all there is to keep, or close() it first"
+            "this process already has a State. Put all objects into one State, or close() the other one first"
         )
     _open = weakref.ref(state)
 
 
 def _leave(keeper: Keeper, pid: int) -> None:
-    """Memory is left for the next generation, if somebody is there to start one. A forked child has no part in it."""
+    """Keep memory for the next generation if a launcher can start one, else remove it. Forked children do nothing."""
     if os.getpid() != pid:
         return
     try:

@@ -1,4 +1,4 @@
-"""The few things that all ranks do together, over whatever group there is; alone, they cost nothing."""
+"""The collectives that commits need, over any process group; a single rank skips them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Team:
         self._flag = torch.zeros(1, dtype=torch.int32, device=self._device)
 
     def gather(self, value: T) -> list[T]:
-        """Of every rank, in order. Values travel pickled, between the processes of one job."""
+        """Return the values of all ranks, in order. They are pickled, which is safe between processes of one job."""
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
@@ -41,11 +41,11 @@ class Team:
         return bool(self._flag.item())
 
     def first(self, make: Callable[[], T]) -> T:
-        """What rank 0 makes, on every rank."""
+        """Return on every rank the value that rank 0 makes."""
         return self.gather(make() if self.rank == 0 else None)[0]  # type: ignore[return-value]
 
     def send(self, data: memoryview | None, root: int) -> memoryview:
-        """The root's bytes, on every rank."""
+        """Return on every rank the bytes of the root."""
         n_bytes = self.gather(len(data) if data is not None and self.rank == root else 0)[root]
         if data is None or self.rank != root:
             data = memoryview(bytearray(n_bytes))
@@ -60,6 +60,6 @@ class Team:
 
 
 def _device_of(group: ProcessGroup | None) -> torch.device:
-    """The CPU if the group can talk about what lies there, else this process's own device."""
+    """The CPU if the group supports it, else this process's own device."""
     kinds = (group or dist.group.WORLD)._device_types  # type: ignore[union-attr]
     return next((kind for kind in kinds if kind.type == "cpu"), kinds[0])

@@ -1,9 +1,8 @@
-"""Commits on their way to disk, beside the training.
+"""Write commits to disk in the background.
 
-One thread, one commit at a time. The caller goes on at once; only if the commit before is still being
-written does it wait, so that a slow disk slows the training down instead of filling the memory. What goes
-wrong is kept, by the commit's number, until it is asked for. A file gets its name when all of it is on the
-disk: until then it ends in `.part`.
+One thread writes one commit at a time. The caller continues at once. It waits only while the previous commit is still
+being written, so that a slow disk slows the training down instead of filling the memory. Errors are kept by the number
+of their commit until the caller asks for them. A file ends in `.part` until all of it is on disk.
 """
 
 from __future__ import annotations
@@ -29,20 +28,20 @@ class Writer:
     def __init__(
         self, folder: Path, keep: int, prunes: bool, lineage: str, since: commits.CommitName
     ) -> None:
-        """`lineage` is that of what will be written, `since` the commit that was resumed from."""
+        """`lineage`: the lineage of new commits; `since`: the commit from which this generation resumed."""
         self._folder, self._keep, self._prunes = folder, keep, prunes
         self._lineage, self._since = lineage, since
         self._thread: threading.Thread | None = None
         self._failed: dict[int, Exception] = {}  # by the number of the commit
 
     def write(self, slot: Slot, name: commits.DiskName) -> None:
-        """The slot is pinned until it has been written."""
+        """Write a slot, which stays pinned until then."""
         self._wait()
         slot.pinned = True
         thread = threading.Thread(target=self._run, args=(slot, name), name="ddp-commit", daemon=True)
         try:
             thread.start()
-        except RuntimeError:  # there is none to be had: then the training waits
+        except RuntimeError:  # the process cannot start another thread: write in the foreground
             self._run(slot, name)
         else:
             self._thread = thread
@@ -53,19 +52,19 @@ class Writer:
             self._thread = None
 
     def flush(self, first: int = 0) -> None:
-        """Waits for what is under way, and raises what went wrong with commits of this number or a later one."""
+        """Wait for the pending commit, and raise the errors of commits with this number or a later one."""
         self._wait()
         self.raise_error(first)
 
     def raise_error(self, first: int = 0, before: int | None = None) -> None:
-        """Of the commits from `first` on that have failed and were not yet told of."""
+        """Raise an error if commits from `first` on have failed and were not reported yet."""
         numbers = [n for n in list(self._failed) if first <= n and (before is None or n < before)]
         if numbers:
             error = [self._failed.pop(number) for number in numbers][-1]
             reason = getattr(error, "strerror", None) or str(error) or repr(error)
             raise CommitError(
-                f"commit {', '.join(map(str, numbers))} could not be written to {self._folder}: {reason}; training "
-                "itself is as it was. Make room, or State(folder=...) elsewhere"
+                f"commit {', '.join(map(str, numbers))} could not be written to {self._folder}: {reason}. Training can "
+                "continue. Free disk space, or use State(folder=...) on another disk"
             ) from error
 
     def _run(self, slot: Slot, name: commits.DiskName) -> None:
@@ -85,7 +84,7 @@ class Writer:
 
 
 def write_file(path: Path, source: image.Image) -> None:
-    """All of it, or nothing under this name."""
+    """Write the file atomically: under its name it is complete, or does not exist."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(path.name + commits.UNFINISHED)
     try:

@@ -84,16 +84,16 @@ def test_memory_comes_before_disk_and_replicas_must_agree() -> None:
     choice = commits.newest(((on_disk,), (far, on_disk), (near, on_disk)))
     assert choice is not None
     assert [source.image for source in choice.parts[0]] == ["far", "near", "disk"]
-    agreed = commits.agreeing(choice, {"far": 1, "near": 2, "disk": 1})
+    agreed = commits.keep_equal_images(choice, {"far": 1, "near": 2, "disk": 1})
     assert [source.image for source in agreed.parts[0]] == ["far", "disk"]
 
 
 def test_who_cannot_read_is_sent_it_and_nobody_else_is() -> None:
     choice = commits.newest(((held(A, 0, 0, 2),), (held(A, 1, 1, 2),)))
     assert choice is not None
-    (sent,) = commits.sendings(choice, ((0,), (0, 1)))
+    (sent,) = commits.plan_broadcasts(choice, ((0,), (0, 1)))
     assert (sent.part, sent.root) == (0, 0)
-    assert not commits.sendings(choice, ((0,), (1,)))
+    assert not commits.plan_broadcasts(choice, ((0,), (1,)))
 
 
 @given(
@@ -149,7 +149,7 @@ def test_each_shard_is_kept_by_who_has_it_and_written_once() -> None:
 
 
 def test_ranks_with_other_models_are_refused() -> None:
-    with pytest.raises(ValueError, match="the same model"):
+    with pytest.raises(ValueError, match=r"rank 1 has 1 shards"):
         commits.roles((Member("x", 0, 2), Member("x", 0, 1)))
 
 
@@ -164,9 +164,9 @@ def test_needs() -> None:
 @given(st.integers(0, 10**9), st.text("0123456789abcdef", min_size=1), st.integers(1, 9999), st.data())
 def test_a_file_name_says_what_it_is_of(number: int, lineage: str, parts: int, data: st.DataObject) -> None:
     name = DiskName(CommitName(number, lineage), data.draw(st.integers(0, parts - 1)), parts)
-    assert commits.parsed(commits.file_name(name)) == name
-    assert commits.parsed(commits.file_name(name) + commits.UNFINISHED) is None
-    assert commits.parsed(commits.file_name(dataclasses.replace(name, part=parts))) is None
+    assert commits.parse_file_name(commits.file_name(name)) == name
+    assert commits.parse_file_name(commits.file_name(name) + commits.UNFINISHED) is None
+    assert commits.parse_file_name(commits.file_name(dataclasses.replace(name, part=parts))) is None
 
 
 def test_whole_commits_are_kept_and_what_is_older_goes() -> None:

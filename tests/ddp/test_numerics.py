@@ -102,7 +102,6 @@ def test_a_spoilt_input_is_seen_as_such_and_the_first_parameter_is_the_backwards
     assert "rank 0 has NaN" in texts[0]
     assert "rank 2 has NaN" in texts[0]
     assert "rank 1" not in texts[0]
-    assert "look at the loss and at the input" in texts[0]
 
 
 def accumulated(rank: int) -> list[str]:
@@ -202,7 +201,8 @@ def test_a_replica_that_drifts_is_named_with_its_parameter(three_ranks: Ranks) -
     texts = three_ranks(drifted, (1,))
     assert texts[0] == texts[1] == texts[2]
     assert [bool(text) for text in texts[0]] == [False] * 5 + [True, False, False, True]
-    assert "after averaged step 6: parameter 2.bias differs. It is rank 1 that differs" in texts[0][5]
+    assert all(fact in texts[0][5] for fact in ("step 6", "2.bias", "rank 1"))
+    assert "rank 0" not in texts[0][5]
 
 
 def test_replicas_that_stay_the_same_say_nothing(two_ranks: Ranks) -> None:
@@ -212,7 +212,7 @@ def test_replicas_that_stay_the_same_say_nothing(two_ranks: Ranks) -> None:
 def test_between_two_nobody_can_say_who_is_right(two_ranks: Ranks) -> None:
     one, other = two_ranks(drifted, (0,))
     assert one == other
-    assert "Ranks 0 against 1; with no majority" in one[5]
+    assert "majority" in one[5]
 
 
 def test_a_fingerprint_sees_every_bit_and_its_place() -> None:
@@ -238,7 +238,7 @@ def asked_by_environment(rank: int) -> list[str]:
         patch.setenv("DDP_CHECK_NUMERICS", "2")
         wrapped = wrapped_mlp()
         patch.setenv("DDP_CHECK_NUMERICS", "sometimes")
-        with pytest.raises(ValueError, match="write 1 to look for NaN"):
+        with pytest.raises(ValueError, match="DDP_CHECK_NUMERICS='sometimes'"):
             wrapped_mlp()
     if rank == 0:
         with torch.no_grad():
@@ -250,7 +250,7 @@ def test_the_environment_asks_for_an_unchanged_script(two_ranks: Ranks) -> None:
     one, other = two_ranks(asked_by_environment)
     assert one == other
     assert one[0] == ""
-    assert "parameter 0.bias differs" in one[1]
+    assert "0.bias" in one[1]
 
 
 def test_only_our_module_can_be_checked() -> None:

@@ -89,7 +89,7 @@ def test_a_saved_state_goes_on_as_before(crew_of: CrewOf, hook: str) -> None:
 
 
 def test_a_state_of_another_model_is_refused(crew_of: CrewOf) -> None:
-    with pytest.raises(AssertionError, match=r"of another model: this one has no '0.weight'"):
+    with pytest.raises(AssertionError, match=r"ValueError.*'0\.weight'"):
         crew_of("gloo", 2).run(trials.of_another_model, "power")
 
 
@@ -97,9 +97,9 @@ def test_a_state_of_another_model_is_refused(crew_of: CrewOf) -> None:
 @pytest.mark.parametrize(
     ("kind", "which", "named"),
     [
-        ("complex", "ours", r"the parameter 'odd', which is of torch.complex64"),
-        ("sparse", "ours", r"the parameter 'odd.weight', which has a sparse gradient"),
-        ("sparse", "torch", r"a parameter of shape \[7, 4\], which has a sparse gradient"),
+        ("complex", "ours", r"'odd'.*torch.complex64"),
+        ("sparse", "ours", r"'odd.weight'.*sparse"),
+        ("sparse", "torch", r"\[7, 4\].*sparse"),
     ],
 )
 def test_what_a_hook_cannot_average_is_named(
@@ -167,16 +167,16 @@ def test_after_a_round_all_have_heard_all(topology: Topology, size: int) -> None
 
 
 @pytest.mark.parametrize(
-    ("make", "says"),
+    ("make", "named"),
     [
-        (lambda: PowerSGD(rank=0), "one column at least"),
-        (lambda: PowerSGD(start_step=-1), "number of steps to wait"),
-        (lambda: Quantized(chunk=2), "eight elements at least"),
-        (lambda: TopK(share=0), "above 0 and at most 1"),
+        (lambda: PowerSGD(rank=0), "rank=0"),
+        (lambda: PowerSGD(start_step=-1), "start_step=-1"),
+        (lambda: Quantized(chunk=2), "chunk=2"),
+        (lambda: TopK(share=0), "share=0"),
         (lambda: Gossip(topology="ring"), "ring"),
-        (lambda: partners(Topology.CUBE, 6, 0, 0, 0), "power of two of ranks, not 6"),
+        (lambda: partners(Topology.CUBE, 6, 0, 0, 0), "'cube' for 6"),
     ],
 )
-def test_settings_that_cannot_work(make: Callable[[], object], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+def test_settings_that_cannot_work(make: Callable[[], object], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
         make()

@@ -56,7 +56,7 @@ def test_gossip_is_brought_together(crew_of: CrewOf) -> None:
 
 
 def test_a_state_of_another_model_is_refused(crew_of: CrewOf) -> None:
-    with pytest.raises(AssertionError, match=r"of another model: '0.bias' is only in one of the two"):
+    with pytest.raises(AssertionError, match=r"ValueError.*'0\.bias'"):
         crew_of("gloo", 2).run(trials.of_another_model)
 
 
@@ -67,7 +67,7 @@ def test_ranks_meet_in_time(every: int, warmup: int, steps: int) -> None:
     assert all(is_local(done - 1, warmup) for done in meetings)
 
 
-@pytest.mark.parametrize(("every", "warmup"), [(0, 0), (3, -1)])
-def test_settings_that_cannot_work(every: int, warmup: int) -> None:
-    with pytest.raises(ValueError, match=r"steps|step at least"):
+@pytest.mark.parametrize(("every", "warmup", "named"), [(0, 0, "every=0"), (3, -1, "warmup=-1")])
+def test_settings_that_cannot_work(every: int, warmup: int, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
         LocalSGD(torch.nn.Linear(1, 1), every, warmup)

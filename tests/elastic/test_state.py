@@ -201,19 +201,19 @@ def test_where_the_first_place_has_no_room_the_second_is_taken(
     monkeypatch.setattr(scratch.tempfile, "tempdir", "/proc")  # type: ignore[attr-defined]
     state = state_of(step=0)
     assert state.resume() is None
-    with pytest.raises(elastic.ScratchError, match=r"no place for a commit .*larger /dev/shm, or set TMPDIR"):
+    with pytest.raises(elastic.ScratchError, match=r"/dev/shm.*TMPDIR"):
         state.commit()
 
 
 def test_a_folder_that_others_could_write_to_is_not_used(tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
     (tmp_path / "x").chmod(0o777)
-    with pytest.raises(elastic.ScratchError, match="not a folder of this user alone"):
-        scratch.made(tmp_path / "x")
+    with pytest.raises(elastic.ScratchError, match=f"{tmp_path}/x"):
+        scratch.make_folder(tmp_path / "x")
     (tmp_path / "mine").mkdir(mode=0o700)
     (tmp_path / "link").symlink_to(tmp_path / "mine")
     with pytest.raises(elastic.ScratchError):
-        scratch.made(tmp_path / "link")
+        scratch.make_folder(tmp_path / "link")
 
 
 def test_what_dead_jobs_left_is_swept_and_nothing_else(tmp_path: Path) -> None:
@@ -231,27 +231,27 @@ def test_what_dead_jobs_left_is_swept_and_nothing_else(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("named", "words"),
+    ("named", "parameter"),
     [
-        ({"every": -1}, "not negative"),
-        ({"keep": 0}, "from 1"),
-        ({"disk_every": 3}, "say where, State"),
-        ({"commit": 3}, "cannot be the name"),
+        ({"every": -1}, "every=-1"),
+        ({"keep": 0}, "keep=0"),
+        ({"disk_every": 3}, "folder"),
+        ({"commit": 3}, "'commit'"),
     ],
 )
-def test_what_cannot_be_asked_for(named: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+def test_what_cannot_be_asked_for(named: dict[str, Any], parameter: str) -> None:
+    with pytest.raises(ValueError, match=parameter):
         elastic.State(**named)
 
 
 def test_mistakes_are_told(state_of: Any) -> None:
     state = state_of(step=0, sampler=elastic.ElasticSampler(10))
-    with pytest.raises(RuntimeError, match=r"state.resume\(\) comes first"):
+    with pytest.raises(RuntimeError, match=r"resume\(\)"):
         state.commit(samples=1)
     state.resume()
-    with pytest.raises(RuntimeError, match="has a State already"):
+    with pytest.raises(RuntimeError, match=r"close\(\)"):
         elastic.State(step=0).resume()
-    with pytest.raises(TypeError, match=r"commit\(samples=...\): say how many"):
+    with pytest.raises(TypeError, match="samples="):
         state.commit()
     with pytest.raises(AttributeError, match=r"no field 'stepp'; .*State\(stepp=...\)"):
         state.stepp = 1
@@ -259,7 +259,7 @@ def test_mistakes_are_told(state_of: Any) -> None:
         assert state.stepp
     state.close()
     for call in (lambda: state.commit(samples=1), state.checkpoint, state.should_checkpoint):
-        with pytest.raises(RuntimeError, match="this State is closed; make a new one"):
+        with pytest.raises(RuntimeError, match="closed"):
             call()
 
 
@@ -269,16 +269,14 @@ def test_optimizers_that_hold_shares_are_refused() -> None:
 
     for kind in (ddp.ShardedOptimizer, ZeroRedundancyOptimizer):
         optimizer = kind.__new__(kind)
-        with pytest.raises(
-            TypeError, match=rf"^o: a {kind.__name__} holds a share of the state on each rank"
-        ):
+        with pytest.raises(TypeError, match=rf"\bo: a {kind.__name__}\b"):
             elastic.State(o=optimizer)
 
 
 def test_values_that_could_not_be_read_back_are_refused_when_they_are_committed(state_of: Any) -> None:
     state = state_of(path=Path("x"))
     state.resume()
-    with pytest.raises(TypeError, match=r"weights_only=True\) will not read back"):
+    with pytest.raises(TypeError, match="weights_only"):
         state.commit()
     state.path = str(state.path)
     state.commit()
@@ -293,12 +291,12 @@ def test_they_are_refused_whenever_they_come(state_of: Any, value: Any) -> None:
     state.commit()
     state.best = value
     for _again in range(2):
-        with pytest.raises(TypeError, match="will not read back"):
+        with pytest.raises(TypeError, match="weights_only"):
             state.commit()
     state.best = 0.5
     state.commit()
     counting.counts["b"] = value
-    with pytest.raises(TypeError, match="will not read back"):
+    with pytest.raises(TypeError, match="weights_only"):
         state.commit()
     del counting.counts["b"]
     state.commit()
@@ -308,9 +306,9 @@ def test_a_commit_of_something_else_is_not_taken(state_of: Any) -> None:
     state = state_of(model=nn.Linear(2, 2), sampler=elastic.ElasticSampler(10))
     state.resume()
     state.commit(samples=1)
-    with pytest.raises(ValueError, match=r"the commit is of model, sampler; this State has net, sampler"):
+    with pytest.raises(ValueError, match=r"model, sampler.*net, sampler"):
         state_of(net=nn.Linear(2, 2), sampler=elastic.ElasticSampler(10)).resume()
-    with pytest.raises(ValueError, match="a dataset of 10 samples, this one has 11"):
+    with pytest.raises(ValueError, match=r"\b10 samples.*\b11\b"):
         state_of(model=nn.Linear(2, 2), sampler=elastic.ElasticSampler(11)).resume()
 
 
@@ -381,11 +379,11 @@ def test_a_request_is_answered_by_a_checkpoint_that_is_whole_only(
     state = state_of(step=0, folder=folder, disk_every=1)
     state.resume()
     folder.write_text("a file where the folder should be")
-    with pytest.raises(elastic.CommitError, match="not whole; rank 0: commit 1 could not be written"):
+    with pytest.raises(elastic.CommitError, match=r"rank 0: commit 1\b"):
         state.checkpoint()
     assert not asked.exists()
     state.step = print  # what one rank cannot even keep must not leave the others waiting
-    with pytest.raises(TypeError, match="will not read back"):
+    with pytest.raises(TypeError, match="weights_only"):
         state.checkpoint()
     assert not asked.exists()
     state.step = 3
@@ -393,7 +391,7 @@ def test_a_request_is_answered_by_a_checkpoint_that_is_whole_only(
     for thread in [each for each in threading.enumerate() if each.name == "ddp-commit"]:
         thread.join()
     folder.unlink()
-    with pytest.raises(elastic.CommitError, match=r"^commit 3 could not be written"):
+    with pytest.raises(elastic.CommitError, match=r"^commit 3\b"):
         state.checkpoint()
     assert asked.exists(), "an earlier commit's error does not make this one less whole"
     assert [path.name.split("-")[1] for path in folder.iterdir()] == ["0000000004"]
