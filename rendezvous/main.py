@@ -1,5 +1,5 @@
-"""ddp-rendezvous: the service (`serve`), tokens to use it with (`token`), the keys that sign them (`key`), and the
-secrets of jobs that need no service (`secret`)."""
+"""ddp-rendezvous: run the rendezvous service (`serve`), create access tokens (`token`) and the keys that sign them
+(`key`), or create a secret for a job that runs without a service (`secret`)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("rendezvous")
 _USAGE, _CANNOT = 78, 1
-_SPANS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_UNIT_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,16 +31,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     parser = argparse.ArgumentParser("ddp-rendezvous", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    settings.add_arguments(commands.add_parser("serve", help="serve until SIGTERM"))
-    _add_token(commands.add_parser("token", help="print a token"))
+    settings.add_arguments(commands.add_parser("serve", help="run the service until SIGTERM"))
+    _add_token(commands.add_parser("token", help="print a new access token"))
     key = commands.add_parser(
-        "key", help="add a new key to a key file, made if need be; it signs from now on"
+        "key", help="add a new key to a key file (created if missing); new tokens are signed with it"
     )
-    key.add_argument("file")
+    key.add_argument("file", help="the key file")
     secret = commands.add_parser(
-        "secret", help="make the secret of a job whose nodes serve each other; in FILE, else printed"
+        "secret", help="create the shared secret of a job that runs without a service; printed without FILE"
     )
-    secret.add_argument("file", nargs="?", default="")
+    secret.add_argument("file", nargs="?", default="", help="a new file to write the secret to")
     arguments = parser.parse_args(argv)
     try:
         match arguments.command:
@@ -56,12 +56,12 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return _add_key(arguments.file)
             case command:
                 raise AssertionError(f"{command} has no action")
-    except (ValueError, OSError) as error:  # every "unusable" of ours is a ValueError, in words
-        _say(error)
+    except (ValueError, OSError) as error:  # every `...Unusable` is a ValueError with a message for the user
+        _print_error(error)
         return _USAGE
 
 
-def _say(error: Exception) -> None:
+def _print_error(error: Exception) -> None:
     sys.stderr.write(f"ddp-rendezvous: {error}\n")
 
 
@@ -96,14 +96,14 @@ async def _serve(settled: Mapping[str, Any], stop: asyncio.Future[int]) -> int:
     try:
         store = await open_store(settled["store"])
     except StoreError as error:
-        _say(error)
+        _print_error(error)
         return _CANNOT
     server = Server(store, _server_options(settled))
     try:
         await server.start()
         await _run(server, settled, stop)
     except (CannotListen, OSError) as error:
-        _say(error)
+        _print_error(error)
         return _CANNOT
     finally:
         await server.close()
@@ -128,15 +128,15 @@ async def _run(server: Any, settled: Mapping[str, Any], stop: asyncio.Future[int
         a if a.startswith("unix:") else f"{a.rpartition(':')[0]}:{p}"
         for a, p in zip(settled["listen"], server.ports, strict=True)
     )
-    kept = "in memory: jobs end with this process" if settled["store"] == "memory" else "in its store"
+    kept = "in memory and end with this process" if settled["store"] == "memory" else "in the store"
     _log.info("serving at %s; jobs are kept %s", where, kept)
     notifier = Notifier()
-    notifier.say(f"READY=1\nSTATUS=serving at {where}")
-    turning = asyncio.create_task(notifier.keep_saying())
+    notifier.send(f"READY=1\nSTATUS=serving at {where}")
+    keep_alive = asyncio.create_task(notifier.keep_alive())
     signum = await stop
-    turning.cancel()
-    notifier.say("STOPPING=1")
-    _log.info("%s: agents are sent elsewhere; jobs stay as they are", signal.Signals(signum).name)
+    keep_alive.cancel()
+    notifier.send("STOPPING=1")
+    _log.info("received %s: redirecting agents and shutting down", signal.Signals(signum).name)
     await web.close()
 
 
@@ -167,20 +167,31 @@ def _add_token(parser: argparse.ArgumentParser) -> None:
     from rendezvous.access.tokens import Role
 
     parser.add_argument(
-        "--token-keys", default=os.environ.get("DDP_RENDEZVOUS_TOKEN_KEYS"), help="the key file"
+        "--token-keys",
+        default=os.environ.get("DDP_RENDEZVOUS_TOKEN_KEYS"),
+        help="the key file of the service",
     )
-    parser.add_argument("--job", required=True, help="a job id, or a pattern such as 'team-a-*' or '*'")
-    parser.add_argument("--role", required=True, choices=[role.value for role in Role])
-    parser.add_argument("--ttl", default="24h", help="how long it is good for: 30m, 24h, 7d (default: 24h)")
+    parser.add_argument(
+        "--job",
+        required=True,
+        help="the job that it is valid for: an id or a pattern such as 'team-a-*' or '*'",
+    )
+    parser.add_argument(
+        "--role",
+        required=True,
+        choices=[role.value for role in Role],
+        help="agent: join as a node; operator: look and give orders; viewer: look only",
+    )
+    parser.add_argument("--ttl", default="24h", help="how long it is valid: 30m, 24h, 7d (default: 24h)")
 
 
 def _print_token(arguments: argparse.Namespace) -> int:
     from rendezvous.access.tokens import Grant, Role, new_grant_id, read_keys, sign
 
     if not arguments.token_keys:
-        raise ValueError("--token-keys names the key file; `ddp-rendezvous key FILE` makes one")
+        raise ValueError("--token-keys is missing: name the key file; `ddp-rendezvous key FILE` creates one")
     if not arguments.job:
-        raise ValueError("--job is empty: name a job, or write '*' for all")
+        raise ValueError("--job is empty: give a job id, or '*' for all jobs")
     until = time.time() + seconds(arguments.ttl)
     grant = Grant(new_grant_id(), arguments.job, Role(arguments.role), int(until))
     sys.stdout.write(sign(grant, read_keys(arguments.token_keys)[-1]) + "\n")
@@ -190,8 +201,8 @@ def _print_token(arguments: argparse.Namespace) -> int:
 def seconds(text: str) -> float:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
     if found is None:
-        raise ValueError(f"{text!r} is no time span; write 90s, 30m, 24h or 7d")
-    return float(found[1]) * _SPANS[found[2]]
+        raise ValueError(f"invalid --ttl {text!r}: not a duration. Use for example 90s, 30m, 24h or 7d.")
+    return float(found[1]) * _UNIT_S[found[2]]
 
 
 def _print_secret(path: str) -> int:
@@ -199,7 +210,7 @@ def _print_secret(path: str) -> int:
 
     if path:
         secret.write_new(path)
-        sys.stdout.write(f"made {path}; whoever has it is one of the job's nodes: keep it private\n")
+        sys.stdout.write(f"created {path}. Keep it private: whoever has it can join the job as a node.\n")
     else:
         sys.stdout.write(secret.make())
     return 0
@@ -213,12 +224,12 @@ def _add_key(path: str) -> int:
     except OSError as error:
         raise ValueError(f"cannot write the key file {path}: {error.strerror}") from error
     sys.stdout.write(
-        f"added key {key_id} to {path}; it signs new tokens, the others there still verify theirs\n"
+        f"added key {key_id} to {path}. New tokens are signed with it; tokens of older keys remain valid.\n"
     )
     if mode := os.stat(path).st_mode & 0o077:
         sys.stderr.write(
-            f"ddp-rendezvous: others on this machine may open {path} (mode {0o600 | mode:o}), and whoever reads it "
-            f"can make tokens: chmod 600 {path}\n"
+            f"ddp-rendezvous: other users of this machine may open {path} (mode {0o600 | mode:o}), and whoever reads "
+            f"it can create tokens. Run: chmod 600 {path}\n"
         )
     return 0
 

@@ -34,7 +34,7 @@ from rendezvous.client.session_rules import (
     heartbeat_every_s,
     step,
 )
-from rendezvous.client.tls_probe import misfit
+from rendezvous.client.tls_probe import probe_tls
 from rendezvous.codec import HEARTBEAT, BadMessage, from_agent_bytes, read_to_agent
 from rendezvous.values.events import AgentHeard, Refused
 
@@ -179,7 +179,7 @@ class RemoteSession:
             return failed
         probed_at, found = self._probes.get(endpoint, (-_PROBED_EVERY_S, ""))
         if self._loop.time() - probed_at >= _PROBED_EVERY_S:
-            found = await misfit(endpoint, self._options)
+            found = await probe_tls(endpoint, self._options)
             self._probes[endpoint] = self._loop.time(), found
         return StreamFailed(failed.reason, failed.silent, tls_problem=found)
 

@@ -29,7 +29,7 @@ class _Nothing(Exception):
     """Nobody listens there, or no answer: another story, that others tell."""
 
 
-async def misfit(endpoint: str, options: ClientOptions) -> str:
+async def probe_tls(endpoint: str, options: ClientOptions) -> str:
     """In words, with what to do; "" where nothing of the kind is found."""
     if endpoint.startswith("unix:"):
         return ""

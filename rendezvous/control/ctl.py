@@ -69,13 +69,13 @@ def _misfit(error: Any, service: Service) -> str:
     """What gRPC has no words for, where that is what is wrong at every endpoint."""
     import grpc
 
-    from rendezvous.client.tls_probe import misfit
+    from rendezvous.client.tls_probe import probe_tls
 
     if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
         return ""
 
     async def found() -> list[str]:
-        return [await misfit(endpoint, service.options) for endpoint in service.endpoints]
+        return [await probe_tls(endpoint, service.options) for endpoint in service.endpoints]
 
     words = asyncio.run(found())
     return "; ".join(dict.fromkeys(words)) if all(words) else ""

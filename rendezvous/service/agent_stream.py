@@ -1,7 +1,7 @@
-"""One agent's stream, as the service sees it: what comes in is paced, what goes out is bounded.
+"""One agent's stream on the side of the service: inbound messages are throttled, the outbox is bounded.
 
-The call's own task writes; a second one reads. Nobody else touches the stream: the job puts bytes into the
-outbox and goes on. An outbox that is full means a client that does not read, and its stream is cut.
+The task of the call writes, and a second task reads. No other code touches the gRPC stream: the job only appends
+bytes to the outbox. If the outbox is full, the client does not read, and the service ends its stream.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
     from rendezvous.values.events import FromAgent
     from rendezvous.values.types import AgentId
 
-_PACE_EVERY = 64
-_RESPITE_S = 0.05
+_THROTTLE_EVERY = 64  # messages
+_BACKLOG_CHECK_S = 0.05
 
 
 class Cut(Exception):
-    """The stream ends badly, with this status."""
+    """The service ends the stream with this status."""
 
     def __init__(self, code: grpc.StatusCode, words: str) -> None:
         super().__init__(words)
         self.code, self.words, self.whose = code, words, ""
 
 
-class Attendance:
-    """`alive` hears of every message and `hear` what it says; `busy` tells that the job cannot take more now."""
+class AgentStream:
+    """Calls `alive` for every message and `handle` with its content. Stops reading while `busy` returns true."""
 
     def __init__(
         self,
@@ -46,18 +46,18 @@ class Attendance:
         context: Any,
         limits: Limits,
         alive: Callable[[AgentId], None],
-        hear: Callable[[FromAgent], None],
+        handle: Callable[[FromAgent], None],
         busy: Callable[[], bool],
     ) -> None:
         self.agent = agent
         self.has_left = False
         self._context, self._limits, self._busy = context, limits, busy
-        self._alive, self._hear = alive, hear
+        self._alive, self._handle = alive, handle
         self._outbox: deque[bytes] = deque()
-        self._unread = 0
-        self._news: asyncio.Future[None] | None = None
+        self._outbox_bytes = 0
+        self._wakeup: asyncio.Future[None] | None = None
         self._closing = False
-        self._begun = False  # something was written
+        self._has_written = False
         self._cut: Cut | None = None
         self._task: asyncio.Task[Any] | None = None
 
@@ -67,15 +67,16 @@ class Attendance:
         if self._closing:
             return
         self._outbox.append(data)
-        self._unread += len(data)
+        self._outbox_bytes += len(data)
         few = len(self._outbox) <= self._limits.outbox_messages
-        if few and (self._unread <= self._limits.outbox_bytes or len(self._outbox) == 1):
+        if few and (self._outbox_bytes <= self._limits.outbox_bytes or len(self._outbox) == 1):
             self._wake()
         else:
-            self.cut(Cut(grpc.StatusCode.RESOURCE_EXHAUSTED, "this client reads too slowly"))
+            words = "the outbox is full: this client does not read its messages fast enough; connect again"
+            self.cut(Cut(grpc.StatusCode.RESOURCE_EXHAUSTED, words))
 
     def redirect(self, redirect: Redirect) -> None:
-        """The last word; the stream ends well once it is written."""
+        """Send this as the last message. The stream ends with status OK once it is written."""
         self.put(to_agent_bytes(redirect))
         self.close()
 
@@ -84,24 +85,25 @@ class Attendance:
         self._wake()
 
     def cut(self, why: Cut) -> None:
-        """At once, whatever is unwritten; but the first write must not be interrupted.
+        """End the stream at once and drop unwritten messages, but do not interrupt the first write.
 
-        gRPC would not know that the metadata went with it, send them again with the status, and fail to send either.
+        The first write also sends the metadata. If it is interrupted, gRPC sends the metadata again with the status
+        and fails to send either.
         """
         if self._cut is None:
             self._cut = why
             self._closing = True
             self._outbox.clear()
-            if self._task is not None and self._begun:
+            if self._task is not None and self._has_written:
                 self._task.cancel()
             self._wake()
 
     def _wake(self) -> None:
-        if self._news is not None and not self._news.done():
-            self._news.set_result(None)
+        if self._wakeup is not None and not self._wakeup.done():
+            self._wakeup.set_result(None)
 
     async def run(self) -> None:
-        """Until either side ends it; raises `Cut`."""
+        """Serve the stream until either side ends it. Raises `Cut`."""
         self._task = asyncio.current_task()
         loop = asyncio.get_running_loop()
         reader = loop.create_task(self._read())
@@ -110,17 +112,17 @@ class Attendance:
                 while self._outbox:
                     data = self._outbox.popleft()
                     await self._context.write(data)
-                    self._begun = True
-                    self._unread -= len(data)
+                    self._has_written = True
+                    self._outbox_bytes -= len(data)
                 if self._closing:
                     break
-                self._news = loop.create_future()
-                await self._news
+                self._wakeup = loop.create_future()
+                await self._wakeup
         except asyncio.CancelledError:
             if self._cut is None:
                 raise
         except grpc.aio.BaseError:
-            pass  # nobody is there any more to write to
+            pass  # the client is gone
         finally:
             self._task = None
             reader.cancel()
@@ -135,7 +137,7 @@ class Attendance:
         except BadMessage as error:
             self.cut(Cut(grpc.StatusCode.INVALID_ARGUMENT, str(error)))
         except grpc.aio.BaseError:
-            pass  # the stream broke; grpc tells the call's own task, too
+            pass  # the stream broke; gRPC reports it to the task of the call, too
         self.close()
 
     async def _read_all(self) -> None:
@@ -145,23 +147,23 @@ class Attendance:
         while (data := await read()) is not grpc.aio.EOF:
             alive(agent)
             if data != HEARTBEAT:
-                self._hear(self._understood(data))
+                self._handle(self._decode(data))
             n += 1
-            if n % _PACE_EVERY == 0:
-                await asyncio.sleep(allowance.take(loop.time(), _PACE_EVERY))
+            if n % _THROTTLE_EVERY == 0:
+                await asyncio.sleep(allowance.take(loop.time(), _THROTTLE_EVERY))
             if self._busy():
-                await self._respite()
+                await self._await_backlog()
 
-    async def _respite(self) -> None:
-        """The job's store is slow. What is not read here waits at its sender."""
+    async def _await_backlog(self) -> None:
+        """Wait while the store of the job is slow. Unread messages stay with their sender."""
         while self._busy():  # noqa: ASYNC110  # a queue of another task: an event per stream would cost more
-            await asyncio.sleep(_RESPITE_S)
+            await asyncio.sleep(_BACKLOG_CHECK_S)
 
-    def _understood(self, data: bytes) -> FromAgent:
+    def _decode(self, data: bytes) -> FromAgent:
         message = read_from_agent(data, self.agent)
         match message:
             case AgentJoined(agent) if agent != self.agent:
-                raise BadMessage(f"this stream is {self.agent}'s; {agent} needs one of its own")
+                raise BadMessage(f"this stream belongs to {self.agent}; {agent} must open its own stream")
             case AgentLeft():
                 self.has_left = True
             case _:

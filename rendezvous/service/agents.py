@@ -1,4 +1,4 @@
-"""The service Agents: from a stream's first message to the job it belongs to."""
+"""The gRPC service Agents: read the first message of a stream and attach the stream to its job."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from rendezvous.access.auth import Denied, Right
 from rendezvous.access.refusals import Reason
 from rendezvous.codec import BadMessage, read_from_agent, to_agent_bytes
 from rendezvous.rounds.join_limits import memory_objection, objection
-from rendezvous.service.agent_stream import Attendance, Cut
-from rendezvous.service.calls import held
+from rendezvous.service.agent_stream import AgentStream, Cut
+from rendezvous.service.calls import count_open
 from rendezvous.service.jobs import Elsewhere
 from rendezvous.service.limits import Counts, LimitReached, Limits, Rates
 from rendezvous.session_replay import Redirect
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rendezvous.service.jobs import Jobs
 
 _FIRST_MESSAGE_S = 10.0
-_NOBODY_YET_S = 0.2
+_NO_OWNER_YET_S = 0.2
 _STREAM_METADATA = "rendezvous-stream"
 _SPEC_UNUSABLE = 78
 
@@ -44,14 +44,14 @@ class Agents:
         return self._streams.total
 
     def methods(self, calls: Calls) -> dict[str, Any]:
-        # Raw bytes both ways: the codec reads them, and a broadcast is written once.
-        return {"Attend": grpc.stream_stream_rpc_method_handler(calls.guarded(self._attend))}
+        # Raw bytes both ways: the codec decodes them, and a broadcast is encoded only once.
+        return {"Attend": grpc.stream_stream_rpc_method_handler(calls.guard(self._attend))}
 
     async def _attend(self, _: Any, context: Any) -> None:
         identity = self._gate.identify(context)
         identity.require(Right.ATTEND)
-        with held(self._streams, identity):
-            joined = await self._first(context)
+        with count_open(self._streams, identity):
+            joined = await self._read_join(context)
             if joined is None:
                 return
             identity.require(Right.ATTEND, joined.spec.job_id)
@@ -67,7 +67,7 @@ class Agents:
                 self._require_new(job, joined, context)
                 await self._stay(job, joined, context)
 
-    async def _first(self, context: Any) -> AgentJoined | None:
+    async def _read_join(self, context: Any) -> AgentJoined | None:
         async with asyncio.timeout(_FIRST_MESSAGE_S):
             data = await context.read()
         if data is grpc.aio.EOF:
@@ -85,22 +85,23 @@ class Agents:
     async def _job_of(self, joined: AgentJoined, context: Any) -> Job | None:
         job_id = joined.spec.job_id
         try:
-            job = self._jobs.at_hand(job_id) or await self._jobs.open(job_id)
+            job = self._jobs.if_open(job_id) or await self._jobs.open(job_id)
         except Elsewhere as error:
             await context.write(
-                to_agent_bytes(Redirect(error.address, 0.0 if error.address else _NOBODY_YET_S, str(error)))
+                to_agent_bytes(Redirect(error.address, 0.0 if error.address else _NO_OWNER_YET_S, str(error)))
             )
             return None
-        if len(job.attendances) >= self._limits.agents_per_job and joined.agent not in job.attendances:
-            raise LimitReached(f"job {job_id!r} has {len(job.attendances)} agents already")
+        if len(job.streams) >= self._limits.agents_per_job and joined.agent not in job.streams:
+            raise LimitReached(f"job {job_id!r} already has {len(job.streams)} agents, which is the limit")
         return job
 
     def _require_new(self, job: Job, joined: AgentJoined, context: Any) -> None:
-        """An agent numbers its streams: who repeats what was overheard takes nobody's place."""
+        """Reject a replayed join: an agent numbers its streams, so a repeated number is not a new stream."""
         if job.is_new_stream(joined.agent, _number(context.invocation_metadata() or ())):
             return
         words = (
-            f"{joined.agent} has joined with these very words before; an agent joins anew with every stream"
+            f"replayed join: {joined.agent} already opened a stream with this number or a later one; "
+            "each stream of an agent needs a higher number"
         )
         raise Denied(grpc.StatusCode.PERMISSION_DENIED, words, Reason.REPLAYED_JOIN)
 
@@ -110,19 +111,19 @@ class Agents:
         def busy() -> bool:
             return owner.backlog > backlog
 
-        attendance = Attendance(joined.agent, context, self._limits, owner.heard, owner.post, busy)
-        job.attach(attendance)
+        stream = AgentStream(joined.agent, context, self._limits, owner.note_contact, owner.post, busy)
+        job.attach(stream)
         try:
             owner.post(joined)
-            await attendance.run()
+            await stream.run()
         except Cut as cut:
             cut.whose = f"{joined.agent} in job {job.job_id}"
             raise
         finally:
-            job.detach(attendance)
+            job.detach(stream)
 
 
 def _number(metadata: Iterable[tuple[str, str | bytes]]) -> int:
-    """0: this client does not number its streams."""
+    """The number of the stream; 0 if this client does not number its streams."""
     text = next((value for key, value in metadata if key == _STREAM_METADATA), "")
     return int(text) if isinstance(text, str) and text.isascii() and text.isdigit() and len(text) < 10 else 0

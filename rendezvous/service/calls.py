@@ -1,4 +1,4 @@
-"""What every call passes through: the gate, the limits, and one table from our errors to gRPC's."""
+"""What every call passes through: access checks, limits, and one table from our errors to gRPC status codes."""
 
 from __future__ import annotations
 
@@ -31,19 +31,20 @@ if TYPE_CHECKING:
     from rendezvous.service.limits import Counts
 
 _log = logging.getLogger("rendezvous")
-_CALL_S = 60.0  # the longest that a call without a wait of its own may take
+_CALL_S = 60.0  # timeout of a call, besides the wait that it asks for
 
 
 class NotFound(Exception):
-    """In words."""
+    """The job or the value does not exist. The message is for the caller."""
 
 
 class NotNow(Exception):
-    """As the job stands, the order means nothing. In words."""
+    """The order does not apply in the present phase of the job. The message is for the caller."""
 
 
 @contextmanager
-def held(counts: Counts, identity: Identity) -> Iterator[None]:
+def count_open(counts: Counts, identity: Identity) -> Iterator[None]:
+    """Count one more for this identity while the block runs. Raises `LimitReached`."""
     counts.enter(identity.name)
     try:
         yield
@@ -58,7 +59,7 @@ class Calls:
     def unary(
         self, right: Right, request_type: Any, answer: Callable[[Any, Identity], Awaitable[Any]]
     ) -> Any:
-        """`answer` may look at `request.job_id`, where there is one: it is covered by the caller's right."""
+        """Build the handler of a unary call. The caller's right covers `request.job_id`, if the request has one."""
         by_job = "job_id" in request_type.DESCRIPTOR.fields_by_name
 
         async def call(data: bytes, context: Any) -> bytes:
@@ -68,14 +69,16 @@ class Calls:
             if by_job:
                 identity.require(right, request.job_id)
             wait_s = min(getattr(request, "wait_s", 0.0), 3600.0)
-            with held(self._counts, identity):
+            with count_open(self._counts, identity):
                 async with asyncio.timeout(_CALL_S + max(0.0, wait_s)):
                     response: bytes = (await answer(request, identity)).SerializeToString()
                     return response
 
-        return grpc.unary_unary_rpc_method_handler(self.guarded(call))
+        return grpc.unary_unary_rpc_method_handler(self.guard(call))
 
-    def guarded(self, call: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
+    def guard(self, call: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
+        """Wrap `call`: its errors become gRPC status codes, and each call is counted by its code."""
+
         async def guarded_call(request: Any, context: Any) -> Any:
             code, words, owner = grpc.StatusCode.OK, "", ""
             try:
@@ -96,10 +99,9 @@ class Calls:
     def _note(self, error: Exception, peer: str) -> None:
         if isinstance(error, Denied):
             self._refusals.note(error.reason, peer, error.words)
-        if (
-            isinstance(error, Cut) and error.code is not grpc.StatusCode.ABORTED
-        ):  # by the agent's own next stream
-            self._refusals.note(Reason.CUT_OFF, peer, f"the stream of {error.whose} was cut: {error.words}")
+        # ABORTED: the same agent opened another stream.
+        if isinstance(error, Cut) and error.code is not grpc.StatusCode.ABORTED:
+            self._refusals.note(Reason.CUT_OFF, peer, f"ended the stream of {error.whose}: {error.words}")
 
 
 def _status(error: Exception) -> tuple[grpc.StatusCode, str, str]:
@@ -118,11 +120,11 @@ def _status(error: Exception) -> tuple[grpc.StatusCode, str, str]:
         case NotFound():
             return code.NOT_FOUND, str(error), ""
         case Conflict():
-            return code.FAILED_PRECONDITION, "the key is at another version", ""
+            return code.FAILED_PRECONDITION, "the key has another version; read it again", ""
         case TimeoutError():
-            return code.DEADLINE_EXCEEDED, "it took too long", ""
+            return code.DEADLINE_EXCEEDED, "the call did not finish within its timeout", ""
         case Deposed() | StoreError() | ConnectionError():
             return code.UNAVAILABLE, str(error), ""
         case _:
-            _log.error("a call failed", exc_info=error)
-            return code.INTERNAL, "the service made a mistake; its log says which", ""
+            _log.error("internal error in a call", exc_info=error)
+            return code.INTERNAL, "internal error of the service; see its log", ""

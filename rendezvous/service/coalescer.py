@@ -1,8 +1,8 @@
-"""Word of how things stand, held back while things move.
+"""Coalesce status messages: hold them back while the status still changes.
 
-When thousands join at once, each of them would be told how many are here, and the round would seal before most had
-read it; a line on a terminal is not worth a message each. So such a word waits until nothing new came for a moment,
-or until it has waited long enough, and any other word to the same agent makes it obsolete.
+When thousands of agents join at once, a status message to each of them after each join would be quadratic, and most
+of them obsolete before they are read. So a status message waits until no new one came for QUIET_S, and at most
+LONGEST_S. A later message to the same agent replaces it.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 QUIET_S = 0.3
-LONGEST_S = 4.0  # well within the time that a client waits for its first answer
+LONGEST_S = 4.0  # well below the time that a client waits for its first answer
 
 
-class Lull(Generic[K, V]):
-    """The last word to each, given to `deliver` in the order in which they first had one to wait for."""
+class Coalescer(Generic[K, V]):
+    """Keeps the latest message for each recipient; passes them to `deliver` in the order of the first `put`."""
 
     def __init__(self, deliver: Callable[[K, V], None]) -> None:
         self._deliver = deliver
         self._held: dict[K, V] = {}
-        self._began_at = self._stirred_at = 0.0
+        self._began_at = self._changed_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
-    def put(self, to: K, word: V) -> None:
+    def put(self, to: K, message: V) -> None:
         loop = asyncio.get_running_loop()
-        self._held[to] = word
-        self._stirred_at = loop.time()
+        self._held[to] = message
+        self._changed_at = loop.time()
         if self._timer is None:
-            self._began_at = self._stirred_at
-            self._timer = loop.call_at(self._stirred_at + QUIET_S, self._look)
+            self._began_at = self._changed_at
+            self._timer = loop.call_at(self._changed_at + QUIET_S, self._flush_if_quiet)
 
     def drop(self, to: K) -> None:
         self._held.pop(to, None)
@@ -46,14 +46,14 @@ class Lull(Generic[K, V]):
             self._timer.cancel()
             self._timer = None
 
-    def _look(self) -> None:
-        """One timer, set anew when it rings too early: to move it with each word would cost more than the words."""
+    def _flush_if_quiet(self) -> None:
+        """Deliver, or set the timer again if it fired too early: to move it with each message would cost more."""
         loop = asyncio.get_running_loop()
-        due = min(self._stirred_at + QUIET_S, self._began_at + LONGEST_S)
-        if self._held and loop.time() < due:
-            self._timer = loop.call_at(due, self._look)
+        deadline = min(self._changed_at + QUIET_S, self._began_at + LONGEST_S)
+        if self._held and loop.time() < deadline:
+            self._timer = loop.call_at(deadline, self._flush_if_quiet)
             return
         self._timer = None
         held, self._held = self._held, {}
-        for to, word in held.items():
-            self._deliver(to, word)
+        for to, message in held.items():
+            self._deliver(to, message)

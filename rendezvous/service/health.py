@@ -1,6 +1,6 @@
-"""grpc.health.v1.Health, written out by hand: a request names a service, the answer is one small number.
+"""grpc.health.v1.Health, written by hand: a request names a service, the answer is one small number.
 
-Without generated code, so that a process that also loads another copy of that schema has no clash.
+It uses no generated code, so it cannot conflict with another copy of that schema in the same process.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 SERVING = b"\x08\x01"
 NOT_SERVING = b"\x08\x02"
 _UNKNOWN_SERVICE = b"\x08\x03"
-LIVE = "live"  # asked by liveness probes: a service that cannot serve just now is not to be killed for it
+LIVE = "live"  # for liveness probes: a service that is temporarily unable to serve must not be killed for it
 _WATCHES = 64
 
 
 class Health:
-    """Asked without a token, as probes do: it tells nothing but whether the service serves."""
+    """Health answers. They need no token, since probes send none, and reveal only whether the service serves."""
 
     def __init__(self, services: tuple[str, ...]) -> None:
         self._services = ("", *services)
@@ -57,7 +57,7 @@ class Health:
     async def _check(self, data: bytes, context: Any) -> bytes:
         status = self.answer(_service(data))
         if status == _UNKNOWN_SERVICE:
-            await context.abort(grpc.StatusCode.NOT_FOUND, "no such service here")
+            await context.abort(grpc.StatusCode.NOT_FOUND, "unknown service name")
         await context.send_initial_metadata(((TIME_METADATA, f"{time.time():.6f}"),))
         return status
 
@@ -78,7 +78,7 @@ class Health:
 
 
 def _service(data: bytes) -> str:
-    """Field 1, a short string: tag, length, text."""
+    """Decode field 1, a short string: tag, length, text."""
     if len(data) < 2 or data[0] != 0x0A or data[1] != len(data) - 2:
         return "" if not data else "?"
     return data[2:].decode("utf-8", "replace")

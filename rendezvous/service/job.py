@@ -1,4 +1,4 @@
-"""One job in the service: its owner, the streams of its agents, and the notes that are kept of it."""
+"""One job in the service: its owner task, the streams of its agents, and its event journal."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import grpc
 from rendezvous.codec import to_agent_bytes
 from rendezvous.rounds.journal import Note, lines
 from rendezvous.rounds.outcome_truncation import fitted
-from rendezvous.service.agent_stream import Attendance, Cut
-from rendezvous.service.coalescer import Lull
+from rendezvous.service.agent_stream import AgentStream, Cut
+from rendezvous.service.coalescer import Coalescer
 from rendezvous.service.owner import JobOwner
 from rendezvous.session_replay import Redirect
 from rendezvous.values.events import AgentLost, Assigned, Refused, Waiting
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 _log = logging.getLogger("rendezvous")
 _NOTES_KEPT = 1000
 _WATCHER_NOTES = 1000
-_STREAMS_KEPT = 65_536
+_STREAM_NUMBERS_KEPT = 65_536
 _DOUBT_S = 0.2
-_CROWD = 64  # of more members, only one in so many is logged as it joins: a line costs as much as the join
+_CROWD = 64  # with more members than this, log one join in 64: a log line costs as much as a join
 
 
 class Watcher:
-    """Somebody who follows the notes; one who falls too far behind is cut off."""
+    """A client that follows the journal; the service ends its stream if it falls too far behind."""
 
     def __init__(self, notes: list[Note]) -> None:
         self.queue: asyncio.Queue[Note | None] = asyncio.Queue(len(notes) + _WATCHER_NOTES)
@@ -57,7 +57,7 @@ class Watcher:
 
 
 class Job:
-    """`holds`: may this replica speak for the job, at this instant?"""
+    """One open job. `holds` tells whether this replica owns the job at this instant."""
 
     def __init__(
         self,
@@ -68,18 +68,20 @@ class Job:
         resume_grace_s: float,
     ) -> None:
         self.job_id = job_id
-        self.attendances: dict[AgentId, Attendance] = {}
+        self.streams: dict[AgentId, AgentStream] = {}
         self.watchers: set[Watcher] = set()
-        self._streams: dict[AgentId, int] = {}  # the number of the latest one, as the agent counts them
+        self._stream_numbers: dict[AgentId, int] = {}  # the highest number that the agent has used
         self.notes: deque[Note] = deque(maxlen=_NOTES_KEPT)
-        self.journal_id = uuid.uuid4().hex  # the numbers of notes are valid within one journal
+        self.journal_id = uuid.uuid4().hex  # sequence numbers are valid within one journal
         self.idle_since = time.monotonic()
         self._holds, self._metrics, self._resume_grace_s = holds, metrics, resume_grace_s
         self._absent: dict[AgentId, asyncio.TimerHandle] = {}
         self._orders: dict[int, tuple[Event, asyncio.Future[None]]] = {}
         self._seq = 0
         self._last: tuple[ToAgent, bytes] | None = None
-        self._lull: Lull[Attendance, Waiting] = Lull(lambda to, word: to.put(self._encoded(word)))
+        self._coalescer: Coalescer[AgentStream, Waiting] = Coalescer(
+            lambda to, word: to.put(self._encoded(word))
+        )
         self._loaded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.owner = JobOwner(store, self._tell, note=self._note)
         self.task = asyncio.get_running_loop().create_task(self.owner.run(), name=f"job {job_id}")
@@ -88,14 +90,14 @@ class Job:
     def state(self) -> JobState:
         return self.owner.state
 
-    async def loaded(self) -> None:
-        """Raises what the store did, if it cannot be used."""
+    async def wait_loaded(self) -> None:
+        """Wait until the state is read. Raises the store's error if it cannot be read."""
         await asyncio.wait([self.task, self._loaded], return_when=asyncio.FIRST_COMPLETED)
         if self.task.done():
             await self.task
 
-    async def carried_out(self, order: Event) -> JobState:
-        """Returns once the order has had its effect, or none."""
+    async def execute(self, order: Event) -> JobState:
+        """Post an order and return the state after it was processed, whether or not it changed anything."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._orders[id(order)] = (order, done)
         try:
@@ -104,42 +106,42 @@ class Job:
         finally:
             del self._orders[id(order)]
         if not done.done():
-            raise ConnectionError("this replica lost the job while it looked at the order")
+            raise ConnectionError("this replica lost the job before it processed the order; send it again")
         return self.state
 
     @property
     def is_idle(self) -> bool:
-        return not self.attendances and not self.watchers and not self._orders
+        return not self.streams and not self.watchers and not self._orders
 
     # --- streams -----------------------------------------------------------------------------------
 
     def is_new_stream(self, agent: AgentId, number: int) -> bool:
-        """As far as this replica remembers; another one lets a repetition in, and the agent itself right after it."""
-        if number <= self._streams.get(agent, 0):
-            return number == 0 and agent not in self._streams
-        self._streams[agent] = number
-        if len(self._streams) > _STREAMS_KEPT:
-            del self._streams[next(iter(self._streams))]
+        """As far as this replica remembers. Another replica may admit a replay, which the agent's next stream ends."""
+        if number <= self._stream_numbers.get(agent, 0):
+            return number == 0 and agent not in self._stream_numbers
+        self._stream_numbers[agent] = number
+        if len(self._stream_numbers) > _STREAM_NUMBERS_KEPT:
+            del self._stream_numbers[next(iter(self._stream_numbers))]
         return True
 
-    def attach(self, attendance: Attendance) -> None:
-        agent = attendance.agent
-        before = self.attendances.get(agent)
+    def attach(self, stream: AgentStream) -> None:
+        agent = stream.agent
+        before = self.streams.get(agent)
         if before is not None:
             before.cut(Cut(grpc.StatusCode.ABORTED, "the agent opened another stream"))
-        self.attendances[agent] = attendance
+        self.streams[agent] = stream
         if (timer := self._absent.pop(agent, None)) is not None:
             timer.cancel()
 
-    def detach(self, attendance: Attendance) -> None:
-        agent = attendance.agent
-        if self.attendances.get(agent) is not attendance:
+    def detach(self, stream: AgentStream) -> None:
+        agent = stream.agent
+        if self.streams.get(agent) is not stream:
             return
-        del self.attendances[agent]
-        self._lull.drop(attendance)
+        del self.streams[agent]
+        self._coalescer.drop(stream)
         self.idle_since = time.monotonic()
         member = self.state.members.get(agent.node)
-        if attendance.has_left or self.task.done() or member is None or member.agent != agent:
+        if stream.has_left or self.task.done() or member is None or member.agent != agent:
             return
         self._absent[agent] = asyncio.get_running_loop().call_later(self._grace_s(), self._give_up, agent)
 
@@ -149,24 +151,24 @@ class Job:
 
     def _give_up(self, agent: AgentId) -> None:
         del self._absent[agent]
-        words = f"its stream broke, and it did not come back within {self._grace_s():g} s"
+        words = f"its stream broke and it did not reconnect within {self._grace_s():g} s"
         self.owner.post(AgentLost(agent, words))
 
     def _tell(self, agent: AgentId, message: ToAgent) -> None:
-        attendance = self.attendances.get(agent)
-        if attendance is None:
+        stream = self.streams.get(agent)
+        if stream is None:
             return
         if not self._holds(self.job_id):
-            attendance.redirect(Redirect("", _DOUBT_S, "this replica is in doubt about the job just now"))
+            stream.redirect(Redirect("", _DOUBT_S, "this replica cannot confirm that it owns the job"))
             return
         if isinstance(message, Waiting):
-            self._lull.put(attendance, message)
+            self._coalescer.put(stream, message)
         else:
-            self._lull.drop(attendance)
-            attendance.put(self._encoded(message))
+            self._coalescer.drop(stream)
+            stream.put(self._encoded(message))
 
     def _encoded(self, message: ToAgent) -> bytes:
-        """A broadcast is encoded once; assignments differ from node to node."""
+        """Encode a broadcast only once. Assignments differ from node to node and are not kept."""
         if isinstance(message, Assigned):
             return to_agent_bytes(message)
         if self._last is None or self._last[0] != message:
@@ -210,21 +212,21 @@ class Job:
     # --- the end -----------------------------------------------------------------------------------
 
     async def close(self, redirect: Redirect) -> None:
-        """This replica speaks for the job no more; its agents are sent elsewhere."""
-        for attendance in list(self.attendances.values()):
-            attendance.redirect(redirect)
+        """Stop owning the job here, and redirect its agents."""
+        for stream in list(self.streams.values()):
+            stream.redirect(redirect)
         for watcher in self.watchers:
             watcher.job_moved = True
             watcher.tell(None)
         for timer in self._absent.values():
             timer.cancel()
         self._absent.clear()
-        self._lull.close()
+        self._coalescer.close()
         self.task.cancel()
         await asyncio.wait([self.task])
 
 
 def _level(line: Line, after: JobState) -> int:
-    """What is not worth a line of the log is among the notes nevertheless."""
+    """DEBUG for most joins of a large job. The journal has all of them."""
     here = len(after.members)
     return logging.DEBUG if line.kind == "joined" and here > _CROWD and here % _CROWD else logging.INFO

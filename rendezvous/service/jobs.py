@@ -1,8 +1,8 @@
-"""All the jobs that this replica speaks for: opened from the store, closed when lost or over, forgotten in the end.
+"""The jobs that this replica owns: opened from the store, closed when lost or over, deleted when the history expires.
 
-A job is opened when an agent joins it, when somebody asks about it, when the service starts, and when the
-replica that had it is gone. One that is over, and that nobody looks at, is closed after a minute: its
-history stays in the store until its days are up.
+A job is opened when an agent joins it, when a client asks about it, when the service starts, and when the replica
+that owned it is gone. A job that is over and has no watchers is closed after a minute. The store keeps it for the
+days of `--history`.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _log = logging.getLogger("rendezvous")
 RESERVED = "rendezvous/"  # keys that scripts cannot use
 _ENDED_AT = RESERVED + "ended-at"
 _IDLE_S = 60.0
-_TEND_EVERY_S = 10.0
+_MAINTAIN_EVERY_S = 10.0
 _HISTORY_EVERY_S = 3600.0
 _REFUSALS = (Deposed, StoreError)
 
 
 class Elsewhere(Exception):
-    """Another replica decides about the job; `address` may be empty while none does."""
+    """Another replica owns the job. `address` is empty while the owner is not known."""
 
     def __init__(self, address: str) -> None:
-        super().__init__(f"another replica decides about this job: {address or 'not known yet'}")
+        super().__init__(f"another replica owns this job: {address or 'its address is not known yet'}")
         self.address = address
 
 
@@ -53,7 +53,7 @@ class Jobs:
         self._open: dict[str, Job] = {}
         self._opening: dict[str, asyncio.Task[Job]] = {}
         self._leaving: dict[str, asyncio.Task[None]] = {}
-        self._over_since: dict[str, float] = {}  # as far as it could not be written down
+        self._over_since: dict[str, float] = {}  # for those whose end could not be written to the store
         self._tasks: set[asyncio.Task[None]] = set()
         self.draining = False
         store.ownership.listen(self._lost, self._freed)
@@ -66,12 +66,12 @@ class Jobs:
 
     # --- opening -----------------------------------------------------------------------------------
 
-    def at_hand(self, job_id: str) -> Job | None:
-        """Without waiting, if it is open: the way of all but the first agent."""
+    def if_open(self, job_id: str) -> Job | None:
+        """The job if it is open, without waiting: the fast path for all but the first agent."""
         return self._open.get(job_id)
 
     async def open(self, job_id: str) -> Job:
-        """Raises `Elsewhere`, `LimitReached`, `StoreError`."""
+        """Open the job, creating it if it does not exist. Raises `Elsewhere`, `LimitReached`, `StoreError`."""
         if (job := self._open.get(job_id)) is not None:
             return job
         if (leaving := self._leaving.get(job_id)) is not None:
@@ -87,7 +87,9 @@ class Jobs:
         if self.draining:
             raise Elsewhere("")
         if sum(1 for job in self if job.state.phase is not Phase.ENDED) >= self._limits.jobs:
-            raise LimitReached(f"the service has {self._limits.jobs} jobs already")
+            raise LimitReached(
+                f"the service already has {self._limits.jobs} jobs, which is the limit (--max-jobs)"
+            )
         owner = await self._store.ownership.claim(job_id)
         if not owner.is_me:
             raise Elsewhere(owner.address)
@@ -95,7 +97,7 @@ class Jobs:
             job_id, self._store.job(job_id), self._store.ownership.holds, self._metrics, self._resume_grace_s
         )
         try:
-            await job.loaded()
+            await job.wait_loaded()
         except Deposed as error:
             raise Elsewhere("") from error
         self._open[job_id] = job
@@ -103,7 +105,7 @@ class Jobs:
         return job
 
     async def find(self, job_id: str) -> Job | None:
-        """A job that somebody asks about: it must exist."""
+        """The job that a client asks about, or None if it does not exist."""
         if job_id not in self._open and job_id not in await self._store.jobs():
             return None
         job = await self.open(job_id)
@@ -114,7 +116,7 @@ class Jobs:
         return sorted({*stored, *self._open})
 
     async def resume_all(self) -> None:
-        """At the start: jobs that are not over go on, whether or not an agent comes back."""
+        """At the start, resume the jobs that are not over, whether or not an agent comes back."""
         for job_id in await self._store.jobs():
             await self._resume(job_id)
 
@@ -122,7 +124,7 @@ class Jobs:
         try:
             await self.open(job_id)
         except Elsewhere:
-            pass  # its owner has it in hand
+            pass  # its owner resumes it
         except (LimitReached, StoreError) as error:
             _log.error("cannot open the job: %s", error, extra={"job": job_id})
 
@@ -131,34 +133,40 @@ class Jobs:
     def _lost(self, job_id: str) -> None:
         job = self._open.pop(job_id, None)
         if job is not None:
-            _log.warning("another replica decides about this job now", extra={"job": job_id})
-            self._later(job.close(Redirect("", 0.05, "another replica decides about this job now")))
+            _log.warning("another replica owns this job now", extra={"job": job_id})
+            self._later(job.close(Redirect("", 0.05, "another replica owns this job now")))
 
     def _freed(self, job_id: str) -> None:
-        """Its owner is gone. One of the replicas gets it; agents that come find out which."""
+        """The owner is gone: try to claim the job. Agents learn the new owner when they connect."""
         if not self.draining:
             self._later(self._resume(job_id))
 
     def _ended(self, job: Job, task: asyncio.Task[None]) -> None:
-        """The owner's task ends by itself only when the store refuses, another replica took over, or by a bug."""
+        """The owner task ends by itself only if the store fails for good, another replica took over, or by a bug."""
         if task.cancelled() or self._open.get(job.job_id) is not job:
             return
         if isinstance(task.exception(), Deposed):
             self._lost(job.job_id)
             return
-        _log.error("cannot go on with the job", extra={"job": job.job_id}, exc_info=task.exception())
+        _log.error(
+            "closed the job after an error; it reopens when an agent joins",
+            extra={"job": job.job_id},
+            exc_info=task.exception(),
+        )
         del self._open[job.job_id]
-        self._later(job.close(Redirect("", 1.0, "the service had to give the job up for now")))
+        self._later(
+            job.close(Redirect("", 1.0, "the service closed the job after an internal error; see its log"))
+        )
 
     def _later(self, coroutine: object) -> None:
         task: asyncio.Task[None] = asyncio.get_running_loop().create_task(coroutine)  # type: ignore[arg-type]
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    # --- closing, and forgetting -------------------------------------------------------------------
+    # --- closing and deleting ----------------------------------------------------------------------
 
-    async def tend(self) -> None:
-        """Until cancelled."""
+    async def maintain(self) -> None:
+        """Close idle jobs and delete old ones, until cancelled."""
         history_at = time.monotonic()
         while True:
             now = time.monotonic()
@@ -168,22 +176,22 @@ class Jobs:
             if now >= history_at:
                 history_at = now + _HISTORY_EVERY_S
                 await self.forget_old(time.time())
-            await asyncio.sleep(_TEND_EVERY_S)
+            await asyncio.sleep(_MAINTAIN_EVERY_S)
 
     async def _leave(self, job: Job) -> None:
-        """Whoever asks for the job meanwhile waits, and finds it put away."""
-        task = asyncio.get_running_loop().create_task(self._put_away(job))
+        """Close an idle job. A request for it meanwhile waits until it is closed."""
+        task = asyncio.get_running_loop().create_task(self._close_idle(job))
         self._leaving[job.job_id] = task
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         try:
             await asyncio.shield(task)
         except _REFUSALS as error:
-            _log.warning("the job cannot be put away: %s", error, extra={"job": job.job_id})
+            _log.warning("cannot close the idle job: %s", error, extra={"job": job.job_id})
         finally:
             del self._leaving[job.job_id]
 
-    async def _put_away(self, job: Job) -> None:
+    async def _close_idle(self, job: Job) -> None:
         del self._open[job.job_id]
         blank = job.state.spec is None
         await job.close(Redirect("", 0.0, "the job is over"))
@@ -194,7 +202,7 @@ class Jobs:
         await self._store.ownership.release(job.job_id)
 
     async def _over_at(self, job_id: str, now: float) -> float:
-        """When it was first seen to be over."""
+        """When the job was first seen to be over."""
         values = self._store.values(job_id)
         known = await values.get(_ENDED_AT)
         if known is not None:
@@ -206,17 +214,19 @@ class Jobs:
         return now
 
     async def forget_old(self, now: float) -> None:
-        """Also what other replicas have left behind. What one job's store says against it concerns that job only."""
+        """Delete expired jobs, also those of other replicas. An error about one job does not stop the others."""
         try:
             stored = await self._store.jobs()
         except StoreError as error:
-            _log.warning("the history cannot be looked through: %s", error)
+            _log.warning("cannot list the stored jobs to delete expired ones: %s", error)
             return
         for job_id in stored:
             try:
                 await self._forget_if_old(job_id, now)
             except _REFUSALS as error:
-                _log.warning("it stays in the history for now: %s", error, extra={"job": job_id})
+                _log.warning(
+                    "cannot delete the expired job, will try again: %s", error, extra={"job": job_id}
+                )
 
     async def _forget_if_old(self, job_id: str, now: float) -> None:
         if job_id in self._open or job_id in self._opening:
@@ -232,12 +242,12 @@ class Jobs:
             self._over_since.pop(job_id, None)
 
     async def close(self, after_s: float) -> None:
-        """No decision is made of it: agents go elsewhere, or come back; jobs stay as they are in the store."""
+        """Redirect all agents. This decides nothing about the jobs: the store keeps them as they are."""
         self.draining = True
         jobs = list(self)
         self._open.clear()
         for job in jobs:
-            await job.close(Redirect("", after_s, "the service is going away"))
+            await job.close(Redirect("", after_s, "the service is shutting down"))
             await self._store.ownership.release(job.job_id)
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=5.0)

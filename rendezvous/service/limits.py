@@ -1,10 +1,10 @@
-"""How much any one, and all together, may ask of the service."""
+"""Limits of the service: per identity, per job, and over all."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-MESSAGE_BYTES = 1024 * 1024  # to the service; grpc refuses longer ones before it keeps them
+MESSAGE_BYTES = 1024 * 1024  # of one inbound message; gRPC rejects longer ones before it stores them
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,24 +15,26 @@ class Limits:
     streams_per_identity: int = 16_384
     watches_per_identity: int = 64
     calls_per_identity: int = 256  # unary, at once
-    barriers: int = 65_536  # that calls are inside of, now
+    barriers: int = 65_536  # that have a call waiting in them
     barriers_per_job: int = 1024
     joins_per_s: float = 2000.0  # per identity ...
     join_burst: int = 20_000  # ... beyond this many at once
-    outbox_messages: int = 256  # unread by one client; then it is cut off
+    outbox_messages: int = 256  # not yet read by one client; then the service ends its stream
     outbox_bytes: int = 2 * 1024 * 1024
     messages_per_s: float = 200.0  # of one stream ...
-    message_burst: int = 8192  # ... beyond this many at once: a large node that fails reports every rank
-    backlog: int = 20_000  # events of one job that wait for its store; then its streams are read no further
+    message_burst: int = 8192  # ... beyond this many at once: a failed node sends one message per rank
+    backlog: int = (
+        20_000  # events of one job that wait for its store; then the service stops reading its streams
+    )
 
 
 class LimitReached(Exception):
-    """In words for whoever reached it."""
+    """A limit is reached. The message is for the client that reached it."""
 
 
 @dataclass(slots=True)
 class Allowance:
-    """A bucket of `burst` tokens that fills up at `per_s`."""
+    """A token bucket: `burst` tokens, refilled at `per_s`."""
 
     per_s: float
     burst: float
@@ -43,18 +45,18 @@ class Allowance:
         self.left = self.burst
 
     def take(self, now: float, count: int = 1) -> float:
-        """How long to wait until these tokens would have been there; 0: they were."""
+        """Take `count` tokens. Returns how long to wait for them; 0 if they were available."""
         self.left = min(self.burst, self.left + (now - self.at) * self.per_s)
         self.at = now
         self.left -= count
         return max(0.0, -self.left / self.per_s)
 
-    def full_again(self, now: float) -> bool:
+    def is_full(self, now: float) -> bool:
         return self.left + (now - self.at) * self.per_s >= self.burst
 
 
 class Counts:
-    """How many of one thing each identity has under way."""
+    """How many open streams, watches or calls each identity has."""
 
     def __init__(self, what: str, each: int, overall: int | None = None) -> None:
         self._what, self._each, self._overall = what, each, overall
@@ -64,9 +66,9 @@ class Counts:
     def enter(self, identity: str) -> None:
         held = self._held.get(identity, 0)
         if held >= self._each:
-            raise LimitReached(f"{identity} has {held} {self._what} already")
+            raise LimitReached(f"{identity} already has {held} {self._what}, which is the limit")
         if self._overall is not None and self.total >= self._overall:
-            raise LimitReached(f"the service has {self.total} {self._what} already")
+            raise LimitReached(f"the service already has {self.total} {self._what}, which is the limit")
         self._held[identity] = held + 1
         self.total += 1
 
@@ -80,7 +82,7 @@ class Counts:
 
 
 class Rates:
-    """An allowance per identity; those that are full again need no memory."""
+    """An allowance per identity. Allowances that are full again are dropped."""
 
     _KEPT = 4096
 
@@ -92,6 +94,6 @@ class Rates:
         allowance = self._known.get(identity)
         if allowance is None:
             if len(self._known) >= self._KEPT:
-                self._known = {i: a for i, a in self._known.items() if not a.full_again(now)}
+                self._known = {i: a for i, a in self._known.items() if not a.is_full(now)}
             allowance = self._known[identity] = Allowance(self._per_s, self._burst, at=now)
         return allowance.take(now)

@@ -1,4 +1,4 @@
-"""What the service logs: text for people or JSON for machines, with job and generation on each line that has them."""
+"""The log of the service: text or JSON lines, each with its job and generation if it concerns one."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ _FIELDS = ("job", "generation", "kind")
 class TextLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z"
-        told = "".join(f" {name}={_one_line(value)}" for name, value in _told(record).items())
-        text = f"{at} {record.levelname.lower()}{told}: {_one_line(record.getMessage())}"
+        fields = "".join(f" {name}={_one_line(value)}" for name, value in _extra_fields(record).items())
+        text = f"{at} {record.levelname.lower()}{fields}: {_one_line(record.getMessage())}"
         return text + (f"\n{self.formatException(record.exc_info)}" if record.exc_info else "")
 
 
 class JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        fields = {"at": round(record.created, 3), "level": record.levelname.lower(), **_told(record)}
+        fields = {"at": round(record.created, 3), "level": record.levelname.lower(), **_extra_fields(record)}
         fields["text"] = record.getMessage()
         if record.exc_info:
             fields["traceback"] = self.formatException(record.exc_info)
         return json.dumps(fields, ensure_ascii=False)
 
 
-def _told(record: logging.LogRecord) -> dict[str, object]:
+def _extra_fields(record: logging.LogRecord) -> dict[str, object]:
     return {name: getattr(record, name) for name in _FIELDS if hasattr(record, name)}
 
 
 def _one_line(value: object) -> str:
-    """Names and reasons come from clients: none of them may look like another line of the log."""
+    """Escape line breaks: names and reasons come from clients and must not look like another log line."""
     text = str(value)
     return (
         text

@@ -1,4 +1,4 @@
-"""The service Operations: what people and their tools may see, and may order."""
+"""The gRPC service Operations: views of jobs and orders, for people and their tools."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rendezvous.codec import BadMessage, encode
 from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.rounds.policy import how_it_ended
 from rendezvous.rounds.view import summary_of, view_of
-from rendezvous.service.calls import NotFound, NotNow, held
+from rendezvous.service.calls import NotFound, NotNow, count_open
 from rendezvous.service.jobs import Elsewhere
 from rendezvous.service.limits import Counts, LimitReached, Limits
 from rendezvous.values.events import JobAborted, JobResized, NodeDrained, NodeResumed, RestartOrdered
@@ -39,7 +39,7 @@ class Operations:
         return {
             "ListJobs": calls.unary(look, pb.ListJobsRequest, self._list),
             "GetJob": calls.unary(look, pb.GetJobRequest, self._get),
-            "WatchEvents": grpc.unary_stream_rpc_method_handler(calls.guarded(self._watch)),
+            "WatchEvents": grpc.unary_stream_rpc_method_handler(calls.guard(self._watch)),
             "DrainNode": calls.unary(order, pb.DrainNodeRequest, self._drain),
             "ResumeNode": calls.unary(order, pb.ResumeNodeRequest, self._resume),
             "ResizeJob": calls.unary(order, pb.ResizeJobRequest, self._resize),
@@ -47,10 +47,10 @@ class Operations:
             "AbortJob": calls.unary(order, pb.AbortJobRequest, self._abort),
         }
 
-    async def _found(self, job_id: str) -> Job:
+    async def _find(self, job_id: str) -> Job:
         job = await self._jobs.find(job_id)
         if job is None:
-            raise NotFound(f"there is no job {job_id!r}")
+            raise NotFound(f"job {job_id!r} does not exist")
         return job
 
     # --- looking -----------------------------------------------------------------------------------
@@ -62,13 +62,13 @@ class Operations:
             try:
                 job = await self._jobs.find(job_id)
             except (Elsewhere, LimitReached):
-                continue  # the replica that decides about it lists it
+                continue  # the replica that owns it lists it
             if job is not None:
                 found.append(encode(summary_of(job_id, job.state)))
         return pb.ListJobsResponse(jobs=found)
 
     async def _get(self, request: Any, _: Identity) -> Any:
-        job = await self._found(request.job_id)
+        job = await self._find(request.job_id)
         now = asyncio.get_running_loop().time()
         return pb.GetJobResponse(job=encode(view_of(request.job_id, job.state, now)))
 
@@ -76,8 +76,8 @@ class Operations:
         identity = self._gate.identify(context)
         request = pb.WatchEventsRequest.FromString(data)
         identity.require(Right.LOOK, request.job_id)
-        with held(self._watches, identity):
-            job = await self._found(request.job_id)
+        with count_open(self._watches, identity):
+            job = await self._find(request.job_id)
             watcher = job.watch(request.after_seq if request.journal_id in ("", job.journal_id) else 0)
             if not request.follow:
                 watcher.tell(None)
@@ -93,19 +93,19 @@ class Operations:
                 raise Elsewhere("")
             if note is None:
                 return
-            told = pb.WatchEventsResponse(note=encode(note), journal_id=journal_id)
-            await context.write(told.SerializeToString())
-        raise LimitReached("this watcher reads too slowly")
+            response = pb.WatchEventsResponse(note=encode(note), journal_id=journal_id)
+            await context.write(response.SerializeToString())
+        raise LimitReached("this watcher reads too slowly and has missed events; watch again")
 
     # --- orders ------------------------------------------------------------------------------------
 
     async def _ordered(self, job_id: str, order: Event) -> Any:
-        job = await self._found(job_id)
-        after = await job.carried_out(order)
+        job = await self._find(job_id)
+        after = await job.execute(order)
         if after.outcome is not None and not isinstance(order, JobAborted):
             raise NotNow(f"job {job_id!r} is over: {how_it_ended(after.outcome)}")
         if after.phase is Phase.FORMING and isinstance(order, RestartOrdered):
-            raise NotNow(f"job {job_id!r} is forming: it has no ranks that could be restarted")
+            raise NotNow(f"job {job_id!r} has no ranks to restart: it still waits for its nodes")
         return encode(summary_of(job_id, after))
 
     async def _drain(self, request: Any, identity: Identity) -> Any:
@@ -117,7 +117,9 @@ class Operations:
 
     async def _resize(self, request: Any, _: Identity) -> Any:
         if not 1 <= request.min_nodes <= request.max_nodes <= 100_000:
-            raise BadMessage(f"a job cannot have {request.min_nodes} to {request.max_nodes} nodes")
+            raise BadMessage(
+                f"invalid size {request.min_nodes}:{request.max_nodes}: use 1 <= MIN <= MAX <= 100,000 nodes"
+            )
         order = JobResized(request.min_nodes, request.max_nodes)
         return pb.ResizeJobResponse(job=await self._ordered(request.job_id, order))
 
@@ -133,7 +135,7 @@ class Operations:
 def _node(request: Any) -> str:
     node: str = request.node
     if not 0 < len(node) <= 256 or not node.isprintable():
-        raise BadMessage("no node is named")
+        raise BadMessage("invalid node name: use 1 to 256 printable characters")
     return node
 
 

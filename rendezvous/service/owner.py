@@ -1,15 +1,15 @@
-"""Owning one job: the one place where its events become state, writes and messages.
+"""Own one job: the one place where its events become state, writes and messages.
 
-`OwnedJob` is the logic, without I/O: an event becomes a `Turn`, and the turn counts only once it is
-committed. `JobOwner` is the shell around it: one queue, one consumer; each turn is written (when it must
-be) before any of its messages goes out. A lost compare-and-swap means that somebody else wrote: the turn
-is thrown away with its messages, the job is read anew, everyone is told where they stand in what was read,
-and the event is looked at again, which is safe because every event carries its own fence.
+`OwnedJob` is the logic, without I/O: an event becomes a `Turn`, and a turn takes effect only once it is committed.
+`JobOwner` is the shell around it: one queue, one consumer. If a turn changes what must survive, it is written to the
+store before any of its messages is sent. A failed compare-and-swap means that another process wrote the job. Then the
+owner discards the turn with its messages, reads the job again, sends every agent its place in the state it has read,
+and processes the event again. That is safe because every event carries its own fence.
 
-Signs of life come by the thousand each second, and matter only when somebody's lease might have run out. They
-are kept aside with their instants until a deadline is due, and then taken all at once. A process that was held
-up (frozen for a while, with thousands of joins to read, or by a store that could not be written) has not taken them
-all: it looks at a deadline again once it had time for that, before it takes its own silence for that of the agents.
+Heartbeats arrive by the thousand each second, and matter only when a lease may have expired. They are kept aside with
+their times until the next deadline, and then applied all at once. A process that was delayed (suspended, busy with
+thousands of joins, or blocked by its store) may not have read all of them. It therefore postpones a late deadline
+once, so that it does not mistake its own delay for silence of the agents.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from rendezvous.values.events import Effect, Event, ToAgent
     from rendezvous.values.types import AgentId
 
-_HELD_UP_S = 0.1  # a deadline that is noticed this late says that the process was held up ...
-_CATCH_UP_S = 2.0  # ... and gets as long again, up to this, to read what came meanwhile
+_DELAYED_S = 0.1  # a deadline that fires this late shows that the process was delayed ...
+_CATCH_UP_S = 2.0  # ... and is postponed by the same time, up to this, to read the messages that wait
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What one event would change, and what is to be said once that is so."""
+    """The state after one event, and the effects to perform once it is committed."""
 
     state: JobState
     effects: tuple[Effect, ...]
@@ -56,25 +56,25 @@ class OwnedJob:
     def take(self, event: Event, now: float) -> Turn:
         return Turn(*step(self.state, event, now))
 
-    def hear(self, heard: Mapping[AgentId, float]) -> None:
-        """Nothing of it is written: leases begin anew where a state is read."""
+    def renew_leases(self, heard: Mapping[AgentId, float]) -> None:
+        """Apply heartbeats. They are not stored: leases start again when a state is read."""
         self.state = all_heard(self.state, heard)
 
     def commit(self, turn: Turn, version: int) -> None:
         self.state, self.version = turn.state, version
 
     def reload(self, state: JobState, version: int, now: float) -> Turn:
-        """Start, or start over, from what the store holds."""
+        """Start, or start again, from the stored state."""
         turn = Turn(*resume(state, now))
         self.commit(turn, version)
         return turn
 
 
 class JobOwner:
-    """`tell` must not block, and ignores agents that are not connected here.
+    """Processes the events of one job. `tell` must not block, and ignores agents that are not connected here.
 
-    `vouch` names agents that count as heard whenever a deadline is due. `note` hears of every event once it is
-    done with (None: the job was read anew), with the states before and after it.
+    `vouch` returns the agents that count as alive at each deadline. `note` is called after each event, with the
+    states before and after it; the event is None after the job was read from the store.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class JobOwner:
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._heard: dict[AgentId, float] = {}
         self._alarm: asyncio.TimerHandle | None = None
-        self._rang_at = 0.0
+        self._fired_at = 0.0
         self._catching_up = False
 
     @property
@@ -101,15 +101,15 @@ class JobOwner:
 
     @property
     def backlog(self) -> int:
-        """Events that wait their turn."""
+        """The number of queued events."""
         return self._events.qsize()
 
     def post(self, event: Event) -> None:
-        """Never blocks; how much a client may have under way is bounded where its messages come in."""
+        """Queue an event. Never blocks: the streams bound how many messages a client may have in flight."""
         self._events.put_nowait(event)
 
-    def heard(self, agent: AgentId) -> None:
-        """Who is no member, or is one of a job that is over, has an answer to hear, at once."""
+    def note_contact(self, agent: AgentId) -> None:
+        """Record a heartbeat. If the agent is not a member or the job is over, answer it at once."""
         state = self._job.state
         if state.outcome is None and member_of(state, agent) is not None:
             self._heard[agent] = asyncio.get_running_loop().time()
@@ -117,12 +117,12 @@ class JobOwner:
             self.post(AgentHeard(agent))
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Process events until cancelled."""
         try:
             await self._reload()
             while True:
                 event = await self._events.get()
-                if not (isinstance(event, DeadlineReached) and self._catches_up(self._rang_at)):
+                if not (isinstance(event, DeadlineReached) and self._postpone(self._fired_at)):
                     await self._take(event)
         finally:
             self._set_deadline(None)
@@ -130,7 +130,7 @@ class JobOwner:
     async def _take(self, event: Event) -> None:
         while True:
             if isinstance(event, DeadlineReached) and self._heard:
-                self._job.hear(self._heard)
+                self._job.renew_leases(self._heard)
                 self._heard.clear()
             turn = self._job.take(event, asyncio.get_running_loop().time())
             version = self._job.version
@@ -148,9 +148,9 @@ class JobOwner:
             return
 
     async def _reload(self) -> None:
-        """Read, and write the same again: from here on no write of an earlier owner can land.
+        """Read the job and write it back unchanged: after that, a write of an earlier owner conflicts.
 
-        Without it an owner deposed a moment ago could still seal a world that this one knows nothing of.
+        Otherwise an owner that was just deposed could still seal a world that this one does not know.
         """
         while True:
             state, version = await self._store.load()
@@ -169,7 +169,7 @@ class JobOwner:
         for effect in turn.effects:
             match effect:
                 case Persist():
-                    pass  # done, or there would be nothing to perform
+                    pass  # already written
                 case Tell(agent, message):
                     self._tell(agent, message)
                 case SetDeadline(at):
@@ -184,22 +184,22 @@ class JobOwner:
             self._alarm.cancel()
             self._alarm = None
         if at is not None:
-            self._alarm = asyncio.get_running_loop().call_at(at, self._ring, at)
+            self._alarm = asyncio.get_running_loop().call_at(at, self._fire, at)
 
-    def _ring(self, due: float) -> None:
-        if self._catches_up(due):
+    def _fire(self, deadline: float) -> None:
+        if self._postpone(deadline):
             return
         for agent in self._vouch():
             self.post(AgentHeard(agent))
-        self._rang_at = asyncio.get_running_loop().time()
+        self._fired_at = asyncio.get_running_loop().time()
         self.post(DeadlineReached())
 
-    def _catches_up(self, due: float) -> bool:
-        """A deadline that is looked at late waits once more: what was said meanwhile comes first."""
+    def _postpone(self, deadline: float) -> bool:
+        """Postpone a deadline that fired late, once, so that messages which wait are read first."""
         now = asyncio.get_running_loop().time()
-        if now - due <= _HELD_UP_S or self._catching_up:
+        if now - deadline <= _DELAYED_S or self._catching_up:
             return False
         self._catching_up = True
-        again = now + min(now - due, _CATCH_UP_S)
+        again = now + min(now - deadline, _CATCH_UP_S)
         self._wake_at(again)
         return True

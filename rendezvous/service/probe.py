@@ -1,4 +1,4 @@
-"""`python -m rendezvous.service.probe`: does the service of this container answer? For engines that run a command."""
+"""`python -m rendezvous.service.probe`: a liveness probe for container engines that run a command."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _LIMIT_S = 4.0
 
 
 def main() -> int:
-    """0: it does, or it serves no HTTP and there is nothing to look at."""
+    """0 if the service answers, or has no HTTP port to ask; otherwise 1."""
     host, _, port = os.environ.get("DDP_RENDEZVOUS_HTTP", "").rpartition(":")
     if not port:
         return 0
@@ -20,7 +20,7 @@ def main() -> int:
         with urllib.request.urlopen(f"http://{here}:{port}/livez", timeout=_LIMIT_S):
             return 0
     except (OSError, urllib.error.URLError) as error:
-        sys.stderr.write(f"ddp-rendezvous: {error}\n")
+        sys.stderr.write(f"ddp-rendezvous: no answer from http://{here}:{port}/livez: {error}\n")
         return 1
 
 

@@ -1,7 +1,7 @@
-"""grpc.reflection: what the services are and how their messages look, for tools such as grpcurl.
+"""grpc.reflection: describes the services and their messages to tools such as grpcurl.
 
-The schema of reflection itself is built here, in a pool of its own, so that a process that also loads another copy of
-it has no clash, and nobody needs a package for it. `v1` and `v1alpha` are the same on the wire.
+The schema of reflection itself is built here, in a descriptor pool of its own. So it cannot conflict with another
+copy in the same process, and needs no further package. `v1` and `v1alpha` are the same on the wire.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ _SCHEMA: dict[str, tuple[tuple[str, int, int, str], ...]] = {
 
 
 class Reflection:
-    """Asked without a token: what it tells is no secret, and it is only there when asked for."""
+    """Needs no token: the schema is public, and the service offers reflection only with `--reflection`."""
 
     def __init__(self, services: tuple[str, ...]) -> None:
         self._services = (*services, *NAMES)
         self._streams = 0
 
     def methods(self, calls: Calls) -> dict[str, Any]:
-        return {"ServerReflectionInfo": grpc.stream_stream_rpc_method_handler(calls.guarded(self._serve))}
+        return {"ServerReflectionInfo": grpc.stream_stream_rpc_method_handler(calls.guard(self._serve))}
 
     async def _serve(self, _: Any, context: Any) -> None:
         if self._streams >= _AT_ONCE:
-            raise LimitReached("too many clients ask for the schema just now")
+            raise LimitReached("too many reflection streams are open; try again later")
         self._streams += 1
         try:
             while (data := await context.read()) is not grpc.aio.EOF:
@@ -81,16 +81,16 @@ class Reflection:
                 response.file_descriptor_response.file_descriptor_proto.append(pb.DESCRIPTOR.serialized_pb)
             case None:
                 response.error_response.error_code = _UNIMPLEMENTED
-                response.error_response.error_message = "there are no extensions here"
+                response.error_response.error_message = "extensions are not supported"
             case _:
                 response.error_response.error_code = _NOT_FOUND
-                response.error_response.error_message = "not described here"
+                response.error_response.error_message = "unknown symbol or file"
         answer: bytes = response.SerializeToString()
         return answer
 
 
 def _is_ours(symbol: str) -> bool:
-    """A message, an enum or a service; or what belongs to one, such as a method."""
+    """Whether it is a message, an enum or a service of ours, or a part of one, such as a method."""
     for name in (symbol, symbol.rpartition(".")[0]):
         try:
             return bool(descriptor_pool.Default().FindFileContainingSymbol(name).name == pb.DESCRIPTOR.name)

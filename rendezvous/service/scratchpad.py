@@ -1,8 +1,8 @@
-"""The service Scratchpad: a few values and barriers per job, for scripts.
+"""The gRPC service Scratchpad: a few values and barriers per job, for scripts.
 
-Values live in the store. Who has entered a barrier is known to the job's replica only, which is why members
-enter again when their connection breaks; that a barrier was passed is written down first, so that those who
-come again later pass too.
+The store keeps the values. Only the replica that owns the job knows which members have entered a barrier, so a member
+enters again when its connection breaks. That a barrier was passed is stored first, so that members which enter again
+later pass, too.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PARTIES = 100_000
 class _Barrier:
     def __init__(self) -> None:
         self.members: set[str] = set()
-        self.calls = 0  # that are inside; it is dropped with the last of them
+        self.calls = 0  # waiting in the barrier; it is dropped with the last of them
         self.passed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
 
@@ -52,9 +52,9 @@ class Scratchpad:
         }
 
     async def _values(self, job_id: str) -> Values:
-        """Of a job that exists: nobody can fill the store with jobs of his invention."""
+        """The values of an existing job: clients must not fill the store with jobs that do not exist."""
         if await self._jobs.find(job_id) is None:
-            raise NotFound(f"there is no job {job_id!r}")
+            raise NotFound(f"job {job_id!r} does not exist")
         return self._store.values(job_id)
 
     async def _get(self, request: Any, _: Identity) -> Any:
@@ -64,7 +64,7 @@ class Scratchpad:
             async with asyncio.timeout(min(request.wait_s, 3600.0)):
                 value = await values.wait(key, request.after_version)
         if value is None:
-            raise NotFound(f"there is no value {key!r}")
+            raise NotFound(f"value {key!r} does not exist")
         return pb.GetValueResponse(value=value.data, version=value.version)
 
     async def _put(self, request: Any, _: Identity) -> Any:
@@ -88,10 +88,12 @@ class Scratchpad:
             or not 0 < len(request.member) <= 256
             or not request.wait_s > 0
         ):
-            raise BadMessage("a barrier has 1 to 100,000 parties, named members, and a time to wait")
+            raise BadMessage(
+                "invalid barrier: use 1 to 100,000 parties, a member name of 1 to 256 characters and wait_s > 0"
+            )
         mark = f"{RESERVED}barrier/{name}"
         with self._entered(request.job_id, name, request.member) as barrier:
-            # Read once the call is inside: a barrier that is passed from here on tells it so.
+            # Read after entering: if the barrier is passed later, its future reports that.
             if await values.get(mark) is not None:
                 return pb.EnterBarrierResponse(arrived=request.parties)
             if len(barrier.members) >= request.parties and not barrier.passed.done():
@@ -104,7 +106,7 @@ class Scratchpad:
 
     @contextmanager
     def _entered(self, job_id: str, name: str, member: str) -> Iterator[_Barrier]:
-        """The barrier exists while a call is inside, however that call ends."""
+        """Enter the barrier for the time of one call. It exists while any call is inside, however that call ends."""
         key = (job_id, name)
         if key not in self._barriers:
             self._counts.enter(job_id)
@@ -123,7 +125,7 @@ class Scratchpad:
 
 def _key(key: str) -> str:
     if key.startswith(RESERVED):
-        raise BadMessage(f"names that begin with {RESERVED!r} are the service's own")
+        raise BadMessage(f"invalid name: names that begin with {RESERVED!r} are reserved for the service")
     if not 0 < len(key.encode()) <= 160:
-        raise BadMessage("a name has 1 to 160 bytes")
+        raise BadMessage(f"invalid name of {len(key.encode())} bytes: use 1 to 160 bytes")
     return key

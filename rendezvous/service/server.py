@@ -1,7 +1,7 @@
-"""The gRPC server: its services, its ports, its manners on the wire, and how it goes away.
+"""The gRPC server: its services, its ports, its transport settings, and its shutdown.
 
-Going away (SIGTERM) decides nothing: the port closes for new streams, every agent is told to go elsewhere or
-to come back, and the jobs stay in the store as they are.
+Shutdown (SIGTERM) decides nothing about jobs: the port closes for new streams, every agent is redirected to another
+replica or told to reconnect, and the jobs stay in the store as they are.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ _OPTIONS = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES),
     ("grpc.max_metadata_size", 16 * 1024),
     ("grpc.max_concurrent_streams", 4096),  # of one connection
-    ("grpc.so_reuseport", 0),  # a second service on the same port is a mistake, and is told so
-    ("grpc.http2.bdp_probe", 0),  # no ping with each message to tune the windows ...
-    ("grpc.http2.lookahead_bytes", MESSAGE_BYTES),  # ... this is what a stream may have under way
+    ("grpc.so_reuseport", 0),  # a second service on the same port fails instead of sharing it
+    ("grpc.http2.bdp_probe", 0),  # do not ping with each message to tune the windows ...
+    ("grpc.http2.lookahead_bytes", MESSAGE_BYTES),  # ... a stream may have this much in flight
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.max_connection_idle_ms", 300_000),  # a connection without a stream
-    ("grpc.keepalive_time_ms", 30_000),  # a peer that vanished without a word
+    ("grpc.keepalive_time_ms", 30_000),  # detects a peer that vanished
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.ping_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 0),
@@ -67,23 +67,23 @@ _FAREWELL_S = 5.0
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
     listen: tuple[str, ...]
-    advertise: str = ""  # default: the first of `listen`, with the port that it got
+    advertise: str = ""  # default: the first of `listen`, with its actual port
     key_file: str = ""
     certificates: Certificates | None = None
-    secret: Secret | None = None  # of one job, instead of certificates and tokens
+    secret: Secret | None = None  # of one job; replaces certificates and tokens
     history_s: float = 14 * 86_400.0
     resume_grace_s: float = 1.0
-    return_after_s: float = 0.5  # agents of a service that goes away come back no sooner
+    return_after_s: float = 0.5  # after a shutdown, agents reconnect no sooner
     reflection: bool = False
     limits: Limits = field(default_factory=Limits)
 
 
 class CannotListen(Exception):
-    """In words for whoever starts the service."""
+    """An address cannot be used. The message is for whoever starts the service."""
 
 
 class Server:
-    """Within a running event loop: `start`, then `close`."""
+    """The gRPC server. In a running event loop, call `start`, then `close`."""
 
     def __init__(self, store: Store, options: ServerOptions) -> None:
         self.metrics = Metrics()
@@ -108,11 +108,11 @@ class Server:
             described = Reflection(tuple(self._services))
             self._services |= dict.fromkeys(REFLECTION, described)
         self._server: grpc.aio.Server | None = None
-        self._tending: asyncio.Task[None] | None = None
+        self._maintenance: asyncio.Task[None] | None = None
         self._declare_gauges()
 
     async def start(self) -> None:
-        """Raises `CannotListen`."""
+        """Listen and serve. Raises `CannotListen`."""
         _collect_less_often()
         server = self._server = grpc.aio.server(options=(*_OPTIONS, *_at_once(self._options.limits)))
         for name, service in self._services.items():
@@ -122,7 +122,7 @@ class Server:
         self._ownership.reachable_at(self._options.advertise or self._first_port())
         await self.jobs.resume_all()
         await server.start()
-        self._tending = asyncio.get_running_loop().create_task(self.jobs.tend(), name="tend jobs")
+        self._maintenance = asyncio.get_running_loop().create_task(self.jobs.maintain(), name="maintain jobs")
         self.health.set(True)
 
     def _first_port(self) -> str:
@@ -138,29 +138,31 @@ class Server:
                 if certificates is None:
                     return server.add_insecure_port(address)
                 return server.add_secure_port(address, server_credentials(certificates))
-        except RuntimeError as error:  # which refers to a log that nobody reads
+        except RuntimeError as error:  # which only refers to gRPC's own log
             raise CannotListen(f"cannot listen on {address}: {_why_not(address) or error}") from error
         except OSError as error:
             raise CannotListen(f"cannot listen on {address}: {in_words(error)}") from error
 
     async def close(self) -> None:
-        """Also after a `start` that failed."""
+        """Shut down. May be called after a `start` that failed."""
         self.health.set(False)
-        if self._tending is not None:
-            self._tending.cancel()
-            await asyncio.wait([self._tending])
+        if self._maintenance is not None:
+            self._maintenance.cancel()
+            await asyncio.wait([self._maintenance])
         await self.jobs.close(self._options.return_after_s)
         if self._server is not None:
             await self._server.stop(_FAREWELL_S)
 
     def _declare_gauges(self) -> None:
         metrics = self.metrics
-        metrics.gauge("streams", "Open streams of agents.", lambda: self.agents.streams)
-        metrics.gauges("jobs", "Jobs at hand, by phase.", "phase", self._jobs_by_phase)
+        metrics.gauge("streams", "Open agent streams.", lambda: self.agents.streams)
+        metrics.gauges("jobs", "Open jobs, by phase.", "phase", self._jobs_by_phase)
         metrics.gauge(
-            "backlog", "Events that wait their turn.", lambda: sum(j.owner.backlog for j in self.jobs)
+            "backlog", "Queued events, over all jobs.", lambda: sum(j.owner.backlog for j in self.jobs)
         )
-        metrics.gauge("watchers", "Followers of events.", lambda: sum(len(j.watchers) for j in self.jobs))
+        metrics.gauge(
+            "watchers", "Open WatchEvents streams.", lambda: sum(len(j.watchers) for j in self.jobs)
+        )
 
     def _jobs_by_phase(self) -> dict[str, float]:
         counted: dict[str, float] = {}
@@ -171,8 +173,11 @@ class Server:
 
 
 def _at_once(limits: Limits) -> tuple[tuple[str, int], ...]:
-    """gRPC drops calls, more of them or fewer by chance, once a thousand wait for us to look at them. All agents of a
-    large job may come in one moment, and who is dropped comes again, when there are no fewer."""
+    """Raise gRPC's limit on waiting calls.
+
+    By default gRPC drops calls at random once a thousand of them wait. All agents of a large job may connect at the
+    same moment, and dropped agents only connect again.
+    """
     most = limits.streams_per_identity
     return (
         ("grpc.server.max_pending_requests", most),
@@ -182,7 +187,7 @@ def _at_once(limits: Limits) -> tuple[tuple[str, int], ...]:
 
 @contextlib.contextmanager
 def _private(address: str) -> Iterator[None]:
-    """A socket that is a file is for this user's processes alone, whatever the umask."""
+    """Restrict a Unix socket to this user, whatever the umask is."""
     before = os.umask(0o177) if address.startswith("unix:") else None
     try:
         yield
@@ -192,7 +197,7 @@ def _private(address: str) -> Iterator[None]:
 
 
 def in_words(error: OSError) -> str:
-    """The kernel's, without the numbers and brackets that libraries put around them."""
+    """The kernel's message, without the numbers and brackets that libraries add."""
     words = (
         error.strerror if isinstance(error, socket.gaierror) or not error.errno else os.strerror(error.errno)
     )
@@ -200,7 +205,7 @@ def in_words(error: OSError) -> str:
 
 
 def _why_not(address: str) -> str:
-    """What the kernel says to the same wish; nothing if it has none to refuse."""
+    """The kernel's error for the same address; empty if it can be bound."""
     try:
         if address.startswith("unix:"):
             _bind_path(address.removeprefix("unix:").removeprefix("//"))
@@ -227,14 +232,17 @@ def _bind_port(address: str) -> None:
 
 
 def _collect_less_often() -> None:
-    """What a stream consists of lives as long as the stream: to walk it all for every few hundred new objects
-    takes a tenth of the time in which thousands join."""
+    """Make garbage collection rarer.
+
+    The objects of a stream live as long as the stream. To traverse all of them for every few hundred new objects
+    takes a tenth of the time while thousands of agents join.
+    """
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
 
 
 def raise_file_limit() -> int:
-    """Each agent is a connection."""
+    """Raise the soft limit on open files to the hard limit, since each agent is a connection."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,4 +1,4 @@
-"""What `ddp-rendezvous serve` was asked for: flags over environment over configuration file over defaults."""
+"""The settings of `ddp-rendezvous serve`: options override the environment, the configuration file and the defaults."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ENV = "DDP_RENDEZVOUS_"
 
 
 class SettingsUnusable(ValueError):
-    """In words for whoever starts the service."""
+    """A setting is invalid. The message is for whoever starts the service."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,39 +36,61 @@ class Setting:
 
 
 SETTINGS = (
-    Setting("listen", "list", (f"127.0.0.1:{PORT}",), "HOST:PORT to serve on; may be given several times"),
+    Setting(
+        "listen",
+        "list",
+        (f"127.0.0.1:{PORT}",),
+        "HOST:PORT to serve on; repeat the option for more addresses",
+    ),
     Setting(
         "advertise", "text", "", "HOST:PORT at which agents reach this replica (default: the first --listen)"
     ),
-    Setting("store", "text", "memory", "memory, file:PATH, or etcd://HOST:PORT,.../PREFIX"),
+    Setting(
+        "store", "text", "memory", "where to keep jobs: memory, file:PATH, or etcd://HOST:PORT,.../PREFIX"
+    ),
     Setting("http", "text", "", "HOST:PORT for /livez, /readyz and /metrics (default: none)"),
-    Setting("token_keys", "text", "", "file with the keys of tokens; without it, no token is asked for"),
-    Setting("tls_cert", "text", "", "the service's certificate (PEM); read again when it changes"),
-    Setting("tls_key", "text", "", "its private key (PEM)"),
-    Setting("client_ca", "text", "", "every client must have a certificate signed by this CA (PEM)"),
+    Setting("token_keys", "text", "", "key file that verifies tokens; without it, clients need no token"),
+    Setting("tls_cert", "text", "", "certificate of the service (PEM); read again when it changes"),
+    Setting("tls_key", "text", "", "private key of the certificate (PEM)"),
+    Setting("client_ca", "text", "", "require a client certificate signed by this CA (PEM)"),
     Setting(
         "insecure",
         "flag",
         False,
-        "serve others than this machine without TLS, or without knowing who they are",
+        "permit other machines to connect without TLS or without authentication",
     ),
-    Setting("history", "number", 14.0, "days for which finished jobs are kept"),
-    Setting("resume_grace", "number", 1.0, "seconds for which an agent may be gone before it counts as lost"),
-    Setting("max_jobs", "count", 1000, "jobs that are not over"),
-    Setting("max_agents", "count", 65_536, "agents, over all jobs"),
-    Setting("log_format", "text", "text", "text or json", ("text", "json")),
+    Setting("history", "number", 14.0, "number of days to keep finished jobs"),
     Setting(
-        "log_level", "text", "info", "debug, info, warning or error", ("debug", "info", "warning", "error")
+        "resume_grace", "number", 1.0, "seconds to wait for an agent to reconnect before it counts as lost"
     ),
-    Setting("reflection", "flag", False, "tell clients the schema (grpc.reflection.v1)"),
+    Setting("max_jobs", "count", 1000, "maximum number of unfinished jobs"),
+    Setting("max_agents", "count", 65_536, "maximum number of agents, over all jobs"),
+    Setting("log_format", "text", "text", "format of log lines: text or json", ("text", "json")),
+    Setting(
+        "log_level",
+        "text",
+        "info",
+        "lowest level to log: debug, info, warning or error",
+        ("debug", "info", "warning", "error"),
+    ),
+    Setting("reflection", "flag", False, "serve the schema to tools such as grpcurl (grpc.reflection.v1)"),
 )
 _BY_NAME = {setting.name: setting for setting in SETTINGS}
 _TRUE, _FALSE = ("1", "true", "yes"), ("", "0", "false", "no")
+_EXPECTED = {
+    "text": "a string",
+    "list": "a string or a list of strings",
+    "flag": "true or false",
+    "number": "a number",
+    "count": "a whole number",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--config", default=None, help="TOML file with any of these settings (listen = [...])"
+        "--config",
+        default=None,
+        help='TOML file with these settings, such as listen = ["127.0.0.1:29400"]',
     )
     for setting in SETTINGS:
         default = f" (default: {setting.default})" if setting.default not in ("", False) else ""
@@ -85,7 +107,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def settle(arguments: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, Any]:
-    """Raises `SettingsUnusable`."""
+    """Merge all sources and check the result. Raises `SettingsUnusable`."""
     config = arguments.config or environ.get(f"{ENV}CONFIG", "")
     settled = {setting.name: setting.default for setting in SETTINGS}
     if config:
@@ -94,8 +116,8 @@ def settle(arguments: argparse.Namespace, environ: Mapping[str, str]) -> dict[st
     given = {s.name: getattr(arguments, s.name) for s in SETTINGS}
     if re.match(r"etcd://[^/@]*:[^/]*@", given["store"] or ""):
         raise SettingsUnusable(
-            "--store holds a password, which everyone on this machine can read in the list of processes: write USER@, "
-            "and give the password with ?password-file=FILE or DDP_RENDEZVOUS_ETCD_PASSWORD"
+            "--store contains a password, which every user of this machine can read in the process list: write USER@, "
+            "and pass the password with ?password-file=FILE or DDP_RENDEZVOUS_ETCD_PASSWORD"
         )
     settled |= {name: value for name, value in given.items() if value is not None}
     _check(settled)
@@ -118,7 +140,7 @@ def _from_file(path: str) -> dict[str, Any]:
 def _from_toml(path: str, name: str, value: Any) -> Any:
     setting = _BY_NAME.get(name)
     if setting is None:
-        raise SettingsUnusable(f"{path}: there is no setting {name}")
+        raise SettingsUnusable(f"{path}: unknown setting {name}. Known settings: {', '.join(_BY_NAME)}.")
     match setting.kind, value:
         case ("flag", bool()) | ("text", str()):
             return value
@@ -128,7 +150,7 @@ def _from_toml(path: str, name: str, value: Any) -> Any:
             return value
         case ("list", str()):
             return [value]
-    raise SettingsUnusable(f"{path}: {name} is a {setting.kind}, not {value!r}")
+    raise SettingsUnusable(f"{path}: invalid {name} {value!r}: expected {_EXPECTED[setting.kind]}")
 
 
 def _from_text(setting: Setting, text: str, where: str) -> Any:
@@ -141,47 +163,49 @@ def _from_text(setting: Setting, text: str, where: str) -> Any:
             try:
                 return float(text)
             except ValueError:
-                raise SettingsUnusable(f"{where} is a number, not {text!r}") from None
+                raise SettingsUnusable(f"invalid {where} {text!r}: expected a number") from None
         case "text":
             return text
-    raise SettingsUnusable(f"{where} is true or false, not {text!r}")
+    raise SettingsUnusable(f"invalid {where} {text!r}: expected true or false")
 
 
 def _check(settled: Mapping[str, Any]) -> None:
     for setting in SETTINGS:
         if setting.choices and settled[setting.name] not in setting.choices:
-            raise SettingsUnusable(f"{setting.flag} is one of {', '.join(setting.choices)}")
+            raise SettingsUnusable(
+                f"invalid {setting.flag} {settled[setting.name]!r}: use one of {', '.join(setting.choices)}"
+            )
         if setting.kind in ("number", "count"):
             _check_number(setting, settled[setting.name])
     for address in (*settled["listen"], *filter(None, (settled["http"], settled["advertise"]))):
         check_address(address)
     if not settled["listen"]:
-        raise SettingsUnusable("--listen names no address")
+        raise SettingsUnusable("--listen is empty: give at least one HOST:PORT")
     if bool(settled["tls_cert"]) != bool(settled["tls_key"]):
-        raise SettingsUnusable("--tls-cert and --tls-key go together")
+        raise SettingsUnusable("--tls-cert and --tls-key are only useful together: set both or neither")
     if settled["client_ca"] and not settled["tls_cert"]:
-        raise SettingsUnusable("--client-ca needs --tls-cert and --tls-key")
-    _check_way_here(settled)
+        raise SettingsUnusable("--client-ca needs TLS: also set --tls-cert and --tls-key")
+    _check_advertised(settled)
     _check_exposure(settled)
 
 
 def _check_number(setting: Setting, value: float) -> None:
     if not math.isfinite(value):
-        raise SettingsUnusable(f"{setting.flag} is a number, not {value}")
+        raise SettingsUnusable(f"invalid {setting.flag} {value}: use a finite number")
     if value < 0:
-        raise SettingsUnusable(f"{setting.flag} cannot be negative")
+        raise SettingsUnusable(f"invalid {setting.flag} {value:g}: use 0 or more")
     if setting.kind == "count" and (value < 1 or value != int(value)):
-        raise SettingsUnusable(f"{setting.flag} is a whole number from 1, not {value:g}")
+        raise SettingsUnusable(f"invalid {setting.flag} {value:g}: use a whole number, 1 or more")
 
 
-def _check_way_here(settled: Mapping[str, Any]) -> None:
-    """With several replicas, the others send agents to this one."""
+def _check_advertised(settled: Mapping[str, Any]) -> None:
+    """Check that other replicas can redirect agents to this one."""
     first = settled["listen"][0]
     everywhere = not first.startswith("unix:") and first.rpartition(":")[0] in ("0.0.0.0", "[::]", "::", "*")
     if settled["store"].startswith("etcd:") and everywhere and not settled["advertise"]:
         raise SettingsUnusable(
-            f"other replicas cannot send agents to {first}, which is every address of this machine: "
-            "--advertise HOST:PORT says at which of them agents reach it"
+            f"other replicas cannot redirect agents to {first}, since it is not one address but all of this machine: "
+            "set --advertise HOST:PORT to the address at which agents reach this replica"
         )
 
 
@@ -193,11 +217,11 @@ def _check_exposure(settled: Mapping[str, Any]) -> None:
     if not settled["tls_cert"]:
         missing.append("TLS (--tls-cert, --tls-key)")
     if not settled["token_keys"] and not settled["client_ca"]:
-        missing.append("way to know who calls (--token-keys or --client-ca)")
+        missing.append("authentication of clients (--token-keys or --client-ca)")
     if missing:
         raise SettingsUnusable(
-            f"{outward[0]} can be reached from other machines, and there is no {' and no '.join(missing)}; "
-            "--insecure serves all the same"
+            f"{outward[0]} is reachable from other machines without {' and without '.join(missing)}. "
+            "Set these options, or --insecure to serve without them."
         )
 
 
@@ -207,7 +231,7 @@ def check_address(address: str) -> None:
     host, colon, port = address.rpartition(":")
     digits = port.isascii() and port.isdigit() and len(port) <= 5
     if not colon or not host or "/" in host or not digits or int(port) > 65_535:
-        raise SettingsUnusable(f"{address!r} is not HOST:PORT")
+        raise SettingsUnusable(f"invalid address {address!r}: use HOST:PORT, for example 127.0.0.1:{PORT}")
 
 
 def warnings(settled: Mapping[str, Any]) -> list[str]:
@@ -215,7 +239,11 @@ def warnings(settled: Mapping[str, Any]) -> list[str]:
         return []
     found = []
     if not settled["tls_cert"]:
-        found.append("connections are not encrypted (--insecure): tokens and reports can be read on the way")
+        found.append(
+            "connections are not encrypted (--insecure): others on the network can read tokens and reports"
+        )
     if not settled["token_keys"] and not settled["client_ca"]:
-        found.append("whoever reaches the port may join, and abort, any job (--insecure)")
+        found.append(
+            "clients are not authenticated (--insecure): whoever reaches the port can join or abort any job"
+        )
     return found

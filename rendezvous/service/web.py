@@ -1,4 +1,4 @@
-"""/livez, /readyz and /metrics over plain HTTP: three answers, and nothing that a web framework would add.
+"""/livez, /readyz and /metrics over plain HTTP, without a web framework.
 
 Each connection serves one request. The answer says `Connection: close`; further requests on the same connection are not
 answered, which HTTP/1.1 permits.
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 _REQUEST_S = 5.0
 _REQUEST_BYTES = 8192
 _AT_ONCE = 64
-_HTTP2 = b"PRI * HTTP/2.0"  # how every gRPC client begins
-_HINT = "this port tells of health in HTTP; gRPC is served at the address of --listen\n"
+_HTTP2 = b"PRI * HTTP/2.0"  # the first bytes of every gRPC client
+_HINT = "this port (--http) serves HTTP only: send gRPC calls to the address of --listen\n"
 _TEXT = "text/plain; charset=utf-8"
 _METRICS = "text/plain; version=0.0.4; charset=utf-8"
 _NOT_ALLOWED = "405 Method Not Allowed"
 
 
 class Web:
-    """`alive`: it answers, and that is not all there is to being alive."""
+    """The HTTP server. `alive` lets the owner fail /livez although the event loop still answers."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Web:
         self._server: asyncio.Server | None = None
 
     async def listen(self, host: str, port: int) -> int:
-        """The port; raises `OSError`."""
+        """Listen, and return the port. Raises `OSError`."""
         self._server = await asyncio.start_server(self._serve, host, port, limit=_REQUEST_BYTES)
         return int(self._server.sockets[0].getsockname()[1])
 
@@ -80,7 +80,7 @@ class Web:
                 await writer.wait_closed()
 
     def _make_room(self) -> None:
-        """Of many at once, those who never finish their question go: a probe says it in one breath, and is answered."""
+        """Close the oldest of too many connections. A probe sends its whole request at once and is answered first."""
         if len(self._asking) >= _AT_ONCE:
             oldest = next(iter(self._asking))
             del self._asking[oldest]
@@ -90,7 +90,9 @@ class Web:
         if self._refused is not None:
             from rendezvous.access.refusals import Reason
 
-            self._refused(Reason.HTTP_PORT, peer, "it speaks gRPC to the port of --http")
+            self._refused(
+                Reason.HTTP_PORT, peer, "it sent gRPC to the port of --http; use the port of --listen"
+            )
 
     def _answer(self, request: bytes) -> bytes:
         head, body = _response(*self._decide(request))
@@ -124,7 +126,7 @@ class Web:
 
 
 async def _discard(reader: asyncio.StreamReader) -> None:
-    """Read what follows, such as a body: to close a socket with unread bytes would cost the client its answer."""
+    """Read the rest, such as a body: closing a socket with unread bytes would discard the answer."""
     while await reader.read(_REQUEST_BYTES):
         pass
 

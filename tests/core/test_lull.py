@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import selectors
 
-from rendezvous.service.coalescer import LONGEST_S, QUIET_S, Lull
+from rendezvous.service.coalescer import LONGEST_S, QUIET_S, Coalescer
 
 
 class _Clock:
@@ -35,12 +35,14 @@ def _told(
     told: list[tuple[float, str, str]] = []
 
     async def story() -> None:
-        lull: Lull[str, str] = Lull(lambda to, word: told.append((round(clock.now, 3), to, word)))
+        coalescer: Coalescer[str, str] = Coalescer(
+            lambda to, word: told.append((round(clock.now, 3), to, word))
+        )
         loop = asyncio.get_running_loop()
         for at, to, word in words:
-            loop.call_at(at, lull.put, to, word)
+            loop.call_at(at, coalescer.put, to, word)
         if dropped is not None:
-            loop.call_at(dropped[0], lull.drop, dropped[1])
+            loop.call_at(dropped[0], coalescer.drop, dropped[1])
         await asyncio.sleep(words[-1][0] + 2 * LONGEST_S)
 
     try:

@@ -240,7 +240,7 @@ def test_an_allowance_fills_up_again() -> None:
     assert allowance.take(0.0) == pytest.approx(0.1)
     assert allowance.take(0.0) == pytest.approx(0.2)
     assert allowance.take(0.3) == 0.0
-    assert allowance.full_again(1.0)
+    assert allowance.is_full(1.0)
 
 
 def test_rates_forget_who_has_been_quiet() -> None:
@@ -254,9 +254,9 @@ def test_counts_are_per_identity_and_overall() -> None:
     counts = Counts("streams", 2, 3)
     for identity in ("a", "a", "b"):
         counts.enter(identity)
-    with pytest.raises(LimitReached, match="a has 2 streams already"):
+    with pytest.raises(LimitReached, match="a already has 2 streams"):
         counts.enter("a")
-    with pytest.raises(LimitReached, match="the service has 3 streams already"):
+    with pytest.raises(LimitReached, match="the service already has 3 streams"):
         counts.enter("c")
     counts.leave("a")
     counts.enter("c")

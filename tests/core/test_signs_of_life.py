@@ -111,7 +111,7 @@ def test_who_falls_silent_is_lost_and_who_is_heard_is_not() -> None:
 
 async def _beat(job: _Job, node: str) -> None:
     while True:
-        job.owner.heard(agent(node))
+        job.owner.note_contact(agent(node))
         await asyncio.sleep(LEASE_S / 10)
 
 
@@ -119,7 +119,7 @@ def test_who_is_no_member_is_told_at_once() -> None:
     async def story() -> None:
         async with _Job() as job:
             await job.sealed("a")
-            job.owner.heard(agent("x"))
+            job.owner.note_contact(agent("x"))
             word = await job.expect(Refused, agent("x"))
             assert isinstance(word, Refused)
             assert word.retryable
@@ -135,7 +135,7 @@ def test_a_member_of_a_job_that_is_over_is_told_so() -> None:
             await job.expect(Stop, agent("a"))
             job.owner.post(AgentStopped(agent("a"), 1))
             await job.expect(Ended, agent("a"))
-            job.owner.heard(agent("a"))
+            job.owner.note_contact(agent("a"))
             await job.expect(Ended, agent("a"))
 
     asyncio.run(story())
@@ -200,7 +200,7 @@ def test_a_store_that_could_not_be_written_costs_nobody_its_lease(heard_before: 
                 await store.begun.wait()
             await asyncio.sleep(2 * LEASE_S)
             if heard_before:
-                job.owner.heard(agent("b"))
+                job.owner.note_contact(agent("b"))
             store.free.set()
             await job.expect(Assigned, agent("b"))
             beating.append(loop.create_task(_beat(job, "b")))

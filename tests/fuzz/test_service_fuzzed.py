@@ -112,4 +112,4 @@ def test_random_bytes_at_every_door_disturb_no_job() -> None:
         assert service.resident - before < 64 * 2**20
         log = "".join(service.log)
         assert "Traceback" not in log, log
-        assert "a call failed" not in log, log
+        assert "internal error" not in log, log

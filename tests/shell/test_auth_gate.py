@@ -51,7 +51,7 @@ def token(keys: str, role: str, job: str = "team-a-*", ttl: str = "1h") -> str:
 def test_a_token_names_its_jobs(keys: str) -> None:
     made = command("token", "--token-keys", keys, "--role", "agent", "--job", "")
     assert made.returncode == 78
-    assert "--job is empty: name a job, or write '*' for all" in made.stderr
+    assert "--job is empty" in made.stderr
 
 
 @pytest.fixture
@@ -179,7 +179,7 @@ def test_a_key_in_a_file_that_others_may_read_is_no_secret(tmp_path: Path) -> No
     path = tmp_path / "keys"
     assert command("key", str(path)).stderr == ""
     path.chmod(0o640)
-    assert f"others on this machine may open {path} (mode 640)" in command("key", str(path)).stderr
+    assert f"chmod 600 {path}" in command("key", str(path)).stderr
 
 
 def test_a_key_that_is_taken_away_takes_its_tokens_with_it(tmp_path: Path) -> None:
@@ -255,12 +255,12 @@ def test_other_machines_are_served_only_with_tls_and_tokens_or_on_purpose(keys: 
     for extra in ((), ("--token-keys", keys)):
         refused = Service("--listen", "0.0.0.0:0", *extra)
         assert refused.wait() == 78
-        assert "can be reached from other machines, and there is no TLS" in "".join(refused.log)
+        assert "--tls-cert" in "".join(refused.log)
         assert "--insecure" in "".join(refused.log)
     with serving("--insecure", listen="0.0.0.0:0") as service:
         said = "".join(service.log)
-        assert "connections are not encrypted" in said
-        assert "whoever reaches the port may join, and abort, any job" in said
+        assert "not encrypted" in said
+        assert "not authenticated" in said
 
 
 def test_a_key_file_open_to_others_is_refused(tmp_path: Path) -> None:

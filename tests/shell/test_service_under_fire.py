@@ -86,7 +86,7 @@ def test_a_stream_is_one_agents(service: Service) -> None:
             await call.write(join_bytes(spec, "a"))
             await call.write(join_bytes(spec, "b"))
             code, details = await status_of(call)
-            assert (code, "needs one of its own" in details) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+            assert (code, "its own stream" in details) == (grpc.StatusCode.INVALID_ARGUMENT, True)
 
     soon(story())
 
@@ -188,8 +188,7 @@ def test_a_client_that_does_not_read_is_cut_off_and_slows_nobody() -> None:
                 while await call.read() is not grpc.aio.EOF:
                     pass
             assert (await status_of(call))[0] is not grpc.StatusCode.OK
-        words = "the stream of a in job slow-reader was cut: this client reads too slowly"
-        await asyncio.to_thread(service.await_line, words)
+        await asyncio.to_thread(service.await_line, "cut_off.*a in job slow-reader")
         assert service.resident - before < 64 * 2**20
 
     with serving() as own:  # where no other stream was cut: one line stands for all of a minute
@@ -206,10 +205,7 @@ def test_limits_are_told_in_words() -> None:
                 async with raw_stream(service.endpoint) as third:
                     # Nothing is written: gRPC reports a write that fails as an error of its own, for the real one.
                     code, details = await status_of(third)
-                    assert (code, details) == (
-                        grpc.StatusCode.RESOURCE_EXHAUSTED,
-                        "the service has 2 streams already",
-                    )
+                    assert (code, "2 streams" in details) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
 
     with serving("--max-agents", "2") as service:
         soon(story(service))
@@ -224,4 +220,4 @@ async def a_second_job_is_refused(service: Service) -> None:
         with contextlib.suppress(grpc.RpcError):
             await second.write(join_bytes(JobSpec("two", 2, 2), "a"))
         code, details = await status_of(second)
-        assert (code, details) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "the service has 1 jobs already")
+        assert (code, "1 jobs" in details) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
