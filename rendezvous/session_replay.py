@@ -1,7 +1,7 @@
-"""What one agent sends again at the start of each new stream. Pure.
+"""Session replay: the messages that an agent sends again at the start of each stream. Pure.
 
-The service does not store what an agent reported about its current generation. A new stream therefore begins with a
-replay: the join, then the reports. When a newer generation is known, reports about the older one are dropped.
+The service does not store the reports of the current generation, so each new stream begins with a replay: the join,
+unchanged, and then the reports. When a newer generation begins, the reports of the older one are dropped.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Redirect:
-    """The service ends the stream: go to `address` (empty: any that is known) after `after_s`."""
+    """The service ends the stream: connect to `address` (empty: to any known endpoint) after `after_s`."""
 
     address: str
     after_s: float
@@ -42,16 +42,16 @@ class Redirect:
 
 @dataclass(frozen=True, slots=True)
 class SessionReplay:
-    """What an agent would say on a new stream."""
+    """What an agent would send on a new stream."""
 
     joined: AgentJoined | None = None
     generation: int = 0
     running: Assignment | None = None  # its ranks were not stopped
     reports: tuple[FromAgent, ...] = ()
-    health: NodeHealth | None = None  # the last word on it
+    health: NodeHealth | None = None  # the latest one
     left: AgentLeft | None = None
 
-    def said(self, message: FromAgent) -> SessionReplay:
+    def sent(self, message: FromAgent) -> SessionReplay:
         match message:
             case AgentJoined():
                 return replace(self, joined=message)
@@ -66,9 +66,9 @@ class SessionReplay:
                 running = None if isinstance(message, AgentStopped) else kept.running
                 return replace(kept, reports=(*kept.reports, message), running=running)
             case _:
-                return self  # a heartbeat, and a checkpoint whose moment passes
+                return self  # heartbeats and checkpoints are not replayed
 
-    def heard(self, message: ToAgent) -> SessionReplay:
+    def received(self, message: ToAgent) -> SessionReplay:
         match message:
             case Assigned(assignment) if assignment.generation > self.generation:
                 return replace(self._of(assignment.generation), running=assignment)
@@ -86,16 +86,16 @@ class SessionReplay:
             return self
         return replace(self, generation=generation, running=None, reports=())
 
-    def lines(self) -> tuple[FromAgent, ...]:
-        """Nothing before the join: a stream that does not begin with one is refused."""
+    def messages(self) -> tuple[FromAgent, ...]:
+        """The messages of the replay, the join first. Empty before the join, since a stream must begin with it."""
         if self.joined is None:
             return ()
         joined = replace(self.joined, generation=self.generation, running=self.running)
         health = (self.health,) if self.health is not None else ()
         return (joined, *self.reports, *health, *((self.left,) if self.left is not None else ()))
 
-    def asked_for_by(self, message: ToAgent) -> tuple[FromAgent, ...]:
-        """A service that tells again where this agent stands may have missed what it had reported."""
+    def reports_for(self, message: ToAgent) -> tuple[FromAgent, ...]:
+        """The reports to send again: a service that repeats a message of this generation may have lost them."""
         match message:
             case Assigned(assignment) if assignment.generation == self.generation:
                 return self.reports

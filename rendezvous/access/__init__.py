@@ -1,1 +1,1 @@
-"""Who may come in: tokens, certificates, secrets; what is said and counted of those who may not."""
+"""Access control: tokens, certificates and secrets, and the log and metrics of refused clients."""

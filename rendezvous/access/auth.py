@@ -1,4 +1,4 @@
-"""Who calls, and may they? One gate in front of every call; and the service's certificates.
+"""Authenticate and authorize every call, and load the certificates of the service.
 
     right    agent   operator   viewer
     attend     x                          the stream of an agent
@@ -6,8 +6,8 @@
     order               x                 drain, resume, resize, restart, abort
     scratch    x        x                 values and barriers
 
-Without a key file there are no tokens: whoever can connect may do everything. That is for loopback, for
-networks where only a client certificate gets a connection, and for `--insecure`.
+Without a key file there are no tokens: every client that can connect has all rights. That is meant for loopback, for
+client certificates (`--client-ca`), and for `--insecure`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Denied(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """`grant` None: tokens are not in use."""
+    """Who calls. `grant` is None if the service does not use tokens."""
 
     name: str
     grant: Grant | None = None
@@ -72,13 +72,13 @@ class Identity:
             return
         assert self.grant is not None
         what = f"a token with role {self.grant.role} for job {self.grant.job!r}"
-        on = "" if job_id is None else f" in job {job_id!r}"
+        on = "" if job_id is None else f" on job {job_id!r}"
         reason = Reason.OTHER_JOB if self.may(right) else Reason.ROLE
-        raise Denied(grpc.StatusCode.PERMISSION_DENIED, f"{what} does not allow to {right}{on}", reason)
+        raise Denied(grpc.StatusCode.PERMISSION_DENIED, f"{what} does not permit {right.value!r}{on}", reason)
 
 
 class Gate:
-    """`key_file` empty: no tokens. The file is read again when it changes."""
+    """Checks tokens against `key_file`, which is read again when it changes. If it is empty, tokens are not used."""
 
     def __init__(self, key_file: str) -> None:
         self._key_file = key_file
@@ -87,7 +87,7 @@ class Gate:
         self._looked_at = time.monotonic()
 
     def identify(self, context: Any) -> Identity:
-        """Raises `Denied` (UNAUTHENTICATED)."""
+        """Who calls. Raises `Denied` (UNAUTHENTICATED)."""
         if not self._key_file:
             return Identity(peer_name(context))
         self._reload()
@@ -95,7 +95,7 @@ class Gate:
         if not token:
             raise Denied(
                 grpc.StatusCode.UNAUTHENTICATED,
-                "this service asks for a token (DDP_RENDEZVOUS_TOKEN)",
+                "this service requires a token: set DDP_RENDEZVOUS_TOKEN or DDP_RENDEZVOUS_TOKEN_FILE",
                 Reason.NO_TOKEN,
             )
         try:
@@ -115,11 +115,11 @@ class Gate:
         self._stamp = stamp
         try:
             self._keys = read_keys(self._key_file)
-        except NoKeys as error:  # the last one was taken out: whoever has a token of it is to be kept out
+        except NoKeys as error:  # the last key was removed, so its tokens must not be accepted any more
             self._keys = ()
-            _log.error("no token is good any more: %s", error)
+            _log.error("rejecting all tokens: %s", error)
         except KeyFileUnusable as error:
-            _log.error("the keys stay as they were: %s", error)
+            _log.error("keeping the keys that were loaded before: %s", error)
 
 
 def _token(metadata: Iterable[tuple[str, str | bytes]]) -> str:
@@ -131,7 +131,7 @@ def _token(metadata: Iterable[tuple[str, str | bytes]]) -> str:
 
 
 def peer_name(context: Any) -> str:
-    """The certificate's name where there is one, else the address without its port."""
+    """The name in the client certificate if there is one, else the address without its port."""
     names = context.auth_context().get("x509_common_name")
     if names:
         return "certificate " + str(names[0], "utf-8", "replace")
@@ -139,7 +139,7 @@ def peer_name(context: Any) -> str:
 
 
 def _stamp(*paths: str) -> tuple[tuple[int, int, int], ...]:
-    """Changes when a file is written or replaced; empty when one cannot be looked at."""
+    """A value that changes when a file is written or replaced; empty if one of them cannot be read."""
     try:
         found = [os.stat(path) for path in paths if path]
     except OSError:
@@ -152,7 +152,7 @@ def _stamp(*paths: str) -> tuple[tuple[int, int, int], ...]:
 
 @dataclass(frozen=True, slots=True)
 class Certificates:
-    """Paths. `client_ca`: every client must bring a certificate that it signed."""
+    """Paths. With `client_ca`, every client needs a certificate that this CA signed."""
 
     certificate: str
     key: str
@@ -160,10 +160,10 @@ class Certificates:
 
 
 def server_credentials(files: Certificates) -> grpc.ServerCredentials:
-    """New connections get what the files hold then; those that stand are not disturbed.
+    """Credentials that read the files again for new connections. Open connections are not affected.
 
-    A pair that does not fit together, as there is one while the files are being replaced, is passed over:
-    the next connection looks again. At the start there is nothing to go on with: raises `OSError`, in words.
+    While the files are being replaced, key and certificate may not match. Then the previous pair stays in use, and
+    the next connection checks again. At the start there is no previous pair: raises `OSError` with a message.
     """
     if words := fault(files.certificate, files.key, files.client_ca):
         raise OSError(words)
@@ -172,7 +172,7 @@ def server_credentials(files: Certificates) -> grpc.ServerCredentials:
     def fetch() -> grpc.ServerCertificateConfiguration | None:
         stamp = _stamp(files.certificate, files.key, files.client_ca)
         if not stamp or stamp == last[0] or not _fits(files):
-            return None  # as before
+            return None  # keep the previous pair
         last[0] = stamp
         return _configuration(files)
 
@@ -181,7 +181,7 @@ def server_credentials(files: Certificates) -> grpc.ServerCredentials:
 
 
 def secret_credentials(secret: Secret) -> grpc.ServerCredentials:
-    """Of a job's own secret: who has it, and nobody else, gets a connection."""
+    """Credentials from a job's secret: only clients that have the secret can connect."""
     pair = [(secret.key, secret.certificate)]
     return grpc.ssl_server_credentials(pair, secret.certificate, require_client_auth=True)
 

@@ -1,4 +1,4 @@
-"""What is wrong with files of certificates and keys: gRPC says no more than that nothing came of them."""
+"""Check certificate and key files, since gRPC reports only that it could not use them."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ _CERTIFICATE, _KEY = b"CERTIFICATE-----", b"PRIVATE KEY-----"
 
 
 def fault(certificate: str, key: str, authority: str) -> str:
-    """In words; "" where all is well. A path that is "" is not looked at. Raises `OSError`."""
+    """What is wrong with these files; "" if nothing is. An empty path is not checked. Raises `OSError`."""
     for path, mark, kind in (
         (authority, _CERTIFICATE, "certificate"),
         (certificate, _CERTIFICATE, "certificate"),
         (key, _KEY, "private key"),
     ):
         if path and mark not in _read(path):
-            return f"{path} holds no {kind} (PEM)"
+            return f"{path} does not contain a {kind} (PEM)"
     if certificate and key and not _belong_together(certificate, key):
-        return f"the key in {key} is not that of the certificate in {certificate}, or is encrypted, or one is damaged"
+        return f"the key in {key} does not match the certificate in {certificate}, is encrypted, or one is damaged"
     return ""
 
 
@@ -28,9 +28,9 @@ def _belong_together(certificate: str, key: str) -> bool:
     import ssl
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.set_ciphers("ALL:@SECLEVEL=0")  # how strong they are is for the two sides to agree on
+    context.set_ciphers("ALL:@SECLEVEL=0")  # the strength of the keys is not checked here
     try:
-        context.load_cert_chain(certificate, key, password="")  # or it would ask at the terminal
+        context.load_cert_chain(certificate, key, password="")  # without it, OpenSSL prompts at the terminal
     except ssl.SSLError:
         return False
     return True

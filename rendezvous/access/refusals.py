@@ -1,8 +1,8 @@
-"""Who was turned away, and why: counted by reason, and logged in a way that no flood of them fills a log.
+"""Count refused clients by reason, and log them at a limited rate.
 
-One line for each reason and peer, then none for a minute; after it, one that says how many more there were. Peers can
-be many at will, so no more than a few dozen of them are told apart within that minute; all others share a line for each
-reason.
+The first refusal of each reason and peer is logged, the others within the next minute are counted, and one line sums
+them up after that minute. An attacker can have any number of peers, so at most 32 of them have a line of their own
+within a minute. All others share one line per reason.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("rendezvous")
 _QUIET_S = 60.0
-_TOLD_APART = 32
+_PEERS_LOGGED = 32
 _OTHERS = "other clients"
 
 
 class Reason(StrEnum):
-    """All there are: they are the values of a label."""
+    """All reasons, as values of the label of the metric."""
 
     NO_TOKEN = "no_token"
     BAD_TOKEN = "bad_token"
@@ -33,11 +33,11 @@ class Reason(StrEnum):
     OTHER_JOB = "other_job"
     REPLAYED_JOIN = "replayed_join"
     HTTP_PORT = "http_port"
-    CUT_OFF = "cut_off"  # it was in, and broke a rule or a limit
+    CUT_OFF = "cut_off"  # it was connected, and broke a rule or a limit
 
 
 @dataclass(slots=True)
-class _Told:
+class _Logged:
     words: str
     more: int = 0
 
@@ -45,27 +45,27 @@ class _Told:
 class Refusals:
     def __init__(self, metrics: Metrics, quiet_s: float = _QUIET_S) -> None:
         self._metrics, self._quiet_s = metrics, quiet_s
-        self._told: dict[tuple[Reason, str], _Told] = {}
+        self._logged: dict[tuple[Reason, str], _Logged] = {}
         for reason in Reason:
-            metrics.count("refused", reason.value, 0)  # a rate needs to have seen the nought before the one
+            metrics.count("refused", reason.value, 0)  # rate() needs a 0 before the first 1
 
     def note(self, reason: Reason, peer: str, words: str) -> None:
-        """In the event loop's thread."""
+        """Count and log one refusal. Call it in the thread of the event loop."""
         self._metrics.count("refused", reason.value)
         key = (reason, peer)
-        if key not in self._told and sum(1 for _, who in self._told if who != _OTHERS) >= _TOLD_APART:
+        if key not in self._logged and sum(1 for _, who in self._logged if who != _OTHERS) >= _PEERS_LOGGED:
             key = (reason, _OTHERS)
-        if (told := self._told.get(key)) is not None:
-            told.more += 1
+        if (logged := self._logged.get(key)) is not None:
+            logged.more += 1
             return
-        self._told[key] = _Told(words)
+        self._logged[key] = _Logged(words)
         _log.warning("refused %s: %s", key[1], words, extra={"kind": reason.value})
         asyncio.get_running_loop().call_later(self._quiet_s, self._sum_up, key)
 
     def _sum_up(self, key: tuple[Reason, str]) -> None:
-        told = self._told.pop(key)
-        if told.more:
+        logged = self._logged.pop(key)
+        if logged.more:
             reason, peer = key
             words = "refused %s %d more times within %g s: %s"
             extra = {"kind": reason.value}
-            _log.warning(words, peer, told.more, self._quiet_s, told.words, extra=extra)
+            _log.warning(words, peer, logged.more, self._quiet_s, logged.words, extra=extra)

@@ -1,14 +1,13 @@
-"""A job's secret: one PEM text that is the identity of whoever serves, and the pass of whoever connects.
+"""The secret of a job: one PEM text that authenticates both the serving node and the nodes that connect to it.
 
 Theory of operation
 -------------------
-It holds a private key and a certificate that the key signed itself. The one who serves shows the certificate, those
-who connect show it too, and either side trusts this one and no other. So whoever has the text has a connection that
-nobody else can read or join, and there is no authority to set up, no name to get right, and no token beside it. All who
-have it are equals: any of them could serve. That fits the nodes of one job, and nobody beyond them; a service that many
-share has certificates and tokens of its own.
+It contains a private key and a self-signed certificate. Both sides of a connection present this certificate, and each
+side trusts only this one. So whoever has the secret gets a connection that others can neither read nor open, without
+a certificate authority, host names or tokens. All holders of the secret have the same rights: any of them could serve.
+That suits the nodes of one job. A service that several users share has its own certificates and tokens.
 
-It is valid from long ago, for the clocks of machines differ, and far longer than any job.
+The certificate is valid from a date in the past, since clocks of machines differ, and far longer than any job.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ distinguished_name = name
 
 
 class SecretUnusable(ValueError):
-    """In words for whoever gave it; what is in it stands in none of them."""
+    """The secret is invalid. The message is for the user and never contains the secret."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +65,14 @@ def parse(text: str, where: str) -> Secret:
     certificate = blocks.get("CERTIFICATE", "")
     if not key or not certificate or not (key + certificate).isascii():
         raise SecretUnusable(
-            f"{where} is no secret of a job: a private key and a certificate; `ddp-rendezvous secret` makes one"
+            f"{where} is not a job secret: it must contain a private key and a certificate in PEM format. "
+            "`ddp-rendezvous secret` creates one."
         )
     found = Secret(key.encode(), certificate.encode())
     if not _belong_together(found):
-        raise SecretUnusable(f"{where} is damaged: its key is not that of its certificate; make a new one")
+        raise SecretUnusable(
+            f"{where} is damaged: its key does not match its certificate. Create a new one: `ddp-rendezvous secret`"
+        )
     return found
 
 
@@ -87,7 +89,7 @@ def _belong_together(secret: Secret) -> bool:
 
 @contextlib.contextmanager
 def as_file(content: bytes) -> Iterator[str]:
-    """Without a name on any disk."""
+    """Provide a path for `content` without writing it to a disk."""
     with os.fdopen(os.memfd_create("secret", os.MFD_CLOEXEC), "wb", buffering=0) as file:
         file.write(content)
         yield f"/proc/self/fd/{file.fileno()}"
@@ -100,15 +102,17 @@ def read(path: str) -> Secret:
             mode = os.fstat(file.fileno()).st_mode
             text = file.read(_LONGEST)
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        reason = error.strerror if isinstance(error, OSError) else "it is not ASCII text"
         raise SecretUnusable(f"cannot read the secret in {path}: {reason}") from error
     if mode & stat.S_IRWXO:
-        raise SecretUnusable(f"{path} is open to others than its owner and group: chmod 600 {path}")
+        raise SecretUnusable(
+            f"other users have access to {path}, which contains a secret. Run: chmod 600 {path}"
+        )
     return parse(text, path)
 
 
 def make() -> str:
-    """A new one. Raises `SecretUnusable`."""
+    """Create a new secret. Raises `SecretUnusable`."""
     import tempfile
 
     with tempfile.TemporaryDirectory(prefix="ddp-secret-") as folder:
@@ -129,12 +133,12 @@ def make() -> str:
 
 
 def write_new(path: str) -> None:
-    """For its owner alone, whatever the umask; one that is there stays. Raises `SecretUnusable`."""
+    """Write a new secret to a new file with mode 600, whatever the umask is. Raises `SecretUnusable`."""
     text = make()
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        raise SecretUnusable(f"{path} is there already; remove it first, or name another file") from None
+        raise SecretUnusable(f"{path} already exists: remove it first, or name another file") from None
     except OSError as error:
         raise SecretUnusable(f"cannot write {path}: {error.strerror}") from error
     with os.fdopen(descriptor, "w", encoding="ascii") as file:
@@ -148,8 +152,8 @@ def _openssl(folder: str, *words: str) -> None:
         subprocess.run(("openssl", *words), cwd=folder, check=True, capture_output=True, timeout=30.0)
     except FileNotFoundError:
         raise SecretUnusable(
-            "openssl is not on PATH, and it makes the key; install it here, or make the secret on another machine"
+            "cannot create a key: openssl is not on PATH. Install it, or create the secret on another machine."
         ) from None
     except subprocess.CalledProcessError as error:
-        said = error.stderr.decode(errors="replace").strip().splitlines() or ["no reason given"]
-        raise SecretUnusable(f"openssl could not make a key: {said[-1]}") from error
+        output = error.stderr.decode(errors="replace").strip().splitlines() or ["no reason given"]
+        raise SecretUnusable(f"openssl could not create a key: {output[-1]}") from error

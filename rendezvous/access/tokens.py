@@ -1,10 +1,10 @@
-"""Tokens: who may do what with which jobs, signed so that the service need not remember any of them.
+"""Signed tokens: who may do what with which jobs. The service does not store them.
 
     KEY-ID.PAYLOAD.SIGNATURE      payload: base64url of JSON {"id", "job", "role", "until"}
 
-The signature is HMAC-SHA256 over `KEY-ID.PAYLOAD`. A key file holds one `KEY-ID SECRET` per line; the last
-one signs and all of them verify, so keys are changed by adding one, waiting for the old tokens to run out,
-and removing the first. Pure but for reading the key file: time comes in as `now`.
+The signature is HMAC-SHA256 over `KEY-ID.PAYLOAD`. A key file has one `KEY-ID SECRET` per line. The last key signs,
+and all keys verify. To rotate keys, add one, wait until the old tokens have expired, and remove the first. Pure,
+except for reading the key file: the time is the argument `now`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _SECRET_BYTES = 32
 _TOKEN_CHARS = 4096
-_PREFLIGHT = ".preflight"  # the job in which the nodes of another one measure their links beforehand
+_PREFLIGHT = ".preflight"  # suffix of the job in which the nodes of another job run their pre-flight checks
 
 
 class Role(StrEnum):
@@ -39,7 +39,7 @@ class Role(StrEnum):
 
 
 class BadToken(ValueError):
-    """In words that say what is wrong with the token, and never what is in it."""
+    """The token is invalid. The message never contains the token."""
 
     def __init__(self, words: str, reason: Reason = Reason.BAD_TOKEN) -> None:
         super().__init__(words)
@@ -47,11 +47,11 @@ class BadToken(ValueError):
 
 
 class KeyFileUnusable(ValueError):
-    """In words for whoever starts the service."""
+    """The key file cannot be used. The message is for whoever starts the service."""
 
 
 class NoKeys(KeyFileUnusable):
-    """The file can be read, and there is none in it."""
+    """The key file is readable but empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Grant:
     until: float  # seconds since the epoch
 
     def covers(self, job_id: str) -> bool:
-        """A job's pre-flight is part of it."""
+        """Whether the grant covers this job, or the pre-flight checks of a job that it covers."""
         return fnmatchcase(job_id, self.job) or fnmatchcase(job_id.removesuffix(_PREFLIGHT), self.job)
 
 
@@ -87,31 +87,34 @@ def sign(grant: Grant, key: Key) -> str:
 def verify(token: str, keys: tuple[Key, ...], now: float) -> Grant:
     parts = token.split(".") if len(token) <= _TOKEN_CHARS and token.isascii() else []
     if len(parts) != 3:
-        raise BadToken("this is not a token")
+        raise BadToken("not a token: expected KEY-ID.PAYLOAD.SIGNATURE; `ddp-rendezvous token` creates one")
     key_id, payload, signature = parts
     key = next((k for k in keys if k.id == key_id), None)
     if key is None:
-        raise BadToken("the token was signed with a key that this service does not have", Reason.UNKNOWN_KEY)
+        raise BadToken(
+            "the token was signed with a key that this service does not have; create one with a current key",
+            Reason.UNKNOWN_KEY,
+        )
     if not hmac.compare_digest(_signature(f"{key_id}.{payload}", key), signature):
-        raise BadToken("the token's signature does not fit")
+        raise BadToken("the signature of the token is invalid")
     grant = _grant(payload)
     if now >= grant.until:
         raise BadToken(
-            f"the token ran out {now - grant.until:.0f} s ago; `ddp-rendezvous token` makes a new one",
+            f"the token expired {now - grant.until:.0f} s ago; `ddp-rendezvous token` creates a new one",
             Reason.EXPIRED_TOKEN,
         )
     return grant
 
 
 def _grant(payload: str) -> Grant:
-    """Signed by us, and looked at all the same: an older version may have written it."""
+    """Decode the payload. It is signed by us but still checked: another version may have written it."""
     try:
         fields = json.loads(urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
         grant = Grant(str(fields["id"]), str(fields["job"]), Role(fields["role"]), float(fields["until"]))
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        raise BadToken("the token's content cannot be read") from error
+        raise BadToken("the payload of the token cannot be read; create a new token") from error
     if isnan(grant.until):
-        raise BadToken("the token does not say until when it holds")
+        raise BadToken("the token has no valid expiry time; create a new token")
     return grant
 
 
@@ -130,12 +133,14 @@ def read_keys(path: str) -> tuple[Key, ...]:
     try:
         with open(path, encoding="ascii") as file:
             if os.fstat(file.fileno()).st_mode & (stat.S_IRWXO | stat.S_IWGRP):
-                raise KeyFileUnusable(f"{path} is open to others than its owner and group: chmod 640 {path}")
+                raise KeyFileUnusable(
+                    f"other users can read {path}, or its group can write it. Run: chmod 640 {path}"
+                )
             keys = _keys_in(file, path)
     except OSError as error:
         raise KeyFileUnusable(f"cannot read the key file {path}: {error}") from error
     if not keys:
-        raise NoKeys(f"the key file {path} is empty; ddp-rendezvous key {path} adds a key")
+        raise NoKeys(f"the key file {path} is empty; `ddp-rendezvous key {path}` adds a key")
     return keys
 
 
@@ -152,14 +157,14 @@ def _key(path: str, row: list[str]) -> Key:
         key_id, secret = row
         key = Key(key_id, urlsafe_b64decode(secret + "=" * (-len(secret) % 4)))
     except (ValueError, binascii.Error) as error:
-        raise KeyFileUnusable(f"a line of {path} is not `KEY-ID SECRET`") from error
+        raise KeyFileUnusable(f"a line of the key file {path} is not KEY-ID SECRET") from error
     if len(key.secret) < 16 or "." in key.id:
-        raise KeyFileUnusable(f"key {key.id} of {path} is too short, or has a dot in its id")
+        raise KeyFileUnusable(f"key {key.id} in {path} is shorter than 16 bytes, or has a dot in its id")
     return key
 
 
 def add_key(path: str) -> str:
-    """Appends a new key, and makes the file if there is none; the key's id. Refuses a file of another kind."""
+    """Append a new key, and return its id. Creates the file if it is missing; rejects a file that is not a key file."""
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
     key_id = os.urandom(4).hex()
     with os.fdopen(descriptor, "a", encoding="ascii") as file:
@@ -167,7 +172,7 @@ def add_key(path: str) -> str:
             with open(path, encoding="ascii") as present:
                 _keys_in(present, path)
         if length and os.pread(descriptor, 1, length - 1) != b"\n":
-            file.write("\n")  # an editor, or a vault, took the last one away
+            file.write("\n")  # an editor or a vault may have removed the last line break
         file.write(f"{key_id} {_text(os.urandom(_SECRET_BYTES))}\n")
     return key_id
 

@@ -1,4 +1,4 @@
-"""Channels to the service, for agents and for people's tools."""
+"""gRPC channels to the service, for agents and for ddpctl."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _OPTIONS = (
     ("grpc.max_receive_message_length", 4 * 1024 * 1024),
     ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.http2.bdp_probe", 0),  # a ping with each message, to tune windows that these messages never fill
+    ("grpc.http2.bdp_probe", 0),  # do not ping with each message: our messages never fill the windows
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),
     ("grpc.enable_http_proxy", 0),
@@ -32,14 +32,14 @@ def open_channel(
     ping_after_s: float = PING_AFTER_S,
     connect_s: float = CONNECT_S,
 ) -> grpc.aio.Channel:
-    """A service that does not answer a ping within `patience_s` is frozen, or its host has vanished.
+    """Open a channel. It fails if the service does not answer a ping within `patience_s`.
 
-    Certificates are read anew each time. Raises `OptionsUnusable`.
+    Certificates are read again each time. Raises `OptionsUnusable`.
     """
     patience_ms = int(patience_s * 1000)
     tuned = (
         *_OPTIONS,
-        ("grpc.min_reconnect_backoff_ms", int(connect_s * 1000)),  # so long may a connection take, too
+        ("grpc.min_reconnect_backoff_ms", int(connect_s * 1000)),  # also the connection timeout
         ("grpc.keepalive_time_ms", int(ping_after_s * 1000)),
         ("grpc.keepalive_timeout_ms", patience_ms),
         ("grpc.http2.ping_timeout_ms", patience_ms),
@@ -51,8 +51,8 @@ def open_channel(
     if not options.tls:
         if options.token and not options.insecure and not is_loopback(endpoint):
             raise OptionsUnusable(
-                f"the token would go to {endpoint} over a connection that others can read: set "
-                "DDP_RENDEZVOUS_CA_FILE (or DDP_RENDEZVOUS_TLS=1) for TLS, or DDP_RENDEZVOUS_INSECURE=1"
+                f"refusing to send the token to {endpoint} without encryption: set DDP_RENDEZVOUS_CA_FILE or "
+                "DDP_RENDEZVOUS_TLS=1 to use TLS, or DDP_RENDEZVOUS_INSECURE=1 to send it anyway"
             )
         return grpc.aio.insecure_channel(_target(endpoint), options=tuned)
     try:
@@ -71,7 +71,7 @@ def _named(server_name: str) -> tuple[tuple[str, str], ...]:
 
 
 def _target(endpoint: str) -> str:
-    """An address that needs no name server is not sent through the machinery that asks one."""
+    """Mark numeric addresses as such, so that gRPC does not resolve them."""
     host, _, port = endpoint.rpartition(":")
     try:
         address = ipaddress.ip_address(host.strip("[]"))

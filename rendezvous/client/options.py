@@ -1,4 +1,4 @@
-"""How a client presents itself, and whom it trusts: read from DDP_RENDEZVOUS_* variables and the files they name."""
+"""The credentials of a client and what it trusts: from DDP_RENDEZVOUS_* variables and the files that they name."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ if TYPE_CHECKING:
 
 
 class OptionsUnusable(ValueError):
-    """In words for whoever set them."""
+    """An option is invalid. The message is for the user who set it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientOptions:
-    """`token`, `secret` and what is in the key file are secrets: from files or the environment, never from argv."""
+    """How to connect. `token`, `secret` and the key file hold secrets: from files or the environment, never argv."""
 
     token: str = ""
-    token_file: str = ""  # where it was read, and may be renewed while the job runs
+    token_file: str = ""  # read again for each stream, so a token can be renewed while the job runs
     tls: bool = False
     ca_file: str = ""  # empty: the system's
     certificate_file: str = ""
     key_file: str = ""
-    server_name: str = ""  # to find in the service's certificate, when it is not the host that is dialled
-    secret: Secret | None = field(default=None, repr=False)  # of the job; instead of all of the above
-    insecure: bool = False  # a token may go over a connection that others can read
-    give_up_s: float = 600.0  # without ever reaching a service
+    server_name: str = ""  # the name in the service's certificate, if it is not the host of the endpoint
+    secret: Secret | None = field(default=None, repr=False)  # of the job; replaces all of the above
+    insecure: bool = False  # permit a token on a connection without TLS
+    give_up_s: float = 600.0  # if no service was ever reached
 
     def __repr__(self) -> str:
         secret = "***" if self.token else ""
@@ -44,12 +44,14 @@ def client_options(environ: Mapping[str, str], give_up_s: float = 600.0) -> Clie
     ca_file = environ.get(f"{ENV}CA_FILE", "")
     certificate_file, key_file = environ.get(f"{ENV}CERT_FILE", ""), environ.get(f"{ENV}KEY_FILE", "")
     if bool(certificate_file) != bool(key_file):
-        raise OptionsUnusable(f"{ENV}CERT_FILE and {ENV}KEY_FILE go together")
+        raise OptionsUnusable(
+            f"{ENV}CERT_FILE and {ENV}KEY_FILE are only useful together: set both or neither"
+        )
     shared = job_secret(environ)
     if shared and (ca_file or certificate_file):
         raise OptionsUnusable(
-            f"a job's secret contradicts {ENV}CA_FILE and {ENV}CERT_FILE: it is for nodes that serve each other, "
-            "they are for a service of its own; unset one of the two"
+            f"{ENV}SECRET_FILE conflicts with {ENV}CA_FILE and {ENV}CERT_FILE: the secret is for a job without a "
+            "service, the files are for a deployed service. Unset one of the two."
         )
     return ClientOptions(
         token=_token(environ),
@@ -66,11 +68,11 @@ def client_options(environ: Mapping[str, str], give_up_s: float = 600.0) -> Clie
 
 
 def _flag(environ: Mapping[str, str], name: str, otherwise: bool) -> bool:
-    """What is neither yes nor no is refused: `off` must not switch protection off."""
-    said = environ.get(f"{ENV}{name}", "").strip().lower()
-    if said and said not in (*_TRUE, *_FALSE):
-        raise OptionsUnusable(f"{ENV}{name} is true or false, not {said!r}")
-    return said in _TRUE if said else otherwise
+    """Read a flag. Any other word is an error: a misspelt value must not turn protection off."""
+    text = environ.get(f"{ENV}{name}", "").strip().lower()
+    if text and text not in (*_TRUE, *_FALSE):
+        raise OptionsUnusable(f"invalid {ENV}{name} {text!r}: use true or false")
+    return text in _TRUE if text else otherwise
 
 
 def _token(environ: Mapping[str, str]) -> str:
@@ -81,7 +83,7 @@ def _token(environ: Mapping[str, str]) -> str:
 
 
 def current_token(options: ClientOptions) -> str:
-    """As its file has it now. While that is being replaced, the one before; the next connection reads it again."""
+    """The token in its file now. While the file is being replaced, the previous token."""
     if not options.token_file:
         return options.token
     try:
@@ -99,11 +101,11 @@ def _token_in(path: str) -> str:
 
 
 def _one_line(text: str, where: str) -> str:
-    """gRPC would take anything else for a broken connection, and it would be tried again and again."""
+    """Check the token: gRPC would report an invalid one as a broken connection, and the client would retry."""
     token = text.strip()
     if not (token.isascii() and token.isprintable()) or " " in token:
         raise OptionsUnusable(
-            f"{where} is no token: `ddp-rendezvous token` prints one line of letters and digits"
+            f"invalid token in {where}: a token is one line of printable ASCII; `ddp-rendezvous token` creates one"
         )
     return token
 

@@ -1,7 +1,7 @@
-"""The session of an agent whose service is elsewhere: gRPC streams, timers and chance around `session_rules`.
+"""The session of an agent with a remote service: gRPC streams, timers and jitter around `session_rules`.
 
-One task carries out what the session's rules ask for, one after the other: hold a stream, or pause. What arrives on
-the stream, what the agent says, and how a stream ended go to the rules as events.
+One task performs the effects of the rules, one after the other: hold a stream, or pause. Messages from the stream and
+from the agent, and the end of a stream, go to the rules as events.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from rendezvous.client.session_rules import (
     ContactChanged,
     Deliver,
     Link,
+    MessageSent,
     OpenStream,
     Pause,
-    PauseOver,
+    PauseEnded,
     Received,
-    Said,
     SessionState,
     StreamEnded,
     StreamFailed,
@@ -50,16 +50,16 @@ ATTEND = "/rendezvous.v1.Agents/Attend"
 
 _FAREWELL_S = 1.0
 _PROBED_EVERY_S = 1.0
-_NOT_ALLOWED, _MISFIT = 77, 78
+_NOT_ALLOWED, _UNUSABLE = 77, 78
 _FOR_GOOD = {
     grpc.StatusCode.UNAUTHENTICATED: _NOT_ALLOWED,
     grpc.StatusCode.PERMISSION_DENIED: _NOT_ALLOWED,
-    grpc.StatusCode.INVALID_ARGUMENT: _MISFIT,
-    grpc.StatusCode.UNIMPLEMENTED: _MISFIT,
+    grpc.StatusCode.INVALID_ARGUMENT: _UNUSABLE,
+    grpc.StatusCode.UNIMPLEMENTED: _UNUSABLE,
 }
 
 
-# Of all streams of this process: the service takes no number of an agent twice.
+# Numbers all streams of this process: the service rejects a number that an agent has used before.
 _NUMBERS = itertools.count(1)
 
 
@@ -82,7 +82,7 @@ class RemoteSession:
     # --- what the agent sees ------------------------------------------------------------------------
 
     def send(self, message: FromAgent) -> None:
-        self._take(Said(message))
+        self._take(MessageSent(message))
 
     async def receive(self) -> ToAgent:
         message = await self._inbox.get()
@@ -94,7 +94,7 @@ class RemoteSession:
         self._tell_contact = tell
 
     async def close(self) -> None:
-        """What was said is delivered, if that can be done in a moment."""
+        """End the session. Queued messages are delivered if that takes no longer than a second."""
         self._take(CloseRequested())
         self._wake()
         await asyncio.wait([self._task], timeout=_FAREWELL_S)
@@ -118,7 +118,7 @@ class RemoteSession:
                 case ContactChanged(held):
                     self._tell_contact(held)
                 case OpenStream(_, messages):
-                    self._outbox.clear()  # at once: what is said from here on comes after these messages
+                    self._outbox.clear()  # now, so that later messages come after these
                     self._write_soon(messages)
                     self._work.put_nowait(effect)
                 case Pause():
@@ -139,7 +139,7 @@ class RemoteSession:
         while (work := await self._work.get()) is not None:
             if isinstance(work, Pause):
                 await asyncio.sleep(random.uniform(work.least_s, work.most_s))
-                self._take(PauseOver())
+                self._take(PauseEnded())
             else:
                 self._take(await self._converse(work))
 
@@ -151,7 +151,7 @@ class RemoteSession:
                 stream.endpoint, self._options, stream.patience_s, stream.ping_after_s, stream.connect_s
             )
         except OptionsUnusable as error:
-            return StreamFailed(str(error), refused=Refused(str(error), _MISFIT), curable=True)
+            return StreamFailed(str(error), refused=Refused(str(error), _UNUSABLE), curable=True)
         number = ("rendezvous-stream", str(next(_NUMBERS)))
         call: Any = channel.stream_stream(ATTEND)(metadata=(*metadata(self._options), number))
         writer = self._loop.create_task(self._write(call))
@@ -162,8 +162,8 @@ class RemoteSession:
         except TimeoutError:
             failed = StreamFailed("no answer", silent=True)
         except BadMessage as error:
-            words = f"the service at {stream.endpoint} says {error}"
-            failed = StreamFailed(words, refused=Refused(words, _MISFIT))
+            words = f"cannot read a message of the service at {stream.endpoint}: {error}"
+            failed = StreamFailed(words, refused=Refused(words, _UNUSABLE))
         else:
             return StreamEnded()
         finally:
@@ -174,7 +174,7 @@ class RemoteSession:
         return await self._probed(failed, stream.endpoint)
 
     async def _probed(self, failed: StreamFailed, endpoint: str) -> StreamFailed:
-        """Only until a service is reached: later its certificates, or ours, may be on their way."""
+        """Add the finding of the TLS probe, until a service was reached. Later, certificates may be changing."""
         if self._state.was_reached or self._state.is_closing or failed.refused is not None:
             return failed
         probed_at, found = self._probes.get(endpoint, (-_PROBED_EVERY_S, ""))
@@ -210,7 +210,7 @@ class RemoteSession:
                 if not self._outbox and not self._state.is_closing:
                     await call.write(HEARTBEAT)
         except (grpc.aio.BaseError, asyncio.InvalidStateError):
-            pass  # the stream is over, which the reader finds out with its reason
+            pass  # the stream is over; the reader gets the reason
 
     async def _news_or(self, timeout_s: float) -> None:
         news = self._news = self._loop.create_future()
@@ -227,11 +227,11 @@ def _nobody_asks(_held: bool) -> None:
 
 
 def _judged(error: grpc.aio.AioRpcError, *, renewable: bool) -> StreamFailed:
-    """A token that ran out may be renewed in its file yet; whoever is in the job goes on until it is."""
+    """Classify a failed stream. An expired token may still be renewed in its file; until then the job continues."""
     code, words = error.code(), error.details() or "no reason given"
     if code in _FOR_GOOD:
-        refused = Refused(f"the rendezvous refuses this agent: {words}", _FOR_GOOD[code])
+        refused = Refused(f"the rendezvous rejected this agent: {words}", _FOR_GOOD[code])
         curable = renewable and code is grpc.StatusCode.UNAUTHENTICATED
         return StreamFailed(f"unauthenticated: {words}", refused=refused, curable=curable)
-    silent = "ping timeout" in words or "keepalive" in words  # gRPC tells it in words only
+    silent = "ping timeout" in words or "keepalive" in words  # gRPC has no code for it
     return StreamFailed(f"{code.name.lower().replace('_', ' ')}: {words}", silent=silent)

@@ -1,4 +1,4 @@
-"""What an agent asks of the service beside its session: values of the scratchpad, and what time it is there."""
+"""Calls of an agent outside its session: values of the scratchpad, and the clock of the service."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _PAUSE_S = 0.2
 _AGAIN = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.RESOURCE_EXHAUSTED,
-    grpc.StatusCode.NOT_FOUND,  # the job is just being written down, or the value by somebody else
+    grpc.StatusCode.NOT_FOUND,  # the job, or the value of another node, is not written yet
     grpc.StatusCode.DEADLINE_EXCEEDED,
 )
 
 
 class NotAnswered(Exception):
-    """In words."""
+    """A call failed. The message says why."""
 
 
 class Scratch:
@@ -51,13 +51,13 @@ class Scratch:
         await self._call("PutValue", pb.PutValueRequest(job_id=self._job_id, key=key, value=value), within_s)
 
     async def get(self, key: str, within_s: float) -> bytes:
-        """Waits until it is there."""
+        """Wait until the value exists, and return it."""
         request = pb.GetValueRequest(job_id=self._job_id, key=key, wait_s=_CALL_S / 2)
         answer = await self._call("GetValue", request, within_s)
         return bytes(answer.value)
 
     async def _call(self, method: str, request: Any, within_s: float) -> Any:
-        """At one endpoint after another, or where one of them sends us."""
+        """Try one endpoint after another, and follow redirects."""
         loop = asyncio.get_running_loop()
         give_up_at, route = loop.time() + within_s, Route(self._endpoints)
         while True:
@@ -78,10 +78,9 @@ class Scratch:
 
 
 async def clock_offset(endpoint: str, options: ClientOptions, asks: int = 4) -> tuple[float, float] | None:
-    """The service's clock less ours, and within which bound; of the quickest of several answers. None: it does not say.
+    """The service's clock minus ours, and the error bound, from the fastest of several answers; None without any.
 
-    The service read its clock between our question and its answer. Whenever that was, it is no further from the middle
-    than half the round trip.
+    The service reads its clock between our request and its answer, so at most half the round trip from the middle.
     """
     best: tuple[float, float] | None = None
     async with open_channel(endpoint, options) as channel:

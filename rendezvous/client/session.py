@@ -1,4 +1,4 @@
-"""What an agent sees of the rendezvous: one ordered conversation, wherever the service runs.
+"""The agent's view of the rendezvous: one ordered exchange of messages, wherever the service runs.
 
 Light to import: an agent on a single machine never loads gRPC.
 """
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 class Session(Protocol):
     def send(self, message: FromAgent) -> None:
-        """Never blocks; messages arrive in the order they were sent."""
+        """Queue a message. Never blocks; messages arrive in the order in which they were sent."""
 
     async def receive(self) -> ToAgent: ...
 
     def watch_contact(self, tell: Callable[[bool], None]) -> None:
-        """`tell` hears whenever the service goes out of reach (False) and is heard again (True)."""
+        """Call `tell` with False when the service becomes unreachable, and with True when it answers again."""
 
     async def close(self) -> None: ...
 
 
 def connect(endpoints: Sequence[str], agent: AgentId, options: ClientOptions) -> Session:
-    """Within a running event loop. Goes on trying; the session itself tells when there is no use in it."""
+    """Open a session in a running event loop. It keeps trying; `receive` reports when a retry cannot help."""
     from rendezvous.grpc_io import choose_engine
 
     choose_engine()

@@ -6,10 +6,9 @@ Theory of operation
                              |                          |
                              +--- refused, gave up, closed ---> OVER
 
-A session holds one stream at a time. Each stream begins with everything that the agent would have to say again
-(`SessionReplay`), so messages that were lost with the last stream are not missed. Between streams the session
-pauses: briefly after a stream that worked, and longer after each further failure, with jitter so that agents do not
-return in step.
+A session holds one stream at a time. Each stream begins with a replay (`SessionReplay`), so messages that were lost
+with the last stream are sent again. Between streams the session pauses: briefly after a stream that worked, and
+longer after each further failure, with jitter so that agents do not return in step.
 
 The session follows a redirect, unless the address it names fell silent a moment ago. It prefers other endpoints to
 one that fell silent. It gives up only if trying again cannot help (`StreamFailed.refused`), or if it never reached
@@ -28,22 +27,22 @@ from rendezvous.values.events import AgentJoined, Refused, Waiting
 if TYPE_CHECKING:
     from rendezvous.values.events import FromAgent, ToAgent
 
-PATIENCE_S = 1.6  # for the answer to a ping
-PING_AFTER_S = 0.8  # with nothing heard
+PATIENCE_S = 1.6  # how long to wait for the answer to a ping
+PING_AFTER_S = 0.8  # ping after this time without a message
 CONNECT_S = 3.0
 
 _FIRST_ANSWER_S = 8.0
-_PAUSE_S = 0.05  # the first pause between streams; they double ...
+_PAUSE_S = 0.05  # the first pause between streams; pauses double ...
 _LONGEST_PAUSE_S = 5.0  # ... up to this one
-_DOUBLINGS_IF_ANSWERED = 3  # a replica is there, and the job's next owner soon will be
-_EARLY_WORD_S = 4.0
-_TLS_PROBLEM_S = 20.0  # certificates that are just being installed may not match for this long
+_DOUBLINGS_IF_ANSWERED = 3  # a replica answers, so the job will soon have an owner
+_EARLY_WARNING_S = 4.0
+_TLS_PROBLEM_S = 20.0  # certificates that are being replaced may not match for this long
 _RECENT_S = 60.0
-_RECONNECT_S = 0.6  # a link that was cut may be back a moment after the first packet was lost on it
-_SHUNNED_S = 10.0  # a frozen endpoint costs seconds with each try
+_RECONNECT_S = 0.6  # a broken link may recover a moment after the first lost packet
+_SHUNNED_S = 10.0  # each attempt to reach an unresponsive endpoint takes seconds
 _LONGEST_PATIENCE_S = 20.0
 _CROWD = 400  # agents: more of them ping less often, and wait longer for the answer ...
-_MOST_LEISURE = 5.0  # ... by as many times, up to this: the service may be busy with all the others
+_MAX_TIME_FACTOR = 5.0  # ... in proportion, up to this factor: the service may be busy with the others
 _TRY_AGAIN, _NOT_ALLOWED = 75, 77
 
 
@@ -64,7 +63,7 @@ class Silence:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Why the latest stream to `endpoint` failed. `is_tls`: the two ends will not understand each other."""
+    """Why the latest stream to `endpoint` failed. `is_tls`: the TLS settings of the two ends do not match."""
 
     endpoint: str
     reason: str
@@ -89,14 +88,14 @@ class SessionState:
     silent_streams: tuple[float, ...] = ()  # when streams fell silent before they had brought a message
     silences: tuple[Silence, ...] = ()
     problems: tuple[Problem, ...] = ()
-    told_early: bool = False
+    has_warned: bool = False
 
 
 # --- events ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class MessageSent:
     """The agent sends a message."""
 
     message: FromAgent
@@ -109,15 +108,15 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class StreamEnded:
-    """The service ended it in good order."""
+    """The service ended the stream with status OK."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamFailed:
-    """`silent`: nothing was heard any more. `tls_problem`: what a probe of the endpoint found.
+    """A stream failed. `silent`: the service stopped answering. `tls_problem`: the finding of the TLS probe.
 
-    `refused`: trying again cannot help. `curable`: it can, once a service was reached (certificates that are being
-    replaced, a token that is being renewed).
+    `refused`: a retry cannot help. `curable`: a retry can help after all if a service was reached before
+    (certificates are being replaced, or a token is being renewed).
     """
 
     reason: str
@@ -128,23 +127,23 @@ class StreamFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class PauseOver:
+class PauseEnded:
     pass
 
 
 @dataclass(frozen=True, slots=True)
 class CloseRequested:
-    """Deliver what was said, then end."""
+    """Deliver the queued messages, then end."""
 
 
-SessionEvent = Said | Received | StreamEnded | StreamFailed | PauseOver | CloseRequested
+SessionEvent = MessageSent | Received | StreamEnded | StreamFailed | PauseEnded | CloseRequested
 
 # --- effects ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class OpenStream:
-    """`messages` come first on the stream, before anything that is said later."""
+    """Open a stream. `messages` are sent first, before any later message."""
 
     endpoint: str
     messages: tuple[FromAgent, ...]
@@ -161,7 +160,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """To the agent."""
+    """Deliver a message to the agent."""
 
     message: ToAgent
 
@@ -173,7 +172,7 @@ class ContactChanged:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """For a random time between the two."""
+    """Wait for a random time between the two."""
 
     least_s: float
     most_s: float
@@ -187,15 +186,15 @@ def step(state: SessionState, event: SessionEvent, now: float) -> SessionStep:
     if state.link is Link.OVER:
         return state, ()
     match event:
-        case Said(message):
-            return _said(state, message, now)
+        case MessageSent(message):
+            return _send(state, message, now)
         case Received(message):
             return _received(state, message) if state.link is Link.STREAMING else (state, ())
         case StreamEnded():
             return _between(state, now) if state.link is Link.STREAMING else (state, ())
         case StreamFailed():
             return _failed(state, event, now) if state.link is Link.STREAMING else (state, ())
-        case PauseOver():
+        case PauseEnded():
             return _open(state, now) if state.link is Link.PAUSING else (state, ())
         case CloseRequested():
             link = Link.OVER if state.link is Link.IDLE else state.link
@@ -204,8 +203,8 @@ def step(state: SessionState, event: SessionEvent, now: float) -> SessionStep:
             assert_never(event)
 
 
-def _said(state: SessionState, message: FromAgent, now: float) -> SessionStep:
-    state = replace(state, replay=state.replay.said(message))
+def _send(state: SessionState, message: FromAgent, now: float) -> SessionStep:
+    state = replace(state, replay=state.replay.sent(message))
     match state.link:
         case Link.IDLE if state.replay.joined is not None:
             return _open(state, now)
@@ -218,7 +217,7 @@ def _said(state: SessionState, message: FromAgent, now: float) -> SessionStep:
 def _open(state: SessionState, now: float) -> SessionStep:
     endpoint = _redirected_to(state, now) or state.endpoints[state.at]
     recent = tuple(at for at in state.silent_streams if at > now - _RECENT_S)
-    leisure, connect_s = _leisure(state), state.connect_s
+    factor, connect_s = _time_factor(state), state.connect_s
     state = replace(
         state,
         link=Link.STREAMING,
@@ -231,29 +230,29 @@ def _open(state: SessionState, now: float) -> SessionStep:
     patience_s = patience(state)
     stream = OpenStream(
         endpoint,
-        state.replay.lines(),
+        state.replay.messages(),
         patience_s,
-        PING_AFTER_S * leisure,
+        PING_AFTER_S * factor,
         connect_s,
-        _FIRST_ANSWER_S * leisure + patience_s,
+        _FIRST_ANSWER_S * factor + patience_s,
     )
     return state, (stream,)
 
 
 def patience(state: SessionState) -> float:
-    """Longer with each recent stream that did not bring a message.
+    """How long to wait for a ping: longer with each recent stream that did not bring a message.
 
-    A service that is merely busy, with thousands of agents joining, must not be made busier by agents that
-    leave it and come back. One that has answered is not as busy as that: what falls silent then is most often the
-    link, and on one that is cut again and again the node would be lost while we waited.
+    If thousands of agents join, the service is busy, and agents that disconnect and return would make it busier.
+    A service that has answered is not that busy. If such a stream falls silent, the cause is most often the link, and
+    with a longer wait the node would be lost.
     """
-    return min(_LONGEST_PATIENCE_S, float(_leisure(state) * PATIENCE_S * 2 ** len(state.silent_streams)))
+    return min(_LONGEST_PATIENCE_S, float(_time_factor(state) * PATIENCE_S * 2 ** len(state.silent_streams)))
 
 
-def _leisure(state: SessionState) -> float:
+def _time_factor(state: SessionState) -> float:
     joined = state.replay.joined
     nodes = 0 if joined is None else joined.spec.max_nodes
-    return min(max(1.0, nodes / _CROWD), _MOST_LEISURE)
+    return min(max(1.0, nodes / _CROWD), _MAX_TIME_FACTOR)
 
 
 def heartbeat_every_s(state: SessionState) -> float:
@@ -266,9 +265,9 @@ def _received(state: SessionState, message: ToAgent | Redirect) -> SessionStep:
     if isinstance(message, Redirect):
         return replace(state, redirect=message), ()
     contact = () if state.worked else (ContactChanged(True),)
-    reports = state.replay.asked_for_by(message)
+    reports = state.replay.reports_for(message)
     again = (Write(reports),) if reports else ()
-    state = replace(state, worked=True, was_reached=True, replay=state.replay.heard(message))
+    state = replace(state, worked=True, was_reached=True, replay=state.replay.received(message))
     return state, (*contact, *again, Deliver(message))
 
 
@@ -299,7 +298,7 @@ def _between(state: SessionState, now: float) -> SessionStep:
     state = replace(state, link=Link.PAUSING, failures=_failures(state))
     if (refused := _given_up(state, now)) is not None:
         return replace(state, link=Link.OVER), (*lost, Deliver(refused))
-    state, early = _early_word(state, now)
+    state, early = _early_warning(state, now)
     if not _redirected_to(state, now):
         state = replace(state, at=_next(state, now))
     return state, (*lost, *early, _pause(state, now))
@@ -324,21 +323,21 @@ def _given_up(state: SessionState, now: float) -> Refused | None:
     return Refused(_unreachable(state), _TRY_AGAIN) if for_s > state.give_up_s else None
 
 
-def _early_word(state: SessionState, now: float) -> SessionStep:
-    """Once, long before it is given up, so that the user sees a wrong address soon."""
-    if state.was_reached or state.told_early or now - state.started_at < _EARLY_WORD_S:
+def _early_warning(state: SessionState, now: float) -> SessionStep:
+    """Report once, long before giving up, so that the user notices a wrong address early."""
+    if state.was_reached or state.has_warned or now - state.started_at < _EARLY_WARNING_S:
         return state, ()
-    trying = f"{_unreachable(state)} Trying on for {state.give_up_s:g} s"
-    return replace(state, told_early=True), (Deliver(Waiting(trying, 0, 1, stands_by=True)),)
+    trying = f"{_unreachable(state)} Retrying for up to {state.give_up_s:g} s"
+    return replace(state, has_warned=True), (Deliver(Waiting(trying, 0, 1, stands_by=True)),)
 
 
 def _unreachable(state: SessionState) -> str:
     tried = "; ".join(f"{known.endpoint}: {known.reason[-300:]}" for known in state.problems)
-    return f"cannot reach the rendezvous ({tried}). Is it running, is the address right, is the port open?"
+    return f"cannot reach the rendezvous ({tried}). Check that it is running, the address, and that the port is open."
 
 
 def _next(state: SessionState, now: float) -> int:
-    """Preferably not the endpoint of the stream that just ended, nor one that fell silent a moment ago."""
+    """The next endpoint: if possible not that of the last stream, nor one that fell silent recently."""
     n = len(state.endpoints)
     others = [
         i % n for i in range(state.at + 1, state.at + n + 1) if state.endpoints[i % n] != state.endpoint
@@ -352,14 +351,14 @@ def _is_shunned(state: SessionState, endpoint: str, now: float) -> bool:
 
 
 def _redirected_to(state: SessionState, now: float) -> str:
-    """Not to an address that fell silent: the replica that sends us there has not noticed yet."""
+    """The address of the redirect, unless it fell silent recently: the redirecting replica may not know that yet."""
     if state.redirect is None or _is_shunned(state, state.redirect.address, now):
         return ""
     return state.redirect.address
 
 
 def _pause(state: SessionState, now: float) -> Pause:
-    """All endpoints are tried before the pause grows."""
+    """The next pause. It grows only after all endpoints were tried."""
     if state.redirect is not None:
         after_s = state.redirect.after_s
         after_s = after_s if _redirected_to(state, now) else max(_PAUSE_S, after_s)

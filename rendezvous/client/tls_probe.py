@@ -1,7 +1,8 @@
-"""Why nothing comes of a connection although somebody listens there: one side speaks TLS and the other does not, or
-does not trust the other. gRPC says of all that no more than that the connection was closed.
+"""TLS probe: find out why a connection fails although the port is open.
 
-What may be wrong is tried out at the same address: a handshake, then the first bytes that any gRPC server answers to.
+Either one side uses TLS and the other does not, or one side does not trust the other. gRPC reports all of that only
+as a closed connection. The probe connects to the same address: a TLS handshake, then the first bytes of HTTP/2, which
+every gRPC server answers.
 """
 
 from __future__ import annotations
@@ -17,20 +18,20 @@ from rendezvous.client.options import ENV
 if TYPE_CHECKING:
     from rendezvous.client.options import ClientOptions
 
-NOT_ALLOWED = 77  # the exit code that goes with it
-_WITHIN_S = 3.0  # of each try
-_ANSWER_S = 1.0  # a server that takes us begins to talk at once
-_HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))  # and no wishes
+NOT_ALLOWED = 77  # the exit code for these problems
+_WITHIN_S = 3.0  # timeout of each handshake
+_ANSWER_S = 1.0  # a server that accepts the connection sends its settings at once
+_HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))  # and empty settings
 _SETTINGS = 4  # the kind of the first frame of an HTTP/2 server
-_GIVE_SECRET = f"{ENV}SECRET_FILE (the same secret as the node that serves)"
+_GIVE_SECRET = f"{ENV}SECRET_FILE (the same secret as on the other nodes)"
 
 
-class _Nothing(Exception):
-    """Nobody listens there, or no answer: another story, that others tell."""
+class _NoAnswer(Exception):
+    """The endpoint does not answer at all: not a TLS problem."""
 
 
 async def probe_tls(endpoint: str, options: ClientOptions) -> str:
-    """In words, with what to do; "" where nothing of the kind is found."""
+    """Describe the TLS problem at `endpoint` and what to do; "" if none is found."""
     if endpoint.startswith("unix:"):
         return ""
     host, _, port = endpoint.rpartition(":")
@@ -39,7 +40,7 @@ async def probe_tls(endpoint: str, options: ClientOptions) -> str:
         if options.secret is not None or options.tls:
             return await _with_tls(there, endpoint, options)
         return await _without_tls(there, endpoint)
-    except (_Nothing, OSError):
+    except (_NoAnswer, OSError):
         return ""
 
 
@@ -48,11 +49,14 @@ async def _without_tls(there: tuple[str, int], endpoint: str) -> str:
     if _is_http2(answer):
         return ""
     if answer.startswith(b"HTTP/"):
-        return f"{endpoint} speaks HTTP, and no gRPC: is that the port of --http, or of another program?"
+        return (
+            f"{endpoint} serves HTTP/1, not gRPC: use the port of --listen. "
+            "Is this the port of --http, or of another program?"
+        )
     if await _speaks_tls(there):
         return (
-            f"the service at {endpoint} speaks TLS, and this side does not: set {ENV}CA_FILE (the CA that signed its "
-            f"certificate), or {_GIVE_SECRET}"
+            f"the service at {endpoint} uses TLS and this client does not: set {ENV}CA_FILE (the CA that signed the "
+            f"certificate of the service) or {_GIVE_SECRET}"
         )
     return ""
 
@@ -63,65 +67,65 @@ async def _with_tls(there: tuple[str, int], endpoint: str, options: ClientOption
     try:
         answer = await _answer(there, _context(options), _expected_name(there[0], options))
     except ssl.SSLCertVerificationError as error:
-        return _distrusted(endpoint, options, error)
+        return _untrusted_text(endpoint, options, error)
     except (ssl.SSLError, ConnectionError):
         if await _speaks_tls(there):
-            return _turned_away(endpoint, options)
-        if not await _talks_plainly(there):
+            return _rejected_text(endpoint, options)
+        if not await _speaks_plaintext(there):
             return ""
-        asked = "it was given a secret" if options.secret is not None else f"{ENV}CA_FILE or {ENV}TLS is set"
-        return f"the service at {endpoint} speaks no TLS, and this side does ({asked}): unset it"
-    return "" if _is_http2(answer) else _turned_away(endpoint, options)
+        asked = (
+            f"{ENV}SECRET or {ENV}SECRET_FILE" if options.secret is not None else f"{ENV}CA_FILE or {ENV}TLS"
+        )
+        return f"the service at {endpoint} does not use TLS and this client does ({asked} is set): unset it"
+    return "" if _is_http2(answer) else _rejected_text(endpoint, options)
 
 
-def _distrusted(endpoint: str, options: ClientOptions, error: ssl.SSLCertVerificationError) -> str:
+def _untrusted_text(endpoint: str, options: ClientOptions, error: ssl.SSLCertVerificationError) -> str:
     if options.secret is not None:
-        return f"the service at {endpoint} has another secret than this node: give every node the same {ENV}SECRET_FILE"
+        return f"the service at {endpoint} uses a different secret: give every node the same {ENV}SECRET_FILE"
     why = error.verify_message.rstrip(".")
     if "not yet valid" in why or "expired" in why:
-        return f"the certificate of the service at {endpoint} is not to be trusted: {why}; renew it, or set the clock"
+        return f"cannot trust the certificate of the service at {endpoint}: {why}. Renew it, or correct the clock."
     if "match" in why or "mismatch" in why:
         return (
-            f"the certificate of the service at {endpoint} is for another name: {why}; use that name, or say it in "
-            f"{ENV}SERVER_NAME"
+            f"the certificate of the service at {endpoint} is for another name: {why}. Connect to that name, or set "
+            f"{ENV}SERVER_NAME to it."
         )
     known = options.ca_file or "the system's CAs"
     return (
-        f"the certificate of the service at {endpoint} is not to be trusted: {why}; it was not signed by {known}: "
-        f"does {ENV}CA_FILE name the right CA?"
+        f"cannot trust the certificate of the service at {endpoint}: {why}. It was not signed by {known}: "
+        f"set {ENV}CA_FILE to the CA that signed it."
     )
 
 
-def _turned_away(endpoint: str, options: ClientOptions) -> str:
+def _rejected_text(endpoint: str, options: ClientOptions) -> str:
     if options.secret is not None:
-        return (
-            f"the service at {endpoint} does not accept our secret: give every node the same {ENV}SECRET_FILE"
-        )
+        return f"the service at {endpoint} rejected our secret: give every node the same {ENV}SECRET_FILE"
     if options.certificate_file:
         return (
-            f"the service at {endpoint} does not accept the client certificate {options.certificate_file}: has it "
-            "expired, or did another CA sign it?"
+            f"the service at {endpoint} rejected the client certificate {options.certificate_file}: check that it "
+            "has not expired and that the CA of the service (--client-ca) signed it"
         )
-    return f"the service at {endpoint} asks for a client certificate: set {ENV}CERT_FILE and {ENV}KEY_FILE"
+    return f"the service at {endpoint} requires a client certificate: set {ENV}CERT_FILE and {ENV}KEY_FILE"
 
 
 # --- trying ----------------------------------------------------------------------------------------------
 
 
 async def _answer(there: tuple[str, int], context: ssl.SSLContext | None, name: str) -> bytes:
-    """Its first bytes; none: it hung up. Raises `_Nothing` if it says nothing, and `ssl.SSLError`."""
+    """The first bytes of the answer; empty if it closed the connection. Raises `_NoAnswer` and `ssl.SSLError`."""
     try:
         async with asyncio.timeout(_WITHIN_S):
             expected = name if context is not None else None
             reader, writer = await asyncio.open_connection(*there, ssl=context, server_hostname=expected)
     except TimeoutError:
-        raise _Nothing from None
+        raise _NoAnswer from None
     try:
         writer.write(_HTTP2)
         async with asyncio.timeout(_ANSWER_S):
             return await reader.read(64)
     except TimeoutError:
-        raise _Nothing from None
+        raise _NoAnswer from None
     except ConnectionError:
         return b""
     finally:
@@ -134,16 +138,16 @@ async def _speaks_tls(there: tuple[str, int]) -> bool:
     try:
         await _answer(there, context, "")
     except ssl.SSLError as error:
-        return "ALERT" in (error.reason or "")  # it understood, and objects
-    except (ConnectionError, _Nothing):
+        return "ALERT" in (error.reason or "")  # a TLS server that rejects us
+    except (ConnectionError, _NoAnswer):
         return False
     return True
 
 
-async def _talks_plainly(there: tuple[str, int]) -> bool:
+async def _speaks_plaintext(there: tuple[str, int]) -> bool:
     try:
         return _is_http2(await _answer(there, None, ""))
-    except _Nothing:
+    except _NoAnswer:
         return False
 
 

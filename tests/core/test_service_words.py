@@ -77,46 +77,48 @@ def in_generation(generation: int, *, runs: bool) -> AgentJoined:
 
 def test_the_join_comes_first_then_the_reports_of_the_present_generation() -> None:
     opened = StoreOpened(A, 1, StoreAddress("a", 1))
-    replay = SessionReplay().said(JOIN).heard(assigned(1)).said(opened).said(RankFailed(A, 1, CAUSE))
+    replay = SessionReplay().sent(JOIN).received(assigned(1)).sent(opened).sent(RankFailed(A, 1, CAUSE))
     reports = (opened, RankFailed(A, 1, CAUSE))
-    assert replay.lines() == (in_generation(1, runs=True), *reports)
-    assert replay.heard(assigned(1)).heard(STOP).lines() == (in_generation(1, runs=False), *reports)
-    assert replay.heard(assigned(2)).lines() == (in_generation(2, runs=True),)
+    assert replay.messages() == (in_generation(1, runs=True), *reports)
+    assert replay.received(assigned(1)).received(STOP).messages() == (in_generation(1, runs=False), *reports)
+    assert replay.received(assigned(2)).messages() == (in_generation(2, runs=True),)
 
 
 def test_where_it_stands_told_again_asks_for_the_reports() -> None:
     """From a service that has lost the job's state, and did not take them when they came."""
-    replay = SessionReplay().said(JOIN).heard(assigned(1)).said(RanksFinished(A, 1))
+    replay = SessionReplay().sent(JOIN).received(assigned(1)).sent(RanksFinished(A, 1))
     for again in (assigned(1), StoreAt(1, StoreAddress("a", 1))):
-        assert replay.asked_for_by(again) == (RanksFinished(A, 1),)
-    assert replay.asked_for_by(assigned(2)) == ()
+        assert replay.reports_for(again) == (RanksFinished(A, 1),)
+    assert replay.reports_for(assigned(2)) == ()
 
 
 def test_the_answer_to_a_stop_is_kept_until_the_next_generation() -> None:
-    replay = SessionReplay().said(JOIN).heard(assigned(1)).heard(STOP).said(AgentStopped(A, 1))
-    assert replay.lines() == (in_generation(1, runs=False), AgentStopped(A, 1))
+    replay = SessionReplay().sent(JOIN).received(assigned(1)).received(STOP).sent(AgentStopped(A, 1))
+    assert replay.messages() == (in_generation(1, runs=False), AgentStopped(A, 1))
 
 
 def test_passing_moments_are_not_said_again() -> None:
-    replay = SessionReplay().said(JOIN).heard(assigned(1)).said(AgentHeard(A)).said(CheckpointTaken(A, 1))
-    assert replay.lines() == (in_generation(1, runs=True),)
+    replay = SessionReplay().sent(JOIN).received(assigned(1)).sent(AgentHeard(A)).sent(CheckpointTaken(A, 1))
+    assert replay.messages() == (in_generation(1, runs=True),)
 
 
 def test_who_was_given_up_begins_anew_and_who_left_says_so_last() -> None:
-    replay = SessionReplay().said(JOIN).heard(assigned(1)).said(RanksFinished(A, 1))
-    assert replay.heard(Refused("given up", 75, retryable=True)).lines() == (in_generation(1, runs=False),)
-    left = replay.said(AgentLeft(A, "bye"))
-    assert left.lines() == (in_generation(1, runs=True), RanksFinished(A, 1), AgentLeft(A, "bye"))
+    replay = SessionReplay().sent(JOIN).received(assigned(1)).sent(RanksFinished(A, 1))
+    assert replay.received(Refused("given up", 75, retryable=True)).messages() == (
+        in_generation(1, runs=False),
+    )
+    left = replay.sent(AgentLeft(A, "bye"))
+    assert left.messages() == (in_generation(1, runs=True), RanksFinished(A, 1), AgentLeft(A, "bye"))
 
 
 def test_the_last_words_of_an_older_generation_take_nothing_from_the_present_one() -> None:
     """The order to stop was lost on its way: ranks of the older one are still reaped when the newer is assigned."""
-    present = SessionReplay().said(JOIN).heard(assigned(2))
-    assert present.said(AgentStopped(A, 1)).lines() == present.lines()
+    present = SessionReplay().sent(JOIN).received(assigned(2))
+    assert present.sent(AgentStopped(A, 1)).messages() == present.messages()
 
 
 def test_nothing_is_said_before_the_join() -> None:
-    assert SessionReplay().said(RanksFinished(A, 1)).lines() == ()
+    assert SessionReplay().sent(RanksFinished(A, 1)).messages() == ()
 
 
 # --- what is noted -----------------------------------------------------------------------------------------
@@ -172,7 +174,7 @@ def test_who_is_given_up_for_what_it_did_not_do_hears_of_that() -> None:
 
 @pytest.mark.parametrize("token", ["two\nlines", "gr\u00fcn", "a b", "\x7f"])
 def test_what_cannot_be_a_token_is_told_before_it_is_sent(token: str) -> None:
-    with pytest.raises(OptionsUnusable, match="DDP_RENDEZVOUS_TOKEN is no token"):
+    with pytest.raises(OptionsUnusable, match="invalid token in DDP_RENDEZVOUS_TOKEN"):
         client_options({"DDP_RENDEZVOUS_TOKEN": token})
     assert client_options({"DDP_RENDEZVOUS_TOKEN": "k.p.s\n"}).token == "k.p.s"
 
@@ -187,7 +189,7 @@ def test_what_says_no_switches_no_protection_off(said: str, meant: bool) -> None
 
 def test_what_says_neither_yes_nor_no_is_refused() -> None:
     for name in ("INSECURE", "TLS"):
-        with pytest.raises(OptionsUnusable, match=f"DDP_RENDEZVOUS_{name} is true or false, not 'perhaps'"):
+        with pytest.raises(OptionsUnusable, match=f"invalid DDP_RENDEZVOUS_{name} 'perhaps'"):
             client_options({f"DDP_RENDEZVOUS_{name}": "perhaps"})
 
 

@@ -13,11 +13,11 @@ from rendezvous.client.session_rules import (
     ContactChanged,
     Deliver,
     Link,
+    MessageSent,
     OpenStream,
     Pause,
-    PauseOver,
+    PauseEnded,
     Received,
-    Said,
     SessionEvent,
     SessionState,
     StreamEnded,
@@ -55,7 +55,7 @@ def after(state: SessionState, *events: SessionEvent, at: float = 0.0) -> tuple[
     return state, effects
 
 
-JOINED = after(NEW, Said(JOIN))[0]
+JOINED = after(NEW, MessageSent(JOIN))[0]
 RUNNING = after(JOINED, Received(Assigned(MINE)))[0]
 
 
@@ -66,37 +66,37 @@ def opened(effects: tuple) -> OpenStream:
 
 
 def test_the_first_stream_opens_with_the_join_and_not_before() -> None:
-    assert after(NEW, Said(DONE)) == (replace(NEW, replay=NEW.replay.said(DONE)), ())
-    assert opened(after(NEW, Said(JOIN))[1]).messages == (JOIN,)
+    assert after(NEW, MessageSent(DONE)) == (replace(NEW, replay=NEW.replay.sent(DONE)), ())
+    assert opened(after(NEW, MessageSent(JOIN))[1]).messages == (JOIN,)
 
 
 def test_a_stream_repeats_the_place_and_the_reports_of_its_generation() -> None:
-    state, effects = after(RUNNING, Said(DONE))
+    state, effects = after(RUNNING, MessageSent(DONE))
     assert effects == (Write((DONE,)),)
-    _, effects = after(state, StreamFailed("reset"), PauseOver())
+    _, effects = after(state, StreamFailed("reset"), PauseEnded())
     assert opened(effects).messages == (replace(JOIN, generation=3, running=MINE), DONE)
 
 
 def test_what_is_said_between_streams_is_kept_for_the_next_one() -> None:
-    state, effects = after(RUNNING, StreamFailed("reset"), Said(DONE))
+    state, effects = after(RUNNING, StreamFailed("reset"), MessageSent(DONE))
     assert effects == ()
-    assert opened(after(state, PauseOver())[1]).messages[-1] == DONE
+    assert opened(after(state, PauseEnded())[1]).messages[-1] == DONE
 
 
 def test_a_service_that_repeats_an_assignment_gets_the_reports_again() -> None:
-    _, effects = after(RUNNING, Said(DONE), Received(Assigned(MINE)))
+    _, effects = after(RUNNING, MessageSent(DONE), Received(Assigned(MINE)))
     assert effects == (Write((DONE,)), Deliver(Assigned(MINE)))
 
 
 def test_a_stopped_node_no_longer_claims_its_place() -> None:
-    _, effects = after(RUNNING, Said(AgentStopped(AGENT, 3)), StreamEnded(), PauseOver())
+    _, effects = after(RUNNING, MessageSent(AgentStopped(AGENT, 3)), StreamEnded(), PauseEnded())
     assert opened(effects).messages[0] == replace(JOIN, generation=3)
 
 
 def test_a_stop_of_an_older_generation_takes_no_place_away() -> None:
     """As a replica says it that was deposed and has not noticed."""
     stale = Received(Stop(2, Decision(DecisionKind.RESTART, "again", 2)))
-    _, effects = after(RUNNING, stale, StreamEnded(), PauseOver())
+    _, effects = after(RUNNING, stale, StreamEnded(), PauseEnded())
     assert opened(effects).messages == (replace(JOIN, generation=3, running=MINE),)
 
 
@@ -112,13 +112,13 @@ def test_a_redirect_is_followed_unless_its_address_fell_silent() -> None:
     redirect = Received(Redirect("y:1", 0.2, "the job lives there"))
     state, effects = after(JOINED, redirect, StreamEnded())
     assert effects == (Pause(0.2, pytest.approx(0.3)),)
-    state, effects = after(state, PauseOver())
+    state, effects = after(state, PauseEnded())
     assert opened(effects).endpoint == "y:1"
-    state, _ = after(state, StreamFailed("no answer", silent=True), PauseOver())
+    state, _ = after(state, StreamFailed("no answer", silent=True), PauseEnded())
     assert state.endpoint == "x:1"
-    state, _ = after(state, redirect, StreamEnded(), PauseOver(), at=5.0)
+    state, _ = after(state, redirect, StreamEnded(), PauseEnded(), at=5.0)
     assert state.endpoint == "x:1"
-    state, _ = after(state, redirect, StreamEnded(), PauseOver(), at=15.0)
+    state, _ = after(state, redirect, StreamEnded(), PauseEnded(), at=15.0)
     assert state.endpoint == "y:1"
 
 
@@ -127,7 +127,7 @@ def test_pauses_grow_with_each_round_of_failures_and_start_over_after_a_success(
     for _ in range(40):
         state, effects = after(state, StreamFailed("refused"))
         pauses += [e.most_s for e in effects if isinstance(e, Pause)]
-        state, _ = after(state, PauseOver())
+        state, _ = after(state, PauseEnded())
     assert pauses[:5] == [0.05, 0.1, 0.1, 0.2, 0.2]
     assert pauses[-1] == 5.0
     assert after(state, Received(WAITING), StreamEnded())[1][-1] == Pause(pytest.approx(0.01), 0.05)
@@ -135,14 +135,14 @@ def test_pauses_grow_with_each_round_of_failures_and_start_over_after_a_success(
 
 def test_patience_doubles_with_streams_that_stay_silent_and_recovers_within_a_minute() -> None:
     patient = replace(JOINED, give_up_s=600.0)
-    state, _ = after(patient, StreamFailed("no answer", silent=True), PauseOver())
+    state, _ = after(patient, StreamFailed("no answer", silent=True), PauseEnded())
     assert patience(state) == 2 * PATIENCE_S
-    state, _ = after(state, StreamEnded(), PauseOver(), at=61.0)
+    state, _ = after(state, StreamEnded(), PauseEnded(), at=61.0)
     assert patience(state) == PATIENCE_S
 
 
 def test_a_link_that_worked_and_fell_silent_is_tried_again_quickly() -> None:
-    state, effects = after(JOINED, Received(WAITING), StreamFailed("ping timeout", silent=True), PauseOver())
+    state, effects = after(JOINED, Received(WAITING), StreamFailed("ping timeout", silent=True), PauseEnded())
     assert opened(effects).connect_s < CONNECT_S
     assert patience(state) == PATIENCE_S
 
@@ -153,18 +153,18 @@ def test_an_unreachable_service_is_mentioned_early_and_given_up_late() -> None:
     early = effects[0]
     assert isinstance(early, Deliver)
     assert isinstance(early.message, Waiting)
-    state, effects = after(state, PauseOver(), refused, at=20.0)
+    state, effects = after(state, PauseEnded(), refused, at=20.0)
     assert [type(e) for e in effects] == [Pause]
-    state, effects = after(state, PauseOver(), refused, at=61.0)
+    state, effects = after(state, PauseEnded(), refused, at=61.0)
     assert [e.message.exit_code for e in effects] == [75]
     assert state.link is Link.OVER
 
 
 def test_a_tls_problem_at_every_endpoint_is_given_up_sooner() -> None:
     tls = StreamFailed("unavailable", tls_problem="it does not speak TLS")
-    state, effects = after(JOINED, tls, PauseOver(), tls, at=21.0)
+    state, effects = after(JOINED, tls, PauseEnded(), tls, at=21.0)
     assert effects == (Deliver(Refused("it does not speak TLS", 77)),)
-    state, _ = after(JOINED, tls, PauseOver(), StreamFailed("unavailable"), at=21.0)
+    state, _ = after(JOINED, tls, PauseEnded(), StreamFailed("unavailable"), at=21.0)
     assert state.link is Link.PAUSING
 
 
@@ -186,15 +186,15 @@ def test_closing_delivers_what_was_said_and_opens_no_stream_after_that() -> None
     state, effects = after(RUNNING, CloseRequested())
     assert (state.link, effects) == (Link.STREAMING, ())
     assert after(state, StreamEnded())[0].link is Link.OVER
-    state, effects = after(RUNNING, StreamFailed("reset"), CloseRequested(), PauseOver())
+    state, effects = after(RUNNING, StreamFailed("reset"), CloseRequested(), PauseEnded())
     assert isinstance(effects[0], OpenStream)
 
 
 def test_events_of_another_state_change_nothing() -> None:
     over = replace(RUNNING, link=Link.OVER)
     pausing = replace(RUNNING, link=Link.PAUSING)
-    for event in (Said(DONE), Received(WAITING), StreamEnded(), StreamFailed("x"), PauseOver()):
+    for event in (MessageSent(DONE), Received(WAITING), StreamEnded(), StreamFailed("x"), PauseEnded()):
         assert step(over, event, 0.0) == (over, ())
     for event in (Received(WAITING), StreamEnded(), StreamFailed("x")):
         assert step(pausing, event, 0.0) == (pausing, ())
-    assert step(RUNNING, PauseOver(), 0.0) == (RUNNING, ())
+    assert step(RUNNING, PauseEnded(), 0.0) == (RUNNING, ())

@@ -218,5 +218,5 @@ def test_a_nodes_complaints_are_noted_shown_and_forgotten_with_it() -> None:
 def test_a_resumed_session_says_the_last_word_on_health_again() -> None:
     joined = AgentJoined(agent("a"), spec(), NodeFacts("a", "a", 1))
     last = NodeHealth(agent("a"), "it is over")
-    replay = SessionReplay().said(joined).said(NodeHealth(agent("a"), "hot", ("hot",))).said(last)
-    assert replay.lines()[1:] == (last,)
+    replay = SessionReplay().sent(joined).sent(NodeHealth(agent("a"), "hot", ("hot",))).sent(last)
+    assert replay.messages()[1:] == (last,)

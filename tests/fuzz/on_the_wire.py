@@ -88,9 +88,9 @@ def to_agent(data: bytes) -> None:
     """A service that lies: the agent reads it, and remembers what it would have to say again."""
     message = read_to_agent(data)
     assert read_to_agent(codec.to_agent_bytes(message)) == message
-    replay = SessionReplay().said(AgentJoined(AGENTS[0], _SPEC, NodeFacts("a", "127.0.0.1", 1)))
+    replay = SessionReplay().sent(AgentJoined(AGENTS[0], _SPEC, NodeFacts("a", "127.0.0.1", 1)))
     if not isinstance(message, Redirect):
-        for line in replay.heard(message).lines():
+        for line in replay.received(message).messages():
             codec.from_agent_bytes(line)
 
 

@@ -78,23 +78,23 @@ def test_who_has_all_that_is_asked_for_comes_in(door: Door) -> None:
 HANDSHAKES = {
     "another CA for the service": (
         {"CA_FILE": "stranger.pem"},
-        ("is not to be trusted", "CA_FILE name the right CA?"),
+        ("cannot trust the certificate", "set DDP_RENDEZVOUS_CA_FILE"),
     ),
     "no certificate": (
         {"CERT_FILE": "", "KEY_FILE": ""},
-        ("asks for a client certificate", "set DDP_RENDEZVOUS_CERT_FILE and DDP_RENDEZVOUS_KEY_FILE"),
+        ("requires a client certificate", "set DDP_RENDEZVOUS_CERT_FILE and DDP_RENDEZVOUS_KEY_FILE"),
     ),
     "an expired certificate": (
         {"CERT_FILE": "late.pem", "KEY_FILE": "late.key"},
-        ("does not accept the client certificate", "has it expired"),
+        ("rejected the client certificate", "not expired"),
     ),
     "a certificate of another CA": (
         {"CERT_FILE": "unknown.pem", "KEY_FILE": "unknown.key"},
-        ("does not accept the client certificate", "did another CA sign it"),
+        ("rejected the client certificate", "--client-ca"),
     ),
     "no TLS": (
         {"CA_FILE": "", "CERT_FILE": "", "KEY_FILE": ""},
-        ("speaks TLS, and this side does not", "set DDP_RENDEZVOUS_CA_FILE"),
+        ("uses TLS and this client does not", "set DDP_RENDEZVOUS_CA_FILE"),
     ),
 }
 
@@ -118,18 +118,18 @@ def test_a_token_that_does_not_fit_is_told_logged_once_and_counted(
     other_keys = str(tmp_path / "keys")
     made("key", other_keys)
     shown, words = {
-        "expired_token": (token(door.keys, "agent", JOB, -1.0), "the token ran out"),
-        "bad_token": (door.env["TOKEN"][:-4] + "AAAA", "the token's signature does not fit"),
+        "expired_token": (token(door.keys, "agent", JOB, -1.0), "the token expired"),
+        "bad_token": (door.env["TOKEN"][:-4] + "AAAA", "signature of the token"),
         "unknown_key": (token(other_keys, "agent", JOB), "signed with a key that this service does not have"),
-        "no_token": ("", "this service asks for a token (DDP_RENDEZVOUS_TOKEN)"),
-        "other_job": (token(door.keys, "operator", "team-b-*"), f"does not allow to order in job '{JOB}'"),
+        "no_token": ("", "DDP_RENDEZVOUS_TOKEN"),
+        "other_job": (token(door.keys, "operator", "team-b-*"), f"'order' on job '{JOB}'"),
         "role": (token(door.keys, "viewer", JOB), "a token with role viewer"),
     }[reason]
     env = variables(door.env | {"TOKEN": shown})
     before, endpoint = door.service.refused(reason), door.service.endpoint
     order = ddpctl(endpoint, env, "abort", JOB)
     if reason != "other_job":
-        ddp_launch(endpoint, env, JOB).told_no(words, "refuses this agent")
+        ddp_launch(endpoint, env, JOB).told_no(words, "rejected this agent")
     order.told_no(words)
     door.service.await_refused(reason, before)
     door.service.assert_logged_once(reason)
@@ -146,8 +146,8 @@ def test_an_agents_token_is_for_its_own_job_and_gives_no_orders(door: Door) -> N
         ("resize", JOB, "2"),
     )
     for order in [ddpctl(endpoint, env, *words) for words in orders]:
-        order.told_no("role agent", "does not allow to order")
-    ddp_launch(endpoint, env, "team-b-1").told_no("does not allow to attend in job 'team-b-1'")
+        order.told_no("role agent", "'order'")
+    ddp_launch(endpoint, env, "team-b-1").told_no("'attend' on job 'team-b-1'")
     door.service.assert_logged_once("other_job")
 
 
@@ -191,12 +191,12 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
 def test_tls_to_a_port_without_is_told(door: Door, plain: Watched) -> None:
     env = variables({"CA_FILE": door.env["CA_FILE"]})
     for knock in (ddpctl(plain.endpoint, env), ddp_launch(plain.endpoint, env, JOB)):
-        knock.told_no("speaks no TLS, and this side does", "DDP_RENDEZVOUS_CA_FILE")
+        knock.told_no("does not use TLS", "DDP_RENDEZVOUS_CA_FILE")
 
 
 def test_grpc_to_the_port_of_http_is_told_logged_once_and_counted(plain: Watched) -> None:
     for knock in [ddpctl(plain.http, {}) for _ in range(2)]:
-        knock.told_no("speaks HTTP, and no gRPC")
+        knock.told_no("not gRPC")
     plain.await_refused("http_port", 1)
     plain.assert_logged_once("http_port")
 

@@ -79,10 +79,10 @@ def test_nonsense_is_told(
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (("one.pem", "other.key", ""), "the key in other.key is not that of the certificate in one.pem"),
-        (("one.key", "one.key", ""), "one.key holds no certificate"),
-        (("one.pem", "one.pem", ""), "one.pem holds no private key"),
-        (("one.pem", "one.key", "empty"), "empty holds no certificate"),
+        (("one.pem", "other.key", ""), "other.key does not match the certificate in one.pem"),
+        (("one.key", "one.key", ""), "one.key does not contain a certificate"),
+        (("one.pem", "one.pem", ""), "one.pem does not contain a private key"),
+        (("one.pem", "one.key", "empty"), "empty does not contain a certificate"),
     ],
 )
 def test_certificates_that_cannot_serve_are_told(

@@ -41,11 +41,11 @@ from rendezvous.client.session_rules import (
     ContactChanged,
     Deliver,
     Link,
+    MessageSent,
     OpenStream,
     Pause,
-    PauseOver,
+    PauseEnded,
     Received,
-    Said,
     SessionState,
     StreamEnded,
     StreamFailed,
@@ -86,7 +86,7 @@ class SimAgent:
         first = world.chance.first_of(len(world.endpoints))
         self.session = SessionState(world.endpoints, spec.join_timeout_s, world.clock.now, at=first)
         assert self.state.join is not None
-        self._step_session(Said(self.state.join))
+        self._step_session(MessageSent(self.state.join))
         self.after(world.chance.pause_s(0.0, 1.0), self._beat)
 
     @property
@@ -126,7 +126,7 @@ class SimAgent:
         chance, ranks = self.world.chance, self.ranks
         match action:
             case Send(message):
-                self._step_session(Said(message))
+                self._step_session(MessageSent(message))
             case OpenStore(generation):
                 ranks.open_store(generation)
             case ReachStore(assignment, _):
@@ -184,7 +184,7 @@ class SimAgent:
                     self._contact(held)
                 case Pause(least_s, most_s):
                     pause_s = self.world.chance.pause_s(least_s, most_s)
-                    self.after(pause_s, partial(self._step_session, PauseOver()))
+                    self.after(pause_s, partial(self._step_session, PauseEnded()))
 
     def _open(self, stream: OpenStream) -> None:
         self.world.monitor.stream_begins(self, stream.messages)
