@@ -1,1 +1,1 @@
-"""ddpctl: people's look at jobs, and their orders."""
+"""ddpctl: the command line for looking at jobs and giving them orders."""

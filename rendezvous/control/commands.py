@@ -12,11 +12,11 @@ from rendezvous.values.wire_names import PORT
 
 _ENDPOINT_ENV = "DDP_RENDEZVOUS"
 _DEFAULT = f"127.0.0.1:{PORT}"
-_ABOUT = "ddpctl: look at jobs and change them, from any machine that reaches the service."
+_ABOUT = "ddpctl: look at jobs and change them, from any machine that can connect to the service."
 
 
 class Command(StrEnum):
-    """What the service is asked for."""
+    """The commands that call the service."""
 
     LIST = "list"
     STATUS = "status"
@@ -33,18 +33,18 @@ class Command(StrEnum):
 # These change the job; the others only look at it.
 Order = Literal[Command.DRAIN, Command.RESUME, Command.RESIZE, Command.RESTART, Command.ABORT]
 
-SUBMIT = "submit"  # asks no service
+SUBMIT = "submit"  # does not call the service
 
 _HELP = {
-    Command.LIST: "all jobs",
-    Command.STATUS: "one job: its nodes, its decisions, how it ended",
-    Command.GET: "the same, always as JSON",
-    Command.EVENTS: "what has happened to a job, as far as the service remembers",
-    Command.WATCH: "the same, and what happens from now on, until the job ends",
-    Command.DRAIN: "take a node out of a job until it is resumed",
-    Command.RESUME: "let a node take part again",
+    Command.LIST: "list all jobs",
+    Command.STATUS: "show one job: its nodes, its decisions, and how it ended",
+    Command.GET: "show one job as JSON",
+    Command.EVENTS: "print the past events of a job that the service still has",
+    Command.WATCH: "print past events of a job, and new ones until it ends",
+    Command.DRAIN: "exclude a node from a job until it is resumed",
+    Command.RESUME: "let a drained node join again",
     Command.RESIZE: "change how many nodes a job may have",
-    Command.RESTART: "stop all ranks and start them again; does not count against the restart budget",
+    Command.RESTART: "stop all ranks of a job and start them again; does not count against the restart budget",
     Command.ABORT: "end a job",
 }
 _SUBMIT_HELP = (
@@ -60,26 +60,24 @@ def parser() -> argparse.ArgumentParser:
     added = {each: commands.add_parser(each, help=_HELP[each], parents=[shared]) for each in Command}
     for each, command in added.items():
         if each is not Command.LIST:
-            command.add_argument("job", help="its id, as `ddpctl list` shows it")
+            command.add_argument("job", help="the job id, as in `ddpctl list`")
     for each in (Command.DRAIN, Command.RESUME):
-        added[each].add_argument("node", help="its name, as `ddpctl status` shows it")
-    added[Command.RESIZE].add_argument("nodes", help="N or MIN:MAX")
+        added[each].add_argument("node", help="the name of the node, as in `ddpctl status`")
+    added[Command.RESIZE].add_argument("nodes", help="the number of nodes: N, or MIN:MAX for an elastic job")
     for each in (Command.DRAIN, Command.RESTART, Command.ABORT):
-        added[each].add_argument("--reason", default="", help="shown to everyone who looks at the job")
+        added[each].add_argument("--reason", default="", help="shown in the status and the events of the job")
     add_submit(commands.add_parser(SUBMIT, help=_SUBMIT_HELP))
     return found
 
 
 def _shared() -> argparse.ArgumentParser:
-    """For before and after the command; what is given in neither place is the main parser's to say."""
+    """Options accepted before and after the command. The main parser has their defaults."""
     shared = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
     shared.add_argument(
         "--rendezvous",
         metavar="HOST:PORT[,...]",
-        help=f"where the service is [{_ENDPOINT_ENV}; default: {_DEFAULT}]",
+        help=f"address of the service [{_ENDPOINT_ENV}; default: {_DEFAULT}]",
     )
-    shared.add_argument(
-        "-o", "--output", choices=["text", "json"], help="for people (default) or for programs"
-    )
-    shared.add_argument("--timeout", type=float, metavar="SECONDS", help="for each call (default: 10)")
+    shared.add_argument("-o", "--output", choices=["text", "json"], help="output format (default: text)")
+    shared.add_argument("--timeout", type=float, metavar="SECONDS", help="timeout of each call (default: 10)")
     return shared

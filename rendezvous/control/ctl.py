@@ -1,4 +1,4 @@
-"""ddpctl: look at jobs, and give them orders, from any machine that reaches the service."""
+"""ddpctl: look at jobs and give them orders, from any machine that can connect to the service."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter complains at its end
-        if isinstance(error, BrokenPipeError):  # the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else the interpreter reports an error at exit
+        if isinstance(error, BrokenPipeError):  # the reader closed the pipe
             return 141
         return _failed(f"{error.filename or 'cannot write to standard output'}: {error.strerror}", 1)
 
@@ -49,24 +49,22 @@ def _ask(arguments: argparse.Namespace) -> int:
     except OptionsUnusable as error:
         return _failed(str(error), 78)
     except grpc.RpcError as error:
-        words = _misfit(error, service)
-        return _failed(words, 77) if words else _failed(*_in_words(error, arguments.rendezvous))
+        words = _tls_problem(error, service)
+        return _failed(words, 77) if words else _failed(*_explain(error, arguments.rendezvous))
 
 
 def _check(arguments: argparse.Namespace) -> None:
     from rendezvous.client.options import OptionsUnusable
 
     if not 0 < arguments.timeout < 1e6:
-        raise OptionsUnusable(f"--timeout is a number of seconds above 0, not {arguments.timeout:g}")
+        raise OptionsUnusable(f"invalid --timeout {arguments.timeout:g}: use a number of seconds above 0")
     words = (str(value) for value in vars(arguments).values())
-    if any(not word.isprintable() for word in words):  # bytes that are no UTF-8 among them
-        raise OptionsUnusable(
-            "an argument holds characters that cannot be printed; job ids and nodes have none"
-        )
+    if any(not word.isprintable() for word in words):  # also finds bytes that are not UTF-8
+        raise OptionsUnusable("invalid argument: it contains characters that cannot be printed")
 
 
-def _misfit(error: Any, service: Service) -> str:
-    """What gRPC has no words for, where that is what is wrong at every endpoint."""
+def _tls_problem(error: Any, service: Service) -> str:
+    """The findings of the TLS probe if every endpoint has a TLS problem, else empty."""
     import grpc
 
     from rendezvous.client.tls_probe import probe_tls
@@ -74,14 +72,14 @@ def _misfit(error: Any, service: Service) -> str:
     if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
         return ""
 
-    async def found() -> list[str]:
+    async def probe_all() -> list[str]:
         return [await probe_tls(endpoint, service.options) for endpoint in service.endpoints]
 
-    words = asyncio.run(found())
+    words = asyncio.run(probe_all())
     return "; ".join(dict.fromkeys(words)) if all(words) else ""
 
 
-def _in_words(error: Any, endpoints: str) -> tuple[str, int]:
+def _explain(error: Any, endpoints: str) -> tuple[str, int]:
     import grpc
 
     code, details = error.code(), error.details() or "no reason given"

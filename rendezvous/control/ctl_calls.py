@@ -1,4 +1,4 @@
-"""What ddpctl asks of the service: each command one call, at whichever replica decides about the job."""
+"""The calls of ddpctl: each command is one call to the replica that owns the job."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 OPERATIONS = "/rendezvous.v1.Operations/"
 _ROUNDS = 3
 _PAUSE_S = 0.25
-_FOLLOWED_S = 60.0  # so long may a job that is followed be nowhere to be found
+_FOLLOWED_S = 60.0  # how long `watch` keeps trying while no replica has the job
 
 
 class Service:
@@ -38,7 +38,7 @@ class Service:
         self.endpoints, self.options, self._timeout_s = tuple(endpoints), options, timeout_s
 
     async def call(self, method: str, request: Any) -> Any:
-        """Asks one endpoint after another, and goes where it is sent. Raises the last `AioRpcError`."""
+        """Try one endpoint after another, and follow redirects. Raises the last `AioRpcError`."""
         route, left = Route(self.endpoints), 2 * _ROUNDS * len(self.endpoints)  # half of them for redirects
         while True:
             try:
@@ -58,18 +58,18 @@ class Service:
             return getattr(pb, f"{method}Response").FromString(answer)
 
     async def notes(self, job_id: str, *, follow: bool) -> AsyncIterator[Any]:
-        """Followed across streams that break, to whichever replica has the job: none is told twice."""
-        heard, failed_since, found = pb.WatchEventsResponse(), 0.0, False
+        """The events of a job, each once, across broken streams and replicas."""
+        latest, failed_since, found = pb.WatchEventsResponse(), 0.0, False
         route = Route(self.endpoints)
         loop = asyncio.get_running_loop()
         while True:
             request = pb.WatchEventsRequest(
-                job_id=job_id, after_seq=heard.note.seq, journal_id=heard.journal_id, follow=follow
+                job_id=job_id, after_seq=latest.note.seq, journal_id=latest.journal_id, follow=follow
             )
             try:
-                async for told in self._watched(route.endpoint, request):
-                    heard, failed_since, found = told, 0.0, True
-                    yield told.note
+                async for response in self._watch(route.endpoint, request):
+                    latest, failed_since, found = response, 0.0, True
+                    yield response.note
                 return
             except grpc.aio.AioRpcError as error:
                 route.refused(error)
@@ -79,7 +79,7 @@ class Service:
                     raise
                 await asyncio.sleep(_PAUSE_S)
 
-    async def _watched(self, endpoint: str, request: Any) -> AsyncIterator[Any]:
+    async def _watch(self, endpoint: str, request: Any) -> AsyncIterator[Any]:
         async with open_channel(endpoint, self.options) as channel:
             call: Any = channel.unary_stream(OPERATIONS + "WatchEvents")
             async for data in call(request.SerializeToString(), metadata=metadata(self.options)):
@@ -107,39 +107,37 @@ async def carry_out(service: Service, arguments: argparse.Namespace) -> int:
 
 
 async def _give(service: Service, order: Order, arguments: argparse.Namespace, *, as_json: bool) -> None:
-    words = await _was_not_out(service, arguments) if order is Command.RESUME else ""
+    words = await _warn_not_drained(service, arguments) if order is Command.RESUME else ""
     job = (await service.call(*request_of(order, arguments))).job
     _show(_dict(job) if as_json else job_table([job]))
     if order is Command.DRAIN:
-        words = await _is_not_in(service, arguments)
+        words = await _warn_unknown_node(service, arguments)
     if words:
         sys.stderr.write(f"ddpctl: {words}\n")
 
 
-async def _is_not_in(service: Service, arguments: argparse.Namespace) -> str:
-    """The order may be meant for one that is yet to come; it may be a slip of the pen, too."""
+async def _warn_unknown_node(service: Service, arguments: argparse.Namespace) -> str:
+    """Warn if the job has no such node now: it may be meant for a later node, or be misspelt."""
     node, job = arguments.node, arguments.job
     here = [each.node for each in await _nodes_of(job, service) if each.present]
     if node in here:
         return ""
     return (
-        f"no node of {job} is called {node} now (its nodes: {named(here)}); one that comes will be kept out, until "
-        f"`ddpctl resume {job} {node}`"
+        f"job {job} has no node {node} now (its nodes: {named(here)}). If a node of that name joins later, it stays "
+        f"excluded until `ddpctl resume {job} {node}`."
     )
 
 
-async def _was_not_out(service: Service, arguments: argparse.Namespace) -> str:
+async def _warn_not_drained(service: Service, arguments: argparse.Namespace) -> str:
     try:
         out = [each.node for each in await _nodes_of(arguments.job, service) if each.excluded]
     except grpc.aio.AioRpcError as error:
         if error.code() is not grpc.StatusCode.NOT_FOUND:
-            raise  # the order would be refused, or wait for nobody, once more
-        return ""  # whether there is such a job is told to those who may order
+            raise  # the order would fail in the same way
+        return ""  # the order itself reports that the job does not exist
     if arguments.node in out:
         return ""
-    return (
-        f"{arguments.node} was not kept out of {arguments.job} (kept out: {named(out)}); nothing has changed"
-    )
+    return f"node {arguments.node} of job {arguments.job} was not drained (drained: {named(out)}); nothing has changed"
 
 
 async def _nodes_of(job: str, service: Service) -> list[Any]:
@@ -147,7 +145,7 @@ async def _nodes_of(job: str, service: Service) -> list[Any]:
 
 
 async def _all_jobs(service: Service) -> list[Any]:
-    """Each replica lists the jobs that it decides about."""
+    """All jobs: each replica lists those that it owns."""
     jobs: dict[str, Any] = {}
     last: grpc.aio.AioRpcError | None = None
     reached, silent = 0, list[str]()
@@ -163,12 +161,12 @@ async def _all_jobs(service: Service) -> list[Any]:
     if last is not None and not reached:
         raise last
     if silent:
-        sys.stderr.write(f"ddpctl: jobs may be missing, no answer from {', '.join(silent)}\n")
+        sys.stderr.write(f"ddpctl: the list may be incomplete: no answer from {', '.join(silent)}\n")
     return [jobs[job_id] for job_id in sorted(jobs)]
 
 
 def request_of(order: Order, arguments: argparse.Namespace) -> tuple[str, Any]:
-    """The method of the service, and what it is given."""
+    """The method of the service, and its request."""
     job = arguments.job
     match order:
         case Command.DRAIN:
@@ -187,7 +185,7 @@ def request_of(order: Order, arguments: argparse.Namespace) -> tuple[str, Any]:
 
 
 def endpoints(text: str) -> list[str]:
-    """Raises `OptionsUnusable`."""
+    """The endpoints in `text`. Raises `OptionsUnusable`."""
     words = (word.strip() for word in text.split(","))
     found = [word if ":" in word.rpartition("]")[2] else f"{word}:{PORT}" for word in words if word]
     try:
@@ -196,14 +194,14 @@ def endpoints(text: str) -> list[str]:
     except SettingsUnusable as error:
         raise OptionsUnusable(f"--rendezvous: {error}") from None
     if not found:
-        raise OptionsUnusable("--rendezvous names no HOST:PORT")
+        raise OptionsUnusable("--rendezvous is empty: give at least one HOST:PORT")
     return found
 
 
 def _nodes(text: str) -> tuple[int, int]:
     few, colon, many = text.partition(":")
     if not text.isascii() or not few.isdigit() or (colon and not many.isdigit()) or len(text) > 15:
-        raise OptionsUnusable(f"{text!r} is not N or MIN:MAX")
+        raise OptionsUnusable(f"invalid number of nodes {text!r}: use N or MIN:MAX, for example 4 or 2:8")
     return int(few), int(many or few)
 
 

@@ -1,4 +1,4 @@
-"""What ddpctl shows to people."""
+"""The text output of ddpctl."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def job_text(job: Any) -> str:
         parts.append(
             _table(("NODE", "RANK", "RANKS", "ADDRESS", "HEARD", "STATE"), map(_node_row, job.nodes))
         )
-    unwell = [f"  {_printable(n.node)}: {_printable(text)}" for n in job.nodes for text in n.health]
-    if unwell:
-        parts.append("\n".join(["health:", *unwell]))
+    problems = [f"  {_printable(n.node)}: {_printable(text)}" for n in job.nodes for text in n.health]
+    if problems:
+        parts.append("\n".join(["health:", *problems]))
     if job.decisions:
         parts.append("\n".join(["decisions:", *(f"  {_decision(d)}" for d in job.decisions)]))
     if job.HasField("outcome") and job.outcome.HasField("first_cause"):
@@ -60,9 +60,9 @@ def _node_row(node: Any) -> tuple[str, ...]:
     placed = node.HasField("node_rank")
     first = node.rank_offset
     if node.excluded:
-        state = f"sits out: {_printable(node.excluded)}"
+        state = f"excluded: {_printable(node.excluded)}"
     else:
-        state = "in the world" if placed else "stands by"
+        state = "in the world" if placed else "standby"
     return (
         _printable(node.node),
         str(node.node_rank) if placed else "-",
@@ -102,5 +102,5 @@ def named(nodes: Iterable[str]) -> str:
 
 
 def _printable(text: str) -> str:
-    """Names and reasons come from other machines: they must not steer this terminal."""
+    """Replace control characters: names and reasons come from other machines and must not control this terminal."""
     return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)

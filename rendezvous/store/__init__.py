@@ -1,1 +1,1 @@
-"""Where the service keeps what it must not forget."""
+"""Stores for the state of jobs: in memory, in a file, or in etcd."""

@@ -1,8 +1,8 @@
 """The store in etcd, for any number of replicas.
 
-A write is one transaction: it lands if the job is still at the version that was read, and this replica still owns
-it, both judged by etcd. The token in front of every value tells an author whose answer got lost that it was his
-own write that he finds there. `etcd_requests` has the layout of the keys.
+A write is one transaction: it succeeds if the job still has the version that was read and this replica still owns it.
+etcd checks both. A random token precedes every value. If the answer to a write is lost, the writer recognises its own
+write by the token. `etcd_requests` has the layout of the keys.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ _FIRST_ANSWER_S = 10.0
 
 
 async def open_etcd_store(access: Access, prefix: str, address: str) -> EtcdStore:
-    """`address`: where agents reach this replica; the others send them there."""
+    """Open the store. `address` is where agents reach this replica; the other replicas redirect them there."""
     client = EtcdClient(access)
     keys = Keys(prefix)
     try:
         await client.call(RANGE, one(keys.all_jobs), give_up_at=time.monotonic() + _FIRST_ANSWER_S)
     except Unreachable:
         await client.close()
-        raise StoreError(f"no etcd answers at {', '.join(access.endpoints)}") from None
+        raise StoreError(f"no answer from etcd at {', '.join(access.endpoints)}") from None
     except BaseException:
         await client.close()
         raise
@@ -85,7 +85,7 @@ class EtcdStore:
             start = answer.kvs[-1].key + b"\0"
 
     async def forget(self, job_id: str) -> None:
-        """As its owner, or when it has none."""
+        """Delete the job, if this replica owns it or it has no owner."""
         claim = self.ownership.claim_of(job_id)
         owner, job = self._keys.owner(job_id), self._keys.job(job_id)
         values = self._keys.all_values(job_id)
@@ -124,7 +124,7 @@ class EtcdJob:
         claim = self._kept()
         value = os.urandom(TOKEN_BYTES) + await pack(state)
         if len(value) > _LARGEST:
-            raise StoreError(f"job {self._job_id!r} has outgrown etcd: {len(value)} bytes packed")
+            raise StoreError(f"the state of job {self._job_id!r} is too large for etcd: {len(value)} bytes")
         request = when(
             [created_at(self._owner_key, claim.fence), version_is(self._key, expected_version)],
             [putting(self._key, value)],
@@ -132,21 +132,21 @@ class EtcdJob:
         )
         answer = await self._client.call(TXN, request)
         if answer.succeeded:
-            return await self._told(claim, answer.header.revision)
+            return await self._confirm(claim, answer.header.revision)
         owner, held = (r.response_range.kvs for r in answer.responses)
         if not owner or owner[0].create_revision != claim.fence:
-            raise Deposed(f"job {self._job_id!r} went to another replica")
+            raise Deposed(f"another replica owns job {self._job_id!r} now")
         if held and held[0].value[:TOKEN_BYTES] == value[:TOKEN_BYTES]:
-            return await self._told(claim, held[0].mod_revision)
+            return await self._confirm(claim, held[0].mod_revision)
         raise Conflict
 
     def _kept(self) -> Claim:
         claim = self._claim
         if claim is None or not self._ownership.is_kept(claim):
-            raise Deposed(f"job {self._job_id!r} is not owned by this replica (any more)")
+            raise Deposed(f"this replica does not own job {self._job_id!r} (any more)")
         return claim
 
-    async def _told(self, claim: Claim, revision: int) -> int:
-        """It is written; agents hear of it from whoever owns the job now, and that must be certain."""
+    async def _confirm(self, claim: Claim, revision: int) -> int:
+        """Return once it is certain that this replica still owns the job, since it now informs the agents."""
         await self._ownership.certain(claim)
         return revision

@@ -1,10 +1,10 @@
-"""Calls to an etcd cluster that keep at it until they get through.
+"""Calls to an etcd cluster that are retried until they succeed.
 
-One member is used at a time. When it fails to answer, all of them are asked at once, again and again, and the first
-that answers is used from then on: a member may be gone, or hang, or have passed the request on to a leader that is
-gone, and only its silence tells. Every attempt has its own short limit, which grows while nobody answers, so that a
-slow disk is not taken for a dead cluster for ever. A request may be carried out more than once, or without an
-answer: every request made here can be repeated, and writes carry a token by which their author knows them again.
+The client uses one member at a time. If it does not answer, the client asks all members at once, repeatedly, and uses
+the first that answers from then on. A member may be gone, hang, or wait for a leader that is gone, and only the
+missing answer shows that. Each attempt has a short timeout, which grows while no member answers, so that a slow disk
+is not mistaken for a dead cluster for ever. A request may be executed more than once, or without an answer. So every
+request made here can be repeated, and writes carry a token by which the writer recognises them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Q = TypeVar("Q", bound="Message")
 A = TypeVar("A", bound="Message")
 
 _log = logging.getLogger(__name__)
-_ATTEMPT_S = 0.6  # what was sent by way of a leader that has died is never answered
+_ATTEMPT_S = 0.6  # a request that was forwarded to a dead leader is never answered
 _ATTEMPTS_OF_A_LENGTH = 4
 _LOCAL_ANSWER_S = 0.5
 _LONGEST_ATTEMPT_S = 6.0  # a little more than etcd itself waits for its own quorum
@@ -41,11 +41,11 @@ _LONGEST_PAUSE_S = 0.3
 
 
 class Unreachable(Exception):
-    """No member answered in the time that the caller had."""
+    """No member answered within the caller's timeout."""
 
 
 class NotFound(StoreError):
-    """What the request speaks of is not there: a lease, that is."""
+    """The lease that the request refers to does not exist."""
 
 
 class _Verdict(Enum):
@@ -73,7 +73,7 @@ class EtcdClient:
         attempt_s: float = _ATTEMPT_S,
         give_up_at: float | None = None,
     ) -> A:
-        """`give_up_at` (monotonic): then `Unreachable`; None: keep trying."""
+        """Call a method. Raises `Unreachable` at `give_up_at` (monotonic); with None it keeps trying."""
         failures = 0
         while True:
             longest_s = min(attempt_s * 2 ** (failures // _ATTEMPTS_OF_A_LENGTH), _LONGEST_ATTEMPT_S)
@@ -88,7 +88,7 @@ class EtcdClient:
     async def _first_answer(
         self, asked: list[Member], method: Method[Q, A], request: Q, limit_s: float
     ) -> A | None:
-        """None: there was none."""
+        """The first answer; None if no member answered."""
         if len(asked) == 1:
             return await self._ask(asked[0], method, request, limit_s)
         attempts = [asyncio.ensure_future(self._ask(member, method, request, limit_s)) for member in asked]
@@ -112,11 +112,11 @@ class EtcdClient:
         except grpc.aio.AioRpcError as error:
             self._judge(member, method.name, error, used)
             return None
-        self._heard_from(member)
+        self._note_answer(member)
         return answer
 
     async def most_members_answer(self) -> bool:
-        """Each for itself, with a leader or without: if so, nobody else can have heard more of etcd than we."""
+        """Whether a majority answers, with or without a leader: then no other replica can have a newer view."""
         answers = await asyncio.gather(*(self._answers(member) for member in self._members))
         return 2 * sum(answers) > len(self._members)
 
@@ -136,18 +136,18 @@ class EtcdClient:
         return (("token", self._token),) if self._token else ()
 
     def member(self) -> Member:
-        """The one in use."""
+        """The member in use."""
         if self._closed:
             raise StoreError("the store is closed")
         return self._members[self._at]
 
     def turn_from(self, member: Member) -> None:
-        """It failed: use the next one, unless that has happened already."""
+        """Use the next member after a failure of this one, unless the client has already switched."""
         if self._members[self._at] is member:
             self._at = (self._at + 1) % len(self._members)
 
     def sign_in_again(self, used: Metadata) -> None:
-        """Unless that has happened since this token was used."""
+        """Drop the token, unless it was renewed since `used`."""
         if self._access.user and used == (("token", self._token),):
             self._token = None
 
@@ -161,24 +161,28 @@ class EtcdClient:
             case _Verdict.AGAIN:
                 if not self._silent:
                     _log.warning(
-                        "etcd at %s: %s; trying the others, and again", member.endpoint, words(error)
+                        "etcd at %s does not answer: %s; retrying with all members",
+                        member.endpoint,
+                        words(error),
                     )
                 self._silent = True
                 self.turn_from(member)
             case _Verdict.SIGN_IN:
                 if not self._access.user:
-                    raise StoreError(f"etcd wants a user and a password ({words(error)})") from error
+                    raise StoreError(
+                        f"etcd requires a user and a password: use etcd://USER@HOST ({words(error)})"
+                    ) from error
                 self.sign_in_again(used)
             case _Verdict.NOT_FOUND:
                 raise NotFound(words(error)) from error
             case _Verdict.REFUSED:
-                raise StoreError(f"etcd at {member.endpoint} refuses {name}: {words(error)}") from error
+                raise StoreError(f"etcd at {member.endpoint} rejected {name}: {words(error)}") from error
 
-    def _heard_from(self, member: Member) -> None:
+    def _note_answer(self, member: Member) -> None:
         self._at = self._members.index(member)
         if self._silent:
             self._silent = False
-            _log.info("etcd at %s answers", member.endpoint)
+            _log.info("etcd at %s answers again", member.endpoint)
 
     async def _sign_in(self, limit_s: float) -> None:
         async with self._signing_in:
@@ -190,7 +194,7 @@ class EtcdClient:
             except grpc.aio.AioRpcError as error:
                 if "authentication is not enabled" not in (error.details() or ""):
                     raise
-                _log.warning("etcd does not ask for the user and password that it was given")
+                _log.warning("user and password have no effect: etcd does not use authentication")
                 self._token = ""
             else:
                 self._token = answer.token
@@ -228,12 +232,12 @@ def _within(limit_s: float, give_up_at: float | None) -> float:
         return limit_s
     left_s = give_up_at - time.monotonic()
     if left_s <= 0.0:
-        raise Unreachable("no member of etcd answered in time")
+        raise Unreachable("no member of etcd answered within the timeout")
     return min(limit_s, left_s)
 
 
 async def _pause(rounds: int, give_up_at: float | None) -> None:
-    """None before every member was asked once; then longer and longer, never in step with other replicas."""
+    """Wait before a retry: not before every member was asked once, then longer and longer, with jitter."""
     if rounds < 0:
         return
     longest_s = min(_SHORTEST_PAUSE_S * 2 ** min(rounds, 10), _LONGEST_PAUSE_S)

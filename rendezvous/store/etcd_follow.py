@@ -1,12 +1,12 @@
-"""What lies below a prefix, and every change of it, for as long as anybody wants to know.
+"""Follow all keys below a prefix, and every change of them.
 
-It begins with everything there is (`Picture`), read at one revision; then come the `Changes` from the next
-revision on. A stream that breaks is taken up where it stopped, at whichever member answers. When etcd has
-compacted what lies between, another `Picture` makes up for it: whoever follows never has to know why.
+It begins with all keys (`Picture`), read at one revision. Then come the `Changes` from the next revision on. After a
+broken stream it continues where it stopped, at any member that answers. If etcd has compacted the revisions between,
+it sends another `Picture`, so the caller need not handle that case.
 
-A watch says nothing when nothing changes, and nothing either when its member hangs or is cut off from the
-others. So a quiet member is asked how far it is, and left if it does not say; and `hasleader` makes a member
-without a quorum end the stream itself.
+A watch is silent when nothing changes, but also when its member hangs or is separated from the others. So the follower
+asks a quiet member for its progress, and leaves it if there is no answer. `hasleader` makes a member without a quorum
+end the stream itself.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ class _Compacted(Exception):
 
 
 class Follower:
-    """`heard` must not block, nor raise."""
+    """Calls `heard`, which must neither block nor raise, with a `Picture` and then with `Changes`."""
 
     def __init__(self, client: EtcdClient, prefix: bytes, heard: Callable[[Picture | Changes], None]) -> None:
         self._client, self._prefix, self._heard = client, prefix, heard
-        self._next = 0  # the first revision not yet heard of
+        self._next = 0  # the first revision not yet received
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Follow until cancelled."""
         while True:
             picture = await self._client.call(RANGE, everything_in(self._prefix))
             self._next = picture.header.revision + 1
@@ -84,7 +84,7 @@ class Follower:
         self._client.turn_from(member)
 
     async def _one_stream(self, member: Member, metadata: Metadata) -> None:
-        """Until the member ends it, or falls silent."""
+        """Follow one stream until the member ends it, or stops answering."""
         metadata = (*metadata, ("hasleader", "true"))
         stream = await member.stream(_PATH, pb.WatchRequest, pb.WatchResponse, metadata)
         try:
@@ -97,7 +97,7 @@ class Follower:
             stream.cancel()
 
     async def _listen(self, stream: Stream) -> None:
-        """Reading is a task of its own because giving up on a read ends the stream."""
+        """Receive messages. Reading is a separate task because cancelling a read ends the stream."""
         asked = False
         reading = asyncio.ensure_future(stream.read())
         try:
@@ -118,7 +118,7 @@ class Follower:
             await asyncio.wait([reading])
 
     def _took(self, reading: asyncio.Future[object]) -> bool:
-        """False: the stream has ended."""
+        """Handle one message; False if the stream has ended."""
         if reading.cancelled():
             return False
         response = reading.result()

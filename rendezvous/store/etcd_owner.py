@@ -1,15 +1,15 @@
 """Which replica owns a job, when several serve from one etcd.
 
-Every replica holds one lease. Owning a job is having created its owner key under that lease: the key goes when
-the lease does, and the revision at which it was created is the fence that every write of the job is checked
-against, inside etcd. So two replicas may both believe that they own a job, but only one of them can write.
+Every replica holds one lease. A replica owns a job if it created the owner key of the job under its lease: the key
+disappears with the lease. The revision at which the key was created is the fence that etcd checks on every write of
+the job. So two replicas may both believe that they own a job, but only one of them can write.
 
-Belief is kept honest by the clock: a replica that could not renew its lease in time is in doubt, and says nothing
-about its jobs until etcd has renewed it after all. One that was frozen (SIGSTOP, a paused virtual machine) wakes up
-in doubt, and hears that its time is over. While etcd elects a leader nobody can be told anything, and no lease ends;
-so as long as most members are within reach the doubt is waited out. A replica that does not even reach them is cut
-off, and gives its jobs up before another can have them. What was given up is revoked as soon as etcd can be
-reached, so that nobody has to wait for its end: a new leader would let it stand for an election and a lease more.
+A replica that could not renew its lease in time is uncertain: it sends nothing about its jobs until etcd has renewed
+the lease. A replica that was suspended (SIGSTOP, a paused virtual machine) resumes as uncertain and learns that its
+lease is over. While etcd elects a leader, it renews no lease and ends none. So as long as a majority of the members
+is reachable, the replica waits. If it cannot reach a majority, it is cut off, and gives up its jobs before another
+replica can own them. It revokes a lease that it gave up as soon as it can reach etcd. Otherwise the other replicas
+would wait for its end, which a new leader delays by an election and a full lease.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Claim:
 
 
 def clock() -> float:
-    """Counts on while the machine is suspended, which `time.monotonic` does not."""
+    """A clock that also advances while the machine is suspended, unlike `time.monotonic`."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -61,7 +61,7 @@ class EtcdOwnership:
         self._given_up = asyncio.Event()
         self._news = asyncio.Event()  # of the lease, or of a claim
         self._claims: dict[str, Claim] = {}
-        self._others: dict[str, Owner] = {}  # as far as heard
+        self._others: dict[str, Owner] = {}  # as far as known
         self._lost: Callable[[str], None] = _ignore
         self._freed: Callable[[str], None] = _ignore
         self._tasks = [
@@ -86,10 +86,12 @@ class EtcdOwnership:
             await self._revoke(lease, _REVOKE_WITHIN_S)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """Only a fault of ours ends a task before its time; without it nothing can be owned."""
+        """Only a bug ends a task early. Without the task this replica cannot own jobs."""
         if not task.cancelled() and task.exception() is not None:
-            _log.critical("%s has failed", task.get_name(), exc_info=task.exception())
-            self._give_up("this replica cannot keep it any more")
+            _log.critical(
+                "internal error: the task '%s' has failed", task.get_name(), exc_info=task.exception()
+            )
+            self._give_up("internal error of this replica")
 
     # --- claims
 
@@ -104,13 +106,13 @@ class EtcdOwnership:
             try:
                 owner = await self._put_or_read(job_id, lease)
             except NotFound:
-                self._give_up("etcd does not know it any more")
+                self._give_up("it does not exist in etcd any more")
                 continue
             if owner is not None:
                 return owner
 
     async def _put_or_read(self, job_id: str, lease: Lease) -> Owner | None:
-        """None: the lease was over before the answer came; once more."""
+        """Create or read the owner key. None if the lease ended before the answer; the caller tries again."""
         key = self._keys.owner(job_id)
         put = putting(key, self._address.encode(), lease.id)
         answer = await self._client.call(TXN, when([created_at(key, 0)], [put], [reading(one(key))]))
@@ -126,7 +128,7 @@ class EtcdOwnership:
         return self._mine(claim)
 
     def _elsewhere(self, address: bytes) -> str:
-        """A key of a lease that we have given up, or of an earlier life of ours, says nothing: nobody is there yet."""
+        """The address of another owner; empty if the key is a leftover of this replica, so that no owner exists yet."""
         return "" if address.decode() == self._address else address.decode()
 
     def _mine(self, claim: Claim) -> Owner:
@@ -147,16 +149,16 @@ class EtcdOwnership:
         return self._claims.get(job_id)
 
     def is_kept(self, claim: Claim) -> bool:
-        """Neither lost nor released, though perhaps in doubt: then etcd judges."""
+        """Whether the claim is neither lost nor released. It may be uncertain; then etcd decides."""
         return self._claims.get(claim.job_id) is claim
 
     async def certain(self, claim: Claim) -> None:
-        """As soon as it is sure that the claim stands; `Deposed` once it is lost."""
+        """Wait until the claim is certain. Raises `Deposed` if it is lost."""
         while self.is_kept(claim):
             if self.holds(claim.job_id):
                 return
             await self._news.wait()
-        raise Deposed(f"job {claim.job_id!r} is not owned by this replica any more")
+        raise Deposed(f"this replica does not own job {claim.job_id!r} any more")
 
     def _tell_news(self) -> None:
         news, self._news = self._news, asyncio.Event()
@@ -174,7 +176,7 @@ class EtcdOwnership:
             await self._client.call(TXN, when([created_at(key, claim.fence)], [deleting(key)]))
 
     def let_go(self, job_id: str) -> None:
-        """Its owner key was deleted together with the job."""
+        """Drop the claim after its owner key was deleted together with the job."""
         self._let_go(job_id)
 
     # --- the lease
@@ -203,7 +205,7 @@ class EtcdOwnership:
         return lease
 
     async def _renew(self, lease: Lease) -> None:
-        """Until it is over."""
+        """Renew the lease until it is over."""
         pause_s = lease.renewal_pause_s
         while self._lease is not None:
             await self._unless_given_up(pause_s)
@@ -212,7 +214,7 @@ class EtcdOwnership:
             if ttl_s is not None:
                 renewed = lease.renewed(sent_at, ttl_s)
                 if renewed is None:
-                    self._give_up("it ran out")
+                    self._give_up("it expired")
                     return
                 lease = renewed
                 self._proven(lease)
@@ -222,7 +224,7 @@ class EtcdOwnership:
             pause_s = 0.0 if ttl_s is None else lease.renewal_pause_s
 
     async def _ttl_of(self, lease: Lease) -> float | None:
-        """Renewed by asking; None: no answer, this time. Each question is young, for its age is what it proves."""
+        """Renew the lease once; None without an answer. A short timeout, since the lease counts from the request."""
         give_up_at = time.monotonic() + _RENEWAL_ATTEMPT_S
         request = pb.LeaseKeepAliveRequest(ID=lease.id)
         try:
@@ -253,7 +255,11 @@ class EtcdOwnership:
         self._given_up.set()
         claims, self._claims = self._claims, {}
         self._tell_news()
-        _log.warning("the lease at etcd is given up: %s; jobs that were owned here: %d", why, len(claims))
+        _log.warning(
+            "gave up the etcd lease: %s; jobs that were owned here: %d",
+            why,
+            len(claims),
+        )
         for job_id in claims:
             self._lost(job_id)
 
@@ -262,7 +268,7 @@ class EtcdOwnership:
         try:
             await self._client.call(REVOKE, pb.LeaseRevokeRequest(ID=lease.id), give_up_at=give_up_at)
         except (NotFound, Unreachable):
-            pass  # gone already, or soon by itself
+            pass  # already gone, or it will expire
 
     # --- the others
 
@@ -272,7 +278,7 @@ class EtcdOwnership:
             try:
                 await follower.run()
             except StoreError as error:
-                _log.warning("owners cannot be watched: %s", error)
+                _log.warning("cannot watch the owners of jobs: %s", error)
                 await asyncio.sleep(_AFTER_REFUSAL_S)
 
     def _heard(self, news: Picture | Changes) -> None:
@@ -306,7 +312,7 @@ class EtcdOwnership:
         self._drop(job_id, revision)
 
     def _drop(self, job_id: str, revision: int) -> None:
-        """Somebody has removed our key, though our lease stands."""
+        """Our owner key was removed although our lease is valid."""
         claim = self._claims.get(job_id)
         if claim is not None and claim.fence < revision:
             self._let_go(job_id)

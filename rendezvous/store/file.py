@@ -1,4 +1,4 @@
-"""The store in one SQLite file, for one process; a service that restarts on it takes up all its jobs.
+"""The store in one SQLite file, for one process; a restarted service resumes all jobs in it.
 
 jobs           job -> version, packed snapshot
 script_values  job, key -> version, data
@@ -49,7 +49,7 @@ async def open_file_store(path: str, address: str = "") -> FileStore:
 
 async def _open_ledger(path: str) -> Ledger:
     try:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # tracebacks are nobody else's business
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # tracebacks must be private
     except OSError as error:
         raise StoreError(f"cannot open {path}: {error.strerror}") from error
     ledger = Ledger(path, _prepare)
@@ -175,9 +175,11 @@ def _prepare(db: sqlite3.Connection) -> None:
             db.execute(statement)
         db.execute("COMMIT")
     elif application != _APPLICATION:
-        raise StoreError("this database belongs to another program")
+        raise StoreError(
+            "not a store of ddp-rendezvous, but a database of another program: choose another file"
+        )
     elif layout != _LAYOUT:
-        raise StoreError(f"this database has layout {layout}, this version reads {_LAYOUT}")
+        raise StoreError(f"this database has layout {layout}: this version reads only {_LAYOUT}")
 
 
 def _version(db: sqlite3.Connection, query: str, *keys: str) -> int:

@@ -1,11 +1,11 @@
-"""How long a replica may believe that its lease still stands, by its own clock alone.
+"""How long a replica can be certain that its lease is valid, by its own clock alone.
 
-etcd counts a lease's time from when it handled the last renewal, which is no earlier than when that renewal was
-sent. So up to `ttl_s` after the sending the lease stands for certain, whatever became of the network since. A
-little less is believed, because two clocks do not run at quite the same rate.
+etcd counts the time of a lease from when it handled the last renewal, which is no earlier than when the renewal was
+sent. So for `ttl_s` after sending, the lease is certainly valid, even if the network has failed since. We use a little
+less, because two clocks do not run at exactly the same rate.
 
-After that it is in doubt, not over: etcd alone ends leases, and it ends none while it elects a leader (a new one
-even prolongs them all). A renewal that etcd grants says that the lease, and what is owned under it, stood all along.
+After that the lease is uncertain, but not over: only etcd ends leases, and it ends none while it elects a leader (a
+new leader even prolongs them all). If etcd grants a renewal, the lease was valid all the time.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class Lease:
 
     @property
     def renewal_pause_s(self) -> float:
-        """Three renewals fit before certainty ends."""
+        """The pause between renewals: three of them before certainty ends."""
         return self.ttl_s / 4
 
     def is_certain(self, now: float) -> bool:
         return now < self.certain_until
 
     def renewed(self, sent_at: float, ttl_s: float) -> Lease | None:
-        """None: over. An answer to an old question leaves it in doubt, perhaps, but does not end it."""
+        """The lease after a renewal; None if it is over. A late answer may leave it uncertain but does not end it."""
         return Lease(self.id, ttl_s, max(sent_at, self.proven_at)) if ttl_s > 0.0 else None

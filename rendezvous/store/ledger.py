@@ -1,11 +1,10 @@
-"""One SQLite database behind one thread, so that no disk ever holds up the event loop.
+"""One SQLite database with its own thread, so that the disk never blocks the event loop.
 
-Operations run in the order in which they were asked for. Whatever has queued up while the last commit was
-under way goes into the next one together, so a burst costs one wait for the disk, not one each; nobody
-hears of his write before it is on the disk.
+Operations run in the order of their requests. Operations that were queued during a commit share the next commit, so a
+burst costs one wait for the disk. A write is reported as done only once it is on the disk.
 
-`synchronous=FULL`: with WAL the cheaper NORMAL would survive a crash of the process, but not a loss of power,
-and agents act on what they are told. A disk that is full or failing makes everybody wait, and is logged once.
+`synchronous=FULL`: with WAL, the faster NORMAL would survive a crash of the process but not a power failure, and
+agents act on what was reported. If the disk is full or fails, callers wait, and the error is logged once.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class _Outcome(NamedTuple):
 
 
 class Ledger:
-    """`prepare` runs first, on the open database: it makes the tables, or refuses what it finds."""
+    """`prepare` runs first: it creates the tables, or raises if the file is not usable."""
 
     def __init__(self, path: str, prepare: Callable[[sqlite3.Connection], None]) -> None:
         self._path = path
@@ -58,15 +57,15 @@ class Ledger:
         await self._ready
 
     async def do(self, operation: Callable[[sqlite3.Connection], T]) -> T:
-        """`operation` may run more than once; only its last run counts. What it raises comes out here."""
+        """Run `operation` in a transaction. It may run more than once; only the last run counts. Raises its errors."""
         if self._closing.is_set():
-            raise StoreError(f"{self._path} is closed")
+            raise StoreError(f"the store {self._path} is closed")
         answer: asyncio.Future[T] = self._loop.create_future()
         self._tasks.put(_Task(operation, answer))
         return await answer
 
     async def close(self) -> None:
-        """What was asked for before is done first, unless the disk refuses."""
+        """Close after all queued operations, unless the disk fails."""
         if not self._closing.is_set():
             self._closing.set()
             self._tasks.put(None)
@@ -119,14 +118,16 @@ class Ledger:
                 if self._closing.is_set():
                     return [_Outcome(t.answer, None, StoreError(f"{self._path}: {error}")) for t in batch]
                 if not complained:
-                    _log.error("%s: %s; waiting until it can be written again", self._path, error)
+                    _log.error(
+                        "cannot write the store %s: %s; retrying until it is writable", self._path, error
+                    )
                 complained = True
                 self._closing.wait(_RETRY_S)
-            except Exception as error:  # damage, or a fault of ours: nobody must wait for it for ever
+            except Exception as error:  # a damaged file or a bug: callers must not wait for ever
                 return [_Outcome(t.answer, None, StoreError(f"{self._path}: {error}")) for t in batch]
             else:
                 if complained:
-                    _log.warning("%s can be written again", self._path)
+                    _log.warning("the store %s is writable again", self._path)
                 return outcomes
 
     def _one_transaction(self, database: sqlite3.Connection, batch: list[_Task]) -> list[_Outcome]:
@@ -145,20 +146,20 @@ class Ledger:
             return _Outcome(task.answer, task.operation(database), None)
         except sqlite3.Error:
             raise
-        except Exception as error:  # the operation's own verdict: it looked before it wrote
+        except Exception as error:  # raised by the operation itself, before it wrote
             return _Outcome(task.answer, None, error)
 
     def _tell(self, *outcomes: _Outcome) -> None:
         try:
             self._loop.call_soon_threadsafe(_deliver, outcomes)
         except RuntimeError:
-            _log.debug("%s: nobody is left to hear of %d writes", self._path, len(outcomes))
+            _log.debug("%s: the event loop is closed; %d writes are not reported", self._path, len(outcomes))
 
 
 def _deliver(outcomes: tuple[_Outcome, ...]) -> None:
     for answer, value, error in outcomes:
         if answer.done():
-            continue  # who asked has been cancelled
+            continue  # the caller was cancelled
         if error is None:
             answer.set_result(value)
         else:

@@ -20,8 +20,8 @@ class LockFile:
             holder = os.pread(self._fd, 20, 0).decode("ascii", "replace").strip()
             os.close(self._fd)
             raise StoreError(
-                f"{path} is held by process {holder or '?'}: a file store serves one process;"
-                " stop the other one, or give this one another file (several replicas need etcd)"
+                f"{path} is locked by process {holder or '?'}: only one process can use a file store."
+                " Stop that process or use another file; several replicas need etcd."
             ) from error
         os.truncate(self._fd, 0)
         os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)

@@ -1,4 +1,4 @@
-"""The store that dies with the process: for one machine, for tests, and for services that may forget."""
+"""The store in memory, lost with the process: for one machine, for tests, and for services without recovery."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class MemoryJobStore:
-    """Compare-and-swap in this process; dies with it."""
+    """The state of one job, with compare-and-swap, in the memory of this process."""
 
     def __init__(self) -> None:
         self._state, self._version = JobState(), 0

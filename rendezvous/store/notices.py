@@ -1,4 +1,4 @@
-"""Who waits for which key to change. Subscribing comes before reading, so no change falls between the two."""
+"""Wait for keys to change. A waiter subscribes before it reads, so it does not miss a change between the two."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""A store from its URL.
+"""Open a store from its URL.
 
     memory
     file:PATH
     etcd://[USER@]HOST[:PORT][,HOST[:PORT]...][/PREFIX][?tls=true&cacert=FILE&cert=FILE&key=FILE&password-file=FILE]
 
-The password comes from the file, from DDP_RENDEZVOUS_ETCD_PASSWORD, or (only from a configuration file, please:
-a command line is for everyone to read) from USER:PASSWORD@ in the URL. No message repeats it.
+The password comes from the file, from DDP_RENDEZVOUS_ETCD_PASSWORD, or from USER:PASSWORD@ in the URL. Use the last
+only in a configuration file, since every user of the machine can read a command line. No message contains it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SETTINGS = ("tls", "cacert", "cert", "key", "password-file")
 
 
 async def open_store(url: str, address: str = "", environ: Mapping[str, str] = os.environ) -> Store:
-    """`address`: where agents reach this replica."""
+    """Open the store. `address` is where agents reach this replica."""
     scheme, colon, rest = url.partition(":")
     if url == "memory":
         from rendezvous.store.memory import MemoryStore
@@ -54,24 +54,24 @@ def parse_etcd(rest: str, environ: Mapping[str, str]) -> tuple[Access, str]:
     settings = dict(parse_qsl(query, keep_blank_values=True))
     for name in settings:
         if name not in _SETTINGS:
-            raise StoreError(f"etcd store: unknown setting {name!r}; there are {', '.join(_SETTINGS)}")
+            raise StoreError(f"etcd store: unknown setting {name!r}; known settings: {', '.join(_SETTINGS)}")
     authority, _, prefix = place.partition("/")
     who, _, hosts = authority.rpartition("@")
     user, _, in_url = who.partition(":")
     endpoints = tuple(_endpoint(host) for host in hosts.split(",") if host)
     if not endpoints:
-        raise StoreError("etcd store: no host is given")
+        raise StoreError("etcd store: the host is missing; write etcd://HOST:PORT/PREFIX")
     password = _password(settings.get("password-file", ""), environ.get(PASSWORD_VARIABLE) or unquote(in_url))
     return Access(endpoints, unquote(user), password, _tls(settings)), prefix.strip("/") or "ddp-rendezvous"
 
 
 def _endpoint(host: str) -> str:
-    """Host names, IPv4, and IPv6 in brackets; gRPC takes all of them with a port."""
+    """Add the default port. Accepts host names, IPv4, and IPv6 in brackets."""
     name, colon, port = host.rpartition(":")
     if not colon or host.endswith("]"):
         return f"{host}:{_PORT}"
     if not name or not re.fullmatch(r"\d{1,5}", port, re.ASCII):
-        raise StoreError(f"etcd store: {host!r} is not HOST:PORT")
+        raise StoreError(f"etcd store: invalid address {host!r}: use HOST:PORT")
     return host
 
 
@@ -84,7 +84,7 @@ def _password(path: str, given: str) -> Callable[[], str]:
             with open(path, encoding="utf-8") as file:
                 return file.read().strip()
         except OSError as error:
-            raise StoreError(f"cannot read the password of etcd from {path}: {error.strerror}") from error
+            raise StoreError(f"cannot read the etcd password from {path}: {error.strerror}") from error
 
     return read
 
@@ -94,8 +94,8 @@ def _tls(settings: Mapping[str, str]) -> TlsFiles | None:
 
     files = TlsFiles(settings.get("cacert", ""), settings.get("cert", ""), settings.get("key", ""))
     if bool(files.cert) != bool(files.key):
-        raise StoreError("etcd store: cert and key belong together")
+        raise StoreError("etcd store: cert and key are only useful together: set both or neither")
     wanted = settings.get("tls", "true" if files != TlsFiles() else "false")
     if wanted not in ("true", "false"):
-        raise StoreError(f"etcd store: tls is true or false, not {wanted!r}")
+        raise StoreError(f"etcd store: invalid tls {wanted!r}: use true or false")
     return files if wanted == "true" else None

@@ -1,6 +1,6 @@
 """A job's state as the bytes that the stores keep (compressed by `rendezvous.rounds.snapshot`).
 
-A state of thousands of nodes takes a tenth of a second to read: that is done beside the event loop.
+To read a state of thousands of nodes takes a tenth of a second, so that is done in a thread.
 """
 
 from __future__ import annotations
@@ -31,4 +31,4 @@ async def unpack(packed: bytes, job_id: str) -> JobState:
             return decode_state(packed)
         return await asyncio.to_thread(decode_state, packed)
     except SnapshotUnreadable as error:
-        raise StoreError(f"the stored state of job {job_id!r} cannot be read: {error}") from error
+        raise StoreError(f"cannot read the stored state of job {job_id!r}: {error}") from error

@@ -1,11 +1,10 @@
-"""What the service asks of a store, whichever it is: in memory, in a file, in etcd.
+"""The interface of a store: in memory, in a file, or in etcd.
 
-Three kinds of bad news, and only these, reach a caller. `Conflict`: another writer
-wrote. `Deposed`: the job is another replica's, or may be by now. `StoreError`: waiting would never help. That
-the store cannot be reached is none of them: the call takes longer, tries again until it gets through, and is
-cancelled by whoever has had enough. Nothing secret is ever written to a store.
+A call raises only three kinds of errors. `Conflict`: another process wrote. `Deposed`: another replica owns the job,
+or may own it by now. `StoreError`: a retry cannot help. An unreachable store is not an error: the call retries until
+it succeeds, and the caller cancels it if it takes too long. Secrets are never written to a store.
 
-Scripts may keep a few values per job. They are bounded, so that no script can fill the store up.
+Scripts may keep a few values per job. They are limited, so that a script cannot fill the store.
 """
 
 from __future__ import annotations
@@ -24,41 +23,41 @@ KEYS_PER_JOB = 1024
 
 
 class Conflict(Exception):
-    """The store holds another version than the one the writer had read."""
+    """The stored version is not the one that the writer had read."""
 
 
 class JobStore(Protocol):
-    """Where one job's state is kept. An unreachable store makes its callers wait; it does not fail them."""
+    """The state of one job. If the store is unreachable, calls wait and do not fail."""
 
     async def load(self) -> tuple[JobState, int]:
-        """The state and its version; a job nobody wrote yet is `JobState()` at version 0."""
+        """The state and its version; `JobState()` at version 0 if it was never written."""
 
     async def save(self, state: JobState, expected_version: int) -> int:
         """The new version; `Conflict` if the stored one is not `expected_version`."""
 
 
 class StoreError(Exception):
-    """The store cannot be used like this: another format, a wrong password, somebody else's lock."""
+    """The store cannot be used, for example because of its format, a wrong password, or the lock of another process."""
 
 
 class Deposed(Exception):
-    """This replica does not own the job, or not any more: say nothing about it, let its agents go elsewhere."""
+    """This replica does not own the job (any more). It must send nothing about it, and redirect its agents."""
 
 
 class LimitReached(ValueError):
-    """A key, a value or their number is out of bounds."""
+    """A key or a value is too large, or there are too many."""
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """`version` grows with every change, and never repeats, a deletion in between included."""
+    """A value. `version` grows with every change and never repeats, not even after a deletion."""
 
     data: bytes
     version: int
 
 
 class Values(Protocol):
-    """What one job's scripts keep."""
+    """The values of the scripts of one job."""
 
     async def get(self, key: str) -> Value | None: ...
 
@@ -76,7 +75,7 @@ class Values(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Who decides about a job. `fence` grows with each new owner."""
+    """The replica that owns a job. `fence` grows with each new owner."""
 
     address: str
     is_me: bool
@@ -84,32 +83,32 @@ class Owner:
 
 
 class Ownership(Protocol):
-    """Which of several replicas decides about a job. A store for one process owns every job.
+    """Which of several replicas owns a job. With a store for one process, that process owns every job.
 
-    Lost is lost: each claim ends once, by `release`, by `forget` or by a call of `lost`, and never comes back
-    to life by itself; the job has to be claimed anew, since anybody may have owned it meanwhile.
+    Each claim ends once, by `release`, by `forget` or by a call of `lost`. A lost claim never becomes valid again:
+    the job must be claimed again, since another replica may have owned it meanwhile.
     """
 
     def listen(self, lost: Callable[[str], None], freed: Callable[[str], None]) -> None:
-        """`lost(job_id)`: this replica may not speak for the job from now on; `freed`: nobody owns it."""
+        """Register callbacks. `lost(job_id)`: this replica does not own the job any more; `freed`: it has no owner."""
 
     def reachable_at(self, address: str) -> None:
-        """Where agents find this replica: known once it listens, and before it claims anything."""
+        """Set the address of this replica: after it listens, and before it claims a job."""
 
     async def claim(self, job_id: str) -> Owner:
-        """Become the owner if nobody is; who it is now."""
+        """Become the owner if there is none. Returns the owner."""
 
     async def owner_of(self, job_id: str) -> Owner | None: ...
 
     def holds(self, job_id: str) -> bool:
-        """Is this replica sure, at this instant, that it owns the job? To be asked before an agent is told anything.
+        """Whether it is certain, at this instant, that this replica owns the job. Check it before each message.
 
-        It may say no for a while without `lost` being called: the job is kept, but nothing may be said of it until
-        the answer is yes again, or the job lost after all. Nobody else owned it in between.
+        It may be false for a while without a call of `lost`: then nothing may be sent until it is true again or the
+        job is lost. No other replica owns the job in between.
         """
 
     async def release(self, job_id: str) -> None:
-        """Let another replica have it at once (a graceful goodbye)."""
+        """Give the job up, so that another replica can own it at once."""
 
 
 class Store(Protocol):
@@ -119,17 +118,17 @@ class Store(Protocol):
     def ownership(self) -> Ownership: ...
 
     def job(self, job_id: str) -> JobStore:
-        """For its owner, and for good bound to the claim in force now: once that is lost, `save` is `Deposed`.
+        """The state of a job for its owner, bound to the present claim: after that is lost, `save` raises `Deposed`.
 
-        When a `save` returns, the replica is certain of the job (`holds`).
+        When `save` returns, it is certain that this replica owns the job (`holds`).
         """
 
     def values(self, job_id: str) -> Values: ...
 
     async def jobs(self) -> list[str]:
-        """Every job that was saved and not forgotten, sorted."""
+        """All stored jobs, sorted."""
 
     async def forget(self, job_id: str) -> None:
-        """The job's state and values; no error if there are none; `Deposed` if another replica owns it."""
+        """Delete the state and values of a job, if there are any. Raises `Deposed` if another replica owns it."""
 
     async def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""Ownership where there is nobody to share with: one process, which owns every job for as long as it lives."""
+"""Ownership without other replicas: this process owns every job."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class SoleOwnership:
         self._me = Owner(address, is_me=True, fence=1)
 
     def listen(self, lost: Callable[[str], None], freed: Callable[[str], None]) -> None:
-        """Nothing is ever lost, or freed by others."""
+        """Jobs are never lost to others or freed by them, so the callbacks are not used."""
 
     def reachable_at(self, address: str) -> None:
         self._me = Owner(address, is_me=True, fence=1)
@@ -30,4 +30,4 @@ class SoleOwnership:
         return True
 
     async def release(self, job_id: str) -> None:
-        """There is nobody to leave it to."""
+        """Does nothing: there is no other replica."""

@@ -1,1 +1,1 @@
-"""`ddpctl submit`: one job file, rendered for Kubernetes, Slurm or plain machines, and handed to the user's tools."""
+"""`ddpctl submit`: render a job file for Kubernetes, Slurm or plain machines, and submit it with the user's tools."""

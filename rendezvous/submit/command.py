@@ -1,4 +1,4 @@
-"""The command `ddpctl submit`: reads the job file, shows what it renders, or hands it to kubectl, sbatch or ssh."""
+"""The command `ddpctl submit`: read the job file, then print the result or submit it with kubectl, sbatch or ssh."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _MOST_BYTES = 2**24
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--target", choices=list(PROGRAMS), required=True)
+    parser.add_argument("--target", choices=list(PROGRAMS), required=True, help="where to run the job")
     parser.add_argument(
         "--file", default=_DEFAULT, metavar="FILE", help=f"the job file (default: {_DEFAULT})"
     )
-    parser.add_argument("--dry-run", action="store_true", help="show what would be submitted, and stop there")
-    parser.add_argument("script", nargs="*", metavar="-- SCRIPT ARG", help="instead of the file's script")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be submitted, and exit")
+    parser.add_argument("script", nargs="*", metavar="-- SCRIPT ARG", help="replaces the script of the file")
 
 
 def carry_out(arguments: argparse.Namespace) -> int:
@@ -35,9 +35,9 @@ def carry_out(arguments: argparse.Namespace) -> int:
     except BadJobFile as error:
         sys.stderr.write(f"ddpctl: {arguments.file}: {error}\n")
         return _USAGE
-    except BrokenPipeError:  # the reader of our output has seen enough
+    except BrokenPipeError:  # the reader closed the pipe
         raise
-    except OSError as error:  # a full disk; more words than a program can be given
+    except OSError as error:  # a full disk, or too many arguments for a program
         sys.stderr.write(f"ddpctl: {': '.join(filter(None, (error.filename, error.strerror)))}\n")
         return CANNOT
 
@@ -45,7 +45,7 @@ def carry_out(arguments: argparse.Namespace) -> int:
 def _carry_out(job: JobFile, arguments: argparse.Namespace) -> int:
     text = shown(job, arguments.target)
     if words := objection(job, arguments.target):
-        sys.stderr.write(f"ddpctl: {arguments.file}: ddp-launch would not take it:\n{words}\n")
+        sys.stderr.write(f"ddpctl: {arguments.file}: ddp-launch rejects its options:\n{words}\n")
         return _USAGE
     if arguments.dry_run:
         sys.stdout.write(text)
@@ -56,7 +56,7 @@ def _carry_out(job: JobFile, arguments: argparse.Namespace) -> int:
     program = PROGRAMS[arguments.target]
     if shutil.which(program) is None:
         sys.stderr.write(
-            f"ddpctl: {program} is not on PATH; --dry-run shows what would be given to it, to be used elsewhere\n"
+            f"ddpctl: {program} is not on PATH. Install it, or use --dry-run and submit the output elsewhere.\n"
         )
         return NO_PROGRAM
     return handed(job, arguments.target)
@@ -67,12 +67,12 @@ def _load(path: str) -> dict[str, object]:
         with open(path, "rb") as file:
             data = file.read(_MOST_BYTES + 1)
     except FileNotFoundError:
-        raise BadJobFile("there is no such file; --file names another") from None
+        raise BadJobFile("the file does not exist; name the job file with --file") from None
     except OSError as error:
-        raise BadJobFile(f"cannot be read: {error.strerror}") from error
+        raise BadJobFile(f"cannot read the file: {error.strerror}") from error
     if len(data) > _MOST_BYTES:
-        raise BadJobFile(f"has more than {_MOST_BYTES} bytes; a job file has some lines")
+        raise BadJobFile(f"the file is larger than {_MOST_BYTES} bytes, so it is not a job file")
     try:
         return tomllib.loads(data.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadJobFile(f"is no TOML: {error}") from error
+        raise BadJobFile(f"not valid TOML: {error}") from error

@@ -1,4 +1,4 @@
-"""To whom a job is given: the user's own kubectl, sbatch or ssh, with their rights; they answer for themselves."""
+"""Submit a job with the user's own kubectl, sbatch or ssh, and with their rights."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from rendezvous.submit.job import JobFile
 
 NO_PROGRAM, CANNOT = 127, 1
-# Whole objects, merged by the server: no copy of a secret is left in an annotation.
+# Server-side apply: it does not leave a copy of a secret in an annotation.
 _APPLY = ("apply", "--server-side", "--force-conflicts", "-f", "-")
 PROGRAMS = {"kubernetes": "kubectl", "slurm": "sbatch", "ssh": "ddp-launch"}
 
 
 def shown(job: JobFile, target: str) -> str:
-    """What it would be given. Raises `BadJobFile`."""
+    """The input for that program. Raises `BadJobFile`."""
     match target:
         case "kubernetes":
             return documents(_objects(job))
@@ -40,7 +40,7 @@ def shown(job: JobFile, target: str) -> str:
 
 
 def handed(job: JobFile, target: str) -> int:
-    """The exit code. Raises `BadJobFile`."""
+    """Submit the job, and return the exit code. Raises `BadJobFile`."""
     match target:
         case "kubernetes":
             return _to_kubectl(job, _objects(job))
@@ -54,7 +54,7 @@ def handed(job: JobFile, target: str) -> int:
 
 def _objects(job: JobFile) -> list[kubernetes.Object]:
     if not job.image:
-        raise BadJobFile('image must be given for Kubernetes; write image = "REPOSITORY/NAME:TAG"')
+        raise BadJobFile('image is missing, which Kubernetes needs; write image = "REPOSITORY/NAME:TAG"')
     return kubernetes.objects(job)
 
 
@@ -63,10 +63,10 @@ def _run(job: JobFile) -> str:
 
 
 def _to_kubectl(job: JobFile, objects: list[kubernetes.Object]) -> int:
-    """The job is created: one of that name is never changed by mistake. What is around it may be there from before.
+    """Create the job with kubectl. An existing job of that name is an error and is not changed.
 
-    What belongs to the job alone goes with it: names, a fence, and a secret that nobody else knows. They come after the
-    job; a TrainJob's runtime comes first, and is created as the job is: one that a job rests on is not written over.
+    The objects around it may exist already. Those that belong to this job (service, network policy, secret) are
+    created after it and deleted with it. The runtime of a TrainJob is created first, and not overwritten if it exists.
     """
     *after, main = objects
     before = [each for each in after if each["kind"] == "TrainingRuntime"]
@@ -84,7 +84,7 @@ def _to_kubectl(job: JobFile, objects: list[kubernetes.Object]) -> int:
     if after and (code := _kubectl(job, _APPLY, after)[0]):
         return code
     name, namespace = f"{main['kind'].lower()}/{job.name}", job.kubernetes.namespace
-    known = f"; at the rendezvous: {job.name}-{uid}" if main["kind"] == "Job" else ""
+    known = f"; its job id for ddpctl: {job.name}-{uid}" if main["kind"] == "Job" else ""
     sys.stdout.write(f"{name} created in namespace {namespace}{known}\n")
     return 0
 
@@ -117,18 +117,18 @@ def _to_ssh(job: JobFile, command: list[str]) -> int:
 
 
 def beside(job: JobFile, target: str) -> str:
-    """What whoever submits by hand has to make as well; "": nothing."""
+    """What the user must also create if they submit the output themselves; "" if nothing."""
     name = own_secret(job) if target == "kubernetes" else ""
     if not name:
         return ""
     create = f"kubectl -n {job.kubernetes.namespace} create secret generic {name} --from-file=secret"
-    return f"submitted by hand it needs a secret, too: ddp-rendezvous secret secret && {create}"
+    return f"if you submit this yourself, first create its secret: ddp-rendezvous secret secret && {create}"
 
 
 def objection(job: JobFile, target: str) -> str:
-    """What ddp-launch says of the words it would be given; "": nothing, or it is not installed here.
+    """The error of ddp-launch about its options; "" if there is none, or ddp-launch is not installed here.
 
-    A misspelt option is found now, and not by the first pod.
+    So a misspelt option is found now, and not in the first pod.
     """
     program = shutil.which(
         "ddp-launch", path=f"{os.path.dirname(sys.executable)}:{os.environ.get('PATH', '')}"

@@ -1,4 +1,4 @@
-"""What a job is, as its file says it; see `job_file` for what stands where."""
+"""The contents of a job file as dataclasses; see `job_file` for the format."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Resources:
     memory: str = "8Gi"
     gpus: int = 0
     gpu_resource: str = "nvidia.com/gpu"
-    shm: str = ""  # what ranks and data loaders may put into /dev/shm; "": as much as there is memory
+    shm: str = ""  # size of /dev/shm; "": limited by memory only
     extra: dict[str, str] = field(default_factory=dict)  # "rdma/hca" = 1; Kubernetes only
 
 
@@ -23,7 +23,7 @@ class Volume:
     config_map: str = ""  # each of its keys is a file
     secret: str = ""
     host_path: str = ""  # a folder of the machine
-    size: str = "1Gi"  # without any of these: an empty folder of this size, gone with the pod
+    size: str = "1Gi"  # without any of these: an empty folder of this size, deleted with the pod
     read_only: bool = False
 
 
@@ -32,19 +32,21 @@ class Kubernetes:
     kind: str = "job"
     context: str = ""  # of the user's kubeconfig; "": the current one
     namespace: str = "default"
-    rendezvous: str = ""  # where jobs of this cluster meet; "": as the file says for all
+    rendezvous: str = ""  # the service for this cluster; "": the `rendezvous` of the job
     queue: str = ""  # of Kueue
     priority_class: str = ""
     scheduler: str = ""
     service_account: str = ""
     token_secret: str = ""  # with the key `token`
-    tls_secret: str = ""  # with ca.crt, and tls.crt and tls.key where the service asks for certificates
+    tls_secret: str = (
+        ""  # with ca.crt, and with tls.crt and tls.key if the service requires client certificates
+    )
     secret_env: dict[str, str] = field(default_factory=dict)  # NAME = "SECRET/KEY"
-    grace_s: int = 120  # from SIGTERM to SIGKILL: a checkpoint must fit in
+    grace_s: int = 120  # from SIGTERM to SIGKILL; must be long enough for a checkpoint
     replace: int = 10  # how often a pod of one index is replaced
-    wait: str = "1d"  # how long pods wait for those that the cluster has no place for yet
-    deadline_s: int = 0  # the job ends after so long, whatever it does; 0: never
-    keep_s: int = 86_400  # a finished job stays to be looked at
+    wait: str = "1d"  # how long pods wait for pods that are not scheduled yet
+    deadline_s: int = 0  # the job is ended after this time; 0: never
+    keep_s: int = 86_400  # how long a finished job is kept
     labels: dict[str, str] = field(default_factory=dict)  # of the job and its pods, as annotations
     annotations: dict[str, str] = field(default_factory=dict)
     node_selector: dict[str, str] = field(default_factory=dict)
@@ -53,7 +55,7 @@ class Kubernetes:
     together: str = ""  # a label of nodes: pods go where its value is the same, if they can
     runtime_class: str = ""
     user: int = 10_001  # who owns what the job writes; the group is the same number
-    fenced: bool = True  # nobody but its own pods reaches the ports of its ranks
+    fenced: bool = True  # only the pods of the job can reach the ports of its ranks
     host_network: bool = False
     capabilities: list[str] = field(default_factory=list)  # IPC_LOCK, where RDMA asks for it
     image_pull_secrets: list[str] = field(default_factory=list)
@@ -68,10 +70,10 @@ class Slurm:
     reservation: str = ""
     constraint: str = ""
     exclude: str = ""
-    gres: str = ""  # in place of what [resources] gpus asks for
-    array: str = ""  # so many jobs, each of them this one
+    gres: str = ""  # replaces [resources] gpus
+    array: str = ""  # a job array, each element runs this job
     requeue: bool = True
-    signal_s: int = 120  # so long before the end of its time the ranks are asked for a checkpoint
+    signal_s: int = 120  # how long before the time limit the ranks are asked for a checkpoint
     setup: list[str] = field(default_factory=list)  # lines of shell: modules, an environment
     options: list[str] = field(default_factory=list)  # further #SBATCH words
 
@@ -103,12 +105,12 @@ class JobFile:
 
     @property
     def least(self) -> int:
-        """With so many machines the job can go on."""
+        """The smallest number of machines with which the job can continue."""
         return int(self.nodes.partition(":")[0])
 
     @property
     def machines(self) -> int:
-        """How many are asked for: the largest world, and those that wait."""
+        """The number of machines to request: the largest world and the spares."""
         return int(self.nodes.rpartition(":")[2]) + self.spares
 
     @property
@@ -116,7 +118,7 @@ class JobFile:
         return ":" in self.nodes
 
     def launch(self, *more: str) -> list[str]:
-        """The words after `ddp-launch`, up to and with the script's own."""
+        """The arguments of `ddp-launch`, including the script and its arguments."""
         words = ["--nnodes", self.nodes, "--nproc-per-node", self.ranks_per_node]
         words += ["--max-restarts", self.max_restarts]
         if self.spares:

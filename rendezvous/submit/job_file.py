@@ -1,4 +1,4 @@
-"""`ddp.toml`: what a job is, said once for every place it may run at. Pure; what makes no sense: `job_rules`.
+"""`ddp.toml`: one description of a job for every place where it may run. Pure; `job_rules` checks the values.
 
 name = "train"
 image = "registry.example/train:7"       # Kubernetes only
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
 
 
 class BadJobFile(ValueError):
-    """In words, with the place and what to write instead."""
+    """The job file is invalid. The message says where, and what to write instead."""
 
 
 _SECTIONS = {"resources": Resources, "kubernetes": Kubernetes, "slurm": Slurm, "ssh": Ssh}
 
 
 def read(data: Mapping[str, Any], script: Sequence[str] = ()) -> JobFile:
-    """`script`: from the command line; it comes before the file's. Raises `BadJobFile`."""
+    """Read a job. `script` from the command line replaces that of the file. Raises `BadJobFile`."""
     given = dict(data)
     if script:
         given["script"] = list(script)
@@ -54,7 +54,7 @@ def read(data: Mapping[str, Any], script: Sequence[str] = ()) -> JobFile:
             given[name] = _table(kind, given[name], f"[{name}]")
     volumes = given.get("volumes", [])
     if not isinstance(volumes, list):
-        raise BadJobFile("volumes is a list of tables; write [[volumes]]")
+        raise BadJobFile("invalid volumes: expected a list of tables; write [[volumes]]")
     given["volumes"] = tuple(_table(Volume, each, f"[[volumes]] {i}") for i, each in enumerate(volumes, 1))
     job: JobFile = _table(JobFile, given, "the job file")
     if words := objection(job):
@@ -64,7 +64,7 @@ def read(data: Mapping[str, Any], script: Sequence[str] = ()) -> JobFile:
 
 def _table(kind: type, found: Any, where: str) -> Any:
     if not isinstance(found, dict):
-        raise BadJobFile(f"{where} is a table")
+        raise BadJobFile(f"invalid {where}: expected a table")
     known = {each.name: each for each in fields(kind)}
     hints = get_type_hints(kind)
     for key, value in found.items():
@@ -73,7 +73,7 @@ def _table(kind: type, found: Any, where: str) -> Any:
         found = found | {key: _value(hints[key], value, f"{where}: {key}")}
     missing = [name for name, each in known.items() if _needed(each) and name not in found]
     if missing:
-        raise BadJobFile(f"{where}: {' and '.join(missing)} must be given")
+        raise BadJobFile(f"{where}: {' and '.join(missing)} is missing")
     return kind(**found)
 
 
@@ -84,7 +84,7 @@ def _meant(key: str, known: Mapping[str, Any]) -> str:
     close = difflib.get_close_matches(key, known, 1)
     if close:
         return f"; did you mean {close[0]}?"
-    return f"; there are {', '.join(known)}"
+    return f"; known keys: {', '.join(known)}"
 
 
 def _needed(each: Any) -> bool:
@@ -103,16 +103,16 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         return _handed_on(value, where)
     if isinstance(value, origin) and not (origin is int and isinstance(value, bool)):
         return value
-    shown = {str: "a text", int: "a whole number", bool: "true or false", list: "a list", tuple: "a list"}
-    raise BadJobFile(f"{where} is {shown.get(origin, 'a table')}, not {value!r}")
+    shown = {str: "a string", int: "a whole number", bool: "true or false", list: "a list", tuple: "a list"}
+    raise BadJobFile(f"invalid {where} {value!r}: expected {shown.get(origin, 'a table')}")
 
 
 def _handed_on(value: Any, where: str) -> Any:
-    """What Kubernetes is to understand, and not we; it knows nothing of TOML's times."""
+    """A value that is passed to Kubernetes unchecked. Dates of TOML have no equivalent there."""
     if isinstance(value, list):
         return [_handed_on(each, where) for each in value]
     if isinstance(value, dict):
         return {key: _handed_on(each, f"{where}.{key}") for key, each in value.items()}
     if not isinstance(value, str | int | float) or not isfinite(value if isinstance(value, float) else 0.0):
-        raise BadJobFile(f"{where} is {value}, which cannot be handed on; write it in quotes")
+        raise BadJobFile(f"invalid {where} {value}: dates and times are not supported; write it in quotes")
     return value

@@ -1,4 +1,4 @@
-"""What no job can mean, in words, before anybody has queued for it. Pure."""
+"""Check a job file before the job is queued, with messages for the user. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from rendezvous.submit.job import JobFile, Volume
 
-# It becomes the name of a service, which begins with a letter; and of hosts: NAME-node-0-INDEX has 63 characters.
+# It becomes a service name, which begins with a letter, and host names: NAME-node-0-INDEX has at most 63 characters.
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _NAME_CHARS, _HOST_CHARS = 52, 63
 _OBJECT = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
@@ -25,11 +25,11 @@ _SPAN = re.compile(r"\d+(\.\d+)?(s|m|h|d)?")
 _MEMORY_UNITS = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _KINDS = ("job", "jobset", "trainjob")
 _INT32 = 2**31 - 1
-_WORD_BYTES = 131_071  # of one argument, or one NAME=value: what Linux takes
-_TOO_LONG = f"longer than {_WORD_BYTES} bytes, which no program can be given; put it into a file"
+_WORD_BYTES = 131_071  # Linux's limit on one argument or one NAME=value
+_TOO_LONG = f"longer than {_WORD_BYTES} bytes, which is the limit of Linux; put it into a file"
 _STOPPING_S = 15  # of a pod's grace: what is left when the checkpoint is written
-# Said elsewhere in the file; twice, the two would contradict each other where nobody looks.
-_SAID_ELSEWHERE = {
+# These options are keys of the file; as options they could contradict the keys.
+_KEY_OF_OPTION = {
     "--nnodes": "nodes",
     "--nproc-per-node": "ranks_per_node",
     "--max-restarts": "max_restarts",
@@ -40,12 +40,12 @@ _SAID_ELSEWHERE = {
     "--hosts": "[ssh] hosts",
     "--hostfile": "[ssh] hosts",
 }
-_OURS_IN_PODS = {"JOB_UID": "its job's uid is", "JOB_COMPLETION_INDEX": "Kubernetes says it"}
+_OURS_IN_PODS = {"JOB_UID": "the uid of the job", "JOB_COMPLETION_INDEX": "the index of the pod"}
 _TAKEN_PATHS = {"/", "/dev/shm", "/etc/ddp-launch", "/proc", "/sys", "/dev"}
 
 
 def objection(job: JobFile) -> str:
-    """The first thing that is wrong; "": nothing."""
+    """The first error; "" if there is none."""
     return next(_objections(job), "")
 
 
@@ -62,7 +62,7 @@ def _objections(job: JobFile) -> Iterator[str]:
 
 
 def _of_texts(found: Any, where: str) -> Iterator[str]:
-    """No program takes a NUL in its words, no file of YAML half a pair of surrogates."""
+    """Arguments cannot contain NUL, and YAML cannot contain a lone surrogate."""
     if isinstance(found, dict):
         for key, each in found.items():
             yield from _of_texts(each, f"{where}.{key}" if where else str(key))
@@ -70,14 +70,14 @@ def _of_texts(found: Any, where: str) -> Iterator[str]:
         for each in found:
             yield from _of_texts(each, where)
     elif isinstance(found, str) and ("\0" in found or any("\ud800" <= c <= "\udfff" for c in found)):
-        yield f"{where}: {found!r} has a character that no program can be given"
+        yield f"{where}: {found!r} contains a NUL or a lone surrogate; remove it"
 
 
 def _of_the_name(job: JobFile) -> Iterator[str]:
     if not _NAME.fullmatch(job.name) or len(job.name) > _NAME_CHARS:
         yield (
-            f"name = {job.name!r}: up to {_NAME_CHARS} small letters, digits and dashes, a letter first, for it "
-            "becomes a host name"
+            f"name = {job.name!r}: it becomes a host name: use up to {_NAME_CHARS} lowercase letters, digits and "
+            "dashes, beginning with a letter"
         )
 
 
@@ -87,15 +87,15 @@ def _of_the_world(job: JobFile) -> Iterator[str]:
         return
     low, _, high = job.nodes.rpartition(":")
     if low and int(low) > int(high):
-        yield f"nodes = {job.nodes!r}: the smaller number comes first"
+        yield f"nodes = {job.nodes!r}: write the smaller number first, MIN:MAX, MIN at least 1"
     if min(job.spares, job.resources.gpus) < 0:
-        yield "spares and gpus are no smaller than 0"
+        yield "spares and gpus must be 0 or more"
     if not re.fullmatch(r"\d{1,6}(/\d+(\.\d+)?[smhd]?)?", job.max_restarts):
-        yield f'max_restarts = {job.max_restarts!r}: write "5", or "5/1h" for so many within any hour'
+        yield f'max_restarts = {job.max_restarts!r}: write "5", or "5/1h" for five within any hour'
     longest = f"{job.name}-node-0-{job.machines - 1}"
     if len(longest) > _HOST_CHARS:
         over = len(longest) - _HOST_CHARS
-        yield f"name = {job.name!r}: {over} too long for {job.machines} machines, whose names end in their number"
+        yield f"name = {job.name!r}: {over} too long for {job.machines} machines: host names end in a number"
     if not re.fullmatch(r"auto|gpu|cpu|xpu|[1-9]\d*", job.ranks_per_node):
         yield f"ranks_per_node = {job.ranks_per_node!r}: write a number, auto, gpu, cpu or xpu"
 
@@ -105,28 +105,28 @@ def _of_words(job: JobFile) -> Iterator[str]:
         yield 'no script; write script = ["train.py"], or the script after `--`'
     for where, given in (("script", job.script), ("options", job.options)):
         if any(len(word.encode()) > _WORD_BYTES for word in given):
-            yield f"{where}: a word is {_TOO_LONG}"
+            yield f"{where}: an argument is {_TOO_LONG}"
     for where, words in (("options", job.options), ("[ssh]: options", job.ssh.options)):
         for word in words:
             flag = word.partition("=")[0].replace("_", "-")
-            if flag in _SAID_ELSEWHERE:
-                yield f"{where}: {flag} is said by `{_SAID_ELSEWHERE[flag]}` of the job file"
+            if flag in _KEY_OF_OPTION:
+                yield f"{where}: instead of {flag}, set `{_KEY_OF_OPTION[flag]}` in the job file"
             if word == "--":
-                yield f"{where}: -- would end them; the script has a key of its own"
+                yield f"{where}: remove --; the script has its own key"
 
 
 def _of_variables(job: JobFile) -> Iterator[str]:
     for name in (*job.env, *job.kubernetes.secret_env):
         if not _VARIABLE.fullmatch(name):
-            yield f"[env]: {name!r} is no name of a variable"
+            yield f"[env]: {name!r} is not a valid variable name"
         if len(f"{name}={job.env.get(name, '')}".encode()) > _WORD_BYTES:
             yield f"[env]: {name} is {_TOO_LONG}"
         if name in _OURS_IN_PODS:
-            yield f"[env]: {name} is not free: {_OURS_IN_PODS[name]}"
+            yield f"[env]: {name} is reserved: in pods it is {_OURS_IN_PODS[name]}"
     for name in ("DDP_RENDEZVOUS_TOKEN", "DDP_RENDEZVOUS_SECRET"):
         if name in job.env:
             yield (
-                f"[env]: {name} would stand in manifests and scripts for all to read; write {name}_FILE"
+                f"[env]: {name} would be readable in manifests and scripts; use {name}_FILE"
                 f"{', or [kubernetes] token_secret' if name.endswith('TOKEN') else ''}"
             )
     for name, source in job.kubernetes.secret_env.items():
@@ -134,28 +134,28 @@ def _of_variables(job: JobFile) -> Iterator[str]:
         if not (slash and _OBJECT.fullmatch(secret) and re.fullmatch(r"[-._A-Za-z0-9]+", key)):
             yield f'[kubernetes]: secret_env.{name} = {source!r}: write "SECRET/KEY"'
         if name in job.env:
-            yield f"{name} is in [env] and in secret_env; one of them is meant"
+            yield f"{name} is in [env] and in secret_env; remove one of them"
 
 
 def _of_resources(job: JobFile) -> Iterator[str]:
     wanted = job.resources
     for name in ("cpu", "memory", *(("shm",) if wanted.shm else ())):
         if not _QUANTITY.fullmatch(getattr(wanted, name)) or amount_of(getattr(wanted, name)) <= 0:
-            yield f"[resources]: {name} is a quantity such as 500m, 8 or 16Gi"
+            yield f"[resources]: {name} = {getattr(wanted, name)!r} is not a quantity; write for example 8 or 16Gi"
         elif name != "cpu" and amount_of(getattr(wanted, name)) < 2**20:
-            yield f"[resources]: {name} = {getattr(wanted, name)!r} is less than 1Mi; 16Gi is what was meant?"
+            yield f"[resources]: {name} = {getattr(wanted, name)!r} is less than 1Mi; add a unit, for example 16Gi"
     if not re.fullmatch(r"\d+(\.\d+)?m?", wanted.cpu):
-        yield f"[resources]: cpu = {wanted.cpu!r}: write how many, as 8 or 500m"
+        yield f"[resources]: cpu = {wanted.cpu!r}: write a number of CPUs, for example 8 or 500m"
     if amount_of(wanted.shm) > amount_of(wanted.memory):
         yield (
-            f"[resources]: shm = {wanted.shm!r} is more than memory = {wanted.memory!r}, of which it is a part"
+            f"[resources]: shm = {wanted.shm!r} is more than memory = {wanted.memory!r}, which includes it; use less"
         )
     devices = [(wanted.gpu_resource, "1")]
     for name, amount in wanted.extra.items():
         if not _OF_KUBERNETES.fullmatch(name):
             devices.append((name, amount))
         elif not _QUANTITY.fullmatch(amount):
-            yield f"[resources]: {name} = {amount!r} is no quantity such as 16Gi"
+            yield f"[resources]: {name} = {amount!r} is not a quantity; write for example 16Gi"
     for name, amount in devices:
         whole = _QUANTITY.fullmatch(amount) and amount_of(amount).is_integer()  # devices are not divided
         if "/" not in name or not _KEY.fullmatch(name) or not whole:
@@ -167,9 +167,9 @@ def _of_volumes(job: JobFile) -> Iterator[str]:
     for i, volume in enumerate(job.volumes, 1):
         where, path = f"[[volumes]] {i}", volume.path.rstrip("/") or "/"
         if not path.startswith("/") or ":" in path or ".." in path.split("/"):
-            yield f"{where}: path = {volume.path!r}: write it from the root on, as /data"
+            yield f"{where}: path = {volume.path!r}: use an absolute path, for example /data"
         elif path in _TAKEN_PATHS or path in seen:
-            yield f"{where}: there is something at {path} already"
+            yield f"{where}: {path} is already in use; choose another path"
         seen.add(path)
         yield from _of_a_volume(volume, where)
 
@@ -177,15 +177,15 @@ def _of_volumes(job: JobFile) -> Iterator[str]:
 def _of_a_volume(volume: Volume, where: str) -> Iterator[str]:
     sources = [name for name in ("claim", "config_map", "secret", "host_path") if getattr(volume, name)]
     if len(sources) > 1:
-        yield f"{where}: {' and '.join(sources)}: one of them is meant"
+        yield f"{where}: {' and '.join(sources)} exclude each other; keep one"
     for name in ("claim", "config_map", "secret"):
         yield from _of_an_object(getattr(volume, name), f"{where}: {name}")
     if volume.host_path and not volume.host_path.startswith("/"):
-        yield f"{where}: host_path = {volume.host_path!r}: write it from the root on"
+        yield f"{where}: host_path = {volume.host_path!r}: use an absolute path"
     if not _QUANTITY.fullmatch(volume.size) or amount_of(volume.size) <= 0:
-        yield f"{where}: size is a quantity such as 16Gi"
+        yield f"{where}: size = {volume.size!r} is not a quantity; write for example 16Gi"
     if volume.read_only and not sources:
-        yield f"{where}: an empty folder that is read_only stays empty; which claim is it?"
+        yield f"{where}: read_only has no use for an empty folder; name a claim, config_map, secret or host_path"
 
 
 def _of_kubernetes(job: JobFile) -> Iterator[str]:
@@ -193,48 +193,48 @@ def _of_kubernetes(job: JobFile) -> Iterator[str]:
     if where.kind not in _KINDS:
         yield f"[kubernetes]: kind = {where.kind!r}: write job, jobset or trainjob"
     if not where.namespace or "." in where.namespace or len(where.namespace) > _HOST_CHARS:
-        yield f"[kubernetes]: namespace = {where.namespace!r} is no name of a namespace"
+        yield f"[kubernetes]: namespace = {where.namespace!r} is not a valid namespace"
     names = ("namespace", "priority_class", "service_account", "token_secret", "tls_secret", "runtime_class")
     for name in names:
         yield from _of_an_object(getattr(where, name), f"[kubernetes]: {name}")
     for secret in where.image_pull_secrets:
         yield from _of_an_object(secret, "[kubernetes]: image_pull_secrets")
     if not _LABEL.fullmatch(where.queue):
-        yield f"[kubernetes]: queue = {where.queue!r} is no name of a queue"
+        yield f"[kubernetes]: queue = {where.queue!r} is not a valid queue name"
     for name in ("labels", "node_selector"):
         for key, text in getattr(where, name).items():
             if not _KEY.fullmatch(key) or not _LABEL.fullmatch(text):
-                yield f"[kubernetes]: {name}: {key} = {text!r} is no label"
+                yield f"[kubernetes]: {name}: {key} = {text!r} is not a valid label"
     for key in (*where.annotations, *(each for each in (where.apart, where.together) if each)):
         if not _KEY.fullmatch(key):
-            yield f"[kubernetes]: {key!r} is no key of an annotation or a label"
+            yield f"[kubernetes]: {key!r} is not a valid key of a label or an annotation"
     yield from _of_times_and_numbers(job)
     if where.host_network and not (where.rendezvous or job.rendezvous):
-        yield "[kubernetes]: with host_network pods have no names of their own to meet at; name a rendezvous"
+        yield "[kubernetes]: with host_network, pods have no host names for a rendezvous of their own; set rendezvous"
     if not re.fullmatch(r"\S*", job.image):
-        yield f"image = {job.image!r} is no name of an image"
+        yield f"image = {job.image!r} is not a valid image name"
 
 
 def _of_times_and_numbers(job: JobFile) -> Iterator[str]:
     where = job.kubernetes
     if where.grace_s < 3 * _STOPPING_S:
-        yield f"[kubernetes]: grace_s = {where.grace_s}: at least {3 * _STOPPING_S}, or no checkpoint fits in"
+        yield f"[kubernetes]: grace_s = {where.grace_s}: use {3 * _STOPPING_S} or more: a checkpoint needs time"
     if min(where.replace, where.deadline_s, where.keep_s) < 0:
-        yield "[kubernetes]: replace, deadline_s and keep_s are no smaller than 0"
+        yield "[kubernetes]: replace, deadline_s and keep_s must be 0 or more"
     if not _SPAN.fullmatch(where.wait):
-        yield f"[kubernetes]: wait = {where.wait!r} is no time; write 30m, 12h or 1d"
+        yield f"[kubernetes]: wait = {where.wait!r} is not a duration; write for example 30m, 12h or 1d"
     if max(where.grace_s, where.deadline_s, where.keep_s, where.replace, where.user) > _INT32:
-        yield f"[kubernetes]: grace_s, deadline_s, keep_s, replace and user are no larger than {_INT32}"
+        yield f"[kubernetes]: grace_s, deadline_s, keep_s, replace and user must be at most {_INT32}"
     if where.user < 1:
-        yield "[kubernetes]: user is a number, and not root's"
+        yield "[kubernetes]: user must be a user id of 1 or more; root is not permitted"
     for capability in where.capabilities:
         if not re.fullmatch(r"[A-Z_]+", capability):
-            yield f"[kubernetes]: capabilities: {capability!r}: write it as IPC_LOCK"
+            yield f"[kubernetes]: capabilities: {capability!r}: write the name without CAP_, for example IPC_LOCK"
 
 
 def _of_an_object(name: str, where: str) -> Iterator[str]:
     if name and (not _OBJECT.fullmatch(name) or len(name) > _OBJECT_CHARS):
-        yield f"{where} = {name!r} is no name of an object of Kubernetes"
+        yield f"{where} = {name!r} is not a valid Kubernetes object name"
 
 
 def _of_slurm(job: JobFile) -> Iterator[str]:
@@ -242,14 +242,14 @@ def _of_slurm(job: JobFile) -> Iterator[str]:
     names = ("partition", "account", "qos", "time", "reservation", "constraint", "exclude", "gres", "array")
     for name in names:
         if re.search(r"\s", getattr(where, name)):
-            yield f"[slurm]: {name} = {getattr(where, name)!r}: without spaces"
+            yield f"[slurm]: {name} = {getattr(where, name)!r}: remove the spaces"
     for option in where.options:
         if not option.startswith("-") or "\n" in option or "\r" in option:
-            yield f"[slurm]: options: {option!r}: write each as --name=value"
+            yield f"[slurm]: options: {option!r}: write it as --name=value"
     if not 0 < where.signal_s <= 65535:
-        yield f"[slurm]: signal_s = {where.signal_s}: from 1 to 65535"
+        yield f"[slurm]: signal_s = {where.signal_s}: use 1 to 65535"
     if "\n" in job.workdir:
-        yield f"workdir = {job.workdir!r}: without line breaks"
+        yield f"workdir = {job.workdir!r}: remove the line breaks"
 
 
 def megabytes(quantity: str) -> int:

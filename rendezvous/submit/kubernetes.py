@@ -1,13 +1,13 @@
 """A job file as Kubernetes objects: an Indexed Job with its headless service, a JobSet, or a Kubeflow TrainJob. Pure.
 
-Who heals what
---------------
-A rank that fails is the agents' affair: they restart ranks within moments, in the same pods. Kubernetes replaces pods
-that are gone. So a pod never restarts its container (`Never`); one that was evicted does not count
-(`Ignore: DisruptionTarget`); one whose agent was killed, or could not reach the others, is replaced under the same
-index (`backoffLimitPerIndex`); and any other exit code is the agents' last word about the whole job: `FailJob`.
-An agent ends with 0 only when the job has, on all machines. So where some machines may be missing, a spare or what an
-elastic job can do without, the job is complete when as many have said so as it needs (`successPolicy`).
+Who recovers what
+-----------------
+The agents recover from failed ranks: they restart them within moments, in the same pods. Kubernetes replaces lost
+pods. So a pod never restarts its container (`Never`). An evicted pod does not count (`Ignore: DisruptionTarget`). A
+pod whose agent was killed, or could not reach the others, is replaced under the same index (`backoffLimitPerIndex`).
+Any other exit code is the agents' decision about the whole job: `FailJob`.
+An agent exits with 0 only if the whole job has succeeded. If some machines may be missing (spares, or those above the
+minimum of an elastic job), the job is complete when the minimum number of pods has succeeded (`successPolicy`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Object = dict[str, Any]
 
 
 def objects(job: JobFile) -> list[Object]:
-    """The last is the job itself."""
+    """The objects to create; the last one is the job itself."""
     fence = [_fence(job)] if job.kubernetes.fenced else []
     match job.kubernetes.kind:
         case "job":
@@ -55,7 +55,7 @@ def _queued(job: JobFile) -> Object:
 
 
 def _service(job: JobFile) -> Object:
-    """Gives pods their names; also before they are ready, for they become so by finding each other."""
+    """The headless service that gives pods their names, also before they are ready: they need them to get ready."""
     spec = {
         "clusterIP": "None",
         "publishNotReadyAddresses": True,
@@ -65,7 +65,7 @@ def _service(job: JobFile) -> Object:
 
 
 def _fence(job: JobFile) -> Object:
-    """Torch's store, Gloo and NCCL ask nobody who they are: so only the job's own pods get to their ports."""
+    """The network policy: torch's store, Gloo and NCCL do not authenticate, so only pods of the job may connect."""
     ours = {"podSelector": {"matchLabels": {"app.kubernetes.io/name": job.name, "ddp-launch/role": "worker"}}}
     ingress: list[Object] = [{"from": [ours]}]
     if port := _health_port(job):
@@ -81,7 +81,7 @@ def _fence(job: JobFile) -> Object:
 
 
 def _health_port(job: JobFile) -> int:
-    """The port of `--health-port [ADDRESS:]PORT`; 0: not asked for."""
+    """The port of `--health-port [ADDRESS:]PORT`; 0 if it is not set."""
     words = " ".join(job.options).replace("_", "-")
     found = re.search(r"--health-port[ =](?:\S*:)?(\d{1,5})(?!\S)", words, re.ASCII)
     return int(found[1]) if found else 0
@@ -97,7 +97,7 @@ def _job(job: JobFile) -> Object:
 def _jobset(job: JobFile) -> Object:
     spec = {
         "network": {"enableDNSHostnames": True, "subdomain": job.name, "publishNotReadyAddresses": True},
-        "failurePolicy": {"maxRestarts": 0},  # starting all over is not what heals: the agents do
+        "failurePolicy": {"maxRestarts": 0},  # the agents recover the job; the JobSet must not restart it
         "ttlSecondsAfterFinished": job.kubernetes.keep_s,
         "replicatedJobs": [{"name": CONTAINER, "replicas": 1, "template": {"spec": _job_spec(job)}}],
     }
@@ -110,7 +110,7 @@ def _jobset(job: JobFile) -> Object:
 
 
 def _runtime(job: JobFile) -> Object:
-    """How jobs of this kind run; `_trainjob` says which and how large."""
+    """The TrainingRuntime: how the pods run. The TrainJob refers to it and sets the size."""
     spec = _job_spec(job)
     step = {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}}
     replicated = {"name": CONTAINER, "template": {"metadata": step, "spec": spec}}

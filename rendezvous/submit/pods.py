@@ -1,4 +1,4 @@
-"""The pods of a job: one machine each, with `ddp-launch` in it. Pure. The same, whoever makes them."""
+"""The pods of a job: one per machine, running `ddp-launch`. Pure. The same for every kind of Kubernetes job."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ if TYPE_CHECKING:
     from rendezvous.submit.job import JobFile, Volume
 
 CONTAINER = "node"  # as Kubeflow Trainer calls it, too
-# How agents end that are not the last word about their job. 71: no rank could be started here. 75: the rendezvous was
-# out of reach. 137, 143: the agent was killed, or told to go.
+# Exit codes of an agent after which its pod is replaced. 71: no rank could be started here. 75: the rendezvous was
+# unreachable. 137, 143: the agent was killed by SIGKILL or SIGTERM.
 REPLACED = (71, 75, 137, 143)
 _STOPPING_S = 15  # of the pod's grace: what is left when the checkpoint is written
 _SECRETS = "/etc/ddp-launch"
 _OWN_SECRET = "secret"  # the key
-# Also under a JobSet or a TrainJob: there it is the one Job of theirs, and another one when they start all over.
+# Also under a JobSet or a TrainJob, which create one Job, and another one when they restart.
 _JOB_UID = "metadata.labels['batch.kubernetes.io/controller-uid']"
 
 
 def own_secret(job: JobFile) -> str:
-    """The Secret of pods that serve each other the rendezvous; "": they need none."""
+    """The name of the Secret for pods that run the rendezvous themselves; "" if they do not need one."""
     alone = job.machines == 1
     return "" if alone or job.kubernetes.rendezvous or job.rendezvous else f"{job.name}-rendezvous"
 
@@ -46,7 +46,7 @@ def _pod(job: JobFile) -> dict[str, Any]:
             "runAsUser": where.user,
             "runAsGroup": where.user,
             "fsGroup": where.user,
-            "fsGroupChangePolicy": "OnRootMismatch",  # or every file of a large volume is looked at
+            "fsGroupChangePolicy": "OnRootMismatch",  # otherwise the kubelet visits every file of a large volume
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "containers": [_container(job)],
@@ -67,7 +67,7 @@ def _pod(job: JobFile) -> dict[str, Any]:
 
 
 def _places(job: JobFile) -> dict[str, Any]:
-    """Spread for the sake of survival; or close together, where the network is fast."""
+    """Placement: spread pods for availability, or keep them together for a fast network."""
     ours = {"matchLabels": {"app.kubernetes.io/name": job.name, "ddp-launch/role": "worker"}}
     found: dict[str, Any] = {}
     if job.kubernetes.apart:
@@ -108,7 +108,7 @@ def _container(job: JobFile) -> dict[str, Any]:
 
 
 def arguments(job: JobFile) -> list[str]:
-    """The job's uid, not its name: one that is made anew under the same name is another job."""
+    """The arguments of ddp-launch. The job id contains the uid: a new job of the same name is another job."""
     where = job.kubernetes
     meet_at = where.rendezvous or job.rendezvous
     ours = [
@@ -127,18 +127,18 @@ def arguments(job: JobFile) -> list[str]:
 
 
 def _patience(job: JobFile) -> list[str]:
-    """Pods come when the cluster has a place for them: what the job cannot do without is waited for."""
+    """Timeouts: pods start when the cluster has room, so wait long for those that the job cannot do without."""
     given = {word.partition("=")[0].replace("_", "-") for word in job.options}
     said = [("--join-timeout", job.kubernetes.wait), ("--replacement-timeout", job.kubernetes.wait)]
     if job.is_elastic and "--replacement-timeout" not in given:
-        said.append(("--shrink-after", "0s"))  # and what it can do without is not
+        said.append(("--shrink-after", "0s"))  # do not wait for the others
     codes = ",".join(map(str, REPLACED))
     said.append(("--reserved-exit-codes", codes))
     return [word for flag, value in said if flag not in given for word in (flag, value)]
 
 
 def _literal(text: str) -> str:
-    """Kubernetes puts a variable in place of $(NAME), and one dollar in place of two."""
+    """Escape $: Kubernetes replaces $(NAME) by a variable, and $$ by one dollar."""
     return re.sub(r"\$(?=[($])", "$$", text)
 
 

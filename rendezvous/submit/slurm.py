@@ -1,8 +1,8 @@
 """A job file as a batch script for Slurm. Pure.
 
-Every process of the step is told what is coming: --signal before its time is up, SIGTERM before it is pre-empted or put
-back into the queue. The agents see to the checkpoint (docs/rendezvous.md). Each start has a name of its own at the
-rendezvous: one that was put back is another job there, and takes nothing up but its checkpoint.
+Slurm signals every process of the step in advance: --signal before the time limit, SIGTERM before preemption or a
+requeue. Then the agents take a checkpoint (docs/rendezvous.md). Each start has its own job id at the rendezvous: a
+requeued job is a new job there and resumes only from its checkpoint.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from rendezvous.submit.job import JobFile
 
 _KILL_MARGIN_S = 30  # of the time after the signal: what is left when the checkpoint is written
-# What a step does not take over from its job: the environment, if sbatch was told to leave it, and the CPUs of a task.
-# Neither an agent that fails nor a machine that is lost ends the step; the other agents see to it.
+# A step does not inherit these from its job: the environment (if sbatch does not export it), and the CPUs of a task.
+# Neither a failed agent nor a lost machine ends the step; the other agents recover.
 _STEP = (
     'srun --export=ALL --ntasks-per-node=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --kill-on-bad-exit=0 '
     "--no-kill"
 )
-# The first machine serves the rendezvous to the others: who has this is one of them.
+# The first machine runs the rendezvous for the others; this secret authenticates them.
 _SECRET = (
     'if [ -z "${DDP_RENDEZVOUS_SECRET:-}${DDP_RENDEZVOUS_SECRET_FILE:-}${DDP_LAUNCH_SECRET_FILE:-}" ]; then',
     '    DDP_RENDEZVOUS_SECRET="$(ddp-rendezvous secret)"',
@@ -49,7 +49,7 @@ def script(job: JobFile) -> str:
 
 
 def _requeued(step: str) -> list[str]:
-    """Slurm puts those back into the queue who are still there when the grace is over; we are gone by then."""
+    """Requeue after preemption. Slurm requeues only jobs that still run after the grace period; ours have ended."""
     return [
         "trap : TERM  # the step ends on SIGTERM; this script continues",
         "code=0",
@@ -92,9 +92,9 @@ def _directives(job: JobFile) -> list[str]:
 
 
 def _machines(job: JobFile, cpus: int) -> list[str]:
-    """As many as are free, if they suffice: a job that can go on with fewer does not queue for the last of them.
+    """Request MIN-MAX machines, so that an elastic job starts with those that are free.
 
-    Told of tasks, Slurm would give machines for the fewest of them and no more.
+    With a number of tasks, Slurm would allocate machines only for the minimum.
     """
     if job.least == job.machines:
         return [f"--nodes={job.machines}", "--ntasks-per-node=1"]

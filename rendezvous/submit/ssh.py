@@ -12,17 +12,19 @@ if TYPE_CHECKING:
 
 
 def command(job: JobFile, run: str) -> list[str]:
-    """`run`: its name at the rendezvous. Values of the environment are not in it: `ps` shows a command to everybody.
+    """The ddp-launch command. `run` is the job id. It contains no values of variables, since `ps` shows commands.
 
     Raises `BadJobFile`.
     """
     if not job.ssh.hosts:
-        raise BadJobFile('[ssh]: which machines? write hosts = ["node1", "node2"]')
+        raise BadJobFile('[ssh]: hosts is missing; write hosts = ["node1", "node2"]')
     if len(job.ssh.hosts) < job.machines:
-        raise BadJobFile(f"[ssh]: {len(job.ssh.hosts)} hosts are too few for {job.machines} machines")
+        raise BadJobFile(
+            f"[ssh]: {len(job.ssh.hosts)} hosts are too few for {job.machines} machines; add hosts"
+        )
     for host in job.ssh.hosts:
         if not host or host.startswith("-") or any(c in host for c in ", \t\n"):
-            raise BadJobFile(f"[ssh]: hosts: {host!r} is no name of a host")
+            raise BadJobFile(f"[ssh]: hosts: {host!r} is not a valid host name")
     words = ["--hosts", ",".join(job.ssh.hosts), "--rdzv-id", run]
     if job.env:
         words += ["--send-env", ",".join(job.env)]
@@ -32,7 +34,7 @@ def command(job: JobFile, run: str) -> list[str]:
 
 
 def shown(job: JobFile, run: str) -> str:
-    """The same as a line for a shell."""
+    """The same command as a shell line."""
     said = [f"{name}={shlex.quote(value)}" for name, value in job.env.items()]
     place = f"cd {shlex.quote(job.workdir)} && " if job.workdir else ""
     return place + " ".join([*said, shlex.join(command(job, run))]) + "\n"

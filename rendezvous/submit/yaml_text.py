@@ -1,4 +1,4 @@
-"""Plain values as YAML that people can read. Pure; a scalar that could be taken for another is quoted as JSON does."""
+"""Write plain values as readable YAML. Pure. Ambiguous scalars are quoted as in JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-# Letters first, then what no reader of YAML gives a meaning to; true, no, null and the like are caught below.
+# Unquoted: begins with a letter and has only characters without a meaning in YAML. `_OTHERS` excludes true, null etc.
 _PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9._/-]*(:[A-Za-z0-9._/-]+)*")
 _OTHERS = re.compile(r"(?i)y|n|yes|no|true|false|on|off|null|nan|inf")
 
@@ -48,6 +48,6 @@ def _scalar(value: Any) -> str:
     if isinstance(value, str) and _PLAIN.fullmatch(value) and not _OTHERS.fullmatch(value):
         return value
     if isinstance(value, float):
-        return re.sub(r"^(-?\d+)e", r"\1.0e", repr(value))  # without a point it would be a text
+        return re.sub(r"^(-?\d+)e", r"\1.0e", repr(value))  # without a decimal point it would be a string
     text = json.dumps(value, ensure_ascii=False)
     return text if text.isprintable() else "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in text)

@@ -216,7 +216,7 @@ def test_a_job_has_names_a_secret_and_takes_them_along(plane: ControlPlane, fold
     assert {found[name]["spec"]["hostname"] for name in pods.values()} == {f"whole-{i}" for i in range(4)}
     assert {each["spec"]["subdomain"] for each in found.values()} == {"whole"}
     uid = plane.get("jobs", "-n", job.namespace)[0]["metadata"]["uid"]
-    assert job.said == f"job/whole created in namespace {job.namespace}; at the rendezvous: whole-{uid}\n"
+    assert job.said == f"job/whole created in namespace {job.namespace}; its job id for ddpctl: whole-{uid}\n"
     labels = next(iter(found.values()))["metadata"]["labels"]
     assert labels["batch.kubernetes.io/controller-uid"] == uid
     for pod in pods.values():

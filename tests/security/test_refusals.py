@@ -155,7 +155,7 @@ def test_an_order_that_looks_first_is_refused_once(door: Door) -> None:
     """`ddpctl resume` asks who is kept out before it lets a node in."""
     env = variables(door.env | {"TOKEN": token(door.keys, "operator", "team-b-*")})
     before = door.service.refused("other_job")
-    ddpctl(door.service.endpoint, env, "resume", JOB, "n").told_no(f"in job '{JOB}'")
+    ddpctl(door.service.endpoint, env, "resume", JOB, "n").told_no(f"on job '{JOB}'")
     assert door.service.refused("other_job") == before + 1
 
 

@@ -365,7 +365,7 @@ def test_mutual_tls_lets_in_whom_the_authority_knows(authority: Authority) -> No
         for pair, words in (
             (stranger, "rejected the client certificate"),
             (expired, "rejected the client certificate"),
-            (("", ""), "asks for a client certificate"),
+            (("", ""), "requires a client certificate"),
             ((member[0], expired[1]), "does not match the certificate in"),
         ):
             refused = told(pair)

@@ -279,7 +279,7 @@ def test_a_password_is_asked_for_and_kept_quiet(tmp_path: Path, caplog: pytest.L
 
     async def check(cluster: EtcdCluster) -> None:
         url = cluster.url("secured")
-        with pytest.raises(StoreError, match="wants a user and a password"):
+        with pytest.raises(StoreError, match="requires a user and a password"):
             await open_store(url, "here:1", {})
         named = url.replace("etcd://", "etcd://root@")
         with pytest.raises(StoreError, match="invalid user ID or password") as refused:
@@ -345,5 +345,5 @@ def _serial(client: EtcdClient) -> object:
 
 def test_nobody_there_is_said_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rendezvous.store.etcd._FIRST_ANSWER_S", 0.5)
-    with pytest.raises(StoreError, match=r"no etcd answers at 127\.0\.0\.1:1, \[::1\]:2379"):
+    with pytest.raises(StoreError, match=r"no answer from etcd at 127\.0\.0\.1:1, \[::1\]:2379"):
         asyncio.run(open_store("etcd://127.0.0.1:1,[::1]/x", "here:1"))

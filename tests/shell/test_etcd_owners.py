@@ -201,7 +201,7 @@ def test_etcd_itself_refuses_the_write_of_a_deposed_owner(url: str, monkeypatch:
             assert (await b.ownership.claim("j")).is_me
             assert a.ownership.is_kept(claim)
             assert a.ownership.holds("j")
-            with pytest.raises(Deposed, match="went to another replica"):
+            with pytest.raises(Deposed):
                 await old.save(JobState(generation=2), version)
             assert (await b.job("j").load())[0].generation == 1
             await b.job("j").save(JobState(generation=3), version)

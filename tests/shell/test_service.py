@@ -264,20 +264,18 @@ def test_ddpctl_speaks_json_and_text(service: Service) -> None:
             assert (nothing.returncode, "'nope'" in nothing.stderr) == (1, True)
             slip = await asyncio.to_thread(ddpctl, "drain", "job", "aa")
             assert slip.returncode == 0
-            assert (
-                "no node of job is called aa now (its nodes: a); one that comes will be kept" in slip.stderr
-            )
+            assert "aa now (its nodes: a)" in slip.stderr
             undone = await asyncio.to_thread(ddpctl, "resume", "job", "aa")
             assert (undone.returncode, undone.stderr) == (0, "")
             again = await asyncio.to_thread(ddpctl, "resume", "job", "aa")
             assert (again.returncode, again.stderr) == (
                 0,
-                "ddpctl: aa was not kept out of job (kept out: none); nothing has changed\n",
+                "ddpctl: node aa of job job was not drained (drained: none); nothing has changed\n",
             )
             silent = f"127.0.0.1:{free_port()}"
             partly = await asyncio.to_thread(ddpctl, "--rendezvous", f"{silent},{service.endpoint}", "list")
             assert "running" in partly.stdout
-            assert f"ddpctl: jobs may be missing, no answer from {silent} (" in partly.stderr
+            assert f"no answer from {silent} (" in partly.stderr
 
     soon(story())
 
@@ -295,14 +293,14 @@ def test_ddpctl_tells_of_a_full_disk_in_one_line(service: Service) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("resize", "job", "many"), "'many' is not N or MIN:MAX"),
-        (("resize", "job", "²"), "'²' is not N or MIN:MAX"),
-        (("list", "--rendezvous", ","), "--rendezvous names no HOST:PORT"),
-        (("--rendezvous", "127.0.0.1:99999", "list"), "--rendezvous: '127.0.0.1:99999' is not HOST:PORT"),
-        (("list", "--timeout", "nan"), "--timeout is a number of seconds above 0, not nan"),
+        (("resize", "job", "many"), "invalid number of nodes 'many'"),
+        (("resize", "job", "²"), "invalid number of nodes '²'"),
+        (("list", "--rendezvous", ","), "--rendezvous is empty"),
+        (("--rendezvous", "127.0.0.1:99999", "list"), "--rendezvous: invalid address '127.0.0.1:99999'"),
+        (("list", "--timeout", "nan"), "invalid --timeout nan"),
         (
             ("status", "\udcff"),
-            "an argument holds characters that cannot be printed; job ids and nodes have none",
+            "invalid argument",
         ),
     ],
 )

@@ -103,7 +103,7 @@ def test_a_second_process_is_told_who_has_the_file(tmp_path: Path) -> None:
     ) as writer:
         assert writer.stdout is not None
         writer.stdout.readline()
-        with pytest.raises(StoreError, match=rf"s\.db\.lock is held by process {writer.pid}\b"):
+        with pytest.raises(StoreError, match=rf"s\.db\.lock is locked by process {writer.pid}\b"):
             asyncio.run(open_file_store(path))
         writer.kill()
     asyncio.run(_reread(path))
@@ -151,7 +151,7 @@ def test_a_damaged_job_is_refused_in_words(tmp_path: Path) -> None:
     async def read() -> None:
         store = await open_file_store(path)
         try:
-            with pytest.raises(StoreError, match="'j' cannot be read"):
+            with pytest.raises(StoreError, match="stored state of job 'j'"):
                 await store.job("j").load()
         finally:
             await store.close()
