@@ -64,7 +64,7 @@ def read(data: Mapping[str, Any], script: Sequence[str] = ()) -> JobFile:
 
 def _table(kind: type, found: Any, where: str) -> Any:
     if not isinstance(found, dict):
-        raise BadJobFile(f"invalid {where}: expected a table")
+        raise BadJobFile(f"{where}: expected a table")
     known = {each.name: each for each in fields(kind)}
     hints = get_type_hints(kind)
     for key, value in found.items():
@@ -104,7 +104,7 @@ def _value(hint: Any, value: Any, where: str) -> Any:
     if isinstance(value, origin) and not (origin is int and isinstance(value, bool)):
         return value
     shown = {str: "a string", int: "a whole number", bool: "true or false", list: "a list", tuple: "a list"}
-    raise BadJobFile(f"invalid {where} {value!r}: expected {shown.get(origin, 'a table')}")
+    raise BadJobFile(f"{where} = {value!r}: expected {shown.get(origin, 'a table')}")
 
 
 def _handed_on(value: Any, where: str) -> Any:
@@ -114,5 +114,5 @@ def _handed_on(value: Any, where: str) -> Any:
     if isinstance(value, dict):
         return {key: _handed_on(each, f"{where}.{key}") for key, each in value.items()}
     if not isinstance(value, str | int | float) or not isfinite(value if isinstance(value, float) else 0.0):
-        raise BadJobFile(f"invalid {where} {value}: dates and times are not supported; write it in quotes")
+        raise BadJobFile(f"{where} = {value}: dates and times are not supported; write it in quotes")
     return value

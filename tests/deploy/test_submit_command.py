@@ -142,9 +142,9 @@ def test_what_is_wrong_is_said_without_a_traceback(folder: Path) -> None:
         assert expected in done.stderr
         assert "Traceback" not in done.stderr
     (folder / "ddp.toml").write_text("name = ")
-    assert "is no TOML" in submit(folder, "--target", "ssh", "--", "t.py").stderr
+    assert "not valid TOML" in submit(folder, "--target", "ssh", "--", "t.py").stderr
     (folder / "ddp.toml").write_text(json.dumps({}))
-    assert "is no TOML" in submit(folder, "--target", "ssh", "--", "t.py").stderr
+    assert "not valid TOML" in submit(folder, "--target", "ssh", "--", "t.py").stderr
 
 
 @pytest.mark.parametrize(("words", "code"), [((), 137), (("--reserved-exit-codes", "71,137"), 1)])
