@@ -1,8 +1,7 @@
 """The rendezvous of a job on one machine, inside its agent's process: no port, no thread, no gRPC.
 
-The very same machine and owner as in the service, over a store that lives as long as the process does.
-Agents in this process cannot fall silent without the service doing so too, so they count as heard
-whenever a lease would run out.
+It uses the same round machine and the same owner as the service, with a store in memory. Agents in this process
+cannot stop without the service stopping, too. So they count as alive at every deadline of a lease.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class EmbeddedRendezvous:
         return session
 
     def post(self, event: Event) -> None:
-        """An operator's order, say."""
+        """Post an event, such as an operator's order."""
         self._owner.post(event)
 
     async def disconnect(self, session: _EmbeddedSession) -> None:
@@ -86,7 +85,7 @@ class _EmbeddedSession:
         return message
 
     def watch_contact(self, tell: Callable[[bool], None]) -> None:
-        """It is in this very process."""
+        """Does nothing: the rendezvous in this process is always reachable."""
 
     async def close(self) -> None:
         await self._rendezvous.disconnect(self)

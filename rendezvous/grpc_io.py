@@ -1,9 +1,9 @@
-"""gRPC in our processes: which of its two I/O engines it uses (the older one, where both are there), and its silence.
+"""Settings of gRPC in our processes: which I/O engine it uses, and that it does not log.
 
-gRPC 1.85 polls through its "event engine", whose hand-overs between threads cost Python processes dearly: with
-the poller before it, a thousand heartbeats a second cost two thirds of the CPU time, and a thousand joins three
-quarters of the time. The choice is read from the environment when gRPC is imported, so it is made before;
-who has chosen already is left alone, and versions that were not tried take what they take.
+gRPC 1.85 polls with its "event engine", which hands work from thread to thread. That is expensive for Python: with the
+older poller, a thousand heartbeats a second take two thirds of the CPU time, and a thousand joins three quarters of
+the time. gRPC reads the setting from the environment when it is imported, so we set it before. A value that the user
+has set is kept, and versions that were not measured keep their default.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ _TRIED = "1.85."
 _CHOICE = "-event_engine_listener,-event_engine_client"
 
 
-@cache  # to ask for the version is to read a file
+@cache  # reading the version reads a file
 def choose_engine() -> None:
-    """Before anything imports grpc; later it has no effect."""
+    """Select the older poller. Call it before grpc is imported; later it has no effect."""
     try:
         tried = version("grpcio").startswith(_TRIED)
     except PackageNotFoundError:
@@ -27,6 +27,6 @@ def choose_engine() -> None:
         os.environ.setdefault("GRPC_EXPERIMENTS", _CHOICE)
 
 
-def hush() -> None:
-    """What goes wrong we say ourselves, in fewer words. Before anything imports grpc, in processes of our own only."""
+def silence_grpc() -> None:
+    """Turn gRPC's log off, since we report errors ourselves. Call it before grpc is imported, in our own processes."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")

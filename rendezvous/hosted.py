@@ -1,4 +1,4 @@
-"""The service inside another process, an agent's: the deployed service's own code, over a store that dies with it."""
+"""The service inside the process of an agent: the code of the deployed service, with a store in memory."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rendezvous.client.options import ENV, OptionsUnusable
-from rendezvous.grpc_io import choose_engine, hush
+from rendezvous.grpc_io import choose_engine, silence_grpc
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from rendezvous.access.secret import Secret
 
-_PRIVATE_TOKEN_S = 366 * 86_400.0  # it goes with the process that made it
+_PRIVATE_TOKEN_S = 366 * 86_400.0  # it is only valid while this process runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class PrivateService:
 
 @dataclass(frozen=True, slots=True)
 class Protection:
-    """What keeps strangers out of the service that an agent serves for the others."""
+    """The credentials that protect a service run by an agent."""
 
     secret: Secret | None = None
     certificate: str = ""  # files, as `ddp-rendezvous serve` has them
@@ -39,25 +39,25 @@ class Protection:
 
     @property
     def suffices(self) -> bool:
-        """To serve other machines: nobody reads along, and nobody comes in who was not asked."""
+        """Whether other machines can be served: connections are encrypted and clients authenticated."""
         return self.secret is not None or bool(self.certificate and (self.token_keys or self.client_ca))
 
 
 def protection(environ: Mapping[str, str], secret: Secret | None) -> Protection:
-    """Raises `OptionsUnusable`."""
+    """Read the credentials from the environment. Raises `OptionsUnusable`."""
     found = Protection(
         secret,
         *(environ.get(f"{ENV}{name}", "") for name in ("TLS_CERT", "TLS_KEY", "CLIENT_CA", "TOKEN_KEYS")),
     )
     if bool(found.certificate) != bool(found.key):
-        raise OptionsUnusable(f"{ENV}TLS_CERT and {ENV}TLS_KEY go together")
+        raise OptionsUnusable(f"{ENV}TLS_CERT and {ENV}TLS_KEY are only useful together: set both or neither")
     if found.certificate and secret is not None:
-        raise OptionsUnusable(f"a job's secret contradicts {ENV}TLS_CERT: unset one of the two")
+        raise OptionsUnusable(f"{ENV}SECRET_FILE conflicts with {ENV}TLS_CERT: unset one of the two")
     return found
 
 
 async def serve(address: str, protected: Protection) -> Callable[[], Awaitable[None]]:
-    """Serves at HOST:PORT until the result is called, unless somebody does there already.
+    """Serve at HOST:PORT until the returned function is called, unless another agent serves there already.
 
     Raises `OptionsUnusable`.
     """
@@ -82,12 +82,12 @@ async def serve(address: str, protected: Protection) -> Callable[[], Awaitable[N
     except CannotListen as error:
         if isinstance(error.__cause__, OSError):
             raise OptionsUnusable(str(error)) from error  # a certificate that cannot be read
-        return _nothing  # another agent of this host was faster
+        return _nothing  # another agent of this host serves there
     return server.close
 
 
 async def serve_privately(job_id: str) -> PrivateService:
-    """On loopback, on a port of the kernel's choice, for whoever has the token that is made here."""
+    """Serve on a free port of loopback, only for holders of the returned token."""
     _before_grpc()
     from rendezvous.access.tokens import Grant, Role, add_key, new_grant_id, read_keys, sign
     from rendezvous.service.server import Server, ServerOptions, raise_file_limit
@@ -115,4 +115,4 @@ async def _nothing() -> None:
 
 def _before_grpc() -> None:
     choose_engine()
-    hush()
+    silence_grpc()

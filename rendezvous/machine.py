@@ -1,11 +1,11 @@
-"""The round machine: `step(state, event, now) -> (state', effects)`, the rendezvous' every decision.
+"""The round machine: `step(state, event, now) -> (state', effects)` makes every decision of the rendezvous.
 
-No I/O, no clock, no randomness. The rules of admission, sealing, stopping and orders live in the modules of
-those names; here events find their rule, fences keep stale ones out, and deadlines fall due.
+It has no I/O, no clock and no randomness. The rules of admission, sealing, stopping and orders are in the modules of
+those names. This module dispatches events to their rules, rejects stale events, and handles deadlines.
 
-- An event that changes nothing returns the very same state object (and may still answer its sender).
-- Persist, when there is one, comes first: nobody is told what is not written.
-- A report counts only if its agent is the node's present one and its generation the current one.
+- An event that changes nothing returns the same state object (and may still be answered).
+- If there is a Persist, it is the first effect: a message is only sent after the state is stored.
+- A report counts only if it comes from the present agent of its node and belongs to the current generation.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def step(state: JobState, event: Event, now: float) -> Result:
 
 
 def _completed(state: JobState, effects: tuple[Effect, ...], now: float, *, rearm: bool) -> Result:
-    """One Persist, first; and a deadline whenever the instant to wake up at has changed."""
+    """Put one Persist first, and add a SetDeadline if the next deadline has changed."""
     if any(isinstance(e, Persist) for e in effects):
         effects = (Persist(), *(e for e in effects if not isinstance(e, Persist)))
         state = replace(state, as_of=now)
@@ -89,10 +89,10 @@ def _react(state: JobState, event: Event, now: float) -> Result:
         case AgentJoined():
             return join(state, event, now)
         case AgentLeft(agent, reason):
-            member = _living(state, agent)
+            member = _live_member(state, agent)
             return leave(state, member, reason, now) if member else (state, ())
         case AgentLost(agent, reason):
-            member = _living(state, agent)
+            member = _live_member(state, agent)
             return lose(state, [member], f"was lost: {reason}", now) if member else (state, ())
         case StoreOpened() | RankFailed() | RanksFinished() | AgentStopped() | CheckpointTaken():
             return _report(state, event, now)
@@ -101,16 +101,16 @@ def _react(state: JobState, event: Event, now: float) -> Result:
         case NodeHealth():
             return _node_health(state, event), ()
         case DeadlineReached():
-            return _due(state, now)
+            return _handle_deadlines(state, now)
         case _:
             return _order(state, event, now)
 
 
-def _living(state: JobState, agent: AgentId) -> Member | None:
+def _live_member(state: JobState, agent: AgentId) -> Member | None:
     return None if state.phase is Phase.ENDED else member_of(state, agent)
 
 
-# --- reports: each passes the fence first --------------------------------------------------------------
+# --- reports: each is checked for agent and generation first -------------------------------------------
 
 
 def _report(
@@ -125,7 +125,7 @@ def _report(
     | PhaseTimesReported,
     now: float,
 ) -> Result:
-    member = _living(state, event.agent)
+    member = _live_member(state, event.agent)
     if member is None or member.node_rank is None or event.generation != state.generation:
         return state, ()
     node = event.agent.node
@@ -137,7 +137,7 @@ def _report(
         case RanksFinished():
             if state.phase is not Phase.RUNNING or node not in state.pending:
                 return state, ()
-            return _finished(replace(state, pending=state.pending.minus(node)))
+            return _finish_if_none_pending(replace(state, pending=state.pending.minus(node)))
         case AgentStopped():
             if node not in state.pending:
                 return state, ()
@@ -165,9 +165,9 @@ def _store_opened(state: JobState, event: StoreOpened, member: Member) -> Result
         return state, ()
     timers = replace(state.timers, give_up_at=None)
     state = replace(state, phase=Phase.RUNNING, store=event.store, timers=timers)
-    told = StoreAt(event.generation, event.store)
+    store_at = StoreAt(event.generation, event.store)
     state, more = consider_checkpoint(state)
-    return state, (Persist(), *(Tell(p.agent, told) for p in world_of(state).placements), *more)
+    return state, (Persist(), *(Tell(p.agent, store_at) for p in world_of(state).placements), *more)
 
 
 def _rank_failed(state: JobState, event: RankFailed, member: Member, now: float) -> Result:
@@ -191,24 +191,24 @@ def _phase_times_reported(state: JobState, event: PhaseTimesReported, member: Me
     node, nodes = event.agent.node, world_nodes(state)
     straggler_state, news = stragglers.told(state.straggler_state, node, phase_times, nodes, rule)
     homes = {p.agent.node: p.agent for p in world_of(state).placements}
-    keeper = world_of(state).placements[0].agent  # where people look first
-    said = [
+    keeper = world_of(state).placements[0].agent  # the node whose log people read first
+    notices = [
         Tell(agent, Notice(state.generation, each.text))
         for each in news
         for agent in dict.fromkeys((keeper, homes[each.node]))
     ]
-    return replace(state, straggler_state=straggler_state), tuple(said)
+    return replace(state, straggler_state=straggler_state), tuple(notices)
 
 
 def _node_health(state: JobState, event: NodeHealth) -> JobState:
     node = event.agent.node
-    if _living(state, event.agent) is None or state.health.get(node, ()) == event.complaints:
+    if _live_member(state, event.agent) is None or state.health.get(node, ()) == event.complaints:
         return state
-    told = state.health.plus(node, event.complaints) if event.complaints else state.health.minus(node)
-    return replace(state, health=told)
+    health = state.health.plus(node, event.complaints) if event.complaints else state.health.minus(node)
+    return replace(state, health=health)
 
 
-def _finished(state: JobState) -> Result:
+def _finish_if_none_pending(state: JobState) -> Result:
     return (state, ()) if len(state.pending) else finish_if_all_did(state)
 
 
@@ -235,10 +235,10 @@ def _order(
             assert_never(event)
 
 
-def _due(state: JobState, now: float) -> Result:
-    """Everything that has fallen due by `now`, each on the state that the one before left behind."""
+def _handle_deadlines(state: JobState, now: float) -> Result:
+    """Handle every timer that has expired by `now`, each on the state that the previous one returned."""
     effects: tuple[Effect, ...] = ()
-    for timer, act in _DUE:
+    for timer, act in _TIMERS:
         at = getattr(state.timers, timer)
         if at is not None and at <= now:
             state, more = act(state, now)
@@ -255,7 +255,7 @@ def _readmit(state: JobState, now: float) -> Result:
     return orders.readmit(state, over, now) if over else (state, ())
 
 
-def _settled(state: JobState, now: float) -> Result:
+def _settle(state: JobState, now: float) -> Result:
     timers = replace(state.timers, settle_at=None, settle_bound_at=None)
     state = replace(state, timers=timers)
     if is_live(state):
@@ -271,21 +271,21 @@ def _give_up(state: JobState, now: float) -> Result:
 
 
 def _stop_budget_spent(state: JobState, now: float) -> Result:
-    silent = [state.members[node] for node in state.pending]
+    late = [state.members[node] for node in state.pending]
     state = replace(state, timers=replace(state.timers, stop_by=None))
-    return lose(state, silent, f"did not stop within {spec_of(state).stop_budget_s:g} s", now)
+    return lose(state, late, f"did not stop within {spec_of(state).stop_budget_s:g} s", now)
 
 
 def _progress(state: JobState, now: float) -> Result:
     return tell_progress(state)
 
 
-# Leases first: who is gone must not be counted by what follows.
-_DUE = (
+# Leases first: the following timers must not count members that are lost.
+_TIMERS = (
     ("lease_check_at", check_leases),
     ("stop_by", _stop_budget_spent),
     ("readmit_at", _readmit),
-    ("settle_at", _settled),
+    ("settle_at", _settle),
     ("give_up_at", _give_up),
     ("progress_at", _progress),
     ("examine_at", hang_examination.due),

@@ -14,7 +14,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from rendezvous.grpc_io import choose_engine, hush
+from rendezvous.grpc_io import choose_engine, silence_grpc
 from rendezvous.signals import SignalWatch
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ async def serve(settled: Mapping[str, Any]) -> int:
 
 
 async def _serve(settled: Mapping[str, Any], stop: asyncio.Future[int]) -> int:
-    hush()
+    silence_grpc()
     from rendezvous.service import settings
     from rendezvous.service.log_lines import start_logging
     from rendezvous.service.server import CannotListen, Server, raise_file_limit

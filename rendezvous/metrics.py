@@ -1,4 +1,4 @@
-"""Counters, and the text that Prometheus reads. Small enough to own: no library, no threads, no locks."""
+"""Counters and gauges in the Prometheus text format. Small, so it needs no library, threads or locks."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _PREFIX = "ddp_rendezvous_"
 
 # name -> (label, what it counts)
 _COUNTERS = {
-    "events": ("kind", "What happened to jobs: joined, lost, sealed, decision, ended, ..."),
-    "turned_away": ("why", "Joins that the round machine turned away."),
-    "calls": ("code", "Calls and streams that ended, by status."),
-    "refused": ("reason", "Connections and calls of clients that had no right to them."),
+    "events": ("kind", "Events of jobs, by kind: joined, lost, sealed, decision, ended, ..."),
+    "turned_away": ("why", "Rejected joins: for now (the agent tries again) or for good."),
+    "calls": ("code", "Finished calls and streams, by gRPC status."),
+    "refused": ("reason", "Refused or ended connections and calls of clients, by reason."),
 }
 
 
@@ -31,7 +31,7 @@ class Metrics:
         self._gauges.append((name, help_text, "", lambda: {"": read()}))
 
     def gauges(self, name: str, help_text: str, label: str, read: Callable[[], Mapping[str, float]]) -> None:
-        """One gauge per value of the label."""
+        """Register one gauge per value of the label."""
         self._gauges.append((name, help_text, label, read))
 
     def text(self) -> str:

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from rendezvous.control.commands import SUBMIT, parser
-from rendezvous.grpc_io import choose_engine, hush
+from rendezvous.grpc_io import choose_engine, silence_grpc
 
 if TYPE_CHECKING:
     import argparse
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _ask(arguments: argparse.Namespace) -> int:
     choose_engine()
-    hush()
+    silence_grpc()
     import grpc
 
     from rendezvous.client.options import OptionsUnusable, client_options

@@ -27,8 +27,8 @@ MUTANTS = (
     Mutant(
         "the store's address is told without being written",
         "rendezvous.machine",
-        "return state, (Persist(), *(Tell(p.agent, told) for p in world_of(state).placements), *more)",
-        "return state, (*(Tell(p.agent, told) for p in world_of(state).placements), *more)",
+        "return state, (Persist(), *(Tell(p.agent, store_at) for p in world_of(state).placements), *more)",
+        "return state, (*(Tell(p.agent, store_at) for p in world_of(state).placements), *more)",
     ),
     Mutant(
         "one node's checkpoint is enough",
