@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from launcher.failure.facts import OomWatch, first_error_record, oom_victim, read_error_record, write_outcome
+from launcher.failure.facts import OomWatch, oom_victim, read_error_record, write_outcome
 from launcher.failure.verdict import ErrorRecord
 
 if TYPE_CHECKING:
@@ -47,7 +47,6 @@ def test_reads_ours_and_torchs_short_form(tmp_path: Path) -> None:
     (tmp_path / "short").write_text(json.dumps({"message": "it broke", "timestamp": "12"}))
     short = ErrorRecord("Error", "it broke", time_ns=12 * 10**9)
     assert read_error_record(str(tmp_path / "short")) == short
-    assert first_error_record(str(tmp_path / "none"), str(tmp_path / "short")) == short
 
 
 @pytest.mark.parametrize(
