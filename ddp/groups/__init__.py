@@ -1,1 +1,1 @@
-"""Process groups: how ranks find each other, which backend they use, and the compiled collectives of our own."""
+"""Process groups: how ranks connect, which backend they use, and our own compiled collectives."""

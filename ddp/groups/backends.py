@@ -1,4 +1,4 @@
-"""Which backend suits a job, and who lives with whom: pure functions of what is known of the ranks."""
+"""The choice of a backend, and the layout of ranks on hosts. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Layout:
 
     @property
     def carriers(self) -> int:
-        """How many ranks of each host reduce a slice and take it across; the smallest host decides for all."""
+        """How many ranks of each host reduce a slice and send it to other hosts; limited by the smallest host."""
         return min(len(ranks) for ranks in self.hosts)
 
     @property
@@ -38,7 +38,7 @@ class Layout:
         return len(self.hosts) > 1 and self.member < self.carriers
 
     def carrier_at(self, host: int) -> int:
-        """The rank that carries there what this one carries here."""
+        """The rank on another host that carries the same slice as this one."""
         return self.hosts[host % len(self.hosts)][self.member]
 
 
@@ -50,7 +50,7 @@ def layout(host_keys: Sequence[str], rank: int) -> Layout:
 
 
 def choose(world_size: int, local_world_size: int, has_native: bool) -> str:
-    """The fastest backend for CPU tensors, as measured (docs/performance.md), from what every rank knows alike."""
+    """The fastest backend for CPU tensors (docs/performance.md), from facts that are the same on all ranks."""
     if not has_native:
         return "gloo"
     return "shm" if local_world_size == world_size else "hier"

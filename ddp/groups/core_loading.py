@@ -1,4 +1,4 @@
-"""The compiled core, where it was built; elsewhere one line says that everything goes over Gloo."""
+"""Load the compiled core. If it was not built, log once that all collectives use Gloo."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 _log = logging.getLogger("ddp")
-_announced: list[str] = []
+_warnings: list[str] = []
 
 
 @functools.cache
 def native() -> ModuleType | None:
     if os.environ.get("DDP_NATIVE", "1") == "0":
-        announce("the compiled core is switched off (DDP_NATIVE=0)")
+        warn_once("the compiled core is disabled by DDP_NATIVE=0")
         return None
     try:
         return importlib.import_module("ddp.groups._native")
     except ImportError as error:
-        announce(f"the compiled core is not there ({error})")
+        warn_once(f"the compiled core cannot be loaded ({error})")
         return None
 
 
-def announce(reason: str) -> None:
-    """Once in a job: the first rank speaks for all."""
-    if not _announced and os.environ.get("RANK", "0") == "0":
-        _announced.append(reason)
-        _log.warning("ddp: %s: shared memory is not used, collectives go over Gloo", reason)
+def warn_once(reason: str) -> None:
+    """Log a warning once per job, on rank 0."""
+    if not _warnings and os.environ.get("RANK", "0") == "0":
+        _warnings.append(reason)
+        _log.warning("ddp: %s. Collectives use Gloo instead of shared memory", reason)

@@ -1,4 +1,4 @@
-"""A rank that mpirun has started: who it is, and where the ranks' store is, said through MPI itself."""
+"""A rank that mpirun has started: its place and the address of the store, exchanged through MPI."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ _LOOPBACK = "127.0.0.1"
 
 
 def library() -> Any:
-    """mpi4py.MPI; importing it starts MPI."""
+    """Import mpi4py.MPI, which initializes MPI."""
     try:
         return importlib.import_module("mpi4py.MPI")
     except (ImportError, RuntimeError) as error:
         raise InitError(
-            f"mpirun has started this script, and mpi4py, through which ddp.init() asks MPI who is who, cannot be "
-            f"loaded ({error}): pip install mpi4py, and an MPI if there is none (pip install mpich); "
-            "or start the script with ddp-launch, which needs neither"
+            f"cannot load mpi4py: {error}. ddp.init() needs it, because mpirun started this script. Install mpi4py, "
+            "and an MPI if there is none (pip install mpi4py mpich), or start the script with ddp-launch"
         ) from error
 
 
@@ -43,7 +42,7 @@ def seat() -> Seat:
 
 
 def meeting(timeout: timedelta) -> tuple[str, Store]:
-    """-> the first rank's address, and the store that it keeps there, on a port that the system has chosen."""
+    """Create the store on rank 0, on a port that the system chooses; return its address and the store."""
     world = library().COMM_WORLD
     first = world.rank == 0
     hosts = world.allgather(socket.gethostname())

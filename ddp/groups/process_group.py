@@ -1,8 +1,8 @@
-"""`ddp.init()`: the default process group, from what the launcher says, or of one process alone.
+"""`ddp.init()`: create the default process group, for a launched job or for a single process.
 
-A script that was started without a launcher is a world of one: its store lives in this process, and no port is opened
-for it. One that mpirun has started learns its place, and where the store is, through MPI. The backend can be named in
-the call or in DDP_BACKEND; what is not named is chosen by what there is.
+A script without a launcher is a world of one rank. Its store is in this process, without an open port. A script that
+mpirun has started gets its place and the address of the store through MPI. The call or DDP_BACKEND names the backend.
+Otherwise it is chosen from the available hardware.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _MEET_WITHIN = timedelta(minutes=5)
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where this process is in the job, and what it computes on."""
+    """The place of this process in the job, its device, and its backend."""
 
     rank: int
     world_size: int
@@ -54,7 +54,7 @@ class Place:
     backend: str
 
 
-_place: Place | None = None  # of the group that init() made, for as long as it is there
+_place: Place | None = None  # of the group that init() created, until shutdown()
 _asked: tuple[Any, ...] = ()
 
 
@@ -64,12 +64,11 @@ def init(
     device: torch.device | str | int | None = None,
     timeout: timedelta | float | None = None,
 ) -> Place:
-    """Makes the default process group, once; called again it says the same.
+    """Create the default process group. Later calls return the same result.
 
-    `backend`: auto, or any that torch knows or that has been registered with it (gloo, nccl, cpu:gloo,cuda:nccl); mpi
-    is torch's own where it was built with it, else goes through mpi4py.
-    `device`: cpu, cuda, or one device; otherwise this rank's own accelerator if there is one. `timeout`: of a
-    collective, in seconds.
+    `backend`: auto, or a backend of torch or registered with it (gloo, nccl, cpu:gloo,cuda:nccl). mpi is torch's own
+    backend if torch was built with it, otherwise mpi4py. `device`: cpu, cuda, or one device; by default this rank's own
+    accelerator, if there is one. `timeout`: of a collective, in seconds.
     """
     global _place, _asked
     asked = (backend, device, timeout)
@@ -78,8 +77,8 @@ def init(
             _place, _asked = _made_elsewhere(backend, device), asked
         elif asked not in (_asked, ("auto", None, None)):
             raise InitError(
-                f"ddp.init() has made a group before, with {_place.backend} on {_place.device}; "
-                "say the same again, or ddp.shutdown() first"
+                f"ddp.init() was called with other arguments: the group uses {_place.backend} on {_place.device}. "
+                "Use the same arguments, or call ddp.shutdown() first"
             )
         return _place
     by_mpi = started_by_mpi(os.environ)
@@ -89,16 +88,16 @@ def init(
         torch.cuda.set_device(where)
     chosen = _backend(backend, seat, where)
     torch_marks.install()
-    watching = guard.start()
-    with explained("the meeting of all ranks"):
+    our_guard = guard.start()
+    with explained("the initial rendezvous"):
         _make_group(chosen, seat, where, _limit(timeout), by_mpi)
-    watching.wake()
-    _place, _asked = _described(seat, where, chosen), asked
+    our_guard.wake()
+    _place, _asked = _place_of(seat, where, chosen), asked
     return _place
 
 
 def shutdown() -> None:
-    """Takes the default process group apart, if there is one."""
+    """Destroy the default process group, if there is one."""
     global _place
     _place = None
     if dist.is_initialized():
@@ -106,21 +105,22 @@ def shutdown() -> None:
 
 
 def _made_elsewhere(backend: str, device: torch.device | str | int | None) -> Place:
-    """The script has called torch's init_process_group itself: that group is taken as it is."""
+    """Use the group that the script created with torch's init_process_group."""
     there = dist.get_backend_config() if hasattr(dist, "get_backend_config") else dist.get_backend()
     if backend not in ("auto", dist.get_backend(), str(there)):
         raise InitError(
-            f"the process group there is of {dist.get_backend()}, not of {backend}; make one of them"
+            f"cannot use backend {backend!r}: the process group of torch.distributed exists already, with backend "
+            f"{dist.get_backend()!r}. Create the group only once, or use the same backend"
         )
     seat = seat_of(os.environ)
     if seat == ALONE:
         seat = Seat(
             dist.get_rank(), dist.get_world_size(), dist.get_rank(), dist.get_world_size(), 0, launched=False
         )
-    return _described(seat, _device(seat, device), dist.get_backend())
+    return _place_of(seat, _device(seat, device), dist.get_backend())
 
 
-def _described(seat: Seat, device: torch.device, backend: str) -> Place:
+def _place_of(seat: Seat, device: torch.device, backend: str) -> Place:
     return Place(
         dist.get_rank(),
         dist.get_world_size(),
@@ -132,7 +132,7 @@ def _described(seat: Seat, device: torch.device, backend: str) -> Place:
     )
 
 
-# --- on what, over what ------------------------------------------------------------------------------
+# --- device and backend ------------------------------------------------------------------------------
 
 
 def _device(seat: Seat, asked: torch.device | str | int | None) -> torch.device:
@@ -144,14 +144,14 @@ def _device(seat: Seat, asked: torch.device | str | int | None) -> torch.device:
     module = torch.get_device_module(device.type)
     n_devices = module.device_count()
     if not n_devices:
-        raise InitError(f"there is no {device.type} device here; ddp.init(device='cpu') computes on the CPU")
+        raise InitError(f"no {device.type} device is available. Use ddp.init(device='cpu') to run on the CPU")
     return torch.device(device.type, device_index(seat, n_devices, device.type))
 
 
 def _accelerator() -> torch.device:
     if torch.cuda.is_available():
         return torch.device("cuda")
-    accelerator = getattr(torch, "accelerator", None)  # not in every torch that this runs with
+    accelerator = getattr(torch, "accelerator", None)  # older versions of torch lack it
     if accelerator is not None and accelerator.is_available():
         return torch.device(accelerator.current_accelerator())
     return torch.device("cpu")
@@ -171,12 +171,12 @@ def _backend(asked: str, seat: Seat, device: torch.device) -> str:
         return chosen
     native = dist.Backend.default_device_backend_map.get(device.type)
     if native is None:
-        raise InitError(f"no backend is known for {device.type}; name one: ddp.init(backend=...)")
+        raise InitError(f"no default backend for {device.type}. Name one: ddp.init(backend=...)")
     return f"cpu:gloo,{device.type}:{native}"
 
 
 def _register_ours(backend: str) -> None:
-    """Makes our own known to torch.distributed: importing ddp.groups.shm does that for `shm` and `hier`."""
+    """Register our own backends with torch.distributed. Importing ddp.groups.shm registers `shm` and `hier`."""
     names = set(re.split("[:,]", backend))
     if {"shm", "hier"} & names:
         importlib.import_module("ddp.groups.shm")
@@ -194,7 +194,7 @@ def _limit(timeout: timedelta | float | None) -> timedelta | None:
     return timedelta(seconds=seconds(str(timeout), "timeout"))
 
 
-# --- making it -----------------------------------------------------------------------------------------
+# --- creation ------------------------------------------------------------------------------------------
 
 
 def _make_group(
@@ -207,7 +207,9 @@ def _make_group(
         how["device_id"] = device
     if by_mpi:
         address, store = mpi.meeting(timeout or _MEET_WITHIN)
-        os.environ.setdefault("MASTER_ADDR", address)  # the ring of `hier` goes where this is seen from
+        os.environ.setdefault(
+            "MASTER_ADDR", address
+        )  # the ring of `hier` uses the interface that leads there
         dist.init_process_group(store=store, **how)
         return
     if seat.launched:
@@ -219,7 +221,7 @@ def _make_group(
 
 @contextmanager
 def _gloo_stays_here() -> Iterator[None]:
-    """Gloo listens even when it has nobody to talk to: then at least where nobody from outside can."""
+    """Restrict Gloo to the loopback interface: it opens a port even in a world of one rank."""
     if "GLOO_SOCKET_IFNAME" in os.environ:
         yield
         return

@@ -1,6 +1,6 @@
-"""The TCP connections of a ring of hosts: each carrier connects to the next one, and is connected to by the last.
+"""The TCP connections of a ring of hosts: each carrier connects to the next one, and accepts the previous one.
 
-Who connects says a secret that only members of the job can have read in the store; anybody else is turned away.
+A connecting rank sends a secret that only members of the job can read in the store. Other connections are closed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def open_port() -> Port:
 
 
 def own_address() -> str:
-    """That of the interface that was named for Gloo, else the one that faces the master."""
+    """The address of the interface in GLOO_SOCKET_IFNAME, else the one on the route to the master."""
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
     if interface:
         return _address_of(interface)
@@ -47,7 +47,7 @@ def own_address() -> str:
 
 
 def _address_of(interface: str) -> str:
-    """SIOCGIFADDR, for IPv4."""
+    """The IPv4 address of an interface (SIOCGIFADDR)."""
     import fcntl
     import struct
 
@@ -57,13 +57,13 @@ def _address_of(interface: str) -> str:
             answer = fcntl.ioctl(any_socket.fileno(), 0x8915, request)
         except OSError as error:
             raise OSError(
-                f"GLOO_SOCKET_IFNAME={interface}: {error.strerror}; `ip addr` lists them"
+                f"invalid GLOO_SOCKET_IFNAME={interface}: {error.strerror}. Use an interface that `ip addr` lists"
             ) from error
     return socket.inet_ntoa(answer[20:24])
 
 
 def facing(target: str) -> str:
-    """The address from which packets to the target would come; nothing is sent."""
+    """The source address of packets to the target, found without sending one."""
     try:
         candidates = socket.getaddrinfo(target, 9, type=socket.SOCK_DGRAM)
     except OSError:
@@ -96,7 +96,7 @@ class Links:
 
 
 def join(port: Port, me: int, following: tuple[str, int, str], previous: int, timeout_s: float) -> Links:
-    """`following`: address, port and secret of the next carrier; `previous`: the rank that will come here."""
+    """`following`: address, port and secret of the next carrier; `previous`: the rank that connects to us."""
     address, number, secret = following
     deadline = time.monotonic() + timeout_s
     ahead = socket.create_connection((address, number), timeout=timeout_s)

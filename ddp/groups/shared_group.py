@@ -1,9 +1,9 @@
 """A process group whose CPU collectives run in the compiled core.
 
-What the core cannot do (point to point, all-to-all, sparse tensors, odd types), and everything where there is no
-core, goes to a backend of torch's: Gloo for CPU tensors, NCCL for those on GPUs, where there are any. They are called
-directly, never through the base class: a method that torch lets Python override keeps the GIL while it runs the
-base's, and Gloo's threads, which drop tensors under a lock of theirs, need the GIL for it.
+Operations that the core does not support (point-to-point, all-to-all, sparse tensors, rare dtypes) use a backend of
+torch: Gloo for CPU tensors, NCCL for tensors on GPUs. Without the core all operations do. The group calls the backends
+directly, not through its base class. A base method that Python can override holds the GIL while it runs. Gloo's threads
+need the GIL to release tensors, and they release them while they hold a lock of Gloo. So this could deadlock.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from ddp.groups.core_arguments import (
     operands,
     suits,
 )
-from ddp.groups.shared_work import FAILED, NOT_YET, FinishedWork, InFlight, SharedWork, Together
+from ddp.groups.shared_work import FAILED, NOT_YET, CombinedWork, FinishedWork, InFlight, SharedWork
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,12 +48,12 @@ if TYPE_CHECKING:
     from ddp.groups.shared_work import Core
 
 _NOTHING = Operands([], 0, [], None)
-# To wake a thread for so little, and to share a processor with it, takes longer than what could be hidden.
-_NOT_WORTH_WAKING_BYTES = 4 << 20
+# Below this size, waking the core's thread and sharing a CPU with it costs more than an overlap can save.
+_MIN_BYTES_TO_WAKE = 4 << 20
 _SUM: int = int(ReduceOp.SUM)  # type: ignore[call-overload]
 
 
-# torch describes its own methods more narrowly than it calls them.
+# torch annotates its methods more narrowly than it calls them.
 _ProcessGroup: Any = dist.ProcessGroup
 
 
@@ -75,7 +75,7 @@ class SharedGroup(_ProcessGroup):  # type: ignore[misc]
         self._timeout_s = timeout.total_seconds()
         self._core = core
         self._flight = InFlight(core) if core is not None else None
-        # Across hosts the core does all-reduce and barrier.
+        # Across hosts the core supports only all-reduce and barrier.
         self._near = self._flight if whole_host else None
         self._register_fallbacks(store, rank, size, timeout)
 
@@ -92,8 +92,8 @@ class SharedGroup(_ProcessGroup):  # type: ignore[misc]
             nccl = ProcessGroupNCCL(PrefixStore("nccl/", store), rank, size, options)
             self._register_backend(torch.device("cuda"), kinds.NCCL, nccl)
 
-    def _past(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """Whose business these are, when they are none of the core's. A group that is broken is so for them, too."""
+    def _fallback(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """The backend for operations outside the core. If the group has failed, it has failed for them as well."""
         if self._core is not None and (failure := self._core.failure()):
             raise dist.DistBackendError(failure)
         return self._get_backend(tensors[0].device if tensors else torch.device("cpu"))
@@ -101,7 +101,7 @@ class SharedGroup(_ProcessGroup):  # type: ignore[misc]
     def getBackendName(self) -> str:
         return self._name
 
-    # --- to the core ---------------------------------------------------------------------------------
+    # --- operations of the core ----------------------------------------------------------------------
 
     def _post(
         self,
@@ -116,7 +116,7 @@ class SharedGroup(_ProcessGroup):  # type: ignore[misc]
         root: int = 0,
         wakes: bool = True,
     ) -> dist.Work:
-        """`wakes`: it begins now, on the core's thread; else when somebody waits for it, on that one's thread."""
+        """`wakes`: whether it starts now, on the core's thread; otherwise it runs on the thread that waits for it."""
         timeout_s, waits = self._timeout_s, False
         if opts is not None:
             timeout_s, waits = self._limit_s(opts), not opts.asyncOp
@@ -141,8 +141,8 @@ class SharedGroup(_ProcessGroup):  # type: ignore[misc]
         asked = opts.timeout
         return asked.total_seconds() if asked.days >= 0 and asked else self._timeout_s
 
-    def _reduced_at_once(self, flight: InFlight, tensors: Any, opts: Any) -> dist.Work | None:
-        """The way of most calls, which is short: one tensor, in order in memory, and the caller waits for it."""
+    def _reduce_at_once(self, flight: InFlight, tensors: Any, opts: Any) -> dist.Work | None:
+        """The fast path of most calls: one contiguous tensor, and the caller waits for the result."""
         (tensor,) = tensors
         if not (tensor.is_cpu and tensor.layout is torch.strided and in_order(tensor)):
             return None
@@ -167,10 +167,10 @@ class SharedGroup(_ProcessGroup):  # type: ignore[misc]
 
     def _reduction(self, opts: Any, dtype: torch.dtype) -> Reduction | None:
         op = opts.reduceOp
-        return self._reductions[dtype][_SUM if op == ReduceOp.SUM else int(op.op)]  # comparing is the quicker
+        return self._reductions[dtype][_SUM if op == ReduceOp.SUM else int(op.op)]  # the comparison is faster
 
     def _has_root(self, tensors: Sequence[torch.Tensor], opts: Any) -> bool:
-        """Else it is Gloo that knows the words for what is wrong, or what several tensors mean."""
+        """Whether the root is valid; otherwise Gloo handles the call, or reports the error."""
         return len(tensors) == 1 and 0 <= opts.rootRank < self._world and opts.rootTensor == 0
 
     def _all_reduce(
@@ -188,15 +188,15 @@ class SharedGroup(_ProcessGroup):  # type: ignore[misc]
         opts = _reduce_options(AllreduceOptions, opts, named)
         flight = self._flight
         if flight is not None and len(tensors) == 1 and not opts.asyncOp:
-            work = self._reduced_at_once(flight, tensors, opts)
+            work = self._reduce_at_once(flight, tensors, opts)
             if work is not None:
                 return work
-        # To torch several tensors here are those of one rank's devices, each a part of the one sum.
+        # Several tensors would be those of one rank's devices, which are added to one sum.
         if flight is not None and len(tensors) == 1 and suits(tensors):
             reduction = self._reduction(opts, tensors[0].dtype)
             if reduction is not None:
                 return self._all_reduce(flight, list(tensors), reduction, opts)
-        return self._past(tensors).allreduce(tensors, opts)
+        return self._fallback(tensors).allreduce(tensors, opts)
 
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:
         opts = AllreduceCoalescedOptions() if opts is None else opts
@@ -205,7 +205,7 @@ class SharedGroup(_ProcessGroup):  # type: ignore[misc]
             reduction = self._reduction(opts, tensors[0].dtype)
             if reduction is not None:
                 return self._all_reduce(flight, list(tensors), reduction, opts)
-        return self._past(tensors).allreduce_coalesced(tensors, opts)
+        return self._fallback(tensors).allreduce_coalesced(tensors, opts)
 
     def reduce(self, tensors: Any, opts: Any = None, **named: Any) -> Any:
         if isinstance(tensors, torch.Tensor):
@@ -216,8 +216,8 @@ class SharedGroup(_ProcessGroup):  # type: ignore[misc]
         if flight is not None and suits(tensors) and self._has_root(tensors, opts):
             reduction = self._reduction(opts, tensors[0].dtype)
         if flight is None or reduction is None:
-            return self._past(tensors).reduce(tensors, opts)
-        # As after Gloo, only the root's tensor is touched.
+            return self._fallback(tensors).reduce(tensors, opts)
+        # Like Gloo, change only the root's tensor.
         got = operands(tensors, written=self.rank() == opts.rootRank)
         count = got.size // reduction.element_size
         return self._post(flight, REDUCE, reduction, count, _NOTHING, got, tensors, opts, opts.rootRank)
@@ -239,12 +239,12 @@ class SharedGroup(_ProcessGroup):  # type: ignore[misc]
         work = None
         if len(outputs) == len(inputs) == 1 and self._one_each(inputs[0], outputs[0]):
             work = self._scattered(outputs[0], inputs[0], opts)
-        return self._past(outputs).reduce_scatter(outputs, inputs, opts) if work is None else work
+        return self._fallback(outputs).reduce_scatter(outputs, inputs, opts) if work is None else work
 
     def reduce_scatter_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> Any:
         opts = dist.ReduceScatterOptions() if opts is None else opts
         work = self._scattered(output, [given], opts)
-        return self._past([output])._reduce_scatter_base(output, given, opts) if work is None else work
+        return self._fallback([output])._reduce_scatter_base(output, given, opts) if work is None else work
 
     _reduce_scatter_base = reduce_scatter_single
 
@@ -271,7 +271,7 @@ class SharedGroup(_ProcessGroup):  # type: ignore[misc]
             opts.rootRank = named.get("root", 0)
         flight = self._near
         if flight is None or not suits(tensors) or not self._has_root(tensors, opts):
-            return self._past(tensors).broadcast(tensors, opts)
+            return self._fallback(tensors).broadcast(tensors, opts)
         at_root = self.rank() == opts.rootRank
         got = operands(tensors, written=not at_root, read=at_root)
         return self._post(
@@ -295,12 +295,12 @@ class SharedGroup(_ProcessGroup):  # type: ignore[misc]
         work = None
         if len(outputs) == len(inputs) == 1 and self._one_each(outputs[0], inputs[0]):
             work = self._gathered(outputs[0], inputs[0], opts)
-        return self._past(inputs).allgather(outputs, inputs, opts) if work is None else work
+        return self._fallback(inputs).allgather(outputs, inputs, opts) if work is None else work
 
     def all_gather_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> Any:
         opts = AllgatherOptions() if opts is None else opts
         work = self._gathered([output], given, opts)
-        return self._past([given])._allgather_base(output, given, opts) if work is None else work
+        return self._fallback([given])._allgather_base(output, given, opts) if work is None else work
 
     _allgather_base = all_gather_single
 
@@ -317,27 +317,27 @@ class SharedGroup(_ProcessGroup):  # type: ignore[misc]
             return self._get_backend(torch.device("cpu")).barrier(opts)
         return self._post(self._flight, BARRIER, BYTES, 0, _NOTHING, _NOTHING, [], opts)
 
-    # --- what the core does not do ----------------------------------------------------------------------
+    # --- operations outside the core --------------------------------------------------------------------
 
     def send(self, tensors: list[torch.Tensor], to: int, tag: int) -> Any:
-        return self._past(tensors).send(tensors, to, tag)
+        return self._fallback(tensors).send(tensors, to, tag)
 
     def recv(self, tensors: list[torch.Tensor], source: int, tag: int) -> Any:
-        return self._past(tensors).recv(tensors, source, tag)
+        return self._fallback(tensors).recv(tensors, source, tag)
 
     def all_to_all_single(
         self, output: torch.Tensor, given: torch.Tensor, got_splits: Any, given_splits: Any, opts: Any = None
     ) -> Any:
         opts = AllToAllOptions() if opts is None else opts
-        return self._past([given]).alltoall_base(output, given, got_splits, given_splits, opts)
+        return self._fallback([given]).alltoall_base(output, given, got_splits, given_splits, opts)
 
     alltoall_base = all_to_all_single
 
-    # --- the seam to the reducer -----------------------------------------------------------------------
+    # --- the interface to the reducer ------------------------------------------------------------------
 
     @property
     def ddp_device_types(self) -> tuple[str, ...]:
-        """Only the core averages a list without a copy. Gloo and NCCL do better with one flat bucket."""
+        """Devices whose lists of tensors are averaged without a copy. Gloo and NCCL are faster with one flat bucket."""
         return ("cpu",) if self._core is not None else ()
 
     @property
@@ -345,7 +345,7 @@ class SharedGroup(_ProcessGroup):  # type: ignore[misc]
         return self._near is not None
 
     def ddp_allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """Memory that peers can reduce where it lies; ordinary memory where there is none of that kind."""
+        """Allocate memory that peers can reduce in place; fall back to ordinary memory."""
         if self._core is not None and numel:
             with suppress(MemoryError):
                 block = self._core.allocate(numel * dtype.itemsize)
@@ -353,23 +353,23 @@ class SharedGroup(_ProcessGroup):  # type: ignore[misc]
         return torch.empty(numel, dtype=dtype)
 
     def ddp_average(self, tensors: list[torch.Tensor], divisor: float) -> Any:
-        """Their sums over the ranks, divided, in place; the list counts as one array."""
+        """Average the tensors in place; the list counts as one array."""
         flight = self._flight
         if flight is not None and suits(tensors):
             reduction = averaging(tensors[0].dtype, divisor)
             if reduction is not None:
                 got = operands(tensors, written=True)
                 count = got.size // reduction.element_size
-                wakes = self._near is None or got.size > _NOT_WORTH_WAKING_BYTES
+                wakes = self._near is None or got.size > _MIN_BYTES_TO_WAKE
                 return self._post(flight, ALL_REDUCE, reduction, count, _NOTHING, got, tensors, wakes=wakes)
         torch._foreach_div_(tensors, divisor)
         real = [torch.view_as_real(each) if each.is_complex() else each for each in tensors]
-        return self._past(tensors).allreduce_coalesced(real)
+        return self._fallback(tensors).allreduce_coalesced(real)
 
-    # --- the end ---------------------------------------------------------------------------------------
+    # --- shutdown --------------------------------------------------------------------------------------
 
     def abort(self) -> None:
-        """Breaks the group for all its members; whoever waits is released."""
+        """Abort the group for all its members, and release all waiting threads."""
         if self._core is not None:
             self._core.abort()
         super().abort()
@@ -384,11 +384,11 @@ class SharedGroup(_ProcessGroup):  # type: ignore[misc]
 
 
 def _last(works: list[dist.Work], tensors: list[torch.Tensor]) -> Any:
-    return works[0] if len(works) == 1 else Together(works, tensors)
+    return works[0] if len(works) == 1 else CombinedWork(works, tensors)
 
 
 def _reduce_options(kind: Any, opts: Any, named: dict[str, Any]) -> Any:
-    """torch's groups also take the reduction itself, and names."""
+    """Build options from torch's other signatures, which take the reduction itself, or keyword arguments."""
     if type(opts) is kind:
         return opts
     made = kind()

@@ -1,7 +1,7 @@
-"""An operation of the compiled core, as torch wants to see it.
+"""The Work object of an operation in the compiled core.
 
-Operations of a group are done in the order of their tickets. Whoever waits gets the outcome from the core; futures
-are completed by one thread per group, which exists only once somebody asked for a future.
+The operations of a group run in the order of their tickets. A thread that waits gets the result from the core. One
+thread per group completes futures. It starts when the first future is requested.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 DONE, FAILED, NOT_YET = 0, -1, -2
-_FOR_EVER_S = 1e9
+_FOREVER_S = 1e9
 _NO_TIMEOUT = timedelta(0)
 
 
@@ -53,7 +53,7 @@ class Core(Protocol):
 
 
 class InFlight:
-    """What must stay alive while the core works on it, and who completes futures."""
+    """The pending operations of a group: keeps their tensors alive, and completes their futures."""
 
     def __init__(self, core: Core) -> None:
         self.core = core
@@ -77,7 +77,7 @@ class InFlight:
 
     def promise(self, work: SharedWork, done: Any) -> None:
         if threading.current_thread() is self._thread:
-            # A callback has begun it, and may wait for it right there: nobody else completes futures.
+            # A callback on this thread started the operation and may wait for it: only this thread completes futures.
             work.finish()
             done.set_result(None)
             return
@@ -95,7 +95,7 @@ class InFlight:
             del work, done, awaited
 
     def close(self) -> None:
-        """After the core: every operation has an outcome by then."""
+        """Close after the core, because then every operation has a result."""
         if self._thread is not None:
             self._awaited.put(None)
             if self._thread is not threading.current_thread():
@@ -132,20 +132,20 @@ class SharedWork(dist.Work):
             if limit > 0:
                 self._await(limit, may_execute=False)
             else:
-                self._await(_FOR_EVER_S, may_execute=True)
+                self._await(_FOREVER_S, may_execute=True)
         if self._error is not None:
             raise self._error
         return True
 
     def finish(self) -> None:
-        """Waits without raising."""
+        """Wait without raising."""
         if not self._settled:
-            self._await(_FOR_EVER_S, may_execute=False)
+            self._await(_FOREVER_S, may_execute=False)
 
     def _await(self, limit_s: float, may_execute: bool) -> None:
         state = self._flight.core.wait(self.ticket, limit_s, may_execute)
         if state == NOT_YET:
-            raise dist.DistBackendError(f"the collective is not done after {limit_s:g} s")
+            raise dist.DistBackendError(f"timed out: the collective is not done after {limit_s:g} s")
         self._conclude(state)
 
     def _conclude(self, state: int) -> None:
@@ -186,8 +186,10 @@ class SharedWork(dist.Work):
         return self._tensors
 
     def get_future(self) -> Any:
-        """An exception set from Python would look like a value to torch's C++, which would take it for tensors; one
-        that a callback raises does not."""
+        """Return a future whose error is raised in a callback.
+
+        torch's C++ code would take an exception that is set from Python for a value.
+        """
         if self._future is None:
             done: Any = torch.futures.Future()
             self._future = done.then(lambda _none: self._outcome())
@@ -202,8 +204,7 @@ class SharedWork(dist.Work):
 
 
 class FinishedWork(dist.Work):
-    """Of an operation that was done before its caller went on. Made without a constructor of its own: that takes as
-    long as the operation."""
+    """The Work of a synchronous operation, without a constructor, which would take as long as the operation."""
 
     tensors: list[torch.Tensor]
 
@@ -234,8 +235,8 @@ class FinishedWork(dist.Work):
         return done
 
 
-class Together(dist.Work):
-    """Several operations as one."""
+class CombinedWork(dist.Work):
+    """Several operations as one Work."""
 
     def __init__(self, works: list[dist.Work], tensors: list[torch.Tensor]) -> None:
         super().__init__()

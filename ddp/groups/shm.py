@@ -15,7 +15,7 @@ import torch.distributed as dist
 from ddp.groups import core_loading, ring, segment
 from ddp.groups.backends import Layout, layout
 from ddp.groups.shared_group import SharedGroup
-from ddp.groups.shared_work import FinishedWork, SharedWork, Together
+from ddp.groups.shared_work import CombinedWork, FinishedWork, SharedWork
 from ddp.telemetry import collective_marks
 from ddp.telemetry.collective_facts import format_ranks
 
@@ -69,7 +69,7 @@ class _Setup:
         try:
             return self._form(cards)
         except _Unable as reason:
-            core_loading.announce(str(reason))
+            core_loading.warn_once(str(reason))
             return None, False
         finally:
             for each in (self.door, self.port):
@@ -82,7 +82,7 @@ class _Setup:
         return [self.store.get(f"{what}/{other}").decode() for other in range(self.size)]
 
     def _await(self, said: list[str]) -> None:
-        """The store's own limit is that of the default group, which may be half an hour."""
+        """Wait for keys with the group's timeout: the store's own may be that of the default group, half an hour."""
         try:
             self.store.wait(said, timedelta(seconds=self.patience_s))
         except RuntimeError as error:
@@ -90,9 +90,7 @@ class _Setup:
             if not late:
                 raise
             who = f"rank {late[0]} has" if len(late) == 1 else f"ranks {', '.join(map(str, late))} have"
-            words = (
-                f"{who} not joined the group {self.name}, which is being formed, within {self.patience_s:g} s"
-            )
+            words = f"{who} not joined the new group {self.name} within {self.patience_s:g} s"
             raise dist.DistBackendError(words) from error
 
     def _card(self) -> Card:
@@ -118,8 +116,8 @@ class _Setup:
         placed = layout([card.host for card in cards], self.rank)
         if self.name == "shm" and len(placed.hosts) > 1:
             raise ValueError(
-                "the backend shm is for ranks on one host, and this group has ranks on "
-                f"{len(placed.hosts)} hosts: use hier, which is shm on each host and a ring across"
+                f"the backend shm supports ranks on one host only, but this group has ranks on {len(placed.hosts)} "
+                "hosts. Use hier, which is shm on each host and a ring between hosts"
             )
         made: Any = None
         try:
@@ -165,7 +163,7 @@ class _Setup:
         return made
 
     def _labels(self, cards: list[Card], placed: Layout) -> list[str]:
-        """The ranks and the name of each host, as errors name them."""
+        """The ranks and the name of each host, for error messages."""
         found = []
         for ranks in placed.hosts:
             known = [self.ranks[rank] for rank in ranks]
@@ -209,11 +207,11 @@ def create_hier(asked: Any, _options: Any = None) -> SharedGroup:
 
 
 def register() -> bool:
-    """Makes `shm` and `hier` known to torch.distributed. -> whether they are more than Gloo here"""
+    """Register `shm` and `hier` with torch.distributed; return whether the compiled core is available."""
     for name, create in (("shm", create_shm), ("hier", create_hier)):
         if name.upper() not in dist.Backend._plugins:
             dist.Backend.register_backend(name, create, extended_api=True, devices=["cpu"])
-    collective_marks.watch(SharedGroup, (SharedWork, FinishedWork, Together))
+    collective_marks.watch(SharedGroup, (SharedWork, FinishedWork, CombinedWork))
     return core_loading.native() is not None
 
 

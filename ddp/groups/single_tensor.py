@@ -1,4 +1,4 @@
-"""Collectives whose many parts lie in one tensor, under the names that the installed torch has for them."""
+"""Collectives whose parts are slices of one tensor, under the names that the installed torch uses."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import torch.distributed as dist
 if TYPE_CHECKING:
     import torch
 
-# The first name is the newer one; torch warns of the other where both are there.
+# The first name is newer. If torch has both, it warns about the older one.
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def all_gather(into: torch.Tensor, part: torch.Tensor, group: dist.ProcessGroup) -> Any:
-    """-> Work. `part` may be this rank's place in `into`."""
+    """Start an all-gather; return its Work. `part` may be this rank's slice of `into`."""
     return _all_gather(into, part, group=group, async_op=True)
 
 
 def reduce_scatter(into: torch.Tensor, parts: torch.Tensor, group: dist.ProcessGroup, averages: bool) -> Any:
-    """-> Work, which may know nothing of futures. Of the sums, or of the averages."""
+    """Start a reduce-scatter of sums or averages; return its Work, which may not support futures."""
     op = dist.ReduceOp.AVG if averages else dist.ReduceOp.SUM
     return _reduce_scatter(into, parts, op, group=group, async_op=True)

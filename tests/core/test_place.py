@@ -38,22 +38,20 @@ def test_what_torch_can_do_without_is_worked_out() -> None:
 @pytest.mark.parametrize("empty", [False, True])
 def test_half_a_launcher_is_a_mistake(missing: str, empty: bool) -> None:
     environ = {name: value for name, value in FULL.items() if name != missing}
-    with pytest.raises(
-        InitError, match=f"^{missing}: not in the environment; start the script with ddp-launch"
-    ):
+    with pytest.raises(InitError, match=f": {missing}\\. .*ddp-launch"):
         seat_of(environ | ({missing: ""} if empty else {}))
 
 
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("RANK", "8", "is not a number from 0 to 7 (WORLD_SIZE=8)"),
-        ("RANK", "-1", "is not a number from 0 to 7"),
-        ("RANK", "one", "is not a number"),
-        ("RANK", "²", "is not a number"),
-        ("WORLD_SIZE", "0", "is not a number from 1;"),
-        ("MASTER_PORT", "0", "is not a number from 1 to 65535"),
-        ("LOCAL_WORLD_SIZE", "9", "is not a number from 1 to 8"),
+        ("RANK", "8", "from 0 to 7 (WORLD_SIZE=8)"),
+        ("RANK", "-1", "from 0 to 7"),
+        ("RANK", "one", "from 0 to 7"),
+        ("RANK", "²", "from 0 to 7"),
+        ("WORLD_SIZE", "0", "from 1"),
+        ("MASTER_PORT", "0", "from 1 to 65535"),
+        ("LOCAL_WORLD_SIZE", "9", "from 1 to 8"),
     ],
 )
 def test_what_cannot_be_meant(name: str, text: str, words: str) -> None:
@@ -66,16 +64,14 @@ def test_what_cannot_be_meant(name: str, text: str, words: str) -> None:
 def test_devices() -> None:
     assert device_index(Seat(5, 8, 1, 4, 1, True), 4, "cuda") == 1
     assert device_index(Seat(5, 8, 3, 4, 1, True), 1, "cuda") == 0, "its own, the only one that it sees"
-    with pytest.raises(
-        InitError, match=r"LOCAL_RANK=3, but this process sees 2 cuda devices; .*--nproc-per-node"
-    ):
+    with pytest.raises(InitError, match=r"cuda.*LOCAL_RANK=3.*--nproc-per-node"):
         device_index(Seat(5, 8, 3, 4, 1, True), 2, "cuda")
 
 
 def test_backends() -> None:
     known = ["gloo", "nccl"]
     assert known_backend("cpu:gloo,cuda:NCCL", known) == "cpu:gloo,cuda:nccl"
-    with pytest.raises(InitError, match=r"no backend 'glo' here; this torch has gloo, nccl"):
+    with pytest.raises(InitError, match=r"'glo'.*gloo, nccl"):
         known_backend("glo", known)
 
 

@@ -95,7 +95,7 @@ def test_a_group_is_not_waited_for_longer_than_it_allows(pair):
     """The default group's limit is half an hour."""
     for rank, (after, said) in enumerate(pair.run(trouble.form_a_group_alone)):
         assert after < 30
-        assert f"rank {1 - rank} has not joined the group shm, which is being formed, within 0.5 s" in said
+        assert f"rank {1 - rank} has not joined the new group shm within 0.5 s" in said
 
 
 def test_waiting_with_a_limit_breaks_nothing(pair):

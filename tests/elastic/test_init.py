@@ -34,7 +34,7 @@ for table in ("tcp", "tcp6"):
         if words[3] == "0A" and f"socket:[{words[9]}]" in mine:
             listening.append(words[1].partition(":")[0])
 assert set(listening) <= {"0100007F"}, f"reached from outside: {listening}"
-with pytest.raises(ddp.InitError, match=r"has made a group before, with .*shutdown\\(\\) first"):
+with pytest.raises(ddp.InitError, match=r"shutdown\\(\\)"):
     ddp.init("gloo", timeout=3)
 ddp.shutdown()
 assert not dist.is_initialized()
@@ -47,25 +47,25 @@ ddp.shutdown()
 os.environ["DDP_BACKEND"] = "cpu:gloo"
 assert ddp.init().backend == "cpu:gloo"
 ddp.shutdown()
-with pytest.raises(ddp.InitError, match="no backend 'gluu' here; this torch has .*gloo"):
+with pytest.raises(ddp.InitError, match="'gluu'.*gloo"):
     ddp.init("gluu")
-with pytest.raises(ddp.InitError, match="timeout='0' is not a number of seconds"):
+with pytest.raises(ddp.InitError, match="timeout='0'"):
     ddp.init(timeout=0)
 os.environ["DDP_TIMEOUT_S"] = "soon"
 with pytest.raises(ddp.InitError, match="DDP_TIMEOUT_S='soon'"):
     ddp.init("gloo")
 del os.environ["DDP_TIMEOUT_S"], os.environ["DDP_BACKEND"]
 if not torch.cuda.is_available():
-    with pytest.raises(ddp.InitError, match=r"no cuda device here; ddp.init\\(device='cpu'\\)"):
+    with pytest.raises(ddp.InitError, match=r"cuda.*ddp.init\\(device='cpu'\\)"):
         ddp.init(device="cuda")
 os.environ["RANK"] = "0"
-with pytest.raises(ddp.InitError, match="WORLD_SIZE, MASTER_ADDR, MASTER_PORT: not in the environment"):
+with pytest.raises(ddp.InitError, match="WORLD_SIZE, MASTER_ADDR, MASTER_PORT"):
     ddp.init()
 del os.environ["RANK"]
 
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 assert ddp.init().backend == "gloo", "the script's own group is taken as it is"
-with pytest.raises(ddp.InitError, match="of gloo, not of nccl"):
+with pytest.raises(ddp.InitError, match="'nccl'.*'gloo'"):
     ddp.shutdown()
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     ddp.init("nccl")
