@@ -54,13 +54,13 @@ class Errands:
         self._happened(StoreReached(assignment.generation, obstacle))
 
     async def look_at_ranks(self, generation: int) -> None:
-        seen = self._boundary.called("the look at the ranks", self._hangs.reports, ())
+        seen = self._boundary.called("checking the ranks", self._hangs.reports, ())
         reading = self._communication.with_recorders(generation, seen)
         told = await self._boundary.awaited("reading the flight recorders", reading, seen)
         self._happened(RanksSeen(generation, told))
 
     def look_back(self, generation: int) -> None:
-        seen = self._boundary.called("the look at the ranks", self._hangs.reports, ())
+        seen = self._boundary.called("checking the ranks", self._hangs.reports, ())
         self._happened(LastSeen(generation, seen))
 
     async def take_stacks(self, generation: int, cause: Cause) -> None:

@@ -90,7 +90,7 @@ class Isolated:
 
 
 @dataclass(frozen=True, slots=True)
-class RanksStandStill:
+class StallDetected:
     """Some rank shows no sign of life for longer than is in order."""
 
     generation: int
@@ -155,7 +155,7 @@ Fact = (
     | CheckpointSignal
     | CheckpointOver
     | Isolated
-    | RanksStandStill
+    | StallDetected
     | RanksSeen
     | LastSeen
     | StacksTaken

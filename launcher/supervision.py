@@ -33,7 +33,7 @@ Facts and messages of another generation than the current one change nothing.
     | CheckpointSignal    | ENDS AgentLeft               | STOPS AskCheckpoint Sweep      | AgentLeft SignalRanks  |
     | CheckpointOver      | -                            | STOPS CheckpointTaken Sweep    | -                      |
     | Isolated            | -                            | STOPS BreakOff RankFailed      | -                      |
-    | RanksStandStill     | -                            | RanksStalled                     | -                      |
+    | StallDetected     | -                            | RanksStalled                     | -                      |
     | RanksSeen           | Examined                     | Examined                       | Examined               |
     | LastSeen            | noted                        | noted                          | noted                  |
     | StacksTaken         | -                            | RankFailed                     | -                      |
@@ -85,11 +85,11 @@ from launcher.exchange import (
     OpenStore,
     RankEnded,
     RanksSeen,
-    RanksStandStill,
     ReachStore,
     Send,
     SignalRanks,
     StacksTaken,
+    StallDetected,
     StartFailed,
     StartGrace,
     StartRanks,
@@ -178,7 +178,7 @@ def step(state: Supervision, fact: Fact) -> Step:
             return zygote_replaced(state, fact)
         case StartFailed(reason):
             return _gave_up(state, reason)
-        case Examine() | Accused() | RanksStandStill() | RanksSeen() | StacksTaken() | CommunicationFailed():
+        case Examine() | Accused() | StallDetected() | RanksSeen() | StacksTaken() | CommunicationFailed():
             return inquire(state, fact)
         case LastSeen(generation, reports):
             return (state if generation != state.generation else replace(state, last_seen=reports)), ()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from launcher.errands import Errands
 from launcher.error_boundary import ErrorBoundary
-from launcher.exchange import CheckpointOver, Fact, RanksStandStill
+from launcher.exchange import CheckpointOver, Fact, StallDetected
 from launcher.health.communication import CommunicationWatch
 from launcher.health.node_watch import NodeWatch
 from launcher.health.watch import HangWatch
@@ -106,7 +106,7 @@ def build_parts(shell: Shell, met: Met, listener: Listener) -> Parts:
     hangs = HangWatch(
         spec.hang,
         ranks.pages.views,
-        lambda generation: report(RanksStandStill(generation)),
+        lambda generation: report(StallDetected(generation)),
         shell.boundary,
     )
     isolation = IsolationWatch(

@@ -1,8 +1,8 @@
-"""Communication as the agent sees it: who has lost whom, breaking off, and the flight recorders' dumps.
+"""Communication errors in the agent: lost peers, aborted collectives, and the dumps of flight recorders.
 
-A rank whose collective failed raises, and ends soon: its end tells more than we could, so its report is only said to
-people when the rank lives on. A group that reports an error by itself is another matter: whoever waits for it goes on
-waiting, so that is a failure of the rank at once.
+A rank whose collective failed raises an exception and ends soon. Its end has more details, so its report is shown
+only if the rank continues. A group that reports an asynchronous error is different: its ranks keep waiting, so the
+agent reports a failure of the rank at once.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SIGNAL_FIRST_S = 0.02
 
 
 class RankProcesses(Protocol):
-    """What is asked of the ranks of this node."""
+    """Requests to the ranks of this node."""
 
     env_for_guards: Callable[
         [str, str], dict[str, str]
@@ -77,7 +77,7 @@ class CommunicationWatch:
         self._guards.close()
 
     def break_off(self, generation: int, reason: str) -> None:
-        """A moment after the signal that comes with it, so that a script's handler is the first thing to run."""
+        """Abort shortly after the signal, so that the script's handler runs first."""
         self._broken_off = generation
         loop = asyncio.get_running_loop()
         loop.call_later(_SIGNAL_FIRST_S, self._guards.break_off, generation, reason)
@@ -85,7 +85,7 @@ class CommunicationWatch:
     async def with_recorders(
         self, generation: int, reports: tuple[RankReport, ...]
     ) -> tuple[RankReport, ...]:
-        """And what the flight recorders say of those that can answer; the dumps are kept beside their logs."""
+        """Add the flight recorders of the ranks that can answer. Their dumps stay beside the logs."""
         able = [report.rank for report in reports if report.alive and report.process not in (*HELD, "D")]
         folders = {rank: folder for rank, folder in self._ranks.folders().items() if rank in able}
         if self._dump is None or self._dump[1].done():
@@ -97,7 +97,7 @@ class CommunicationWatch:
         return await asyncio.to_thread(recorders.heard, reports, found, time.time_ns())
 
     async def with_dumps(self, generation: int, cause: Cause) -> Cause:
-        """And what the recorders say together, if anything."""
+        """Add what all recorders together show, if anything."""
         if self._dump is None or self._dump[0] != generation:
             return cause
         findings = await asyncio.to_thread(analysed, await self._dump[1])
@@ -119,7 +119,7 @@ class CommunicationWatch:
     def _say_if_it_lives_on(self, lost: Lost) -> None:
         lives = self._ranks.local_rank_of(lost.rank, lost.generation) is not None
         if lives and lost.generation > self._broken_off:
-            self._say(f"ddp-launch: rank {lost.rank} goes on after an error of communication: {lost.text}")
+            self._say(f"ddp-launch: rank {lost.rank} continues after a communication error: {lost.text}")
 
 
 def asynchronous_cause(host: str, local_rank: int, lost: Lost) -> Cause:

@@ -143,7 +143,7 @@ def _rank_of(folder: str) -> int | None:
 
 def _main(folder: str) -> int:
     count, findings = analysed_folder(folder)
-    lines = [finding.words for finding in findings] or ["nothing in them that does not fit together"]
+    lines = [finding.words for finding in findings] or ["no mismatch found in them"]
     sys.stdout.write(
         "\n".join((f"dumps of {count} ranks:", *lines)) + "\n" if count else f"{folder}: no dumps\n"
     )

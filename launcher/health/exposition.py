@@ -1,4 +1,4 @@
-"""How a node and its ranks are, as the text that Prometheus reads."""
+"""Metrics of a node and its ranks in the text format of Prometheus."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from launcher.health.node_health import Health, Vitals
+    from launcher.health.node_health import Health, NodeReading
     from rendezvous.values.rank_view import RankView
 
 _PREFIX = "ddp_launch_"
@@ -17,7 +17,7 @@ _Sample = tuple[tuple[tuple[str, str], ...], float]
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """What the agent itself knows."""
+    """Facts that the agent knows without the ranks."""
 
     generation: int
     restarts: int
@@ -59,7 +59,7 @@ def _ranks(known: Sequence[RankView]) -> Iterator[str]:
     )
 
 
-def _node(vitals: Vitals) -> Iterator[str]:
+def _node(vitals: NodeReading) -> Iterator[str]:
     if vitals.memory is not None:
         whose = (("whose", vitals.memory.whose),)
         yield from _family(

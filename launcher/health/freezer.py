@@ -1,4 +1,4 @@
-"""Has somebody frozen this process through its cgroup, as `docker pause` does? Its state alone does not show it."""
+"""Whether a cgroup freezer (`docker pause`) has frozen a process. The process state does not show it."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from launcher.health.node_health import Gpu
 from launcher.machine.nvml import binding
 
 # Bits of nvml.h, which the binding has called by two names.
-_SLOWED_BY = {0x40: "heat", 0x20: "heat", 0x80: "a lack of power", 0x08: "a hardware slowdown"}
+_SLOWED_BY = {0x40: "heat", 0x20: "heat", 0x80: "a power shortage", 0x08: "a hardware slowdown"}
 _MOST_XIDS = 16
 
 

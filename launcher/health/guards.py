@@ -1,7 +1,7 @@
-"""The agent's end of the guards: what they tell of failed communication, and the orders that they are given.
+"""The agent's end of the guards: receives reports of failed communication, and sends orders.
 
 Each rank's guard (ddp/telemetry/guard.py) connects to one socket in the node's scratch folder, which only this user
-may enter, and speaks in lines of JSON. A rank without a guard is none the worse off; it is signalled as ever.
+may enter, and sends lines of JSON. A rank without a guard is stopped by signals only.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Dumped:
-    """A guard's answer: its flight recorder is in the file, or why it is not; and what groups there are."""
+    """A guard's answer: whether its flight recorder is in the file, or why not, and the groups of the rank."""
 
     problem: str
     groups: dict[str, tuple[int, str]]  # by name: how many ranks, and which ("0-3")
@@ -59,7 +59,7 @@ class Guards:
         self._dumps: dict[tuple[int, int], asyncio.Future[Dumped]] = {}
 
     async def listen(self) -> None:
-        """Where that is not possible, ranks are told of no guard's socket."""
+        """Open the socket. If that fails, ranks run without a guard."""
         if len(os.fsencode(self._path)) > _LONGEST_PATH:
             return
         with contextlib.suppress(OSError):
@@ -91,7 +91,7 @@ class Guards:
                 _say(writer, {"abort": reason[:_SHOWN_CHARS]})
 
     async def dump(self, generation: int, files: Mapping[int, str], within_s: float) -> dict[int, Dumped]:
-        """Each rank's flight recorder into its file. -> what those say that answered"""
+        """Let each rank write its flight recorder into its file. Return the answers that arrived."""
         asked: dict[int, asyncio.Future[Dumped]] = {}
         for rank, file in files.items():
             writer = self._lines.get((generation, rank))
@@ -144,12 +144,12 @@ class Guards:
 
 
 def _groups(told: list[list[Any]]) -> dict[str, tuple[int, str]]:
-    """No further than a message carries it."""
+    """Limit the groups to what a message can carry."""
     sane = [(str(name), min(max(int(size), 0), _MOST_RANKS), str(who)) for name, size, who in told]
     return {name: (size, who if len(who) <= _LONGEST_SPELLED else "") for name, size, who in sane}
 
 
 def _say(writer: asyncio.StreamWriter, order: dict[str, str]) -> None:
-    """Never waits: a guard that does not read is none the wiser, and its rank is killed in the end."""
+    """Send without waiting. If a guard does not read, its rank is killed at the end of the grace period."""
     if not writer.is_closing():
         writer.write(json.dumps(order).encode() + b"\n")

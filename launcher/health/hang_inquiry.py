@@ -1,11 +1,11 @@
-"""Ranks stand still: the agent's part in finding out why. Pure; steps of launcher/supervision.py.
+"""The agent's part of a hang inquiry. Pure; steps of launcher/supervision.py.
 
-The agent says that its ranks are still (`RanksStalled`), tells how each of them is when it is asked (`Examined`), and
-looks where an accused one stands before it reports its failure (`RankFailed`). Who is to blame is for the service to
-say, which hears all agents. An agent that runs no ranks says so at once: nobody need wait for it.
+The agent reports that a rank has stalled (`RanksStalled`), reports the state of each rank on request (`Examined`), and
+takes the stacks of the culprit before it reports its failure (`RankFailed`). The service names the culprit, because it
+receives the reports of all agents. An agent without ranks answers at once, so that the service need not wait for it.
 
-An order to stop may have a reason that only tells of a consequence. Then the agent looks at its ranks' pages once more
-before it stops anybody, and says with `AgentStopped` what it saw; see rendezvous/diagnosing/post_mortem.py.
+The reason for a stop may be only a consequence. In that case the agent reads the pages of its ranks once more before
+it stops them, and sends the result with `AgentStopped`; see rendezvous/diagnosing/post_mortem.py.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from launcher.exchange import (
     LookAtRanks,
     LookBack,
     RanksSeen,
-    RanksStandStill,
     Send,
     StacksTaken,
+    StallDetected,
     TakeStacks,
 )
 from launcher.supervised import Phase
@@ -41,14 +41,14 @@ _PEERS_STAY = (
 
 def step(
     state: Supervision,
-    fact: Examine | Accused | RanksStandStill | RanksSeen | StacksTaken | CommunicationFailed,
+    fact: Examine | Accused | StallDetected | RanksSeen | StacksTaken | CommunicationFailed,
 ) -> Step:
     agent, generation = state.agent, fact.generation
     if generation != state.generation or state.phase is not Phase.RUNNING:
         silent = Send(Examined(agent, generation, ()))
         return state, ((silent,) if isinstance(fact, Examine | RanksSeen) else ())
     match fact:
-        case RanksStandStill():
+        case StallDetected():
             return state, (Send(RanksStalled(agent, generation)),)
         case Examine():
             return state, (LookAtRanks(generation),)

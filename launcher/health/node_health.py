@@ -1,10 +1,10 @@
-"""How this node is, from one look to the next: what changed that somebody should know. Pure.
+"""The health of this node: compares two readings and reports changes. Pure.
 
-A look (`Vitals`) is what can be read in a millisecond; counters stay counters. `judge` compares it with the look
-before and says what is wrong now. Each complaint has two thresholds, one to begin and a lower one to end, so that a
-value at the edge is not told again and again; what could be a passing spike must be there in two looks running. Each
-is said once, and its end once. What happens rather than lasts (a process killed for memory, an Xid) stays among the
-complaints for a while, and has no end to tell.
+A `NodeReading` holds what can be read in a millisecond; counters stay counters. `judge` compares it with the reading
+before and reports what is wrong now. Each complaint has two thresholds, one to begin and a lower one to end, so that a
+value near a threshold is not reported again and again. A value that may be a spike must be present in two consecutive
+readings. The begin and the end of a complaint are each reported once. An event (a process killed for memory, an Xid)
+stays among the complaints for a while, and its end is not reported.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ GIB = 1 << 30
 MIB = 1 << 20
 
 MEMORY_HIGH, MEMORY_FINE = 0.95, 0.90
-MEMORY_WORTH_TELLING = 0.85  # of a rank that dies
-_STALLED, _UNSTALLED = 20.0, 5.0  # % of time in which nothing ran for want of memory
+MEMORY_WORTH_TELLING = 0.85  # in the report of a rank that died
+_STALLED, _UNSTALLED = 20.0, 5.0  # % of time in which nothing ran because memory ran short
 _SWAPPING, _CALM = 10.0 * MIB, 1.0 * MIB  # a second
 _THROTTLED, _FREE = 0.25, 0.05  # of the scheduler's periods
 _NIC_ERRORS, _NIC_QUIET = 1.0, 0.1  # a second
@@ -68,7 +68,7 @@ class Gpu:
     temperature: int = 0
     memory_used: int = 0
     memory_total: int = 0
-    slowed_by: tuple[str, ...] = ()  # what holds its clocks down that is no policy: heat, a lack of power
+    slowed_by: tuple[str, ...] = ()  # what holds its clocks down that is no policy: heat, a power shortage
     ecc_uncorrected: int = 0  # since the driver was loaded
     xids: tuple[int, ...] = ()  # since the look before
     lost: str = ""  # it does not answer, and why
@@ -82,7 +82,7 @@ class Disk:
 
 
 @dataclass(frozen=True, slots=True)
-class Vitals:
+class NodeReading:
     at: float
     memory: Memory | None = None  # where it is tightest
     stalled: float = 0.0  # %
@@ -102,7 +102,7 @@ class Complaint:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    last: Vitals | None = None
+    last: NodeReading | None = None
     complaints: Mapping[str, Complaint] = field(default_factory=dict)
     suspected: Mapping[str, int] = field(default_factory=dict)  # how many looks running
     up: tuple[str, ...] = ()  # interfaces that have had a carrier
@@ -114,13 +114,13 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class _Sign:
-    """What one look says of one possible complaint."""
+    """The evidence of one reading for one complaint."""
 
     key: str
     bad: bool  # enough for a complaint to begin
     fine: bool  # enough for it to end
     text: str
-    over: str  # how its end is told
+    over: str  # the text that reports its end
     may_be_a_spike: bool = True
 
 
@@ -130,8 +130,8 @@ class _Happened:
     text: str
 
 
-def judge(health: Health, now: Vitals) -> tuple[Health, tuple[str, ...]]:
-    """-> how it is now, and the news, each a line of its own."""
+def judge(health: Health, now: NodeReading) -> tuple[Health, tuple[str, ...]]:
+    """Return the health now, and one line for each change."""
     before = health.last
     complaints, suspected = dict(health.complaints), dict(health.suspected)
     news: list[str] = []
@@ -155,7 +155,7 @@ def judge(health: Health, now: Vitals) -> tuple[Health, tuple[str, ...]]:
 
 
 def next_look_s(health: Health, usual_s: float) -> float:
-    """Sooner where memory runs short: it may take but a second from there."""
+    """Read more often while memory is short: it can run out within a second."""
     memory = health.last.memory if health.last is not None else None
     return usual_s / 5 if memory is not None and memory.share >= MEMORY_WORTH_TELLING else usual_s
 
@@ -163,15 +163,15 @@ def next_look_s(health: Health, usual_s: float) -> float:
 # --- what lasts ----------------------------------------------------------------------------------------
 
 
-def _signs(health: Health, before: Vitals | None, now: Vitals) -> Iterator[_Sign]:
+def _signs(health: Health, before: NodeReading | None, now: NodeReading) -> Iterator[_Sign]:
     if now.memory is not None:
         yield _memory(now.memory)
     yield _Sign(
         "stall",
         now.stalled >= _STALLED,
         now.stalled <= _UNSTALLED,
-        f"memory pressure: nothing ran for {now.stalled:.0f} % of the last 10 s for want of memory",
-        "the memory pressure is over",
+        f"memory pressure: nothing ran for {now.stalled:.0f} % of the last 10 s because memory ran short",
+        "memory pressure has ended",
     )
     for disk in now.disks:
         yield _disk(disk)
@@ -203,7 +203,7 @@ def _disk(disk: Disk) -> _Sign:
         disk.free < little,
         disk.free >= _DISK_ENOUGH * little,
         f"the disk of {disk.path} is nearly full: {free} left",
-        f"the disk of {disk.path} has room again: {free}",
+        f"the disk of {disk.path} has enough space again: {free} left",
         False,
     )
 
@@ -214,12 +214,12 @@ def _gpu(gpu: Gpu) -> Iterator[_Sign]:
     yield _Sign(f"lost {name}", bool(gpu.lost), not gpu.lost, lost, f"{name} answers again")
     if not gpu.lost:
         why = " and ".join(gpu.slowed_by)
-        slow = f"{name} is slowed down by {why} ({gpu.temperature} C)"
+        slow = f"{name} runs slower because of {why} ({gpu.temperature} C)"
         yield _Sign(f"slow {name}", bool(why), not why, slow, f"{name} runs at full speed again")
 
 
-def _carriers(health: Health, now: Vitals) -> Iterator[_Sign]:
-    """Of interfaces that had one: others are not plugged in."""
+def _carriers(health: Health, now: NodeReading) -> Iterator[_Sign]:
+    """Check only interfaces that once had a carrier: others are not plugged in."""
     here = {nic.name: nic.carrier for nic in now.nics}
     for name in health.up:
         up = here.get(name, False)
@@ -228,7 +228,7 @@ def _carriers(health: Health, now: Vitals) -> Iterator[_Sign]:
         )
 
 
-def _rates(before: Vitals, now: Vitals) -> Iterator[_Sign]:
+def _rates(before: NodeReading, now: NodeReading) -> Iterator[_Sign]:
     seconds = now.at - before.at
     swapping = (now.swapped - before.swapped) / seconds
     yield _Sign(
@@ -254,8 +254,8 @@ def _throttled(before: Throttling, now: Throttling) -> _Sign:
         "throttling",
         share >= _THROTTLED,
         share <= _FREE,
-        f"the cgroup's CPU quota{quota} is used up in {100 * share:.0f} % of the time slices",
-        "the cgroup's CPU quota suffices again",
+        f"the cgroup's CPU quota{quota} is used up in {100 * share:.0f} % of the scheduler periods",
+        "the cgroup's CPU quota is sufficient again",
     )
 
 
@@ -273,12 +273,12 @@ def _traffic(before: Nic, now: Nic, seconds: float) -> Iterator[_Sign]:
 # --- what happens --------------------------------------------------------------------------------------
 
 
-def _happenings(before: Vitals, now: Vitals) -> Iterator[_Happened]:
+def _happenings(before: NodeReading, now: NodeReading) -> Iterator[_Happened]:
     if before.memory is not None and now.memory is not None and before.memory.whose == now.memory.whose:
         killed = now.memory.oom_kills - before.memory.oom_kills
         if killed > 0:
             processes = "a process" if killed == 1 else f"{killed} processes"
-            yield _Happened("oom", f"the kernel has killed {processes} here for want of memory")
+            yield _Happened("oom", f"the kernel has killed {processes} here because memory ran out")
     earlier = {gpu.index: gpu for gpu in before.gpus if not gpu.lost}
     for gpu in now.gpus:
         for xid in gpu.xids:
@@ -293,7 +293,7 @@ def _happenings(before: Vitals, now: Vitals) -> Iterator[_Happened]:
 
 
 def before_death(health: Health, now: float) -> str:
-    """What its report should mention: all that is wrong, and memory that was not far from it. Empty: nothing."""
+    """What the report of a dead rank mentions: all complaints, and memory that was nearly full. Empty: nothing."""
     last = health.last
     if last is None:
         return ""

@@ -1,8 +1,8 @@
-"""What the agent notices of its node and of the phase times of its ranks while they run, and whom it tells.
+"""Watches the node's health and the ranks' phase times while ranks run, and reports them.
 
-Changes of the node's health go to the terminal and to the service. What the ranks spend their time on goes to the
-service every window. Both are there for whoever asks over HTTP, with `--health-port`: /livez (this answer comes from
-the agent's own loop, and no rank stands still for too long), /readyz (the ranks run) and /metrics.
+Changes of the node's health go to the terminal and to the service. Phase times go to the service once per window.
+`--health-port` serves both over HTTP: /livez (the agent's loop answers, and no rank has stalled), /readyz (the ranks
+run) and /metrics.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from launcher.health import exposition, node_health, stall_detection
-from launcher.health.node_health import Health, Vitals
+from launcher.health.node_health import Health, NodeReading
 from launcher.health.phase_times import phase_times
 from launcher.health.rank_timers import RankTimers
 from launcher.health.sampler import Node, Sampler
@@ -65,7 +65,7 @@ class NodeWatch:
         self._timer: asyncio.TimerHandle | None = None
 
     async def begin(self, state: Callable[[], Supervision]) -> None:
-        """The agent has joined."""
+        """Start to watch: the agent has joined."""
         self._state = state
         self._sampler.start()
         if self._spec.rank_timers:
@@ -79,11 +79,11 @@ class NodeWatch:
             port = await web.listen(host, port)
         except OSError as error:
             reason = error.strerror or str(error)
-            return self._tell_people(
-                f"--health-port {host}:{port}: cannot listen: {reason}; going on without"
+            return self._say_to_user(
+                f"--health-port {host}:{port}: cannot listen: {reason}; the job continues without it"
             )
         self._web = web
-        self._tell_people(f"health is told at http://{host}:{port}/livez, /readyz and /metrics")
+        self._say_to_user(f"node health: http://{host}:{port}/livez, /readyz and /metrics")
 
     async def end(self) -> None:
         self._sampler.close()
@@ -94,25 +94,25 @@ class NodeWatch:
         if self._web is not None:
             await self._web.close()
 
-    def _tell_people(self, text: str) -> None:
+    def _say_to_user(self, text: str) -> None:
         self._say(f"ddp-launch: {text}")
 
     # --- the node ----------------------------------------------------------------------------------
 
-    def _from_thread(self, seen: Vitals) -> None:
+    def _from_thread(self, seen: NodeReading) -> None:
         look = partial(self._boundary.called, "judging the node's health", partial(self._looked, seen), None)
         with suppress(RuntimeError):  # the loop was closed meanwhile
             self._loop.call_soon_threadsafe(look)
 
-    def _looked(self, seen: Vitals) -> None:
+    def _looked(self, seen: NodeReading) -> None:
         self._health, news = node_health.judge(self._health, seen)
         self._sampler.pause_s = node_health.next_look_s(self._health, _LOOK_S)
         for text in news:
-            self._tell_people(f"{self._state_now.agent.node}: {text}")
+            self._say_to_user(f"{self._state_now.agent.node}: {text}")
             self._send(NodeHealth(self._state_now.agent, text, self._health.texts))
 
     def explained(self, ended: RankEnded) -> RankEnded:
-        """With what was to be seen before a rank died."""
+        """Add to the hint what was wrong with the node before a rank died."""
         if ended.cause is None:
             return ended
         ran_out = self._ran_out.pop(ended.cause.rank, "")
@@ -126,13 +126,15 @@ class NodeWatch:
         try:
             self._rank_timers = RankTimers(path, self._timer_ran_out)
         except OSError as error:
-            self._tell_people(f"ranks can set no timers: {path}: {error.strerror}; going on without")
+            self._say_to_user(
+                f"ranks cannot set timers: {path}: {error.strerror}; the job continues without them"
+            )
 
     def _timer_ran_out(self, timer: Timer) -> None:
         rank = next((view.rank for view in self._pages.views() if view.pid == timer.pid), None)
         if rank is not None and timer.signum:
             self._ran_out[rank] = timer.in_words
-        self._tell_people(f"{f'process {timer.pid}' if rank is None else f'rank {rank}'}: {timer.in_words}")
+        self._say_to_user(f"{f'process {timer.pid}' if rank is None else f'rank {rank}'}: {timer.in_words}")
 
     def ranks_started(self, generation: int) -> None:
         self._ran_out.clear()
@@ -140,7 +142,7 @@ class NodeWatch:
             self._timer.cancel()
         if self._spec.stragglers.policy is not StragglerPolicy.OFF:
             self._report_phase_times(generation, begun=True)
-        if texts := self._health.texts:  # the service forgets what it knows of a node that it gives up
+        if texts := self._health.texts:  # the service forgets the health of a node that it drops
             self._send(NodeHealth(self._state_now.agent, "; ".join(texts), texts))
 
     def _report_phase_times(self, generation: int, *, begun: bool = False) -> None:
@@ -158,7 +160,7 @@ class NodeWatch:
 
     @property
     def _state_now(self) -> Supervision:
-        assert self._state is not None, "it has begun"
+        assert self._state is not None, "begin() was called"
         return self._state()
 
     def _is_ready(self) -> bool:

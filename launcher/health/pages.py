@@ -90,7 +90,7 @@ class Pages:
     def step(self) -> int | None:
         """Of the rank that is furthest behind, while all of them may be waiting for others, however busy they look.
 
-        None: at least one does something else, or nobody knows.
+        None: at least one does something else, or this is unknown.
         """
         alive = [view for view in self.views() if view.process.alive]
         steps = [view.step for view in alive if view.known and view.phase in _MAY_BE_WAITING]

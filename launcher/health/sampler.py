@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from launcher.health.gpus import open_gpus
-from launcher.health.node_health import Disk, Memory, Nic, Throttling, Vitals
+from launcher.health.node_health import Disk, Memory, Nic, NodeReading, Throttling
 from launcher.template.cgroup_paths import folders as folders_of
 
 if TYPE_CHECKING:
@@ -50,8 +50,8 @@ class Node:
                 folder = os.path.dirname(folder)
         return folders
 
-    def look(self) -> Vitals:
-        return Vitals(
+    def look(self) -> NodeReading:
+        return NodeReading(
             at=time.monotonic(),
             memory=max(self._memories(), key=lambda memory: memory.share, default=None),
             stalled=self._stalled(),
@@ -174,7 +174,7 @@ class Sampler:
     def __init__(
         self,
         node: Callable[[], Node],
-        tell: Callable[[Vitals], None],
+        tell: Callable[[NodeReading], None],
         pause_s: float,
         boundary: ErrorBoundary,
     ) -> None:
@@ -191,9 +191,9 @@ class Sampler:
         self._over.set()
 
     def _run(self) -> None:
-        node = self._boundary.called("the look at the node", self._node, None)
+        node = self._boundary.called("checking the node", self._node, None)
         while node is not None and not self._over.is_set():
-            vitals = self._boundary.called("the look at the node", node.look, None)
+            vitals = self._boundary.called("checking the node", node.look, None)
             if vitals is not None and not self._over.is_set():
                 self._tell(vitals)
             self._over.wait(self.pause_s)

@@ -57,7 +57,7 @@ def _of_process(pid: int, title: str) -> str:
     said = _python(pid)
     if not said and title:
         return ""  # a child that is no Python of ours
-    return f"{title}:\n{said}" if title else said or "its Python stack cannot be seen: it does not answer"
+    return f"{title}:\n{said}" if title else said or "no Python stack: the process does not answer"
 
 
 def _python(pid: int) -> str:
@@ -65,7 +65,7 @@ def _python(pid: int) -> str:
     if not state:
         return "the process has ended"
     if state in ("T", "t"):
-        return "it is stopped, and cannot answer with its Python stack"
+        return "no Python stack: the process is stopped"
     memory = _memory(pid)
     if memory is None or not _catches(pid, SIGNAL):
         return ""

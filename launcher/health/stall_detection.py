@@ -1,13 +1,12 @@
-"""Does any rank stand still for longer than is in order for what it does? Pure.
+"""Detects ranks that have made no progress for longer than their phase permits. Pure.
 
 Theory of operation
 -------------------
-A rank shows a sign of life whenever it writes its page: a phase, a step, a collective, a word of its own. From look
-to look the agent adds up the time without one. Only time in which the agent itself looked counts: a machine that was
-suspended, or an agent that was, finds its ranks as it left them. A rank that goes on after it was stopped begins
-anew.
+A rank makes progress whenever it writes its page: a phase, a step, a collective, a message. The agent adds up the
+time without progress between its checks. Only time in which the agent itself ran counts, so a suspended machine or
+agent does not make its ranks look stalled. The count of a rank that was stopped starts again when it continues.
 
-How long is in order depends on what the rank does:
+The permitted time depends on what the rank does:
 
     | it ...                                      | TIME given | auto                                          |
     |---------------------------------------------|------------|-----------------------------------------------|
@@ -21,11 +20,11 @@ How long is in order depends on what the rank does:
     | is elsewhere in a step, and uses none       | TIME       | 2 min, or 20 of its longest steps             |
     | is stopped or frozen, or has ended          | TIME       | 2 min, or 20 of its longest steps             |
 
-`auto` is meant for scripts that know nothing of us: it gives a rank that may still be at work the ten minutes after
-which torch itself gives up by default, and a script that gives its groups more than half an hour gets that. A rank that
-has never written its page is not judged, and says nothing of others; one that has ended is no reason to ask, but may
-be the answer.
-A limit says when to ask what is wrong, not who is at fault: see rendezvous/diagnosing/diagnosis.py.
+`auto` suits scripts that were not written for this launcher. A rank that may still be at work gets ten minutes, the
+default timeout of torch. A script that gives its groups more than half an hour gets that time. A rank that has never
+written its page is not judged, and is not evidence about others. A rank that has ended does not start an inquiry, but
+may be its result.
+A limit starts an inquiry; it does not name the culprit: see rendezvous/diagnosing/diagnosis.py.
 """
 
 from __future__ import annotations
@@ -47,13 +46,13 @@ if TYPE_CHECKING:
 _STEPS = 20.0
 _LONGEST_DEFAULT_S = 1800.0  # of torch's, for a group: Gloo's
 _CALLS_OF_START = 50  # a script without steps has begun when it has been through so many collectives
-_STRIDE = 3.0  # a look that comes later than so many periods says that we were held up
+_STRIDE = 3.0  # a look that comes later than so many periods means that the agent did not run
 _WORDS_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Stillness:
-    """Of one process of a rank, as its agent has watched it."""
+class StallState:
+    """The progress of one process of a rank, as its agent observed it."""
 
     pid: int
     stalled_s: float = 0.0
@@ -64,9 +63,9 @@ class Stillness:
 @dataclass(frozen=True, slots=True)
 class Watch:
     at: float
-    ranks: tuple[tuple[int, Stillness], ...] = ()
+    ranks: tuple[tuple[int, StallState], ...] = ()
 
-    def of(self, rank: int) -> Stillness | None:
+    def of(self, rank: int) -> StallState | None:
         return next((seen for number, seen in self.ranks if number == rank), None)
 
 
@@ -76,10 +75,10 @@ def look(watch: Watch, views: Iterable[RankView], now: float, period_s: float) -
     return Watch(now, tuple((view.rank, _seen(known.get(view.rank), view, passed_s)) for view in views))
 
 
-def _seen(before: Stillness | None, view: RankView, passed_s: float) -> Stillness:
+def _seen(before: StallState | None, view: RankView, passed_s: float) -> StallState:
     stopped = view.process.alive and view.process.state in HELD
     if before is None or (before.pid != view.pid and view.process.alive):
-        return Stillness(view.pid, stopped=stopped)
+        return StallState(view.pid, stopped=stopped)
     stalled_s = before.stalled_s + passed_s
     if view.known and view.process.alive:
         stalled_s = min(stalled_s, view.quiet_s)
@@ -89,8 +88,8 @@ def _seen(before: Stillness | None, view: RankView, passed_s: float) -> Stillnes
     return replace(before, stalled_s=stalled_s, stopped=stopped, longest_step_s=longest)
 
 
-def limit_s(view: RankView, seen: Stillness, budgets: Budgets) -> float | None:
-    """How long it may go without a sign of life. None: as long as it likes."""
+def limit_s(view: RankView, seen: StallState, budgets: Budgets) -> float | None:
+    """How long the rank may make no progress. None: without a limit."""
     if not budgets.enabled:
         return None
     if not view.process.alive or seen.stopped:
@@ -122,31 +121,31 @@ def _has_begun(view: RankView) -> bool:
     return view.step > 0 or (bool(view.collectives) and view.collectives[-1].number > _CALLS_OF_START)
 
 
-def _at_work_s(view: RankView, seen: Stillness, budgets: Budgets) -> float:
+def _at_work_s(view: RankView, seen: StallState, budgets: Budgets) -> float:
     return budgets.step_s or max(AT_WORK_S, _STEPS * seen.longest_step_s, _asked_of_torch_s(view))
 
 
-def _asleep_s(view: RankView, seen: Stillness, budgets: Budgets) -> float:
+def _asleep_s(view: RankView, seen: StallState, budgets: Budgets) -> float:
     return budgets.step_s or max(ASLEEP_S, _STEPS * seen.longest_step_s, _asked_of_torch_s(view))
 
 
 def _asked_of_torch_s(view: RankView) -> float:
-    """A script that gives its groups more time than torch would means it."""
+    """The timeout of the script's groups, if it is longer than the default of torch."""
     return view.group_timeout_s if view.group_timeout_s > _LONGEST_DEFAULT_S else 0.0
 
 
-# --- what is told of it ----------------------------------------------------------------------------------
+# --- reports ---------------------------------------------------------------------------------------------
 
 
 def reports(watch: Watch, views: Iterable[RankView], budgets: Budgets) -> tuple[RankReport, ...]:
-    return tuple(_report(view, watch.of(view.rank) or Stillness(view.pid), budgets) for view in views)
+    return tuple(_report(view, watch.of(view.rank) or StallState(view.pid), budgets) for view in views)
 
 
 def is_overdue(told: Iterable[RankReport]) -> bool:
     return any(report.known and report.alive and report.is_overdue for report in told)
 
 
-def _report(view: RankView, seen: Stillness, budgets: Budgets) -> RankReport:
+def _report(view: RankView, seen: StallState, budgets: Budgets) -> RankReport:
     limit, stalled_s = limit_s(view, seen, budgets), seen.stalled_s
     if view.section is not None and view.section.timeout_s is not None and not seen.stopped:
         stalled_s = (
@@ -172,7 +171,7 @@ def _report(view: RankView, seen: Stillness, budgets: Budgets) -> RankReport:
 
 
 def _worth_telling(view: RankView) -> list[Collective]:
-    """Those that it waits in, oldest first, before those that it is done with, latest first."""
+    """Collectives that it waits in, oldest first, then finished ones, latest first."""
     done = [call for call in view.collectives if call.finished_s is not None]
     chosen = [*view.waiting_in[:CALLS_TOLD], *reversed(done)][:CALLS_TOLD]
     return sorted(chosen, key=lambda call: call.number)
@@ -188,7 +187,7 @@ def _short(call: Collective) -> Collective:
 
 
 def _groups(view: RankView) -> tuple[GroupView, ...]:
-    """Where there are too many, those in which it waits come first."""
+    """If there are too many, groups in which the rank waits come first."""
     waited = [call.group for call in view.waiting_in]
     ordered = sorted(view.groups, key=lambda group: group.name not in waited)
     return tuple(

@@ -1,6 +1,6 @@
-"""Looks at the ranks' pages now and then, and says when one of them stands still for too long.
+"""Reads the ranks' pages periodically, and reports when a rank has stalled.
 
-What that means is said in launcher/health/stillness.py.
+launcher/health/stall_detection.py defines a stall.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class HangWatch:
         self._told_at = float("-inf")
 
     def begin(self, generation: int) -> None:
-        """The ranks of this generation are started."""
+        """Start to watch: the ranks of this generation run."""
         self.end()
         self._generation = generation
         self._watch = Watch(self._loop.time())
@@ -52,12 +52,12 @@ class HangWatch:
             self._timer = None
 
     def contact(self, held: bool) -> None:
-        """A service that we have just found again has heard nothing of what we said meanwhile."""
+        """Report a stall again: a service that is reachable again has missed the reports meanwhile."""
         if held:
             self._told_at = float("-inf")
 
     def reports(self) -> tuple[RankReport, ...]:
-        """How the ranks are, at this moment."""
+        """The state of the ranks now."""
         views, now = self._views(), self._loop.time()
         self._watch = stall_detection.look(self._watch, views, now, self._budgets.period_s)
         return stall_detection.reports(self._watch, views, self._budgets)
@@ -67,7 +67,7 @@ class HangWatch:
 
     def _look(self) -> None:
         self._later()
-        told = self._boundary.called("the look at the ranks", self.reports, ())
+        told = self._boundary.called("checking the ranks", self.reports, ())
         if stall_detection.is_overdue(told) and self._loop.time() - self._told_at >= _AGAIN_S:
             self._told_at = self._loop.time()
             self._tell(self._generation)

@@ -13,10 +13,10 @@ from launcher.exchange import (
     LookAtRanks,
     LookBack,
     RanksSeen,
-    RanksStandStill,
     Send,
     SignalRanks,
     StacksTaken,
+    StallDetected,
     StartGrace,
     Sweep,
     Swept,
@@ -48,7 +48,7 @@ REPORTS = (RankReport(0), RankReport(1))
 @pytest.mark.parametrize(
     ("fact", "done"),
     [
-        (RanksStandStill(1), Send(RanksStalled(AGENT, 1))),
+        (StallDetected(1), Send(RanksStalled(AGENT, 1))),
         (Examine(1), LookAtRanks(1)),
         (RanksSeen(1, REPORTS), Send(Examined(AGENT, 1, REPORTS))),
         (Accused(1, CAUSE), TakeStacks(1, CAUSE)),
@@ -66,7 +66,7 @@ def test_an_agent_without_these_ranks_says_so_at_once_and_does_nothing_else(stat
     nothing = (Send(Examined(AGENT, 1, ())),)
     assert step(state, Examine(1)) == (state, nothing)
     assert step(state, RanksSeen(1, REPORTS)) == (state, nothing)
-    for fact in (RanksStandStill(1), Accused(1, CAUSE), StacksTaken(1, CAUSE)):
+    for fact in (StallDetected(1), Accused(1, CAUSE), StacksTaken(1, CAUSE)):
         assert step(state, fact) == (state, ())
 
 

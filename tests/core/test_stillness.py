@@ -170,7 +170,7 @@ def test_the_main_thread_comes_first_and_tells_whose_business_it_is() -> None:
     assert is_own_business(own)
     torch = main_thread_first(STACKS.format(inner="/x/site-packages/torch/autograd/graph.py"))
     assert not is_own_business(torch)
-    assert not is_own_business("it is stopped, and cannot answer with its Python stack")
+    assert not is_own_business("no Python stack: the process is stopped")
 
 
 def test_a_doubt_is_lifted_by_the_stack_and_by_nothing_else() -> None:

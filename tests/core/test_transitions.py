@@ -22,8 +22,8 @@ from launcher.exchange import (
     LastSeen,
     RankEnded,
     RanksSeen,
-    RanksStandStill,
     StacksTaken,
+    StallDetected,
     StartFailed,
     StopRequested,
     StoreFailed,
@@ -95,7 +95,7 @@ def facts() -> list[Fact]:
         found += [RankEnded(generation, 0, None), RankEnded(generation, 1, CAUSE), Swept(generation)]
         found += [GraceOver(generation), GraceOver(generation, of_accused=True)]
         found += [CheckpointRequested(generation, "growth"), CheckpointOver(generation, taken=True)]
-        found += [Examine(generation), Accused(generation, CAUSE), RanksStandStill(generation)]
+        found += [Examine(generation), Accused(generation, CAUSE), StallDetected(generation)]
         found += [
             RanksSeen(generation, ()),
             LastSeen(generation, (RankReport(0),)),

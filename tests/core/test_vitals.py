@@ -18,8 +18,8 @@ from launcher.health.node_health import (
     Health,
     Memory,
     Nic,
+    NodeReading,
     Throttling,
-    Vitals,
     before_death,
     judge,
     next_look_s,
@@ -32,7 +32,7 @@ from rendezvous.values.straggler_state import PhaseTimes
 from rendezvous.values.types import StragglerPolicy, StragglerRule
 
 LIMIT = 64 * GIB
-WELL = Vitals(
+WELL = NodeReading(
     0.0,
     Memory("the cgroup's limit", 10 * GIB, LIMIT),
     throttling=Throttling(0, 0, 4.0),
@@ -42,11 +42,11 @@ WELL = Vitals(
 )
 
 
-def with_memory(share: float) -> Vitals:
+def with_memory(share: float) -> NodeReading:
     return replace(WELL, memory=Memory("the cgroup's limit", int(share * LIMIT), LIMIT))
 
 
-def story(*looks: Vitals) -> list[tuple[str, ...]]:
+def story(*looks: NodeReading) -> list[tuple[str, ...]]:
     """A look every five seconds -> what is said after each."""
     health, said = Health(), []
     for n, look in enumerate((WELL, *looks)):
@@ -73,7 +73,7 @@ def test_beginning_and_end_are_told_in_turns(shares: list[float]) -> None:
     assert [line.startswith("memory is at") for line in said] == [n % 2 == 0 for n in range(len(said))]
 
 
-def grown(n: int, **counters: int) -> Vitals:
+def grown(n: int, **counters: int) -> NodeReading:
     """The n-th look of a node whose counters grow by so much in each five seconds."""
     eth0 = Nic("eth0", n * counters.get("errors", 0), n * counters.get("drops", 0), carrier=True)
     throttling = Throttling(n * 50, n * counters.get("throttled", 0), 4.0)
@@ -98,8 +98,8 @@ def grown(n: int, **counters: int) -> Vitals:
         (
             "throttled",
             20,
-            "the cgroup's CPU quota of 4 CPUs is used up in 40 % of the time slices",
-            "the cgroup's CPU quota suffices again",
+            "the cgroup's CPU quota of 4 CPUs is used up in 40 % of the scheduler periods",
+            "the cgroup's CPU quota is sufficient again",
         ),
         (
             "swapped",
@@ -119,7 +119,7 @@ def test_a_rate_is_told_when_it_lasts(counter: str, much: int, text: str, over: 
 
 
 def test_a_cable_pulled_is_told_and_a_port_that_never_had_one_is_not() -> None:
-    def links(*up: bool) -> Vitals:
+    def links(*up: bool) -> NodeReading:
         return replace(WELL, nics=tuple(Nic(f"eth{i}", 0, 0, carrier=each) for i, each in enumerate(up)))
 
     said = story(links(True, False), links(False, False), links(True, False), replace(WELL, nics=()))
@@ -132,7 +132,7 @@ def test_a_cable_pulled_is_told_and_a_port_that_never_had_one_is_not() -> None:
 
 
 def test_a_disk_is_full_by_share_on_a_small_one_and_by_size_on_a_large_one() -> None:
-    def disk(free: int, total: int) -> Vitals:
+    def disk(free: int, total: int) -> NodeReading:
         return replace(WELL, disks=(Disk("/logs", free, total),))
 
     assert story(disk(10 * MIB, 64 * MIB)) == [()]
@@ -142,7 +142,7 @@ def test_a_disk_is_full_by_share_on_a_small_one_and_by_size_on_a_large_one() -> 
     assert story(full, disk(int(2.5 * GIB), 10_000 * GIB), disk(4 * GIB, 10_000 * GIB)) == [
         ("the disk of /logs is nearly full: 1.0 GiB left",),
         (),
-        ("the disk of /logs has room again: 4.0 GiB",),
+        ("the disk of /logs has enough space again: 4.0 GiB left",),
     ]
 
 
@@ -150,12 +150,12 @@ def test_memory_pressure_and_a_hot_gpu_must_last() -> None:
     stalled, hot = replace(WELL, stalled=40.0), replace(WELL, gpus=(Gpu(0, 99, 93, slowed_by=("heat",)),))
     assert story(stalled, WELL, stalled, stalled, WELL) == [
         *[()] * 3,
-        ("memory pressure: nothing ran for 40 % of the last 10 s for want of memory",),
-        ("the memory pressure is over",),
+        ("memory pressure: nothing ran for 40 % of the last 10 s because memory ran short",),
+        ("memory pressure has ended",),
     ]
     assert story(hot, hot, WELL) == [
         (),
-        ("GPU 0 is slowed down by heat (93 C)",),
+        ("GPU 0 runs slower because of heat (93 C)",),
         ("GPU 0 runs at full speed again",),
     ]
     lost = replace(WELL, gpus=(Gpu(0, lost="GPU is lost"),))
@@ -163,15 +163,15 @@ def test_memory_pressure_and_a_hot_gpu_must_last() -> None:
 
 
 def test_what_happens_is_told_each_time_and_mentioned_for_a_while() -> None:
-    def look(kills: int, xids: tuple[int, ...] = (), ecc: int = 0) -> Vitals:
+    def look(kills: int, xids: tuple[int, ...] = (), ecc: int = 0) -> NodeReading:
         memory = Memory("the cgroup's limit", 10 * GIB, LIMIT, kills)
         return replace(WELL, memory=memory, gpus=(Gpu(0, ecc_uncorrected=ecc, xids=xids),))
 
     assert story(look(0), look(1), look(1), look(3), look(3, (79,)), look(3, ecc=2)) == [
         (),
-        ("the kernel has killed a process here for want of memory",),
+        ("the kernel has killed a process here because memory ran out",),
         (),
-        ("the kernel has killed 2 processes here for want of memory",),
+        ("the kernel has killed 2 processes here because memory ran out",),
         ("GPU 0: the driver reports Xid 79",),
         ("GPU 0: 2 uncorrectable memory errors (ECC)",),
     ]

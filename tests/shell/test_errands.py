@@ -17,7 +17,7 @@ from rendezvous.values.rank_report import RankReport
 from rendezvous.values.types import Cause, FailureClass
 
 if TYPE_CHECKING:
-    from launcher.health.vitals import Vitals
+    from launcher.health.vitals import NodeReading
 
 SIGHTS = (RankReport(0), RankReport(1))
 CAUSE = Cause("n0", 1, 1, FailureClass.HANG, "it made no progress", 124)
@@ -79,7 +79,7 @@ def test_a_look_at_the_node_that_fails_is_made_again() -> None:
     class Node:
         looks = 0
 
-        def look(self) -> Vitals:
+        def look(self) -> NodeReading:
             self.looks += 1
             if self.looks == 3:
                 sampler.close()

@@ -83,7 +83,7 @@ def test_probes_and_metrics_are_answered_on_this_machine_only(launch: Launch, po
     assert "ddp_launch_ranks_running 2" in text.splitlines()
     eventually(lambda: "ddp_launch_memory_used_bytes" in ask(port, "/metrics")[1])
     finish(job)
-    assert f"health is told at http://127.0.0.1:{port}/livez" in job.stderr()
+    assert f"node health: http://127.0.0.1:{port}/livez" in job.stderr()
     assert ask(port, "/livez") == (0, "")
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from launcher.exchange import (
     CommunicationFailed,
     RankEnded,
-    RanksStandStill,
+    StallDetected,
     StartFailed,
     StoreFailed,
     StoreListens,
@@ -162,7 +162,7 @@ class Ranks:
 
     def _says_still(self, generation: int) -> None:
         if self.running == generation:
-            self._agent.take(RanksStandStill(generation))
+            self._agent.take(StallDetected(generation))
             self._in(_SAYS_STILL_EVERY_S, partial(self._says_still, generation))
 
     def reports(self) -> tuple[RankReport, ...]:
