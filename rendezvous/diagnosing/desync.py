@@ -1,6 +1,6 @@
-"""Ranks are in the same numbered collective of a group, and it is another one for some of them. Pure.
+"""Find ranks that called a different collective under the same sequence number of a group. Pure.
 
-The minority is named; where there is none, both sides are, and nobody for certain.
+The minority is named. Without a minority, both sides are named, and the culprit is uncertain.
 """
 
 from __future__ import annotations

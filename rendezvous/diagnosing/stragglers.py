@@ -1,15 +1,15 @@
 """Which ranks are slower than their peers, and in what. Pure.
 
-Agents tell now and then how long each rank has spent in each phase since it began. When all nodes have told again a
-window closes, and the ranks' times per step in it are compared. A rank is slow in a phase that takes it longer than
-`factor` times what its peers' median rank takes, by an amount that matters in a step. Slow for some windows running,
-it is named; keeping up for some windows, it no longer is.
+Agents report periodically how long each rank has spent in each phase since it began. When all nodes have reported
+again, a window closes, and the times per step of the ranks in it are compared. A rank is slow in a phase if it takes
+longer than `factor` times the median of its peers, and the difference is a relevant part of a step. A rank that is
+slow for several windows in a row is named. After several windows in which it keeps up, it is no longer named.
 
-Waiting for others is no slowness, and where a rank is seen to wait it is not counted. But some waits are hidden in
-other phases (torch's own reducer waits within the backward), and there everybody waits but the slow one. So only a
-slow data loader, where nobody waits for peers, is taken at its word; in any other phase a rank must also be slower
-in all that it does by itself. Of peers an even number has two medians; the higher one is meant, so that one of three
-is never blamed for what it has in common with another.
+Waiting for other ranks is not counted as slowness. But some waits are hidden in other phases (torch's own reducer
+waits within the backward), where every rank waits except the slow one. So only in the data loader, where ranks do not
+wait for peers, is a longer time sufficient. In any other phase the rank must also be slower in the sum of its own
+phases. An even number of peers has two medians. The higher one is used, so that one of three ranks is never blamed
+for a time that another one shares.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ PHASES = {
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """A rank was named, or keeps up again."""
+    """A rank became a straggler, or keeps up again."""
 
     node: str
     text: str

@@ -1,6 +1,7 @@
-"""Which nodes have other versions than most: each node tells its own as "torch=2.13.0 nccl=2.27.3 python=3.11.7".
+"""Find nodes whose software versions differ. Each node reports "torch=2.13.0 nccl=2.27.3 python=3.11.7".
 
-What a node does not tell is not compared. What most nodes have counts as right; between equals, what the first has.
+Versions that a node does not report are not compared. The version of most nodes is the usual one; if two are equally
+frequent, that of the first node.
 """
 
 from __future__ import annotations

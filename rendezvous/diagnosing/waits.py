@@ -1,16 +1,16 @@
-"""Who waits for whom, as the ranks' own views tell it. Pure.
+"""The wait-for graph of the ranks, built from their own views. Pure.
 
 Theory of operation
 -------------------
-Every member of a group numbers its collectives alike. A rank that has entered number n and not left it waits for those
-members that have not come as far as n: they are *missing*. So there is an arrow from each waiting rank to the missing
-ones of its calls. Whoever is waited for, and waits for nobody, is a *root*: the others stand still because it does.
-Ranks from which no root can be reached wait for each other in a circle. Ranks whose calls miss nobody have all
-entered, and wait for the network or a device.
+All members of a group number its collectives in the same way. A rank that has entered collective n and not left it
+waits for the members that have not reached n: they are *missing*. The graph has an edge from each waiting rank to the
+missing ranks of its calls. A rank that others wait for, and that does not wait itself, is a *root*: the others make
+no progress because of it. Ranks from which no root can be reached wait for each other in a cycle. If a call has no
+missing ranks, all of its ranks have entered it, and wait for the network or a device.
 
-A call is looked at once, however many ranks wait in it, so a world of thousands of ranks is no more work than reading
-what they say. A rank whose agent did not answer, or that has never written its page, counts as missing only where
-nobody else is: to know nothing of it is no sign against it.
+Each call is examined once, however many ranks wait in it, so the work for a world of thousands of ranks is linear. A
+rank whose agent did not answer, or that has never written its page, counts as missing only if no other rank is
+missing: missing information is not evidence against it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ POINT_TO_POINT = {"send": "recv", "isend": "recv", "recv": "send", "irecv": "sen
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A collective that somebody waits in."""
+    """A collective that at least one rank waits in."""
 
     group: str
     seq: int
@@ -58,7 +58,7 @@ class Waits:
         return tuple(rank for rank in self.calls if any(self.missing[call] for call in self.calls[rank]))
 
     def roots(self) -> tuple[int, ...]:
-        """Waited for, and waiting for nobody."""
+        """Ranks that others wait for, and that do not wait themselves."""
         blocked = dict.fromkeys(self.blocked())
         wanted = dict.fromkeys(m for call in self.missing for m in self.missing[call])
         return tuple(sorted(rank for rank in wanted if rank not in blocked))

@@ -1,8 +1,8 @@
-"""Who is let in, who is turned away and with which words, and who is given up.
+"""Admission: which agents may join, which are refused and why, and which are lost.
 
-A node has one agent at a time. A newer life of its agent takes the node's place; the older one is then
-retired for good, so that a late message of it changes nothing. An agent that was given up (silent for a
-lease) is told so at its next sign of life, and may join again.
+A node has one agent at a time. If a new agent process joins for the node, it replaces the old agent, which is then
+retired for good: a late message of it changes nothing. An agent whose lease expired is told so at its next heartbeat,
+and may join again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _USAGE_DISAGREES = 78
 _TURNED_AWAY = 77
 _TRY_AGAIN = 75
 
-# What people know each field of the spec as: the option that sets it, where there is one.
+# The name of each field of the spec in messages: the option that sets it, if there is one.
 KNOWN_AS = {
     "job_id": "--rdzv-id",
     "min_nodes": "--nnodes (minimum)",
@@ -77,7 +77,7 @@ def join(state: JobState, event: AgentJoined, now: float) -> Result:
     newcomer = Member(agent, facts, state.arrivals, ran=event.running if is_forgotten(state) else None)
     state = _health_considered(_admitted(state, newcomer, now), newcomer, now)
     if before is not None and before.node_rank is not None:
-        # The old agent's world is broken, and this node is to have a place in the next one.
+        # The world of the old agent is broken, and this node needs a place in the next one.
         welcome = Tell(agent, waiting(state, newcomer))
         state, effects = after_loss(state, [before], "came back as a new agent", now)
         return state, (welcome, *effects)
@@ -176,11 +176,11 @@ def _too_late(state: JobState) -> Refused:
     return Refused(f"the job is over: {how_it_ended(state.outcome)}", code, kind=RefusalKind.JOB_OVER)
 
 
-# --- signs of life, and their absence ------------------------------------------------------------------
+# --- heartbeats and leases -----------------------------------------------------------------------------
 
 
 def heard(state: JobState, agent: AgentId, now: float) -> Result:
-    """Once a second from every agent: touches one bucket of the leases, and nothing else."""
+    """Renew a lease. Called for each heartbeat, so it changes only one bucket of the leases."""
     if member_of(state, agent) is not None:
         if state.outcome is not None:
             return state, (Tell(agent, Ended(state.outcome)),)
@@ -189,7 +189,7 @@ def heard(state: JobState, agent: AgentId, now: float) -> Result:
 
 
 def all_heard(state: JobState, heard: Mapping[AgentId, float]) -> JobState:
-    """Many signs of life at once, each with its instant: what `heard` would make of the members' ones by one."""
+    """Renew many leases at once, each from its own time. The same result as `heard` for each member in turn."""
     fresh = {agent.node: at for agent, at in heard.items() if member_of(state, agent) is not None}
     if not fresh or state.outcome is not None:
         return state

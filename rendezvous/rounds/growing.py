@@ -1,12 +1,12 @@
-"""When nodes that stand by enlarge the world, as `--scale-up` has it.
+"""When standby nodes enlarge the world, by the policy of `--scale-up`.
 
-    never          not
-    on-restart     with the next restart, whatever it is for (see `sealing.choose`)
-    immediate      at once: a last call for more, then everybody stops and the larger world is sealed
-    at-checkpoint  every node of the world is asked for a checkpoint; when the last one has taken it, as above
+    never          the world does not grow
+    on-restart     with the next restart, for whatever reason (see `sealing.choose`)
+    immediate      at once: wait briefly for more nodes, then stop all ranks and seal the larger world
+    at-checkpoint  ask every node of the world for a checkpoint; after the last one, as with immediate
 
-A request for a checkpoint is durable and said again to whoever resumes its session; an answer is not, and a node
-that is asked again asks its ranks again. The worst that comes of a lost answer is one checkpoint too many.
+A request for a checkpoint is stored, and sent again to an agent that resumes its session. An answer is not stored: a
+node that is asked again asks its ranks again. So a lost answer costs at most one additional checkpoint.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rendezvous.values.types import Decision, DecisionKind, ScaleUp
 
 
 def consider_growth(state: JobState, now: float) -> Result:
-    """A node came to stand by (or was let back in): does the world grow?"""
+    """Decide whether the world grows after a node became a standby, or was admitted again."""
     if spec_of(state).scale_up is ScaleUp.AT_CHECKPOINT:
         return consider_checkpoint(state)
     more = growth(state)
@@ -35,7 +35,7 @@ def consider_growth(state: JobState, now: float) -> Result:
 
 
 def grow(state: JobState, now: float) -> Result:
-    """Not when a node has finished already: the job is about to end by itself."""
+    """Whether the world can grow. Not if a node has finished already: then the job is about to end."""
     if len(state.pending) < world_nodes(state):
         return state, ()
     more = "more nodes are here"
@@ -46,7 +46,7 @@ def grow(state: JobState, now: float) -> Result:
 
 
 def consider_checkpoint(state: JobState) -> Result:
-    """Once: those who come while it is awaited are taken along. Ranks that do not run yet cannot be asked."""
+    """Ask once: nodes that join meanwhile are included. Ranks that do not run yet cannot be asked."""
     if spec_of(state).scale_up is not ScaleUp.AT_CHECKPOINT or state.phase is not Phase.RUNNING:
         return state, ()
     if len(state.checkpoints_due) or growth(state) <= 0:

@@ -1,9 +1,9 @@
-"""Taking over a job from its snapshot: after a crash of the service, or from another one that owned it.
+"""Take over a job from its snapshot: after a crash of the service, or from another replica that owned it.
 
-The snapshot's instants are on the clock of whoever wrote it. Only differences carry over: what was left of a
-timeout then is left of it now; the time between belongs to nobody. Every member is told where it stands, for it
-may have missed that, and gets a fresh lease, for it could not have been heard meanwhile. This first lease is three
-times as long: an agent that found nobody for a while tries again every few seconds only, and its ranks are well.
+The times in the snapshot are on the clock of the process that wrote it, so only differences are used: the remaining
+time of each timeout is the same as when the snapshot was written. Every member is sent its current state, since it may
+have missed that, and gets a new lease, since its heartbeats could not arrive meanwhile. This first lease is three
+times as long: an agent that could not connect for a while retries only every few seconds, while its ranks run.
 """
 
 from __future__ import annotations

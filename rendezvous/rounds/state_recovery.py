@@ -1,11 +1,11 @@
-"""Taking up a job whose state was lost with the service that kept it, from what its agents say of it. Pure.
+"""State recovery: rebuild a job from its agents after the service has lost its state. Pure.
 
-A service without a store that lasts comes back and knows of no job, while ranks run. So an agent says at each join
-which generation it heard of last, and its place in that one while its ranks run. In a job that knows of no such
-generation the round forms again, and nobody is told to stop meanwhile. When all nodes of that world are here, each
-with the place that it had, the very same world is sealed again under the same number: to the agents this is nothing
-new, and their ranks go on. Any other world gets a number above all that anybody has heard of, and starts afresh.
-Restarts that were counted, and the list of decisions, are lost.
+A service with a store in memory knows no jobs after a restart, while ranks still run. So an agent reports at each join
+the last generation that it knows, and its place in it while its ranks run. If the job does not know this generation,
+the round forms again, and no agent is told to stop meanwhile. When all nodes of that world have joined, each with its
+old place, the same world is sealed again under the same number. For the agents nothing changes, and their ranks
+continue. Any other world gets a number above all known ones, and starts its ranks anew. The number of restarts used
+and the list of decisions are lost.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def reminded(state: JobState, event: AgentJoined) -> JobState:
 
 
 def is_forgotten(state: JobState) -> bool:
-    """Agents speak of a generation that this state knows nothing of."""
+    """Whether agents report a generation that this state does not know."""
     return state.forgotten > state.generation
 
 
@@ -67,7 +67,7 @@ def _had_this_place(world: World, member: Member) -> bool:
 
 
 def remark(state: JobState, *, again: bool) -> tuple[Decision, ...]:
-    """For whoever reads the decisions later."""
+    """A decision for the record: people read it later."""
     if not is_forgotten(state):
         return ()
     lost = f"the rendezvous had lost the job's state (generation {state.forgotten})"
