@@ -1,4 +1,4 @@
-"""The agent's pre-flight: begun as soon as the agent runs, concluded before it joins."""
+"""The agent's pre-flight: starts with the agent, and ends before it joins."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NOTE_CHARS = 2000
 
 @dataclass(frozen=True, slots=True)
 class Fitness:
-    """What the node brings along when it joins."""
+    """What the join reports about the health of the node."""
 
     healthy: bool
     note: str
@@ -41,14 +41,14 @@ class Fitness:
 
 
 class Preflight:
-    """Within a running loop; `say` hears what people should know."""
+    """Create it within a running loop. `say` receives lines for the user."""
 
     def __init__(self, spec: LaunchSpec, say: Callable[[str], None], boundary: ErrorBoundary) -> None:
         self._spec, self._say, self._boundary = spec, say, boundary
         self._looking = asyncio.create_task(look(spec, spec.preflight))
 
     async def checked(self, join: AgentJoined, met: Met, facts: asyncio.Queue[Fact]) -> AgentJoined:
-        """The join with what was found. A signal that ends the job is not kept waiting: there is less to tell then.
+        """Add the findings to the join. A signal that ends the job cancels the check.
 
         Raises `CannotMeet`.
         """
@@ -65,7 +65,7 @@ class Preflight:
             return unfit
 
     async def conclude(self, met: Met) -> Fitness:
-        """Raises `CannotMeet` on a machine that is unfit, where no other one could do without it."""
+        """Raises `CannotMeet` if the machine is unfit and the job has only this machine."""
         report, clock = await asyncio.gather(self._looking, clock_checks(met))
         report = report.plus(clock)
         if self._spec.preflight == "full" and self._spec.max_nodes > 1:
@@ -75,8 +75,8 @@ class Preflight:
         failed = checkup.failures(report.checks)
         if failed and self._spec.max_nodes == 1:
             raise CannotMeet(
-                f"this machine has failed its pre-flight check: {failed}; `ddp-launch doctor` shows all of it, "
-                "--preflight off starts ranks nevertheless",
+                f"this machine failed its pre-flight check: {failed}; `ddp-launch doctor` shows all checks, "
+                "--preflight off starts ranks anyway",
                 UNFIT,
             )
         return Fitness(not failed, failed[:_NOTE_CHARS], str(report.versions))
@@ -110,12 +110,12 @@ async def clock_checks(met: Met) -> tuple[Check, ...]:
     except TimeoutError:
         return (skipped("clock", f"the service did not answer within {_CLOCK_S:g} s"),)
     if found is None:
-        return (skipped("clock", "the service does not tell its time"),)
+        return (skipped("clock", "the service does not report its time"),)
     return (checkup.judge_clock(Clock(*found)),)
 
 
 def spoken(checks: Sequence[Check]) -> list[str]:
-    """For an agent's own lines: only what is not as it should be."""
+    """Lines for the terminal: only warnings and failures."""
     return [
         f"{check.name}: {check.found}" + (f"; {check.advice}" if check.advice else "")
         for check in checks

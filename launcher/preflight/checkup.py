@@ -1,9 +1,9 @@
-"""What the facts about a machine mean for a job: each becomes a check, with its floor and what to do about it.
+"""Judges the facts about a machine: each becomes a check, with a required value and advice.
 
-Three grades. `fail`: ranks would not run here, or would hold up all the others; such a node is left out of the job.
-`warn`: they run, and somebody should know. `skipped` says why nothing can be said. Where a sound machine might look
-bad (a busy GPU, a slow disk, a small /dev/shm) the grade is `warn`: a check that turns away sound machines is
-soon switched off.
+Grades: `fail`: ranks would not run here, or would delay all others; such a node is left out of the job. `warn`: they
+run, but the user should know. `skipped`: the check was not possible, with the reason. If a sound machine might look
+bad (a busy GPU, a slow disk, a small /dev/shm), the grade is `warn`: users switch off a check that rejects sound
+machines.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Check:
     grade: Grade
     found: str  # or why it was skipped
     floor: str = ""
-    advice: str = ""  # what to do; empty where nothing is to be done
+    advice: str = ""  # what to do; empty if nothing
 
 
 def exit_code(checks: Iterable[Check]) -> int:
@@ -51,9 +51,9 @@ def skipped(name: str, why: str) -> Check:
 
 
 def overdue(name: str, within_s: float) -> Check:
-    """Whoever looked is still waiting: a disk or a driver that does not answer."""
+    """A check that has not finished: a disk or a driver does not answer."""
     found = f"no answer within {within_s:g} s"
-    return Check(name, Grade.WARN, found, advice="look at the kernel's log for a disk or driver that hangs")
+    return Check(name, Grade.WARN, found, advice="check the kernel's log for a disk or driver that hangs")
 
 
 def _graded(
@@ -95,7 +95,7 @@ def judge_memory(memory: Memory, ranks: int) -> Check:
             f"of the control group's limit of {of_bytes(memory.limit)}",
         )
     floor = ranks * _RANK_BYTES
-    advice = "end what else runs here, raise the limit, or run fewer ranks (--nproc-per-node)"
+    advice = "stop other programs here, raise the limit, or run fewer ranks (--nproc-per-node)"
     return _graded(
         "memory",
         f"{of_bytes(left)} free {where}",
@@ -117,7 +117,7 @@ def judge_shared_memory(shm: SharedMemory | None) -> Check:
         return Check(
             "/dev/shm",
             Grade.WARN,
-            "not there",
+            "does not exist",
             f"at least {of_bytes(_SHM_FLOOR)}",
             "mount a tmpfs at /dev/shm: DataLoader workers and NCCL share memory there",
         )
@@ -129,7 +129,7 @@ def judge_shared_memory(shm: SharedMemory | None) -> Check:
         f"at least {of_bytes(_SHM_FLOOR)}",
         "docker run --shm-size=8g (or --ipc=host); in Kubernetes an emptyDir of medium Memory at /dev/shm"
         if small
-        else "remove what earlier jobs have left there",
+        else "remove the files of earlier jobs there",
         warn=small or full,
     )
 
@@ -185,16 +185,20 @@ def judge_storage(storage: Storage) -> Check:
     name = f"{storage.what} in {storage.path}"
     if storage.problem:
         return Check(
-            name, Grade.FAIL, storage.problem, advice="name another folder, or make this one writable"
+            name, Grade.FAIL, storage.problem, advice="use another directory, or make this one writable"
         )
     floor = _STALLED if storage.glimpse else _WRITE_FLOOR
     slow = storage.write_bps is not None and storage.write_bps < floor
     scarce = storage.total > 0 and storage.free < _DISK_FLOOR
     speed = "" if storage.write_bps is None else f", writes {of_bytes(storage.write_bps)}/s"
-    advice = "make room there, or name another folder" if scarce else "name a folder on a faster disk"
+    advice = "free space there, or use another directory" if scarce else "use a directory on a faster disk"
     return _graded(
         name,
-        (f"{of_bytes(storage.free)} free of {of_bytes(storage.total)}" if storage.total else "room unknown")
+        (
+            f"{of_bytes(storage.free)} free of {of_bytes(storage.total)}"
+            if storage.total
+            else "free space unknown"
+        )
         + speed,
         f"at least {of_bytes(_DISK_FLOOR)}, {of_bytes(floor)}/s",
         advice,
@@ -235,7 +239,7 @@ def _judge_name(network: Network) -> Check:
     host, addresses = network.host, network.addresses
     advice = f"add {host} to /etc/hosts or the name service, or give --interface"
     if not addresses:
-        return Check("host name", Grade.WARN, f"nobody knows {host}", "an address", advice)
+        return Check("host name", Grade.WARN, f"{host} does not resolve", "an address", advice)
     inward = all(address.startswith("127.") or address == "::1" for address in addresses)
     lost = inward and not network.alone and not network.asked
     return _graded(
@@ -250,16 +254,16 @@ def _judge_name(network: Network) -> Check:
 def _judge_interface(network: Network) -> Check:
     there = network.interface
     if there is None:
-        return skipped("interface", "no route leads out of this machine")
+        return skipped("interface", "this machine has no route to other machines")
     if not there.exists:
-        advice = "ip link shows which there are; give one of them as --interface"
-        return Check("interface", Grade.FAIL, f"there is no {there.name}", "up", advice)
+        advice = "list the interfaces with ip link, and give one of them as --interface"
+        return Check("interface", Grade.FAIL, f"{there.name} does not exist", "up", advice)
     speed = f", {there.speed} Mbit/s" if there.speed else ""
     return _graded(
         "interface",
         f"{there.name} is {'up' if there.up else 'down'}, {there.address or 'no address'}, MTU {there.mtu}{speed}",
         "up",
-        f"ip link set {there.name} up; look at cable and switch",
+        f"ip link set {there.name} up; check cable and switch",
         warn=not there.up or not there.address,
         fail=network.asked and not there.up,
     )
@@ -274,7 +278,7 @@ class Clock:
 
 
 def judge_clock(clock: Clock) -> Check:
-    """Only what is certain counts: an offset that a slow round trip may have made up is none."""
+    """Count only the part of the offset that a slow round trip cannot explain."""
     certain = max(0.0, abs(clock.offset_s) - clock.within_s)
     way = "behind" if clock.offset_s > 0 else "ahead of"
     exact = f"{abs(clock.offset_s):.3f} s {way} the service's, to within {clock.within_s:.3f} s"
@@ -282,7 +286,7 @@ def judge_clock(clock: Clock) -> Check:
         "clock",
         exact,
         f"at most {_CLOCK_FLOOR_S:g} s",
-        "let chrony or ntpd keep it: the times of logs do not compare, and tokens may not be valid yet",
+        "run chrony or ntpd: otherwise log times cannot be compared, and tokens may not be valid yet",
         warn=certain > _CLOCK_FLOOR_S,
     )
 
@@ -306,7 +310,7 @@ class Versions:
 def judge_versions(versions: Versions) -> Check:
     if not versions.torch:
         found = f"no torch in the ranks' Python {versions.python}".rstrip()
-        # Not every script needs it. One that does will say so itself.
+        # Not every script needs torch; one that does fails with its own message.
         return Check("versions", Grade.SKIPPED, f"{found} (PYTHON_EXEC names another)")
     return Check("versions", Grade.OK, ", ".join(part.replace("=", " ") for part in str(versions).split(" ")))
 

@@ -1,4 +1,4 @@
-"""Gathers the facts of this node and has them judged: everything at once, and each part only for so long."""
+"""Gathers and judges the facts of this node: all parts in parallel, each with a time limit."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PART_S = 3.0
 _GPUS_S = 8.0  # a driver that nobody keeps loaded initializes its devices first
 _FULL_PART_S = 20.0
 _SLICES = 30  # of such a time
-_TRIAL_S = 90.0  # to import torch on a cold file system is most of it
+_SELF_TEST_S = 90.0  # to import torch on a cold file system is most of it
 _QUICK_BYTES, _QUICK_WRITE_S = 2 * MB, 0.05
 _FULL_BYTES, _FULL_WRITE_S = 256 * MB, 1.0
 
@@ -39,7 +39,7 @@ async def look(spec: LaunchSpec, level: str) -> Report:
     work = [_bounded(name, part, _bound_of(name, full)) for name, part in _parts(spec, full)]
     found = [check for checks in await asyncio.gather(*work) for check in checks]
     if full:
-        found += await _trials(spec)
+        found += await _self_test(spec)
     had = versions.versions(spec.python)
     took_s = time.monotonic() - began
     return Report(socket.gethostname(), level, tuple(found), had, took_s)
@@ -80,15 +80,15 @@ def _bound_of(name: str, full: bool) -> float:
 
 
 async def _bounded(name: str, part: Part, within_s: float) -> tuple[Check, ...]:
-    """Slice by slice: while this whole process was held up, no disk and no driver has kept it waiting."""
+    """Wait in slices: while this whole process does not run, the delay is not due to a disk or driver."""
     looking = asyncio.ensure_future(asyncio.to_thread(part))
     try:
         for _ in range(_SLICES):
             if (await asyncio.wait((looking,), timeout=within_s / _SLICES))[0]:
                 return looking.result()
         return (checkup.overdue(name, within_s),)
-    except Exception as error:  # a check that cannot be made says so, and is no reason not to start
-        return (skipped(name, f"could not be looked at ({type(error).__name__}: {error})"),)
+    except Exception as error:  # a failed check is reported, and does not prevent the start
+        return (skipped(name, f"could not be checked ({type(error).__name__}: {error})"),)
     finally:
         looking.cancel()
 
@@ -96,7 +96,7 @@ async def _bounded(name: str, part: Part, within_s: float) -> tuple[Check, ...]:
 # --- at work ---------------------------------------------------------------------------------------------
 
 
-async def _trials(spec: LaunchSpec) -> tuple[Check, ...]:
+async def _self_test(spec: LaunchSpec) -> tuple[Check, ...]:
     program = os.path.join(os.path.dirname(__file__), "self_test.py")
     command = (spec.python or sys.executable, "-P", program)
     try:
@@ -109,24 +109,24 @@ async def _trials(spec: LaunchSpec) -> tuple[Check, ...]:
     except OSError as error:
         return (skipped("at work", f"{command[0]} cannot be started ({error.strerror})"),)
     try:
-        out, err = await asyncio.wait_for(child.communicate(), _TRIAL_S)
+        out, err = await asyncio.wait_for(child.communicate(), _SELF_TEST_S)
     except TimeoutError:
-        found = f"nothing came of it within {_TRIAL_S:g} s"
-        return (Check("at work", Grade.FAIL, found, advice="look for a device or a driver that hangs"),)
+        found = f"no result within {_SELF_TEST_S:g} s"
+        return (Check("at work", Grade.FAIL, found, advice="check for a device or a driver that hangs"),)
     finally:
         with contextlib.suppress(ProcessLookupError):
             child.kill()
-    return _read_trials(out, err, child.returncode or 0)
+    return _read_self_test(out, err, child.returncode or 0)
 
 
-def _read_trials(out: bytes, err: bytes, returncode: int) -> tuple[Check, ...]:
+def _read_self_test(out: bytes, err: bytes, returncode: int) -> tuple[Check, ...]:
     try:
         told = json.loads(out)
     except ValueError:
         last = err.decode(errors="replace").strip().splitlines()[-1:] or [""]
         found = f"it ended with {returncode}: {last[0][:300]}"
-        return (Check("at work", Grade.FAIL, found, advice="run a small script that uses torch by hand"),)
+        return (Check("at work", Grade.FAIL, found, advice="run a small script with torch to see the error"),)
     if "problem" in told:
         return (skipped("at work", told["problem"]),)
-    trials = [gpu_checkup.Trial(**each) for each in told["trials"]]
-    return tuple(gpu_checkup.judge_trial(trial, trials) for trial in trials)
+    results = [gpu_checkup.SelfTest(**each) for each in told["results"]]
+    return tuple(gpu_checkup.judge_self_test(result, results) for result in results)

@@ -92,14 +92,14 @@ def judge_gpus(found: Gpus, *, wanted: bool) -> tuple[Check, ...]:
 
 def _none(found: Gpus, wanted: bool) -> Check:
     if found.problem and (found.on_bus or wanted):
-        advice = "nvidia-smi says more; reload the driver or reboot the machine"
+        advice = "run nvidia-smi to see more; reload the driver or reboot the machine"
         return Check("GPUs", Grade.FAIL, found.problem, advice=advice)
     if found.on_bus:
-        advice = "install the driver, or hand the devices to this container (--gpus all)"
+        advice = "install the driver, or pass the devices to this container (--gpus all)"
         return Check(
-            "GPUs", Grade.WARN, f"{found.on_bus} on the bus, and no driver to use them", advice=advice
+            "GPUs", Grade.WARN, f"{found.on_bus} on the bus, but the driver is not installed", advice=advice
         )
-    return skipped("GPUs", "no NVIDIA GPU here")
+    return skipped("GPUs", "this machine has no NVIDIA GPU")
 
 
 def _named(gpus: Iterable[Gpu]) -> str:
@@ -109,24 +109,22 @@ def _named(gpus: Iterable[Gpu]) -> str:
 def _idle(gpus: Sequence[Gpu]) -> Check:
     busy = [gpu for gpu in gpus if gpu.memory_used > max(_IDLE_BYTES, gpu.memory_total * _IDLE_FRACTION)]
     if not busy:
-        return Check(
-            "GPUs idle", Grade.OK, "no memory of theirs is taken", f"at most {_IDLE_FRACTION:.0%} taken"
-        )
+        return Check("GPUs idle", Grade.OK, "their memory is free", f"at most {_IDLE_FRACTION:.0%} used")
     taken = ", ".join(
-        f"GPU {gpu.index}: {of_bytes(gpu.memory_used)} of {of_bytes(gpu.memory_total)} taken" for gpu in busy
+        f"GPU {gpu.index}: {of_bytes(gpu.memory_used)} of {of_bytes(gpu.memory_total)} used" for gpu in busy
     )
     return Check(
         "GPUs idle",
         Grade.WARN,
         taken,
-        f"at most {_IDLE_FRACTION:.0%} taken",
-        "nvidia-smi shows whose processes; end them",
+        f"at most {_IDLE_FRACTION:.0%} used",
+        "find the processes with nvidia-smi, and end them",
     )
 
 
 def _memory_errors(gpus: Sequence[Gpu]) -> tuple[Check, ...]:
     if all(gpu.ecc_uncorrected is None and gpu.reset_needed is None for gpu in gpus):
-        return (skipped("GPU memory errors", "these GPUs do not count them"),)
+        return (skipped("GPU memory errors", "these GPUs do not count memory errors"),)
     worn = [gpu for gpu in gpus if gpu.worn_out]
     reset = [gpu for gpu in gpus if gpu.reset_needed or gpu.ecc_uncorrected]
     if worn:
@@ -134,7 +132,7 @@ def _memory_errors(gpus: Sequence[Gpu]) -> tuple[Check, ...]:
         return (Check("GPU memory errors", Grade.FAIL, found, "none", "replace it"),)
     if reset:
         told = ", ".join(f"GPU {gpu.index}: {_what_is_wrong(gpu)}" for gpu in reset)
-        advice = "reset it (nvidia-smi --gpu-reset, with nothing running on it), or reboot the machine"
+        advice = "reset it (nvidia-smi --gpu-reset, after its processes have ended), or reboot the machine"
         return (Check("GPU memory errors", Grade.FAIL, told, "none", advice),)
     return (Check("GPU memory errors", Grade.OK, "none", "none"),)
 
@@ -147,15 +145,19 @@ def _what_is_wrong(gpu: Gpu) -> str:
 
 def _xids(found: Gpus) -> Check:
     if not found.log_readable:
-        return skipped("Xid errors", "the kernel's log may not be read here")
+        return skipped("Xid errors", "the kernel's log is not readable here")
     of_device = [xid for xid in found.xids if xid.code in _XIDS]
     if not of_device:
-        return Check("Xid errors", Grade.OK, "none that is the device's own", "none")
+        return Check("Xid errors", Grade.OK, "none caused by a device", "none")
     worst = min(of_device, key=lambda xid: (not _is_fatal(xid), xid.ago_s))
     told = f"Xid {worst.code} of {worst.bus}, {worst.ago_s / 60:.0f} min ago: {_XIDS[worst.code]}"
     grade = Grade.FAIL if _is_fatal(worst) else Grade.WARN
     return Check(
-        "Xid errors", grade, told, "none", "reset the GPU or reboot the machine; replace it if it comes again"
+        "Xid errors",
+        grade,
+        told,
+        "none",
+        "reset the GPU or reboot the machine; replace it if the error occurs again",
     )
 
 
@@ -171,9 +173,7 @@ def _links(gpus: Sequence[Gpu]) -> tuple[Check, ...]:
     down = [gpu for gpu in linked if (gpu.links_active or 0) < most]
     if not most:
         found = f"all links of {len(linked)} GPUs are down"
-        return (
-            Check("NVLink", Grade.WARN, found, advice="look at the fabric manager (nvidia-fabricmanager)"),
-        )
+        return (Check("NVLink", Grade.WARN, found, advice="check the fabric manager (nvidia-fabricmanager)"),)
     if down:
         told = ", ".join(f"GPU {gpu.index} has {gpu.links_active} of {most}" for gpu in down)
         return (
@@ -257,7 +257,7 @@ def read_xids(records: Iterable[str], uptime_s: float) -> tuple[Xid, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class SelfTest:
     """One device: a matrix product that was compared with its known result, and a copy of memory."""
 
     device: str  # "cpu", "cuda:0"
@@ -272,32 +272,35 @@ _FLOORS = {"cpu": (1e9, GB // 2), "cuda": (1e12, 50 * GB)}  # of any sound one; 
 _PEER_FRACTION = 0.8
 
 
-def judge_trial(trial: Trial, peers: Sequence[Trial]) -> Check:
+def judge_self_test(result: SelfTest, peers: Sequence[SelfTest]) -> Check:
     """`peers`: all devices of the node, this one included. Of one model, none may fall behind the others."""
-    name = f"{'CPU' if trial.device == 'cpu' else 'GPU ' + trial.device.partition(':')[2]} at work"
-    if trial.problem:
-        return Check(name, Grade.FAIL, trial.problem, advice="try it alone; look at the kernel's log")
-    if trial.wrong:
+    name = f"{'CPU' if result.device == 'cpu' else 'GPU ' + result.device.partition(':')[2]} at work"
+    if result.problem:
+        return Check(name, Grade.FAIL, result.problem, advice="run it alone; check the kernel's log")
+    if result.wrong:
         return Check(
-            name, Grade.FAIL, "a matrix product came out wrong", advice="replace the device; trust no result"
+            name,
+            Grade.FAIL,
+            "a matrix product was wrong",
+            advice="replace the device, and do not use its results",
         )
-    alike = sorted(each.flops for each in peers if each.name == trial.name and not each.problem)
-    flops_floor, copy_floor = _FLOORS["cpu" if trial.device == "cpu" else "cuda"]
-    behind = bool(alike) and trial.flops < alike[len(alike) // 2] * _PEER_FRACTION
-    below = trial.flops < flops_floor or trial.copy_bps < copy_floor
-    found = f"{trial.flops / 1e9:,.0f} GFLOP/s, copies {of_bytes(trial.copy_bps)}/s"
+    alike = sorted(each.flops for each in peers if each.name == result.name and not each.problem)
+    flops_floor, copy_floor = _FLOORS["cpu" if result.device == "cpu" else "cuda"]
+    behind = bool(alike) and result.flops < alike[len(alike) // 2] * _PEER_FRACTION
+    below = result.flops < flops_floor or result.copy_bps < copy_floor
+    found = f"{result.flops / 1e9:,.0f} GFLOP/s, copies {of_bytes(result.copy_bps)}/s"
     if behind:
         return Check(
             name,
             Grade.FAIL,
             f"{found}; its peers reach {alike[len(alike) // 2] / 1e9:,.0f}",
             f"at least {_PEER_FRACTION:.0%} of its peers",
-            "look at its temperature, power limit and clocks (nvidia-smi -q -d PERFORMANCE)",
+            "check its temperature, power limit and clocks (nvidia-smi -q -d PERFORMANCE)",
         )
     return Check(
         name,
         Grade.WARN if below else Grade.OK,
         found,
         f"at least {flops_floor / 1e9:,.0f} GFLOP/s, {of_bytes(copy_floor)}/s",
-        "something else is using it, or its clock is held down" if below else "",
+        "another program uses it, or its clock is limited" if below else "",
     )

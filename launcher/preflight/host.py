@@ -1,4 +1,4 @@
-"""Memory, limits, name, interface and disks of this machine, as the kernel tells them. Nothing of it needs root."""
+"""Memory, limits, name, interface and disks of this machine, as the kernel reports them. No part needs root."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ _BLOCK = bytes(MB)
 
 
 def storage(what: str, path: str, *, most_bytes: int, most_s: float, glimpse: bool) -> Storage:
-    """Writes a file without a name there, for as long and as much as allowed, through to the disk."""
+    """Write a nameless file through to the disk, within the limits of time and size."""
     folder = _first_that_exists(path)
     try:
         room = os.statvfs(folder)
@@ -166,7 +166,7 @@ def storage(what: str, path: str, *, most_bytes: int, most_s: float, glimpse: bo
 
 
 def _first_that_exists(path: str) -> str:
-    """A folder that is missing is made by whoever needs it, not by a check."""
+    """The folder or its nearest parent that exists: a check does not create folders."""
     path = os.path.abspath(path)
     while not os.path.exists(path) and path != os.path.dirname(path):
         path = os.path.dirname(path)
@@ -174,7 +174,7 @@ def _first_that_exists(path: str) -> str:
 
 
 def _written(folder: str, most_bytes: int, most_s: float) -> float:
-    """The file has lost its name before it has any content: nothing is left of it, however this process ends."""
+    """Unlink the file before writing, so that it never remains, even if this process is killed."""
     fd, name = tempfile.mkstemp(prefix=".ddp-launch-", dir=folder)
     try:
         os.unlink(name)

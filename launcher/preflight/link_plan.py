@@ -1,6 +1,6 @@
 """Which nodes measure the link between them, in which round, and what the measurements say about whom.
 
-In a round every node talks to at most one other, so that nobody shares a network card with a second test. The pairs
+In a round every node talks to at most one other, so that two tests never share a network card. The pairs
 are those of a round-robin tournament (the circle method). Up to 20 nodes or so all rounds of it are played, and
 every link is measured; beyond that 4 log2(n) of them, spread over the tournament, so that each node meets that many
 others: its own network card is then still judged by many witnesses, but not every pair has met. More is not to be
@@ -9,7 +9,7 @@ had in so few rounds: a node that is to find the one slow link among its n - 1 h
 Judging: the best quarter of all measurements says what this network can do. Whoever is slow with all the partners
 he met (and met at least two) is slow himself, and his measurements say nothing more about anybody else. What is
 slow then is a link between two good ends. Slow measurements are taken again, up to three times and the quietest
-way there is, before anybody is named: the best one counts. Nodes that share a host do not measure a network.
+way there is, before a node is named: the best one counts. Nodes that share a host do not measure a network.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ROUNDS_PER_DOUBLING = 4
 
 
 def schedule(n: int) -> tuple[tuple[Pair, ...], ...]:
-    """Rounds of pairs of node ranks; nobody is in two pairs of a round, no pair is in two rounds."""
+    """Rounds of pairs of node ranks; no node is in two pairs of a round, no pair is in two rounds."""
     if n < 2:
         return ()
     seats = n + n % 2  # with an odd number, one sits out each round
@@ -84,7 +84,7 @@ class Link:
 
 
 def better_of(first: Link, second: Link) -> Link:
-    """A disturbance makes a link slower and never faster."""
+    """The best of two measurements: a disturbance only makes a link slower."""
     if first.problem or second.problem:
         return second if first.problem else first
     rtts = [each for each in (first.rtt_s, second.rtt_s) if each is not None]
@@ -154,7 +154,7 @@ def _falls_short(link: Link, bps: float, rtt_s: float) -> bool:
 
 
 def suspects(links: Sequence[Link], hosts: Mapping[int, str], *, again: bool = False) -> tuple[Pair, ...]:
-    """What is to be measured once more before anybody is named. `again`: what is beyond doubt has been already."""
+    """What is to be measured once more before a node is named. `again`: what is beyond doubt has been already."""
     counted = _between_hosts(links, hosts)
     best = baseline(counted)
     slow = [link for link in counted if is_slow(link, best)]
@@ -219,11 +219,11 @@ def _floor(best: Baseline) -> str:
 
 def _of_slow_node(own: SlowNode, best: Baseline, floor: str) -> Check:
     if own.unreachable:
-        found = f"none of the {own.partners} nodes that were tried can talk to this one"
-        return Check("links", Grade.FAIL, found, floor, "look at its firewall, --interface and cable")
+        found = f"none of {own.partners} other nodes can connect to this node"
+        return Check("links", Grade.FAIL, found, floor, "check its firewall, --interface and cable")
     bad = is_bad(Link((own.node, own.node), own.bps, own.bps, own.rtt_s), best)
     found = f"slow with all {own.partners} partners: {_rate(own.bps)}, {_time(own.rtt_s)}; others {_rate(best.bps)}"
-    advice = "look at its network card, cable and switch port (ethtool), and at what else uses them"
+    advice = "check its network card, cable and switch port (ethtool), and other traffic on them"
     return Check("links", Grade.FAIL if bad else Grade.WARN, found, floor, advice)
 
 
@@ -234,26 +234,26 @@ def _worst_first(link: Link) -> tuple[bool, float]:
 def _of_slow_links(
     me: int, mine: Sequence[Link], best: Baseline, floor: str, names: Mapping[int, str]
 ) -> Check:
-    """Where a link is broken the job runs with one of its ends: the one of the higher rank gives way."""
+    """If a link is broken, only one of its ends can run the job: the node of the higher rank fails."""
     others = [names[link.pair[0] if link.pair[1] == me else link.pair[1]] for link in mine]
-    gives_way = any(link.problem and me == max(link.pair) for link in mine)
+    is_dropped = any(link.problem and me == max(link.pair) for link in mine)
     found = "; ".join(
         f"the link to {other}: {_told(link)}" for other, link in zip(others[:4], mine, strict=False)
     )
     found += f"; others {_rate(best.bps)}" if best.bps else ""
-    advice = f"both ends are fine with others: look at the path between here and {others[0]}"
+    advice = f"both ends work with other nodes: check the path between this node and {others[0]}"
     if not best.bps:
-        advice = "look at firewalls, --interface and cables; at which end it is, two nodes cannot tell"
-    return Check("links", Grade.FAIL if gives_way else Grade.WARN, found, floor, advice)
+        advice = "check firewalls, --interface and cables at both ends: two nodes cannot tell which end is at fault"
+    return Check("links", Grade.FAIL if is_dropped else Grade.WARN, found, floor, advice)
 
 
 def _of_the_network(best: Baseline, floor: str, measured: int) -> Check:
     if not measured:
         return skipped("links", "all nodes are on one host")
-    found = f"as good as the others': {_rate(best.bps)}, {_time(best.rtt_s)}"
+    found = f"as fast as the links of others: {_rate(best.bps)}, {_time(best.rtt_s)}"
     if best.bps >= _FLOOR_BPS and best.rtt_s <= _FLOOR_RTT_S:
         return Check("links", Grade.OK, found, floor)
-    advice = "the network as a whole is slow: is this the right one? (--interface)"
+    advice = "the whole network is slow: check that it is the right one (--interface)"
     return Check(
         "links", Grade.WARN, found, f"at least {_rate(_FLOOR_BPS)}, at most {_time(_FLOOR_RTT_S)}", advice
     )
@@ -264,7 +264,7 @@ def _told(link: Link) -> str:
 
 
 def _elsewhere(me: int, findings: Findings, names: Mapping[int, str]) -> tuple[Check, ...]:
-    """Nothing that this node could mend, so it changes no grade."""
+    """This node cannot repair these links, so they do not change its grade."""
     told = [
         f"{names[node.node]} is {'cut off' if node.unreachable else f'slow with all: {_rate(node.bps)}'}"
         for node in findings.nodes

@@ -105,7 +105,7 @@ async def compare(
     except _CutShort as error:
         if error.over:
             return Comparison((skipped("links", str(error)),))
-        advice = "all nodes that are to take part must come together, and stay until the end"
+        advice = "start all nodes together, and keep them running until the end"
         return Comparison((Check("links", Grade.WARN, str(error), advice=advice),))
     finally:
         await meeting.close()
@@ -157,7 +157,7 @@ class _Meeting:
                 case Assigned(assignment):
                     return assignment
                 case Waiting(reason, stands_by=True):
-                    self._met.session.send(AgentLeft(self._met.agent, "it goes without"))
+                    self._met.session.send(AgentLeft(self._met.agent, "it continues without the comparison"))
                     raise _CutShort(f"the others measure without this node: {reason}", over=True)
                 case Waiting(reason) if reason != self._said:
                     self._said = reason
@@ -212,7 +212,7 @@ class _Meeting:
             )
             if not again:
                 break
-            self._say("measuring once more what looked slow")
+            self._say("measuring slow links again")
             await self._play(me, again, stage)
             if me == 0:
                 await self._gather(n, again, stage)

@@ -1,4 +1,4 @@
-"""A program of its own: lets the CPU and each GPU multiply matrices and copy memory, and says how fast they were.
+"""The self-test program: the CPU and each GPU multiply matrices and copy memory; it reports their speed.
 
 It prints one JSON object. Only here is torch imported, so that neither its memory nor a device that takes its process
 down reaches the agent.
@@ -30,7 +30,7 @@ def main() -> int:
     if torch.cuda.is_available():
         count = torch.cuda.device_count()
         found += [_tried(torch, f"cuda:{at}", torch.cuda.get_device_name(at)) for at in range(count)]
-    os.write(1, json.dumps({"trials": found}).encode())
+    os.write(1, json.dumps({"results": found}).encode())
     return 0
 
 
@@ -39,7 +39,7 @@ def _tried(torch: Any, device: str, name: str) -> dict[str, Any]:
     try:
         flops, wrong = _multiplied(torch, device)
         told = {"flops": flops, "wrong": wrong, "copy_bps": _copied(torch, device)}
-    except Exception as error:  # whatever torch or the driver raise is what there is to tell
+    except Exception as error:  # the result reports any error of torch or the driver
         told = {"problem": f"{type(error).__name__}: {str(error).splitlines()[0][:300]}"}
     return {"device": device, "name": name} | told
 

@@ -30,7 +30,7 @@ def _row(check: Check, names: int, width: int, color: bool) -> list[str]:
     if color:
         grade = f"\x1b[{_COLORS[check.grade]}m{grade}\x1b[0m"
     left = _INDENT + names + 2
-    floor = f" ({check.floor} wanted)" if check.floor and check.grade in (Grade.WARN, Grade.FAIL) else ""
+    floor = f" (required: {check.floor})" if check.floor and check.grade in (Grade.WARN, Grade.FAIL) else ""
     lines = wrap(check.found + floor, max(30, width - left), break_on_hyphens=False) or [""]
     name = check.name
     rows = [f"{grade} {name:{names}}  {lines[0]}" if len(name) <= names else f"{grade} {name}"]

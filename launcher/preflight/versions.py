@@ -1,6 +1,6 @@
 """Which torch, NCCL, CUDA, Python and driver the ranks will have, read from files: torch itself is not imported.
 
-Only for the interpreter that runs this; of another one (PYTHON_EXEC) nothing is said.
+Only for this interpreter: the versions of another one (PYTHON_EXEC) are unknown.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ def _line(connection: socket.socket) -> str:
     while not said.endswith(b"\n"):
         more = connection.recv(1)
         if not more or len(said) > _HELLO_BYTES:
-            raise ValueError("no greeting of ours")
+            raise ValueError("not a greeting of this program")
         said += more
     return said[:-1].decode("ascii")
 
@@ -206,7 +206,7 @@ def _counted(connection: socket.socket) -> tuple[float, bool]:
         while filled < _BLOCK_BYTES:
             got = connection.recv_into(view[filled:])
             if not got:
-                raise ConnectionResetError("the other side went away")
+                raise ConnectionResetError("the other side closed the connection")
             filled += got
             if not began:
                 began = time.monotonic()
@@ -222,7 +222,7 @@ def _exactly(connection: socket.socket, count: int) -> bytes:
     while len(data) < count:
         more = connection.recv(count - len(data))
         if not more:
-            raise ConnectionResetError("the other side went away")
+            raise ConnectionResetError("the other side closed the connection")
         data += more
     return data
 

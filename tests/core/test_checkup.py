@@ -33,10 +33,10 @@ from launcher.preflight.checkup import (
 from launcher.preflight.gpu_checkup import (
     Gpu,
     Gpus,
-    Trial,
+    SelfTest,
     Xid,
     judge_gpus,
-    judge_trial,
+    judge_self_test,
     read_remapped,
     read_smi,
     read_xids,
@@ -157,7 +157,7 @@ def of_gpus(*found, **more):
 def test_nvidia_smi_is_read_with_all_that_it_does_not_say():
     first, second = read_smi(SMI)
     assert first == Gpu(0, "NVIDIA H100 80GB HBM3", "00000000:18:00.0", 81559 << 20, 4 << 20, 0, 31, 0, None)
-    assert of_gpus(first, second)["GPUs idle"].found == "GPU 1: 39.1 GB of 79.6 GB taken"
+    assert of_gpus(first, second)["GPUs idle"].found == "GPU 1: 39.1 GB of 79.6 GB used"
     assert read_smi("No devices were found\n") == ()
     rows = "00000000:18:00.0, No, No\n00000000:2A:00.0, 1, 0\n00000000:3B:00.0, [N/A], [N/A]\n"
     assert read_remapped(rows) == {"00000000:18:00.0": (False, False), "00000000:2a:00.0": (True, False)}
@@ -213,14 +213,14 @@ def test_xids_of_the_device_count_and_those_of_a_program_do_not():
 
 
 def test_devices_at_work_are_measured_by_their_peers():
-    trials = [Trial(f"cuda:{at}", "H100", 6e14, 1500 * GB) for at in range(8)]
-    assert judge_trial(trials[0], trials).grade is OK
-    slow = Trial("cuda:5", "H100", 4e14, 1500 * GB)
-    assert judge_trial(slow, [*trials, slow]).grade is FAIL
-    assert judge_trial(Trial("cuda:0", "H100", 6e14, 1500 * GB, wrong=True), trials).grade is FAIL
-    assert judge_trial(Trial("cuda:0", "H100", problem="CUDA error"), trials).grade is FAIL
-    assert judge_trial(Trial("cpu", "CPU", 1e8, GB), []).grade is WARN
-    assert judge_trial(Trial("cpu", "CPU", 1e11, 9 * GB), []).grade is OK
+    results = [SelfTest(f"cuda:{at}", "H100", 6e14, 1500 * GB) for at in range(8)]
+    assert judge_self_test(results[0], results).grade is OK
+    slow = SelfTest("cuda:5", "H100", 4e14, 1500 * GB)
+    assert judge_self_test(slow, [*results, slow]).grade is FAIL
+    assert judge_self_test(SelfTest("cuda:0", "H100", 6e14, 1500 * GB, wrong=True), results).grade is FAIL
+    assert judge_self_test(SelfTest("cuda:0", "H100", problem="CUDA error"), results).grade is FAIL
+    assert judge_self_test(SelfTest("cpu", "CPU", 1e8, GB), []).grade is WARN
+    assert judge_self_test(SelfTest("cpu", "CPU", 1e11, 9 * GB), []).grade is OK
 
 
 # --- all of it -------------------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ def test_the_table_says_what_is_wanted_and_what_to_do_and_has_colour_on_request_
     assert text.splitlines() == [
         "node1: quick check, 0.0 s",
         "ok      memory                              60 GB free",
-        "warn    /dev/shm                            64 MB (at least 512 MB wanted)",
+        "warn    /dev/shm                            64 MB (required: at least 512 MB)",
         "                                            → docker run --shm-size=8g",
         "fail    logs in /a/very/long/path/that/does/not/fit",
         "                                            read-only file system",

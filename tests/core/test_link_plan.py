@@ -150,7 +150,7 @@ def test_a_network_that_is_slow_as_a_whole_blames_no_node():
     assert found.nodes == ()
     checks = [checks_of(rank, found, names(4)) for rank in range(4)]
     assert {(c.grade, c.advice) for (c,) in checks} == {
-        (Grade.WARN, "the network as a whole is slow: is this the right one? (--interface)")
+        (Grade.WARN, "the whole network is slow: check that it is the right one (--interface)")
     }
 
 

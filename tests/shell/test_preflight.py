@@ -116,7 +116,7 @@ def test_an_unfit_machine_starts_no_rank_and_says_why(launch: Launch) -> None:
     words = ("--nproc-per-node", "1", "--preflight-paths", UNWRITABLE)
     job = launch(*words, source="import os; open(os.path.join(os.environ['THERE'], 'ran'), 'w')")
     assert job.wait() == 71
-    assert "this machine has failed its pre-flight check: checkpoints in /proc/self: " in job.stderr()
+    assert "this machine failed its pre-flight check: checkpoints in /proc/self: " in job.stderr()
     assert "--preflight off starts ranks nevertheless" in job.stderr()
     assert not list(job.there.iterdir())
     job.assert_nothing_left()

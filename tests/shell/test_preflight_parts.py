@@ -139,7 +139,7 @@ def test_a_part_that_hangs_costs_its_answer_and_nobody_the_time() -> None:
     assert time.monotonic() - began < 60.0  # the loop ends with the thread still there
     assert (late.grade, late.found) == (Grade.WARN, "no answer within 0.05 s")
     (odd,) = daemon_threads.run(facts._bounded("disk", broken, 5.0))
-    assert (odd.grade, odd.found) == (Grade.SKIPPED, "could not be looked at (ValueError: odd)")
+    assert (odd.grade, odd.found) == (Grade.SKIPPED, "could not be checked (ValueError: odd)")
     never.set()
 
 
