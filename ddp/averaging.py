@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from ddp.telemetry.comm_error import explained
+from ddp.telemetry.comm_error import explaining
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -107,7 +107,7 @@ class LocalSGD:
         if self._buffers:
             self._average([b for b in self.model.buffers() if b.is_floating_point() or b.is_complex()])
 
-    @explained("the averaging of parameters")
+    @explaining("the averaging of parameters")
     def _average(self, tensors: Sequence[torch.Tensor]) -> None:
         """Average in place, with one concurrent collective per dtype and device."""
         kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}

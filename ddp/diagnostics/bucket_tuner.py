@@ -54,7 +54,7 @@ class ArrivalObserver(BucketObserver):
 
     def gather(self, number: int, start: int, end: int, before: Sequence[Any] | None) -> None:
         now = time.perf_counter()
-        for member in self.reducer.sending.plan.buckets[number].members[start:end]:
+        for member in self.reducer.sender.plan.buckets[number].members[start:end]:
             self._at[member] = now
         super().gather(number, start, end, before)
 
@@ -74,7 +74,7 @@ class Tuning:
     def _round_over(self) -> None:
         """Called at the end of every averaged backward, on all ranks."""
         reducer = self._reducer
-        if not reducer.sending.may_resize:
+        if not reducer.sender.may_resize:
             self.stop(
                 "keeps the default buckets: a communication hook, unused parameters, mixed precision or join() "
                 "does not permit to change them"
@@ -120,31 +120,31 @@ class Tuning:
         reducer.stopwatch.tell(self._mark)
 
     def _candidates(self, observer: ArrivalObserver, curve: bucket_search.Curve) -> list[Limits]:
-        reducer, sending = self._reducer, self._reducer.sending
+        reducer, sender = self._reducer, self._reducer.sender
         if not observer.steps:
             return []
         seen = bucket_search.arrivals(observer.steps, observer.computed)
         default = reducer.settings.limit
         return bucket_search.candidates(
-            sending.facts, reducer.agreed_order, default, sending.transport, seen, curve
+            sender.facts, reducer.agreed_order, default, sender.transport, seen, curve
         )
 
     def _measure_curve(self) -> bucket_search.Curve:
-        sending = self._reducer.sending
+        sender = self._reducer.sender
         points = []
-        for size in bucket_search.sizes_to_measure(sum(facts.nbytes for facts in sending.facts)):
-            tensor = torch.zeros(size // 4, device=sending.device)
+        for size in bucket_search.sizes_to_measure(sum(facts.nbytes for facts in sender.facts)):
+            tensor = torch.zeros(size // 4, device=sender.device)
             points.append((size, min(self._time_one(tensor) for _ in range(_REPEATS))))
         return bucket_search.Curve(tuple(points))
 
     def _time_one(self, tensor: torch.Tensor) -> float:
         began = time.perf_counter()
-        self._reducer.sending.try_out(tensor)
+        self._reducer.sender.try_out(tensor)
         return time.perf_counter() - began
 
     def _from_rank_0(self, numbers: Sequence[int]) -> list[int]:
-        sending = self._reducer.sending
-        return agreement.order_of_rank_0(sending.group, sending.device, numbers)
+        sender = self._reducer.sender
+        return agreement.order_of_rank_0(sender.group, sender.device, numbers)
 
     # --- the trial ---------------------------------------------------------------------------------
 
@@ -155,7 +155,7 @@ class Tuning:
     def _end_trial_step(self, trial: bucket_search.Trial) -> None:
         """Record a step of the trial. The first turn belongs to the default plan, which is active already."""
         if trial.counts and self._began:
-            self._reducer.sending.settle_device()
+            self._reducer.sender.settle_device()
             self._times[trial.plan].append(time.perf_counter_ns() - self._began)
         self._began = 0
         self._trial = following = trial.stepped()
@@ -167,8 +167,8 @@ class Tuning:
     def _decide(self) -> None:
         reducer = self._reducer
         mine = [int(median(times)) if times else 0 for times in self._times]
-        times = torch.tensor(mine, dtype=torch.int64, device=reducer.sending.device)
-        kept = bucket_search.chosen(gathered(reducer.sending.group, times))
+        times = torch.tensor(mine, dtype=torch.int64, device=reducer.sender.device)
+        kept = bucket_search.chosen(gathered(reducer.sender.group, times))
         reducer.resize(self._limits[kept])
         first, cap = (size / MIB for size in self._limits[kept].rebuilt)
         sizes = [limit.largest / MIB for limit in self._limits]

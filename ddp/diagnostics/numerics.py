@@ -97,11 +97,11 @@ class NumericsCheck(BucketObserver):
     # --- while buckets go --------------------------------------------------------------------------
 
     def launch(self, number: int) -> Any:
-        sending = self.reducer.sending
-        self._joining = sending.joins
+        sender = self.reducer.sender
+        self._joining = sender.joins
         if self._nan:
-            members = sending.plan.buckets[number].members
-            self._seen.append((members, _unfinite(sending.buckets[number])))
+            members = sender.plan.buckets[number].members
+            self._seen.append((members, _unfinite(sender.buckets[number])))
         return super().launch(number)
 
     # --- at the end of a step that was averaged ------------------------------------------------------
@@ -125,24 +125,24 @@ class NumericsCheck(BucketObserver):
             )
 
     def _compare_gradients(self, seen: Sequence[tuple[Sequence[int], torch.Tensor]]) -> None:
-        sending = self.reducer.sending
+        sender = self.reducer.sender
         # A rank that sent nothing has found nothing, but it must take part in the collective.
-        kinds = torch.cat([kinds for _, kinds in seen] or [torch.zeros(1, device=sending.device)]).to(
+        kinds = torch.cat([kinds for _, kinds in seen] or [torch.zeros(1, device=sender.device)]).to(
             torch.int32
         )
         worst = kinds.max().reshape(1)
-        dist.all_reduce(worst, op=dist.ReduceOp.MAX, group=sending.group)
+        dist.all_reduce(worst, op=dist.ReduceOp.MAX, group=sender.group)
         if not worst.item():
             return
         mine = [-1, 0, 0, int(self._is_excused())]
         if places := kinds.nonzero().flatten().tolist():
             order = [member for members, _ in seen for member in members]
             mine[:3] = [order[places[0]], int(kinds[places[0]] == _NAN), len(places)]
-        rows = _gathered(sending.group, torch.tensor(mine, dtype=torch.int64, device=sending.device))
+        rows = _gathered(sender.group, torch.tensor(mine, dtype=torch.int64, device=sender.device))
         if any(row[3] for row in rows):
             return
         found = [
-            RankReport(dist.get_global_rank(sending.group, i), row[0], bool(row[1]), row[2])
+            RankReport(dist.get_global_rank(sender.group, i), row[0], bool(row[1]), row[2])
             for i, row in enumerate(rows)
             if row[0] >= 0
         ]
@@ -154,16 +154,16 @@ class NumericsCheck(BucketObserver):
 
     def _compare_replicas(self) -> None:
         """Compare the parameters that this step started from: the optimizer has not run yet."""
-        sending = self.reducer.sending
+        sender = self.reducer.sender
         named = [pair for pair in self._module.named_parameters() if pair[0] not in self._ignored]
-        mine = torch.stack([fingerprint(parameter) for _, parameter in named]).to(sending.device)
+        mine = torch.stack([fingerprint(parameter) for _, parameter in named]).to(sender.device)
         extremes = torch.stack([mine, ~mine])  # the maximum of the complements gives the minimum
-        dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=sending.group)
+        dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=sender.group)
         differs = (extremes[0] != ~extremes[1]).nonzero().flatten().tolist()
         if not differs:
             return
         first = differs[0]
-        rows = _gathered(sending.group, mine[first : first + 1])
+        rows = _gathered(sender.group, mine[first : first + 1])
         values = [row[0] for row in rows]
         text = numerics_report.report_replicas(named[first][0], values, len(differs) - 1, self._rounds)
         raise self._error(text)

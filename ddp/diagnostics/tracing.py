@@ -101,7 +101,7 @@ class Recorder(BucketObserver):
 
     def _bucket(self, number: int) -> BucketTimes:
         wait = self._waits[number]
-        facts, members = self.reducer.sending.facts, self.reducer.sending.plan.buckets[number].members
+        facts, members = self.reducer.sender.facts, self.reducer.sender.plan.buckets[number].members
         return BucketTimes(
             number,
             sum(facts[i].nbytes for i in members),
@@ -149,7 +149,7 @@ def trace(module: Any, path: str | os.PathLike[str] | None = None) -> Iterator[T
     """Record every averaged step of `module` inside the block; at its end write the timeline to `path`, if given."""
     reducer = reducer_of(module, "ddp.trace", "the steps of a ddp.DistributedDataParallel can be traced")
     recorder = Recorder(reducer)
-    seen = Timeline(recorder, reducer.rank, reducer.sending.device.type != "cpu")
+    seen = Timeline(recorder, reducer.rank, reducer.sender.device.type != "cpu")
     recorder.begin()
     try:
         yield seen

@@ -31,7 +31,7 @@ from ddp.groups.place import (
     started_by_mpi,
 )
 from ddp.telemetry import guard, torch_marks
-from ddp.telemetry.comm_error import explained
+from ddp.telemetry.comm_error import explaining
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -89,7 +89,7 @@ def init(
     chosen = _backend(backend, seat, where)
     torch_marks.install()
     our_guard = guard.start()
-    with explained("the initial rendezvous"):
+    with explaining("the initial rendezvous"):
         _make_group(chosen, seat, where, _limit(timeout), by_mpi)
     our_guard.wake()
     _place, _asked = _place_of(seat, where, chosen), asked

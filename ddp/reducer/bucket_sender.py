@@ -58,7 +58,7 @@ def facts_of(parameter: torch.Tensor, name: str, sparse: bool) -> plan.Parameter
     )
 
 
-class Sending:
+class BucketSender:
     def __init__(
         self,
         parameters: Sequence[torch.Tensor],

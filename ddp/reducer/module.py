@@ -27,7 +27,7 @@ from ddp.reducer.module_changes import Unchanged
 from ddp.reducer.torch_reducer import TorchReducer
 from ddp.reducer.unused import tensors_in
 from ddp.telemetry import torch_marks
-from ddp.telemetry.comm_error import explained
+from ddp.telemetry.comm_error import explaining
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -128,7 +128,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             whole_at_first=static_graph or not self.find_unused_parameters,
         )
 
-    @explained("the comparison of the models")
+    @explaining("the comparison of the models")
     def _agree(self, static_graph: bool) -> None:
         settings = self.reducer.core.settings
         options = [
@@ -137,10 +137,10 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             ("bucket_cap_mb", "auto" if settings.tuned else self.bucket_bytes_cap / plan.MIB),
             ("forward_sync_buffers", self.broadcast_buffers),  # its name before torch 2.13, which keeps it
         ]
-        sending = self.reducer.core.sending
+        sender = self.reducer.core.sender
         buffers_too = self.__dict__.pop("_buffers_first", True)
         state = self._state_to_send(buffers_too)
-        agreement.same_model(sending.group, sending.device, sending.facts, state, options)
+        agreement.same_model(sender.group, sender.device, sender.facts, state, options)
         _sync_module_states(
             module=self.module,
             process_group=self.process_group,
@@ -189,16 +189,16 @@ class DistributedDataParallel(TorchDistributedDataParallel):
 
     # --- a step ------------------------------------------------------------------------------------
 
-    @explained("the synchronization before a forward")
+    @explaining("the synchronization before a forward")
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled() and not self._delay_all_reduce_all_params:
             self._unchanged.check(self.reducer.core.rank)
-        self.reducer.core.sending.joins_others(self._join_config.enable)
+        self.reducer.core.sender.joins_others(self._join_config.enable)
         if self._join_config.enable and self._delay_all_reduce_params:
             raise errors.delayed_in_join()
         return super()._pre_forward(*inputs, **kwargs)
 
-    @explained("the synchronization after a forward")
+    @explaining("the synchronization after a forward")
     def _post_forward(self, output: Any) -> Any:
         output = super()._post_forward(output)
         if self._use_python_reducer or self._delay_all_reduce_all_params or not torch.is_grad_enabled():
@@ -245,7 +245,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
 
     # --- join ----------------------------------------------------------------------------------------
 
-    @explained("the averaging of gradients within join()")
+    @explaining("the averaging of gradients within join()")
     def _match_all_reduce_for_bwd_pass(self) -> None:
         """And what those with input tell each other after their buckets."""
         super()._match_all_reduce_for_bwd_pass()

@@ -25,14 +25,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from ddp.reducer import agreement, engine, errors, plan, rpc_context, seams, unowned_gradients
-from ddp.reducer.bucket_sender import Sending
+from ddp.reducer.bucket_sender import BucketSender
 from ddp.reducer.chunks import Mode, cut
 from ddp.reducer.gradient_hooks import Watch
 from ddp.reducer.lesson import Lesson, lesson
 from ddp.reducer.logging_data import Stopwatch
 from ddp.reducer.round import Round, Setup, new_round
 from ddp.reducer.unused import GraphSearch
-from ddp.telemetry.comm_error import explained
+from ddp.telemetry.comm_error import explaining
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -58,14 +58,14 @@ class Reducer:
         self.parameters = list(parameters)
         self.names = list(names)
         self.settings = settings
-        self.sending = Sending(self.parameters, names, sparse, settings)
+        self.sender = BucketSender(self.parameters, names, sparse, settings)
         self.stopwatch = Stopwatch()
         self.setup = Setup(
             self.parameters,
             self.names,
             settings,
-            self.sending,
-            self.sending,
+            self.sender,
+            self.sender,
             self.stopwatch,
             settings.groups[0].rank(),
             partial(_call, weakref.WeakMethod(self._backward_ended)),
@@ -107,7 +107,7 @@ class Reducer:
         return self.setup.mode
 
     def _cut(self) -> None:
-        chunks = cut(self.sending.plan, self.sending.facts)
+        chunks = cut(self.sender.plan, self.sender.facts)
         self.setup.chunks = chunks
         self.setup.chunk_of = {member: i for i, chunk in enumerate(chunks) for member in chunk.members}
 
@@ -137,7 +137,7 @@ class Reducer:
         self._lessons += 1
         steady = self._lessons <= _MOST_LESSONS and not self.hooked_by_others
         self._mode_alone = learned.mode if steady else Mode.COUNT
-        self._watch_as(self._mode_alone if self.sending.alone else Mode.COUNT)
+        self._watch_as(self._mode_alone if self.sender.alone else Mode.COUNT)
         return rebuild
 
     def prepare_for_forward(self) -> None:
@@ -236,7 +236,7 @@ class Reducer:
 
     # --- after a backward --------------------------------------------------------------------------
 
-    @explained("the averaging of gradients")
+    @explaining("the averaging of gradients")
     def _backward_ended(self) -> None:
         seen, setup = self.round, self.setup
         self._end_task, task = -1, self._end_task
@@ -252,13 +252,13 @@ class Reducer:
             with rpc_context.in_place_of_grad(seen, self.parameters) as without:
                 lacking = seen.missing()
                 seen.complete()
-                late = self.sending.late if self.mode is Mode.SENTINEL else None
+                late = self.sender.late if self.mode is Mode.SENTINEL else None
                 self._average(seen)
         finally:
             self.graph_is_static &= not seen.changed_order(self.previous)
             # It is remembered, but what it holds of gradients is not: they may be released before the next.
             self.round, self.previous, seen.works, seen.before = None, seen, [], None
-            self.sending.step_ended()
+            self.sender.step_ended()
             self.stopwatch.step_ended()
         self._round_over()
         if missed:
@@ -299,7 +299,7 @@ class Reducer:
         Those that lie in a bucket by now are no longer ours alone, and must not be added to.
         """
         grads = [parameter.grad for parameter in self.parameters]
-        taken = self.sending.taken(grads)
+        taken = self.sender.taken(grads)
         values = [None if grad is None else grad.detach().clone() for grad in grads]
         if self.should_rebuild:
             self._learn_nothing()
@@ -308,7 +308,7 @@ class Reducer:
             self._average(seen)
         finally:
             self.round, self._end_task = None, -1
-            self.sending.step_ended()
+            self.sender.step_ended()
         with torch.no_grad():
             for parameter, grad, value in zip(self.parameters, grads, values, strict=True):
                 parameter.grad = grad
@@ -324,19 +324,19 @@ class Reducer:
         return not self.rebuilt and not self.setup.looks_for_unused
 
     def rebuild(self, order: Sequence[int]) -> None:
-        self.agreed_order = agreement.order_of_rank_0(self.sending.group, self.sending.device, order)
-        self._follow(self.sending.planned(self.agreed_order))
+        self.agreed_order = agreement.order_of_rank_0(self.sender.group, self.sender.device, order)
+        self._follow(self.sender.planned(self.agreed_order))
         self.rebuilt = True
         self.round = None
 
     def _follow(self, chosen: plan.BucketPlan) -> None:
-        agreement.same_plan(self.sending.group, self.sending.device, plan.plan_fingerprint(chosen))
-        self.sending.adopt(chosen)
+        agreement.same_plan(self.sender.group, self.sender.device, plan.plan_fingerprint(chosen))
+        self.sender.adopt(chosen)
         self._cut()
 
     def resize(self, limit: plan.Limits) -> None:
         """Between two steps, on all ranks: other buckets in the same order."""
-        self._follow(self.sending.planned(self.agreed_order, limit))
+        self._follow(self.sender.planned(self.agreed_order, limit))
         self._watch_as(self.mode)
 
     def settle(self, order: Sequence[int]) -> None:
@@ -380,7 +380,7 @@ class Reducer:
     def shares_parameters_with(self, other: Guarded) -> None:
         """Each gathers what autograd gave, nothing of the other's."""
         self._sharing = [*self._sharing, weakref.ref(other)]
-        self.sending.shares_gradients(True)
+        self.sender.shares_gradients(True)
         if self.mode is Mode.SENTINEL:  # which tells by the gradients whether anything came late
             self._mode_alone = Mode.SENTINEL
             self._watch_as(Mode.COUNT)
@@ -390,7 +390,7 @@ class Reducer:
         if not self._sharing or any(other() is not None for other in self._sharing):
             return
         self._sharing = ()
-        self.sending.shares_gradients(False)
+        self.sender.shares_gradients(False)
         if self.mode is Mode.COUNT:
             self._watch_as(self._mode_alone)
 

@@ -27,7 +27,7 @@ from ddp.reducer.unused import learn_used, was_used
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ddp.reducer.bucket_sender import Carrying, Sending, Settings
+    from ddp.reducer.bucket_sender import BucketSender, Carrying, Settings
     from ddp.reducer.chunks import Chunk
     from ddp.reducer.launch_order import Readiness
     from ddp.reducer.logging_data import Log, Stopwatch
@@ -40,8 +40,8 @@ class Setup:
     parameters: list[torch.Tensor]
     names: list[str]
     settings: Settings
-    sending: Sending
-    carrying: Carrying  # `sending`, or an observer in front of it
+    sender: BucketSender
+    carrying: Carrying  # `sender`, or an observer in front of it
     stopwatch: Stopwatch
     rank: int
     backward_ended: Callable[[], None]
@@ -196,7 +196,7 @@ class Round:
         if self.gathered[number]:
             return
         setup, chunk = self.setup, self.setup.chunks[number]
-        before = self.before.of(setup.sending.plan.buckets[chunk.bucket].members) if self.before else None
+        before = self.before.of(setup.sender.plan.buckets[chunk.bucket].members) if self.before else None
         with torch.no_grad():
             setup.carrying.gather(chunk.bucket, chunk.start, chunk.end, before)
             self.gathered[number] = True
@@ -209,8 +209,8 @@ class Round:
 
     def _launch(self, bucket: int) -> Any:
         setup = self.setup
-        members = setup.sending.plan.buckets[bucket].members
-        skips = setup.settings.skip_unused and not setup.sending.hooked
+        members = setup.sender.plan.buckets[bucket].members
+        skips = setup.settings.skip_unused and not setup.sender.hooked
         if skips and self.unused.issuperset(members):
             return None
         self.reduced += 1
@@ -222,7 +222,7 @@ class Round:
             used = {i for i, count in enumerate(self.counts) if count} | setup.used_between
             self.used = [int(i in used and p.grad is not None) for i, p in enumerate(setup.parameters)]
             setup.used_between.clear()
-            self.used_anywhere, self.used_work = setup.sending.tell_used(self.used)
+            self.used_anywhere, self.used_work = setup.sender.tell_used(self.used)
         if not self.end_known:
             self._finish_at_the_end()
 
@@ -273,7 +273,7 @@ class Round:
         if not self.begun:
             self.begin()
         self.finishing = True
-        for bucket in range(len(self.setup.sending.plan.buckets)):
+        for bucket in range(len(self.setup.sender.plan.buckets)):
             for number, chunk in enumerate(self.setup.chunks):
                 if chunk.bucket == bucket:
                     self._gather(number)
@@ -285,7 +285,7 @@ class Round:
         learn_used(self)
 
     def _may_change(self, bucket: int, work: Any, member: int, average: torch.Tensor) -> bool:
-        index = self.setup.sending.plan.buckets[bucket].members[member]
+        index = self.setup.sender.plan.buckets[bucket].members[member]
         return work is not None and was_used(self, index, self.setup.parameters[index], average)
 
     def changed_order(self, before: Round | None) -> bool:
@@ -298,7 +298,7 @@ class Round:
 def new_round(setup: Setup, unused: frozenset[int] = frozenset()) -> Round:
     return Round(
         setup,
-        readiness=begin([len(bucket.members) for bucket in setup.sending.plan.buckets]),
+        readiness=begin([len(bucket.members) for bucket in setup.sender.plan.buckets]),
         waiting=[len(chunk.members) for chunk in setup.chunks],
         counts=[0] * len(setup.parameters),
         gathered=[False] * len(setup.chunks),

@@ -48,25 +48,25 @@ class TorchReducer:
     # --- hooks -------------------------------------------------------------------------------------
 
     def register_comm_hook(self, state: Any, hook: Callable[[Any, GradBucket], Any]) -> None:
-        self.core.sending.register_hook(state, hook)
+        self.core.sender.register_hook(state, hook)
         self.core.start_over()
 
     def _run_comm_hook(self, bucket: GradBucket) -> Any:
-        return self.core.sending.run_hook(bucket)
+        return self.core.sender.run_hook(bucket)
 
     def _run_allreduce_hook(self, bucket: GradBucket) -> Any:
-        return self.core.sending.sum_bucket(bucket)
+        return self.core.sender.sum_bucket(bucket)
 
     def _install_post_backward_futures(self, futures: Sequence[Any]) -> None:
-        self.core.sending.await_futures(futures)
+        self.core.sender.await_futures(futures)
 
     # --- join --------------------------------------------------------------------------------------
 
     def _set_forward_pass_work_handle(self, work: Any, use_static_world_size: bool) -> None:
-        self.core.sending.join_with(work, use_static_world_size)
+        self.core.sender.join_with(work, use_static_world_size)
 
     def _get_zeros_like_grad_buckets(self) -> list[GradBucket]:
-        return self.core.sending.zero_buckets()
+        return self.core.sender.zero_buckets()
 
     def _get_local_used_map(self) -> torch.Tensor:
         """How many ranks used each parameter in the backward that is over."""
@@ -77,7 +77,7 @@ class TorchReducer:
         return self.nothing_used()
 
     def nothing_used(self) -> torch.Tensor:
-        return torch.zeros(len(self.core.parameters), dtype=torch.int32, device=self.core.sending.device)
+        return torch.zeros(len(self.core.parameters), dtype=torch.int32, device=self.core.sender.device)
 
     def _push_all_rebuilt_params(self) -> None:
         self.core.take_part_in_rebuild()
@@ -89,11 +89,11 @@ class TorchReducer:
 
     def _set_mixed_precision_param_dtype(self, dtype: torch.dtype | None) -> None:
         """The gradients come through `_autograd_hook`, of parameters that are others during a step."""
-        self.core.sending.use_dtype(dtype)
+        self.core.sender.use_dtype(dtype)
         self.core.leave_hooks_to_others()
 
     def _set_optimizer_in_backward(self) -> None:
-        self.core.sending.gradients_are_consumed()
+        self.core.sender.gradients_are_consumed()
 
     # --- the module's life -------------------------------------------------------------------------
 
@@ -110,11 +110,11 @@ class TorchReducer:
         self.core.check_finished()
 
     def _reset_state(self) -> None:
-        self.core.sending.start_over()
+        self.core.sender.start_over()
         self.core.start_over()
 
     def _update_process_group(self, group: ProcessGroup) -> None:
-        self.core.sending.use_groups((group,))
+        self.core.sender.use_groups((group,))
         self.core.setup.rank = group.rank()
         self.core.start_over()
 
@@ -148,7 +148,7 @@ class TorchReducer:
     def tell(self, log: Log) -> None:
         """What `_get_ddp_logging_data` shows of the reducer."""
         core = self.core
-        facts, chosen = core.sending.facts, core.sending.plan
+        facts, chosen = core.sender.facts, core.sender.plan
         sizes = [sum(facts[i].nbytes for i in bucket.members) for bucket in chosen.buckets]
         listed = ", ".join(map(str, sizes))
         members = ", ".join(" ".join(map(str, bucket.members)) for bucket in chosen.buckets)
@@ -156,8 +156,8 @@ class TorchReducer:
         order = ", ".join(map(str, (before.order if before and before.order else core.own_order)))
         log.tell(
             {
-                "backend_name": core.sending.backend_name,
-                "dtypes": ", ".join(dict.fromkeys(core.sending.dtype_names)),
+                "backend_name": core.sender.backend_name,
+                "dtypes": ", ".join(dict.fromkeys(core.sender.dtype_names)),
                 "bucket_sizes": listed,
                 "prev_iteration_grad_ready_order_indices": order,
                 **(
@@ -167,7 +167,7 @@ class TorchReducer:
                 ),
             },
             {
-                "world_size": core.sending.group.size(),
+                "world_size": core.sender.group.size(),
                 "rank": core.rank,
                 "iteration": core.stopwatch.iteration,
                 "num_parameter_tensors": len(facts),
@@ -181,7 +181,7 @@ class TorchReducer:
                 "unused_parameter_size": sum(facts[i].nbytes for i in (before.unused if before else ())),
             },
         )
-        if (threads := core.sending.gloo_threads) is not None:
+        if (threads := core.sender.gloo_threads) is not None:
             log.tell({}, {"gloo_num_threads": threads})
         log.tell_times(core.stopwatch)
 

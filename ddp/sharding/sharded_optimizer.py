@@ -26,7 +26,7 @@ from ddp.comm_hooks.plain import completed
 from ddp.reducer.module import DistributedDataParallel
 from ddp.sharding import whole_state
 from ddp.sharding.sharded_buckets import ShardedBucket
-from ddp.telemetry.comm_error import explained
+from ddp.telemetry.comm_error import explaining
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -74,7 +74,7 @@ class ShardedOptimizer(Optimizer, Joinable):
         reducer = self._model.reducer.core
         given = {id(parameter) for parameter in self._whole}
         for name, parameter, facts in zip(
-            reducer.names, reducer.parameters, reducer.sending.facts, strict=True
+            reducer.names, reducer.parameters, reducer.sender.facts, strict=True
         ):
             if facts.sparse:
                 raise ValueError(
@@ -91,16 +91,16 @@ class ShardedOptimizer(Optimizer, Joinable):
             if parameter.requires_grad and id(parameter) not in averaged:
                 raise ValueError(f"parameter {i} of the groups is none that the model averages")
 
-    @explained("the layout of shards")
+    @explaining("the layout of shards")
     def _lay_out(self) -> None:
         reducer = self._model.reducer.core
         order = list(reversed(range(len(reducer.parameters))))
         if reducer.rebuilt:  # a backward has been observed
-            order = [i for bucket in reducer.sending.plan.buckets for i in bucket.members]
+            order = [i for bucket in reducer.sender.plan.buckets for i in bucket.members]
         self._model.register_comm_hook(self, _scatter)
-        averages = reducer.sending.shards_go_to(self._take)
+        averages = reducer.sender.shards_go_to(self._take)
         reducer.settle(order)
-        self._plan = reducer.sending.plan
+        self._plan = reducer.sender.plan
         self.buckets = [
             ShardedBucket([reducer.parameters[i] for i in bucket.members], self._group, averages)
             for bucket in self._plan.buckets
@@ -147,7 +147,7 @@ class ShardedOptimizer(Optimizer, Joinable):
         self._averaged = True
         self.buckets[number].take(used)
 
-    @explained("the step of a ShardedOptimizer")
+    @explaining("the step of a ShardedOptimizer")
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         Join.notify_join_context(self)
         loss = None
@@ -165,7 +165,7 @@ class ShardedOptimizer(Optimizer, Joinable):
 
     def _check_step(self) -> None:
         reducer = self._model.reducer.core
-        if reducer.sending.plan is not self._plan:
+        if reducer.sender.plan is not self._plan:
             raise RuntimeError(
                 "the buckets of the model were made anew after this optimizer was made: save the state, make both "
                 "anew, and load it"
@@ -194,11 +194,11 @@ class ShardedOptimizer(Optimizer, Joinable):
         self._model.zero_grad(set_to_none)
 
     @torch.no_grad()
-    @explained("the clipping of gradients")
+    @explaining("the clipping of gradients")
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
         """In place of torch.nn.utils.clip_grad_norm_. All ranks call it. -> the norm of all gradients"""
         gradients = [piece.grad for *_, piece in self._pieces() if piece.grad is not None]
-        device = self._model.reducer.core.sending.device
+        device = self._model.reducer.core.sender.device
         norms = [
             torch.linalg.vector_norm(each, norm_type, dtype=_wide(each)).to(device) for each in gradients
         ]
@@ -217,7 +217,7 @@ class ShardedOptimizer(Optimizer, Joinable):
 
     # --- the state ---------------------------------------------------------------------------------
 
-    @explained("the consolidation of an optimizer's state")
+    @explaining("the consolidation of an optimizer's state")
     def consolidate_state_dict(self, to: int = 0) -> None:
         """All ranks call it; then `state_dict()` has an answer on the rank `to`."""
         state = self._local.state
@@ -283,7 +283,7 @@ class ShardedOptimizer(Optimizer, Joinable):
 
     @property
     def join_device(self) -> torch.device:
-        return self._model.reducer.core.sending.device
+        return self._model.reducer.core.sender.device
 
     @property
     def join_process_group(self) -> dist.ProcessGroup:

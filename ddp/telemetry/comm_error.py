@@ -18,7 +18,7 @@ from ddp.telemetry.comm_words import Doing, Explanation, explain_failure, first_
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["CommError", "Doing", "explain", "explained"]
+__all__ = ["CommError", "Doing", "explain", "explaining"]
 
 
 class CommError(RuntimeError):
@@ -77,7 +77,7 @@ def _raise_with_bucket(error: CommError, doing: Doing) -> None:
 
 
 @contextmanager
-def explained(collective: str, group: str = "") -> Iterator[None]:
+def explaining(collective: str, group: str = "") -> Iterator[None]:
     """Turn failures of communication inside the block into CommError."""
     try:
         yield

@@ -42,12 +42,12 @@ def traced(rank: int, folder: str, backend: str) -> tuple[int, float, str]:
             loss_of(wrapped, batch(rank)).backward()
     steps(wrapped, rank, 2)
     close(gradients(wrapped), expected(wrapped.module, 2, 1))
-    sending = wrapped.reducer.core.sending
-    assert wrapped.reducer.core.setup.carrying is sending
+    sender = wrapped.reducer.core.sender
+    assert wrapped.reducer.core.setup.carrying is sender
     for step in timeline.steps:
         assert step.forward_start < step.backward_start < step.compute_end <= step.end
-        assert len(step.buckets) == len(sending.plan.buckets) > 1
-        assert sum(bucket.nbytes for bucket in step.buckets) == sum(one.nbytes for one in sending.facts)
+        assert len(step.buckets) == len(sender.plan.buckets) > 1
+        assert sum(bucket.nbytes for bucket in step.buckets) == sum(one.nbytes for one in sender.facts)
         for bucket in step.buckets:
             assert step.backward_start < bucket.ready <= bucket.launched <= bucket.done <= step.end
     return len(timeline.steps), timeline.hidden, timeline.summary
@@ -85,8 +85,8 @@ def traced_by_one(rank: int) -> int:
     else:
         steps(wrapped, rank, 2)
     steps(wrapped, rank, _ENOUGH_STEPS)
-    assert wrapped.reducer.core.setup.carrying is wrapped.reducer.core.sending
-    return len(wrapped.reducer.core.sending.plan.buckets)
+    assert wrapped.reducer.core.setup.carrying is wrapped.reducer.core.sender
+    return len(wrapped.reducer.core.sender.plan.buckets)
 
 
 def test_traces_do_not_disturb_each_other_nor_other_ranks(two_ranks: Ranks) -> None:
@@ -124,7 +124,7 @@ def tuned(rank: int, given: dict[str, Any]) -> tuple[list[Any], list[str]]:
         close(gradients(wrapped), gradients(plain))
     log.removeHandler(listener)
     assert not wrapped.reducer.core.tuning.going
-    return [bucket.members for bucket in wrapped.reducer.core.sending.plan.buckets], said
+    return [bucket.members for bucket in wrapped.reducer.core.sender.plan.buckets], said
 
 
 @pytest.mark.parametrize(

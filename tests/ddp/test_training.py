@@ -97,7 +97,7 @@ def large(rank: int) -> None:
         torch.stack([loss_of(wanted, batch(r, step, 2, 600)) for r in range(2)]).mean().backward()
         loss_of(wrapped, batch(rank, step, 2, 600)).backward()
         close(gradients(wrapped), gradients(wanted))
-    kinds = [bucket.kind for bucket in wrapped.reducer.core.sending.plan.buckets]
+    kinds = [bucket.kind for bucket in wrapped.reducer.core.sender.plan.buckets]
     assert sorted(kind.name for kind in kinds) == ["FLAT", "LOOSE"]
     assert kinds.index(Kind.LOOSE) == 1  # the first layer's weight, the last to arrive but for its bias
 

@@ -86,12 +86,12 @@ def test_a_hook_that_promises_no_tensor_is_told_so(two_ranks: Ranks) -> None:
 def in_turns(rank: int) -> None:
     groups = [dist.new_group() for _ in range(2)]
     wrapped = DistributedDataParallel(mlp(), process_group=groups, bucket_cap_mb=0.0005)
-    assert len(wrapped.reducer.core.sending.plan.buckets) == 1
+    assert len(wrapped.reducer.core.sender.plan.buckets) == 1
     for step in range(4):
         wrapped.zero_grad()
         loss_of(wrapped, batch(rank, step)).backward()
         close(gradients(wrapped), expected(wrapped.module, 2, step))
-    assert len(wrapped.reducer.core.sending.plan.buckets) > len(groups)
+    assert len(wrapped.reducer.core.sender.plan.buckets) > len(groups)
     with pytest.raises(ValueError, match="empty list"):
         DistributedDataParallel(mlp(), process_group=[])
     alone = [dist.new_group([0]), dist.new_group([1])]
@@ -119,7 +119,7 @@ def two_sizes(rank: int) -> list[set[Kind]]:
             wrapped.zero_grad()
             loss_of(wrapped, batch(rank, step)).backward()
             close(gradients(wrapped), expected(wrapped.module, 2, step))
-        kinds.append({bucket.kind for bucket in wrapped.reducer.core.sending.plan.buckets})
+        kinds.append({bucket.kind for bucket in wrapped.reducer.core.sender.plan.buckets})
         plain = default_hooks.allreduce_hook
         wrapped.register_comm_hook(group, plain)
         wrapped.zero_grad()
@@ -172,7 +172,7 @@ def let_go(rank: int, backend: str) -> list[bool]:
     ddp.shm.register()
     layer = nn.Linear(1024, 512, bias=False)
     wrapped = DistributedDataParallel(layer, bucket_cap_mb=1, process_group=dist.new_group(backend=backend))
-    assert [bucket.kind for bucket in wrapped.reducer.core.sending.plan.buckets] == [Kind.LOOSE]
+    assert [bucket.kind for bucket in wrapped.reducer.core.sender.plan.buckets] == [Kind.LOOSE]
     gone = []
     for keep in (True, False, True, False):
         wrapped(torch.ones(2, 1024)).sum().backward()

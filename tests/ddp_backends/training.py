@@ -90,9 +90,9 @@ def past_the_core():
     world, rank = dist.get_world_size(), dist.get_rank()
     following, previous = (rank + 1) % world, (rank - 1) % world
     got = torch.empty(3)
-    sending = dist.isend(torch.full((3,), float(rank)), following)
+    sender = dist.isend(torch.full((3,), float(rank)), following)
     dist.recv(got, previous)
-    sending.wait()
+    sender.wait()
     assert (got == previous).all()
     parts = torch.empty(world)
     dist.group.WORLD.all_to_all_single(parts, torch.arange(float(world)) + 10 * rank, [], []).wait()
@@ -211,7 +211,7 @@ def our_ddp():
             train(wrapped, torch.optim.SGD(wrapped.parameters(), 0.1, momentum=0.9))
             results.append([p.detach() for p in wrapped.parameters()])
             if kind is Ours and not options:
-                counted = collectives_of_gloo(wrapped), len(wrapped.reducer.core.sending.buckets)
+                counted = collectives_of_gloo(wrapped), len(wrapped.reducer.core.sender.buckets)
         for ours, theirs in zip(*results, strict=True):
             assert torch.allclose(ours, theirs, atol=1e-5)
     return counted

@@ -221,7 +221,7 @@ def without_a_copy():
     model = wrapped()
     optimizer = made(model, "sgd", True)
     steps(model, optimizer, range(3))
-    flats = [bucket.flat for bucket in model.reducer.core.sending.buckets]
+    flats = [bucket.flat for bucket in model.reducer.core.sender.buckets]
     return [
         bucket._padded(flat).data_ptr() == flat.data_ptr()
         for bucket, flat in zip(optimizer.buckets, flats, strict=True)
@@ -248,7 +248,7 @@ def an_observed_order():
         model(torch.randn(2, 6)).sum().backward()
         optimizer.step()
     names = model.reducer.core.names
-    return [names[i] for bucket in model.reducer.core.sending.plan.buckets for i in bucket.members]
+    return [names[i] for bucket in model.reducer.core.sender.plan.buckets for i in bucket.members]
 
 
 def uneven_inputs():
