@@ -104,7 +104,7 @@ class Agent:
             before = self._state.phase
             self._state, actions = supervision.step(self._state, fact)
             self._shell.status.update(self._state, fact)
-            self._shell.announcer.tell(fact, self._state, before)
+            self._shell.user_messages.report(fact, self._state, before)
             if not self._shell.status.is_seen:
                 self._shell.waiting_words.hear(fact)
             for action in actions:
@@ -163,8 +163,8 @@ class Agent:
 
     def waiting_alone(self, give_up_s: float) -> None:
         if self._state.phase is not Phase.DONE:
-            text = "cannot reach the rendezvous any more, and no rank runs here"
-            self._logs.say(f"ddp-launch: {text}; trying on for {give_up_s:g} s")
+            text = "lost contact with the rendezvous, and no rank runs on this node"
+            self._logs.say(f"ddp-launch: {text}; retrying for {give_up_s:g} s")
 
     def out_of_reach(self, reason: str) -> None:
         self._facts.put_nowait(Refused(reason, TRY_AGAIN))

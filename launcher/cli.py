@@ -22,7 +22,7 @@ from launcher.settings.config_file import read_config
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from launcher.hosts.ssh_control import Tether
+    from launcher.hosts.ssh_control import SshControl
     from launcher.settings.spec import LaunchSpec
 
 _DOCTOR = "doctor"  # as the very first word; a program of that name is ./doctor
@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
         return error.exit_code
 
 
-def _launch(line: CommandLine, environ: Mapping[str, str], tethered: Tether | None) -> int:
+def _launch(line: CommandLine, environ: Mapping[str, str], control: SshControl | None) -> int:
     file = read_config(config_path(line, environ))
     settings = merge(line, environ, file)
     words = line.words or file.words
@@ -52,11 +52,11 @@ def _launch(line: CommandLine, environ: Mapping[str, str], tethered: Tether | No
 
         return _show(print_config_text(settings, words, "command line" if line.words else file.name))
     # An agent that was started so finds the option again where it came from a variable or a file.
-    if not tethered and (settings["hosts"] or settings["hostfile"]):
+    if not control and (settings["hosts"] or settings["hostfile"]):
         return _launch_over_ssh(settings, words, environ)
     spec, warnings = prepare(settings, words, environ)
-    if tethered:
-        spec = replace(spec, has_ssh_control=True, local_addr=spec.local_addr or tethered.address)
+    if control:
+        spec = replace(spec, has_ssh_control=True, local_addr=spec.local_addr or control.address)
     for warning in (*unknown_variables(environ), *warnings):
         _complain("warning", warning)
     from launcher.start import run_agent

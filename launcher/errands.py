@@ -46,7 +46,7 @@ class Errands:
     async def reach_store(self, node: str, assignment: Assignment, store: StoreAddress) -> None:
         """Check the connection before the ranks start: each of them would need minutes to report the same."""
         looking = addresses.obstacle_to(store.host, store.port, listens=store.kept)
-        obstacle = await self._boundary.awaited("the attempt to reach the store", looking, "")
+        obstacle = await self._boundary.awaited("checking the connection to the store", looking, "")
         if obstacle:
             obstacle = addresses.cannot_talk(
                 node, assignment.store_node, store, assignment.generation, obstacle

@@ -1,4 +1,4 @@
-"""Where the job stands: a live line at the bottom of a terminal, and words in a log while it waits for nodes."""
+"""The status of the job: a live line at the bottom of a terminal, and log lines while it waits for nodes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class StatusLine:
         self._text = "joining"
 
     async def run(self) -> None:
-        """Once a second, and not at all where nobody would see it."""
+        """Refresh once a second, if the line is shown."""
         while self._shown:
             self._show()
             await asyncio.sleep(1.0)
@@ -51,9 +51,8 @@ class StatusLine:
         self._logs.progress(f"ddp-launch {self._target} | {self._text} | {clock}")
 
 
-class WaitingWords:
-    """A log is not filled with a clock. But who opens one because nothing happens must find there what is waited for:
-    said after ten seconds, and whenever the wait has doubled since, or is ten minutes longer."""
+class WaitingMessages:
+    """Logs what the job waits for: after 10 s, then whenever the wait has doubled or is 10 min longer."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
@@ -63,7 +62,7 @@ class WaitingWords:
     def hear(self, fact: Fact) -> None:
         match fact:
             case Waiting(reason, present, wanted, stands_by=False):
-                self._what = f"{reason} ({present} of {wanted} nodes are here)"
+                self._what = f"{reason} ({present} of {wanted} nodes have joined)"
                 if self._next is None:
                     self._speak_after(_FIRST_WORDS_S, 0.0)
             case Waiting() | Assigned():  # of the first, people are told at once
@@ -89,7 +88,7 @@ def _running_text(state: Supervision, starting: bool) -> str:
     if starting or state.phase is Phase.JOINING:
         doing = "starting"
     elif state.phase is Phase.STOPPING:
-        doing = f"stopping, {len(state.live)} still there"
+        doing = f"stopping, {len(state.live)} ranks still running"
     else:
         doing = f"{len(state.live)} of {assignment.nproc} ranks running"
     return f"{doing} | generation {assignment.generation} | {restarts}"

@@ -1,4 +1,4 @@
-"""What people are told of the agent's facts on the terminal, each thing once."""
+"""Prints the agent's facts on the terminal, each message once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from launcher.supervised import Supervision
 
 
-class Announcer:
+class UserMessages:
     def __init__(self, spec: LaunchSpec, say: Callable[[str], None]) -> None:
         self._spec, self._say_line = spec, say
         self._said = self._said_waiting = ""
@@ -26,16 +26,16 @@ class Announcer:
     def say(self, text: str) -> None:
         self._say_line(f"ddp-launch: {printable(text)}")
 
-    def tell(self, fact: Fact, state: Supervision, before: Phase) -> None:
+    def report(self, fact: Fact, state: Supervision, before: Phase) -> None:
         """`state`: after the fact; `before`: the phase it was in."""
         match fact:
             case Stop(_, decision) if before is Phase.RUNNING and decision.kind is not DecisionKind.FAIL:
-                self._say_why(decision.reason)
+                self._say_reason(decision.reason)
             case Assigned(assignment) if state.assignment == assignment:
-                self._say_why(assignment.reason)  # by now it is known which of several causes was the first
+                self._say_reason(assignment.reason)  # now the first of several causes is known
             case StopRequested(_, name) if before is Phase.RUNNING:
                 grace = self._spec.shutdown_timeout_s
-                self.say(f"{name}: stopping the ranks (up to {grace:g} s; again to kill at once)")
+                self.say(f"{name}: stopping the ranks (up to {grace:g} s; repeat the signal to kill at once)")
             case Waiting(reason, stands_by=True) if reason != self._said_waiting:
                 self._said_waiting = reason
                 self.say(f"{state.agent.node}: {reason}")
@@ -44,7 +44,7 @@ class Announcer:
             case StoreReached(_, problem) if problem:
                 self.say(problem)
             case CheckpointRequested(_, reason) if before is Phase.RUNNING:
-                self.say(f"a checkpoint is asked for: {reason}")
+                self.say(f"a checkpoint is requested: {reason}")
             case CheckpointSignal(name) if before is Phase.RUNNING:
                 grace = self._spec.checkpoint_grace_s
                 self.say(f"{name}: asking the ranks for a checkpoint (up to {grace:g} s)")
@@ -53,7 +53,7 @@ class Announcer:
             case _:
                 pass
 
-    def _say_why(self, reason: str) -> None:
+    def _say_reason(self, reason: str) -> None:
         if reason and reason != self._said:
             self._said = reason
             self.say(reason)

@@ -24,8 +24,8 @@ from launcher.output.logs import LogPump
 from launcher.ranks.checkpoint import CheckpointQuestion
 from launcher.ranks.worker import Workers
 from launcher.ranks.zygote_watch import ZygoteWatch
-from launcher.status import StatusLine, WaitingWords
-from launcher.user_messages import Announcer
+from launcher.status import StatusLine, WaitingMessages
+from launcher.user_messages import UserMessages
 from launcher.version import VERSION
 from rendezvous.values.events import AgentJoined
 
@@ -48,15 +48,15 @@ class Shell:
     zygotes: ZygoteWatch
     boundary: ErrorBoundary
     status: StatusLine
-    announcer: Announcer
-    waiting_words: WaitingWords
+    user_messages: UserMessages
+    waiting_words: WaitingMessages
 
 
 def build_shell(spec: LaunchSpec, starter: ZygoteStarter, zygote: Zygote) -> Shell:
     folder = LogFolder(spec)
     alone = spec.nproc == spec.max_nodes == 1
     logs = LogPump(spec.log, folder.path, file_limit=folder.file_limit, eager=alone)
-    announcer = Announcer(spec, logs.say)
+    user_messages = UserMessages(spec, logs.say)
     return Shell(
         spec,
         starter,
@@ -66,8 +66,8 @@ def build_shell(spec: LaunchSpec, starter: ZygoteStarter, zygote: Zygote) -> She
         ZygoteWatch(starter, zygote, logs.say),
         ErrorBoundary(logs.say),
         StatusLine(spec, logs),
-        announcer,
-        WaitingWords(announcer.say),
+        user_messages,
+        WaitingMessages(user_messages.say),
     )
 
 

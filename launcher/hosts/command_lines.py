@@ -1,7 +1,6 @@
-"""What each host of `--hosts` is asked to run: its command line, and the environment that goes along.
+"""The command line and environment for each host of `--hosts`.
 
-Pure. The words that a host gets are made from the merged settings, so that what came from the environment or a file
-here needs neither there.
+Pure. The command line is made from the merged settings, so a host does not need the environment or files of this one.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ if TYPE_CHECKING:
     from launcher.settings.config import Settings
     from launcher.settings.host_names import Host
 
-TETHER = "DDP_TETHER"  # in the environment of an agent whose standard input is a tether
-# Said for each host by the one who starts them all, or of no meaning to a single one.
+SSH_CONTROL = "DDP_TETHER"  # in the environment of an agent whose standard input is an ssh control channel
+# Options that this command sets for each host, or that have no meaning for a single host.
 _OURS = {
     *("hosts", "hostfile", "ssh", "send_env", "nnodes", "nproc_per_node", "node_rank", "rendezvous"),
     *(
@@ -87,7 +86,7 @@ class Errand:
     folder: str
     run_id: str
     nnodes: tuple[int, int]
-    rendezvous: str  # a deployed service; "": the one who starts them all brings it
+    rendezvous: str  # a deployed service; "": the `--hosts` command serves it
     color: str
     words: tuple[str, ...]  # the script and its arguments
 
@@ -128,11 +127,11 @@ def _passed_on(settings: Settings) -> list[str]:
 
 def remote_command(folder: str, words: Sequence[str]) -> str:
     """One line that sh, bash, zsh, fish and csh all read alike."""
-    return f"cd {shlex.quote(folder)} && exec env {TETHER}=1 {shlex.join(words)}"
+    return f"cd {shlex.quote(folder)} && exec env {SSH_CONTROL}=1 {shlex.join(words)}"
 
 
 def carried_environment(environ: Mapping[str, str], more: Sequence[str]) -> dict[str, str]:
-    """Variables that go along: those that training commonly needs, and those that were named."""
+    """Variables that go along: those that training commonly needs, and those that --send-env names."""
     patterns = (*ALWAYS_CARRIED, *(name for name in more if "=" not in name))
     found = {name: value for name, value in environ.items() if any(_fits(name, each) for each in patterns)}
     for text in more:

@@ -1,9 +1,9 @@
-"""`ddp-launch --hosts a,b,c train.py`: one command starts the agent of every host, over ssh, and stays their tether.
+"""`ddp-launch --hosts a,b,c train.py`: one command starts the agent of every host, over ssh, and controls them.
 
-The rendezvous runs in this process, on loopback, and comes to each host through its ssh connection: nothing listens
-on the network for it, nothing about it can be read on the way, and it outlives any of the hosts. What the ranks
-print arrives with the agents' own prefixes and is merged line by line. A signal goes to all agents; should this
-process end in whatever way, every agent sees its standard input end, and stops.
+The rendezvous runs in this process on loopback. Each host reaches it through its ssh connection, so it does not listen
+on the network, its traffic is encrypted, and it survives the loss of a host. The output of the ranks arrives with the
+prefixes of the agents and is merged line by line. A signal goes to all agents. If this process ends for any reason,
+the standard input of every agent ends, and the agent stops.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _SSH_FAILED = 255
 
 
 class Member:
-    """One host's agent, and what was heard of it."""
+    """The agent of one host, and its state."""
 
     def __init__(self, host: Host) -> None:
         self.host = host
@@ -59,7 +59,7 @@ class Member:
         self.ending: dict[str, str] = {}
         self.last_lines: list[str] = []
         self.exit_code = -1
-        self.given_up = ""  # why it was not waited for any longer
+        self.given_up = ""  # why the wait for it ended
 
     def send(self, line: str) -> None:
         if self.process and self.process.stdin and not self.process.stdin.is_closing():
@@ -96,7 +96,7 @@ class Fleet:
         async with asyncio.TaskGroup() as tasks:
             for rank, member in enumerate(self._members):
                 tasks.create_task(self._run_member(member, rank))
-        signals.close()  # one more Ctrl-C changes nothing
+        signals.close()  # another Ctrl-C has no effect
         await stop_serving()
         return self._finish()
 
@@ -108,7 +108,7 @@ class Fleet:
             task.cancel()
 
     async def _look_up(self) -> None:
-        """In threads that a signal does not wait for: a resolver may take its time."""
+        """Look up names in threads, so that a slow resolver does not delay a signal."""
         named = [(member.host.bare, 22) for member in self._members]
         own = await asyncio.gather(*(asyncio.to_thread(addresses.own_address_of, *each) for each in named))
         for member, address in zip(self._members, own, strict=True):
@@ -139,10 +139,10 @@ class Fleet:
         if member.ending.get("whose") == "job" or (member.answered and member.exit_code == 0):
             self._job_is_over = True
             for each in self._members:
-                self._give_up(each, "the job was over before anything was heard from it")
+                self._give_up(each, "the job ended before it answered")
         died = member.exit_code != 0 and not member.ending  # an agent that can, says why it ends
         if died and not self._stopping:
-            self._tell_of_loss(member)
+            self._report_loss(member)
 
     async def _start(self, member: Member, rank: int) -> None:
         command = self._command(member, rank)
@@ -165,7 +165,7 @@ class Fleet:
         assert member.process.stderr
         member.send(_json_line({"env": self._env, "address": self._address_of(member)}))
         patience_s = self._settings["join_timeout"]  # agents that wait for this one have no more
-        words = f"nothing was heard from it within {patience_s:g} s (--join-timeout): ssh, or what it starts, hangs"
+        words = f"no answer from it within {patience_s:g} s (--join-timeout): ssh or the agent that it starts hangs"
         alarm = asyncio.get_running_loop().call_later(patience_s, self._give_up, member, words)
         await asyncio.gather(
             self._relay(member, member.process.stdout, self._out),
@@ -175,13 +175,13 @@ class Fleet:
         alarm.cancel()
 
     def _give_up(self, member: Member, why: str) -> None:
-        """ssh gives up by itself where it cannot connect; what hangs behind it has no bound of its own."""
+        """Stop a host that has not answered. ssh has its own connect timeout, but the remote command has none."""
         if not member.answered and not member.over and not self._stopping:
             member.given_up = why
             self._terminate(member)
 
     def _environment(self) -> dict[str, str]:
-        """Of what runs here. What is said of another rendezvous is not meant for the one that this process serves."""
+        """The environment of local processes. Settings of another rendezvous do not apply to the one served here."""
         drop = "DDP_RENDEZVOUS_" if self._port else "\0"
         return {name: value for name, value in os.environ.items() if not name.startswith(drop)}
 
@@ -198,17 +198,19 @@ class Fleet:
         return [*shlex.split(self._settings["ssh"]), *forward, member.host.name, command]
 
     def _address_of(self, member: Member) -> str:
-        """Of this machine, as the others see it; the others know their own from their ssh connection."""
+        """The address of this machine for the others. Other hosts take theirs from the ssh connection."""
         return (self._outward or member.own_address) if member.own_address else ""
 
-    def _tell_of_loss(self, member: Member) -> None:
-        """Where too few are left the world is never whole again: nobody else can come, so nobody waits."""
+    def _report_loss(self, member: Member) -> None:
+        """Report a lost host. If too few hosts remain, stop all: no other host can join."""
         how = f"exit code {member.exit_code}"
         if member.given_up and not member.answered:
             how = member.given_up
         elif not member.answered:
             failed = (
-                "ssh to it" if member.exit_code == _SSH_FAILED else f"the start of {self._errand.program}"
+                "the ssh connection"
+                if member.exit_code == _SSH_FAILED
+                else f"the start of {self._errand.program}"
             )
             how = f"{failed} failed: {'; '.join(member.last_lines) or how}"
         elif member.exit_code == _SSH_FAILED and not member.own_address:
@@ -231,7 +233,9 @@ class Fleet:
         if self._stopping == 0:
             self._stop_signal = signum
             self._asked_to_stop.set()
-            self._say(f"{signum.name}: stopping {len(self._members)} hosts (again to kill at once)")
+            self._say(
+                f"{signum.name}: stopping {len(self._members)} hosts (repeat the signal to kill at once)"
+            )
         self._stop_all(signum)
 
     def _stop_all(self, signum: signal.Signals) -> None:
@@ -265,13 +269,13 @@ class Fleet:
             await self._show(member, rest + b"\n", terminal, said)
 
     async def _show(self, member: Member, text: bytes, terminal: Terminal, said: dict[str, int]) -> None:
-        lines = [line for line in text.splitlines(keepends=True) if self._is_for_people(member, line, said)]
+        lines = [line for line in text.splitlines(keepends=True) if self._is_for_user(member, line, said)]
         while not terminal.is_idle and not terminal.is_gone:
             await self._room[terminal].wait()
         terminal.put(b"".join(lines), "")
         self._flush(terminal)
 
-    def _is_for_people(self, member: Member, line: bytes, said: dict[str, int]) -> bool:
+    def _is_for_user(self, member: Member, line: bytes, said: dict[str, int]) -> bool:
         told = frames.heard(line)
         if told is not None:
             member.answered = member.answered or told.get("kind") == "hello"
@@ -281,10 +285,10 @@ class Fleet:
         if not member.answered:
             member.last_lines = [*member.last_lines, line.decode(errors="replace").strip()][-_LAST_LINES:]
             return False
-        return self._is_news(line, said)
+        return self._is_new(line, said)
 
-    def _is_news(self, line: bytes, said: dict[str, int]) -> bool:
-        """What every agent says in the same words is shown once: the n-th time only for the first that gets there."""
+    def _is_new(self, line: bytes, said: dict[str, int]) -> bool:
+        """Whether to show a line. The same message of several agents is shown once."""
         if not line.startswith(b"ddp-launch: "):
             return True
         text = line.decode(errors="replace")
@@ -310,7 +314,7 @@ class Fleet:
         self._flush(self._err)
 
     def _finish(self) -> int:
-        """The job's own end where an agent saw it; else what went wrong first, in the order of the hosts."""
+        """Show the end of the job as an agent reported it, else the first error in the order of the hosts."""
         stopped = self._stop_signal and any(member.exit_code for member in self._members)
         first = "agent" if stopped else "job"
         told = sorted(
@@ -337,7 +341,7 @@ def run_fleet(
     found = settings["hosts"] or _read_hostfile(settings.of("hostfile"))
     if settings["hosts"] and settings["hostfile"]:
         raise settings.of("hostfile").wrong(
-            f"contradicts {settings.of('hosts').quoted}", "keep one of the two"
+            f"contradicts {settings.of('hosts').quoted}", "use only one of the two"
         )
     env = command_lines.carried_environment(environ, settings["send_env"] or ())
     if not settings["rendezvous"]:
@@ -375,12 +379,12 @@ def _read_hostfile(setting: Setting) -> tuple[Host, ...]:
     except BadValue as bad:
         raise setting.wrong(bad.problem) from None
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise setting.wrong(f"cannot be read ({reason})", "check the path and its rights") from None
+        reason = error.strerror if isinstance(error, OSError) else "it is not a text file"
+        raise setting.wrong(f"cannot be read ({reason})", "check the path and its permissions") from None
 
 
 def _program() -> str:
-    """This very command; the other hosts have it in the same place."""
+    """The path of this command, which is the same on all hosts."""
     own = os.path.abspath(sys.argv[0])
     if os.path.basename(own) == "ddp-launch" and os.access(own, os.X_OK):
         return own

@@ -21,7 +21,7 @@ _LINK_LOCAL = "20"  # as the kernel prints the scope
 
 
 def addresses_of(host: str, port: int) -> list[tuple[socket.AddressFamily, str]]:
-    """Every address the name stands for, in the resolver's order; none for a name nobody knows."""
+    """Every address the name stands for, in the resolver's order; none for an unknown name."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError:
@@ -46,14 +46,16 @@ def obstacle_to_listening(host: str) -> str:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.bind(address)
     except socket.gaierror as error:
-        return "" if error.errno == socket.EAI_AGAIN else "no name or address that this machine knows"
+        return (
+            "" if error.errno == socket.EAI_AGAIN else "not a name or address that this machine can resolve"
+        )
     except OSError as error:
-        return "no address of this machine" if error.errno == errno.EADDRNOTAVAIL else ""
+        return "not an address of this machine" if error.errno == errno.EADDRNOTAVAIL else ""
     return ""
 
 
 def is_free(address: str, port: int) -> bool:
-    """Nobody listens there; gRPC would find out too, but complains on stderr."""
+    """Whether the port is free. gRPC would also detect this, but it writes to stderr."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -111,7 +113,7 @@ def address_of_interface(name: str) -> str:
 
 
 async def obstacle_to(host: str, port: int, *, listens: bool, within_s: float = _PATIENCE_S) -> str:
-    """Why nobody answers there, in words; "" when somebody does. `listens` False: a refusal is an answer, too."""
+    """Why the address does not answer; "" if it does. `listens` False: a refused connection is an answer."""
     loop = asyncio.get_running_loop()
     give_up_at, heard = loop.time() + within_s, ""
     while True:
@@ -133,7 +135,7 @@ async def obstacle_to(host: str, port: int, *, listens: bool, within_s: float = 
 
 
 def _in_words(error: OSError) -> str:
-    """Of a name that nobody knows, and of several addresses of which none answers, only the text says it."""
+    """The message of an error. Lookup errors, and errors of several addresses, have only a text."""
     return os.strerror(error.errno).lower() if error.errno is not None and error.errno > 0 else str(error)
 
 
@@ -141,5 +143,5 @@ def cannot_talk(here: str, there: str, store: StoreAddress, generation: int, why
     address = f"[{store.host}]:{store.port}" if ":" in store.host else f"{store.host}:{store.port}"
     return (
         f"{here} cannot reach {there} at {address} (store of generation {generation}): {why}; "
-        "try --interface or --local-addr, check the firewall"
+        "use --interface or --local-addr, or check the firewall"
     )

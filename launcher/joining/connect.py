@@ -51,7 +51,7 @@ class Met:
 
 
 class CannotMeet(Exception):
-    """In words for the user, with the exit code that goes with it."""
+    """A message for the user, with its exit code."""
 
     def __init__(self, text: str, exit_code: int = 2) -> None:
         super().__init__(text)
@@ -88,21 +88,23 @@ def _address_of(interface: str) -> str:
     if not address:
         known = addresses.interfaces()
         problem = (
-            "it has no address" if interface in known else f"there is none here; there are {', '.join(known)}"
+            "it has no address"
+            if interface in known
+            else f"this machine does not have it; it has {', '.join(known)}"
         )
         raise CannotMeet(f"--interface {interface}: {problem}")
     return address
 
 
 def _check_own(spec: LaunchSpec) -> None:
-    """The ranks of a single node meet at an address of its own."""
+    """Check that the store of a single node can listen on the given address."""
     given = f"--master-addr {spec.master_addr}" if spec.master_addr else f"--local-addr {spec.local_addr}"
     if obstacle := addresses.obstacle_to_listening(spec.master_addr or spec.local_addr):
-        raise CannotMeet(f"{given}: {obstacle}, and this is the job's only one; leave it out")
+        raise CannotMeet(f"{given}: {obstacle}, and the job has only this machine. Omit the option.")
 
 
 async def _fqdn(spec: LaunchSpec, host: str) -> str:
-    """Asks the resolver only where the answer matters: a slow one must not delay a job on one machine."""
+    """Ask the resolver only if needed: a slow one must not delay a job on one machine."""
     matters = spec.max_nodes > 1 and not spec.rendezvous
     return await asyncio.to_thread(socket.getfqdn, host) if matters else host
 
@@ -155,7 +157,7 @@ def _for_others_too(endpoint: Endpoint, own: str) -> tuple[str, str]:
 def _open_to_strangers(endpoint: Endpoint, why: str) -> str:
     return (
         f"{why}: serving on {endpoint} would let anyone who reaches it join the job; give every node the same "
-        "--secret-file FILE (`ddp-rendezvous secret FILE` makes one), or --insecure where the network is trusted"
+        "--secret-file FILE (`ddp-rendezvous secret FILE` makes one), or use --insecure if the network is trusted"
     )
 
 
@@ -182,7 +184,7 @@ async def _connect(
     address = spec.local_addr or own or await asyncio.to_thread(_source_address, endpoints) or _LOOPBACK
     slot = _Slot.of(spec.run_id, host)
     agent = AgentId(slot.name, incarnation)
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what goes wrong we say ourselves, in fewer words
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # our own messages report errors
     named = tuple(str(endpoint) for endpoint in endpoints)
     session = connect(named, agent, options)
 
@@ -217,7 +219,7 @@ class _Slot:
                 sock.bind(f"\0ddp-launch/{os.getuid()}/{run_id}/{host}/{number}"[:107])
                 return cls(host if number == 0 else f"{host}#{number}", sock)
             sock.close()
-        raise CannotMeet(f"{_SLOTS} agents of job {run_id} run on this host already")
+        raise CannotMeet(f"{_SLOTS} agents of job {run_id} already run on this host. Use another --rdzv-id.")
 
     def close(self) -> None:
         self._sock.close()

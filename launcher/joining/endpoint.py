@@ -63,7 +63,7 @@ class NoMeetingPoint(ValueError):
 def meeting_point(
     rendezvous: str, max_nodes: int, fqdn: str, environ: Mapping[str, str], served: bool = False
 ) -> Meeting:
-    """`served`: somebody serves at that address already, though it is this host's."""
+    """`served`: a service already listens at that address, although it belongs to this host."""
     if rendezvous:
         endpoints = tuple(parse_endpoint(text) for text in rendezvous.split(",") if text.strip())
         if len(endpoints) == 1 and not served:
@@ -74,9 +74,9 @@ def meeting_point(
     found = _on_slurm(environ) or _on_kubernetes(fqdn, environ)
     if found is None:
         raise NoMeetingPoint(
-            f"--nnodes {max_nodes}: the nodes have no place to meet; try one of three: give every node the same "
+            f"--nnodes {max_nodes}: the nodes have no rendezvous. Use one of three: give every node the same "
             "--rendezvous HOST:PORT, where HOST is one of them; name a running service with --rendezvous; or "
-            "start under Slurm (srun) or as a Kubernetes Indexed Job, where the place is found by itself"
+            "start under Slurm (srun) or as a Kubernetes Indexed Job, where the rendezvous is found automatically"
         )
     return found
 

@@ -192,7 +192,7 @@ def prefix_of(template: str, label: RankLabel) -> str:
         return template.format_map(fields)
     except (KeyError, IndexError, AttributeError, TypeError, ValueError) as error:
         known = ", ".join(f"{{{name}}}" for name in fields)
-        raise ValueError(f"{template!r} is no line prefix ({error}); the fields are {known}") from None
+        raise ValueError(f"{template!r} is not a line prefix ({error}); the fields are {known}") from None
 
 
 def painted(prefix: str, rank: int) -> str:

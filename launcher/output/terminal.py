@@ -197,7 +197,7 @@ class Terminal:
         return True
 
     def _tell_of_skipped(self) -> None:
-        told = f"{_counted(self._skipped)} not shown here, output came too fast{_where(self._skipped_logs)}"
+        told = f"{_counted(self._skipped)} not shown here because the terminal is too slow{_where(self._skipped_logs)}"
         self._skipped = 0
         self._skipped_logs.clear()
         self.say(f"ddp-launch: {told}")

@@ -72,9 +72,7 @@ class CpuShares:
 
 def cpus_for_rank(topology: Topology, mode: str, local_rank: int, nproc: int) -> tuple[int, ...]:
     if mode not in tuple(BindingMode):
-        raise BindingError(
-            f"--numa-binding {mode}", "there is no such mode", f"use one of {', '.join(BindingMode)}"
-        )
+        raise BindingError(f"--numa-binding {mode}", "not a mode", f"use one of {', '.join(BindingMode)}")
     what = f"--numa-binding {mode}: local rank {local_rank} has no CPUs to run on"
     homes = topology.gpu_nodes or _spread_over_nodes(topology, nproc)
     at_home = _cpus_at_home(topology, homes, local_rank, what)
@@ -97,7 +95,7 @@ def _cpus_at_home(topology: Topology, homes: tuple[int, ...], local_rank: int, w
     if local_rank >= len(homes):
         raise BindingError(
             what,
-            f"ranks are bound beside GPUs, and {len(homes)} can be seen",
+            f"ranks are bound beside GPUs, but the number of visible GPUs is {len(homes)}",
             f"use --nproc-per-node {len(homes)} or drop --numa-binding",
         )
     home = homes[local_rank]

@@ -94,9 +94,9 @@ class ZygoteWatch:
             reason = (
                 f"the process that ranks are started from (the zygote, pid {self.zygote.pid}) was lost: {how}"
             )
-            self._say(f"ddp-launch: {reason}; starting another")
+            self._say(f"ddp-launch: {reason}; starting a new one")
         else:
-            reason = f"the process that was to import torch ended while it did: {how}"
+            reason = f"the process that imports torch ended during the import: {how}"
             self._starter.obstacle = reason
         await asyncio.to_thread(self._starter.clean_up)
         lost(reason)

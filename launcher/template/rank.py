@@ -46,7 +46,7 @@ def execute(argv: tuple[str, ...], *, is_python: bool) -> NoReturn:
     try:
         os.execvp(argv[0], argv)
     except FileNotFoundError:
-        _die(f"cannot start {argv[0]}: there is no such program on PATH", _NOT_FOUND)
+        _die(f"cannot start {argv[0]}: the program is not on PATH", _NOT_FOUND)
     except OSError as error:
         _die(f"cannot start {argv[0]}: {error.strerror}", _CANNOT_EXECUTE)
 

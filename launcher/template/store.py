@@ -15,7 +15,7 @@ _BACKLOG = 4096
 
 
 def bound_socket(host: str, port: int, listen: bool) -> socket.socket:
-    """Raises OSError where `host` is no address of this machine."""
+    """Raises OSError where `host` is not an address of this machine."""
     family, _type, _proto, _name, address = socket.getaddrinfo(
         host or "127.0.0.1", port, type=socket.SOCK_STREAM
     )[0]

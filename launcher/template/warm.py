@@ -102,7 +102,7 @@ def _preload(names: list[str]) -> str:
         if threading.active_count() > 1:
             return f"{name} (--preload) starts a thread, which forked ranks would not have"
         if sys.modules["torch"].cuda.is_initialized():
-            return f"{name} (--preload) takes hold of a GPU, which forked ranks could not use"
+            return f"{name} (--preload) uses a GPU, which forked ranks could not use"
     return ""
 
 

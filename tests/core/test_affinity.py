@@ -74,11 +74,11 @@ def test_without_gpus_modes_divide_a_node_among_its_ranks() -> None:
         (
             machine(4, gpus=(0,)),
             "node",
-            r"local rank 1 .* beside GPUs, and 1 can be seen; use --nproc-per-node 1",
+            r"local rank 1 .* beside GPUs, but the number of visible GPUs is 1; use --nproc-per-node 1",
         ),
         (machine(1, gpus=(0, 0)), "exclusive", r"NUMA node 0 has 1 usable physical cores for 2 ranks; use"),
         (machine(4, gpus=(0, 7)), "socket", r"its GPU is on NUMA node 7, where .*; allow CPUs"),
-        (machine(4), "nod", r"--numa-binding nod: there is no such mode; use one of node, socket, excl"),
+        (machine(4), "nod", r"--numa-binding nod: not a mode; use one of node, socket, excl"),
     ],
 )
 def test_the_impossible_is_told_with_why_and_cure(topology: Topology, mode: str, says: str) -> None:

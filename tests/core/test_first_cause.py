@@ -61,14 +61,14 @@ def interleaved(fates: dict[str, Fate], order: list[int]) -> list[Event]:
     left = {node: fate.events(node) for node, fate in fates.items()}
     arrived: list[Event] = []
     for pick in order * 3:
-        able = [n for n, events in left.items() if events and (arrived or _is_news(events[0]))]
+        able = [n for n, events in left.items() if events and (arrived or _is_new(events[0]))]
         if able:
             arrived.append(left[able[pick % len(able)]].pop(0))
     assert not any(left.values())
     return arrived
 
 
-def _is_news(event: Event) -> bool:
+def _is_new(event: Event) -> bool:
     return not isinstance(event, AgentStopped)
 
 

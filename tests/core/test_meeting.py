@@ -75,5 +75,5 @@ def test_on_kubernetes_the_pod_of_index_0_serves() -> None:
 
 
 def test_without_a_place_to_meet_three_things_to_try_are_named() -> None:
-    with pytest.raises(NoMeetingPoint, match="try one of three"):
+    with pytest.raises(NoMeetingPoint, match=r"--rendezvous HOST:PORT.* Slurm .* Kubernetes"):
         meeting_point("", 2, "laptop", {"JOB_COMPLETION_INDEX": "3"})

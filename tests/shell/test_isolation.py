@@ -97,6 +97,8 @@ def test_an_agent_whose_ranks_failed_while_it_was_cut_off_says_so_and_ends_after
         service.end(signal.SIGKILL)
     assert job.wait() == 75
     said = job.stderr()
-    assert said.count("cannot reach the rendezvous any more, and no rank runs here; trying on for 3 s") == 1
+    assert (
+        said.count("lost contact with the rendezvous, and no rank runs on this node; retrying for 3 s") == 1
+    )
     assert "the rendezvous was out of reach for 3 s" in said
     job.assert_nothing_left()

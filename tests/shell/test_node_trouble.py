@@ -300,7 +300,7 @@ def test_nodes_that_cannot_talk_are_named_to_everybody(job: Job, service: Servic
     assert node.wait(SOON_S) == 75, node.stderr()
     why = (
         f" cannot reach far at 127.0.0.1:{port} (store of generation 1): connection refused; "
-        "try --interface or --local-addr, check the firewall"
+        "use --interface or --local-addr, or check the firewall"
     )
     assert ended.outcome.first_cause is not None
     reason = ended.outcome.first_cause.reason
@@ -329,9 +329,9 @@ def test_an_interface_that_is_not_there_names_those_that_are(job: Job) -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("--local-addr", "192.0.2.1"), "no address of this machine, and this is the job's only one"),
-        (("--master-addr", "192.0.2.1", "--local-addr", "127.0.0.1"), "no address of this machine"),
-        (("--local-addr", "fe80::1%nosuch"), "no name or address that this machine knows"),
+        (("--local-addr", "192.0.2.1"), "not an address of this machine, and the job has only this machine"),
+        (("--master-addr", "192.0.2.1", "--local-addr", "127.0.0.1"), "not an address of this machine"),
+        (("--local-addr", "fe80::1%nosuch"), "not a name or address that this machine can resolve"),
     ],
     ids=lambda part: part[0][2:] if isinstance(part, tuple) else "",
 )
