@@ -1,4 +1,4 @@
-"""What the agent's machine is told, and what it asks for: facts of the node in, actions for the shell out."""
+"""The inputs and outputs of the agent's state machine: facts of the node in, actions for the shell out."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class StoreListens:
 
 @dataclass(frozen=True, slots=True)
 class StoreFailed:
-    """The port that was asked for cannot be had."""
+    """The requested port is not available."""
 
     generation: int
     reason: str
@@ -38,7 +38,7 @@ class StoreReached:
 
 @dataclass(frozen=True, slots=True)
 class RankEnded:
-    """`cause` None: it ended well."""
+    """`cause` None: it succeeded."""
 
     generation: int
     local_rank: int
@@ -84,21 +84,21 @@ class CheckpointOver:
 
 @dataclass(frozen=True, slots=True)
 class Isolated:
-    """Cut off from the service for so long, and no progress for so long: these ranks wait for nobody."""
+    """The service is unreachable and the ranks make no progress, both for `--isolation-timeout`."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class StallDetected:
-    """Some rank shows no sign of life for longer than is in order."""
+    """A rank has made no progress for longer than its phase permits."""
 
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
 class RanksSeen:
-    """How all ranks of this node are, as `LookAtRanks` asked."""
+    """The state of all ranks of this node, as `LookAtRanks` requested."""
 
     generation: int
     reports: tuple[RankReport, ...]
@@ -106,7 +106,7 @@ class RanksSeen:
 
 @dataclass(frozen=True, slots=True)
 class LastSeen:
-    """How they were before anybody stopped them, as `LookBack` asked."""
+    """The state of the ranks before they were stopped, as `LookBack` requested."""
 
     generation: int
     reports: tuple[RankReport, ...]
@@ -200,7 +200,7 @@ class StartRanks:
 
 @dataclass(frozen=True, slots=True)
 class BreakOff:
-    """Peers are lost: whoever waits for them in a collective is released, and told why."""
+    """Peers are lost: release the ranks that wait for them in a collective, with the reason."""
 
     generation: int
     reason: str

@@ -19,10 +19,10 @@ class Listener(Protocol):
         """The ranks are to be stopped."""
 
     def waiting_alone(self, give_up_s: float) -> None:
-        """No rank runs, and nobody can say what comes next. Once for each time that contact is lost."""
+        """Contact is lost while no rank runs. Called once per loss of contact."""
 
     def out_of_reach(self, reason: str) -> None:
-        """And it stayed so."""
+        """Contact stayed lost for the whole timeout."""
 
 
 class IsolationWatch:

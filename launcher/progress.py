@@ -1,19 +1,18 @@
-"""Do the ranks of this node still get on? What an agent asks itself once it is cut off from the service. Pure.
+"""Decides whether the ranks of this node still make progress while the service is unreachable. Pure.
 
 Theory of operation
 -------------------
-A healthy run must go on through an outage of the service, and ranks that wait for peers which the others have long
-given up must not keep their GPUs for ever. Only the ranks can tell the two apart, so the agent looks at them: the
-ranks are stopped when the service has been out of reach for `--isolation-timeout` *and* the last sign of progress
-is that old, too.
+A healthy run must survive an outage of the service. Ranks that wait for peers of an abandoned world must not keep
+their GPUs for ever. Only the ranks show the difference, so the agent watches them: it stops them if the service has
+been unreachable for `--isolation-timeout` *and* the last sign of progress is at least that old.
 
-A sign of progress, from the most telling to the least: a training step that moved on (where ranks publish it), a
-line of output, processor time above what idle processes use. Each errs towards letting the ranks go on: a rank that
-spins in a collective looks busy, and then its own time limit has to end it. Stopping a healthy run would be the
-worse mistake. docs/decisions/0009 says more.
+Signs of progress, from the strongest to the weakest: a new training step (if ranks publish it), a line of output,
+processor time above that of idle processes. Each errs towards letting the ranks continue: a rank that spins in a
+collective looks busy, and its own timeout must end it. Stopping a healthy run would be the worse error. See
+docs/decisions/0009.
 
-Where no rank runs, there is nothing to protect and nobody to decide what comes next: the agent tries to get through
-for as long as it would have waited to join, and then ends.
+If no rank runs, there is nothing to protect: the agent retries for as long as it would have waited to join, and
+then ends.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class Signs:
     cpu_s: float = 0.0
     output_bytes: int = 0
     ranks: int = 1
-    step: int | None = None  # of the rank that is furthest behind; None: nobody publishes it
+    step: int | None = None  # of the rank that is furthest behind; None: no rank publishes it
 
 
 @dataclass(frozen=True, slots=True)

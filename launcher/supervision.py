@@ -309,7 +309,7 @@ def _swept(state: Supervision, generation: int) -> Step:
 
 
 def _given_up(state: Supervision, join: AgentJoined) -> Step:
-    """The service holds us for lost, and may have replaced us: what runs here is nobody's any more."""
+    """The service has declared this node lost, and may have replaced it: stop its ranks."""
     match state.phase:
         case Phase.JOINING:
             return state, (Send(join),)

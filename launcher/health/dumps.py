@@ -87,7 +87,7 @@ async def gather(
 
 
 async def _written(ranks: list[int], folders: Mapping[int, str]) -> None:
-    """torch tells nobody when it has written a dump."""
+    """torch does not report when it has written a dump."""
     for rank in ranks:
         while not os.path.exists(_pickled(folders[rank], rank)):  # noqa: ASYNC110, ASYNC240
             await asyncio.sleep(_LOOK_AGAIN_S)

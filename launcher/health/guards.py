@@ -33,7 +33,7 @@ class Lost:
     rank: int
     generation: int
     text: str
-    asynchronous: bool  # nobody may have noticed yet: whoever waits for it goes on waiting
+    asynchronous: bool  # ranks that wait for it may not have noticed, and keep waiting
     peer: int | None = None
 
 

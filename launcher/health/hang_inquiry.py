@@ -65,7 +65,7 @@ def step(
 
 
 def before_a_stop(state: Supervision, decision: Decision) -> tuple[Action, ...]:
-    """Of a world that has lost somebody: nothing that its ranks do together can succeed any more."""
+    """The world has lost a rank: no collective of its ranks can succeed now."""
     if decision.kind in _PEERS_STAY:
         return ()
     looks = (

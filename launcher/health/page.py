@@ -1,6 +1,6 @@
 """A rank's page: bytes in, what they say of the rank out. docs/status-page.md has the layout. Pure.
 
-The rank writes while we read, and waits for nobody. A block is believed only if its counter was even before it was
+The rank writes while we read, and does not wait. A block is believed only if its counter was even before it was
 copied and is the same after; else it is copied again, and when that does not help (the writer died or was stopped
 in the middle of it) what the block said before stays in force. So a block is old or new, never a mix.
 

@@ -65,7 +65,7 @@ class RankTimers:
     """`ran_out` hears of each before its process is signalled."""
 
     def __init__(self, path: str, ran_out: Callable[[Timer], None]) -> None:
-        """Raises `OSError`. A pipe that is there was left by somebody else, and has no reader."""
+        """Raises `OSError`. A pipe that is there was left by another process, and has no reader."""
         self._path, self._ran_out = path, ran_out
         self._loop = asyncio.get_running_loop()
         self._processes: dict[int, _Process] = {}

@@ -1,4 +1,4 @@
-"""Where does a rank stand? Its Python stacks, and what the kernel says of its threads; two seconds at most.
+"""Shows where a rank is: its Python stacks, and what the kernel says of its threads; two seconds at most.
 
 The rank's own interpreter is asked first (launcher/template/stacks.py), then py-spy or eu-stack where one is installed.
 A process that is stopped, or in uninterruptible sleep, cannot answer, and that is said. All of it happens in a thread

@@ -12,7 +12,7 @@ from launcher.template import scratch
 if TYPE_CHECKING:
     from launcher.settings.spec import LaunchSpec
 
-_TEMPORARY_FILE_LIMIT = 64 << 20  # per stream of a rank, twice: nobody asked for these files
+_TEMPORARY_FILE_LIMIT = 64 << 20  # per stream of a rank, twice: the user did not ask for these files
 
 
 class LogFolder:
@@ -43,7 +43,7 @@ def _temporary(name: str) -> str:
     for root in roots:
         path = os.path.join(root, name)
         try:
-            os.mkdir(path, 0o700)  # fails on a name that somebody else has laid out for us
+            os.mkdir(path, 0o700)  # fails if another user has created the name
         except OSError as error:
             reason = reason or f"{root}: {error.strerror}"
         else:

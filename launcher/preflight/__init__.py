@@ -5,7 +5,7 @@
             measure the links between them in O(log n) rounds, and compare versions
 
 Facts are gathered here, each in a thread of its own and none for longer than a bound: a disk or a driver that hangs
-costs that one check its answer and nobody else the time. What facts mean is decided in `launcher.preflight.checkup`,
+delays only that check. What facts mean is decided in `launcher.preflight.checkup`,
 `launcher.preflight.gpu_checkup` and `launcher.preflight.link_plan`, which are pure.
 
 An agent runs it and brings the result along when it joins (`NodeFacts.healthy`): the service leaves out a node that

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     Part = Callable[[], tuple[Check, ...]]
 
 _PART_S = 3.0
-_GPUS_S = 8.0  # a driver that nobody keeps loaded initializes its devices first
+_GPUS_S = 8.0  # a driver without persistence mode initializes its devices first
 _FULL_PART_S = 20.0
 _SLICES = 30  # of such a time
 _SELF_TEST_S = 90.0  # to import torch on a cold file system is most of it

@@ -142,7 +142,9 @@ class _Meeting:
                 raise _CutShort(f"the nodes could not finish measuring: {watching.result()}")
             checks = measuring.result()
             self._met.session.send(RanksFinished(agent, place.generation))
-            await asyncio.wait((watching,), timeout=_PARTING_S)  # somebody may have the verdict yet to read
+            await asyncio.wait(
+                (watching,), timeout=_PARTING_S
+            )  # another node may not have read the verdict yet
             return checks
         except NotAnswered as error:
             raise _CutShort(f"the service does not answer: {error}") from error

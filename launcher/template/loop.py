@@ -147,7 +147,7 @@ class Loop:
             self._tell(answer)
             self._fork_keeper(sock, order.host)
         else:
-            # Without torch nobody here can keep a store: rank 0's own will take this port, reserved until then.
+            # Without torch this process cannot keep a store: rank 0's own will take this port, reserved until then.
             if self._reserved is not None:
                 self._reserved.close()
             self._reserved = sock

@@ -23,7 +23,7 @@ _YOUNG_S = 60.0  # made a moment ago, and perhaps about to be locked
 
 
 def place(name: str) -> str:
-    """A path with that name, and a random part that nobody can lay out for us; nothing is made yet."""
+    """A path with that name, and a random part that other users cannot guess. Nothing is created yet."""
     root = _IN_MEMORY if os.path.isdir(_IN_MEMORY) and os.access(_IN_MEMORY, os.W_OK | os.X_OK) else ""
     return os.path.join(root or os.environ.get("TMPDIR") or "/tmp", f"{PREFIX}{name}-{os.urandom(6).hex()}")
 
@@ -43,7 +43,7 @@ def make(path: str) -> int:
 
 
 def remove_left_behind(beside: str) -> None:
-    """Of this user, and used by nobody any more. Elsewhere they take no memory, and /tmp may be long to read."""
+    """Unused folders of this user in memory. Those on disk stay: they take no memory, and /tmp may be slow to list."""
     if os.path.dirname(beside) != _IN_MEMORY:
         return
     with contextlib.suppress(OSError), os.scandir(os.path.dirname(beside)) as entries:

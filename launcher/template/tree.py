@@ -67,7 +67,7 @@ def reap_all(root: int, timeout_s: float = 10.0) -> bool:
         if time.monotonic() > give_up:
             return False
         for child in _children(root)[:1]:
-            # Not for long: it may have been forked since the look, and then nobody has killed it yet.
+            # Not for long: it may have been forked after the scan, and is not killed yet.
             await_child(child, _LOOK_AGAIN_S)
         _reap_ended()
     return True

@@ -64,7 +64,7 @@ def _load_marks() -> Callable[[], None]:
 def _quietly(do_import: Callable[[], str]) -> str:
     """Without collections, which would walk a million new objects and find nothing: a tenth of the import.
 
-    And without torch's finalizers at exit, which take its operators apart one by one: nobody is left to care.
+    And without torch's finalizers at exit, which take its operators apart one by one, without an effect.
     """
     import gc
     import weakref

@@ -92,7 +92,7 @@ def test_specs_that_disagree_are_told_apart_and_the_round_goes_on(
 def test_no_place_to_meet_names_three_things_to_try(launch: Launch) -> None:
     job = launch("--nnodes", "2", source=TRAIN)
     assert job.wait() == 2
-    assert "try one of three" in job.stderr()
+    assert "--rendezvous HOST:PORT" in job.stderr()
     job.assert_nothing_left()
 
 
