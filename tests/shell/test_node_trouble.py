@@ -323,7 +323,7 @@ def test_nodes_meet_on_an_interface_of_either_family(launch: Launch, tmp_path: P
 def test_an_interface_that_is_not_there_names_those_that_are(job: Job) -> None:
     node = job.node("--nnodes", "2", "--interface", "nosuch0")
     assert node.wait() == 2
-    assert "--interface nosuch0: there is none here; there are lo" in node.stderr()
+    assert "--interface nosuch0: this machine does not have it; it has lo" in node.stderr()
 
 
 @pytest.mark.parametrize(
