@@ -1,1 +1,1 @@
-"""What ranks print: read, split into lines, kept in files, shown on the terminal."""
+"""Output of the ranks: reads it, splits it into lines, keeps it in files, shows it on the terminal."""

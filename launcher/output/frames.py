@@ -1,4 +1,4 @@
-"""A line of output that is for the `ddp-launch --hosts` at the other end, not for people: a framed JSON object."""
+"""Framed JSON objects in the output of an agent: messages to the `ddp-launch --hosts` at the other end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def framed(kind: str, **fields: str) -> str:
 
 
 def heard(line: bytes) -> dict[str, Any] | None:
-    """A framed line's content, at the other end."""
+    """Return the content of a framed line, or None."""
     if not line.startswith(FRAME.encode()):
         return None
     try:

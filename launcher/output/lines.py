@@ -1,17 +1,17 @@
-"""From the bytes a rank writes to the lines a person reads: pure, and without a loop over lines.
+"""Turns the bytes that a rank writes into the lines that a person reads. Pure, and without a loop over lines.
 
-A rank writes when and what it likes: half a line, a megabyte at once, a progress bar that overwrites itself,
-bytes that are no text. `feed` takes each chunk as it was read and gives back whole lines; what has no
-newline yet is `Held`. Four rules bound what is held, whatever a rank does:
+A rank may write anything at any time: half a line, a megabyte at once, a progress bar that overwrites itself, bytes
+that are not text. `feed` takes each chunk as it was read and returns whole lines. Text without a newline yet is `Held`.
+Four rules limit what is held, whatever a rank does:
 
-* a line is held until its newline or the end of the stream, but at most LINE_LIMIT bytes: a longer one is
-  shown in pieces of that size, each as a line;
-* a carriage return that is not part of a line end overwrites what stood before it, as on a terminal. Of a
-  progress bar only the latest state is held; it is shown as a line of its own at most once per
-  UPDATE_INTERVAL_S, and what it reads when its newline comes is always shown, once;
-* where one rank talks to one person (`eager`), what stays unfinished for PROMPT_AFTER_S is taken for a prompt and
-  shown as a piece of its own;
-* the rank's own file is written elsewhere, from the raw bytes; nothing here can lose anything from it.
+* A line is held until its newline or the end of the stream, but at most LINE_LIMIT bytes. A longer line is shown in
+  pieces of that size, each as a line.
+* A carriage return that is not part of a line end overwrites what precedes it, as on a terminal. Only the latest state
+  of a progress bar is held. It is shown as a line at most once per UPDATE_INTERVAL_S. The state at its newline is
+  always shown, once.
+* If one rank talks to one person (`eager`), text that stays unfinished for PROMPT_AFTER_S counts as a prompt, and is
+  shown as a piece of its own.
+* The rank's own file gets the raw bytes elsewhere, so nothing here can lose any of them.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ UPDATE_INTERVAL_S = 1.0
 PROMPT_AFTER_S = 0.2
 
 _LINE_END = re.compile(rb"\r+\n")
-# Anchored: without the anchor, a long line that has no carriage return would cost the square of its length.
+# Anchored: without the anchor, a long line without a carriage return would take quadratic time.
 _OVERWRITTEN = re.compile(rb"^[^\n]*\r", re.MULTILINE)
-# Every escape sequence but colours (CSI ... m): the others are meant for a terminal of one's own.
+# Every escape sequence except colours (CSI ... m): the others need a terminal that only one process uses.
 _MOVEMENT = re.compile(
     rb"\x1b(?:\[[0-?]*[ -/]*[@-ln-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[ -/]*[0-Z\\^-~])",
 )
@@ -40,14 +40,14 @@ _CONTROL = bytes(b for b in range(32) if b not in b"\t\n\x1b") + b"\x7f"
 # No red: it reads as an error.
 _COLORS = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)
 
-# Kept whole where a long output is shortened, and looked for by whoever reads what a dying process printed.
+# Kept whole when a long output is shortened. Readers of a failed process's output look for it.
 TRACEBACK_HEADER = "Traceback (most recent call last):"
-CUT = "  ... (left out: more than is kept) ..."  # stands where a long output was shortened as it was read
+CUT = "  ... (left out: more than is kept) ..."  # marks where a long output was shortened
 
 
 @dataclass(frozen=True, slots=True)
 class RankLabel:
-    """What a line is labelled with."""
+    """What the label of a line contains."""
 
     node: str
     rank: int
@@ -58,16 +58,16 @@ class RankLabel:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a stream has said since its last newline."""
+    """What a stream has written since its last newline."""
 
-    text: bytes = b""  # of a progress bar: a carriage return, then its latest state
-    shown: bytes = b""  # the state of this bar that was shown last, so as not to show it again
+    text: bytes = b""  # for a progress bar: a carriage return, then its latest state
+    shown: bytes = b""  # the last state of this bar that was shown, to avoid showing it again
     updated_at: float = float("-inf")
-    prompt_at: float | None = None  # when unfinished text is to be shown as it stands
+    prompt_at: float | None = None  # when to show unfinished text as it is
 
 
 def feed(held: Held, chunk: bytes, now: float, eager: bool = False) -> tuple[Held, bytes]:
-    """The whole lines that `chunk` completes, each ending in a newline, and what is held after it."""
+    """Return the whole lines that `chunk` completes, each with its newline, and what is held after it."""
     cut = chunk.rfind(b"\n") + 1
     if cut:
         lines = held.text + chunk[:cut]
@@ -92,7 +92,7 @@ def feed(held: Held, chunk: bytes, now: float, eager: bool = False) -> tuple[Hel
 
 
 def due_at(held: Held) -> float | None:
-    """When `update` should be called, if the stream has said nothing more until then."""
+    """Return when to call `update` if the stream writes nothing more until then."""
     if not held.text.startswith(b"\r"):
         return held.prompt_at
     state = held.text.strip(b"\r")
@@ -100,7 +100,7 @@ def due_at(held: Held) -> float | None:
 
 
 def update(held: Held, now: float) -> tuple[Held, bytes]:
-    """The state of a progress bar, or a prompt, if it is time to show it."""
+    """Return the state of a progress bar, or a prompt, if it is time to show it."""
     due = due_at(held)
     if due is None or due > now:
         return held, b""
@@ -111,16 +111,16 @@ def update(held: Held, now: float) -> tuple[Held, bytes]:
 
 
 def finish(held: Held) -> bytes:
-    """The last line of a stream that ended without a newline."""
+    """Return the last line of a stream that ended without a newline."""
     text = held.text.strip(b"\r")
     return text + b"\n" if text and text != held.shown else b""
 
 
 def _latest_state(text: bytes) -> bytes:
-    """A trailing carriage return is kept: the next byte decides whether it overwrites or ends the line."""
+    """Keep a trailing carriage return: the next byte decides whether it overwrites or ends the line."""
     states = text.rstrip(b"\r")
     state = states[states.rfind(b"\r") + 1 :]
-    if not _MOVEMENT.sub(b"", state).strip():  # a bar that was wiped
+    if not _MOVEMENT.sub(b"", state).strip():  # a bar that was erased
         return b"\r"
     return b"\r" + state + (b"\r" if len(states) < len(text) else b"")
 
@@ -139,11 +139,11 @@ def _character_start(text: bytes, at: int) -> int:
     for start in range(at, at - 4, -1):
         if text[start] & 0xC0 != 0x80:
             return start
-    return at  # no UTF-8
+    return at  # not UTF-8
 
 
 def presentable(lines: bytes, on_terminal: bool) -> bytes:
-    """Valid UTF-8 (U+FFFD for what is not), and nothing that moves the cursor off its line."""
+    """Return valid UTF-8 (U+FFFD for invalid bytes), without anything that moves the cursor off its line."""
     if b"\x1b" in lines:
         lines = _MOVEMENT.sub(b"", lines)
     if on_terminal:
@@ -154,22 +154,22 @@ def presentable(lines: bytes, on_terminal: bool) -> bytes:
 
 
 def printable(text: str) -> str:
-    """What a rank, another machine or the service says must not steer the terminal, nor pass for further lines."""
+    """Replace control characters: text from elsewhere must not control the terminal or imitate further lines."""
     return "".join(char if char.isprintable() else " " for char in text)
 
 
 def prefixed(lines: bytes, prefix: bytes) -> bytes:
-    """`lines` must end in a newline."""
+    """Put the prefix before each line. `lines` must end in a newline."""
     return prefix + lines[:-1].replace(b"\n", b"\n" + prefix) + b"\n" if lines else b""
 
 
 def any_of(needles: Sequence[str]) -> re.Pattern[bytes] | None:
-    """A pattern for `matching`. None: there is nothing to look for."""
+    """Return a pattern for `matching`, or None if there is nothing to look for."""
     return re.compile(b"|".join(re.escape(needle.encode()) for needle in needles)) if needles else None
 
 
 def matching(lines: bytes, needle: re.Pattern[bytes]) -> bytes:
-    """The lines that contain a needle. Costs a step for each of these, none for the others."""
+    """Return the lines that contain a needle. The cost depends on the number of these lines only."""
     kept: list[bytes] = []
     end = 0
     while end < len(lines) and (found := needle.search(lines, end)):
@@ -180,7 +180,7 @@ def matching(lines: bytes, needle: re.Pattern[bytes]) -> bytes:
 
 
 def prefix_of(template: str, label: RankLabel) -> str:
-    """Raises ValueError, in words for the user, when the template is not one."""
+    """Raise ValueError, with text for the user, if the template is invalid."""
     fields = {
         "node": label.node,
         "rank": label.rank,
@@ -207,7 +207,7 @@ def is_colored(when: str, is_terminal: bool, environ: Mapping[str, str]) -> bool
 
 
 def is_shown(log: LogSpec, local_rank: int, stream: Streams) -> bool:
-    """Whether the terminal gets this stream. As in torchrun, tee beats redirect, the filter beats both."""
+    """Return whether the terminal gets this stream. As in torchrun, tee overrides redirect, the filter both."""
     if log.local_ranks_filter and local_rank not in log.local_ranks_filter:
         return False
     return bool(log.tee.of(local_rank) & stream) or not log.redirects.of(local_rank) & stream

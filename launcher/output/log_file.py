@@ -1,4 +1,4 @@
-"""A private file that takes raw bytes and never stops the job: a failure is told, not raised."""
+"""A private file for raw bytes. It never stops the job: it reports a failure instead of raising it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class LogFile:
             written = os.write(self._fd, data)
             while written < len(data):
                 written += os.write(self._fd, data[written:])
-        except OSError as error:  # the next chunk tries again: space may have been made
+        except OSError as error:  # the next chunk tries again: there may be space by then
             self._complain(f"{self.path} is incomplete: {error.strerror}")
         self._size += len(data)
 
@@ -50,13 +50,13 @@ class LogFile:
 
     def _rotate(self) -> None:
         self.close()
-        with contextlib.suppress(OSError):  # truncated instead, then: the bound matters more
+        with contextlib.suppress(OSError):  # on failure the file is truncated instead: the limit matters more
             os.replace(self.path, self.path + ".1")
         self._open()
 
 
 def _make_private(directory: str) -> None:
-    """Every folder it has to create is the user's alone; one that exists stays as it is."""
+    """Create missing folders for this user only. Existing folders stay as they are."""
     if not directory or os.path.isdir(directory):
         return
     _make_private(os.path.dirname(directory))

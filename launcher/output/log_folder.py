@@ -1,4 +1,4 @@
-"""Where a job's logs lie: under --log-dir, or in a private temporary folder that goes away when all went well."""
+"""The folder of a job's logs: under --log-dir, or a private temporary folder that is removed after success."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from launcher.template import scratch
 if TYPE_CHECKING:
     from launcher.settings.spec import LaunchSpec
 
-_TEMPORARY_FILE_LIMIT = 64 << 20  # per stream of a rank, twice: the user did not ask for these files
+_TEMPORARY_FILE_LIMIT = 64 << 20  # per stream of a rank, twice; the user did not request these files
 
 
 class LogFolder:
@@ -25,19 +25,19 @@ class LogFolder:
             return
         try:
             self.path = _unused(os.path.join(os.path.abspath(spec.log.directory), name), spec.max_nodes > 1)
-        except OSError as error:  # what could be seen beforehand, launcher.settings.checks has seen
+        except OSError as error:  # launcher.settings.checks has found what can be detected earlier
             raise UsageError(
                 f"invalid --log-dir {spec.log.directory!r}: cannot create the directory ({error.strerror}). "
                 "Use another directory."
             ) from None
 
     def discard(self) -> None:
-        """As far as it goes: ranks may have put there what cannot be removed, or removed it all."""
+        """Remove what can be removed: ranks may have changed the folder or deleted it."""
         scratch.remove(self.path)
 
 
 def _temporary(name: str) -> str:
-    """Where Python's own temporary files go; absolute, as scripts may change their folder."""
+    """Create it where Python puts temporary files. The path is absolute, as scripts may change their folder."""
     roots = [os.path.abspath(root) for root in (os.environ.get("TMPDIR"), "/tmp", "/var/tmp", ".") if root]
     reason = ""
     for root in roots:
@@ -54,9 +54,9 @@ def _temporary(name: str) -> str:
 
 
 def _unused(path: str, shared_by_nodes: bool) -> str:
-    """A second run under the same id gets a folder of its own; nodes of one job share theirs.
+    """Give a second run with the same id its own folder. The nodes of one job share theirs.
 
-    In what is above it others may look, but lay out nothing, whatever the umask.
+    Other users may read the folders above it but not write there, whatever the umask.
     """
     os.makedirs(os.path.dirname(path) or ".", 0o755, exist_ok=True)
     if shared_by_nodes:

@@ -1,12 +1,12 @@
-"""The way of a rank's output: pipe -> pump thread -> the rank's file (raw) and the terminal (lines).
+"""Carries a rank's output: pipe -> pump thread -> the rank's file (raw) and the terminal (lines).
 
-One daemon thread per agent waits on every pipe at once and wakes for nothing else but a progress bar that
-is due or a request of the control thread. The control thread never writes to the terminal and never waits
-for it: `say`, `progress` and the end of a generation are requests, run by the pump between two chunks, so
-that its lines are whole too. Streams belong to the pump; what both threads use is under one lock.
+One daemon thread per agent waits on all pipes at once. Apart from output it wakes only for a progress bar that is due
+or a request of the control thread. The control thread never writes to the terminal and never waits for it. `say`,
+`progress` and the end of a generation are requests that the pump runs between two chunks, so that their lines are whole
+too. Streams belong to the pump. One lock protects what both threads use.
 
-Files come first: a chunk is in its file before it is shown. A terminal that cannot follow loses lines and
-says so (`launcher.output.terminal`); a full disk loses bytes of the file, said once; the job goes on either way.
+Files come first: a chunk is in its file before it is shown. If a terminal is too slow, lines are skipped and a message
+reports it (`launcher.output.terminal`). If a disk is full, the file loses bytes, reported once. The job continues.
 
     <directory>/generation_<g>/rank_<r>/{stdout,stderr}.log   raw bytes (beyond a limit: in *.log.1 before)
     <directory>/generation_<g>/filtered_{stdout,stderr}.log   matching lines of all ranks that are shown
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LogPump", "RankLabel"]
 
-# Large enough for a burst; the pipes of one user share 64 MiB before the kernel makes new ones small.
+# Large enough for a burst. The pipes of one user share 64 MiB before the kernel makes new ones small.
 PIPE_SIZE = 256 * 1024
 READ_SIZE = 64 * 1024
 TAIL_LIMIT = 64 * 1024
@@ -54,9 +54,9 @@ class _Stream:
         self.fd = fd
         self.file = file
         self.tail = bytearray()
-        self.beginning = b""  # of the last traceback that began before the tail does
+        self.beginning = b""  # of the last traceback that started before the tail
         self.held = Held()
-        self.terminal: Terminal | None = None  # None: goes to its file only
+        self.terminal: Terminal | None = None  # None: the stream goes to its file only
         self.prefix = b""
         self.painted = b""
 
@@ -67,9 +67,9 @@ class _Stream:
             del self.tail[:-TAIL_LIMIT]
 
     def last_words(self) -> bytes:
-        """The tail, and how the traceback began that the tail may be the end of: that says most about it.
+        """Return the tail, preceded by the beginning of the traceback that it may end: that part says the most.
 
-        Not across a carriage return: a progress bar ran since, and that traceback was survived.
+        A carriage return in the tail excludes the beginning: a progress bar ran since, so the rank survived.
         """
         tail = bytes(self.tail[-TAIL_LIMIT:])
         beginning = self._last_beginning()
@@ -99,8 +99,8 @@ class LogPump:
         self._directory = directory
         self._file_limit = file_limit
         self._newest = -1  # generation
-        self.received = 0  # bytes, from all ranks: whether they say anything
-        self._eager = eager  # one rank may be talking to a person: prompts are shown
+        self.received = 0  # bytes from all ranks: shows whether they write anything
+        self._eager = eager  # one rank may talk to a person: prompts are shown
         self._err_fd = err_fd
         self._err = Terminal(err_fd)
         self._out = self._err if same_place(out_fd, err_fd) else Terminal(out_fd)
@@ -112,8 +112,8 @@ class LogPump:
         self._filtered: dict[tuple[int, Streams], LogFile] = {}
         self._streams: dict[int, _Stream] = {}  # by descriptor
         self._bars: dict[int, _Stream] = {}  # those that show a progress bar
-        self._waited: dict[int, None] = {}  # descriptors of terminals that are behind
-        self._lock = threading.Lock()  # guards the three below, and every stream's tail
+        self._waited: dict[int, None] = {}  # descriptors of terminals that are too slow
+        self._lock = threading.Lock()  # guards the three below, and the tail of every stream
         self._latest: dict[tuple[int, int, Streams], _Stream] = {}
         self._requests: deque[Callable[[], None]] = deque()
         self._complained = False
@@ -127,14 +127,14 @@ class LogPump:
     # --- for the control thread -------------------------------------------------------------------
 
     def open_rank(self, label: RankLabel) -> tuple[int, int]:
-        """The write ends of a rank's stdout and stderr; the caller closes its copies after the fork."""
+        """Return the write ends of a rank's stdout and stderr. The caller closes its copies after the fork."""
         if label.generation > self._newest:  # once per generation: a search for each rank would be quadratic
             self._newest = label.generation
             self._forget_before(label.generation - 1)
         return self._open_stream(label, Streams.OUT), self._open_stream(label, Streams.ERR)
 
     def _forget_before(self, generation: int) -> None:
-        """Limits pipes and memory: a process that outlives its generation by two more loses its reader."""
+        """Limit pipes and memory: a process that outlives its generation by two more loses its reader."""
         with self._lock:
             for key in [key for key in self._latest if key[0] < generation]:
                 del self._latest[key]
@@ -147,7 +147,7 @@ class LogPump:
         return self._tail(rank, generation, Streams.ERR)
 
     def catch_up(self, rank: int, generation: int, done: Callable[[], object]) -> None:
-        """Read what is in this rank's pipes now, so that the tails hold its last words. The pump calls `done`."""
+        """Read what is in this rank's pipes now, so that the tails hold its last output. The pump calls `done`."""
 
         def read_on() -> None:
             with self._lock:
@@ -160,7 +160,7 @@ class LogPump:
         self._ask(read_on)
 
     def say(self, text: str) -> None:
-        """Lines of the launcher's own, on stderr."""
+        """Show lines of the launcher itself on stderr."""
         if self._thread.is_alive():
             self._ask(lambda: self._err.say(text))
             return
@@ -168,14 +168,14 @@ class LogPump:
             os.write(self._err_fd, text.encode("utf-8", "replace").rstrip(b"\n") + b"\n")
 
     def progress(self, text: str) -> None:
-        """The live line on the bottom row, if stderr is a terminal; "" takes it away."""
+        """Set the live line in the bottom row if stderr is a terminal; "" removes it."""
         if self._err.is_tty:
             self._ask(lambda: self._err.set_status(text))
 
     def close(self, timeout_s: float) -> bool:
-        """Takes what is in the pipes now, shows it, and ends; what is not shown in time is dropped.
+        """Read what is in the pipes now, show it, and end. Drop what is not shown in time.
 
-        False: some lines were never shown, at any time, and are only in the log files.
+        Return False if some lines were never shown, at any time, and are only in the log files.
         """
         with self._lock:
             if self._deadline is None:
@@ -189,7 +189,7 @@ class LogPump:
         prefix = lines.prefix_of(self._log.prefix, label)
         source, sink = os.pipe()
         os.set_blocking(source, False)
-        with contextlib.suppress(OSError):  # a smaller pipe does as well
+        with contextlib.suppress(OSError):  # a smaller pipe also works
             fcntl.fcntl(source, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
         new = _Stream(label, stream, source, LogFile(path, self._file_limit, self._complain))
         if lines.is_shown(self._log, label.local_rank, stream):
@@ -241,7 +241,7 @@ class LogPump:
             self._wake = -1
 
     def _round(self, timeout_s: float | None) -> bool:
-        """One wait, and all that it brought. Whether any rank had written something."""
+        """Wait once, and handle all that arrived. Return whether any rank wrote something."""
         ready = self._epoll.poll(timeout_s)
         now = time.monotonic()
         had_output = False
@@ -290,7 +290,7 @@ class LogPump:
                 self._bars.pop(stream.fd, None)
 
     def _empty(self, stream: _Stream) -> None:
-        """As much as the pipe can hold, and no more: its other end may still be written to."""
+        """Read as much as the pipe can hold, and no more: its other end may still be written to."""
         now = time.monotonic()
         for _ in range(PIPE_SIZE // READ_SIZE + 1):
             if self._streams.get(stream.fd) is stream:
@@ -347,7 +347,7 @@ class LogPump:
                 other.flush()
 
     def _watch(self, terminal: Terminal) -> None:
-        """Waits for the terminal while it is behind, and only then: an idle pump must not wake up."""
+        """Wait for the terminal only while it is too slow: an idle pump must not wake up."""
         is_behind = not terminal.is_idle
         if is_behind == (terminal.fd in self._waited):
             return

@@ -1,17 +1,16 @@
-"""Where lines are shown: a terminal, a pipe, a file. It is never waited for, and shows whole lines only.
+"""Writes lines to a terminal, a pipe or a file. It shows whole lines only and does not block the ranks.
 
-The descriptor is the user's and shared with other processes: O_NONBLOCK must not be set on it. Terminals and
-pipes are opened once more through /proc, which gives a description of our own that may be non-blocking.
-Where that fails (a socket; a terminal of another user) a thread relays from a pipe of ours. Disk files and
-/dev/null do not block.
+The descriptor is the user's and shared with other processes, so O_NONBLOCK must not be set on it. Terminals and pipes
+are opened again through /proc, which gives a separate description that may be non-blocking. If that fails (a socket; a
+terminal of another user), a thread relays from an internal pipe. Disk files and /dev/null do not block.
 
-What the reader does not take is queued, up to QUEUE_LIMIT. Then the terminal is given a little patience: a
-share of the time that has passed, so that a slow reader costs a rank at most that share. Then lines are
-skipped, and a line says how many and where they are. Lines go out in writes of at most PIPE_BUF, cut between
-lines: a pipe takes such a write as one, so that lines stay whole even if others write to the same pipe.
-Lines that a full disk does not take are counted: `lost_lines` is for whoever has another place to say so.
+What the reader does not take is queued, up to QUEUE_LIMIT. After that, the writer waits for a share of the time that
+has passed, so that a slow reader delays a rank by at most that share. Then lines are skipped, and a message reports how
+many and where they are. Lines go out in writes of at most PIPE_BUF, cut between lines. A pipe takes such a write as
+one, so lines stay whole even if other processes write to the same pipe. Lines that a full disk does not take are
+counted, and `lost_lines` returns a message to show elsewhere.
 
-On a terminal the bottom row may hold a live status, wiped before lines are written, redrawn below them.
+The bottom row of a terminal may hold a live status. It is erased before lines are written, and drawn again below them.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-_Block = tuple[bytes, str | None]  # whole lines, and the log that has them too; None: the launcher's own
+_Block = tuple[bytes, str | None]  # whole lines, and the log that also has them; None: the launcher's own
 
 QUEUE_LIMIT = 2 * 1024 * 1024
 FRONT_SIZE = 256 * 1024
@@ -41,7 +40,7 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def same_place(fd: int, other: int) -> bool:
-    """Whether two descriptors lead to one terminal, pipe or file (as after `2>&1`)."""
+    """Return whether two descriptors lead to the same terminal, pipe or file (as after `2>&1`)."""
     try:
         a, b = os.fstat(fd), os.fstat(other)
     except OSError:
@@ -50,7 +49,7 @@ def same_place(fd: int, other: int) -> bool:
 
 
 class Terminal:
-    """Used by one thread. `fd` is the descriptor to wait on (EPOLLOUT) while not `is_idle`."""
+    """One output, used by one thread. `fd` is the descriptor to wait on (EPOLLOUT) while not `is_idle`."""
 
     def __init__(self, fd: int) -> None:
         self.fd = -1
@@ -58,8 +57,8 @@ class Terminal:
         self._relay: threading.Thread | None = None
         self._queue: deque[_Block] = deque()
         self._queued = 0
-        self._front = b""  # being written, from _at on
-        self._front_blocks: list[_Block] = []  # what it was made of
+        self._front = b""  # written from _at on
+        self._front_blocks: list[_Block] = []  # the blocks it consists of
         self._at = 0
         self._blocks = True
         self._skipped = 0
@@ -68,13 +67,13 @@ class Terminal:
         self._lost_logs: dict[str, None] = {}
         self._lost_why = ""
         self._is_full = False
-        self._torn = False  # the last line that it took is without its end
+        self._torn = False  # the last line written lacks its end
         self._status = ""
-        self._row = b""  # the status row as it is on the screen
+        self._row = b""  # the status row as shown on the screen
         self._patience_s = PATIENCE_MAX_S
         self._patience_at = time.monotonic()
         self.is_gone = False
-        self.missed_lines = False  # some are only in the logs: a slow reader, a full disk
+        self.missed_lines = False  # some lines are only in the logs: a slow reader, a full disk
         try:
             self._open(fd)
         except OSError:  # started with this descriptor closed
@@ -85,7 +84,7 @@ class Terminal:
         return self._at >= len(self._front) and not self._queue
 
     def put(self, lines: bytes, log: str) -> None:
-        """Queues whole lines, or skips them; `log` is where they can be read in full."""
+        """Queue whole lines, or skip them. `log` is the file that has them in full."""
         if self.is_gone or not lines:
             return
         if self._skipped or not (self._has_room(len(lines)) or self._wait_for_room(len(lines))):
@@ -96,7 +95,7 @@ class Terminal:
         self._append(lines, log)
 
     def say(self, text: str) -> None:
-        """Lines of the launcher's own: few, and not to be skipped until the terminal is hopelessly behind."""
+        """Queue lines of the launcher itself. They are few, and skipped only at twice the queue limit."""
         if not self.is_gone and self._pending < 2 * QUEUE_LIMIT:
             self._append(text.encode("utf-8", "replace").rstrip(b"\n") + b"\n")
 
@@ -105,7 +104,7 @@ class Terminal:
             self._status = text
 
     def flush(self) -> None:
-        """Writes as much as the terminal takes now."""
+        """Write as much as the terminal takes now."""
         while not self.is_gone and self._compose():
             try:
                 self._at += os.write(self.fd, memoryview(self._front)[self._at : self._piece_end()])
@@ -116,10 +115,10 @@ class Terminal:
                 if error.errno in _NO_SPACE:
                     self._lose_front(os.strerror(error.errno))
                 else:
-                    self._give_up()  # the reader has left, or the terminal was closed: the job goes on
+                    self._give_up()  # the reader has left, or the terminal is closed: the job continues
 
     def lost_lines(self, is_over: bool) -> str:
-        """What to say, once, of those that a full disk did not take: after it took others, or at the end."""
+        """Return a message, once, about lines that a full disk rejected: after it takes lines again, or at the end."""
         if not self._lost or (self._is_full and not is_over):
             return ""
         lost = f"{_counted(self._lost)} not shown there{_where(self._lost_logs)}"
@@ -128,7 +127,7 @@ class Terminal:
         return f"could not be written ({self._lost_why}): {lost}"
 
     def close(self, deadline: float) -> None:
-        """Wipes the status row, writes what is left until `deadline`, and lets go."""
+        """Erase the status row, write the rest until `deadline`, and release the descriptor."""
         self._status = ""
         self.flush()
         while not self.is_idle and not self.is_gone and self._wait(deadline):
@@ -173,7 +172,7 @@ class Terminal:
         self._queued += len(lines)
 
     def _compose(self) -> bool:
-        """Makes the next bytes to write out of the queue, in one piece. False: there are none."""
+        """Compose the next bytes to write from the queue, in one piece. Return False if there are none."""
         if self._at < len(self._front):
             return True
         if self._skipped and self._queued < QUEUE_LIMIT // 2:
@@ -190,7 +189,7 @@ class Terminal:
         lines = b"".join(block for block, _ in self._front_blocks)
         self._at = 0
         self._front = (_WIPE if self._row else b"") + (b"\n" if self._torn else b"") + lines + row
-        for _ in range(blocks):  # only now: `is_idle` may be read meanwhile
+        for _ in range(blocks):  # last, because `is_idle` may be read meanwhile
             self._queue.popleft()
         self._queued -= size
         self._row = row
@@ -220,7 +219,7 @@ class Terminal:
             columns = os.get_terminal_size(self.fd).columns or 80
         except OSError:
             columns = 80
-        # The last column stays free: a terminal wraps when it is written to.
+        # The last column stays empty: a terminal wraps when it is written to.
         return self._status.replace("\n", " ")[: columns - 1].encode("utf-8", "replace")
 
     def _piece_end(self) -> int:
@@ -243,14 +242,14 @@ class Terminal:
         return self._has_room(size)
 
     def _wait(self, deadline: float) -> bool:
-        """False: the deadline came first."""
+        """Return False if the deadline passes first."""
         left = deadline - time.monotonic()
         poll = select.poll()
         poll.register(self.fd, select.POLLOUT)
         return left > 0 and bool(poll.poll(left * 1000))
 
     def _give_up(self) -> None:
-        """The descriptor stays open until `close`: whoever waits on it must not meet its number reused."""
+        """Drop all output. The descriptor stays open until `close`, so that its number is not reused before."""
         self.is_gone = True
         self._queue.clear()
         self._queued = self._at = 0
@@ -262,7 +261,7 @@ def _counted(lines: int) -> str:
 
 
 def _where(logs: Collection[str]) -> str:
-    """Nothing where there is no file, as for what other machines say."""
+    """Return "" if there is no file, as for messages of other machines."""
     folder = os.path.commonpath(logs) if len(logs) > 1 else next(iter(logs), "")
     return f"; the full log: {folder}" if folder else ""
 
@@ -276,7 +275,7 @@ def _relay(source: int, fd: int) -> None:
                     view = view[os.write(fd, view) :]
                 except BlockingIOError:  # another process made the description non-blocking
                     select.select((), (fd,), ())
-    except OSError:  # the reader has left; closing our end tells the writer
+    except OSError:  # the reader has left; closing this end informs the writer
         pass
     finally:
         os.close(source)

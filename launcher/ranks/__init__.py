@@ -1,1 +1,1 @@
-"""The processes of the ranks: who starts them, with which environment, on which CPUs and devices."""
+"""Processes of the ranks: how they are started, with which environment, on which CPUs and devices."""

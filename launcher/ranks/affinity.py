@@ -1,23 +1,22 @@
-"""Which CPUs each rank of a node runs on: values in, CPU numbers out.
+"""Decides which CPUs each rank of a node runs on. Input and output are values: a topology in, CPU numbers out.
 
-Two questions are answered here.
+There are two options.
 
-`--numa-binding MODE` keeps a rank near its GPU. The GPU whose index is the local rank has a home NUMA
-node, and the mode says how much of that home the rank gets: all of it (node), all of its socket (socket),
-an equal part of its physical cores that no other GPU's rank shares (exclusive), or one group of cores
-around one last-level cache (core-complex). The results are torchrun's on the same machine. Without GPUs
-the local ranks are given homes evenly, neighbours together: ranks 0 and 1 of 4 on the first of two nodes,
-2 and 3 on the second; 2 ranks on four nodes live on the first and the third.
+`--numa-binding MODE` keeps a rank near its GPU. The GPU whose index is the local rank has a home NUMA node. The mode
+decides how much of that home the rank gets: the whole node (node), the whole socket (socket), an equal part of the
+physical cores, not shared with the ranks of other GPUs (exclusive), or one group of cores around one last-level cache
+(core-complex). The results equal torchrun's on the same machine. Without GPUs the local ranks are spread evenly over
+the nodes, and neighbours share a node. With 4 ranks on two nodes, ranks 0 and 1 get the first node, and 2 and 3 the
+second. With 2 ranks on four nodes, they get the first and the third.
 
-`--cpu-affinity` deals a machine without GPUs out to its ranks: disjoint runs of physical cores, hardware
-threads of one core together. Either every rank stays inside one NUMA node (each next rank goes where it
-leaves the most cores to each, so the smallest share is as large as it can be), or, if that gives the
-poorest rank more, with fewer ranks than nodes, ranks get whole nodes. A node that is too small to help
-may stay idle: in a data-parallel step all wait for the slowest rank, so one poor rank costs more than a
-few idle cores.
+`--cpu-affinity` divides a machine without GPUs among its ranks. Each rank gets a separate run of physical cores, with
+all hardware threads of a core. There are two candidates, and the one with the larger smallest share wins. In the first,
+every rank stays inside one NUMA node, and each rank goes where it leaves the largest share, which maximizes the
+smallest share. In the second, ranks get whole nodes, which helps with fewer ranks than nodes. A small node may stay
+idle. In a data-parallel step all ranks wait for the slowest one, so a small share costs more than a few idle cores.
 
-Only CPUs that the launcher may use are ever considered. Cores and caches are named by the lowest CPU that
-is part of them, whether it may be used or not.
+Only CPUs that the launcher may use are considered. Cores and caches are identified by their lowest CPU, whether the
+launcher may use that CPU or not.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ class Cpu:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    cpus: tuple[Cpu, ...]  # those that may be used, in order of index; at least one
+    cpus: tuple[Cpu, ...]  # those that the launcher may use, in order of index; at least one
     gpu_nodes: tuple[int, ...] = ()  # NUMA node of each GPU, in the order in which ranks count them
 
 
@@ -123,7 +122,7 @@ def share_cpus(topology: Topology, nproc: int) -> CpuShares:
 
 
 def omp_threads(cpus: Sequence[int], topology: Topology) -> int:
-    """One thread per physical core: a second one on the same core only fights for its vector units."""
+    """Return one thread per physical core: a second thread on the same core only competes for its vector units."""
     mine = frozenset(cpus)
     return max(1, len({cpu.core for cpu in topology.cpus if cpu.index in mine}))
 
@@ -133,13 +132,13 @@ def _indexes(cpus: Iterable[Cpu]) -> tuple[int, ...]:
 
 
 def _nodes(topology: Topology) -> list[int]:
-    """Those with usable CPUs, socket by socket, so that neighbouring ranks are near each other."""
+    """List the nodes with usable CPUs, socket by socket, so that neighbouring ranks are near each other."""
     sockets = _socket_of_nodes(topology)
     return sorted(sockets, key=lambda node: (sockets[node], node))
 
 
 def _socket_of_nodes(topology: Topology) -> dict[int, int]:
-    """Where the lowest CPU of the node is; some firmware shows two sockets as one node."""
+    """Map each node to the socket of its lowest CPU. Some firmware presents two sockets as one node."""
     sockets: dict[int, int] = {}
     for cpu in topology.cpus:
         sockets.setdefault(cpu.node, cpu.socket)
@@ -168,7 +167,7 @@ def _exclusive_cores(at_home: list[Cpu], turn: int, sharers: int, what: str) -> 
 
 
 def _core_complex(at_home: list[Cpu], turn: int) -> list[Cpu]:
-    """The complexes with most usable CPUs are taken first; ranks take turns when there are too few."""
+    """Take the complexes with the most usable CPUs first. Ranks share them in turn if there are too few."""
     complexes = sorted(_grouped(at_home, lambda cpu: cpu.cache), key=len, reverse=True)
     return complexes[turn % len(complexes)]
 
@@ -185,7 +184,7 @@ def _grouped(cpus: list[Cpu], name_of: Callable[[Cpu], int]) -> list[Core]:
 
 
 def _even_runs(things: list[T], count: int) -> list[list[T]]:
-    """`count` runs of neighbours; the first ones are longer by one when it does not divide."""
+    """Split into `count` runs of neighbours. If the division has a remainder, the first runs are longer by one."""
     length, longer = divmod(len(things), count)
     ends = [run * length + min(run, longer) for run in range(count + 1)]
     return [things[start:end] for start, end in pairwise(ends)]

@@ -1,4 +1,4 @@
-"""Which CPUs each local rank is bound to, as `--numa-binding` or `--cpu-affinity` ask."""
+"""Decides which CPUs each local rank is bound to, from `--numa-binding` or `--cpu-affinity`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Binding:
     cpus: tuple[tuple[int, ...], ...] = ()  # by local rank; empty: not bound
-    omp_threads: int = 0  # 0: as torchrun sets it
+    omp_threads: int = 0  # 0: the default, as in torchrun
     warnings: tuple[str, ...] = ()
 
 
 def read_binding(spec: LaunchSpec) -> Binding:
-    """Raises `UsageError` where this machine cannot do what was asked."""
+    """Raise `UsageError` if this machine cannot do what the options ask."""
     if not spec.numa_binding and not spec.cpu_affinity:
         return Binding()
     from launcher.ranks.affinity import BindingError
@@ -40,6 +40,6 @@ def _bound(spec: LaunchSpec) -> Binding:
         shares = tuple(affinity.cpus_for_rank(machine, mode, rank, nproc) for rank in range(nproc))
         return Binding(shares, warnings=(gpus.warning,) if gpus.warning else ())
     even = affinity.share_cpus(machine, spec.nproc)
-    # One number for all: OpenMP reads it when torch is imported, which happens once for the node.
+    # One number for all ranks: OpenMP reads it when torch is imported, which happens once per node.
     threads = min(affinity.omp_threads(cpus, machine) for cpus in even.cpus)
     return Binding(even.cpus, threads, (even.warning,) if even.warning else ())

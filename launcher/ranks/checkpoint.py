@@ -1,18 +1,18 @@
-"""Asks the ranks of this node for a checkpoint, and learns when all have taken it: by files in the scratch folder.
+"""Requests a checkpoint from the ranks of this node, and detects when all of them have taken it, with files.
 
-The contract with the ranks. The file that `DDP_CHECKPOINT_REQUEST` names exists while a checkpoint is asked for, and
-holds one line of JSON: {"reason": "...", "deadline_s": 30.0 or null}, counted from the file's time. A rank whose
-checkpoint is complete makes the empty file `$DDP_CHECKPOINT_REQUEST.done.$RANK`, and goes on. When every rank that
-still runs has, all these files go away, the question first, so that the next request is a new one: a rank that looks
-for its answer, then for the question, never takes an old one for new.
+The contract with the ranks: the file that `DDP_CHECKPOINT_REQUEST` names exists while a request is open. It holds one
+line of JSON: {"reason": "...", "deadline_s": 30.0 or null}. The deadline counts from the file's modification time. A
+rank whose checkpoint is complete creates the empty file `$DDP_CHECKPOINT_REQUEST.done.$RANK`, and continues. When every
+rank that still runs has done so, the agent removes all these files, the request first, so that the next request is a
+new one. A rank that looks for its answer first and for the request second never takes an old request for a new one.
 
-Ranks of several nodes agree among themselves when to take it, so one may be through before its own node was asked:
-what was taken just before the question counts.
+The ranks of several nodes agree among themselves when to take it. A rank may be done before its own node receives the
+request, so an answer from shortly before the request counts.
 
-A rank that looks for requests makes `$DDP_CHECKPOINT_REQUEST.watched.$RANK` first. Where one does not, a signal that
-was not given this meaning by --checkpoint-signal keeps the one it always had.
+A rank that watches for requests creates `$DDP_CHECKPOINT_REQUEST.watched.$RANK` first. If a rank of the node does not,
+a signal that `--checkpoint-signal` does not name keeps its usual meaning.
 
-The answers are looked for ten times a second, and only while a question is open; ranks answer when their checkpoint is
+The agent looks for answers ten times a second, and only while a request is open. Ranks answer after their checkpoint is
 written, which takes longer than that.
 """
 
@@ -35,21 +35,21 @@ _JUST_BEFORE_S = 5.0
 
 
 class CheckpointQuestion:
-    """At most one is open. `ranks`: the global ranks of this node that still run."""
+    """At most one open request. `ranks` returns the global ranks of this node that still run."""
 
     def __init__(
         self, scratch: str, ranks: Callable[[], Iterable[int]], tell: Callable[[int, bool], None]
     ) -> None:
-        """`tell` hears the generation, and whether all have taken it or time was up."""
+        """`tell` receives the generation, and whether all ranks took the checkpoint (False: the deadline passed)."""
         self._scratch, self._ranks, self._tell = scratch, ranks, tell
         self._loop = asyncio.get_running_loop()
         self._generation = -1
-        self._asked_at = 0.0  # by the clock that files' times are of
+        self._asked_at = 0.0  # by the clock of file times
         self._give_up_at: float | None = None
         self._timer: asyncio.Handle | None = None
 
     def ask(self, generation: int, reason: str, deadline_s: float | None) -> None:
-        """Again, if one is open already: ranks then see the newer reason and deadline."""
+        """Open a request, or replace the reason and deadline of the open one."""
         self._generation = generation
         if self._timer is None:
             self._asked_at = time.time()
@@ -61,7 +61,7 @@ class CheckpointQuestion:
         self._timer = self._loop.call_soon(self._look)
 
     def is_watched(self, generation: int) -> bool:
-        """Whether there is anybody to ask, and all of them would answer."""
+        """Return whether there are ranks to ask, and all of them would answer."""
         path = request_file(self._scratch, generation)
         ranks = tuple(self._ranks())
         return bool(ranks) and all(os.path.exists(f"{path}.watched.{rank}") for rank in ranks)
@@ -74,8 +74,10 @@ class CheckpointQuestion:
         self._clear(lambda _path: True)
 
     def _clear(self, due: Callable[[str], bool]) -> None:
-        """The question first: a rank must not find it without its answer. What is not due was answered just before,
-        to a question on another node."""
+        """Remove the request first: a rank must not find it without its answer.
+
+        Files that `due` rejects are answers from shortly before, to a request on another node.
+        """
         name = os.path.basename(request_file(self._scratch, self._generation))
         with contextlib.suppress(OSError):
             for found in sorted(os.listdir(self._scratch)):
@@ -84,7 +86,7 @@ class CheckpointQuestion:
                     os.unlink(path)
 
     def _write(self, text: str) -> None:
-        """Whole or not at all. A folder that is full or gone leaves the question unasked: the deadline answers."""
+        """Write the whole file or nothing. If the folder is full or gone, the deadline of the request passes."""
         path = request_file(self._scratch, self._generation)
         with contextlib.suppress(OSError):
             with open(f"{path}.part", "w", encoding="utf-8") as file:

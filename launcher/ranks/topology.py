@@ -1,11 +1,11 @@
-"""Reads what `launcher.ranks.affinity` decides on: the CPUs this process may use, and where the GPUs are.
+"""Reads what `launcher.ranks.affinity` needs: the CPUs this process may use, and the NUMA node of each GPU.
 
-The kernel's sysfs tells all of it but one thing: in which order CUDA counts the GPUs. The driver library
-counts them by bus address. CUDA does so too with CUDA_DEVICE_ORDER=PCI_BUS_ID; without it, the fastest
-model comes first, which is the same order only when all are of one model.
+The kernel's sysfs has all of it except the order in which CUDA counts the GPUs. The driver library counts them by bus
+address. CUDA does so too with CUDA_DEVICE_ORDER=PCI_BUS_ID. Without it the fastest model comes first, which is the same
+order only if all GPUs are of one model.
 
-Containers and small virtual machines often hide parts of sysfs. What is missing is read as the simplest
-machine that fits: a core of its own, one cache per node, one socket, one node.
+Containers and small virtual machines often hide parts of sysfs. Missing parts are read as the simplest machine that
+fits: one core per CPU, one cache per node, one socket, one node.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class Gpu:
 
 
 _MIG_LIMIT = 8  # no GPU can be split further
-_TEXT_BYTES = 128  # more than NVML asks for any name, UUID or PCI record
+_TEXT_BYTES = 128  # more than NVML requires for any name, UUID or PCI record
 
 
 def read_topology(
     root: str = "/sys", gpus: Sequence[str] = (), allowed: Iterable[int] | None = None
 ) -> Topology:
-    """`gpus`: addresses as `visible_gpus` finds them. `allowed`: those of this process unless given."""
+    """`gpus` are addresses from `visible_gpus`. `allowed` defaults to the CPUs this process may use."""
     usable = sorted(os.sched_getaffinity(0) if allowed is None else allowed)
     nodes = _node_of_cpus(root)
     cpus = _read_cpus(f"{root}/devices/system/cpu", usable, nodes)
@@ -52,7 +52,7 @@ def read_topology(
 
 
 def _read_cpus(folder: str, usable: list[int], nodes: dict[int, int]) -> tuple[Cpu, ...]:
-    """A core and a cache are read once, for all who share them: large machines have hundreds of CPUs."""
+    """Read each core and cache once for all CPUs that share it: large machines have hundreds of CPUs."""
     cores: dict[int, int] = {}
     sockets: dict[int, int] = {}
     caches: dict[int, int] = {}
@@ -93,7 +93,7 @@ def _node_of_cpus(root: str) -> dict[int, int]:
 
 
 def _node_of_gpu(root: str, address: str, several_nodes: bool) -> int:
-    """-1 is firmware that does not say; torchrun and we take node 0 then."""
+    """Return -1 if the firmware does not report the node. Like torchrun, the launcher then uses node 0."""
     text = _read(f"{root}/bus/pci/devices/{address}/numa_node")
     if not text and several_nodes:
         raise BindingError(
@@ -127,7 +127,7 @@ def _read(path: str) -> str:
 
 
 def visible_gpus(environ: Mapping[str, str], root: str = "/sys", library: str = nvml.LIBRARY) -> VisibleGpus:
-    """The GPUs that a rank with this environment sees; none without a driver."""
+    """Return the GPUs that a rank with this environment sees: none without a driver."""
     if gpus := _ask_nvml(library):
         return _nvidia_order(gpus, environ)
     gpus = _amd_gpus(f"{root}/class/kfd/kfd/topology/nodes")
@@ -152,9 +152,9 @@ def _nvidia_order(gpus: list[Gpu], environ: Mapping[str, str]) -> VisibleGpus:
 
 
 def visible_indexes(visible: str | None, gpus: Sequence[Gpu]) -> tuple[int, ...]:
-    """As CUDA reads the list: it ends at the first entry that names no device; a repeated one voids it.
+    """Read the list as CUDA does: it ends at the first entry that names no device, and a repeated entry voids it.
 
-    Entries are either all numbers or all UUIDs of one kind, which may be cut short as long as they are clear.
+    Entries are either all numbers or all UUIDs of one kind. A UUID may be shortened as long as it is unambiguous.
     """
     if visible is None:
         return tuple(range(len(gpus)))
@@ -183,13 +183,13 @@ def _named_by(entry: str, kind: str, gpus: Sequence[Gpu]) -> tuple[int, ...]:
 
 
 def _amd_gpus(folder: str) -> list[Gpu]:
-    """In the kernel's order, which HIP keeps. Nodes that a container may not use cannot be read."""
+    """List GPUs in the kernel's order, which HIP keeps. Nodes that a container may not use cannot be read."""
     gpus = []
     for name in sorted(_names(folder, ""), key=int):
         lines = [line.split() for line in _read(f"{folder}/{name}/properties").splitlines()]
         told = {line[0]: int(line[1]) for line in lines if len(line) == 2 and line[1].isdecimal()}
-        if told.get("simd_count", 0) > 0:  # a node without is a CPU
-            # bus and slot; the bits above tell partitions of one GPU apart
+        if told.get("simd_count", 0) > 0:  # a node without SIMD units is a CPU
+            # bus and slot; the higher bits distinguish partitions of one GPU
             bus, slot = told.get("location_id", 0) >> 8 & 0xFF, told.get("location_id", 0) >> 3 & 0x1F
             uuid = f"GPU-{told.get('unique_id', 0):016x}"
             gpus.append(Gpu(pci_address(told.get("domain", 0), bus, slot), (uuid,)))
@@ -232,7 +232,7 @@ def _text(call: Any, device: ctypes.c_void_p) -> str:
 
 
 def _place(call: Any, device: ctypes.c_void_p) -> str:
-    """nvmlPciInfo_t: 16 bytes of an older spelling, then domain, bus and slot, then more."""
+    """nvmlPciInfo_t: 16 bytes of the legacy bus id, then domain, bus and slot, then more."""
     import ctypes
 
     buffer = ctypes.create_string_buffer(_TEXT_BYTES)

@@ -1,4 +1,4 @@
-"""The ranks of this node: started through the zygote, and told of as facts when they end."""
+"""The ranks of this node: starts them through the zygote, and reports a fact when one ends."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from rendezvous.values.types import Assignment, StoreAddress
 
 _CLOCK = "%Y-%m-%d %H:%M:%S"
-_LAST_WORDS_S = 0.05  # for what a failed rank wrote just before it ended to be read from its pipe
+_LAST_WORDS_S = 0.05  # to read from its pipe what a failed rank wrote just before it ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Workers:
         self._stopped_at_ns = 0
 
     def start(self, zygote: Zygote, assignment: Assignment, store: StoreAddress) -> list[RankEnded]:
-        """Those that could not be started have ended."""
+        """Start the ranks. Return an end for each rank that could not be started."""
         self._stop_signal = self._stopped_at_ns = 0
         not_started: list[RankEnded] = []
         for local_rank in range(assignment.nproc):
@@ -115,11 +115,11 @@ class Workers:
         )
 
     def folders(self) -> dict[int, str]:
-        """Of the logs of those that still run, by their global numbers."""
+        """Return the log folders of the ranks that still run, by global rank."""
         return {started.label.rank: started.directory for started in self._live.values()}
 
     def local_rank_of(self, rank: int, generation: int) -> int | None:
-        """If it still runs."""
+        """Return the local rank if that rank still runs."""
         labels = (started.label for started in self._live.values())
         return next(
             (each.local_rank for each in labels if (each.rank, each.generation) == (rank, generation)), None
@@ -129,7 +129,7 @@ class Workers:
         return [started.pid for started in self._live.values() if started.pid]
 
     def ranks(self) -> list[int]:
-        """Those that still run, by their global numbers."""
+        """Return the global ranks that still run."""
         return [started.label.rank for started in self._live.values()]
 
     def note_started(self, report: Started) -> None:
@@ -139,7 +139,7 @@ class Workers:
             self.pages.started(report.local_rank, report.pid)
 
     async def with_stacks(self, cause: Cause) -> Cause:
-        """The cause, and where its rank stands; all that was found lies beside the rank's logs."""
+        """Add the rank's current stacks to the cause, and write it beside the rank's logs."""
         started = self._live.get(cause.local_rank)
         where = await stacks.stacks_of(started.pid) if started is not None and started.pid else "it has ended"
         text = f"{where}\n\n{cause.traceback}" if cause.traceback else where
@@ -170,7 +170,7 @@ class Workers:
         return RankEnded(report.generation, local_rank, cause)
 
     async def _read_last_words(self, label: RankLabel) -> None:
-        """What it wrote just before it ended is still in its pipes."""
+        """Read what the rank wrote just before it ended: it is still in its pipes."""
         loop = asyncio.get_running_loop()
         read = asyncio.Event()
 
@@ -184,7 +184,7 @@ class Workers:
                 await read.wait()
 
     def lost_with_zygote(self, reason: str) -> list[RankEnded]:
-        """All at once, and none for a reason of its own."""
+        """Report all ranks as ended with the zygote. None of them has a cause of its own."""
         return [self._lost(local_rank, reason, 128 + signal.SIGKILL) for local_rank in list(self._live)]
 
     def _lost(self, local_rank: int, reason: str, exit_code: int = CANNOT_START) -> RankEnded:
@@ -202,7 +202,7 @@ class Workers:
         return RankEnded(started.label.generation, local_rank, cause)
 
     def _plain_end(self, started: _Started, report: Exited, last: RankView | None) -> RankEnd:
-        """All that is known without reading what the rank itself has written."""
+        """Collect what is known without reading the rank's own output."""
         label = started.label
         return RankEnd(
             node=self._host,

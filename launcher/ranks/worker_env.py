@@ -1,4 +1,4 @@
-"""An assignment, as the environment of one rank: torchrun's variables to the letter, and ours under DDP_*."""
+"""Translates an assignment into the environment of one rank: torchrun's variables exactly, and DDP_* in addition."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RankPlace:
     local_rank: int
     store: StoreAddress
     directory: str  # of this rank's logs
-    scratch: str = ""  # the node's, for as long as its agent lives
+    scratch: str = ""  # of the node; exists as long as its agent
 
     @property
     def rank(self) -> int:
@@ -31,17 +31,17 @@ class RankPlace:
 
 
 def shared_env(spec: LaunchSpec, environ: Mapping[str, str], omp_threads: int = 0) -> dict[str, str]:
-    """What every rank of the node has in common: set before torch is loaded, since OpenMP reads it then."""
+    """Return what all ranks of the node share. Set before torch is loaded, since OpenMP reads it then."""
     env = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")}
     if "OMP_NUM_THREADS" not in environ and (omp_threads or spec.nproc > 1):
         env["OMP_NUM_THREADS"] = str(omp_threads or 1)
-    if spec.interface:  # the ranks talk where the agents do
+    if spec.interface:  # ranks use the same interface as the agents
         env |= {name: spec.interface for name in _INTERFACE_OF if name not in environ}
     return env
 
 
 def request_file(scratch: str, generation: int) -> str:
-    """There while a checkpoint is asked for; see launcher/ranks/checkpoint.py."""
+    """Return the path of the file that exists while a checkpoint is requested; see launcher/ranks/checkpoint.py."""
     return f"{scratch}/checkpoint-{generation}"
 
 
@@ -81,7 +81,7 @@ def rank_env(spec: LaunchSpec, place: RankPlace, environ: Mapping[str, str]) -> 
 
 
 def _only_device(local_rank: int, visible: str | None) -> str:
-    """The rank's own device, picked from those that the agent may use."""
+    """Return the rank's own device, out of those that the agent may use."""
     if visible is None:
         return str(local_rank)
     devices = visible.split(",")
@@ -89,7 +89,7 @@ def _only_device(local_rank: int, visible: str | None) -> str:
 
 
 def rank_args(args: tuple[str, ...], local_rank: int) -> tuple[str, ...]:
-    """torchrun replaces ${local_rank} in the script's arguments, and $$ with $."""
+    """Replace ${local_rank} in the script's arguments, and $$ with $, as torchrun does."""
     if not any("$" in arg for arg in args):
         return args
     from string import Template

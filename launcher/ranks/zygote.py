@@ -1,4 +1,4 @@
-"""The agent's end of the zygote: starts the process, gives it orders, takes its reports. No call waits."""
+"""The agent's end of the zygote: starts the process, sends it orders, reads its reports. No call blocks."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 _TEMPLATE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "template")
 _RUN_PATH = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
 
-# Read once, when torch is imported; a script that sets one of them itself must be the one to import torch.
+# Read once, when torch is imported. A script that sets one of them itself must import torch itself.
 _READ_AT_IMPORT: tuple[str, ...] = ("OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "GOTO_", "BLIS_", "VECLIB_")
 _READ_AT_IMPORT += ("TORCH_LOGS", "TORCH_CPP_LOG_LEVEL", "TORCH_SHOW_CPP_STACKTRACES", "MALLOC_", "JEMALLOC_")
 _MEASURED_BY_COVERAGE = ("COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG")
 
 
 def rank_argv(entry: EntryPoint, python: str, args: tuple[str, ...]) -> tuple[str, ...]:
-    """What a rank's command line is, whether executed or forked warm."""
+    """Return the rank's command line, whether it is executed or forked warm."""
     match entry.kind:
         case EntryKind.PROGRAM:
             return (entry.target, *args)
@@ -41,7 +41,7 @@ def rank_argv(entry: EntryPoint, python: str, args: tuple[str, ...]) -> tuple[st
 
 
 def obstacle_to_warm_start(spec: LaunchSpec, environ: Mapping[str, str]) -> str:
-    """Why ranks cannot be forked from a process that has imported torch; "" when they can."""
+    """Return why ranks cannot be forked from a process that has imported torch; "" if they can."""
     if spec.entry.kind is EntryKind.PROGRAM:
         return "not a Python program"
     if spec.python and spec.python != sys.executable:
@@ -116,7 +116,7 @@ class Zygote:
         return self._control.fileno()
 
     def read(self) -> list[Report] | None:
-        """What the zygote reported since the last call; None once it is gone."""
+        """Return the zygote's reports since the last call; None after it has ended."""
         if not self._inbox.receive():
             return None
         reports: list[Report] = []
@@ -125,7 +125,7 @@ class Zygote:
         return reports
 
     def spawn(self, order: Spawn, fds: tuple[int, int]) -> None:
-        """The descriptors of its standard output and error now belong to this object."""
+        """Start a rank. This object now owns the descriptors of its standard output and error."""
         self._send(order, fds)
 
     def keep(self, generation: int, host: str, port: int) -> None:
@@ -138,15 +138,15 @@ class Zygote:
         self._send(Sweep(generation))
 
     def close(self) -> None:
-        """Ends the zygote, which ends everything below it first."""
+        """End the zygote, which ends everything below it first."""
         self._outbox.close()
         self._control.close()
 
     def flush(self) -> bool:
-        """Send what the socket takes now; True once every order is on its way."""
+        """Send what the socket accepts now. Return True when all orders are sent."""
         try:
             self._outbox.flush()
-        except OSError:  # it is gone: the reader sees the end of the stream and starts another
+        except OSError:  # the zygote has ended: the reader sees the end of the stream and starts another
             self._outbox.close()
         return self._outbox.is_empty
 
@@ -162,7 +162,7 @@ def _nothing() -> None:
 
 
 def _path0(entry: EntryPoint) -> str:
-    """What the interpreter will put first on sys.path."""
+    """Return what the interpreter will put first on sys.path."""
     if entry.kind is EntryKind.SCRIPT:
         target = os.path.realpath(entry.target)
         return target if os.path.isdir(target) else os.path.dirname(target)

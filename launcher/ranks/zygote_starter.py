@@ -1,4 +1,4 @@
-"""What a zygote is started with, and what is cleared away after it."""
+"""Starts zygotes, and removes what one leaves behind."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from launcher.template import cgroup, scratch, tree
 if TYPE_CHECKING:
     from launcher.settings.spec import LaunchSpec
 
-_OPEN_FILES = 1 << 16  # at least, where that is allowed
+_OPEN_FILES = 1 << 16  # at least, if the hard limit permits
 
 
 class ZygoteStarter:
-    """Starts zygotes for this agent: the first, and another should one die."""
+    """Starts zygotes for this agent: the first, and a replacement if one ends unexpectedly."""
 
     def __init__(self, spec: LaunchSpec) -> None:
         self._spec = spec
@@ -27,14 +27,14 @@ class ZygoteStarter:
         self._env = dict(os.environ) | shared_env(spec, os.environ, self.binding.omp_threads)
         self.obstacle = obstacle_to_warm_start(spec, self._env) if spec.warm_start else ""
         self.warm = spec.warm_start and not self.obstacle
-        # Made by the zygote, which cleans up after us.
+        # Created by the zygote, which also cleans up after the agent.
         self.cgroup = cgroup.place(f"ddp-launch-{os.getpid()}")
         self.scratch = scratch.place(str(os.getpid()))
         self._signal_mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         self._open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
 
     def start(self) -> Zygote:
-        """With the limits and the signal mask that the agent was started with: ranks are to find those."""
+        """Start a zygote with the limits and the signal mask that the agent started with: the ranks inherit them."""
         resource.setrlimit(resource.RLIMIT_NOFILE, self._open_files)
         try:
             return Zygote.start(
@@ -47,12 +47,12 @@ class ZygoteStarter:
             resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
 
     def end(self) -> None:
-        """After the last zygote."""
+        """Clean up after the last zygote."""
         self.clean_up()
         scratch.remove(self.scratch)
 
     def clean_up(self) -> None:
-        """After a zygote has ended: nothing of ours may be left, but for what the next one's ranks may use."""
+        """Clean up after a zygote has ended. Keep only the scratch folder, for the ranks of the next one."""
         if self.cgroup and not cgroup.remove(self.cgroup):
             cgroup.kill(self.cgroup)
         tree.reap_all(os.getpid())

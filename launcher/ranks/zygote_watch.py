@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from launcher.ranks.zygote_starter import ZygoteStarter
     from launcher.template.messages import Report
 
-_LAST_BREATH_S = 1.0  # from the end of its socket to the end of the zygote
-_MOST_LOST = 3  # without a rank in between: it is not by accident
-_END_S = 15.0  # beyond its own bound for processes that will not die
+_LAST_BREATH_S = 1.0  # from the end of the socket to the end of the process
+_MOST_LOST = 3  # with no rank started in between: the cause is permanent
+_END_S = 15.0  # in addition to the zygote's own limit for processes that do not end
 
 
 class ZygoteWatch:
@@ -49,7 +49,7 @@ class ZygoteWatch:
         lost: Callable[[str], None],
         happened: Callable[[Fact], None],
     ) -> None:
-        """Until no zygote can be had."""
+        """Handle reports until no zygote can be started."""
         while True:
             self._listen()
             while (reports := await self._reports.get()) is not None:
@@ -88,7 +88,7 @@ class ZygoteWatch:
         self.zygote.close()
 
     async def _replaced(self, lost: Callable[[str], None]) -> Fact:
-        """Its ranks died with it (parent-death signal); what they left behind is now ours to end."""
+        """Replace a lost zygote. Its ranks died with it (parent-death signal); the agent ends what they left behind."""
         how = _in_words(await asyncio.to_thread(tree.await_child, self.zygote.pid, _LAST_BREATH_S))
         if self._is_ready:
             reason = (
@@ -117,7 +117,7 @@ class ZygoteWatch:
     # --- the end of the agent ----------------------------------------------------------------------
 
     def close(self) -> None:
-        """The zygote ends everything below it, then itself."""
+        """End the zygote, which ends everything below it first."""
         self._close()
 
     async def ended(self) -> None:
@@ -126,7 +126,7 @@ class ZygoteWatch:
     def _await_end(self) -> None:
         if self._is_ready:
             tree.await_child(self.zygote.pid, _END_S)
-        self._starter.end()  # one that still imports torch has nothing to end, and does not look up
+        self._starter.end()  # a zygote that still imports torch has no ranks, and does not read its socket
 
 
 def _in_words(wait_status: int | None) -> str:

@@ -1,28 +1,28 @@
-"""The zygote: one template process per node, from which every rank is started.
+"""The zygote: one template process per node, which starts every rank.
 
 Theory of operation
 -------------------
-The zygote owns the processes of its node; the agent only talks to it over one socket (`wire`).
+The zygote owns the processes of its node. The agent communicates with it over one socket only (`wire`).
 
-*Warm.* The agent starts `python -u train.py ...`, exactly the command line of a rank, with our `hook/` folder
-first on PYTHONPATH. The interpreter imports our `sitecustomize` as the last step of its own start-up, before it
-has looked at the script: there we import torch and stay, in `loop`, forking one child per rank. A child simply
-returns from `sitecustomize`, and the interpreter goes on to run the script as it would have anyway. So
-`__main__`, `sys.argv`, `sys.path[0]`, `-m`, folders and zip files, tracebacks, the command line that `ps` shows
-and the exit are the interpreter's own: there is nothing to imitate.
+*Warm.* The agent starts `python -u train.py ...`, exactly the command line of a rank, with the launcher's `hook/`
+folder first on PYTHONPATH. The interpreter imports the hook's `sitecustomize` as the last step of its own start-up,
+before it looks at the script. There the process imports torch and stays, in `loop`, and forks one child per rank. A
+child simply returns from `sitecustomize`, and the interpreter runs the script as usual. So `__main__`, `sys.argv`,
+`sys.path[0]`, `-m`, folders and zip files, tracebacks, the command line in `ps` and the exit are the interpreter's own:
+there is nothing to imitate.
 
-*Plain.* Where that cannot be had (another interpreter, no Python at all, `--no-warm-start`, a script whose
-folder shadows what torch imports), the same loop runs in a small interpreter of its own and each child executes
-its command. One loop serves both; they differ in what the child does after the fork. A Python child passes through
-the same hook (`executed`), which leaves one thing behind: when the script imports torch, the marks of `tracing` follow,
-as they do in a warm rank at its start.
+*Plain.* If a warm start is not possible (another interpreter, no Python at all, `--no-warm-start`, a script whose
+folder shadows what torch imports), the same loop runs in a small interpreter of its own, and each child executes its
+command. One loop serves both. They differ in what the child does after the fork. A Python child passes through the same
+hook (`executed`), which leaves one thing behind: when the script imports torch, `tracing` adds its marks, as it does in
+a warm rank at its start.
 
-*Nothing outlives the job.* The zygote is a child subreaper: whatever a rank leaves behind (double forks, new
-sessions) becomes the zygote's child and is found by `tree`. When the agent dies, for whatever reason, the
-socket closes and the zygote ends everything below it, then itself. When the zygote dies, ranks get SIGKILL by
-their parent-death signal, what they leave falls to the agent, which is a subreaper too, and a cgroup, where the
-system lets us have one, catches what both might miss.
+*Nothing outlives the job.* The zygote is a child subreaper: whatever a rank leaves behind (double forks, new sessions)
+becomes the zygote's child, and `tree` finds it. When the agent dies, for whatever reason, the socket closes. The zygote
+then ends everything below it, and itself last. When the zygote dies, the ranks get SIGKILL by their parent-death
+signal, and what they leave becomes a child of the agent, which is a subreaper too. If the system permits a cgroup, it
+catches what both might miss.
 
-The modules here are loaded under a private package name by path, never by searching `sys.path`, and import
-nothing but the standard library: a script called `launcher.py` can neither break nor be hidden by them.
+The modules here are loaded by path under a private package name, never by searching `sys.path`. They import only the
+standard library. So a script called `launcher.py` can neither break them nor be hidden by them.
 """

@@ -1,7 +1,7 @@
-"""A cgroup of the job's own, where the system lets us make one: the net under the process tree.
+"""A cgroup for this job, if the system permits one: it catches processes that the process tree misses.
 
-Only membership and `cgroup.kill` are used; no limit is set and no controller enabled, so accounting by whoever
-owns the parent group (Slurm, Kubernetes, systemd) stays as it is.
+Only membership and `cgroup.kill` are used. No limit is set and no controller is enabled, so the accounting of the
+parent group's owner (Slurm, Kubernetes, systemd) does not change.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from .cgroup_paths import unified_folder
 
 
 def place(name: str) -> str:
-    """The folder that a cgroup of this name would have, below our own; "" without cgroups of version 2."""
+    """Return the folder of a cgroup with this name, below the current one; "" without cgroups of version 2."""
     parent = unified_folder()
     return os.path.join(parent, name) if parent else ""
 
 
 def enter(folder: str) -> bool:
-    """Make it, unless it is there already, and become its member; False where that is not allowed."""
+    """Create the cgroup if needed, and become a member. Return False if that is not permitted."""
     with contextlib.suppress(OSError):
         os.mkdir(folder)
     if os.path.exists(os.path.join(folder, "cgroup.kill")) and _join(folder):
@@ -29,17 +29,17 @@ def enter(folder: str) -> bool:
 
 
 def leave(folder: str) -> bool:
-    """Back to the group above, so that `kill` spares the caller."""
+    """Move to the group above, so that `kill` spares the caller."""
     return _join(os.path.dirname(folder))
 
 
 def kill(folder: str) -> None:
-    """SIGKILL for every member at once, however fast they fork."""
+    """Send SIGKILL to every member at once, however fast they fork."""
     _write(os.path.join(folder, "cgroup.kill"), "1")
 
 
 def remove(folder: str) -> bool:
-    """False while it still has members."""
+    """Return False while it still has members."""
     try:
         os.rmdir(folder)
     except FileNotFoundError:

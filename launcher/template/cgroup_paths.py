@@ -1,4 +1,4 @@
-"""The cgroups of a process: /proc/PID/cgroup, and the mounts of the hierarchies.
+"""The cgroups of a process, from /proc/PID/cgroup and the mounts of the hierarchies.
 
 psutil does not report them. The module belongs to the template because both agent and zygote use it.
 """
@@ -15,7 +15,7 @@ class Membership(NamedTuple):
 
 
 def memberships(process: int | str = "self", root: str = "/") -> list[Membership]:
-    """None if it has ended, or on a system without cgroups. `root` stands before /proc."""
+    """Return [] if the process has ended, or on a system without cgroups. `root` is a prefix of /proc."""
     found = []
     for line in _lines(os.path.join(root, f"proc/{process}/cgroup")):
         _number, _, rest = line.partition(":")
@@ -26,7 +26,7 @@ def memberships(process: int | str = "self", root: str = "/") -> list[Membership
 
 
 def folders(process: int | str, controller: str) -> list[str]:
-    """Of its cgroups that may have this controller, as seen through the mounts of this mount namespace."""
+    """Return its cgroups that may have this controller, as seen through the mounts of this mount namespace."""
     mine = memberships(process)
     found = []
     for mount in _mounts():
@@ -38,19 +38,19 @@ def folders(process: int | str, controller: str) -> list[str]:
 
 
 def unified_folder() -> str:
-    """Our own cgroup of version 2; "" without one."""
+    """Return the process's own cgroup of version 2; "" without one."""
     return next((folder for folder in folders("self", "") if folder), "")
 
 
 def upwards(mount: str, path: str) -> list[str]:
-    """Inside a container `path` may be the host's and not exist: the mount itself counts in any case."""
+    """In a container `path` may be the host's and not exist, so the mount itself is always included."""
     parts = [part for part in path.split("/") if part]
     return [os.path.join(mount, *parts[:depth]) for depth in range(len(parts) + 1)]
 
 
 class _Mount(NamedTuple):
     kind: str
-    root: str  # of the hierarchy, what the mount shows
+    root: str  # of the hierarchy: what the mount shows
     point: str
     options: tuple[str, ...]
 

@@ -1,4 +1,4 @@
-"""Which open files a rank starts with: standard input, output and error, and nothing else."""
+"""Limits the open files of a new rank to standard input, output and error."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 
 def close_inherited(spared: int) -> None:
-    """Close what the shell above us left open across its exec, all but `spared`; what Python opened itself stays."""
+    """Close what the parent shell left open across its exec, except `spared`. What Python opened itself stays open."""
     for name in os.listdir("/proc/self/fd"):
         fd = int(name)
         if fd > 2 and fd != spared and _crosses_exec(fd):
@@ -16,5 +16,5 @@ def close_inherited(spared: int) -> None:
 def _crosses_exec(fd: int) -> bool:
     try:
         return os.get_inheritable(fd)
-    except OSError:  # the one that listed the folder
+    except OSError:  # the descriptor that listed the folder
         return False

@@ -1,7 +1,7 @@
-"""A rank that was executed rather than forked: what our hook does in it, on the interpreter's way to the script.
+"""What the hook does in an executed rank (not a forked one), before the interpreter starts the script.
 
-The hook's folder is on PYTHONPATH for the length of that way only. Before the script starts the environment and
-sys.path are what they would have been, and a sitecustomize of the user's has been imported, if there is one.
+The hook's folder is on PYTHONPATH only until then. When the script starts, the environment and sys.path are what they
+would have been without it, and the user's sitecustomize has been imported, if there is one.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ import os
 
 from . import stacks, threshold, tracing
 
-VARIABLE = "_DDP_LAUNCH_RANK"  # what PYTHONPATH was, after a mark that tells "nothing" from "not set"
+VARIABLE = "_DDP_LAUNCH_RANK"  # the former PYTHONPATH after a "="; empty: it was not set
 _HOOK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "hook")
 
 
 def announce() -> None:
-    """In the process that is about to execute Python."""
+    """Prepare the environment in the process that is about to execute Python."""
     before = os.environ.get("PYTHONPATH")
     os.environ[VARIABLE] = "" if before is None else f"={before}"
     os.environ["PYTHONPATH"] = _HOOK if before is None else os.pathsep.join((_HOOK, before))
 
 
 def enter(hook_folder: str) -> None:
-    """In that Python."""
+    """Restore the environment in that Python process."""
     before = os.environ.pop(VARIABLE)
     threshold.hide_hook(hook_folder, before[1:] if before else None)
     stacks.listen()

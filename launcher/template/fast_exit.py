@@ -1,12 +1,12 @@
-"""A short way out for a warm rank: the C library's exit without the destructors that torch registered.
+"""Shortens the exit of a warm rank: the C library's exit, without the destructors that torch registered.
 
-Taking libtorch's static objects apart costs a good part of the exit and gains nothing: the kernel takes back
-the memory. Exit functions run in reverse order of registration. Ours are registered after torch was loaded and
-before the script starts, so those of libraries that the script loads still run; then the C and C++ streams are
-flushed; then `_exit` keeps the status and leaves out what was registered before.
+Destroying libtorch's static objects takes a large part of the exit time and has no benefit: the kernel frees the
+memory. Exit functions run in reverse order of registration. The launcher registers its own after torch is loaded and
+before the script starts. So the exit functions of libraries that the script loads still run. Then the C and C++ streams
+are flushed. Then `_exit` keeps the status and skips what was registered earlier.
 
-Tools that write their results from a destructor must still find theirs run, so their variables switch this off.
-Where the C library lacks `on_exit` (musl), the exit is merely the usual one.
+Tools that write their results from a destructor need it to run, so their variables switch this off.
+If the C library lacks `on_exit` (musl), the exit is the usual one.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def arrange() -> None:
 
 
 def _flush_cpp_streams_before(at_exit: ctypes._NamedFuncPointer) -> None:
-    """std::cout and std::clog keep a buffer of their own once a library unties them from C's."""
+    """Flush std::cout and std::clog too: they have their own buffer once a library unties them from C's streams."""
     with contextlib.suppress(OSError, AttributeError, ValueError):
         cpp = ctypes.CDLL("libstdc++.so.6")
         for stream in ("_ZSt4cout", "_ZSt4clog"):

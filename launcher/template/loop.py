@@ -1,6 +1,6 @@
-"""The zygote's loop: one socket from the agent, one signal for ended children; see the package for the theory.
+"""The zygote's loop: one socket from the agent, one signal for ended children. The package docstring has the theory.
 
-What goes over the socket is in `messages`. The loop never waits for the agent: `wire` keeps what cannot be sent yet.
+`messages` defines the messages. The loop never waits for the agent: `wire` keeps what the socket does not accept yet.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class Loop:
         self._wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
     def serve(self, import_s: float, cgroup_folder: str, scratch_folder: str) -> None:
-        """Returns in a warm rank only; the zygote itself ends with the agent's socket."""
+        """Serve the agent. Return only in a warm rank; the zygote itself exits when the agent's socket closes."""
         tree.become_subreaper()
-        tree.outlive_parent()  # from here on the end of the agent is seen on the socket, and cleaned up after
+        tree.outlive_parent()  # from here on the socket shows when the agent ends, and the loop cleans up after it
         if cgroup_folder and cgroup.enter(cgroup_folder):
             self._cgroup = cgroup_folder
-        with contextlib.suppress(OSError):  # no room: whoever wants to use it finds out
+        with contextlib.suppress(OSError):  # no space: a rank that needs the folder reports it
             self._scratch_lock = scratch.make(scratch_folder)
             self._scratch = scratch_folder
         if self._warm:
@@ -77,7 +77,7 @@ class Loop:
                     return
 
     def _listen(self) -> str:
-        """Obey what has come; "rank" in a process that has become one."""
+        """Obey the orders that have arrived. Return "rank" in a process that has become a rank."""
         if not self._inbox.receive():
             self._end()
         while (received := self._inbox.take()) is not None:
@@ -126,7 +126,7 @@ class Loop:
     def _forget_zygote(self) -> None:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        self._inbox.close()  # with what belongs to the ranks that come next
+        self._inbox.close()  # with the descriptors of the ranks that come next
         self._control.close()
         os.close(self._wake_r)
         os.close(self._wake_w)
@@ -134,9 +134,9 @@ class Loop:
             os.close(self._scratch_lock)
 
     def _keep(self, order: Keep) -> None:
-        """Listens before it answers, so whoever learns the port can connect, however long the fork takes."""
+        """Listen before answering, so that a rank that has the port can connect, however long the fork takes."""
         if order.port:
-            self._end_keepers()  # the port that was asked for is theirs until then
+            self._end_keepers()  # keepers may hold the requested port until then
         try:
             sock = store.bound_socket(order.host, order.port, listen=self._warm)
         except OSError as error:
@@ -147,7 +147,7 @@ class Loop:
             self._tell(answer)
             self._fork_keeper(sock, order.host)
         else:
-            # Without torch this process cannot keep a store: rank 0's own will take this port, reserved until then.
+            # Without torch this process cannot keep a store. It reserves the port until rank 0's own store takes it.
             if self._reserved is not None:
                 self._reserved.close()
             self._reserved = sock
@@ -161,7 +161,7 @@ class Loop:
                 tree.die_with_parent(self._pid)
                 store.keep(sock, host)
         sock.close()
-        if obstacle:  # the ranks that come next cannot be started either, and say why
+        if obstacle:  # the next ranks cannot be started either, and report why
             return
         self._keepers.add(pid)
 
@@ -175,7 +175,7 @@ class Loop:
         for pid, child in self._ranks.items():
             if wanted is None or child.local_rank in wanted:
                 _send_signal(pid, signum, to_group=child.group)
-                if signum == signal.SIGTERM:  # one that is stopped takes it only when it goes on
+                if signum == signal.SIGTERM:  # a stopped process receives it only after it continues
                     _send_signal(pid, signal.SIGCONT, to_group=child.group)
 
     def _reap(self) -> None:
@@ -202,9 +202,9 @@ class Loop:
         self._tell(Exited(child.local_rank, child.generation, pid, exit_code, signum, ran_s))
 
     def _sweep(self) -> None:
-        """One step: kill what is there; the end of each child brings us here again, until nothing is left.
+        """Kill what is left. The end of each child calls this again, until nothing is left.
 
-        The old store's keeper is killed too, but not waited for: the next store has a port of its own.
+        This kills the old store's keeper too, but does not wait for it: the next store has its own port.
         """
         assert self._sweeping is not None
         if tree.kill_all(self._pid) <= len(self._keepers):
@@ -212,10 +212,10 @@ class Loop:
             self._sweeping = None
 
     def _end(self) -> NoReturn:
-        """The agent is gone, or wants us gone: so is everything below us."""
+        """End everything below this process, and the process itself: the agent has ended or closed the socket."""
         if self._cgroup:
             cgroup.leave(self._cgroup)
-            cgroup.kill(self._cgroup)  # at once, so that not even a process that keeps forking gets away
+            cgroup.kill(self._cgroup)  # all at once, so that a process that keeps forking cannot escape
         tree.reap_all(self._pid)
         if self._cgroup:
             cgroup.remove(self._cgroup)
@@ -230,15 +230,15 @@ class Loop:
     def _flush(self) -> None:
         try:
             self._outbox.flush()
-        except OSError:  # a dead agent: the next read of the socket ends us
+        except OSError:  # the agent has ended: the next read of the socket ends this process
             self._outbox.close()
         self._poll.modify(self._control, select.POLLIN | (0 if self._outbox.is_empty else select.POLLOUT))
 
 
 class _Unheard:
-    """Signals that people and schedulers send to every process of a job: the agent answers them, for all.
+    """Ignores the signals that users and schedulers send to every process of a job: the agent handles them for all.
 
-    Blocked as well as ignored, so that none is lost that is meant for a rank which is just being forked.
+    They are blocked as well as ignored, so that a signal for a rank that is being forked is not lost.
     """
 
     def __init__(self) -> None:
@@ -254,24 +254,24 @@ class _Unheard:
 
 
 def _woken(_signum: int, _frame: Any) -> None:
-    """Only so that the signal writes to the wake-up descriptor."""
+    """Do nothing: the handler exists so that the signal writes to the wake-up descriptor."""
 
 
 def _send_signal(pid: int, signum: int, to_group: bool) -> None:
     with contextlib.suppress(ProcessLookupError):
         if to_group or signum == signal.SIGKILL:
-            with contextlib.suppress(ProcessLookupError):  # so young that it has no group of its own yet
+            with contextlib.suppress(ProcessLookupError):  # a new process may have no group of its own yet
                 os.killpg(pid, signum)
                 return
         os.kill(pid, signum)
 
 
 def _fork() -> tuple[int, str]:
-    """The process, and why there is none (then it is -1)."""
+    """Return the child's pid, or -1 and the reason."""
     import warnings
 
     with warnings.catch_warnings():
-        # A library's idle worker threads do not survive into the child, and need not: Python warns all the same.
+        # Idle worker threads of a library do not survive into the child, and need not. Python warns nevertheless.
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
             return os.fork(), ""
@@ -280,9 +280,9 @@ def _fork() -> tuple[int, str]:
 
 
 def _freeze_garbage() -> None:
-    """What torch's import left is for ever: collections in the ranks need not walk it, nor copy its pages.
+    """Freeze what torch's import left: collections in the ranks then neither walk it nor copy its pages.
 
-    All but `__main__`, which the script is going to fill and the exit takes apart by a collection.
+    `__main__` is excluded: the script fills it, and a collection frees it at exit.
     """
     import ctypes
     import gc

@@ -14,21 +14,21 @@ if TYPE_CHECKING:
 
 
 class Spawn(NamedTuple):
-    """Start a rank. The descriptors of its standard output and error travel beside the message."""
+    """Start a rank. The descriptors of its standard output and error travel with the message."""
 
     local_rank: int
     generation: int
     argv: tuple[str, ...]
-    args: tuple[str, ...] | None  # where they differ from the command line that all ranks share
+    args: tuple[str, ...] | None  # if they differ from the command line that all ranks share
     env: dict[str, str]
     cpus: tuple[int, ...]
     has_group: bool  # signals go to its whole process group
     is_store_kept: bool
-    is_python: bool = True  # rather than a program of any kind
+    is_python: bool = True  # False: a program of any kind
 
 
 class Keep(NamedTuple):
-    """Keep a store for the ranks of this generation. `port` 0: any."""
+    """Keep a store for the ranks of this generation. With `port` 0, any port."""
 
     generation: int
     host: str
@@ -48,7 +48,7 @@ class Sweep(NamedTuple):
 
 class Ready(NamedTuple):
     is_warm: bool
-    reason: str  # why it is not warm
+    reason: str  # why the zygote is not warm
     import_s: float
 
 
@@ -65,7 +65,7 @@ class Exited(NamedTuple):
     exit_code: int | None  # None: a signal ended it
     signum: int
     ran_s: float
-    obstacle: str = ""  # why it was never started
+    obstacle: str = ""  # why the rank did not start
 
 
 class Keeping(NamedTuple):
@@ -84,7 +84,7 @@ Order = Spawn | Keep | Signal | Sweep
 Report = Ready | Started | Exited | Keeping | Swept
 Message = Order | Report
 
-CANNOT_START = 71  # the exit code of a rank that the system would not start, on either side
+CANNOT_START = 71  # the exit code of a rank that the system could not start, in agent and zygote
 _KINDS: dict[str, Callable[..., Message]] = {
     kind.__name__: kind for kind in (Spawn, Keep, Signal, Sweep, Ready, Started, Exited, Keeping, Swept)
 }

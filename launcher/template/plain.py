@@ -1,4 +1,4 @@
-"""The plain zygote: the same loop in a small interpreter, for ranks that are executed rather than forked warm."""
+"""The plain zygote: the same loop in a small interpreter, for ranks that are executed instead of forked warm."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What /proc/PID/stat says of a process or a thread.
+"""Reads /proc/PID/stat of a process or a thread.
 
 This module does not use psutil: the zygote loads the standard library only, and the launcher does not depend on psutil.
 One line of the file has all three fields.
@@ -19,12 +19,12 @@ class ProcessStat(NamedTuple):
 
 
 def process_stat(pid: int | str, task: str = "") -> ProcessStat | None:
-    """None: it has ended, or cannot be seen. `task`: of this thread of it."""
+    """Return None if the process has ended or is not visible. `task` selects one of its threads."""
     try:
         with open(f"/proc/{pid}/task/{task}/stat" if task else f"/proc/{pid}/stat", "rb") as file:
             fields = (
                 file.read().rpartition(b")")[2].split()
-            )  # a command's name may hold anything, brackets included
+            )  # a command's name may contain anything, parentheses included
         return ProcessStat(fields[0].decode(), int(fields[1]), sum(map(int, fields[11:15])) / _TICKS_PER_S)
     except (OSError, ValueError, IndexError):
         return None

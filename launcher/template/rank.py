@@ -1,4 +1,4 @@
-"""From a fresh fork of the zygote to a rank: its session, its streams, its environment."""
+"""Turns a fresh fork of the zygote into a rank: its session, its streams, its environment."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def execute(argv: tuple[str, ...], *, is_python: bool) -> NoReturn:
 
 @contextlib.contextmanager
 def death_on_error() -> Iterator[None]:
-    """A child that fails before it is a rank must not run on as a second zygote."""
+    """Exit on an error: a child that fails before it is a rank must not continue as a second zygote."""
     try:
         yield
     except BaseException as error:
@@ -61,7 +61,7 @@ def death_on_error() -> Iterator[None]:
 
 
 def _fresh_identity() -> None:
-    """What a new process draws or notes once; the standard library sees to the rest after a fork."""
+    """Renew what a process draws or records once; the standard library handles the rest after a fork."""
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()

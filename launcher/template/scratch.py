@@ -1,8 +1,8 @@
-"""The node's scratch folder: private, in memory where there is room, and gone when the job is.
+"""The node's scratch folder: private, in memory if possible, and removed at the end of the job.
 
-The zygote makes it and takes it away, because it outlives an agent that is killed. Where both were killed at once the
-folder stays; it may hold gigabytes of memory, so the next zygote of the same user on this machine takes it away. That
-nobody uses a folder is told by its lock, not by a process number: those mean nothing in another container.
+The zygote creates and removes it, because it outlives an agent that is killed. If both are killed at once, the folder
+stays and may hold gigabytes of memory. So the next zygote of the same user on this machine removes it. A lock shows
+whether a folder is in use. A process number cannot: it has no meaning in another container.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
 
 PREFIX = "ddp-scratch-"
 _IN_MEMORY = "/dev/shm"
-_YOUNG_S = 60.0  # made a moment ago, and perhaps about to be locked
+_YOUNG_S = 60.0  # new, and its zygote may not have locked it yet
 
 
 def place(name: str) -> str:
-    """A path with that name, and a random part that other users cannot guess. Nothing is created yet."""
+    """Return a path with that name and a random part that other users cannot guess. Create nothing yet."""
     root = _IN_MEMORY if os.path.isdir(_IN_MEMORY) and os.access(_IN_MEMORY, os.W_OK | os.X_OK) else ""
     return os.path.join(root or os.environ.get("TMPDIR") or "/tmp", f"{PREFIX}{name}-{os.urandom(6).hex()}")
 
 
 def ensure(path: str) -> None:
-    """By the agent or by the zygote, whoever comes first; what is in it is kept."""
+    """Create the folder if needed, in the agent or the zygote. Keep what is in it."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
 
 
 def make(path: str) -> int:
-    """The lock, held until it is closed."""
+    """Create the folder and return its lock, held until it is closed."""
     ensure(path)
     lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     fcntl.flock(lock, fcntl.LOCK_SH)
@@ -43,7 +43,7 @@ def make(path: str) -> int:
 
 
 def remove_left_behind(beside: str) -> None:
-    """Unused folders of this user in memory. Those on disk stay: they take no memory, and /tmp may be slow to list."""
+    """Remove this user's unused folders from memory. Others stay: they use no memory, and listing /tmp can be slow."""
     if os.path.dirname(beside) != _IN_MEMORY:
         return
     with contextlib.suppress(OSError), os.scandir(os.path.dirname(beside)) as entries:
@@ -68,7 +68,7 @@ def _remove_if_unused(path: str) -> None:
 
 
 def remove(path: str) -> None:
-    """As far as it goes: what another user has put there stays."""
+    """Remove what can be removed: files that belong to another user may stay."""
     for folder, folders, files in os.walk(path, topdown=False):
         for name in files:
             _quietly(os.unlink, os.path.join(folder, name))

@@ -1,7 +1,7 @@
-"""The store that the ranks of a generation meet at, kept by a process of its own.
+"""The store through which the ranks of a generation connect, kept by its own process.
 
-No rank owns it, so it outlives whichever rank ends first; it listens before any rank starts, so none of them
-backs off; and each generation gets a fresh one, so nothing of a broken attempt is found in it.
+No rank owns it, so it outlives whichever rank ends first. It listens before any rank starts, so no rank has to back
+off. Each generation gets a new one, so it holds nothing of a failed attempt.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _BACKLOG = 4096
 
 
 def bound_socket(host: str, port: int, listen: bool) -> socket.socket:
-    """Raises OSError where `host` is not an address of this machine."""
+    """Raise OSError if `host` is not an address of this machine."""
     family, _type, _proto, _name, address = socket.getaddrinfo(
         host or "127.0.0.1", port, type=socket.SOCK_STREAM
     )[0]
@@ -43,11 +43,11 @@ def keep(sock: socket.socket, host: str) -> None:
         master_listen_fd=sock.detach(),
     )
     while server is not None:
-        signal.pause()  # until the zygote kills us
+        signal.pause()  # until the zygote sends SIGKILL
 
 
 def join_instead_of_hosting() -> None:
-    """Let a script that hosts its own TCPStore at MASTER_ADDR:MASTER_PORT, as rank 0 may, join the kept one."""
+    """Let a script that hosts its own TCPStore at MASTER_ADDR:MASTER_PORT, as rank 0 may, join the kept one instead."""
     import torch.distributed as dist
 
     original = dist.TCPStore.__init__  # type: ignore[attr-defined]

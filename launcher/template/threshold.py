@@ -1,4 +1,4 @@
-"""Across the interpreter's start-up without a trace: what our hook does first and last, in zygote and executed rank."""
+"""First and last steps of the hook, in zygote and executed rank: they leave no trace in the interpreter's start-up."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def import_users_sitecustomize() -> bool:
 
 
 def leave(hook_folder: str) -> None:
-    """Undo what a script could see of us."""
+    """Remove what a script could see of the launcher."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "_ddp_launch"]:
         del sys.modules[name]
     here = os.path.dirname(hook_folder)

@@ -1,10 +1,9 @@
-"""What makes the page of an unchanged script tell something: our marks on torch's functions, put there at its start.
+"""Makes an unchanged script report to its page: installs the launcher's marks on torch's functions, at its start.
 
-The files of the library inside a rank are loaded by path, under a name of their own: what the script calls `ddp` is
-its own business. A rank that was forked warm has torch by then; one that is executed gets the marks at the moment in
-which it imports torch.
+The files of the library inside a rank are loaded by path, under a private name: the script may use the name `ddp` for
+something else. A rank that was forked warm has torch by then. An executed rank gets the marks when it imports torch.
 
-Nothing of this is worth a rank: where it cannot be done, the page stays empty and the script runs as it would have.
+A failure here must not fail the rank: the page then stays empty, and the script runs as usual.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 
-TYPE_CHECKING = False  # mypy knows better; a script of the user's may be called typing.py
+TYPE_CHECKING = False  # not from typing: the user may have a script called typing.py
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
@@ -23,7 +22,7 @@ _LIBRARY = os.path.normpath(os.path.join(os.path.abspath(__file__), "../../../dd
 
 
 def load() -> Callable[[], None]:
-    """-> what puts the marks there, once there is a page and torch."""
+    """Return a function that installs the marks, to be called once there is a page and torch."""
     package: Any = type(sys)(_PACKAGE)
     package.__path__ = [_LIBRARY]
     sys.modules[_PACKAGE] = package
@@ -50,12 +49,12 @@ def _nothing() -> None:
 
 
 def when_torch_comes() -> None:
-    """Only then is anything else loaded: what torch has imported, no file in the script's folder can hide any more."""
+    """Load the rest only after torch: files in the script's folder can no longer hide what torch has imported."""
     sys.meta_path.insert(0, _Awaiting())
 
 
 class _Awaiting:
-    """Finds nothing itself: it lets the others find torch, and follows its import."""
+    """Finds nothing itself: it lets the other finders find torch, and runs after its import."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name != "torch":

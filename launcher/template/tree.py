@@ -1,4 +1,4 @@
-"""The processes below one process, and the system calls that keep them below it."""
+"""Finds and ends the processes below one process, with the system calls that keep them below it."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def become_subreaper() -> None:
-    """Orphaned descendants of this process become its children instead of init's."""
+    """Make orphaned descendants children of this process instead of init's."""
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def die_with_parent(parent: int) -> None:
-    """SIGKILL for this process the moment its parent ends; at once if it has ended already."""
+    """Send this process SIGKILL when its parent ends, or at once if it has ended already."""
     _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def outlive_parent() -> None:
-    """Takes `die_with_parent` back."""
+    """Undo `die_with_parent`."""
     _libc.prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
 
 
 def descendants(root: int) -> list[int]:
-    """Every process below `root`, parents before children."""
+    """Return every process below `root`, parents before children."""
     found: list[int] = []
     level = [root]
     while level:
@@ -47,34 +47,34 @@ def descendants(root: int) -> list[int]:
 
 
 def kill_all(root: int) -> int:
-    """SIGKILL for everything below `root`; how many were there. The caller reaps and calls again until none are."""
+    """Send SIGKILL to everything below `root`. Return how many; the caller reaps and repeats until none are left."""
     killed = 0
     for pid in descendants(root):
         try:
             os.kill(pid, signal.SIGKILL)
         except PermissionError:
-            continue  # it became another user's, as under sudo: not ours to end, nor to wait for
+            continue  # it belongs to another user now, as under sudo: do not end it or wait for it
         except ProcessLookupError:
-            pass  # ended between the look and the kill
+            pass  # ended between the scan and the kill
         killed += 1
     return killed
 
 
 def reap_all(root: int, timeout_s: float = 10.0) -> bool:
-    """Kill and reap until `root`, which must be the caller, has no descendant; False if some would not end."""
+    """Kill and reap until `root`, which must be the caller, has no descendant. Return False after the timeout."""
     give_up = time.monotonic() + timeout_s
     while kill_all(root):
         if time.monotonic() > give_up:
             return False
         for child in _children(root)[:1]:
-            # Not for long: it may have been forked after the scan, and is not killed yet.
+            # Wait briefly only: the child may have been forked after the scan, and not been killed yet.
             await_child(child, _LOOK_AGAIN_S)
         _reap_ended()
     return True
 
 
 def await_child(child: int, timeout_s: float) -> int | None:
-    """Reap this child as soon as it ends; its wait status, or None if that was not in time."""
+    """Reap this child as soon as it ends. Return its wait status, or None after the timeout."""
     with contextlib.suppress(ProcessLookupError, ChildProcessError):
         ended = os.pidfd_open(child)
         try:
@@ -115,7 +115,7 @@ def _kernel_lists_children() -> bool:
 
 
 def _children_by_scan(parent: int) -> list[int]:
-    """For kernels built without /proc/PID/task/TID/children."""
+    """Scan /proc, for kernels built without /proc/PID/task/TID/children."""
     found: list[int] = []
     for name in os.listdir("/proc"):
         if name.isdigit():

@@ -1,4 +1,4 @@
-"""The warm zygote's way in and out of the interpreter's start-up."""
+"""Enters and leaves the interpreter's start-up in the warm zygote."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONFIG_VARIABLE = "_DDP_LAUNCH_ZYGOTE"
 
 
 def enter(hook_folder: str, before_ours: frozenset[str]) -> bool:
-    """Serve as the zygote; in each rank, return whether the user has a sitecustomize of their own."""
+    """Serve as the zygote. In each rank, return whether the user has their own sitecustomize."""
     config = json.loads(os.environ.pop(CONFIG_VARIABLE))
     descriptors.close_inherited(config["fd"])
     threshold.hide_hook(hook_folder, config["pythonpath"])
@@ -32,7 +32,7 @@ def enter(hook_folder: str, before_ours: frozenset[str]) -> bool:
     _die_with_agent(config["agent"])
     put_marks = _load_marks()
     obstacle = _quietly(_import_torch)
-    _imported.extend(sys.modules.keys() - before_torch - {"__mp_main__"})  # that one is the script
+    _imported.extend(sys.modules.keys() - before_torch - {"__mp_main__"})  # __mp_main__ is the script
     obstacle = obstacle or _preload(config["preload"]) or _shadowed(config["path0"], settled)
 
     from _ddp_launch import loop
@@ -48,7 +48,7 @@ def enter(hook_folder: str, before_ours: frozenset[str]) -> bool:
 
 
 def _die_with_agent(agent: int) -> None:
-    """Until the loop watches the agent's socket: an import can take long, and leaves nothing to clean up."""
+    """Die with the agent until the loop watches its socket: an import can take long, and leaves nothing to clean up."""
     from _ddp_launch import tree
 
     tree.die_with_parent(agent)
@@ -62,9 +62,9 @@ def _load_marks() -> Callable[[], None]:
 
 
 def _quietly(do_import: Callable[[], str]) -> str:
-    """Without collections, which would walk a million new objects and find nothing: a tenth of the import.
+    """Import without garbage collections: they walk a million objects and find nothing, a tenth of the time.
 
-    And without torch's finalizers at exit, which take its operators apart one by one, without an effect.
+    Also disable torch's finalizers at exit, which free its operators one by one, without any effect.
     """
     import gc
     import weakref
@@ -85,13 +85,13 @@ def _quietly(do_import: Callable[[], str]) -> str:
 def _import_torch() -> str:
     try:
         import torch  # noqa: F401
-    except Exception as error:  # a missing library, a warning made an error, a broken installation: it says
+    except Exception as error:  # a missing library, a broken installation: the error says which
         return f"torch cannot be imported here ({type(error).__name__}: {error})"
     return ""
 
 
 def _preload(names: list[str]) -> str:
-    """What the user wants every rank to find. A fork takes no threads along, and a GPU in use cannot be shared."""
+    """Import what the user wants in every rank. Threads do not survive a fork, and ranks cannot share a GPU in use."""
     import threading
 
     for name in names:
@@ -107,9 +107,9 @@ def _preload(names: list[str]) -> str:
 
 
 def _shadowed(path0: str, settled: frozenset[str]) -> str:
-    """Under plain `python script.py` the script's folder is searched first, also by torch's own imports.
+    """Return why the script's folder prevents a warm start: `python script.py` searches it first, for torch too.
 
-    `settled` are the modules that the interpreter has always imported before it gets to the script.
+    `settled` are the modules that the interpreter always imports before it reaches the script.
     """
     if sys.flags.safe_path:
         return ""
@@ -117,7 +117,7 @@ def _shadowed(path0: str, settled: frozenset[str]) -> str:
         entries = os.listdir(path0)
     except OSError:
         return ""
-    never = settled.union(sys.builtin_module_names)  # those are found before any folder is searched
+    never = settled.union(sys.builtin_module_names)  # found before any folder is searched
     for entry in sorted(entries):
         module = _importable_name(path0, entry)
         if module in sys.modules and module not in never and not _comes_from(path0, sys.modules[module]):
@@ -140,10 +140,10 @@ _imported: list[str] = []
 
 
 def _drop_imported_modules() -> None:
-    """Spare the exit the taking apart of torch's thousand modules: a sixth of a second in every rank.
+    """Skip the destruction of torch's thousand modules at exit, which takes a sixth of a second in every rank.
 
-    They leave sys.modules before the interpreter clears what is in there, and one reference too many keeps
-    them alive until the process is gone. Garbage goes first: its finalizers may still import from torch.
+    They leave sys.modules before the interpreter clears it, and an extra reference keeps them alive until the end.
+    Garbage is collected first: its finalizers may still import from torch.
     """
     import ctypes
     import gc

@@ -68,7 +68,7 @@ class Inbox:
         self._fds: deque[int] = deque()
 
     def receive(self) -> bool:
-        """Read what has come; False at the end of the stream."""
+        """Read what has arrived. Return False at the end of the stream."""
         try:
             data, fds, flags, _address = socket.recv_fds(
                 self._sock, _READ_BYTES, _MAX_FDS, socket.MSG_CMSG_CLOEXEC
@@ -79,11 +79,11 @@ class Inbox:
             return False
         self._buffer += data
         self._fds += fds
-        # Without a descriptor that was lost to a limit, the next ones would go to the wrong ranks.
+        # A descriptor can be lost to a limit. The following ones would then go to the wrong ranks, so the stream ends.
         return bool(data) and not flags & socket.MSG_CTRUNC
 
     def take(self) -> Received | None:
-        """The next message that is complete."""
+        """Return the next complete message."""
         if len(self._buffer) < _HEAD_BYTES:
             return None
         end = _HEAD_BYTES + int.from_bytes(self._buffer[: _HEAD_BYTES - 1], "big")
