@@ -1,1 +1,1 @@
-"""What ranks that stand still, lag behind or differ tell of the reason. Pure."""
+"""Find the reason why ranks stall, are slower than their peers, or differ. Pure."""

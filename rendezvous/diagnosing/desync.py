@@ -23,7 +23,7 @@ _Signature = tuple[str, str, int, int]
 
 
 def _signature(said: Collective) -> _Signature:
-    """What is the same on all ranks; pages tell only of tensors that must be alike."""
+    """What must be equal on all ranks. Pages describe only tensors that must be alike."""
     return (said.op, said.dtype, said.numel, said.peer if said.op == "broadcast" else -1)
 
 
@@ -64,7 +64,7 @@ def _first(by_rank: Mapping[int, Collective], kinds: Counter[_Signature], kind: 
 
 
 def _told(call: Collective, kinds: Counter[_Signature]) -> str:
-    """A broadcast's root, where that may be what differs."""
+    """Describe a call. Name the root of a broadcast if the roots differ."""
     roots = {kind[3] for kind in kinds if kind[0] == "broadcast"}
     differs = call.op == "broadcast" and len(roots) > 1
     return f"{words.call(call)} from rank {call.peer}" if differs else words.call(call)

@@ -1,29 +1,29 @@
-"""Ranks stand still: who is the reason? Judged from all ranks' views together. Pure.
+"""Find the rank that stalls a job, from the reports of all ranks together. Pure.
 
 Theory of operation
 -------------------
-Nothing is said unless some rank is overdue: still for longer than is in order for what it does. Then, in this
-order:
+There is no finding unless some rank is overdue: it has stalled for longer than its current activity allows. The checks
+follow in this order:
 
-0. Where torch's flight recorders tell of more collectives than the pages do, they are believed instead (see
-   rendezvous/diagnosing/recorded.py): that is how the buckets of torch's own DDP, which C++ begins, are seen.
-1. desync: ranks are in the same numbered collective of a group, and it is another one for some of them (the
-   operation, the number of elements or their type). The minority is named; where there is none, both sides are,
-   and nobody for certain.
-2. absent: some rank is waited for and waits for nobody (see waits.py). It is the reason, with what its
-   own view tells of it. If it is not overdue itself (a checkpoint, an evaluation, a long step), everything is in
-   order: `Patience` says when to ask again. Some ranks may get through a collective that holds others up: one that is
-   stopped within it is the reason, and those who wait there beside it are not.
-3. deadlock: ranks wait for each other in a circle.
-4. apart: no collective tells (they are hidden from us, or all ranks have entered):
-   a rank that is stopped, has ended, is behind all others, or computes while they sleep.
-5. alike: nothing tells them apart. Then it is the network or a device, or all ranks have the same trouble, and
-   nobody is to blame.
+0. If torch's flight recorders know more collectives than the pages, the service uses the recorders instead (see
+   rendezvous/diagnosing/recorded.py). Only they see the buckets of torch's own DDP, which C++ starts.
+1. desync: ranks are in the same numbered collective of a group, but it is a different one for some of them (the
+   operation, the number of elements or their type). The finding names the minority. Without a minority it names both
+   sides, and the culprit is uncertain.
+2. absent: other ranks wait for a rank that does not wait itself (see waits.py). This rank is the reason, together with
+   what its own report shows. If it is not overdue itself (a checkpoint, an evaluation, a long step), all is in order:
+   `Patience` says when to ask again. Some ranks may complete a collective that blocks others. Then a rank that is
+   stopped within it is the reason, and the ranks that wait beside it are not.
+3. deadlock: ranks wait for each other in a cycle.
+4. apart: no collective shows the reason, since they are hidden or all ranks have entered. But a rank differs from the
+   others: it is stopped, has ended, is behind all others, or computes while they sleep.
+5. alike: the ranks do not differ. Then the reason is the network or a device, or all ranks have the same problem, and
+   no rank is to blame.
 
-`certain` is said only where the views leave no other reading. A rank that sleeps in its forward or backward pass
-may wait for others in a collective that we cannot see, so it is blamed with certainty only if its flight recorder
-knows of none, or if more ranks wait for it than are on its side. Ranks that a debugger holds, and worlds in which
-every rank is stopped, are left alone.
+A finding is `certain` only if the reports permit no other explanation. A rank that sleeps in its forward or backward
+pass may wait for others in a hidden collective. So it is the certain reason only if its flight recorder shows no such
+call, or if more ranks wait for it than are on its side. If a debugger holds a rank, or every rank of a world is
+stopped, there is no finding.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ SHORTEST_PATIENCE_S, LONGEST_PATIENCE_S = 0.25, 15.0
 
 
 def diagnose(reports: Mapping[int, RankReport], world_size: int) -> Finding | Patience | None:
-    """`reports` lacks the ranks of agents that have not answered."""
+    """Diagnose a stall. `reports` lacks the ranks of agents that have not answered."""
     reports = with_recorded(reports, world_size)
     overdue = [rank for rank, s in reports.items() if s.known and s.alive and s.is_overdue]
     running = [report for report in reports.values() if report.alive]
     if not overdue or any(report.process == "t" for report in running):
         return None
     if all(report.is_stopped for report in running) and len(running) > 1:
-        return None  # somebody has stopped the job, and will let it go on
+        return None  # an operator has stopped the job, and can continue it
     waits = waits_of(reports, world_size)
     found = (
         desync(waits, overdue)
@@ -87,7 +87,7 @@ def _worded(found: Finding) -> tuple[Charge, ...]:
 
 
 def _evidence(reports: Mapping[int, RankReport], found: Finding) -> tuple[str, ...]:
-    """The charged ranks first, then the others in order, as many as anybody will read."""
+    """One line per rank: the charged ranks first, then the others in order, up to a limit."""
     charged = [charge.rank for charge in found.charges]
     others = [rank for rank in sorted(reports) if rank not in charged]
     told = [words.line(reports[rank]) for rank in (*charged, *others)[:_EVIDENCE] if rank in reports]
@@ -113,21 +113,21 @@ def _absent(waits: Waits, overdue: Sequence[int]) -> Finding | Patience | None:
     certain = all(explains_itself(s) for s in due) or (outnumbered and all(s.known for s in due))
     if not certain and len(waiting) < len(
         due
-    ):  # as if these had entered something that the others never will
+    ):  # perhaps these ranks entered a call that the others never enter
         return _strangers(waits, waiting, due)
     charges = tuple(charge(s, f"; {words.who_waits(waits, s.rank)}") for s in due)
     return Finding(Kind.ABSENT, charges, certain)
 
 
 def _beside_the_reason(waits: Waits, due: Sequence[RankReport]) -> dict[int, RankReport]:
-    """Who waits in a collective that all have entered, while somebody else does not, or is held within it."""
+    """Overdue roots in a collective that all ranks entered, if another overdue root is not in one, or is stuck."""
     inside = [s for s in due if s.phase is RankPhase.COMMUNICATE and s.rank in waits.calls]
     beside = {s.rank: s for s in inside if s.alive and s.process not in _STUCK}
     return beside if len(beside) < len(due) else {}
 
 
 def _patience(reports: Sequence[RankReport]) -> Patience:
-    """Until the first of them is overdue."""
+    """The time until the first of these ranks is overdue."""
     lefts = [s.limit_s - s.stalled_s for s in reports if s.limit_s is not None]
     return Patience(max(SHORTEST_PATIENCE_S, min([*lefts, LONGEST_PATIENCE_S])))
 
@@ -144,7 +144,7 @@ _OWN_BUSINESS = (
 
 
 def explains_itself(report: RankReport) -> bool:
-    """Not merely waiting for others in a way that we cannot see."""
+    """Whether the report shows that the rank does not wait for others in a hidden call."""
     if not report.alive or report.process in _STUCK:
         return True
     if report.recorder and not report.waits_in and report.phase in (RankPhase.FORWARD, RankPhase.BACKWARD):
@@ -155,7 +155,7 @@ def explains_itself(report: RankReport) -> bool:
 
 
 def _unheard(waits: Waits, roots: Sequence[int]) -> Finding:
-    """Only ranks are missing whose agents did not answer."""
+    """The finding if the only missing ranks are those whose agents did not answer."""
     charges = [
         Charge(rank, f"its agent did not say how it is; {words.who_waits(waits, rank)}")
         for rank in roots[:CHARGED]
@@ -201,7 +201,7 @@ def _deadlock(waits: Waits) -> Finding | None:
 
 # --- 4. apart ------------------------------------------------------------------------------------------
 
-# Within a step; what lies between two steps comes before all of it, and whoever leaves will not come back.
+# The order within a step. Any other phase counts as before the first; exiting ranks are not compared.
 _ORDER = {
     RankPhase.DATA: 1,
     RankPhase.FORWARD: 2,
@@ -230,14 +230,16 @@ def _apart(
 def _apart_groups(
     everyone: Sequence[RankReport], overdue: Sequence[RankReport]
 ) -> list[tuple[list[RankReport], bool]]:
-    """Groups of ranks that differ from all others, the most telling difference first; whether it is proof."""
+    """Groups of ranks that differ from all others, the strongest difference first, each with whether it is proof."""
     known = [s for s in everyone if s.known and s.alive and s.phase is not RankPhase.EXITING]
     behind = _furthest_behind(known)
     alive = [s for s in everyone if s.alive]
     groups = [([s for s in everyone if s.is_stopped], True)]
     if len(alive) == 1 and explains_itself(alive[0]):
         groups.append((alive, True))
-    if not any(explains_itself(s) for s in overdue):  # whoever is left may well wait for those who have gone
+    if not any(
+        explains_itself(s) for s in overdue
+    ):  # the ranks that are left may wait for those that have ended
         gone = [s for s in everyone if not s.alive or s.phase is RankPhase.EXITING]
         groups.append((gone, not any(s.alive for s in gone) and not any(s.waits_in for s in overdue)))
     if len(behind) < len(known):

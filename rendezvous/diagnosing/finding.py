@@ -1,4 +1,4 @@
-"""What is found when ranks stand still, or have failed together: who is charged with what, and how surely."""
+"""The result of a diagnosis of a stall or a joint failure: which ranks are charged, with what, and how certainly."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rendezvous.values.rank_report import RankReport
 
 CHARGED = 8  # ranks in one finding
-TIMED_OUT_EXIT_CODE = 124  # as timeout(1) has it
+TIMED_OUT_EXIT_CODE = 124  # as of timeout(1)
 
 
 class Kind(StrEnum):
@@ -40,13 +40,13 @@ def charge(report: RankReport, more: str) -> Charge:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`charges`: whose stacks are worth a look; not `certain`: of whom some, or all, may be innocent."""
+    """The charged ranks, whose stacks are worth a look. If not `certain`, some or all of them may be innocent."""
 
     kind: Kind
     charges: tuple[Charge, ...]
     certain: bool
     evidence: tuple[str, ...] = ()
-    suspects: tuple[int, ...] = ()  # all ranks that may be meant, if not `certain`
+    suspects: tuple[int, ...] = ()  # all ranks that may be the culprit, if not `certain`
 
     def doubt_about(self, charge: Charge) -> Doubt | None:
         if self.certain:
@@ -59,6 +59,6 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Somebody stands still, and with good reason: look again."""
+    """The stall has a good reason so far: examine the ranks again after this time."""
 
     after_s: float

@@ -1,4 +1,4 @@
-"""What is said of ranks that stand still, and of the collectives that they wait in. Pure."""
+"""Text about stalled ranks and the collectives that they wait in. Pure."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def place(report: RankReport, of_several: bool = False) -> str:
 
 
 def state(report: RankReport) -> str:
-    """What its process does, as far as that explains anything."""
+    """What the rank's process does, as far as that explains the stall."""
     match report.process:
         case "t":
             return "held by a debugger"
@@ -55,7 +55,7 @@ def state(report: RankReport) -> str:
 
 
 def doing(report: RankReport) -> str:
-    """A rank that nobody waits for in vain for no reason: where it is, for how long, and what its process does."""
+    """Where a rank is, for how long, and what its process does."""
     if not report.alive:
         return "has ended"
     if not report.known:
@@ -66,7 +66,7 @@ def doing(report: RankReport) -> str:
 
 
 def call(said: Collective, whole_world: bool = True) -> str:
-    """ "all_reduce #412 (1,048,576 x float32)"."""
+    """A collective, for example "all_reduce #412 (1,048,576 x float32)"."""
     size = f" ({said.numel:,} x {said.dtype})" if said.dtype else ""
     where = "" if whole_world else f" of group {said.group}"
     if said.peer >= 0 and said.op != "broadcast":
@@ -91,7 +91,7 @@ def who_waits(waits: Waits, rank: int) -> str:
 
 
 def _awaited_in(waits: Waits, rank: int) -> Call:
-    """The call in which most ranks wait for it."""
+    """The call in which most ranks wait for this rank."""
     calls = [each for each, missing in waits.missing.items() if rank in missing]
     return max(calls, key=lambda each: (len(waits.inside[each]), -each.seq))
 
@@ -102,7 +102,7 @@ def inside_s(report: RankReport, awaited: Call) -> float:
 
 
 def line(report: RankReport) -> str:
-    """All there is to say of one rank, for the evidence."""
+    """One line about a rank, for the evidence."""
     said = [f"rank {report.rank} {doing(report)}"]
     if report.known:
         said.append(f"step {report.step}")

@@ -1,19 +1,19 @@
-"""A generation has failed: what its ranks left behind may say more than their errors do. Pure.
+"""Find the cause of a failed generation in the last reports of its ranks, beyond their errors. Pure.
 
 Theory of operation
 -------------------
-Some errors only tell that communication has ended: a peer has closed its connection, or sent something of another
-size than was expected. Whoever gets one need not be who did wrong, and may be the only one who says anything. But the
-agents keep their ranks' pages, and on these stands what every rank had entered. So where the first cause is of that
-kind, all views of the moment in which the stop was ordered are put side by side:
+Some errors only show that communication has ended: a peer closed its connection, or sent data of an unexpected size.
+The rank that gets such an error is not always the culprit, and may be the only rank with an error. But the agents keep
+the pages of their ranks, and the pages show which collectives each rank had entered. So if the first cause is of that
+kind, the service compares the reports of all ranks at the time of the stop order:
 
-    different   ranks were in the same numbered collective, and it was another one for some (desync.py)
+    different   ranks were in the same numbered collective, but it was a different one for some (desync.py)
     left        a rank had ended without an error, and others wait for it in a collective that it never entered
-    late        the time limit of a process group ran out on a rank, which waits for one that never entered
-    gone        a rank had ended without an error before the others lost their peers in something that no page shows
-                (the buckets of torch's own DDP): it is named, and not for certain
+    late        the timeout of a process group expired on a rank, which waits for a rank that never entered
+    gone        a rank had ended without an error before the others lost their peers in a call that no page shows
+                (the buckets of torch's own DDP): the finding names it as uncertain
 
-Where they show neither, the cause stays what it was. A hang has been examined already.
+If the reports show none of these, the cause does not change. A hang was already examined when it was found.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _HINT_LATE = (
     "it is the limit of the process group, init_process_group(timeout=...), that ran out; see docs/hangs.md"
 )
 _FAILURES = {Kind.ABSENT: FailureClass.EXIT_CODE, Kind.LATE: FailureClass.HANG}
-# Said where a rank has waited for as long as its group lets it.
+# Errors of a rank that has waited for the whole timeout of its group.
 _OUT_OF_TIME = (
     "timed out waiting",
     "wait timeout after",
@@ -61,10 +61,10 @@ def explained(
     last_seen: FrozenMap[str, tuple[RankReport, ...]],
     world: World,
 ) -> Cause | None:
-    """What to say in place of `first`; None: nothing better is known."""
+    """A better cause in place of `first`, or None if no better one is known."""
     if not first.may_be_a_consequence or not last_seen:
         return None
-    # Of its own ranks only, whatever an agent says.
+    # An agent's reports count only for its own ranks.
     told = ((place, last_seen.get(place.agent.node, ())) for place in world.placements)
     reports = {report.rank: report for place, seen in told for report in seen if _has(place, report.rank)}
     waits = waits_of(reports, world.size)
@@ -145,7 +145,7 @@ def _ended_before(report: RankReport, other: RankReport) -> bool:
 
 
 def _late(waits: Waits, causes: FrozenMap[int, Cause]) -> Finding | None:
-    """Whom a rank waits for whose time has run out, if that one waits for nobody and lives."""
+    """The live ranks that do not wait themselves, and that a rank waited for until its timeout expired."""
     waiting = [rank for rank, cause in causes.items() if _ran_out_of_time(cause)]
     awaited = [late for rank in waiting for late in waits.next_of(rank)]
     known = [waits.reports[rank] for rank in waits.roots() if rank in awaited and rank in waits.reports]
@@ -164,7 +164,7 @@ def _late(waits: Waits, causes: FrozenMap[int, Cause]) -> Finding | None:
 
 
 def _elsewhere(waits: Waits) -> Finding | None:
-    """No page shows what was waited in (buckets of torch's own DDP): who was not where those are waited for?"""
+    """No page shows the call that timed out (buckets of torch's own DDP): find the ranks that do not wait for it."""
     seen = [
         s
         for s in waits.reports.values()

@@ -1,9 +1,9 @@
-"""Collectives that only torch's flight recorders have seen, in place of what the pages say. Pure.
+"""Replace the collectives of the pages by those of torch's flight recorders, where these know more. Pure.
 
-A page notes what passes through Python. What C++ begins by itself (the buckets of torch's DDP, functional collectives)
-is known to torch's flight recorder alone, which numbers everything in a group as all its members do. The two ways to
-number do not mix. So a group is told by the recorders where those of all its members that have used it were heard, and
-any of them knows of more than the page; else by the pages. Sends and receives stay as the pages have them.
+A page records calls that pass through Python. Calls that C++ starts by itself (the buckets of torch's DDP, functional
+collectives) appear only in torch's flight recorder, which numbers all calls of a group alike on all its members. The
+two numberings do not mix. So a group comes from the recorders if those of all members that have used it reported, and
+any of them knows more calls than the page. Otherwise it comes from the pages. Sends and receives come from the pages.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _is_better(name: str, members: tuple[int, ...], reports: Mapping[int, RankRe
 
 
 def _is_told(report: RankReport, name: str) -> bool:
-    """By its recorder; or it has not used the group, as far as anybody can say."""
+    """Whether the rank's recorder reports the group, or the rank has not used the group as far as is known."""
     if not report.recorder:
         return False
     used = len(report.groups) >= GROUPS_TOLD or any(group.name == name for group in report.groups)

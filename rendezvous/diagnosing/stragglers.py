@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
     from rendezvous.values.types import StragglerRule
 
-WINDOWS_TO_NAME = 3  # running
+WINDOWS_TO_NAME = 3  # in a row
 WINDOWS_TO_CLEAR = 2
 _FEWEST_STEPS = 3  # of each rank, or the window stays open
 _MATTERS = 0.05  # of a peer's step
 _LEAST_S = 0.001
-_SHOWS_IN_ALL = 0.5  # of what a rank is slower by, so much at least is in the sum of its own phases
+_SHOWS_IN_ALL = 0.5  # at least this part of a rank's delay must be in the sum of its own phases
 
 PHASES = {
     "data_s": "its data loader",
@@ -56,7 +56,7 @@ def told(
     nodes: int,
     rule: StragglerRule,
 ) -> tuple[StragglerState, tuple[News, ...]]:
-    """`nodes`: how many the world has. One that tells twice in a window is taken at its later word."""
+    """Add the report of one node of `nodes` in the world. A second report in a window replaces the first one."""
     straggler_state = replace(straggler_state, told=straggler_state.told.plus(node, phase_times))
     if len(straggler_state.told) < nodes:
         return straggler_state, ()
@@ -68,7 +68,7 @@ def told(
 
 
 def _compared(straggler_state: StragglerState) -> tuple[dict[int, PhaseTimes], dict[int, str]]:
-    """Ranks that had finished a step when the window began: what each step of it took them; and their nodes."""
+    """The times per step in this window, and the nodes, of ranks that had finished a step when it began."""
     steps: dict[int, PhaseTimes] = {}
     home: dict[int, str] = {}
     for node, phase_times in straggler_state.told.items():
@@ -81,7 +81,7 @@ def _compared(straggler_state: StragglerState) -> tuple[dict[int, PhaseTimes], d
 
 
 def _per_step(a: PhaseTimes, b: PhaseTimes) -> PhaseTimes:
-    """`steps` stays how many they were; none where the counts went back, as of a rank that has begun anew."""
+    """`steps` is their number in the window; 0 if the count did not grow, for example after a restart of the rank."""
     n = b.steps - a.steps
     if n <= 0:
         return PhaseTimes(b.rank, 0)
@@ -101,7 +101,7 @@ def _per_step(a: PhaseTimes, b: PhaseTimes) -> PhaseTimes:
 
 
 def slow_ranks(phase_times: Mapping[int, PhaseTimes], factor: float) -> dict[int, Slowness]:
-    """`phase_times`: per step. Ranks in order; of each the phase in which it loses most."""
+    """The slow ranks in order, each with the phase in which it loses most. `phase_times` are per step."""
     if len(phase_times) < 2:
         return {}
     ranks = sorted(phase_times)
@@ -187,7 +187,7 @@ def _time(seconds: float) -> str:
 
 
 def left_out(straggler_state: StragglerState, present: Sequence[str], fewest: int) -> dict[str, str]:
-    """Nodes that may sit out, with the reason: the slowest first, while `fewest` of those present are left."""
+    """The nodes to exclude, with the reason: the slowest first, while at least `fewest` present nodes remain."""
     slowest = sorted(straggler_state.named, key=lambda pair: _lost(pair[1]), reverse=True)
     chosen: dict[str, str] = {}
     for rank, standing in slowest:

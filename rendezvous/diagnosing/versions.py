@@ -22,8 +22,8 @@ class Difference:
     what: str  # "torch"
     node: str
     version: str
-    usual: str  # what most have ...
-    example: str  # ... this one, say
+    usual: str  # the version of most nodes
+    example: str  # one of these nodes
 
 
 def read(text: str) -> dict[str, str]:
@@ -32,7 +32,7 @@ def read(text: str) -> dict[str, str]:
 
 
 def differences(told: Sequence[tuple[str, str]]) -> tuple[Difference, ...]:
-    """`told`: nodes and what they said."""
+    """Compare the versions of nodes. `told`: each node with its report."""
     if not told or all(text == told[0][1] for _, text in told):
         return ()
     known = [(node, read(text)) for node, text in told]
@@ -54,7 +54,7 @@ def _of_one(what: str, known: Sequence[tuple[str, dict[str, str]]]) -> Iterable[
 
 
 def matters(difference: Difference) -> bool:
-    """Ranks will not work together, or not for long: NCCL wants one version, torch the same minor one."""
+    """Whether ranks fail to work together: NCCL needs the same version, torch the same minor version."""
     match difference.what:
         case "nccl":
             return True
@@ -69,7 +69,7 @@ def _minor(version: str) -> list[str]:
 
 
 def warning(world: World) -> str:
-    """One sentence about a world whose nodes differ; "" for one whose nodes do not."""
+    """One sentence about a world whose nodes differ; "" if they do not."""
     found = differences([(p.agent.node, p.facts.versions) for p in world.placements])
     told: dict[tuple[str, str, str], list[str]] = {}
     for each in found:

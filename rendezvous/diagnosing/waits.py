@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from rendezvous.values.rank_report import RankReport
     from rendezvous.values.rank_view import Collective, GroupView
 
-MEMBERS_READ = 1 << 20  # of one group; what claims more is not believed
-_ONE_SIDED = ("broadcast", "reduce", "gather", "scatter")  # some may be done before all have come
+MEMBERS_READ = 1 << 20  # of one group; a longer list is ignored
+_ONE_SIDED = ("broadcast", "reduce", "gather", "scatter")  # a rank may finish before all have entered
 POINT_TO_POINT = {"send": "recv", "isend": "recv", "recv": "send", "irecv": "send"}
 
 
@@ -37,21 +37,21 @@ class Call:
 
     group: str
     seq: int
-    between: tuple[str, int, int] | None = None  # of a send or receive: which, who waits, and for whom
+    between: tuple[str, int, int] | None = None  # of a send or receive: operation, waiting rank, awaited rank
 
 
 @dataclass(frozen=True, slots=True)
 class Waits:
     reports: Mapping[int, RankReport]
-    all_told: bool  # no rank is missing for want of an answer
+    all_told: bool  # every rank of the world has reported
     members: Mapping[str, tuple[int, ...]]  # by group
-    calls: Mapping[int, tuple[Call, ...]]  # by rank: those in which it waits, oldest first
+    calls: Mapping[int, tuple[Call, ...]]  # by rank: the calls in which it waits, oldest first
     missing: Mapping[Call, tuple[int, ...]]
-    told: Mapping[Call, Collective]  # what it is, as its lowest rank says
-    inside: Mapping[Call, tuple[int, ...]] = field(default_factory=dict)  # who waits in it
+    told: Mapping[Call, Collective]  # the call as the first waiting rank describes it
+    inside: Mapping[Call, tuple[int, ...]] = field(default_factory=dict)  # the ranks that wait in it
 
     def next_of(self, rank: int) -> tuple[int, ...]:
-        """Those that it waits for."""
+        """The ranks that this rank waits for."""
         return tuple(dict.fromkeys(m for call in self.calls.get(rank, ()) for m in self.missing[call]))
 
     def blocked(self) -> tuple[int, ...]:
@@ -79,7 +79,7 @@ class Waits:
         return tuple(rank for rank in self.blocked() if rank not in explained)
 
     def circle(self, start: int) -> tuple[int, ...]:
-        """A way from an unexplained rank from rank to rank, until it comes back: each waits for the next."""
+        """The cycle that the path from an unexplained rank ends in: each rank waits for the next."""
         among = dict.fromkeys(self.unexplained())
         way: dict[int, None] = {}
         rank = start
@@ -141,14 +141,14 @@ def _missing(
         return () if _answers(reports.get(peer), POINT_TO_POINT[op], rank, call.seq) else (peer,)
     come = entered[call.group]
     if said.op == "broadcast" and said.peer in come and _is_behind(come[said.peer], call.seq):
-        return (said.peer,)  # the others may well have come and gone on, or not be needed
+        return (said.peer,)  # the others may have finished already, or are not needed
     behind = [rank for rank in members[call.group] if _is_behind(come.get(rank), call.seq)]
     if (
         behind
         and said.op not in _ONE_SIDED
         and any(_has_finished(reports, m, call) for m in members[call.group])
     ):
-        return ()  # nobody can have finished before all came: these ranks do not count alike
+        return ()  # no rank can finish before all enter: these ranks count differently
     known = tuple(rank for rank in behind if rank in reports and reports[rank].known)
     return known or tuple(rank for rank in behind if rank not in reports or not reports[rank].known)
 
@@ -165,14 +165,14 @@ def _has_finished(reports: Mapping[int, RankReport], rank: int, call: Call) -> b
 
 
 def _answers(peer: RankReport | None, op: str, rank: int, seq: int) -> bool:
-    """Has the other side come as far? Both number what passes between them, in each direction."""
+    """Whether the other side has entered its call. Both sides number the messages between them, in each direction."""
     if peer is None:
         return False
     return any(c.op.removeprefix("i") == op and c.peer == rank and c.seq >= seq for c in peer.calls)
 
 
 def _entered(name: str, members: tuple[int, ...], reports: Mapping[int, RankReport]) -> dict[int, int | None]:
-    """How far each member has come; None: that cannot be told."""
+    """The last collective that each member has entered; None: unknown."""
     return {rank: _entered_by(reports.get(rank), name) for rank in members}
 
 
@@ -180,19 +180,19 @@ def _entered_by(report: RankReport | None, name: str) -> int | None:
     if report is None:
         return 0
     found = next((group.entered for group in report.groups if group.name == name), None)
-    if found is None:  # not used yet, or no room was left to say so
+    if found is None:  # not used yet, or left out of a full report
         return 0 if len(report.groups) < GROUPS_TOLD else None
     return found
 
 
 def _members(name: str, reports: Mapping[int, RankReport], world_size: int) -> tuple[int, ...]:
-    """Who has used it, where it is not said who is in it."""
+    """The members of a group; the ranks that have used it if no view lists the members."""
     views = {r: group for r, report in reports.items() for group in report.groups if group.name == name}
     return members_of(views.values(), world_size) or tuple(views)
 
 
 def members_of(views: Iterable[GroupView], world_size: int) -> tuple[int, ...]:
-    """As any of these says; () where none does."""
+    """The members as one of these views lists them; () if none does."""
     for group in views:
         if group.size == world_size:
             return tuple(range(world_size))
@@ -202,7 +202,7 @@ def members_of(views: Iterable[GroupView], world_size: int) -> tuple[int, ...]:
 
 
 def ranks_in(text: str) -> tuple[int, ...]:
-    """ "0-3", "0-6/2", "0,3,5" and mixtures of them; what does not read like that says nothing."""
+    """Parse "0-3", "0-6/2", "0,3,5" and mixtures of them. Any other text gives ()."""
     found: list[int] = []
     for part in text.split(","):
         span, _, stride = part.partition("/")

@@ -1,1 +1,1 @@
-"""What `machine` decides with: who comes, which rank, what follows a failure, what is kept and shown of it. Pure."""
+"""The decisions of `machine`: admission, ranks, sealing, failure policy, stops, snapshots and views. Pure."""

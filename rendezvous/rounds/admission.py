@@ -1,8 +1,8 @@
 """Admission: which agents may join, which are refused and why, and which are lost.
 
-A node has one agent at a time. If a new agent process joins for the node, it replaces the old agent, which is then
-retired for good: a late message of it changes nothing. An agent whose lease expired is told so at its next heartbeat,
-and may join again.
+A node has one agent at a time. If a new agent process joins for the node, it replaces the old agent, which is
+then retired: a late message from it changes nothing. If the lease of an agent has expired, the answer to its next
+heartbeat says so, and the agent may join again.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def _too_late(state: JobState) -> Refused:
 
 
 def heard(state: JobState, agent: AgentId, now: float) -> Result:
-    """Renew a lease. Called for each heartbeat, so it changes only one bucket of the leases."""
+    """Renew a lease. Each heartbeat calls this, so it changes only one bucket of the leases."""
     if member_of(state, agent) is not None:
         if state.outcome is not None:
             return state, (Tell(agent, Ended(state.outcome)),)
@@ -189,7 +189,7 @@ def heard(state: JobState, agent: AgentId, now: float) -> Result:
 
 
 def all_heard(state: JobState, heard: Mapping[AgentId, float]) -> JobState:
-    """Renew many leases at once, each from its own time. The same result as `heard` for each member in turn."""
+    """Renew many leases at once, each from its own time. The result equals that of `heard` for each member in turn."""
     fresh = {agent.node: at for agent, at in heard.items() if member_of(state, agent) is not None}
     if not fresh or state.outcome is not None:
         return state

@@ -5,8 +5,9 @@
     immediate      at once: wait briefly for more nodes, then stop all ranks and seal the larger world
     at-checkpoint  ask every node of the world for a checkpoint; after the last one, as with immediate
 
-A request for a checkpoint is stored, and sent again to an agent that resumes its session. An answer is not stored: a
-node that is asked again asks its ranks again. So a lost answer costs at most one additional checkpoint.
+The service stores a request for a checkpoint, and sends it again to an agent that resumes its session. It does not
+store an answer: an agent that gets the request again asks its ranks again. So a lost answer costs at most one
+additional checkpoint.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def consider_growth(state: JobState, now: float) -> Result:
 
 
 def grow(state: JobState, now: float) -> Result:
-    """Whether the world can grow. Not if a node has finished already: then the job is about to end."""
+    """Order a stop to grow the world, unless a node has finished already: then the job is about to end."""
     if len(state.pending) < world_nodes(state):
         return state, ()
     more = "more nodes are here"
@@ -46,7 +47,7 @@ def grow(state: JobState, now: float) -> Result:
 
 
 def consider_checkpoint(state: JobState) -> Result:
-    """Ask once: nodes that join meanwhile are included. Ranks that do not run yet cannot be asked."""
+    """Request checkpoints once: nodes that join meanwhile are included. Only running ranks can take a checkpoint."""
     if spec_of(state).scale_up is not ScaleUp.AT_CHECKPOINT or state.phase is not Phase.RUNNING:
         return state, ()
     if len(state.checkpoints_due) or growth(state) <= 0:

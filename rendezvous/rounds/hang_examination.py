@@ -1,17 +1,17 @@
-"""Why do ranks stand still? From the first agent that says so to the cause of a failure. Pure.
+"""The examination of a hang: from the first report of a stall to the cause of a failure. Pure.
 
 Theory of operation
 -------------------
-    RanksStalled --> ASKING: `Examine` to every agent of the world --all have answered, or 2 s are over--> diagnose
-       nobody is overdue any more       closed
-       all is in order, for now         PATIENCE, and ask again when the one that is waited for would be overdue
-       not certain, and an agent silent ask again: it may be on its way back, and if not, its lease will tell
-       one that owes an answer says it  `Examine` to it once more: what it was told while it was away is lost
-       somebody is the reason           ACCUSING: `Accused` to its agent, which looks at its stacks and then sends
-                                        `RankFailed` as for any failure; the service says it itself after 5 s
+    RanksStalled --> ASKING: `Examine` to every agent of the world --all answers, or 2 s--> diagnose
+       no rank is overdue any more      close the examination
+       all is in order for now          PATIENCE: ask again when the rank that others wait for would be overdue
+       uncertain, and an agent silent   ask again: the agent may reconnect; if it does not, its lease expires
+       a pending agent reports a stall  send `Examine` to it again: it did not receive the first one
+       a rank is the reason             ACCUSING: `Accused` to its agent. The agent looks at the stacks, then sends
+                                        `RankFailed` as for any failure. After 5 s the service fails the rank itself
 
-There is one examination at a time, of the present generation; whatever stops that generation ends it. It is not
-written down: a service that takes the job over knows nothing of it, and agents whose ranks are still say so again.
+There is one examination at a time, of the current generation. A stop of that generation ends the examination. It is
+not stored: a service that takes over the job does not know it, and agents with stalled ranks report them again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from rendezvous.values.types import Placement
 
 ANSWER_WITHIN_S = 2.0
-TIMES_ASKED, ASK_AGAIN_S = 4, 0.5  # while somebody is silent and nothing is certain
+TIMES_ASKED, ASK_AGAIN_S = 4, 0.5  # while an agent is silent and the finding is uncertain
 STACKS_WITHIN_S = 5.0  # the agent itself takes 2 s at most
 _HINT = "docs/hangs.md says what each verdict means; --hang-timeout sets the limits"
 
@@ -46,7 +46,7 @@ def ranks_stalled(state: JobState, member: Member, now: float) -> Result:
         return state, ()
     if asked is None:
         return _ask(state, now, times=1)
-    # It may have been out of reach when it was asked, and what it says now is the first that is heard of it again.
+    # The agent may have been disconnected when the service asked. This may be its first message since then.
     is_pending = asked.stage is Stage.ASKING and member.agent.node in asked.pending
     return state, ((Tell(member.agent, Examine(state.generation)),) if is_pending else ())
 
@@ -96,7 +96,7 @@ def _accuse(state: JobState, finding: Finding, reports: dict[int, RankReport], n
     causes = [
         _cause(state, finding, charge, reports.get(charge.rank))
         for charge in finding.charges
-        if charge.rank not in state.causes  # its failure was ignored, as asked
+        if charge.rank not in state.causes  # the failure policy ignored its failure
     ]
     if not causes:
         return _going_on(state, Examination(Stage.PATIENCE), now + LONGEST_PATIENCE_S), ()
@@ -118,7 +118,7 @@ def _cause(state: JobState, finding: Finding, charge: Charge, report: RankReport
         exit_code=TIMED_OUT_EXIT_CODE,
         traceback="\n".join(finding.evidence),
         step=report.step if report is not None and report.known else None,
-        ran_s=report.stalled_s if report is not None else 0.0,  # its agent knows better
+        ran_s=report.stalled_s if report is not None else 0.0,  # its agent has the exact value
         hint=_HINT,
         doubt=finding.doubt_about(charge),
         suspects=finding.suspects,
@@ -126,7 +126,7 @@ def _cause(state: JobState, finding: Finding, charge: Charge, report: RankReport
 
 
 def answered(state: JobState, rank: int, now: float) -> JobState:
-    """An accused rank's agent has told its failure, and nobody was stopped for it: that was asked for."""
+    """Remove an accused rank whose agent has reported the failure, if the failure policy ignored that failure."""
     examination = state.examination
     if examination is None or rank not in examination.accused:
         return state
@@ -150,7 +150,7 @@ def due(state: JobState, now: float) -> Result:
 
 
 def _say_it_ourselves(state: JobState, examination: Examination, now: float) -> Result:
-    """Their agents were told, and do not answer. The first of them is enough to stop everybody."""
+    """Fail the first accused rank: its agent does not answer. One failure is enough to stop all ranks."""
     state = _going_on(state, Examination(Stage.PATIENCE), now + LONGEST_PATIENCE_S)
     cause = next(iter(examination.accused.values()))
     words = f"{cause.reason} (its agent does not say where it stands)"

@@ -1,4 +1,4 @@
-"""The bounds of what a node may ask for. Pure. A spec outside of them could busy the service for nothing."""
+"""The limits of what a node may ask for. Pure. A spec outside these limits could overload the service."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _GENERATIONS = 1_000_000_000
 
 
 def objection(agent: AgentId, spec: JobSpec, facts: NodeFacts) -> str:
-    """Why this join cannot be taken seriously; empty: it can."""
+    """Why the service rejects this join; empty if it does not."""
     names = (
         (spec.job_id, "the job id", JOB_ID_CHARS),
         (agent.node, "the node name", NAME.max_chars),
@@ -35,7 +35,7 @@ def objection(agent: AgentId, spec: JobSpec, facts: NodeFacts) -> str:
 
 
 def memory_objection(generation: int, running: Assignment | None) -> str:
-    """Why what an agent says it heard before cannot be taken seriously; empty: it can."""
+    """Why the service rejects the generation and assignment that an agent reports; empty if it does not."""
     if not 0 <= generation <= _GENERATIONS:
         return f"generation {generation} is not within 0..{_GENERATIONS}"
     if running is None:

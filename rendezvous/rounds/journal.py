@@ -1,4 +1,4 @@
-"""A job's story in lines, drawn from what each event changed. Pure; for people, never for deciding."""
+"""A job's history in lines, derived from what each event changed. Pure. It is for people: no decision reads it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """`seq` and `at` are given by whoever keeps it."""
+    """An entry of the journal. The store of the journal sets `seq` and `at`."""
 
     seq: int
     at: float
@@ -47,7 +47,7 @@ class Line:
 
 
 def lines(event: Event | None, before: JobState, after: JobState) -> Iterator[Line]:
-    """`event` None: the state was read from the store."""
+    """The lines for one event. `event` is None if the state was read from the store."""
     if after is before or isinstance(event, AgentHeard):
         return
     if event is None:
@@ -89,7 +89,7 @@ def _comings_and_goings(event: Event | None, before: JobState, after: JobState) 
 
 
 def _how_lost(node: str, after: JobState) -> str:
-    """By a deadline: that of its lease, or of what it had to do."""
+    """Why a deadline removed the node: its lease expired, or it did not act in time."""
     lost = (c for c in after.causes.values() if c.node == node and c.failure is FailureClass.NODE_LOST)
     cause = next(lost, None)
     return f"node {node} was lost: nothing was heard from it" if cause is None else cause.reason
@@ -120,7 +120,7 @@ def _straggler_lines(before: JobState, after: JobState) -> Iterator[Line]:
 
 
 def _new_decisions(before: JobState, after: JobState) -> list[Decision]:
-    """The list is cut at its front as it grows, so it is compared from its end."""
+    """Compare the lists from the end: a long list drops its oldest decisions."""
     last = before.decisions[-1] if before.decisions else None
     new: list[Decision] = []
     for decision in reversed(after.decisions):

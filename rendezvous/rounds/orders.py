@@ -1,4 +1,4 @@
-"""What operators ask for. An order that restarts the world costs nothing of the restart budget."""
+"""Orders of operators. An order that restarts the world does not use the restart budget."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _looked_at_anew(state: JobState, now: float) -> Result:
     effects: tuple[Effect, ...] = ()
     if state.phase is Phase.FORMING and state.spec is not None:
         state, effects = gather(state, now)
-        if state.phase is Phase.FORMING:  # who waits is to know at once why, and for how many
+        if state.phase is Phase.FORMING:  # waiting agents learn at once why they wait, and for how many
             state, effects = tell_progress(state)
     elif is_live(state):
         state, effects = consider_growth(state, now)

@@ -1,6 +1,6 @@
-"""Makes the words of a failed job fit into a message that thousands of agents are sent. Pure.
+"""Shorten the outcome of a failed job so that it fits into a message to thousands of agents. Pure.
 
-Each step gives up what is missed least, until the message fits; the first cause is given up never.
+Each step drops the least useful text, until the message fits. No step drops the first cause.
 """
 
 from __future__ import annotations

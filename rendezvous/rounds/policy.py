@@ -1,9 +1,9 @@
-"""What follows a failure: one decision for the whole job, with its reason in words.
+"""The decision after a failure: one for the whole job, with its reason in words.
 
-Asked twice per failed generation. First at the first report, because nobody may wait for the rest before
-being told to stop; then, when every node has stopped and all reports are in, about the cause that turned
-out to be first. The second answer does not depend on the order in which reports came, and may only be
-harsher than the first (FAIL where the true cause's class asks for it, a node left out).
+The service judges each failed generation twice. It judges the first report at once, because the stop order must not
+wait for other reports. It judges again when every node has stopped and all reports are in, now by the cause that is
+really the first. The second verdict does not depend on the order of the reports. It may only be harsher than the
+first verdict: FAIL if the class of the true cause asks for it, or an excluded node.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from rendezvous.values.types import JobSpec, Outcome, RestartBudget
 
-# Failures that speak against the node they happened on; an exception of the script does not.
+# Failures that count against the node on which they happen. An exception of the script does not.
 _NODE_FAULTS = (
     FailureClass.HARDWARE,
     FailureClass.NETWORK,
@@ -34,15 +34,15 @@ _NODE_FAULTS = (
 @dataclass(frozen=True, slots=True)
 class Verdict:
     decision: Decision
-    exclude: str | None = None  # this node sits out
+    exclude: str | None = None  # the node to exclude
     exclude_reason: str = ""
 
 
 def seriousness(cause: Cause) -> tuple[int, int, int, int, int]:
-    """Sorts the causes of one generation, first cause first, however they arrived.
+    """The sort key for the causes of one generation: the first cause comes first, in whatever order they arrived.
 
-    A lost node explains its peers' consequences, but a rank that told its own failure knows more. Of those that only
-    tell of a consequence, whoever says what was lost comes before whoever was merely stopped.
+    A lost node explains the consequences on its peers, but a rank that reported its own failure explains more. Among
+    consequences, a cause that says what was lost comes before that of a rank that was only stopped.
     """
     tier = {FailureClass.CONSEQUENCE: 2, FailureClass.NODE_LOST: 1}.get(cause.failure, 0)
     says_nothing = tier == 2 and not cause.traceback
@@ -51,7 +51,7 @@ def seriousness(cause: Cause) -> tuple[int, int, int, int, int]:
 
 
 def first_of(state: JobState, causes: Iterable[Cause]) -> Cause:
-    """The first cause. A failure that was ignored, as asked, is one only if there is no other."""
+    """The first cause. A failure that the policy ignores is the first cause only if there is no other."""
     assert state.spec is not None
     spec = state.spec
     return min(causes, key=lambda c: (_action_for(spec, c) is PolicyAction.IGNORE, seriousness(c)))
@@ -62,13 +62,13 @@ def in_words(cause: Cause) -> str:
         return cause.reason
     if cause.uncertain:
         return f"{cause.failure}; {described(cause)}"
-    if cause.failure is FailureClass.CONSEQUENCE:  # the cause itself may still be on its way
+    if cause.failure is FailureClass.CONSEQUENCE:  # the report of the cause itself may still arrive
         return f"rank {cause.rank} on {cause.node} lost its peers"
     return f"rank {cause.rank} on {cause.node}: {cause.reason}"
 
 
 def how_it_ended(outcome: Outcome) -> str:
-    """For whoever sees no more of the outcome than these words: what failed, and why that was the end."""
+    """The outcome in one sentence: what failed, and why that ended the job."""
     first = outcome.first_cause
     if first is None:
         return outcome.reason
@@ -79,7 +79,7 @@ def how_it_ended(outcome: Outcome) -> str:
 
 
 def judge(state: JobState, cause: Cause, now: float) -> Verdict:
-    """`state` no longer holds as members the nodes that were lost."""
+    """Judge a failure. Lost nodes are no longer members in `state`."""
     spec = state.spec
     assert spec is not None, "ranks fail in a world, and a world is sealed from a spec"
     action = _action_for(spec, cause)
@@ -102,10 +102,10 @@ def judge(state: JobState, cause: Cause, now: float) -> Verdict:
 
 
 def judge_again(state: JobState, first: Cause, now: float) -> Verdict | None:
-    """All reports are in, and `first` is the first cause: is anything harsher due? The restart is paid.
+    """Judge again when all reports are in and `first` is the first cause. The restart is already counted.
 
-    Where it turned out to be another cause than the one that everybody was stopped for, or where it goes on with other
-    nodes than was thought then (more were lost, or came back), the story is told anew.
+    Return None if the first verdict holds. Return a new one if it is harsher, if the cause is not the one in the stop
+    order, or if the job continues with other nodes than planned (more nodes were lost, or came back).
     """
     spec = state.spec
     assert spec is not None
@@ -134,7 +134,7 @@ def _verdict(state: JobState, kind: DecisionKind, reason: str, cause: Cause) -> 
 
 
 def _action_for(spec: JobSpec, cause: Cause) -> PolicyAction:
-    """The rule for this very exit code, else the last rule for the class, else restart."""
+    """The rule for this exit code, else the last rule for the class, else restart."""
     matching = [
         r for r in spec.rules if r.failure is cause.failure and r.exit_code in (None, cause.exit_code)
     ]
@@ -169,7 +169,7 @@ def _budget_spent(budget: RestartBudget, state: JobState, now: float) -> str:
 
 
 def next_streak(state: JobState, first: Cause) -> Streak:
-    """The streak once `first` is settled as the first cause of this generation."""
+    """The streak after `first` is settled as the first cause of this generation."""
     assert state.spec is not None
     if first.failure is FailureClass.NODE_LOST or first.ran_s >= state.spec.crash_loop.within_s:
         return Streak()
@@ -180,7 +180,7 @@ def next_streak(state: JobState, first: Cause) -> Streak:
 def crash_loop(state: JobState, cause: Cause) -> str:
     assert state.spec is not None
     if cause.failure is FailureClass.CONSEQUENCE:
-        return ""  # the cause itself is still to come; judge_again looks at it
+        return ""  # the report of the cause itself arrives later; judge_again looks at it
     return _loop_in_words(state.spec, next_streak(state, cause))
 
 
@@ -257,7 +257,7 @@ def course(state: JobState, without: str | None = None) -> Plan:
 
 
 def _came_back(state: JobState, without: str | None) -> int:
-    """Nodes of the world whose agent was replaced by a newer one: the same nodes, for all that matters."""
+    """The number of nodes of the world whose agent was replaced by a newer one. They count as the same nodes."""
     if state.world is None:
         return 0
     count = 0
@@ -274,7 +274,7 @@ def _count(n: int, noun: str) -> str:
 
 
 def growth(state: JobState) -> int:
-    """How many nodes standing by could enlarge the world now; `spec.spares` of them are kept back."""
+    """How many standby nodes could enlarge the world now. `spec.spares` of them are held back."""
     assert state.spec is not None
     if state.spec.scale_up is ScaleUp.NEVER:
         return 0
@@ -285,7 +285,7 @@ def room_to_grow(state: JobState) -> int:
     assert state.spec is not None
     room = state.max_nodes - world_nodes(state)
     ready = len(standing_by(state))
-    still_too_few = world_nodes(state) + ready < state.min_nodes  # no reason to stop who trains
+    still_too_few = world_nodes(state) + ready < state.min_nodes  # not a reason to stop running ranks
     if room <= 0 or still_too_few:
         return 0
     return max(0, min(room, ready - state.spec.spares))

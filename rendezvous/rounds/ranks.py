@@ -1,9 +1,9 @@
-"""Members -> World: who gets which node rank, and where its global and role ranks begin.
+"""Members -> World: which node gets which node rank, and where its global and role ranks begin.
 
-A node that stays keeps its node rank. When the world shrinks, only the nodes whose rank no longer exists
-move, into the holes; everyone else stays. Free places go to newcomers: to the one who asked for that very
-rank with --node-rank, the rest in natural order (the scheduler's index, then the
-host name read as people read it: node2 before node10).
+A node that stays keeps its node rank. When the world shrinks, only the nodes whose rank no longer exists move to free
+ranks. A new node that asks for a free rank with --node-rank gets it. The other new nodes get the remaining ranks in
+natural order: by the scheduler's index, then by the host name with its numbers compared as numbers (node2 before
+node10).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def natural_order(candidate: Candidate) -> tuple[object, ...]:
 
 
 def node_ranks(candidates: Sequence[Candidate], held: Mapping[str, int]) -> dict[str, int]:
-    """Node name -> node rank, 0..n-1. `held`: the ranks of the world before."""
+    """Node name -> node rank, 0..n-1. `held`: the ranks in the previous world."""
     n = len(candidates)
     taken: dict[int, str] = {}
     displaced: list[Candidate] = []
@@ -105,7 +105,7 @@ def role_sizes(world: World) -> FrozenMap[str, int]:
 def assignment(
     world: World, place: Placement, sizes: FrozenMap[str, int], restart_count: int, max_restarts: int
 ) -> Assignment:
-    """`sizes` are the world's `role_sizes`: counted once per world, not once per node."""
+    """`sizes` are the world's `role_sizes`, computed once per world and not once per node."""
     return Assignment(
         generation=world.generation,
         node_rank=place.node_rank,

@@ -1,9 +1,10 @@
 """Take over a job from its snapshot: after a crash of the service, or from another replica that owned it.
 
 The times in the snapshot are on the clock of the process that wrote it, so only differences are used: the remaining
-time of each timeout is the same as when the snapshot was written. Every member is sent its current state, since it may
-have missed that, and gets a new lease, since its heartbeats could not arrive meanwhile. This first lease is three
-times as long: an agent that could not connect for a while retries only every few seconds, while its ranks run.
+time of each timeout is the same as when the snapshot was written. The service sends every
+member its current state, since the member may have missed it. Every member gets a new lease, since its heartbeats
+could not arrive meanwhile. This first lease is three times as long, because a disconnected agent retries only every
+few seconds while its ranks run.
 """
 
 from __future__ import annotations

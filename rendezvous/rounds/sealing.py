@@ -1,8 +1,8 @@
-"""From members to a world: when a round seals, whom it takes, and what those who wait are told.
+"""From members to a world: when a round seals, which nodes it takes, and what the service tells waiting nodes.
 
-A round of fixed size seals the moment the last node is there. An elastic one seals at its maximum at once,
-and at its minimum after a last call that starts anew while nodes keep arriving, up to a bound. A round that
-follows a stop wants as many nodes as the world before it had, and seals at once if the minimum is there.
+A round of fixed size seals as soon as the last node has joined. An elastic round seals at once at its maximum. At its
+minimum it seals after a last call, which starts again with each new node, up to a bound. A round after a stop wants as
+many nodes as the previous world had. With fewer, but at least the minimum, it waits `shrink_after_s`, then seals.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 Result = tuple[JobState, tuple[Effect, ...]]
 
-PROGRESS_S = 1.0  # at most this often everyone who waits hears how many are here
+PROGRESS_S = 1.0  # the shortest interval between two progress messages to waiting agents
 
 
 def spec_of(state: JobState) -> JobSpec:
@@ -58,7 +58,7 @@ def world_of(state: JobState) -> World:
 
 
 def wanted(state: JobState) -> int:
-    """This many nodes seal the round at once."""
+    """The number of nodes that seals the round at once."""
     if state.generation == 0:
         return min(state.max_nodes, nodes_remembered(state) or state.max_nodes)
     return max(state.min_nodes, min(state.max_nodes, world_nodes(state)))
@@ -68,12 +68,12 @@ def wanted(state: JobState) -> int:
 
 
 def gather(state: JobState, now: float, newcomer: Member | None = None) -> Result:
-    """Look at a forming round after its members changed."""
+    """Seal a forming round or set its timers after its members changed."""
     here = present(state)
     if here >= wanted(state):
         return seal(state, now)
     timers = _settling(state, here, now, newcomer is not None)
-    if timers != state.timers:  # to copy a state costs more than all the rest of a join
+    if timers != state.timers:  # copying a state costs more than the rest of a join
         state = replace(state, timers=timers)
     if newcomer is None:
         return state, ()
@@ -88,7 +88,7 @@ def _settling(state: JobState, here: int, now: float, arrived: bool) -> Timers:
         settling = timers.settle_at is not None or timers.settle_bound_at is not None
         return replace(timers, settle_at=None, settle_bound_at=None) if settling else timers
     if timers.settle_at is not None and (not arrived or timers.settle_bound_at == timers.settle_at):
-        return timers  # nobody new, or a wait for replacements, whose length was asked for
+        return timers  # no new node, or a wait for replacements, which has a fixed length
     return last_call(timers, spec, now)
 
 
@@ -108,7 +108,7 @@ def tell_progress(state: JobState) -> Result:
 
 
 def choose(state: JobState) -> list[Member]:
-    """Who would be in the next world: those who stay, then as many of those standing by as there is need."""
+    """The members of the next world: the nodes that stay, then as many standby nodes as are needed."""
     held = held_ranks(state)
     free = [m for n, m in state.members.items() if n not in state.excluded]
     stay = sorted((m for m in free if m.agent.node in held), key=lambda m: held[m.agent.node])
@@ -134,7 +134,7 @@ def held_ranks(state: JobState) -> dict[str, int]:
 
 
 def seal(state: JobState, now: float) -> Result:
-    """A world of the next generation; the caller knows that enough members are present."""
+    """Seal a world of the next generation. The caller has checked that enough members are present."""
     chosen = choose(state)
     again = same_world_again(state, chosen)
     generation = next_generation(state) if again is None else again.generation
@@ -175,12 +175,12 @@ def _slice(state: JobState, place: Placement) -> Assignment:
 
 
 def _why(state: JobState) -> str:
-    """The last word on the generation before: the stop was told with the first."""
+    """The reason of the last decision about the previous generation. Its stop order carried the first one."""
     before = (d.reason for d in reversed(state.decisions) if d.generation == state.generation - 1)
     return next(before, "") if state.generation > 1 else ""
 
 
-# --- what a member is told ---------------------------------------------------------------------------
+# --- messages to a member ----------------------------------------------------------------------------
 
 
 def by_arrival(state: JobState) -> list[Member]:
@@ -188,7 +188,7 @@ def by_arrival(state: JobState) -> list[Member]:
 
 
 def where_it_stands(state: JobState, member: Member) -> tuple[ToAgent, ...]:
-    """All that a member whose session resumed may have missed; hearing it twice does no harm."""
+    """All messages that a member may have missed before its session resumed. Receiving one twice does no harm."""
     if state.outcome is not None:
         return (Ended(state.outcome),)
     if member.node_rank is None:
@@ -208,7 +208,7 @@ def checkpoint_request(state: JobState) -> CheckpointRequested:
 
 
 def meanwhile(state: JobState, member: Member) -> ToAgent:
-    """Whose ranks run in a world that was forgotten is not told to wait: it would stop them."""
+    """Repeat the assignment to an agent whose ranks run in a forgotten world: `Waiting` would make it stop them."""
     if state.phase is Phase.FORMING and member.ran is not None:
         return Assigned(member.ran)
     return waiting(state, member)
@@ -233,6 +233,6 @@ def waiting(state: JobState, member: Member) -> Waiting:
 
 
 def _left_out(state: JobState) -> str:
-    """Those who wait for more nodes are to know why some of those that are here do not count."""
+    """Tell agents that wait for more nodes why some of the present nodes do not count."""
     told = [f"{node} sits out: {why.reason}" for node, why in state.excluded.items() if node in state.members]
     return f" ({'; '.join(told[:3])})" if told else ""

@@ -2,10 +2,10 @@
 
     magic, then zlib( {"schema": {"Member": ["agent", "facts", ...], ...}, "state": [...]} )
 
-Every dataclass is a row of its fields' values; the schema names the columns once per class, as the writer
-had them. So a later version may add a field with a default and still read what an earlier one wrote. What it
-cannot read exactly (a column it does not know, a missing one without a default, a value of another type)
-it refuses: a service that guesses about its state is worse than one that does not start.
+Every dataclass is a row of its fields' values. The schema names the columns of each class once, as the writer had
+them. So a later version may add a field with a default and still read older snapshots. The reader rejects everything
+that it cannot read exactly: an unknown column, a missing column without a default, or a value of another type. A
+service that guesses about its state is worse than one that does not start.
 
 Format 2 has `doubt`, `suspects` and `stopped` of a cause in place of `uncertain`, and `Decision.nodes`. It lacks
 `NodeFacts.topology`.
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _FAMILY = b"ddp-job "
-_MAGIC = _FAMILY + b"2\n"  # the number grows when fields that were written before are renamed or removed
+_MAGIC = _FAMILY + b"2\n"  # the number grows when a stored field is renamed or removed
 _LEVEL = 1  # a state of 4,096 nodes: a tenth of the size, in a few tens of milliseconds
 _LARGEST = 256 * 1024 * 1024  # unpacked; a corrupt or hostile snapshot must not take all memory
 
 
 class SnapshotUnreadable(ValueError):
-    """These bytes are no snapshot, or one of a version that this one cannot read."""
+    """These bytes are not a snapshot, or a snapshot of a version that this one cannot read."""
 
 
 def encode_state(state: JobState) -> bytes:
@@ -79,7 +79,7 @@ def _unpacked(data: bytes) -> Any:
         raise SnapshotUnreadable(f"the snapshot is damaged: {error}") from error
 
 
-# --- what a class is made of -------------------------------------------------------------------------
+# --- fields of a class -------------------------------------------------------------------------------
 
 
 @cache
@@ -93,7 +93,7 @@ def _kept(cls: Any) -> list[Field[Any]]:
 
 @cache
 def _classes(root: type) -> tuple[type, ...]:
-    """Every dataclass that a `root` may hold, itself first."""
+    """Every dataclass that a `root` may contain, itself first."""
     found: dict[type, None] = {}
 
     def visit(kind: Any) -> None:
@@ -165,7 +165,7 @@ def _optional(parts: tuple[Any, ...]) -> Any:
 
 
 class _Decoder:
-    """Coders for the columns as one writer had them."""
+    """Decoders for the columns that one writer used."""
 
     def __init__(self, schema: dict[str, tuple[str, ...]]) -> None:
         self._schema = schema

@@ -4,7 +4,7 @@ A service with a store in memory knows no jobs after a restart, while ranks stil
 the last generation that it knows, and its place in it while its ranks run. If the job does not know this generation,
 the round forms again, and no agent is told to stop meanwhile. When all nodes of that world have joined, each with its
 old place, the same world is sealed again under the same number. For the agents nothing changes, and their ranks
-continue. Any other world gets a number above all known ones, and starts its ranks anew. The number of restarts used
+continue. Any other world gets a number above all known ones, and starts its ranks again. The number of restarts used
 and the list of decisions are lost.
 """
 
@@ -36,7 +36,7 @@ def is_forgotten(state: JobState) -> bool:
 
 
 def nodes_remembered(state: JobState) -> int:
-    """Of the world that was forgotten; 0: nobody here runs in it any more."""
+    """The number of nodes of the forgotten world; 0 if no member runs in it any more."""
     if not is_forgotten(state):
         return 0
     sizes = (m.ran.n_nodes for m in state.members.values() if m.ran and m.ran.generation == state.forgotten)
@@ -48,7 +48,7 @@ def next_generation(state: JobState) -> int:
 
 
 def same_world_again(state: JobState, chosen: Sequence[Member]) -> World | None:
-    """The one that was forgotten, if these nodes are that world to the last rank."""
+    """The forgotten world, if these nodes form exactly that world, each in its old place."""
     if not is_forgotten(state):
         return None
     held = {m.agent.node: m.ran.node_rank for m in chosen if m.ran and m.ran.generation == state.forgotten}
@@ -67,7 +67,7 @@ def _had_this_place(world: World, member: Member) -> bool:
 
 
 def remark(state: JobState, *, again: bool) -> tuple[Decision, ...]:
-    """A decision for the record: people read it later."""
+    """The decision that records the recovery. People read it later."""
     if not is_forgotten(state):
         return ()
     lost = f"the rendezvous had lost the job's state (generation {state.forgotten})"

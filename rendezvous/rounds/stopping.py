@@ -1,8 +1,8 @@
-"""From a failure, a loss or an order to the stop of a generation, and to what comes after it.
+"""From a failure, a loss or an order to the stop of a generation, and to what follows it.
 
-The stop is told to all before anyone waits for anything. Each node answers when it has reaped; who is lost,
-or silent for longer than the stop budget, is not waited for. Then the next generation is sealed from the
-nodes there are, or a replacement is awaited, or the job ends.
+The service sends the stop order to all nodes before it waits for any. Each node answers after it has reaped its ranks.
+The service does not wait for a node that is lost, or silent for longer than the stop budget. Then it seals the next
+generation from the present nodes, or waits for a replacement, or ends the job.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ TRY_AGAIN_EXIT_CODE = 75
 
 
 def rank_failed(state: JobState, cause: Cause, now: float) -> Result:
-    """The sender is a member of the current world, and `cause.rank` is its own."""
+    """Handle the failure of a rank. The sender is a member of the current world, and `cause.rank` is its own."""
     known = state.causes.get(cause.rank)
     if known is not None and seriousness(known) <= seriousness(cause):
         return state, ()
@@ -90,14 +90,14 @@ def _carry_out(state: JobState, verdict: Verdict, now: float) -> Result:
 
 
 def _told_where_it_happened(state: JobState, decision: Decision) -> tuple[Effect, ...]:
-    """Nothing else there says that a rank has failed. Not to all: it may happen to every rank of thousands."""
+    """Notify the node of an ignored failure. Do not notify all nodes: every rank may fail like this."""
     assert decision.cause is not None
     member = state.members.get(decision.cause.node)
     return () if member is None else (Tell(member.agent, Notice(state.generation, decision.reason)),)
 
 
 def _settled_if_no_rank_is_left(state: JobState, cause: Cause) -> JobState:
-    """A node whose every rank failed and was ignored has nothing to finish any more."""
+    """A node is not pending any more if all its ranks failed and the policy ignored the failures."""
     member = state.members.get(cause.node)
     if member is None or member.node_rank is None:
         return replace(state, pending=state.pending.minus(cause.node))
@@ -108,7 +108,7 @@ def _settled_if_no_rank_is_left(state: JobState, cause: Cause) -> JobState:
 
 
 def stopped_unasked(state: JobState, member: Member, now: float) -> Result:
-    """A node reaped its ranks without an order. If it said why and that is ignored, it has nothing left to finish."""
+    """A node reaped its ranks without an order. If the policy ignored its failures, it has nothing left to finish."""
     place = world_of(state).placements[member.node_rank or 0]
     ranks = range(place.rank_offset, place.rank_offset + member.facts.nproc)
     if any(rank in state.causes for rank in ranks):
@@ -129,7 +129,7 @@ def finish_if_all_did(state: JobState) -> Result:
 def after_loss(
     state: JobState, gone: Sequence[Member], reason: str, now: float, *, left: bool = False
 ) -> Result:
-    """`gone` are members no more (`forget`); what does that mean for the job? `left`: of its own will."""
+    """Decide what follows the loss of `gone`, which `forget` has removed. `left`: they left on their own."""
     working = [m for m in gone if m.node_rank is not None and m.agent.node in state.pending]
     for member in gone:
         state = _no_longer_pending(state, member.agent.node)
@@ -155,7 +155,7 @@ def _no_longer_pending(state: JobState, node: str) -> JobState:
 
 def _thinned(state: JobState, now: float) -> Result:
     if state.generation == 0 and not len(state.members):
-        # Nobody is left who agreed to the spec: the next one to come may bring another.
+        # No member is left that agreed to the spec: the next agent may bring another one.
         timers = Timers(readmit_at=state.timers.readmit_at)
         blank = JobState(excluded=state.excluded, retired=state.retired, timers=timers)
         return replace(blank, deadline_at=state.deadline_at), ()
@@ -169,7 +169,7 @@ def _world_broken(state: JobState, lost: Sequence[Member], reason: str, now: flo
     first = first_of(state, causes)
     plan = course(state)
     if left and plan.kind in (DecisionKind.SHRINK, DecisionKind.RESTART_WITH_SPARE):
-        # An orderly goodbye that the job was told it can do without is no failure, and costs no restart.
+        # A graceful leave is not a failure if enough nodes remain. It does not use the restart budget.
         return order_stop(state, plan.decision(f"{first.reason}; {plan.words}", state.generation), now)
     return _carry_out(state, judge(state, first, now), now)
 
@@ -226,10 +226,10 @@ def node_stopped(state: JobState, node: str, reports: tuple[RankReport, ...], no
 
 
 def conclude(state: JobState, now: float) -> Result:
-    """Every rank of the generation is reaped, and every report is in."""
+    """Decide what follows a stop: every rank of the generation is reaped, and every report is in."""
     decision = state.decision
     assert decision is not None
-    if decision.cause is None:  # nothing failed: an order, a goodbye, or more nodes
+    if decision.cause is None:  # not a failure: an order, a graceful leave, or growth
         return _aborted(state, decision) if decision.kind is DecisionKind.FAIL else _regroup(state, now)
     first = first_of(state, state.causes.values())
     if (named := explained(first, state.causes, state.last_seen, world_of(state))) is not None:
@@ -306,7 +306,7 @@ def exclude(state: JobState, node: str, reason: str, now: float, *, for_health: 
 
 
 def too_few_came(state: JobState) -> Result:
-    """A forming round ran out of time."""
+    """End the job: a forming round reached its timeout."""
     spec, names = (
         spec_of(state),
         [m.agent.node for m in by_arrival(state) if m.agent.node not in state.excluded],
@@ -340,7 +340,7 @@ def abort(state: JobState, reason: str, now: float) -> Result:
         case Phase.ENDED:
             return state, ()
         case Phase.STOPPING if state.decision is not None and state.decision.kind is DecisionKind.FAIL:
-            return state, ()  # it ends already, and for the reason that everybody was told
+            return state, ()  # the job already ends, for the reason in the stop order
         case Phase.FORMING:
             return _aborted(_noted(state, decision), decision)
         case Phase.STOPPING:
@@ -361,7 +361,7 @@ def _failed(state: JobState, reason: str, first: Cause) -> Outcome:
 
 
 def end(state: JobState, outcome: Outcome, decision: Decision | None = None) -> Result:
-    """`decision`: to be logged, unless it was already."""
+    """End the job. `decision`: recorded first, if it is not recorded yet."""
     if decision is not None:
         state = _noted(state, decision)
     outcome = replace(outcome, decisions=state.decisions)

@@ -1,4 +1,4 @@
-"""What people may see of a job: pure pictures of its state."""
+"""Views of a job's state for people. Pure."""
 
 from __future__ import annotations
 

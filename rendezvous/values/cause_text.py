@@ -1,4 +1,4 @@
-"""A cause as text for users: who is meant, and how certain that is. Pure."""
+"""A cause as text for users: which ranks it names, and how certain that is. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NAMED = 8  # ranks, in one line
 
 
 def described(cause: Cause) -> str:
-    """The reason, after what is uncertain about it."""
+    """The reason, preceded by what is uncertain about it."""
     match cause.doubt:
         case None | Doubt.SHARED_ERROR:
             return cause.reason
@@ -27,7 +27,7 @@ def described(cause: Cause) -> str:
 
 
 def ranks(numbers: Sequence[int]) -> str:
-    """ "rank 1", "ranks 0, 2 and 3", "ranks 0-1022"."""
+    """Ranks as text: "rank 1", "ranks 0, 2 and 3", "ranks 0-1022"."""
     ordered = sorted(numbers)
     if len(ordered) == 1:
         return f"rank {ordered[0]}"

@@ -1,8 +1,8 @@
-"""What goes into the round machine, and what comes out.
+"""The inputs and outputs of the round machine.
 
-Agent -> service messages are events as they stand; each carries the agent and, where it speaks of
-ranks, the generation it speaks of: the fence that makes a late message harmless. Service -> agent
-messages travel inside the effect `Tell`.
+A message from an agent to the service is an event. It carries the agent and, if it is about ranks, their generation.
+The generation is a fence: it makes a late message harmless. A message from the service to an agent travels inside the
+effect `Tell`.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class AgentJoined:
     agent: AgentId
     spec: JobSpec
     facts: NodeFacts
-    generation: int = 0  # the last one that it heard of
-    running: Assignment | None = None  # its place in that one, unless its ranks were stopped
+    generation: int = 0  # the last one that the agent knows
+    running: Assignment | None = None  # its place in that generation, unless its ranks were stopped
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class AgentHeard:
 
 @dataclass(frozen=True, slots=True)
 class AgentLeft:
-    """A graceful goodbye (drain, scale-down, SIGTERM): the agent has reaped, or will reap, all its ranks."""
+    """The agent leaves gracefully (drain, scale-down, SIGTERM). It has reaped, or will reap, all its ranks."""
 
     agent: AgentId
     reason: ShortenedSentence
@@ -51,7 +51,7 @@ class AgentLeft:
 
 @dataclass(frozen=True, slots=True)
 class StoreOpened:
-    """Node rank 0's store keeper of this generation listens."""
+    """The store of this generation listens on node rank 0."""
 
     agent: AgentId
     generation: int
@@ -60,7 +60,7 @@ class StoreOpened:
 
 @dataclass(frozen=True, slots=True)
 class RankFailed:
-    """A rank ended badly. Sent for each, those that ended because of a stop order (consequences) included."""
+    """A rank failed. The agent sends this for each failed rank, including consequences of a stop order."""
 
     agent: AgentId
     generation: int
@@ -77,10 +77,10 @@ class RanksFinished:
 
 @dataclass(frozen=True, slots=True)
 class AgentStopped:
-    """In answer to `Stop`: every rank of `generation` on this node, with all its descendants, is reaped.
+    """The answer to `Stop`: every rank of `generation` on this node, with all its descendants, is reaped.
 
-    While the job goes on this is also the agent's wish to take part in the next generation. `reports`: where its ranks
-    were when the order came, if its reason may be the consequence of something else (see diagnosing/post_mortem.py).
+    While the job continues, the agent thereby also asks to join the next generation. `reports`: the state of its ranks
+    when the order arrived, if its reason may be a consequence of another failure (see diagnosing/post_mortem.py).
     """
 
     agent: AgentId
@@ -90,7 +90,7 @@ class AgentStopped:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointTaken:
-    """In answer to `CheckpointRequested`: all ranks of this node have taken one."""
+    """The answer to `CheckpointRequested`: all ranks of this node have taken a checkpoint."""
 
     agent: AgentId
     generation: int
@@ -98,7 +98,7 @@ class CheckpointTaken:
 
 @dataclass(frozen=True, slots=True)
 class RanksStalled:
-    """Some ranks of this node show no sign of life for longer than is in order. Said again while that lasts."""
+    """Some ranks of this node have stalled for longer than their limit. The agent repeats this while that lasts."""
 
     agent: AgentId
     generation: int
@@ -106,7 +106,7 @@ class RanksStalled:
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """In answer to `Examine`: all ranks of this node, those included that have ended."""
+    """The answer to `Examine`: all ranks of this node, including those that have ended."""
 
     agent: AgentId
     generation: int
@@ -115,8 +115,8 @@ class Examined:
 
 @dataclass(frozen=True, slots=True)
 class PhaseTimesReported:
-    """What the ranks of this node have spent their time on, since they began. Those of which nothing is known are
-    left out."""
+    """The phase times of the ranks of this node since they began, without those of which
+    nothing is known."""
 
     agent: AgentId
     generation: int
@@ -125,7 +125,7 @@ class PhaseTimesReported:
 
 @dataclass(frozen=True, slots=True)
 class NodeHealth:
-    """Something about the node has changed: `news` says what, `complaints` is all that is wrong with it now."""
+    """The health of the node has changed: `news` is the change, `complaints` lists all current problems."""
 
     agent: AgentId
     news: Sentence
@@ -137,7 +137,7 @@ class NodeHealth:
 
 @dataclass(frozen=True, slots=True)
 class AgentLost:
-    """Its stream broke and its session was not resumed, or the shell gave it up for another reason."""
+    """The agent's stream broke and its session did not resume, or the shell gave it up for another reason."""
 
     agent: AgentId
     reason: ShortenedSentence
@@ -174,7 +174,7 @@ class NodeResumed:
 
 @dataclass(frozen=True, slots=True)
 class DeadlineReached:
-    """The instant last asked for with `SetDeadline` has come (or passed)."""
+    """The last deadline that `SetDeadline` set has been reached."""
 
 
 FromAgent = (
@@ -207,14 +207,12 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Admitted, and not running yet: what for, in words (for the progress line)."""
+    """The agent is admitted and does not run ranks yet. `reason` says what it waits for, for the progress line."""
 
     reason: ShortenedSentence
     present: int
     wanted: int
-    stands_by: bool = (
-        False  # no short wait for the last nodes: a world runs without this one, or no service answers
-    )
+    stands_by: bool = False  # a long wait: a world runs without this node, or no service answers
 
 
 class RefusalKind(StrEnum):
@@ -224,7 +222,7 @@ class RefusalKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Disagreement:
-    """The node asks for another value of a setting than the job has. `setting` is a field of `JobSpec`."""
+    """The node and the job have different values of a setting. `setting` is a field of `JobSpec`."""
 
     setting: str
     of_job: str
@@ -233,18 +231,18 @@ class Disagreement:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Not admitted. `retryable` False: trying again as it is will not help; the agent exits with `exit_code`."""
+    """The agent is not admitted. If not `retryable`, another attempt cannot succeed: exit with `exit_code`."""
 
     reason: ShortenedSentence
     exit_code: int
     retryable: bool = False
-    kind: RefusalKind | None = None  # None: `reason` is all there is to it
+    kind: RefusalKind | None = None  # None: only `reason` describes it
     disagreement: Disagreement | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Assigned:
-    """A world was sealed. Node rank 0's agent now opens the store; ranks start at `StoreAt`."""
+    """A world is sealed. The agent of node rank 0 now opens the store. Ranks start at `StoreAt`."""
 
     assignment: Assignment
 
@@ -257,7 +255,7 @@ class StoreAt:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Stop and reap every rank of `generation`, then answer `AgentStopped`. Told to all before anyone waits."""
+    """Stop and reap every rank of `generation`, then answer `AgentStopped`. All nodes get the order at once."""
 
     generation: int
     decision: Decision
@@ -265,7 +263,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRequested:
-    """The world is to grow at a checkpoint: let the ranks take one, then answer `CheckpointTaken`."""
+    """The world grows after a checkpoint: let the ranks take one, then answer `CheckpointTaken`."""
 
     generation: int
     reason: ShortenedSentence
@@ -273,14 +271,14 @@ class CheckpointRequested:
 
 @dataclass(frozen=True, slots=True)
 class Examine:
-    """Somewhere ranks stand still: say at once how those of this node are."""
+    """Some ranks have stalled: report at once the state of the ranks of this node."""
 
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
 class Accused:
-    """A rank of this node is held to be the reason: look where it stands, then send `RankFailed` with this cause."""
+    """A rank of this node is the suspected reason: look at its stacks, then send `RankFailed` with this cause."""
 
     generation: int
     cause: Cause
@@ -288,7 +286,7 @@ class Accused:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Nothing to do, only to be shown."""
+    """Show this text to the user. No action is needed."""
 
     generation: int
     text: Sentence
@@ -296,7 +294,7 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The job is over, and nothing of it runs here any more (or must not): say so and exit."""
+    """The job is over, and no rank of it may run here any more: report that and exit."""
 
     outcome: Outcome
 
@@ -310,7 +308,7 @@ ToAgent = (
 
 @dataclass(frozen=True, slots=True)
 class Persist:
-    """Write the new state with compare-and-swap. Always first: nobody is told what is not written."""
+    """Write the new state with compare-and-swap. Always the first effect: write before any agent is told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,7 +319,7 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class SetDeadline:
-    """Send `DeadlineReached` at `at` (the service's monotonic seconds); replaces the one before; None: none."""
+    """Send `DeadlineReached` at `at` (the service's monotonic seconds). Replaces the last deadline; None removes it."""
 
     at: float | None
 

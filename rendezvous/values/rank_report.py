@@ -1,7 +1,7 @@
-"""What one agent tells of one rank when the service asks why ranks stand still. As small as the judgement allows.
+"""An agent's report about one rank, for the diagnosis of a stall. It contains only what the diagnosis needs.
 
-`stalled_s` is how long its agent has seen no sign of life, `limit_s` how long that is in order in what it does: the
-agent knows the budgets, the service only compares. Durations are seconds before the moment of the look.
+`stalled_s` is the time for which the agent has seen no progress. `limit_s` is how long this may last in the current
+activity: the agent knows the limits, the service only compares. Durations are seconds before the time of the report.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class RankReport:
     rank: int
     known: bool = True  # it has written its page at least once
     stalled_s: float = 0.0
-    limit_s: float | None = None  # None: there is none
+    limit_s: float | None = None  # None: no limit
     phase: RankPhase = RankPhase.STARTING
     phase_s: float = 0.0
     step: int = 0
@@ -34,8 +34,8 @@ class RankReport:
     wchan: str = ""
     recorded: tuple[
         Collective, ...
-    ] = ()  # as torch's flight recorder numbers them, those included that C++ begins
-    recorder: tuple[GroupView, ...] = ()  # empty: it was not heard
+    ] = ()  # as torch's flight recorder numbers them, including calls that C++ starts
+    recorder: tuple[GroupView, ...] = ()  # empty: the recorder was not read
 
     @property
     def is_overdue(self) -> bool:

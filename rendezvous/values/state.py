@@ -1,4 +1,4 @@
-"""Everything the rendezvous knows of one job.
+"""Everything that the rendezvous knows about one job.
 
     FORMING --seal--> SEALED --store opened--> RUNNING --all finished--> ENDED
        ^                 |                        |                        ^
@@ -7,10 +7,10 @@
        +--- too few nodes are left --- STOPPING <-+--- decision FAIL ------+--+
                                           +--- all stopped: seal g+1 ---> SEALED
 
-What was decided is durable (written before anyone is told). What agents only said (joins, "finished",
-"stopped", reports) and their leases are not: an agent says them again whenever its session resumes, so a
-service that restarts from its store gathers them anew. A snapshot's instants are on the clock of the
-process that wrote it, `as_of` tells how late it was there; `rendezvous.rounds.resume` moves them to another clock.
+Decisions are durable: the service writes them before it tells any agent. Messages of agents (joins, "finished",
+"stopped", reports) and their leases are not. An agent sends its messages again when its session resumes, so a service
+that restarts from its store collects them again. The times in a snapshot are on the clock of the process that wrote
+it. `as_of` is the time of the snapshot on that clock. `rendezvous.rounds.resume` moves the times to another clock.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from rendezvous.values.types import (  # noqa: TC001
     World,
 )
 
-NOT_KEPT = {"kept": False}  # a field that is no part of a snapshot: its agents say it again
+NOT_KEPT = {"kept": False}  # a field that is not part of a snapshot: the agents send it again
 
 
 class Phase(StrEnum):
-    FORMING = "forming"  # a round gathers members; also after a loss, while a replacement is awaited
+    FORMING = "forming"  # a round collects members; also after a loss, while the job waits for a replacement
     SEALED = "sealed"  # a world exists; its store is not open yet
     RUNNING = "running"  # ranks may run
-    STOPPING = "stopping"  # a stop was ordered; not every node has reaped yet
+    STOPPING = "stopping"  # a stop was ordered; not every node has reaped its ranks yet
     ENDED = "ended"
 
 
@@ -52,21 +52,21 @@ class Member:
     facts: NodeFacts
     arrival: int
     node_rank: int | None = None  # in the world of the current generation; None: stands by
-    ran: Assignment | None = None  # what it came with, until the next world is sealed
+    ran: Assignment | None = None  # its place when it joined, until the next world is sealed
 
 
 @dataclass(frozen=True, slots=True)
 class Exclusion:
-    """A node that sits out. `until` None: until an operator resumes it."""
+    """The exclusion of a node. If `until` is None, it lasts until an operator resumes the node."""
 
     reason: str
     until: float | None = None
-    for_health: bool = False  # a later life of the node that brings better health lifts it
+    for_health: bool = False  # a new agent of the node that reports good health ends it
 
 
 @dataclass(frozen=True, slots=True)
 class Streak:
-    """How many generations running this rank was the first to fail, each time soon after its start."""
+    """How many generations in a row this rank was the first to fail, each time soon after its start."""
 
     rank: int = -1
     times: int = 0
@@ -74,16 +74,16 @@ class Streak:
 
 @dataclass(frozen=True, slots=True)
 class Timers:
-    """Instants at which something falls due; None: nothing does."""
+    """The time at which each timeout expires; None: it is not set."""
 
-    give_up_at: float | None = None  # FORMING: too few nodes; SEALED: no store by then
-    settle_at: float | None = None  # enough nodes are here; more may follow until then
+    give_up_at: float | None = None  # FORMING: too few nodes; SEALED: the store is not open
+    settle_at: float | None = None  # enough nodes are present; more may join until then
     settle_bound_at: float | None = None  # ... but no later than this
-    stop_by: float | None = None  # STOPPING: who is silent by then is lost
-    progress_at: float | None = None  # FORMING: tell everyone how many are here
-    examine_at: float | None = None  # RUNNING: an examination goes on, with what there is by then
+    stop_by: float | None = None  # STOPPING: a node that has not answered by then is lost
+    progress_at: float | None = None  # FORMING: tell all agents how many nodes are present
+    examine_at: float | None = None  # RUNNING: the examination continues with the answers so far
     lease_check_at: float | None = None
-    readmit_at: float | None = None  # the first exclusion runs out
+    readmit_at: float | None = None  # the first exclusion expires
 
     def earliest(self) -> float | None:
         return min((at for at in self._all() if at is not None), default=None)
@@ -107,20 +107,20 @@ class Timers:
 
 
 class Stage(StrEnum):
-    ASKING = "asking"  # not every node has said how its ranks are
-    PATIENCE = "patience"  # it was found to be in order, for now
-    ACCUSING = "accusing"  # the accused ranks' agents look where they stand
+    ASKING = "asking"  # not every node has reported its ranks
+    PATIENCE = "patience"  # all is in order for now; ask again later
+    ACCUSING = "accusing"  # the agents of the accused ranks look at their stacks
 
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """Why do ranks stand still? See rendezvous/diagnosing/examination.py."""
+    """The examination of a stall. See rendezvous/rounds/hang_examination.py."""
 
     stage: Stage
-    asked: int = 0  # how often, one time after the other
+    asked: int = 0  # how many times in a row the service has asked
     pending: FrozenMap[str, bool] = EMPTY  # nodes that have not answered
     reports: FrozenMap[str, tuple[RankReport, ...]] = EMPTY  # by node
-    accused: FrozenMap[int, Cause] = EMPTY  # by rank: what to say if its agent does not
+    accused: FrozenMap[int, Cause] = EMPTY  # by rank: the cause to use if its agent does not answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,19 +136,17 @@ class JobState:
     members: FrozenMap[str, Member] = EMPTY  # by node
     leases: FrozenMap[str, float] = EMPTY  # node -> when last heard
     claims: FrozenMap[int, str] = EMPTY  # explicit node rank -> node
-    retired: FrozenMap[str, tuple[str, ...]] = EMPTY  # node -> incarnations that will not be back
+    retired: FrozenMap[str, tuple[str, ...]] = EMPTY  # node -> incarnations that may not join again
     excluded: FrozenMap[str, Exclusion] = EMPTY
     node_failures: FrozenMap[str, int] = EMPTY
-    pending: FrozenMap[str, bool] = EMPTY  # nodes yet to finish (RUNNING) or to stop (STOPPING)
-    checkpoints_due: FrozenMap[str, bool] = EMPTY  # nodes asked for a checkpoint, and yet to take it
+    pending: FrozenMap[str, bool] = EMPTY  # nodes that have not finished (RUNNING) or stopped (STOPPING)
+    checkpoints_due: FrozenMap[str, bool] = EMPTY  # nodes that have not taken the requested checkpoint
     causes: FrozenMap[int, Cause] = EMPTY  # of this generation, by rank
-    decision: Decision | None = None  # the one being carried out
-    forgotten: int = (
-        0  # a generation that agents have heard of; above `generation` if the state was lost since
-    )
+    decision: Decision | None = None  # the decision in progress
+    forgotten: int = 0  # the latest generation that agents report; above `generation` if the state was lost
     arrivals: int = 0
-    restarts_used: int = 0  # restarts that count against the budget, in all
-    restart_times: tuple[float, ...] = ()  # when the latest of them were decided
+    restarts_used: int = 0  # all restarts that count against the budget
+    restart_times: tuple[float, ...] = ()  # the times of the latest of these decisions
     streak: Streak = Streak()
     decisions: tuple[Decision, ...] = ()  # the latest DECISIONS_KEPT
     failures: tuple[tuple[int, Cause], ...] = ()  # (generation, first cause), the latest FAILURES_KEPT
@@ -160,24 +158,24 @@ class JobState:
     )  # STOPPING: by node
     straggler_state: StragglerState = field(default=StragglerState(), metadata=NOT_KEPT)  # of this generation
     health: FrozenMap[str, tuple[str, ...]] = field(default=EMPTY, metadata=NOT_KEPT)  # complaints, by node
-    deadline_at: float | None = None  # what was last asked for with SetDeadline
+    deadline_at: float | None = None  # the last deadline set with SetDeadline
     as_of: float = 0.0
 
 
 DECISIONS_KEPT = 200
 FAILURES_KEPT = 50
 INCARNATIONS_KEPT = 16
-CAUSES_TOLD = 256  # of one failed generation; every agent is told them all
+CAUSES_TOLD = 256  # of one failed generation; every agent gets them all
 
 
 def member_of(state: JobState, agent: AgentId) -> Member | None:
-    """The member this agent is: None for a stranger, and for another life of a member's node."""
+    """The member that this agent is; None if it is unknown or another incarnation of a member's node."""
     member = state.members.get(agent.node)
     return member if member is not None and member.agent == agent else None
 
 
 def is_live(state: JobState) -> bool:
-    """A sealed world is being started or runs."""
+    """Whether a sealed world is starting or running."""
     return state.phase in (Phase.SEALED, Phase.RUNNING)
 
 
@@ -186,13 +184,13 @@ def world_nodes(state: JobState) -> int:
 
 
 def present(state: JobState) -> int:
-    """Members that may take part."""
+    """The number of members that are not excluded."""
     if not len(state.excluded):
         return len(state.members)
     return len(state.members) - sum(1 for node in state.excluded if node in state.members)
 
 
 def standing_by(state: JobState) -> list[Member]:
-    """Members that could enter a world and are in none, longest here first."""
+    """Members that are not in a world and could enter one, in order of arrival."""
     found = [m for n, m in state.members.items() if m.node_rank is None and n not in state.excluded]
     return sorted(found, key=lambda m: m.arrival)

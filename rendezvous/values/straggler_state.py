@@ -1,4 +1,4 @@
-"""What ranks spend their time on, and which of them are slower than their peers: the values.
+"""The values of straggler detection: phase times of ranks, and which ranks are slower than their peers.
 
 `diagnosing/stragglers` compares them.
 """
@@ -12,7 +12,7 @@ from rendezvous.values.frozen_map import EMPTY, FrozenMap
 
 @dataclass(frozen=True, slots=True)
 class PhaseTimes:
-    """How far a rank has come and what it has spent its time on, both since it began."""
+    """The steps and phase times of a rank, both since it began."""
 
     rank: int
     steps: int
@@ -30,7 +30,7 @@ class PhaseTimes:
 
 @dataclass(frozen=True, slots=True)
 class Slowness:
-    """In one window: seconds per step, its own and its peers'."""
+    """The seconds per step of a slow rank and of its peers, in one window."""
 
     phase: str
     own_s: float
@@ -39,10 +39,10 @@ class Slowness:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A rank that was slow lately."""
+    """The state of a rank that was slow recently."""
 
     node: str
-    slow: int  # windows running in which it was slow ...
+    slow: int  # windows in a row in which it was slow ...
     fast: int  # ... or, after those, in which it was not
     named: bool
     slowness: Slowness
@@ -50,10 +50,10 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class StragglerState:
-    """All that is remembered of one generation."""
+    """The straggler state of one generation."""
 
-    told: FrozenMap[str, tuple[PhaseTimes, ...]] = EMPTY  # in this window, by node
-    base: FrozenMap[str, tuple[PhaseTimes, ...]] = EMPTY  # what they had told when the window began
+    told: FrozenMap[str, tuple[PhaseTimes, ...]] = EMPTY  # reports in this window, by node
+    base: FrozenMap[str, tuple[PhaseTimes, ...]] = EMPTY  # reports at the beginning of the window
     standings: FrozenMap[int, Standing] = EMPTY
 
     @property

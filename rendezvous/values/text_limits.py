@@ -1,4 +1,4 @@
-"""How long a text may be, as part of the declaration of its field.
+"""The length limit of a text, as part of the declaration of its field.
 
 A field without a declaration is a name (an identifier, an address, a path) and has at most `NAME.max_chars`.
 """
@@ -11,7 +11,7 @@ from typing import Annotated
 
 @dataclass(frozen=True, slots=True)
 class TextLimit:
-    """`is_shortened`: a longer text is news as well, so it is shortened. Otherwise its message is rejected."""
+    """`is_shortened`: a longer text is useful too, so it is shortened. Otherwise the message is rejected."""
 
     max_chars: int
     is_shortened: bool = False
