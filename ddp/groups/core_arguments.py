@@ -1,4 +1,4 @@
-"""torch's tensors and reductions in the words of the compiled core: numbers, addresses, sizes."""
+"""Translate torch's tensors and reductions into arguments of the compiled core: numbers, addresses, sizes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _HALVES = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 _BYTE = _ELEMENTS[torch.uint8]
 _FLOATS = range(4)
 
-_KIND: Any = ReduceOp.RedOpType  # its members are not in torch's description
+_KIND: Any = ReduceOp.RedOpType  # torch's type stubs do not list its members
 _REDUCTIONS = {
     _KIND.SUM: SUM,
     _KIND.AVG: SUM,
@@ -53,8 +53,10 @@ class Reduction:
 
 
 class Reductions(dict[torch.dtype, "tuple[Reduction | None, ...]"]):
-    """For each type, what torch's kinds of reduction are to the core, by their numbers: an enumeration of torch's
-    takes long to hash. None: not for the core."""
+    """For each dtype, the core's reductions, indexed by the number of torch's reduction kind.
+
+    The index is a number because torch's enumeration is slow to hash. None: the core does not support the reduction.
+    """
 
     def __init__(self, world_size: int) -> None:
         super().__init__()
@@ -93,7 +95,7 @@ BYTES = Reduction(_BYTE, 1, SUM, 1.0)
 
 
 def suits(tensors: Sequence[torch.Tensor]) -> bool:
-    """Dense, in ordinary memory, and of one kind."""
+    """Whether the core supports these tensors: strided, on the CPU, and of one dtype."""
     if len(tensors) == 1:
         return tensors[0].layout is torch.strided and tensors[0].is_cpu
     if not tensors:
@@ -104,7 +106,7 @@ def suits(tensors: Sequence[torch.Tensor]) -> bool:
 
 @dataclass(slots=True)
 class Operands:
-    """`numbers`: address and size in turn; `kept` must live as long as they are in use."""
+    """Addresses and sizes of tensors, alternating in `numbers`. `kept` must live as long as they are in use."""
 
     numbers: list[int]
     size: int
@@ -117,7 +119,7 @@ def in_order(tensor: torch.Tensor) -> bool:
 
 
 def operands(tensors: Sequence[torch.Tensor], written: bool, read: bool = True) -> Operands:
-    """A tensor that is not laid out in order is replaced by a copy, and written back afterwards."""
+    """Return the operands of a collective. Non-contiguous tensors are copied first, and written back afterwards."""
     if len(tensors) == 1 and in_order(tensors[0]):
         (only,) = tensors
         size = only.nbytes

@@ -2,10 +2,11 @@
 
 Theory of operation
 -------------------
-Each group has a communicator and one thread, which makes blocking MPI calls in the order in which they were asked for;
-so the order is the same on all ranks if the program's is. MPI is told addresses, never objects, and knows no half
-precision: such numbers are summed in float32 and rounded once. A call to MPI cannot be broken off: a timeout is told to
-who waits, and the call stays where it is. What is not a collective is refused, with the name of a backend that can.
+Each group has a communicator and one thread. The thread makes blocking MPI calls in the order in which the program
+starts the collectives. The order is therefore the same on all ranks if all programs use the same order. MPI receives
+addresses, not Python objects. It does not support half precision: such numbers are summed in float32 and rounded once.
+An MPI call cannot be cancelled: on a timeout `wait` raises, and the call continues to block its thread. Other
+operations raise an error that names a backend which supports them.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _TYPES = {
     torch.bool: "UINT8_T",
 }
 _HALVES = (torch.float16, torch.bfloat16)
-_KIND: Any = ReduceOp.RedOpType  # its members are not in torch's description
+_KIND: Any = ReduceOp.RedOpType  # torch's type stubs do not list its members
 _REDUCTIONS = {
     _KIND.SUM: "SUM",
     _KIND.AVG: "SUM",
@@ -49,15 +50,15 @@ _REDUCTIONS = {
     _KIND.BOR: "BOR",
     _KIND.BXOR: "BXOR",
 }
-# A byte that stands for true stays 1.
+# For booleans, so that a true byte stays 1.
 _OF_BOOLS = {"SUM": "MAX", "PROD": "MIN"}
 _NO_TIMEOUT = timedelta(0)
 
-# torch describes its own methods more narrowly than it calls them.
+# torch's type stubs are narrower than its calls.
 _ProcessGroup: Any = dist.ProcessGroup
 
 
-# --- torch's tensors in MPI's words --------------------------------------------------------------------
+# --- tensors as MPI arguments -------------------------------------------------------------------------
 
 
 def _suits(tensors: Sequence[torch.Tensor]) -> None:
@@ -76,13 +77,13 @@ def _real(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _countable(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """One new array of a type that MPI can add up."""
+    """Return one new array with the data of all tensors, of a type that MPI can sum."""
     flat = torch.cat([_real(tensor).reshape(-1) for tensor in tensors])
     return flat.float() if flat.dtype in _HALVES else flat
 
 
 def _spread(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
-    """An array of that kind, back to where it came from."""
+    """Copy the data of such an array back into the tensors."""
     at = 0
     for tensor in tensors:
         n = tensor.numel() * (2 if tensor.is_complex() else 1)
@@ -99,7 +100,7 @@ def _bytes_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _described(mpi: Any, flat: torch.Tensor, as_bytes: bool = False) -> list[Any]:
-    """MPI counts for itself: of some arrays it wants to know the whole length, of others each rank's part."""
+    """Return a buffer without a count. mpi4py derives the count: for some arrays it is each rank's part."""
     memory = mpi.memory.fromaddress(flat.data_ptr(), flat.nbytes)
     return [memory, mpi.BYTE if as_bytes else getattr(mpi, _TYPES[flat.dtype])]
 
@@ -124,7 +125,7 @@ def _operation(mpi: Any, opts: Any, tensor: torch.Tensor) -> tuple[Any, bool]:
     return getattr(mpi, name), averaged
 
 
-# --- an operation under way ----------------------------------------------------------------------------
+# --- a started operation ------------------------------------------------------------------------------
 
 
 class MpiWork(dist.Work):
@@ -166,7 +167,7 @@ class MpiWork(dist.Work):
         return self._tensors
 
     def get_future(self) -> Any:
-        """An error reaches torch's C++ only if a callback raises it."""
+        """Return torch's future. Its callback raises errors, because torch's C++ code sees only those."""
         if self._future is None:
             done: Any = torch.futures.Future()
             self._future = done.then(lambda _none: self._outcome())
@@ -310,7 +311,7 @@ class MpiGroup(_ProcessGroup):  # type: ignore[misc]
     def barrier(self, opts: Any = None) -> MpiWork:
         return self._start(self._communicator.Barrier, [], opts)
 
-    # --- what there is not ---
+    # --- unsupported operations ---
 
     def _refuse(self, what: str) -> NoReturn:
         raise NotImplementedError(f"the backend mpi4py has no {what}; gloo has: ddp.init(backend='gloo')")

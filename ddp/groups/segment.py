@@ -1,11 +1,11 @@
-"""How the members on one host come to share a file that has no name, and to notice each other's end.
+"""Share an anonymous file between the members on one host, and detect when a member ends.
 
 Theory of operation
 -------------------
-Every member listens on an abstract Unix socket, whose random name it gives away in the store, together with a
-secret; each connects to all before it. The first member sends its anonymous file over these connections. They stay
-open and carry nothing more: a connection that closes is a member that is gone. Nothing of this has a name in a
-file system, so nothing can be left over.
+Every member listens on an abstract Unix socket. It publishes the random name of the socket and a secret in the store.
+Each member connects to all members before it. The first member sends its anonymous file over these connections. The
+connections stay open and carry no further data. If one closes, its member has ended. The file and the sockets do not
+have a name in the file system, so a crash cannot leave files behind.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import time
 from dataclasses import dataclass
 
 _HELLO = struct.Struct("=16sI")
-_CREDENTIALS = struct.Struct("3i")  # of the process at the other end: its number, user and group
+_CREDENTIALS = struct.Struct("3i")  # pid, user id and group id of the peer
 _ANSWER_WITHIN_S = 5.0
 
 
 def host_key() -> str:
-    """Equal where an abstract socket can reach: one boot of one machine, one network namespace."""
+    """Return a key that is equal for processes that can connect: same boot, network namespace and user."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         boot = file.read().strip()
     return f"{boot}/{os.readlink('/proc/self/ns/net')}/{os.getuid()}"
@@ -33,7 +33,7 @@ def host_key() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """Where this member can be reached by its neighbours, until all have come."""
+    """The listener of this member, which accepts neighbours until all have connected."""
 
     listener: socket.socket
     name: str
@@ -50,7 +50,7 @@ def open_door() -> Door:
 
 @dataclass(slots=True)
 class Neighbourhood:
-    """The shared file, and a connection to each other member; none to itself."""
+    """The shared file, and a connection to each other member. The entry of this member is None."""
 
     file: int
     connections: list[socket.socket | None]
@@ -59,7 +59,7 @@ class Neighbourhood:
         return [-1 if each is None else each.fileno() for each in self.connections]
 
     def hand_over(self) -> None:
-        """The core owns the connections from now on, and has a file descriptor of its own."""
+        """Release the connections, which the core now owns, and close the file, which the core has duplicated."""
         os.close(self.file)
         for each in self.connections:
             if each is not None:
@@ -86,7 +86,7 @@ def anonymous_file(length: int) -> int:
 def meet(
     door: Door, doors: list[tuple[str, str]], member: int, length: int, timeout_s: float
 ) -> Neighbourhood:
-    """`doors`: name and secret of every member, in order."""
+    """Connect all members and share the file. `doors`: name and secret of every member's listener, in order."""
     deadline = time.monotonic() + timeout_s
     neighbours = Neighbourhood(-1, [None] * len(doors))
     try:
@@ -126,13 +126,13 @@ def _knock(name: str, secret: str, member: int, deadline: float) -> socket.socke
 
 
 def _is_of_this_user(connection: socket.socket) -> bool:
-    """An abstract socket has no owner and no mode: whoever guesses its name reaches it."""
+    """Whether the peer has the same user. Abstract sockets lack permissions: any user may connect by name."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return int(_CREDENTIALS.unpack(credentials)[1]) == os.getuid()
 
 
 def _admit(door: Door, neighbours: Neighbourhood, member: int, deadline: float) -> None:
-    """Lets one in, if it knows the secret and is somebody who is still missing."""
+    """Accept one connection. Close it unless it has the secret and comes from a missing member."""
     door.listener.settimeout(_left(deadline))
     connection, _ = door.listener.accept()
     other = read_hello(connection, door.secret) if _is_of_this_user(connection) else None
@@ -146,7 +146,7 @@ def _admit(door: Door, neighbours: Neighbourhood, member: int, deadline: float) 
 
 
 def read_hello(connection: socket.socket, secret: str) -> int | None:
-    """Who is there; None for a stranger, or one that does not say within seconds."""
+    """Return the member number from a hello. None: a wrong secret, an error, or no hello within the timeout."""
     connection.settimeout(_ANSWER_WITHIN_S)
     said = b""
     try:

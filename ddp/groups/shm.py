@@ -1,5 +1,7 @@
-"""The backends `shm` (one host) and `hier` (shared memory within a host, a TCP ring across), as torch.distributed
-creates them: who is where is found out through the store, and all ranks do the same or none does."""
+"""Create the backends `shm` (one host) and `hier` (shared memory on each host, a TCP ring between hosts).
+
+The ranks exchange their hosts through the store. Either all ranks use the compiled core, or all use Gloo.
+"""
 
 from __future__ import annotations
 
@@ -19,18 +21,18 @@ from ddp.groups.shared_work import CombinedWork, FinishedWork, SharedWork
 from ddp.telemetry import collective_marks
 from ddp.telemetry.collective_facts import format_ranks
 
-# Bytes of a turn; two buffers per member. On one host small enough for a core's cache; across hosts large enough for
-# the link; where each host has one rank, which goes without, it is only the portion in which data goes round.
+# Bytes per turn; each member has two buffers. On one host the buffers fit a core's cache. Across hosts they are large
+# enough for the link. With one rank per host, ranks do not use buffers: it is only the portion sent around the ring.
 STAGING_NEAR = 1 << 19
 STAGING_FAR = 1 << 22
 STAGING_ALONE = 1 << 26
-# For a rank to form a group with others, however short their patience is once it stands.
+# The minimum timeout for forming a group. The group's own timeout may be shorter.
 LEAST_TO_COME_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What a rank tells the others; without a host it cannot take part, for that reason."""
+    """The data that a rank publishes. `reason` says why a rank cannot take part, and then `host` is empty."""
 
     host: str = ""
     host_name: str = ""
@@ -43,11 +45,11 @@ class Card:
 
 
 class _Unable(Exception):
-    """Some rank cannot, so none does."""
+    """A rank cannot use the core, so no rank uses it."""
 
 
 class _Setup:
-    """One rank's part in forming the group."""
+    """Forms the group on one rank."""
 
     def __init__(
         self, name: str, store: Any, rank: int, size: int, timeout: timedelta, ranks: list[int]
@@ -62,7 +64,7 @@ class _Setup:
         self.port: ring.Port | None = None
 
     def core(self) -> tuple[Any, bool]:
-        """The core's group and whether it is all on one host; None where everything has to go over Gloo."""
+        """Return the core's group and whether it is on one host. The group is None if all ranks must use Gloo."""
         cards = [
             Card(**json.loads(each)) for each in self._exchange("card", json.dumps(asdict(self._card())))
         ]

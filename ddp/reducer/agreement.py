@@ -1,5 +1,8 @@
-"""Do all ranks wrap the same model in the same way? Asked at construction and when the buckets are rebuilt, so that
-a difference is an error with a name, and never a collective that waits for ever."""
+"""Check that all ranks wrap the same model in the same way.
+
+The check runs at construction and when the buckets are rebuilt. A difference raises an error that names the
+parameter or the option. Without the check, a collective would hang.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ def same_model(
     state: Sequence[plan.Entry],
     options: Options,
 ) -> None:
-    """One small all-gather where all is well; the whole descriptions only where something differs."""
+    """Raise if the ranks wrap different models. Gather full descriptions only if the fingerprints differ."""
     facts = [dataclasses.asdict(each) for each in parameters]
     text = json.dumps([facts, list(state), list(options)]).encode()
     mine = [plan.model_fingerprint(parameters, [("state", tuple(state)), *options]), len(text)]
@@ -61,7 +64,7 @@ def order_of_rank_0(group: ProcessGroup, device: torch.device, order: Sequence[i
 
 
 def same_plan(group: ProcessGroup, device: torch.device, number: int) -> None:
-    """`number`: what all ranks should have in common."""
+    """Raise unless all ranks pass the same `number`."""
     if any(
         row != [number] for row in gathered(group, torch.tensor([number], dtype=torch.int64, device=device))
     ):

@@ -1,4 +1,4 @@
-"""What `.grad` of each parameter was when a backward began, to see later what has arrived."""
+"""The `.grad` of each parameter when a backward began. Later comparison shows which gradients have arrived."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class Baseline:
-    """`grads` is None when there were no gradients at all.
+    """The gradients and their versions before a backward. `grads` is None if no parameter had a gradient.
 
-    Gradients that are views of one bucket count their versions together: which of them has been added to cannot be
-    seen. Then `exact` is false, and only a hook can report what has arrived.
+    Gradients that are views of one bucket share a version counter, which does not show which of them has changed.
+    Then `exact` is false, and only a hook can report which gradients have arrived.
     """
 
     grads: list[Any] | None
@@ -38,7 +38,7 @@ class Baseline:
         return all(map(self.arrived, members, grads))
 
     def held(self, index: int) -> bool:
-        """It may be a gradient of an earlier backward, or of this one, from before an output was reached."""
+        """Whether `.grad` existed: from an earlier backward, or from this one before it reached an output."""
         return self.grads is not None and self.grads[index] is not None
 
     def of(self, members: Sequence[int]) -> list[Any] | None:

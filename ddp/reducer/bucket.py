@@ -1,18 +1,18 @@
-"""Where the gradients of a bucket lie while they are averaged, and where `.grad` points before and after.
+"""The storage of gradients while they are averaged, and the tensor that `.grad` refers to before and after.
 
-FlatBucket    copies gradients side by side into one tensor. A gradient that came into being in this backward is let
-              go of at the copy: `.grad` then points into the bucket, which saves the copy back and, early in the
-              backward, the memory. A gradient that was there before (accumulation, zeroed in place) keeps its
-              identity: the average is copied back into it, unless it lies in the bucket already.
-LooseBucket   averages gradients where they lie.
+FlatBucket    copies gradients side by side into one tensor. The copy releases a gradient that this backward created:
+              `.grad` then points into the bucket. This saves the copy back and frees memory early in the backward.
+              A gradient that existed before (accumulation, zeroed in place) keeps its identity: the average is
+              copied back into it, unless it is already in the bucket.
+LooseBucket   averages gradients in place.
 SparseBucket  holds one sparse gradient.
 
-With `as_views`, `.grad` is a view of the bucket, which lives as long as the plan, and the next step writes into it
-again. Without, `.grad` is a tensor of its own that merely has its memory from the bucket, and the memory is used
-again only when nobody else can see it: whoever keeps a gradient keeps what it said.
+With `as_views`, `.grad` is a view of the bucket. The bucket lives as long as the plan, and the next step writes into
+it again. Without `as_views`, `.grad` is a separate tensor that uses the memory of the bucket. The bucket reuses this
+memory only if no other tensor and no other reference sees it. A gradient that the script keeps does not change.
 
-All three: `gather` takes the gradients of the members [start, end); `payload` is what is to be averaged; `finish`
-hands the average over. `late` tells whether a gradient was touched after it had been gathered.
+The three classes share an interface. `gather` takes the gradients of the members [start, end). `payload` holds the
+tensors to average. `finish` stores the average in `.grad`. `late` tells whether a gradient changed after `gather`.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
 
     from ddp.reducer.carrier import Carrier
 
-    # Member and its average -> whether its `.grad` is to change.
+    # A member and its average -> whether to change its `.grad`.
     Used = Callable[[int, torch.Tensor], bool]
 
-# A tensor of this many bytes is scaled while it is copied; smaller ones are copied together and scaled after.
+# Tensors of this size or larger are scaled during the copy. Smaller ones are copied together and scaled afterwards.
 _SCALED_ALONE_BYTES = 16 * 1024
-# There may be thousands of gradients: these are asked for in loops that run in C.
+# There may be thousands of gradients: `map` calls these in a loop that runs in C.
 _version_of = attrgetter("_version")
 _wants_gradient = attrgetter("requires_grad")
 
 
 class FlatBucket:
-    alone = True  # nobody else averages these gradients in the same backward
+    alone = True  # no other reducer averages these gradients in the same backward
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class FlatBucket:
         self._carrier = carrier
         self._as_views = as_views
         self._dtype = dtype or parameters[0].dtype
-        # In mixed precision a communication hook moves `.grad` to other memory under our hands.
+        # In mixed precision a communication hook moves `.grad` to other memory.
         self._may_release = dtype is None
         sizes = [parameter.numel() for parameter in self.parameters]
         self.numel = sum(sizes)
@@ -66,12 +66,12 @@ class FlatBucket:
         self._kept: list[tuple[int, torch.Tensor]] = []
         self._absent: list[int] = []
         self._idle_uses = 0
-        # Of the targets, or, as they are views of the bucket and share its count, of the bucket.
+        # The versions of the targets. With `as_views`, the targets share the version of the bucket: only that one.
         self._versions: list[int] = []
         self._kept_versions: list[tuple[torch.Tensor, int]] = []
         self._begun = False
         self._late = False
-        self._countable = True  # views of one bucket count their versions together
+        self._countable = True  # whether versions show changes: views of one bucket share a counter
 
     def _allocate(self) -> None:
         self.flat = self._carrier.allocate(self.numel, self._dtype, self.parameters[0].device)
@@ -84,7 +84,7 @@ class FlatBucket:
         self._versions = [target._version for target in self.targets]
 
     def _uses(self) -> int:
-        """How many tensors lie on our memory."""
+        """Return how many tensors use the memory of this bucket."""
         return int(torch._C._storage_Use_Count(self.flat.untyped_storage()._cdata))
 
     def _piece(self, parameter: torch.Tensor, offset: int) -> torch.Tensor:
@@ -97,7 +97,7 @@ class FlatBucket:
         )
 
     def _seen_by_others(self, in_place: int) -> bool:
-        """Whether somebody else holds a gradient that lies here, or another tensor on the same memory."""
+        """Whether other code holds a gradient in this bucket, or another tensor uses the same memory."""
         references = sum(map(sys.getrefcount, self.targets))
         return references != self._idle_references + in_place or self._uses() != self._idle_uses
 
@@ -115,7 +115,7 @@ class FlatBucket:
         self._versions = [self.flat._version] if self._as_views else [-1] * len(self.targets)
 
     def gather(self, start: int, end: int, scale: float | None, before: Sequence[Any] | None) -> None:
-        """`before`: what each member's `.grad` was when the backward began; None: all of them were None."""
+        """Take gradients. `before` holds each member's `.grad` from the start of the backward. None: all were None."""
         if not self._begun:
             self._begin(before is None)
         self._countable &= not self._as_views or before is None
@@ -177,7 +177,7 @@ class FlatBucket:
 
     @property
     def late(self) -> bool:
-        """Whether a gradient was touched after it had been gathered."""
+        """Whether a gradient changed after it was gathered."""
         tensors = [self.flat] if self._as_views else self.targets
         return (
             self._late
@@ -193,7 +193,7 @@ class FlatBucket:
         return torch.zeros(self.numel, dtype=self._dtype, device=self.parameters[0].device)
 
     def finish(self, result: torch.Tensor | None, used: Used) -> None:
-        """`result`: the average, where it is not in the payload."""
+        """Store the averages in `.grad`. `result` is the average if it is not in the payload."""
         self._begun = False
         if result is not None and result.data_ptr() != self.flat.data_ptr():
             self.flat.copy_(result.view(-1)[: self.numel])
@@ -270,14 +270,14 @@ class SparseBucket:
             grad = self.zeros()
         elif not grad.is_sparse:
             raise RuntimeError("Expected variable to have sparse gradient.")
-        # Two parameters may have the values of their gradients in common: nothing is changed in place.
+        # The gradients of two parameters may share their values, so nothing is changed in place.
         self.payload = [grad.clone() if scale is None else grad * scale]
 
     def has_taken(self, grad: torch.Tensor) -> bool:
         return False
 
     def zeros(self) -> torch.Tensor:
-        """A gradient with no entries, as of a batch that looked nothing up."""
+        """Return a gradient without entries, like that of a batch without lookups."""
         parameter = self.parameters[0]
         indices = torch.zeros((1, 0), dtype=torch.long, device=parameter.device)
         values = torch.zeros((0, *parameter.shape[1:]), dtype=parameter.dtype, device=parameter.device)
@@ -294,7 +294,7 @@ class SparseBucket:
 
 
 def _are_plain(grads: Sequence[torch.Tensor | None]) -> bool:
-    """They are all there, and no graph hangs on any."""
+    """Whether all gradients exist and none of them requires a gradient."""
     return all(map(is_not, grads, itertools.repeat(None))) and not any(map(_wants_gradient, grads))
 
 
@@ -302,7 +302,7 @@ AnyBucket = FlatBucket | LooseBucket | SparseBucket
 
 
 def gradient_strides(parameter: torch.Tensor) -> tuple[int, ...]:
-    """How autograd lays out a gradient: as the parameter where that is dense, else row by row."""
+    """Return the strides that autograd gives a gradient: those of a dense parameter, else row-major."""
     if _is_dense(parameter):
         return parameter.stride()
     return torch.empty(parameter.shape, device="meta").stride()
@@ -319,7 +319,7 @@ def _like_gradient(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def _stands_apart(grad: torch.Tensor, parameter: torch.Tensor) -> bool:
-    """It cannot be averaged where it lies."""
+    """Whether the gradient cannot be averaged in place."""
     return grad.requires_grad or grad.stride() != gradient_strides(parameter) or not _is_dense(grad)
 
 

@@ -1,7 +1,7 @@
-"""How buckets travel: the plan in force, the storage of its buckets, the hook or the collective, and the divisor.
+"""Send buckets: the current plan, the storage of its buckets, the hook or the collective, and the divisor.
 
-A communication hook is given sums to make and divides by itself; without one, gradients are divided before they are
-added up, or by the group, where it offers that (see `ddp/reducer/carrier.py`).
+A communication hook receives undivided gradients and divides them itself. Without a hook, gradients are divided
+before they are summed. A group that offers the division does it instead (see `ddp/reducer/carrier.py`).
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Settings:
-    """What the module was given that concerns the reducer."""
+    """The arguments of the module that concern the reducer."""
 
     groups: tuple[ProcessGroup, ...]
     limit: plan.Limits
     find_unused: bool = False
     as_views: bool = False
     skip_unused: bool = False
-    tuned: bool = False  # `limit` is only what to begin with
+    tuned: bool = False  # `limit` is only the initial limit
 
 
 class Carrying(Protocol):
-    """What a reducer does with a bucket."""
+    """The operations of a reducer on a bucket."""
 
     def gather(self, number: int, start: int, end: int, before: Sequence[Any] | None) -> None: ...
     def launch(self, number: int) -> Any: ...
@@ -76,7 +76,7 @@ class BucketSender:
         self._divisor: float | None = None
         self._joining: tuple[Any, bool] | None = None
         self._ever_joined = False
-        # Also where nobody counts for this model: only the first of several in a `join` is told who has input left.
+        # Set for every model in a `join`. Only the first also has `_joining`, which counts the ranks with input left.
         self.within_join = False
         self._futures: list[Any] = []
         self._consumed = False
@@ -89,18 +89,20 @@ class BucketSender:
         self.start_over()
 
     def gradients_are_consumed(self) -> None:
-        """The hook steps the optimizer and drops the gradients: there is nothing to hand over."""
+        """Record that the hook steps the optimizer and drops the gradients. Averages need not be written to `.grad`."""
         self._consumed = True
 
     def shares_gradients(self, shared: bool) -> None:
-        """While they are shared, `.grad` does not point into a bucket before the end, nor is it averaged in place."""
+        """Set whether other reducers use the same gradients. If so, do not average in place or move `.grad` early."""
         self.alone = not shared
         for bucket in self.buckets:
             bucket.alone = self.alone
 
     def shards_go_to(self, taker: Callable[[int, Used], None]) -> bool:
-        """The hook sums a shard of each bucket; `taker(bucket, used)` is called for each, in order, at the end.
-        -> whether the group divides the sums; else the hook is given gradients that have been divided."""
+        """Let the hook sum one shard of each bucket. Call `taker(bucket, used)` for each bucket in order at the end.
+
+        -> whether the group divides the sums. If not, gradients are divided before the hook receives them.
+        """
         self._consumed, self._taker = True, taker
         self._carrier.slack = self.group.size() - 1
         return self._carrier.averages_shards
@@ -118,7 +120,7 @@ class BucketSender:
 
     @property
     def dtype_names(self) -> list[str]:
-        """As C++ calls them, in torch's logging data."""
+        """The C++ names of the dtypes, as in torch's logging data."""
         called = {
             "float32": "float",
             "float64": "double",
@@ -136,7 +138,7 @@ class BucketSender:
 
     @property
     def may_resize(self) -> bool:
-        """Whether buckets are ours alone, so that others of another size would do."""
+        """Whether only the reducer depends on the buckets, so that their size may change."""
         settings = self._settings
         others = self._hook is not None or self._dtype is not None or self._consumed or self._ever_joined
         return not (others or settings.find_unused or settings.skip_unused)
@@ -147,7 +149,7 @@ class BucketSender:
         return plan.Transport(lists=self._carrier.takes_lists, loose=plain)
 
     def start_over(self) -> None:
-        """Back to the plan that knows nothing of any backward."""
+        """Return to the first plan, which is made before any backward."""
         self.adopt(plan.first_plan(self.facts, self._settings.limit, self.transport))
 
     def planned(self, arrival: Sequence[int], limit: plan.Limits | None = None) -> plan.BucketPlan:
@@ -175,11 +177,11 @@ class BucketSender:
 
     @property
     def hooked(self) -> bool:
-        """A communication hook may count on being given every bucket."""
+        """Whether a communication hook is registered. A hook may rely on receiving every bucket."""
         return self._hook is not None
 
     def use_dtype(self, dtype: torch.dtype | None) -> None:
-        """Gradients arrive in another dtype than that of the parameters."""
+        """Set the dtype of the gradients if it differs from that of the parameters."""
         self._dtype = dtype
         self.start_over()
 
@@ -187,10 +189,10 @@ class BucketSender:
         self._carrier = Carrier(groups, self.device)
         self.start_over()
 
-    # --- a bucket's way ----------------------------------------------------------------------------
+    # --- sending a bucket --------------------------------------------------------------------------
 
     def join_with(self, work: Any, static_world_size: bool) -> None:
-        """This step takes part in a `join`: `work` counts the ranks that still have input."""
+        """Make this step part of a `join`. `work` counts the ranks that still have input."""
         self._joining, self._ever_joined = (work, static_world_size), True
 
     def joins_others(self, within: bool) -> None:
@@ -211,12 +213,12 @@ class BucketSender:
         return self._divisor
 
     def _divides(self, bucket: AnyBucket) -> bool:
-        """Whether the group divides. Not in a `join`: a rank that has no input left does not know by how many."""
+        """Whether the group divides. In a `join` it does not: a rank without input does not know the divisor."""
         lists = self._carrier.takes_lists and not isinstance(bucket, SparseBucket)
         return lists and not self.joins
 
     def _scale(self, bucket: AnyBucket) -> float | None:
-        """What gradients are multiplied by before they are added up."""
+        """The factor for gradients before they are summed. None: do not scale."""
         if self._taker is not None:
             return None if self._carrier.averages_shards else 1 / self.group.size()
         return None if self._hook is not None or self._divides(bucket) else 1 / self.divisor
@@ -243,7 +245,7 @@ class BucketSender:
             raise
 
     def _explain(self, error: RuntimeError, number: int) -> None:
-        """Raises what says more, where communication has failed."""
+        """Raise a more detailed error if communication has failed."""
         names = [self.facts[i].name for i in self.plan.buckets[number].members]
         way = "all_reduce" if self._hook is None else "the communication hook"
         group = str(getattr(self.group, "group_desc", ""))
@@ -251,7 +253,7 @@ class BucketSender:
         comm_error.explain(error, doing)
 
     def run_hook(self, bucket: GradBucket) -> Any:
-        """-> what can be waited for: the hook's future, or the collective's work."""
+        """-> the hook's future, or the work of the collective. The caller waits for it."""
         if self._hook is None:
             buffer = bucket.buffer()
             if self._carrier.takes_lists and not buffer.is_sparse:
@@ -267,11 +269,11 @@ class BucketSender:
         return future
 
     def sum_bucket(self, bucket: GradBucket) -> Any:
-        """-> Future. For hooks that want the plain all-reduce for a part of their work."""
+        """-> Future. For hooks that use the plain all-reduce as one of their steps."""
         return self._carrier.sum(bucket.index(), bucket.buffer()).get_future()
 
     def zero_buckets(self) -> list[GradBucket]:
-        """What a rank sends that has no input left."""
+        """Return the buckets that a rank without input sends."""
         self._ever_joined = True
         return [self._shown(number, bucket.zeros()) for number, bucket in enumerate(self.buckets)]
 
@@ -281,7 +283,7 @@ class BucketSender:
         return GradBucket(number, last, buffer, self.buckets[number].parameters, names)
 
     def try_out(self, tensor: torch.Tensor) -> None:
-        """Sends a tensor the way that buckets go."""
+        """Send a tensor in the same way as a bucket, and wait for it."""
         if self._carrier.takes_lists:
             self._carrier.average(0, [tensor], self.divisor).wait(AS_LONG_AS_IT_TAKES)
         else:
@@ -289,7 +291,7 @@ class BucketSender:
         self.settle_device()
 
     def settle_device(self) -> None:
-        """Only for a clock: waits until a device has done what it was told."""
+        """Wait until the device has finished its queued work. Only time measurements need this."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
@@ -301,7 +303,7 @@ class BucketSender:
         self._futures += futures
 
     def taken(self, grads: Sequence[torch.Tensor | None]) -> dict[int, torch.Tensor]:
-        """Those that are a bucket's own memory, or are averaged where they lie."""
+        """Return the gradients that a bucket owns or averages in place, by the index of their parameter."""
         return {
             i: grad
             for described, bucket in zip(self.plan.buckets, self.buckets, strict=True)
@@ -332,9 +334,9 @@ class BucketSender:
 
     @property
     def late(self) -> int | None:
-        """A parameter whose gradient was touched after it had been gathered, if there is one."""
+        """The index of a parameter whose gradient changed after it was gathered, or None."""
         if self._hook is not None and self._settings.as_views:
-            return None  # the hook has a right to write into the bucket
+            return None  # the hook may write into the bucket
         for described, bucket in zip(self.plan.buckets, self.buckets, strict=True):
             if bucket.late:
                 return described.members[0]

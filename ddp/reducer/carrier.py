@@ -1,19 +1,19 @@
-"""The seam between the reducer and the groups that carry its buckets.
+"""The interface between the reducer and the process groups that average its buckets.
 
-A group may offer two methods of its own, and is then spared copies:
+A group may offer two methods that save copies:
 
-    ddp_allocate(numel, dtype) -> Tensor         storage for a bucket where the group's peers can read it
-    ddp_average(tensors, divisor) -> Work        sum over the ranks, divided, in place, without a bucket
+    ddp_allocate(numel, dtype) -> Tensor         allocate a bucket in memory that the group's peers can read
+    ddp_average(tensors, divisor) -> Work        sum tensors over the ranks and divide, in place, without a bucket
 
-`ddp_device_types`, where a group has it, lists the types of devices that these methods serve. A group with
-`ddp_averages_shards` takes AVG in a reduce-scatter of CPU tensors, and rounds once.
+The optional attribute `ddp_device_types` lists the device types that these methods support. A group with
+`ddp_averages_shards` accepts AVG in a reduce-scatter of CPU tensors, and rounds once.
 
-Any other group is asked for a plain sum of one tensor, which has been divided before: in half precision the sum of
-what is not divided may overflow. With several groups, bucket i goes to group i modulo their number: several
-collectives are then under way at once, in one order.
+Any other group computes a plain sum of one tensor. The tensor is divided first: in half precision an undivided sum
+may overflow. With several groups, bucket i goes to group i modulo their number. Several collectives then run at the
+same time, and their order is the same on all ranks.
 
-Groups are called as torch's reducer calls them, with options and a limit for the wait: one that is written in Python
-may insist on both, and need not be known to torch.distributed.
+The calls pass options and a timeout, as torch's reducer does. A group that is written in Python may require both. It
+need not be registered with torch.distributed.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class Carrier:
         self._averages = [_offered(group, device, "ddp_average") for group in self.groups]
         self._allocate = _offered(self.groups[0], device, "ddp_allocate")
         self.averages_shards: bool = device.type == "cpu" and getattr(groups[0], "ddp_averages_shards", False)
-        # How many elements of memory follow a bucket, so that it can be cut into equal shards.
+        # Extra elements after each bucket, so that the bucket can be split into equal shards.
         self.slack = 0
 
     @property
     def takes_lists(self) -> bool:
-        """Whether many tensors may be averaged in one call, and the division is the group's own."""
+        """Whether one call averages many tensors and the group divides."""
         return all(average is not None for average in self._averages)
 
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -55,14 +55,14 @@ class Carrier:
         return storage[:numel] if self.slack else storage
 
     def average(self, turn: int, tensors: list[torch.Tensor], divisor: float) -> Any:
-        """Only where `takes_lists`. -> Work"""
+        """-> Work. Valid only if `takes_lists` is true."""
         average = self._averages[turn % len(self.groups)]
         if average is None:
             raise TypeError("this group has no ddp_average")
         return average(tensors, divisor)
 
     def sum(self, turn: int, tensor: torch.Tensor) -> Any:
-        """-> Work, whose tensors are those that were given."""
+        """-> Work. The sum replaces the contents of `tensor`."""
         if tensor.is_complex():
             tensor = torch.view_as_real(tensor)
         return summed(self.groups[turn % len(self.groups)], tensor)
@@ -82,19 +82,19 @@ def gathered(group: ProcessGroup, mine: torch.Tensor) -> list[list[int]]:
     opts = AllgatherOptions()
     opts.asyncOp = False
     work = group.allgather([rows], [mine], opts)
-    if work is not None:  # NCCL has none for who waits anyway
+    if work is not None:  # NCCL returns None for a synchronous call
         work.wait(AS_LONG_AS_IT_TAKES)
     return [row.tolist() for row in rows]
 
 
 def _offered(group: ProcessGroup, device: torch.device, name: str) -> Callable[..., Any] | None:
-    """A method of the group, or of the backend that the group has for this kind of device."""
+    """Return a method of the group, or of its backend for this device type. None if it does not exist."""
     offering: Any = group
     if not hasattr(group, name):
         try:
             offering = group._get_backend(device)
         except (RuntimeError, AttributeError):
-            return None  # a group in Python, or one that has no backend for the device
+            return None  # a group in Python, or without a backend for the device
     if device.type not in getattr(offering, "ddp_device_types", (device.type,)):
         return None
     return getattr(offering, name, None)

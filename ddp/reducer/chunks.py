@@ -1,4 +1,4 @@
-"""Chunks: runs of neighbours in a bucket that are gathered together; and how their gradients are watched."""
+"""Chunks are runs of neighbours in a bucket that are gathered together. `Mode` selects the watched gradients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from ddp.reducer.plan import BucketPlan, ParameterFacts
 
-# Smaller pieces are not worth a hook and two calls.
+# A hook and two calls cost more than a smaller chunk saves.
 CHUNK_BYTES = 128 * 1024
 
 

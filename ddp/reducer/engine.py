@@ -1,4 +1,4 @@
-"""The two things that we ask of torch's autograd engine: in which backward are we, and when does it end?"""
+"""Two queries to torch's autograd engine: which backward is running, and when it ends."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 def current_task() -> int:
-    """The number of the backward that is running in this thread; a backward inside a backward has its own."""
+    """Return the number of the backward that runs in this thread. A nested backward has its own number."""
     return torch._C._current_graph_task_id()
 
 
 def when_it_ends(callback: Callable[[], None]) -> None:
-    """Called at the end of the backward that is running, if it does not raise; may raise, out of `backward()`."""
+    """Call `callback` when the current backward ends without an error. `backward()` raises what `callback` raises."""
     Variable._execution_engine.queue_callback(callback)

@@ -1,7 +1,7 @@
-"""What is said when a module is used in a way that cannot give the same gradients on every rank.
+"""Errors for uses of a module that cannot give the same gradients on every rank.
 
-The types and the first words are torch's, for programs that look at them; then follow the parameters by their
-names, the rank, and what to do.
+Where torch has the same error, the type and the first words are torch's: programs may match them. Then the message
+names the parameters and the rank, and says what to do.
 """
 
 from __future__ import annotations

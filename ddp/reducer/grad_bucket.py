@@ -1,4 +1,4 @@
-"""What a communication hook is given: the shape of torch's GradBucket, which has no constructor."""
+"""The argument of a communication hook. It has the methods of torch's GradBucket, which has no constructor."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class GradBucket:
         return list(self._parameters)
 
     def names(self) -> list[str]:
-        """Of the parameters, in their order. torch's bucket does not know them."""
+        """Return the names of the parameters, in order. torch's bucket does not have this method."""
         return list(self._names)
 
     def gradients(self) -> list[torch.Tensor]:
-        """The buffer, cut into tensors of the shapes of the parameters."""
+        """Return the buffer, split into tensors with the shapes of the parameters."""
         if self._buffer.is_sparse:
             return [self._buffer]
         sizes = [parameter.numel() for parameter in self._parameters]
@@ -55,7 +55,7 @@ class GradBucket:
 
 
 def result_of(future: Any) -> torch.Tensor:
-    """The tensor that a hook promised, once it is there."""
+    """Wait for the future of a hook and return its tensor."""
     value = future.wait()
     if isinstance(value, torch.Tensor):
         return value

@@ -1,7 +1,7 @@
-"""Gradients become ready -> which buckets to launch now, in the order of the plan.
+"""Decide which buckets to launch when gradients become ready, in the order of the plan.
 
-All ranks must launch the same collectives in the same order, whatever the order in which their gradients become
-ready: bucket i + 1 is never launched before bucket i.
+All ranks must launch the same collectives in the same order. Gradients may become ready in a different order on each
+rank. Bucket i + 1 is therefore never launched before bucket i.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Readiness:
     pending: tuple[int, ...]  # how many gradients each bucket still waits for
-    launched: int = 0  # buckets 0..launched-1 are on their way
+    launched: int = 0  # buckets 0..launched-1 have been launched
 
     @property
     def complete(self) -> bool:
@@ -24,14 +24,14 @@ class Readiness:
 
 
 def begin(sizes: Sequence[int]) -> Readiness:
-    """`sizes`: how many gradients belong to each bucket."""
+    """Return the initial state. `sizes` holds the number of gradients of each bucket."""
     if any(size < 1 for size in sizes):
         raise ValueError("a bucket holds at least one gradient")
     return Readiness(tuple(sizes))
 
 
 def arrived(state: Readiness, bucket: int, count: int = 1) -> tuple[Readiness, range]:
-    """`count` more gradients of a bucket are ready -> the buckets to launch now, in order."""
+    """Record `count` more ready gradients of a bucket -> the new state and the buckets to launch now, in order."""
     left = state.pending[bucket] - count
     if count < 1 or left < 0:
         raise ValueError(f"bucket {bucket} waits for {state.pending[bucket]} gradients, not for {count}")

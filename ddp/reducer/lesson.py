@@ -1,4 +1,4 @@
-"""What one backward teaches for the next: the order of its gradients, and how closely they must be watched."""
+"""Derive settings for the next backward from the last one: the gradient order and the watch mode."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Lesson:
 
 
 def lesson(seen: Round, end_task: int, *, dynamic: bool, lacking: Sequence[int]) -> Lesson:
-    """`dynamic`: the set of used parameters may change with every step."""
+    """Return what a backward shows. `dynamic`: the set of used parameters may change with every step."""
     simple = all(count == 1 for count in seen.counts) and seen.tasks == {end_task}
     in_order = simple and seen.end_known and not seen.early and not seen.in_context
     mode = Mode.SENTINEL if in_order and not dynamic and not lacking else Mode.COUNT

@@ -1,4 +1,4 @@
-"""What `_get_ddp_logging_data` tells: torch's keys, as far as a reducer in Python has something to say for them."""
+"""The result of `_get_ddp_logging_data`: those of torch's keys for which a reducer in Python has a value."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _ALWAYS_SAMPLED = 10
 
 @dataclass
 class Data:
-    """The shape of torch's DDPLoggingData."""
+    """The same fields as torch's DDPLoggingData."""
 
     strs_map: dict[str, str] = field(default_factory=dict)
     ints_map: dict[str, int] = field(default_factory=dict)
 
 
 class Stopwatch:
-    """When the stages of a step began and ended, in nanoseconds. The first ten steps are timed, then every n-th."""
+    """Start and end times of the stages of a step, in nanoseconds. It times the first ten steps, then every n-th."""
 
     def __init__(self) -> None:
         self.sample_rate = 100
@@ -65,7 +65,7 @@ class Stopwatch:
             self.marks[name] = time.time_ns()
 
     def tell(self, listener: Callable[[str], None]) -> None:
-        """Of every mark from now on, sampled or not."""
+        """Call `listener` with every later mark, also in steps that are not sampled."""
         self._listeners = [*self._listeners, listener]
 
     def forget(self, listener: Callable[[str], None]) -> None:
@@ -97,7 +97,7 @@ class Stopwatch:
 
 
 class Log:
-    """In the place of torch's Logger."""
+    """A replacement for torch's Logger."""
 
     def __init__(self, refresh: Callable[[Log], None]) -> None:
         self.data = Data()
@@ -143,7 +143,7 @@ class Log:
         numbers.update({key: watch.marks[name] for key, name in starts.items() if name in watch.marks})
 
     def set_runtime_stats_and_log(self) -> None:
-        """Before a forward: what the steps before it have shown."""
+        """Refresh the data before a forward, from the steps before it."""
         self._refresh(self)
 
     def set_error_and_log(self, error: str) -> None:

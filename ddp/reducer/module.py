@@ -1,8 +1,8 @@
-"""`DistributedDataParallel`: torch's module with our reducer in it.
+"""`DistributedDataParallel`: torch's module with the reducer of this package.
 
-What torch says and does in Python, its arguments, errors, buffers, `no_sync`, `join`, mixed precision, pickling, is
-inherited, and stays what it is in the torch that is installed. Ours are the reducer and what it is told, the checks
-at construction, communication hooks, and the checks for changes of the module.
+The class inherits what torch implements in Python: arguments, errors, buffers, `no_sync`, `join`, mixed precision and
+pickling. These parts behave as in the installed torch. This module adds the reducer, the checks at construction, the
+communication hooks, and the checks for changes of the wrapped module.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _TORCHS = inspect.signature(TorchDistributedDataParallel.__init__)
 
 
 class DistributedDataParallel(TorchDistributedDataParallel):
-    """In place of torch.nn.parallel.DistributedDataParallel, with the same arguments.
+    """A replacement for torch.nn.parallel.DistributedDataParallel with the same arguments.
 
-    `process_group` may also be a list of groups of the same ranks: buckets then go to them in turn. With
-    `bucket_cap_mb="auto"` the first steps find out which size is best.
+    `process_group` may also be a list of groups of the same ranks. Buckets then use the groups in turn. With
+    `bucket_cap_mb="auto"`, the first steps find the best bucket size.
     """
 
     reducer: TorchReducer  # type: ignore[assignment]
@@ -56,7 +56,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         self.__dict__["_groups"] = groups = _several(chosen["process_group"])
         if groups:
             chosen["process_group"] = groups[0]
-        # torch's own checks name no parameter and leave rank 0 waiting; ours run in their place.
+        # torch's checks do not name the parameter and leave rank 0 waiting, so `_agree` replaces them.
         self.__dict__["_agrees_first"] = chosen.get("init_sync", True)
         self.__dict__["_buffers_first"] = (
             chosen.get("forward_sync_buffers") is not None or chosen["broadcast_buffers"] is not False
@@ -67,10 +67,10 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         torch_marks.install()
         self.__dict__["_delayed_to"] = chosen.get("param_to_hook_all_reduce")
         self.__dict__["_delayed_is_sent"] = False
-        if "init_sync" in chosen:  # an older torch always synchronizes as well
+        if "init_sync" in chosen:  # an older torch always synchronizes
             chosen["init_sync"] = False
         super().__init__(**chosen)
-        # torch's own has no reducer then, and fails in the first forward.
+        # In this case torch's class has no reducer and fails in the first forward.
         if self._delay_all_reduce_all_params:
             raise ValueError(
                 "delay_all_reduce_named_params holds all parameters: leave one at least to be averaged"
@@ -105,7 +105,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             self._agree(static_graph)
         if self.mixed_precision is not None:
             for i, parameter in enumerate(parameters):
-                parameter._idx = i  # type: ignore[attr-defined]  # torch's module asks for it
+                parameter._idx = i  # type: ignore[attr-defined]  # torch's module reads it
         if self._use_python_reducer:
             self.reducer._remove_autograd_hooks()
         self._unchanged = Unchanged(
@@ -135,7 +135,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             ("find_unused_parameters", self.find_unused_parameters),
             ("static_graph", static_graph),
             ("bucket_cap_mb", "auto" if settings.tuned else self.bucket_bytes_cap / plan.MIB),
-            ("forward_sync_buffers", self.broadcast_buffers),  # its name before torch 2.13, which keeps it
+            ("forward_sync_buffers", self.broadcast_buffers),  # the attribute keeps its old name
         ]
         sender = self.reducer.core.sender
         buffers_too = self.__dict__.pop("_buffers_first", True)
@@ -173,7 +173,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
 
     def _set_static_graph(self) -> None:
         super()._set_static_graph()
-        # torch passes outputs through a node of its own to learn when the first backward ends. We know.
+        # torch adds a graph node to detect the end of the first backward. This reducer does not need it.
         self._static_graph_delay_allreduce_enqueued = True
 
     def __getstate__(self) -> dict[str, Any]:
@@ -184,7 +184,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        if self._delay_all_reduce_params:  # a copy of a parameter is one without hooks
+        if self._delay_all_reduce_params:  # copying a parameter does not copy its hooks
             self._delayed_to.register_hook(self._delayed_all_reduce_hook)
 
     # --- a step ------------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
     # --- parameters whose all-reduce is delayed ------------------------------------------------------
 
     def _delayed_all_reduce_hook(self, grad: torch.Tensor) -> torch.Tensor:
-        """As torch's, but the backward does not end before what was delayed is averaged, all of it."""
+        """Like torch's hook, but the backward ends only after all delayed gradients are averaged."""
         buffer = self._delay_grad_buffer
         assert buffer is not None
         buffer.div_(self.process_group.size())
@@ -229,12 +229,12 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         return grad
 
     def _delayed_elsewhere(self) -> bool:
-        """Somebody let go of a gradient between forward and backward, and the new one is not in the buffer."""
+        """Whether the script dropped a gradient after the forward, so that the new one is not in the buffer."""
         pairs = zip(self._delay_all_reduce_params, self._delay_grad_views, strict=True)
         return any(p.grad is not None and p.grad.data_ptr() != view.data_ptr() for p, view in pairs)
 
     def _look_for_delayed(self) -> None:
-        """At the end of a step that was averaged."""
+        """Raise if delayed gradients were not averaged. It runs at the end of each averaged step."""
         sent, self._delayed_is_sent = self._delayed_is_sent, False
         if not sent and (self._delayed_elsewhere() or bool(self._delay_grad_buffer.any())):  # type: ignore[union-attr]
             raise errors.never_delayed_to(self._delayed_names(), self.reducer.core.rank)
@@ -247,18 +247,18 @@ class DistributedDataParallel(TorchDistributedDataParallel):
 
     @explaining("the averaging of gradients within join()")
     def _match_all_reduce_for_bwd_pass(self) -> None:
-        """And what those with input tell each other after their buckets."""
+        """Also match the all-reduce of used parameters, which ranks with input send after their buckets."""
         super()._match_all_reduce_for_bwd_pass()
         if self.reducer.core.setup.tells_used:
             summed(self.process_group, self.reducer.nothing_used()).wait(AS_LONG_AS_IT_TAKES)
 
     def _match_unused_params_allreduce(self) -> None:
-        """That was it."""
+        """Do nothing: `_match_all_reduce_for_bwd_pass` includes this all-reduce."""
 
     # --- communication hooks -----------------------------------------------------------------------
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
-        """`hook(state, bucket) -> Future`: average a bucket in a way of your own. See torch's documentation."""
+        """Register `hook(state, bucket) -> Future`, which averages the buckets. See torch's documentation."""
         self._check_comm_hook(hook)
         self.logger._set_comm_hook_name(getattr(hook, "__qualname__", type(hook).__qualname__))
         self._comm_hooks.append((hook, state))
@@ -280,7 +280,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
 
     @staticmethod
     def ignore_parameters_and_buffers(module: torch.nn.Module, names: Iterable[str]) -> None:
-        """Before wrapping: these parameters and buffers, by their dotted names, are none of DDP's business."""
+        """Exclude parameters and buffers, given by their dotted names, from DDP. Call it before wrapping."""
         ignored = list(names)
         known = {name for name, _ in [*module.named_parameters(), *module.named_buffers()]}
         if unknown := sorted(set(ignored) - known):
@@ -306,7 +306,7 @@ def _asks_for_tuning(chosen: dict[str, Any]) -> bool:
 
 
 def _without_what_is_deprecated(chosen: dict[str, Any]) -> None:
-    """Warns where the caller stands, and replaces it: torch would warn where it is called from, which is here."""
+    """Replace deprecated arguments. Warn at the caller's line: torch's warning would point into this file."""
     if chosen["check_reduction"]:
         _deprecated("`check_reduction` does nothing: a reduction is completed whether or not it is checked.")
         chosen["check_reduction"] = False
@@ -328,7 +328,7 @@ def _deprecated(text: str) -> None:
 
 
 def _written_for_ours(hook: Callable[..., Any]) -> bool:
-    """torch's check knows its own GradBucket only, and no annotation that is a string."""
+    """Whether the hook is annotated for this GradBucket. torch's check rejects this class and string annotations."""
     signature = inspect.signature(hook)
     bucket = signature.parameters.get("bucket")
     promised = signature.return_annotation
@@ -365,7 +365,7 @@ def _several(process_group: Any) -> tuple[ProcessGroup, ...] | None:
 
 
 def _keep_out_of_dynamo() -> None:
-    """torch.compile compiles the wrapped module; what happens around it is as little its business as torch's own."""
+    """Make torch.compile skip this package, as it skips torch's DDP. It still compiles the wrapped module."""
     import torch._dynamo.trace_rules
 
     torch._dynamo.trace_rules.add("ddp")

@@ -1,8 +1,8 @@
-"""Has the wrapped module still the parameters that it had when it was wrapped?
+"""Check that the wrapped module still has the parameters that it had when it was wrapped.
 
-A parameter that is unfrozen or added later would train on this rank alone. Frozen ones are looked at before every
-forward, which costs next to nothing; the whole module only when any module of the process has been given a new
-parameter or child since.
+A parameter that is unfrozen or added later would train on this rank alone. The check reads the frozen parameters
+before every forward, which is cheap. It walks the whole module only if any module of the process has registered a
+parameter or a child since the last walk.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""Which gradients travel together, and in which order: parameters and limits -> BucketPlan.
+"""Group gradients into buckets and order the buckets: parameters and limits -> BucketPlan.
 
-A bucket is a set of gradients that are averaged by one collective. Buckets are launched in the order of the plan,
-the same on every rank, so the plan is a pure function of things that all ranks agree on.
+One collective averages the gradients of a bucket. Every rank launches the buckets in the order of the plan. The plan
+is therefore a pure function of values that are equal on all ranks.
 
-The first plan knows nothing of the backward: parameters in the order of registration, the buckets in reverse, for
-gradients arrive roughly last layer first. It holds one bucket per device and dtype, unless unused parameters are
-looked for: a model whose backward has collectives of its own must not be interrupted by ours in an order that nobody
-has checked yet. The rebuilt plan follows the order in which the gradients of rank 0 really arrived, with a small
-first bucket, so that communication starts early.
+The first plan is made before any backward. It takes the parameters in the order of registration and the buckets in
+reverse, because gradients arrive roughly last layer first. It holds one bucket per device and dtype, unless the
+reducer searches for unused parameters. The backward of a model may run its own collectives, and buckets must not mix
+with them in an order that the ranks have not compared. The rebuilt plan follows the order in which the gradients of
+rank 0 arrived. Its first bucket is small, so that communication starts early.
 
-A bucket is FLAT when its gradients are copied side by side into one tensor; LOOSE when they are averaged where they
-lie, which saves the copy and the memory; SPARSE when its one gradient is a sparse tensor.
+A FLAT bucket copies its gradients side by side into one tensor. A LOOSE bucket averages its gradients in place, which
+saves the copy and the memory. A SPARSE bucket has one gradient, which is a sparse tensor.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    # A tensor that rank 0 sends at first: name, sizes, dtype.
+    # A tensor that rank 0 sends at construction: name, sizes, dtype.
     Entry = tuple[str, Sequence[int], str]
 
 MIB = 1024 * 1024
-# Below this a copy costs less than a collective of its own.
+# Below this size a copy costs less than a separate collective.
 LEAST_LOOSE_BYTES = MIB
-# From here on it is the other way round, however large the buckets are, where a bucket is of no help to the group.
+# From this size a separate collective costs less, whatever the bucket size, if the group does not take lists.
 SURELY_LOOSE_BYTES = 8 * MIB
-# A model of this size needs no bucket where the group takes lists; a larger one gains from copying while it is hot.
+# Up to this size a model does not need buckets if the group takes lists. A larger one gains from copies in cache.
 SMALL_MODEL_BYTES = 6 * MIB
 _NO_LIMIT = 2**63 - 1
 
@@ -44,7 +44,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class ParameterFacts:
-    """What a plan must know of a parameter. `strides` is the layout of its gradient."""
+    """The properties of a parameter that a plan depends on. `strides` is the layout of its gradient."""
 
     name: str
     sizes: tuple[int, ...]
@@ -68,8 +68,10 @@ class ParameterFacts:
 
 @dataclass(frozen=True)
 class Limits:
-    """How many bytes close a bucket: the first bucket of a dtype and device by the first number, and so on; the
-    last number holds for all that follow."""
+    """The sizes in bytes at which a bucket is closed, one per bucket of a dtype and device.
+
+    The last number applies to all further buckets.
+    """
 
     first: tuple[int, ...]
     rebuilt: tuple[int, ...]
@@ -81,9 +83,11 @@ class Limits:
 
 @dataclass(frozen=True)
 class Transport:
-    """What the group that averages can do. `lists`: it takes many tensors in one call, without a copy.
-    `loose`: whether gradients may be averaged where they lie at all. A communication hook wants one flat buffer, and
-    so does who asked for gradients that are views of one."""
+    """The abilities of the group that averages.
+
+    `lists`: one call averages many tensors without a copy. `loose`: gradients may be averaged in place. This is false
+    with a communication hook or with gradients as bucket views, because both need one flat buffer.
+    """
 
     lists: bool = False
     loose: bool = True
@@ -91,7 +95,7 @@ class Transport:
 
 @dataclass(frozen=True)
 class Bucket:
-    members: tuple[int, ...]  # indices of parameters, in the order in which they lie in the bucket
+    members: tuple[int, ...]  # indices of parameters, in their order in the bucket
     kind: Kind
 
 
@@ -105,7 +109,7 @@ class BucketPlan:
 
 
 def limits(cap_bytes: int, first_bytes: int, per_bucket: Sequence[int], *, whole_at_first: bool) -> Limits:
-    """`whole_at_first`: the first plan holds one bucket per device and dtype."""
+    """Return the size limits. `whole_at_first`: the first plan holds one bucket per device and dtype."""
     if per_bucket:
         return Limits(tuple(per_bucket), tuple(per_bucket))
     stepped = (first_bytes, cap_bytes) if first_bytes < cap_bytes else (cap_bytes,)
@@ -121,12 +125,12 @@ def first_plan(parameters: Sequence[ParameterFacts], limit: Limits, transport: T
 def rebuilt_plan(
     parameters: Sequence[ParameterFacts], arrival: Sequence[int], limit: Limits, transport: Transport
 ) -> BucketPlan:
-    """`arrival`: every parameter once, in the order in which the gradients arrived."""
+    """Plan from a backward. `arrival`: every parameter once, in the order in which its gradient arrived."""
     if sorted(arrival) != list(range(len(parameters))):
         raise ValueError("the order of arrival must name every parameter once")
     place = {member: i for i, member in enumerate(arrival)}
     groups = _separated(parameters, arrival, limit, transport, limit.rebuilt)
-    # A bucket is complete with its last member: one that is complete later must not hold up one that is earlier.
+    # A bucket is complete when its last member arrives. Order by that, so that buckets do not wait for later ones.
     groups.sort(key=lambda group: max(place[i] for i in group))
     return BucketPlan(tuple(_bucket(parameters, group, limit, transport) for group in groups))
 
@@ -138,7 +142,7 @@ def _separated(
     transport: Transport,
     sizes: Sequence[int],
 ) -> list[list[int]]:
-    """The large ones each by itself, the others in groups."""
+    """Return each large parameter alone, and the others in groups."""
     large = [i for i in order if _loose_alone(parameters[i], limit, transport)]
     apart = set(large)
     return [*([i] for i in large), *_grouped(parameters, [i for i in order if i not in apart], sizes)]
@@ -184,16 +188,16 @@ def _bucket(
     return Bucket(tuple(members), Kind.LOOSE if loose else Kind.FLAT)
 
 
-# --- do all ranks mean the same? -------------------------------------------------------------------
+# --- comparison between ranks ---------------------------------------------------------------------
 
 
 def fingerprint(*things: object) -> int:
-    """A number that differs, in all likelihood, when the things differ; the same in every process."""
+    """Return a checksum of the values, which is the same in every process."""
     return zlib.crc32(repr(things).encode())
 
 
 def model_fingerprint(parameters: Sequence[ParameterFacts], options: Sequence[tuple[str, object]]) -> int:
-    """On which device of its kind a parameter lies may well differ from rank to rank."""
+    """Return a checksum of the model. It omits the device index, which may differ between ranks."""
     shapes = [(p.name, p.sizes, p.strides, p.dtype, kind_of_device(p), p.sparse) for p in parameters]
     return fingerprint(shapes, tuple(options))
 
@@ -209,7 +213,7 @@ def plan_fingerprint(plan: BucketPlan) -> int:
 def disagreement(
     described: Sequence[Sequence[ParameterFacts]], options: Sequence[Sequence[tuple[str, object]]]
 ) -> str:
-    """What is the first difference between the models of the ranks, in words? Empty: none."""
+    """Describe the first difference between the models of the ranks. Empty if there is none."""
     ours, settings = described[0], options[0]
     for rank, theirs in enumerate(described):
         if len(theirs) != len(ours):
@@ -233,7 +237,7 @@ def disagreement(
 
 
 def _other_order(ours: Sequence[str], theirs: Sequence[str], rank: int) -> str:
-    """Other names are a rank's own business; the same ones elsewhere would average unlike with unlike."""
+    """Describe a different order of the same names, which would average unrelated gradients. Names may differ."""
     if ours == theirs or sorted(ours) != sorted(theirs):
         return ""
     i = next(i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b)
@@ -244,7 +248,7 @@ def _other_order(ours: Sequence[str], theirs: Sequence[str], rank: int) -> str:
 
 
 def first_unlike(states: Sequence[Sequence[Entry]]) -> str:
-    """What rank 0 would send at first, and another has no place for, in words. Empty: nothing."""
+    """Describe the first tensor of rank 0's state that does not fit another rank. Empty if all fit."""
     ours = states[0]
     for rank, theirs in enumerate(states):
         for (name, *here), (other, *there) in zip(ours, theirs, strict=False):

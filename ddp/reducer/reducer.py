@@ -1,19 +1,19 @@
-"""What lies between backwards: which hooks are in place, which buckets are planned, what the last backward taught.
+"""The reducer's state between backwards: the hooks, the bucket plan, and the lesson of the last backward.
 
-A forward arms the reducer with a `Round`. When the backward reaches an output of that forward, the round begins:
-gradients arrive, chunks of them are gathered into buckets, full buckets are launched in the order of the plan, and at
-the end of the outermost backward what is still missing goes as it is, every bucket is awaited, and `.grad` holds the
+A forward arms the reducer with a `Round`. The round begins when the backward reaches an output of that forward. As
+gradients arrive, the round gathers chunks of them into buckets, and launches full buckets in the order of the plan.
+At the end of the outermost backward it sends the rest as it is and waits for every bucket. Then `.grad` holds the
 averages.
 
-At the end nothing is left local: a parameter that got no gradient contributes what it has, zeros if nothing. Its
-name is in the error that the next forward raises, as torch's does; but the gradients of this step are right. For the
-same reason a second backward of the same forward, or of an earlier one, is simply averaged again: what was averaged
-before is the same on all ranks, so the average of the sum is the sum of the averages.
+Every parameter is averaged at the end. One without a new gradient contributes its old `.grad`, or zeros. The next
+forward raises an error with its name, as torch does, but the gradients of this step are right. For the same reason a
+second backward of the same forward, or of an earlier one, is averaged again. What was averaged before is equal on all
+ranks, so the average of the sum is the sum of the averages.
 
-The first round observes: everything is sent at its end. Before the next forward rank 0 tells the others the order in
-which its gradients arrived, all ranks make the same plan of it, and compare. From then on the hooks follow the plan,
-and there are fewer of them where the order proved steady. See `round.py` for one backward, `gradient_hooks.py` for how
-arrivals are noticed, `bucket_sender.py` for how buckets travel, `bucket.py` for where gradients lie.
+The first round observes: it sends everything at its end. Before the next forward, rank 0 broadcasts the order in
+which its gradients arrived. All ranks derive the same plan from it, and compare. From then on the hooks follow the
+plan, with fewer hooks if the order is stable. `round.py` describes one backward, `gradient_hooks.py` how arrivals are
+detected, `bucket_sender.py` how buckets are sent, and `bucket.py` where gradients are stored.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from ddp.reducer.unowned_gradients import Guarded
 
 _NONE_UNUSED: frozenset[int] = frozenset()
-# How often a changed order is learned anew before every parameter is watched for good.
+# How many lessons the reducer takes from changed orders. After these it always watches every parameter.
 _MOST_LESSONS = 3
 
 
@@ -71,9 +71,9 @@ class Reducer:
             partial(_call, weakref.WeakMethod(self._backward_ended)),
             expected=[1] * len(self.parameters),
         )
-        # Called on all ranks at the end of each step that was averaged; they may communicate, and may raise.
+        # Called on all ranks at the end of each averaged step. The listeners may communicate and may raise.
         self.at_round_over: list[Callable[[], None]] = []
-        self.wanted: Callable[[], bool] = lambda: True  # gradients are meant to be averaged at present
+        self.wanted: Callable[[], bool] = lambda: True  # whether gradients should be averaged now
         self.hooks = Watch(self.parameters, self.arrived)
         self.hooked_by_others = False
         self.round: Round | None = None
@@ -90,11 +90,11 @@ class Reducer:
         self._end_task = -1
         self._graph = GraphSearch(self.hooks.accumulators)
         self._used_at_first: list[int] | None = None
-        # Other reducers of some of the same parameters, and the mode that was left because of them.
+        # Other reducers that share parameters, and the mode to restore when they are gone.
         self._sharing: Sequence[weakref.ref[Guarded]] = ()
         self._mode_alone = Mode.COUNT
         self._cut()
-        if settings.groups[0].size() > 1:  # else there are no others to drift away from
+        if settings.groups[0].size() > 1:  # a single rank cannot diverge from others
             unowned_gradients.own(self, self.parameters)
         self.hooks.every_parameter()
 
@@ -114,13 +114,13 @@ class Reducer:
     # --- before a forward --------------------------------------------------------------------------
 
     def _within_own_backward(self) -> bool:
-        """A checkpoint computes the forward again while its backward runs: that is a part of this step, no other."""
+        """Whether a checkpoint repeats the forward while its backward runs. That belongs to the same step."""
         seen = self.round
         running = seen is not None and seen.end_known and not seen.ended
         return running and engine.current_task() == self._end_task
 
     def rebuild_buckets(self) -> bool:
-        """Before each forward: did the backward before go well, and is there something to learn from it?"""
+        """Check the previous backward before each forward, and apply its lesson -> whether buckets were rebuilt."""
         if self._within_own_backward():
             return False
         self.check_finished()
@@ -147,7 +147,7 @@ class Reducer:
         self.stopwatch.mark("forward_start")
 
     def check_finished(self) -> None:
-        """Raises what the backward before left undone."""
+        """Raise if the previous backward left parameters without a gradient. Finish it if it raised."""
         seen, lacking, self._lacking = self.round, self._lacking, None
         if seen is not None and seen.begun and not seen.end_known:
             self.round = None
@@ -171,7 +171,7 @@ class Reducer:
             return
         unused = self._search(outputs) if self.setup.looks_for_unused else _NONE_UNUSED
         if self.round is not None and self.setup.looks_for_unused and self.round.searched:
-            unused &= self.round.unused  # two forwards, and then a backward of both
+            unused &= self.round.unused  # two forwards, then one backward of both
         self._lacking = None
         self.synchronizes = True
         self._arm(unused).searched = bool(outputs)
@@ -186,18 +186,18 @@ class Reducer:
         return self.round
 
     def forward_without_synchronization(self) -> None:
-        """Its gradients are meant to stay local. A forward before it arms the reducer again when it is reached."""
+        """Keep this forward's gradients local. A backward that reaches an earlier forward arms the reducer again."""
         self.synchronizes = False
         if self.round is not None and not self.round.begun and not self.round.end_known:
             self.round = None
 
     def watch_outputs(self, outputs: Sequence[torch.Tensor]) -> None:
-        """To know when a backward of this forward begins, and in which of the engine's tasks, hence when it ends."""
+        """Hook the outputs, to learn when a backward of this forward begins and in which task of the engine."""
         if self._within_own_backward():
             return
         seen = self.round
         if seen is not None and not seen.searched and self.setup.looks_for_unused:
-            seen.unused = self._search(outputs)  # they lie in an object that torch does not look into
+            seen.unused = self._search(outputs)  # the outputs are in an object that torch does not search
         unused, context = seen.unused if seen is not None else _NONE_UNUSED, rpc_context.current()
         if seen is not None:
             seen.context = context
@@ -212,7 +212,7 @@ class Reducer:
             return
         seen = self.round or self._arm(unused)
         if seen.end_known and not seen.ended:
-            self._abandon(seen)  # its backward raised, and here is another
+            self._abandon(seen)  # its backward raised, and another one has begun
             seen = self._arm(unused)
         self._end_task = task
         seen.end_known, seen.ended = True, False
@@ -221,7 +221,7 @@ class Reducer:
         engine.when_it_ends(self._backward_ended)
 
     def arrived(self, index: int) -> None:
-        """A gradient has been added to `.grad` of a parameter that is watched."""
+        """Record that a gradient has been added to `.grad` of a watched parameter."""
         if self.round is not None:
             self.round.gradient_arrived(index)
         else:
@@ -244,7 +244,7 @@ class Reducer:
             return
         seen.ended = True
         if not seen.begun and not seen.anything_arrived():
-            seen.end_known = seen.ended = False  # autograd.grad: it asked for gradients of something else
+            seen.end_known = seen.ended = False  # autograd.grad computed gradients of other tensors
             return
         self.stopwatch.mark("compute_end")
         missed = rpc_context.was_missed(seen, self.parameters)
@@ -256,7 +256,7 @@ class Reducer:
                 self._average(seen)
         finally:
             self.graph_is_static &= not seen.changed_order(self.previous)
-            # It is remembered, but what it holds of gradients is not: they may be released before the next.
+            # Keep the round but drop its references to gradients, so that they can be released before the next one.
             self.round, self.previous, seen.works, seen.before = None, seen, [], None
             self.sender.step_ended()
             self.stopwatch.step_ended()
@@ -284,19 +284,19 @@ class Reducer:
             self._lesson = lesson(seen, task, dynamic=self.setup.looks_for_unused, lacking=lacking)
 
     def _learn_nothing(self) -> None:
-        """The others will rebuild their buckets: take part. Rank 0 knows the order, or, if it is we, any will do."""
+        """Take part when the others rebuild their buckets. The order of rank 0 counts; on rank 0 any order will do."""
         count = len(self.parameters)
         self._lesson = Lesson(Mode.COUNT, tuple(reversed(range(count))), (1,) * count)
 
     def take_part_in_rebuild(self) -> None:
-        """A rank without input has observed nothing."""
+        """Make a rank without input, which has not observed a backward, take part in the rebuild."""
         if self.should_rebuild and self._lesson is None:
             self._learn_nothing()
 
     def _abandon(self, seen: Round) -> None:
-        """The backward raised. The other ranks may be waiting for our buckets: send them, and keep our gradients.
+        """Finish a backward that raised: send the buckets that other ranks may wait for, and keep the local gradients.
 
-        Those that lie in a bucket by now are no longer ours alone, and must not be added to.
+        Gradients that are already in a bucket are partly averaged, so a later backward must not add to them.
         """
         grads = [parameter.grad for parameter in self.parameters]
         taken = self.sender.taken(grads)
@@ -335,17 +335,17 @@ class Reducer:
         self._cut()
 
     def resize(self, limit: plan.Limits) -> None:
-        """Between two steps, on all ranks: other buckets in the same order."""
+        """Change the bucket sizes and keep the order. All ranks call it between two steps."""
         self._follow(self.sender.planned(self.agreed_order, limit))
         self._watch_as(self.mode)
 
     def settle(self, order: Sequence[int]) -> None:
-        """The buckets are those of this order from now on, whatever arrives: memory is laid out by them."""
+        """Fix the buckets to this order, whatever the order of arrival: the caller lays out memory by them."""
         self.rebuild(order)
         self._watch_as(Mode.OBSERVE)
 
     def start_over(self) -> None:
-        """The plan has been made anew from nothing."""
+        """Reset the state after the sender has returned to its first plan."""
         self._cut()
         self.round, self._lesson, self._lacking, self.rebuilt = None, None, None, False
         self._watch_as(Mode.OBSERVE)
@@ -355,12 +355,12 @@ class Reducer:
             self.tune()
 
     def tune(self) -> None:
-        """Finds the size of the buckets from now on, instead of keeping to the one that was given."""
+        """Start tuning the bucket size, instead of using the configured one."""
         for make in seams.tuners:
             self.tuning = make(self)
 
     def leave_hooks_to_others(self) -> None:
-        """Mixed precision calls `arrived` itself, for parameters that are others during a step."""
+        """Remove the hooks. Mixed precision calls `arrived` itself: it replaces the parameters' data in a step."""
         self._cut()
         self.hooked_by_others = True
         self.hooks.remove()
@@ -378,15 +378,15 @@ class Reducer:
     # --- other reducers of the same parameters -----------------------------------------------------
 
     def shares_parameters_with(self, other: Guarded) -> None:
-        """Each gathers what autograd gave, nothing of the other's."""
+        """Handle another reducer of the same parameters. Each reducer gathers only gradients from autograd."""
         self._sharing = [*self._sharing, weakref.ref(other)]
         self.sender.shares_gradients(True)
-        if self.mode is Mode.SENTINEL:  # which tells by the gradients whether anything came late
+        if self.mode is Mode.SENTINEL:  # this mode detects late gradients by their versions
             self._mode_alone = Mode.SENTINEL
             self._watch_as(Mode.COUNT)
 
     def _forget_sharers(self) -> None:
-        """Between two backwards: once the others are gone, what they made slow is undone."""
+        """Return to the faster mode between two backwards, once the other reducers are gone."""
         if not self._sharing or any(other() is not None for other in self._sharing):
             return
         self._sharing = ()

@@ -1,13 +1,13 @@
 """One backward, from the forward that arms it until `.grad` holds the averages.
 
-The way of a gradient, in the order of the methods below: a hook reports it (`gradient_arrived`, or a sentinel for a
-whole chunk), its chunk is complete (`settle`), the chunk is gathered into its bucket, full buckets are launched in the
-order of the plan (`gather`), the backward ends and what has not been gathered goes as it is (`complete`), and every
-bucket is awaited (`average`).
+A gradient passes through these methods, in the order below. A hook reports the gradient (`gradient_arrived`), or a
+sentinel reports a whole chunk (`sentinel_arrived`). The last gradient completes its chunk (`_settle`). The round
+gathers the chunk into its bucket and launches full buckets in the order of the plan (`_gather`). When the backward
+ends, the round gathers the rest as it is (`complete`), and waits for every bucket (`average`).
 
-A chunk is a run of neighbours in a bucket that are gathered together. With every parameter watched, a chunk is
-complete when each of its gradients has arrived as often as is expected; with sentinels, when its sentinel has arrived
-and the others turn out to be there.
+A chunk is a run of neighbours in a bucket that are gathered together. If every parameter is watched, a chunk is
+complete when each of its gradients has arrived as often as expected. With sentinels, it is complete when its sentinel
+has arrived and a check finds the other gradients.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Setup:
-    """What the backwards of a reducer have in common. It refers to the reducer by weak references only."""
+    """The state that all rounds of a reducer share. It holds only weak references to the reducer."""
 
     parameters: list[torch.Tensor]
     names: list[str]
@@ -45,14 +45,14 @@ class Setup:
     stopwatch: Stopwatch
     rank: int
     backward_ended: Callable[[], None]
-    expected: list[int]  # of each parameter: how often its gradient arrives
+    expected: list[int]  # for each parameter, how often its gradient arrives
     chunks: list[Chunk] = field(default_factory=list)
     chunk_of: dict[int, int] = field(default_factory=dict)
     mode: Mode = Mode.OBSERVE
     static_graph: bool = False
     trust_graph: bool = True  # the search for unused parameters has not been wrong yet
-    used_between: set[int] = field(default_factory=set)  # in backwards that were not to be averaged
-    # Gradients as a backward that raised has left them, some of them averaged; and their versions.
+    used_between: set[int] = field(default_factory=set)  # in backwards that are not averaged
+    # Gradients that a failed backward left partly averaged: parameter, gradient, version.
     spoilt: Sequence[tuple[int, torch.Tensor, int]] = ()
     log: Callable[[], Log | None] = staticmethod(lambda: None)
 
@@ -62,14 +62,14 @@ class Setup:
 
     @property
     def tells_used(self) -> bool:
-        """Whether ranks tell each other in this step which parameters they used."""
+        """Whether the ranks exchange in this step which parameters they used."""
         return self.looks_for_unused or (self.static_graph and self.mode is Mode.OBSERVE)
 
     def names_of(self, indices: Sequence[int]) -> list[str]:
         return [self.names[i] for i in indices]
 
     def recorded(self, error: RuntimeError) -> RuntimeError:
-        """The error, noted in the logging data as torch does."""
+        """Record the error in the logging data, like torch, and return it."""
         log = self.log()
         if log is not None:
             log.set_error_and_log(str(error))
@@ -92,30 +92,30 @@ class Setup:
 class Round:
     setup: Setup
     readiness: Readiness
-    waiting: list[int]  # of each chunk: for how many gradients
-    counts: list[int]  # of each parameter: how often its gradient has arrived
-    gathered: list[bool]  # of each chunk
-    unused: frozenset[int] = frozenset()  # the graph of the forward does not lead to them
+    waiting: list[int]  # for each chunk, the number of gradients it waits for
+    counts: list[int]  # for each parameter, how often its gradient has arrived
+    gathered: list[bool]  # for each chunk
+    unused: frozenset[int] = frozenset()  # the graph of the forward does not reach them
     searched: bool = False
-    settled: set[int] = field(default_factory=set)  # no gradient is waited for
+    settled: set[int] = field(default_factory=set)  # parameters for which the round does not wait
     order: list[int] = field(default_factory=list)
-    tasks: set[int] = field(default_factory=set)  # the engine's graph tasks that gradients came in
+    tasks: set[int] = field(default_factory=set)  # the engine's graph tasks in which gradients arrived
     works: list[Any] = field(default_factory=list)
-    reduced: int = 0  # how many buckets were sent: those without a used parameter may be skipped
+    reduced: int = 0  # number of sent buckets; buckets without a used parameter may be skipped
     before: Baseline | None = None
     begun: bool = False
-    # The end of the outermost backward will be reported; it has been.
+    # The end of the outermost backward will be reported; it has been reported.
     end_known: bool = False
     ended: bool = False
-    # Gradients arrived before the backward reached an output: of a layer that was applied after the forward.
+    # Gradients arrived before the backward reached an output. They belong to a layer applied after the forward.
     early: bool = False
-    # That of torch.distributed.autograd in which the forward ran; whether the gradients go there instead of `.grad`.
+    # The torch.distributed.autograd context of the forward; whether gradients go there instead of `.grad`.
     context: int | None = None
     in_context: bool = False
-    # Chunks whose sentinel arrived, and some of whose other gradients did not seem to be there.
+    # Chunks whose sentinel arrived before the check could find all their other gradients.
     disordered: set[int] = field(default_factory=set)
     finishing: bool = False
-    # Of each parameter: whether this rank, then whether any rank, gave it a gradient; None: no rank asks.
+    # For each parameter, whether this rank (later: how many ranks) gave it a gradient. None: not exchanged.
     used: list[int] | None = None
     used_anywhere: Any = None
     used_work: Any = None
@@ -123,11 +123,11 @@ class Round:
     # --- a gradient arrives ------------------------------------------------------------------------
 
     def gradient_arrived(self, index: int) -> None:
-        """A gradient has been added to `.grad` of a parameter that is watched."""
+        """Record that a gradient has been added to `.grad` of a watched parameter."""
         setup = self.setup
         if not self.end_known:
             self.early = True
-            if index in self.unused:  # a layer that is applied after the forward: the search cannot find it
+            if index in self.unused:  # of a layer applied after the forward, which the search cannot find
                 setup.trust_graph, self.unused = False, frozenset()
         if not self.begun:
             self.begin((index,))
@@ -142,7 +142,7 @@ class Round:
             self._count(index)
 
     def begin(self, first: Sequence[int] = ()) -> None:
-        """The first gradients have arrived, or the backward ends without any."""
+        """Begin the round: the first gradients have arrived, or the backward ends without any."""
         setup = self.setup
         self.begun = True
         unowned_gradients.serve(engine.current_task())
@@ -160,7 +160,7 @@ class Round:
         setup = self.setup
         surplus = self.counts[index] > max(setup.expected[index], 0 if setup.static_graph else 1)
         if index in self.settled or surplus:
-            # An ordinary graph may change, as long as its gradient has not been sent.
+            # A graph that is not static may change until the gradient is sent.
             if (setup.static_graph and surplus) or self.gathered[setup.chunk_of[index]]:
                 setup.trust_graph = setup.trust_graph and index not in self.unused
                 raise setup.unexpected(index)
@@ -174,7 +174,7 @@ class Round:
             self._gather(chunk)
 
     def sentinel_arrived(self, number: int) -> None:
-        """The last gradient of a chunk: the others of the chunk should be there."""
+        """Handle the last gradient of a chunk: gather the chunk if its other gradients have arrived."""
         setup, chunk = self.setup, self.setup.chunks[number]
         if not self.begun:
             self.begin(chunk.members)
@@ -190,7 +190,7 @@ class Round:
         else:
             self.disordered.add(number)
 
-    # --- its chunk goes into a bucket, the bucket to the other ranks -------------------------------
+    # --- a chunk is gathered into a bucket, and the bucket is sent ---------------------------------
 
     def _gather(self, number: int) -> None:
         if self.gathered[number]:
@@ -227,7 +227,7 @@ class Round:
             self._finish_at_the_end()
 
     def _finish_at_the_end(self) -> None:
-        """It is not known which backward is the outermost: take the one that runs now."""
+        """Finish at the end of the current backward, because the outermost one is not known."""
         if not self.finishing:
             self.finishing = True
             engine.when_it_ends(self.setup.backward_ended)
@@ -235,22 +235,22 @@ class Round:
     # --- the backward ends -------------------------------------------------------------------------
 
     def anything_arrived(self) -> bool:
-        """Without a hook having reported it."""
+        """Whether any gradient arrived that a hook did not report."""
         before = self.before
         if self.setup.mode is not Mode.SENTINEL or before is None:
             return False
         return any(before.arrived(i, parameter.grad) for i, parameter in enumerate(self.setup.parameters))
 
     def missing(self) -> list[int]:
-        """Parameters whose gradients were expected and did not arrive."""
+        """Return the parameters whose gradients were expected but did not arrive."""
         setup = self.setup
         if setup.static_graph and setup.mode is Mode.OBSERVE:
-            return []  # what the first step uses is what each later step uses
+            return []  # every later step uses the same parameters as the first one
         lost = self._absent()
         return [i for i in lost if setup.parameters[i].requires_grad and i not in self.unused]
 
     def _absent(self) -> list[int]:
-        """Parameters of which nothing has arrived in this backward, as far as can be seen."""
+        """Return the parameters without a visible new gradient in this backward."""
         parameters = self.setup.parameters
         if self.setup.mode is not Mode.SENTINEL:
             return [i for i, count in enumerate(self.counts) if not count and i not in self.settled]
@@ -269,7 +269,7 @@ class Round:
         ]
 
     def complete(self) -> None:
-        """What has not been gathered goes as it is."""
+        """Gather the remaining chunks with the gradients that they have."""
         if not self.begun:
             self.begin()
         self.finishing = True
@@ -279,7 +279,7 @@ class Round:
                     self._gather(number)
 
     def average(self) -> None:
-        """Waits for every bucket; then `.grad` holds the averages."""
+        """Wait for every bucket and store the averages in `.grad`."""
         for bucket, work in enumerate(self.works):
             self.setup.carrying.finish(bucket, work, partial(self._may_change, bucket, work))
         learn_used(self)
@@ -289,7 +289,7 @@ class Round:
         return work is not None and was_used(self, index, self.setup.parameters[index], average)
 
     def changed_order(self, before: Round | None) -> bool:
-        """Whether gradients arrived in another order than in the backward before, as far as can be seen."""
+        """Whether the visible order of arrival differs from that of the previous backward."""
         if before is None:
             return False
         return bool(self.disordered or (before.order and self.order and before.order != self.order))

@@ -1,11 +1,11 @@
-"""Gradients of a distributed backward (RPC), which lie in a context of torch.distributed.autograd and not in `.grad`.
+"""Gradients of a distributed backward (RPC). A torch.distributed.autograd context holds them instead of `.grad`.
 
-`dist_autograd.backward(context_id, ...)` adds a gradient to its context, then calls the same hooks as a backward of
-this process alone. Python can read the gradients of a context, and they are the tensors themselves: what is averaged
-in place is averaged in the context. So at the end of such a backward the context's gradients stand in `.grad` while
-the buckets are sent, and the script's own `.grad` returns after that.
+`dist_autograd.backward(context_id, ...)` adds a gradient to its context, then calls the same hooks as a local
+backward. Python can read the gradients of a context. It gets the tensors themselves, so averaging them in place
+averages them in the context. At the end of such a backward, this module therefore puts the context's gradients into
+`.grad`, lets the buckets be sent, and restores the script's own `.grad`.
 
-Hooks run on threads of torch's that do not know the context. The forward does: it must run inside of the context too.
+Hooks run on torch's threads, which do not know the context. The forward records the context, so it must run in it too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ddp.reducer.baseline import baseline
 try:
     from torch._C._distributed_autograd import _current_context, get_gradients
     from torch._C._distributed_rpc import _is_current_rpc_agent_set
-except ImportError:  # torch was built without RPC: the others are never called
+except ImportError:  # torch was built without RPC; the two other functions are never called
 
     def _is_current_rpc_agent_set() -> bool:
         return False
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 
 
 def current() -> int | None:
-    """The context that this thread is in."""
+    """Return the context of this thread, or None."""
     if not _is_current_rpc_agent_set():
         return None
     try:
         return _current_context()._context_id()
-    except RuntimeError:  # the script uses RPC, but this forward is an ordinary one
+    except RuntimeError:  # the script uses RPC, but this forward runs outside a context
         return None
 
 
@@ -50,7 +50,7 @@ def _gradients(context: int) -> dict[torch.Tensor, torch.Tensor]:
 
 
 def took_one(seen: Round, parameters: Sequence[torch.Tensor], arrived: Sequence[int]) -> bool:
-    """Whether gradients of this backward go to the context: one of these has arrived, and `.grad` is as it was."""
+    """Whether this backward writes to the context: one of `arrived` is in it, and `.grad` has not changed."""
     if seen.context is None or seen.before is None:
         return False
     if any(seen.before.arrived(i, parameters[i].grad) for i in arrived):
@@ -60,7 +60,7 @@ def took_one(seen: Round, parameters: Sequence[torch.Tensor], arrived: Sequence[
 
 
 def was_missed(seen: Round, parameters: Sequence[torch.Tensor]) -> bool:
-    """Whether gradients arrived, and none in `.grad`: they lie in a context that the forward did not run in."""
+    """Whether gradients arrived but none in `.grad`: they are in a context that the forward did not run in."""
     before = seen.before
     if before is None or seen.in_context or seen.early or not _is_current_rpc_agent_set():
         return False
@@ -69,7 +69,7 @@ def was_missed(seen: Round, parameters: Sequence[torch.Tensor]) -> bool:
 
 @contextmanager
 def in_place_of_grad(seen: Round, parameters: Sequence[torch.Tensor]) -> Iterator[list[int]]:
-    """-> parameters that other ranks gave a gradient and this one did not: Python cannot add to a context."""
+    """Move the context's gradients to `.grad` for a while -> parameters with a gradient on other ranks only."""
     without: list[int] = []
     if not seen.in_context or seen.context is None:
         yield without

@@ -1,4 +1,4 @@
-"""Where diagnostics attach to a reducer: they register themselves here, and the reducer imports none of them."""
+"""Registries through which diagnostics attach to a reducer. The reducer does not import them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Tuner(Protocol):
-    """Finds the bucket size that suits a reducer."""
+    """Finds the best bucket size for a reducer."""
 
     going: bool
 

@@ -1,4 +1,4 @@
-"""What torch's module, its join, its hooks and its mixed precision expect of a reducer, by torch's names."""
+"""The reducer interface that torch's module, join, hooks and mixed precision call, under torch's names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class TorchReducer:
     """A `Reducer` under the names that torch's module, its join, its hooks and its mixed precision use.
 
-    `core` is the reducer itself, for our own modules.
+    `core` is the reducer itself, for the modules of this package.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class TorchReducer:
         return self.core.sender.zero_buckets()
 
     def _get_local_used_map(self) -> torch.Tensor:
-        """How many ranks used each parameter in the backward that is over."""
+        """Return how many ranks used each parameter in the previous backward."""
         before = self.core.previous
         if before is not None and before.used_anywhere is not None:
             counts: torch.Tensor = before.used_anywhere
@@ -88,14 +88,14 @@ class TorchReducer:
         self.core.arrived(index)
 
     def _set_mixed_precision_param_dtype(self, dtype: torch.dtype | None) -> None:
-        """The gradients come through `_autograd_hook`, of parameters that are others during a step."""
+        """Accept gradients through `_autograd_hook`. Mixed precision replaces the parameters' data during a step."""
         self.core.sender.use_dtype(dtype)
         self.core.leave_hooks_to_others()
 
     def _set_optimizer_in_backward(self) -> None:
         self.core.sender.gradients_are_consumed()
 
-    # --- the module's life -------------------------------------------------------------------------
+    # --- module lifecycle --------------------------------------------------------------------------
 
     def _set_static_graph(self) -> None:
         if self.core.stopwatch.iteration:
@@ -134,11 +134,11 @@ class TorchReducer:
         return self.core.graph_is_static
 
     def get_backward_stats(self) -> list[int]:
-        """Per-parameter times are not kept: most parameters have no hook."""
+        """Return zeros. The reducer does not record times per parameter, because most parameters do not have a hook."""
         return [0] * len(self.core.parameters)
 
     def refresh(self, log: Log) -> None:
-        """Of the first ten steps and every n-th after them, as torch does."""
+        """Update the log after the first ten steps and then after every n-th, like torch."""
         core = self.core
         if core.stopwatch.iteration and core.stopwatch.sampling:
             self.tell(log)
@@ -146,7 +146,7 @@ class TorchReducer:
                 log.tell({}, {"can_set_static_graph": int(core.graph_is_static)})
 
     def tell(self, log: Log) -> None:
-        """What `_get_ddp_logging_data` shows of the reducer."""
+        """Write the reducer's data for `_get_ddp_logging_data` to the log."""
         core = self.core
         facts, chosen = core.sender.facts, core.sender.plan
         sizes = [sum(facts[i].nbytes for i in bucket.members) for bucket in chosen.buckets]
@@ -187,7 +187,7 @@ class TorchReducer:
 
 
 def reducer_of(model: object, asked: str, only: str) -> Reducer:
-    """Of a model that is wrapped by ddp.DistributedDataParallel; anything else raises an error that names `asked`."""
+    """Return the reducer of a model wrapped in ddp.DistributedDataParallel. Otherwise the error names `asked`."""
     reducer = getattr(model, "reducer", None)
     if not isinstance(reducer, TorchReducer):
         raise TypeError(f"{asked} was given a {type(model).__name__}, but only {only}: wrap the model first")

@@ -1,10 +1,10 @@
-"""Gradients that no forward of a wrapped module asked for.
+"""Gradients that do not come from a forward of a wrapped module.
 
-`module.module(x).backward()` gives gradients that nobody averages; so does a parameter that is used outside of the
-forward in a backward of its own. The replicas would drift apart without a word, so it is an error, unless
+No reducer averages the gradients of `module.module(x).backward()`. The same holds for a parameter that is used
+outside the forward, in a separate backward. The replicas would silently diverge, so this is an error, unless
 
-- gradients of this rank alone were asked for, with `no_sync()`;
-- another wrapper of the same parameters is at work in this backward, or was made later: the older one is silent.
+- the script asked for gradients of this rank alone with `no_sync()`;
+- another wrapper of the same parameters averages in this backward, or was made later: the older one does not raise.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Guarded(Protocol):
-    """What is asked of a reducer."""
+    """The members of a reducer that this module uses."""
 
     parameters: list[torch.Tensor]
     names: list[str]
@@ -37,14 +37,14 @@ class Guarded(Protocol):
     def shares_parameters_with(self, other: Guarded) -> None: ...
 
 
-# Of each parameter all reducers that live, by weak references; the latest is its owner.
+# For each parameter, weak references to all reducers that exist. The latest one owns the parameter.
 _reducers = WeakIdKeyDictionary()
-# The engine's tasks in which a reducer has been at work; they are numbered, and never used twice.
+# The engine's tasks in which a reducer has averaged. The engine never reuses a task number.
 _served: deque[int] = deque(maxlen=256)
 
 
 def own(reducer: Guarded, parameters: Sequence[torch.Tensor]) -> None:
-    """Where others have some of them too, all are told: they may be at work in the same backward."""
+    """Register a reducer. Notify all reducers that share parameters: they may run in the same backward."""
     reference = weakref.ref(reducer)
     others: dict[int, Guarded] = {}
     for parameter in parameters:
@@ -76,7 +76,7 @@ def arrived(reducer: Guarded, index: int) -> None:
     reducer.stray_task = task
 
     def complain() -> None:
-        # A reducer may have begun its work later in the same backward.
+        # A reducer may have begun a round later in the same backward.
         if task not in _served:
             raise errors.outside([reducer.names[index]], reducer.rank)
 

@@ -1,4 +1,4 @@
-"""Which parameters can a backward from these outputs reach, and which did any rank use at all?"""
+"""Find the parameters that a backward from given outputs cannot reach, and those that any rank used."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from ddp.reducer.round import Round
 
 _log = logging.getLogger("ddp")
-# An output may be any object; the tensors in one lie near its surface.
+# An output may be any object. The search for its tensors stops at this depth.
 _DEEPEST = 6
 _NOT_OUTPUTS = (str, bytes, int, float, complex, type, torch.nn.Module)
 
 
 def tensors_in(output: Any) -> list[torch.Tensor]:
-    """All tensors in the value of a forward: in lists, dicts, dataclasses, and attributes of other objects."""
+    """Return all tensors in an output: in lists, dicts, dataclasses, and attributes of other objects."""
     found: list[torch.Tensor] = []
     seen: set[int] = set()
     _collect(output, found, seen, 0)
@@ -57,7 +57,7 @@ def _parts(value: Any) -> Iterable[Any]:
 
 
 class GraphSearch:
-    """Walks the graph of each forward for parameters that its backward cannot reach."""
+    """Searches the graph of each forward for parameters that its backward cannot reach."""
 
     def __init__(self, accumulators: Sequence[Any]) -> None:
         self._accumulators = accumulators
@@ -78,7 +78,7 @@ class GraphSearch:
 
 
 def unreachable(outputs: Sequence[torch.Tensor], accumulators: Sequence[Any]) -> frozenset[int]:
-    """Indices of the accumulators that no path of the autograd graph leads to from the outputs."""
+    """Return the indices of the accumulators that the autograd graph does not reach from the outputs."""
     sought = {accumulator: i for i, accumulator in enumerate(accumulators)}
     missing = set(range(len(accumulators)))
     stack = [output.grad_fn for output in outputs if output.grad_fn is not None]
@@ -99,23 +99,23 @@ def unreachable(outputs: Sequence[torch.Tensor], accumulators: Sequence[Any]) ->
 
 
 def accumulator(parameter: torch.Tensor) -> Any:
-    """The node of the autograd graph that adds to `.grad`; there is one per parameter."""
+    """Return the node of the autograd graph that adds to `.grad`. Each parameter has one."""
     with torch.enable_grad():
         return parameter.expand_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
 
 
 def learn_used(seen: Round) -> None:
-    """Which parameters any rank used, where ranks told each other."""
+    """Wait for the all-reduce of used parameters, if the ranks started one, and store its result."""
     if seen.used_work is not None:
         seen.used_work.wait(AS_LONG_AS_IT_TAKES)
         seen.used, seen.used_work = seen.used_anywhere.tolist(), None
 
 
 def was_used(seen: Round, index: int, parameter: torch.Tensor, average: torch.Tensor) -> bool:
-    """Whether any rank used a parameter, so that its `.grad` is to hold the average."""
+    """Whether any rank used a parameter. If so, its `.grad` receives the average."""
     if not parameter.requires_grad:
         return False
-    if seen.used is None:  # ranks did not tell each other, but if it is zero everywhere, none did
+    if seen.used is None:  # ranks did not exchange usage; a zero average means that no rank used it
         return parameter.grad is not None or bool(average.any())
     if not seen.used[index]:
         learn_used(seen)

@@ -1,1 +1,1 @@
-"""Optimizer state divided among the ranks."""
+"""Sharding of optimizer state across the ranks."""

@@ -1,8 +1,8 @@
-"""The buckets of a sharded optimizer: parameters side by side, and of their gradients the own shard.
+"""The buckets of a sharded optimizer: all parameters side by side, and this rank's shard of their gradients.
 
-The parameters of a bucket are moved into one flat tensor, in the order and layout that their gradients have in DDP's
-bucket. So a shard is a slice, gradients are reduce-scattered out of DDP's bucket, and parameters all-gathered where
-they lie. What the optimizer is given are pieces of parameters, as tensors of one dimension.
+A bucket moves its parameters into one flat tensor, in the order and layout that their gradients have in DDP's bucket.
+A shard is therefore a slice. Gradients are reduce-scattered from DDP's bucket, and parameters are all-gathered in
+place. The optimizer receives pieces of parameters, as one-dimensional tensors.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 class ShardedBucket:
     def __init__(self, parameters: Sequence[torch.Tensor], group: dist.ProcessGroup, averages: bool) -> None:
-        """`averages`: the group divides; else what comes has been divided."""
+        """Move the parameters in. `averages`: the group divides. If false, gradients are already divided."""
         self.parameters = list(parameters)
         self._group, self._averages = group, averages
         self._world = group.size()
@@ -50,7 +50,7 @@ class ShardedBucket:
             offset += size
 
     def moved_out(self) -> int | None:
-        """The first parameter that lies elsewhere by now: `module.to()` and `.data =` do that."""
+        """Return the first parameter that has left the flat tensor, for example by `module.to()` or `.data =`."""
         for i, (parameter, place) in enumerate(zip(self.parameters, self._places, strict=True)):
             if parameter.data_ptr() != place and parameter.numel():
                 return i
@@ -59,9 +59,9 @@ class ShardedBucket:
     # --- gradients ---------------------------------------------------------------------------------
 
     def scatter(self, buffer: torch.Tensor) -> None:
-        """Launches the reduce-scatter of a bucket's gradients."""
+        """Launch the reduce-scatter of a bucket's gradients."""
         if self._kept is None or any(piece.grad is not None for piece in self.pieces):
-            self._coming = torch.empty_like(self._own)  # gradients are accumulated: keep those that are there
+            self._coming = torch.empty_like(self._own)  # gradients accumulate: keep the existing ones
         else:
             self._coming = self._kept
         given = _real(self._padded(buffer))
@@ -76,7 +76,7 @@ class ShardedBucket:
         return padded
 
     def take(self, used: Callable[[int, torch.Tensor], bool]) -> None:
-        """The own shard has arrived: it becomes the gradient of the pieces, or is added to it."""
+        """Wait for this rank's shard. Store it as the gradient of the pieces, or add it to theirs."""
         came, self._coming, work, self._work = self._coming, None, self._work, None
         if came is not None:
             work.wait()
@@ -96,7 +96,7 @@ class ShardedBucket:
     # --- parameters --------------------------------------------------------------------------------
 
     def gather(self) -> Any:
-        """Launches the all-gather of the parameters. -> Work"""
+        """Launch the all-gather of the parameters. -> Work"""
         return all_gather(_real(self._flat), _real(self._own), self._group)
 
 

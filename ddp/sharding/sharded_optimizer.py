@@ -1,16 +1,16 @@
-"""`ShardedOptimizer`: any element by element optimizer, of whose state each rank keeps its share only.
+"""`ShardedOptimizer`: wraps an elementwise optimizer so that each rank keeps only its share of the state.
 
     model = DistributedDataParallel(module)
     optimizer = ShardedOptimizer(model, torch.optim.AdamW, lr=1e-3)
 
-In the backward the buckets of DDP are reduce-scattered instead of all-reduced, as soon as they are full; `step()`
-steps this rank's shards, and all-gathers the parameters. That sends as many bytes as an all-reduce, and the numbers
-are those of the optimizer that is not sharded, which takes elements one by one, too.
+In the backward, DDP reduce-scatters its buckets instead of all-reducing them, as soon as they are full. `step()`
+updates this rank's shards and all-gathers the parameters. Together these send as many bytes as an all-reduce. The
+results equal those of the unsharded optimizer, because each element's step is independent of the others.
 
-What is different for the user. After a backward `.grad` is None: a rank has the average of its shard only, which
-lies in the gradients of `optimizer.param_groups`. So gradients are clipped by `optimizer.clip_grad_norm_()`, and
-GradScaler needs its sharded form. `step()` uses gradients up. Under `no_sync()` they are accumulated in `.grad`,
-whole, as ever. Parameters are moved into flat storage, once, when the optimizer is made.
+Differences for the user: after a backward `.grad` is None. A rank has only the average of its shard, in the gradients
+of `optimizer.param_groups`. Clip gradients with `optimizer.clip_grad_norm_()`, and use the sharded form of GradScaler.
+`step()` consumes the gradients. Under `no_sync()`, whole gradients accumulate in `.grad` as usual. The constructor
+moves the parameters into flat storage.
 """
 
 from __future__ import annotations
@@ -41,9 +41,12 @@ _ELEMENTWISE = {
 
 
 class ShardedOptimizer(Optimizer, Joinable):
-    """`params`: parameters, or groups of them, as any optimizer takes them; left out, all of the model's. All that
-    the model averages must be among them. `elementwise=True` vouches for an optimizer that is not torch's own: that
-    no element's step depends on another element."""
+    """An optimizer that shards its state by the buckets of a DDP model.
+
+    `params`: parameters or parameter groups, by default all parameters of the model. They must include every parameter
+    that the model averages. Pass `elementwise=True` for an optimizer that is not from torch if no element's step
+    depends on another element.
+    """
 
     def __init__(
         self,
@@ -95,7 +98,7 @@ class ShardedOptimizer(Optimizer, Joinable):
     def _lay_out(self) -> None:
         reducer = self._model.reducer.core
         order = list(reversed(range(len(reducer.parameters))))
-        if reducer.rebuilt:  # a backward has been observed
+        if reducer.rebuilt:  # DDP has observed a backward
             order = [i for bucket in reducer.sender.plan.buckets for i in bucket.members]
         self._model.register_comm_hook(self, _scatter)
         averages = reducer.sender.shards_go_to(self._take)
@@ -107,7 +110,7 @@ class ShardedOptimizer(Optimizer, Joinable):
         ]
 
     def _pieces(self) -> list[tuple[torch.Tensor, int, int, torch.Tensor]]:
-        """(parameter, start, end, piece) of all that this rank owns."""
+        """Return (parameter, start, end, piece) for every piece that this rank owns."""
         return [
             (bucket.parameters[described.member], described.start, described.end, piece)
             for bucket in self.buckets
@@ -115,7 +118,7 @@ class ShardedOptimizer(Optimizer, Joinable):
         ]
 
     def _groups_of_pieces(self) -> list[dict[str, Any]]:
-        """In the order of the parameters of the groups."""
+        """Return the parameter groups with pieces in place of parameters, in the same order."""
         of: dict[int, list[torch.Tensor]] = {}
         self._numbered: list[tuple[int, int, int]] = []
         number = {id(parameter): i for i, parameter in enumerate(self._whole)}
@@ -129,7 +132,7 @@ class ShardedOptimizer(Optimizer, Joinable):
         ]
 
     def _share(self) -> None:
-        """Schedulers, GradScaler and others look into these, and change them."""
+        """Expose the wrapped optimizer's groups and state. Schedulers and GradScaler read and change them."""
         self.param_groups = self._local.param_groups
         self.state = self._local.state
         self._made = True
@@ -157,7 +160,7 @@ class ShardedOptimizer(Optimizer, Joinable):
         self._check_step()
         self._local.step()
         with torch.no_grad():
-            # The first layers, which the next forward begins with, are in the last bucket.
+            # Gather the last bucket first: it holds the first layers, which the next forward needs first.
             for work in [bucket.gather() for bucket in reversed(self.buckets)]:
                 work.wait()
         self._drop()
@@ -196,7 +199,7 @@ class ShardedOptimizer(Optimizer, Joinable):
     @torch.no_grad()
     @explaining("the clipping of gradients")
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
-        """In place of torch.nn.utils.clip_grad_norm_. All ranks call it. -> the norm of all gradients"""
+        """Clip like torch.nn.utils.clip_grad_norm_. All ranks must call it. -> the norm of all gradients"""
         gradients = [piece.grad for *_, piece in self._pieces() if piece.grad is not None]
         device = self._model.reducer.core.sender.device
         norms = [
@@ -219,7 +222,7 @@ class ShardedOptimizer(Optimizer, Joinable):
 
     @explaining("the consolidation of an optimizer's state")
     def consolidate_state_dict(self, to: int = 0) -> None:
-        """All ranks call it; then `state_dict()` has an answer on the rank `to`."""
+        """Gather the whole state on the rank `to`, for `state_dict()` there. All ranks must call it."""
         state = self._local.state
         pieces = [piece for group in self.param_groups for piece in group["params"]]
         mine = [
@@ -248,7 +251,7 @@ class ShardedOptimizer(Optimizer, Joinable):
         return groups
 
     def state_dict(self) -> dict[str, Any]:
-        """That of the optimizer that is not sharded: it loads there as well as here, in worlds of any size."""
+        """Return the state in the unsharded format. It loads with or without sharding, in a world of any size."""
         if self._consolidated is None:
             raise RuntimeError(
                 "the state lies on all ranks: call consolidate_state_dict(to=rank) on all of them first, after the "
@@ -258,7 +261,7 @@ class ShardedOptimizer(Optimizer, Joinable):
         return saved
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """All ranks are given the whole state, and keep their shares of it."""
+        """Load the whole state, and keep this rank's share. All ranks pass the whole state."""
         groups = state_dict["param_groups"]
         sizes = [len(group["params"]) for group in groups]
         if sizes != [len(group["params"]) for group in self._groups]:
@@ -291,7 +294,7 @@ class ShardedOptimizer(Optimizer, Joinable):
 
 
 class _StepWithoutInput(JoinHook):
-    """A rank whose input has come to its end still owns its shards."""
+    """Steps for a rank without input, which still owns its shards."""
 
     def __init__(self, optimizer: ShardedOptimizer) -> None:
         self._optimizer = optimizer
@@ -308,7 +311,7 @@ def _always(_member: int, _average: torch.Tensor) -> bool:
 
 
 def _scatter(state: ShardedOptimizer, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """The communication hook. What it launches is waited for at the end of the backward, when the shards are taken."""
+    """Launch a bucket's reduce-scatter, as a communication hook. `take` waits for it at the end of the backward."""
     state.buckets[bucket.index()].scatter(bucket.buffer())
     return completed(bucket.buffer())
 
@@ -318,7 +321,7 @@ def _wide(tensor: torch.Tensor) -> torch.dtype:
 
 
 def _groups(params: Iterable[Any]) -> list[dict[str, Any]]:
-    """As torch's optimizers take them: parameters, pairs of names and parameters, or groups."""
+    """Return parameter groups from the forms that torch accepts: parameters, (name, parameter) pairs, or groups."""
     given = list(params)
     groups = given if given and isinstance(given[0], dict) else [{"params": given}]
     return [{**group, "params": _tensors(group["params"])} for group in groups]

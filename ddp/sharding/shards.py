@@ -1,7 +1,7 @@
-"""Who owns which elements of a bucket: each rank one shard of equal size, cut without regard to parameters.
+"""Assign the elements of a bucket to ranks. Each rank owns one shard of equal size.
 
-A piece is what one parameter and one shard have in common. The last shards may be shorter than the others, or empty,
-as far as pieces go: the bucket is thought to go on behind its end.
+Shard boundaries ignore parameter boundaries. A piece is the intersection of one parameter and one shard. The bucket
+is padded to a multiple of the shard size, so the last shards may hold shorter pieces or none.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Piece:
-    """Elements [start, end) of a parameter, as they lie in memory; `offset`: where they begin in the shard."""
+    """Elements [start, end) of a parameter in memory order. `offset` is their position in the shard."""
 
-    member: int  # of the bucket
+    member: int  # index in the bucket
     start: int
     end: int
     offset: int
@@ -27,12 +27,12 @@ class Piece:
 @dataclass(frozen=True)
 class Shard:
     size: int  # the same for all ranks
-    begin: int  # in the bucket
+    begin: int  # position in the bucket
     pieces: tuple[Piece, ...]
 
 
 def shard(sizes: Sequence[int], world_size: int, rank: int) -> Shard:
-    """`sizes`: how many elements each member of the bucket has."""
+    """Return the shard of a rank. `sizes`: the number of elements of each member of the bucket."""
     size = -(-sum(sizes) // world_size)
     begin, end = size * rank, size * (rank + 1)
     pieces = []

@@ -1,4 +1,4 @@
-"""The state of an optimizer, between pieces of parameters and whole parameters: cut apart, and put together."""
+"""Split the state of an optimizer for whole parameters into that of pieces, and join it again."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ddp.reducer.bucket import gradient_strides
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-# One number for a whole parameter, under the names that torch's optimizers have for it.
+# State entries of torch's optimizers that are one number for a whole parameter.
 _OF_THE_WHOLE = {"step", "mu_product", "eta", "mu"}
 
 
 def cut(state: Mapping[str, Any], parameter: torch.Tensor, start: int, end: int) -> dict[str, Any]:
-    """The state of a whole parameter -> that of its elements [start, end), as they lie in memory."""
+    """Return the part of a parameter's state for its elements [start, end), in memory order."""
     return {name: _cut(name, value, parameter, start, end) for name, value in state.items()}
 
 
@@ -25,7 +25,7 @@ def _cut(name: str, value: Any, parameter: torch.Tensor, start: int, end: int) -
         return value
     if _elementwise(name, value, parameter):
         return _flat(value, parameter)[start:end].clone()
-    return value.clone()  # or else it would be counted in by who counts in the whole state
+    return value.clone()  # a copy: otherwise the step would also increment the counter in the caller's state
 
 
 def _elementwise(name: str, value: torch.Tensor, parameter: torch.Tensor) -> bool:
@@ -44,7 +44,7 @@ def _empty(parameter: torch.Tensor, dtype: torch.dtype, device: torch.device) ->
 def put_together(
     pieces: Iterable[tuple[int, int, Mapping[str, Any]]], parameter: torch.Tensor
 ) -> dict[str, Any]:
-    """(start, end, state of the piece) for all pieces of a parameter -> the state of the parameter."""
+    """Join the states of all pieces of a parameter, given as (start, end, state), into the parameter's state."""
     whole: dict[str, Any] = {}
     for start, end, state in pieces:
         for name, value in state.items():
