@@ -1,7 +1,7 @@
-"""The agent's shell: one queue of facts, one consumer that steps the machine and runs its actions in order.
+"""The agent's shell: one queue of facts, and one consumer that steps the machine and runs its actions in order.
 
-Facts come from four places (the rendezvous session, the zygote's socket, signals, the grace clock) and all go
-through the queue; only the consumer touches the state. See launcher/supervision.py for what is done, and why.
+Facts come from four sources (the rendezvous session, the zygote's socket, signals, the grace clock), all through the
+queue. Only the consumer changes the state. See launcher/supervision.py for what the agent does, and why.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from rendezvous.values.events import Refused
 from rendezvous.values.types import StoreAddress
 
 _EXIT_DRAIN_S = 5.0  # for a terminal that is slow to take the last lines
-_GRACE_OF_ACCUSED_S = 1.0  # of ranks that have not got on for long, and are in everybody's way
+_GRACE_OF_ACCUSED_S = 1.0  # of ranks that have made no progress for a long time and block the others
 
 
 class Agent:
@@ -128,7 +128,7 @@ class Agent:
                 grace_s = self._spec.checkpoint_grace_s if hurried else None
                 self._parts.question.ask(assignment.generation, reason, grace_s)
             case StartRanks(assignment, store):
-                self._parts.question.withdraw()  # one of an earlier generation
+                self._parts.question.withdraw()  # a request of an earlier generation
                 self._zygotes.ranks_started()
                 for rank_ended in self._ranks.start(self._zygotes.zygote, assignment, store):
                     self._facts.put_nowait(rank_ended)
@@ -170,11 +170,11 @@ class Agent:
         self._facts.put_nowait(Refused(reason, TRY_AGAIN))
 
     def _watch_stop_signals(self) -> None:
-        """Before anything that may take its time. The other signals stay blocked: they are about ranks."""
+        """Handle stop signals before any slow step. The other signals stay blocked: they concern ranks."""
         self._signals = SignalWatch()
         stops = set(self._spec.signals)
         if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-            stops.discard(signal.SIGHUP)  # nohup: its user wants the job to survive the terminal
+            stops.discard(signal.SIGHUP)  # nohup: the user wants the job to survive the terminal
         for signum in stops:
             self._signals.on(signum, self._stop_requested)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, stops)
@@ -247,12 +247,12 @@ class Agent:
         return exit_code
 
     async def _leave(self, finish: Finish) -> int:
-        """In threads where it may take its time: others may still hear from the service in this process."""
-        self._zygotes.close()  # it ends while we see to the rest
+        """Leave. Slow steps run in threads: other nodes may still need the service, which can run in this process."""
+        self._zygotes.close()  # it ends while the other steps run
         self._logs.progress("")
         all_shown = await asyncio.to_thread(self._logs.close, _EXIT_DRAIN_S)
         await self._zygotes.ended()
         await self._parts.met.leave()
         exit_code = ending.tell(self._spec, self._shell.folder, finish, all_shown)
-        self._signals.close()  # one more Ctrl-C must not change it
+        self._signals.close()  # one more Ctrl-C must not change the exit code
         return exit_code

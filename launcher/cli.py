@@ -1,7 +1,7 @@
-"""The command: reads what is asked, checks it, and hands a `LaunchSpec` to the agent.
+"""The command line: reads the options, checks them, and passes a `LaunchSpec` to the agent.
 
-Everything up to the agent is kept light (no asyncio, no grpc, no third-party package), so that a wrong
-command ends before its user looks up, and a right one has its ranks started the sooner.
+All code before the agent is light (no asyncio, no grpc, no third-party package). So an invalid command fails at once,
+and a valid one starts its ranks earlier.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from launcher.hosts.ssh_control import SshControl
     from launcher.settings.spec import LaunchSpec
 
-_DOCTOR = "doctor"  # as the very first word; a program of that name is ./doctor
+_DOCTOR = "doctor"  # only as the first word; a program of that name is ./doctor
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -51,7 +51,7 @@ def _launch(line: CommandLine, environ: Mapping[str, str], control: SshControl |
         from launcher.settings.usage import print_config_text
 
         return _show(print_config_text(settings, words, "command line" if line.words else file.name))
-    # An agent that was started so finds the option again where it came from a variable or a file.
+    # An agent that --hosts has started sees the option again if it came from a variable or a file.
     if not control and (settings["hosts"] or settings["hostfile"]):
         return _launch_over_ssh(settings, words, environ)
     spec, warnings = prepare(settings, words, environ)
@@ -74,7 +74,7 @@ def _examine(line: CommandLine, environ: Mapping[str, str]) -> int:
 
 
 def _launch_over_ssh(settings: Settings, words: tuple[str, ...], environ: Mapping[str, str]) -> int:
-    """The other hosts find the script where it is here; what else they need each of them checks for itself."""
+    """Start an agent on each host. The script must have the same path there; each host checks the rest itself."""
     from launcher.hosts import command_lines
 
     for warning in (*unknown_variables(environ), *command_lines.check(settings, environ)):
@@ -92,7 +92,7 @@ def _launch_over_ssh(settings: Settings, words: tuple[str, ...], environ: Mappin
 def prepare(
     settings: Settings, words: tuple[str, ...], environ: Mapping[str, str]
 ) -> tuple[LaunchSpec, list[str]]:
-    """The checked spec, and a line for each option that was given in vain."""
+    """Return the checked spec, and a warning for each option that has no effect."""
     entry = entry_point(settings, words)
     checks.check_folder()
     python = environ.get("PYTHON_EXEC", "")
@@ -121,7 +121,7 @@ def _surroundings(settings: Settings, python: str, environ: Mapping[str, str]) -
 
 
 def _scheduler_job(environ: Mapping[str, str]) -> str:
-    """Another one after Slurm has put it back into the queue: the service may remember how the one before ended."""
+    """Return an id that changes when Slurm requeues the job: the service may remember how the previous run ended."""
     job, step = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_STEP_ID", "")
     again = environ.get("SLURM_RESTART_COUNT", "")
     return ".".join(part for part in (job, step, f"r{again}" if again else "") if part) if job else ""
@@ -138,7 +138,7 @@ def _help() -> str:
 
     try:
         width = os.get_terminal_size().columns
-    except OSError:  # no terminal
+    except OSError:  # not a terminal
         width = 100
     return help_text(max(60, min(width, 120)))
 
@@ -152,11 +152,11 @@ def _version() -> str:
 def _show(text: str) -> int:
     try:
         print(text, flush=True)  # noqa: T201
-    except UnicodeEncodeError:  # a value with letters that this terminal has not
+    except UnicodeEncodeError:  # a value with characters that this terminal cannot show
         print(text.encode("ascii", "backslashreplace").decode(), flush=True)  # noqa: T201
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nothing is left to fail at exit
-        if not isinstance(error, BrokenPipeError):  # there, the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that the flush at exit cannot fail
+        if not isinstance(error, BrokenPipeError):  # for a broken pipe, the reader has seen enough
             raise UsageError(f"cannot write to standard output ({error.strerror})") from None
     return 0
 

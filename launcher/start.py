@@ -1,4 +1,4 @@
-"""From a checked spec to a running agent: the zygote first, so that it imports torch while the agent gets ready."""
+"""From a checked spec to a running agent. The zygote starts first, to import torch while the agent prepares."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def run_agent(spec: LaunchSpec) -> int:
     starter = ZygoteStarter(spec)
     for warning in starter.binding.warnings:
         _complain(f"warning: {warning}")
-    # Until the agent can answer them: a signal's own action would leave a log folder and half a start behind.
+    # Until the agent handles them: a signal's default action would leave a log folder and a partial start behind.
     signal.pthread_sigmask(signal.SIG_BLOCK, spec.handled_signals)
     try:
         zygote = starter.start()
@@ -40,7 +40,7 @@ def _complain(text: str) -> None:
 
 
 def _fill_standard_streams() -> None:
-    """Where one was closed, a pipe or socket of ours would take its number, and be written to as if it was it."""
+    """Open the standard streams that are closed: another pipe or socket would get the number, and be written to."""
     fd = os.open(os.devnull, os.O_RDWR)
     while fd <= 2:
         os.set_inheritable(fd, True)

@@ -1,4 +1,4 @@
-"""What an agent does when no rank of its node can start, or when its zygote is lost. Pure; steps of its machine."""
+"""The agent's steps when no rank of its node can start, or when its zygote is lost. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def failed_for(
     state: Supervision, assignment: Assignment, reason: str, failure: FailureClass, exit_code: int
 ) -> Action:
-    """A failure of the node's that no rank of it can tell, told as its first rank's."""
+    """Report a failure of the node that no rank can report, as a failure of its first rank."""
     cause = Cause(state.agent.node, assignment.rank_offset, 0, failure, reason, exit_code)
     return Send(RankFailed(state.agent, assignment.generation, cause))
 
@@ -27,7 +27,7 @@ def failed_for(
 def cannot_start(
     state: Supervision, assignment: Assignment, reason: str, failure: FailureClass, exit_code: int
 ) -> Step:
-    """No rank runs here, and none will: if the service ignores the failure, no one must wait for this node."""
+    """Report the failure, and that the node has stopped: the service may ignore the failure, but must not wait."""
     report = failed_for(state, assignment, reason, failure, exit_code)
     stopped = Send(AgentStopped(state.agent, assignment.generation))
     return replace(state, over=True), (report, stopped)
@@ -44,7 +44,7 @@ def zygote_replaced(state: Supervision, fact: ZygoteReplaced) -> Step:
 
 
 def _store_lost(state: Supervision, assignment: Assignment, fact: ZygoteReplaced) -> Step:
-    """If its address is known already, ranks would wait for it in vain: that attempt has failed."""
+    """Fail the attempt if the store's address is already known: ranks would wait for that store without success."""
     if state.over:
         return state, ()
     if not state.store_told:

@@ -1,4 +1,4 @@
-"""The status of the job: a live line at the bottom of a terminal, and log lines while it waits for nodes."""
+"""Shows the status of the job: a live line at the bottom of a terminal, and log lines while it waits for nodes."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class WaitingMessages:
                 self._what = f"{reason} ({present} of {wanted} nodes have joined)"
                 if self._next is None:
                     self._speak_after(_FIRST_WORDS_S, 0.0)
-            case Waiting() | Assigned():  # of the first, people are told at once
+            case Waiting() | Assigned():  # another message reports a standby at once
                 self.end()
 
     def end(self) -> None:

@@ -1,7 +1,7 @@
-"""What an agent consists of. Everything is built here; the agent itself is a queue, a step and its actions.
+"""Builds the components of an agent. The agent itself is a queue, a step and its actions.
 
-`Shell` exists from the first moment: logs, the zygote, messages for people. `Parts` are built once the agent knows
-its rendezvous: the ranks and all that watches them. Facts go into the queue of the shell, whoever reports them.
+`Shell` exists from the start: logs, the zygote, messages for users. `Parts` are built once the agent knows its
+rendezvous: the ranks and everything that watches them. All of them put their facts into the queue of the shell.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The flight recorders' dumps: asked for, gathered and read.
+"""Requests, gathers and reads the dumps of the flight recorders.
 
-A rank's guard writes its dump as JSON. Where the guard cannot run, since something holds the interpreter, torch's own
-watchdog thread still serves a pipe, and writes a pickle; that is NCCL's alone. A pickle may name any function to be
-called, so the reader knows none: lists, dicts, numbers and texts come through, and nothing else. It is the reader
-in Python: the one in C makes room for whatever number of things a few bytes speak of.
+A rank's guard writes its dump as JSON. If the guard cannot run, because something holds the interpreter, torch's own
+watchdog thread still serves a pipe, and writes a pickle. Only NCCL has that. A pickle may name any function to call, so
+this reader accepts none: only lists, dicts, numbers and texts. It is the unpickler in Python. The one in C allocates
+memory for any number of items that a few bytes announce.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WITHIN_S = 2.0
 JSON_NAME = "flight-recorder.json"
 _MOST_BYTES = 64 << 20
 _LOOK_AGAIN_S = 0.05
-_ROOM = pickle.BYTEARRAY8  # the one code whose reader makes room before it has read
+_ROOM = pickle.BYTEARRAY8  # the one opcode whose reader allocates before it reads
 
 
 class _NothingCalled(pickle._Unpickler):
@@ -46,7 +46,7 @@ class _NothingCalled(pickle._Unpickler):
 
 
 def read(path: str, rank: int) -> Dump:
-    """Raises NotADump."""
+    """Raise NotADump if the file is not a dump."""
     try:
         with open(path, "rb") as file:
             data = file.read(_MOST_BYTES + 1)
@@ -62,7 +62,7 @@ def parsed(data: bytes, rank: int) -> Dump:
         plain = json.loads(data) if data[:1] == b"{" else _NothingCalled(io.BytesIO(data)).load()
     except NotADump:
         raise
-    except Exception as error:  # an unpickler fails in many ways on bytes that are no pickle
+    except Exception as error:  # an unpickler fails in many ways on bytes that are not a pickle
         raise NotADump(f"{type(error).__name__}: {error}") from None
     return dump_of(rank, plain)
 
@@ -70,7 +70,7 @@ def parsed(data: bytes, rank: int) -> Dump:
 async def gather(
     guards: Guards, scratch: str, generation: int, folders: Mapping[int, str], within_s: float = WITHIN_S
 ) -> list[Dump]:
-    """Of the ranks of this node, by their folders; those that do not come in time are left out."""
+    """Return the dumps of this node's ranks, from their folders, without those that do not arrive in time."""
     for rank, folder in folders.items():
         for path in (os.path.join(folder, JSON_NAME), _pickled(folder, rank)):
             with contextlib.suppress(OSError):
@@ -87,7 +87,7 @@ async def gather(
 
 
 async def _written(ranks: list[int], folders: Mapping[int, str]) -> None:
-    """torch does not report when it has written a dump."""
+    """Poll for the files: torch does not report when it has written a dump."""
     for rank in ranks:
         while not os.path.exists(_pickled(folders[rank], rank)):  # noqa: ASYNC110, ASYNC240
             await asyncio.sleep(_LOOK_AGAIN_S)
@@ -98,7 +98,7 @@ def _pickled(folder: str, rank: int) -> str:
 
 
 def _ring(scratch: str, rank: int) -> bool:
-    """Asks torch's watchdog, where one listens. Any byte does."""
+    """Request a dump from torch's watchdog, if it listens. Any byte works."""
     try:
         fd = os.open(os.path.join(scratch, f"{PIPE_FILE}{rank}.pipe"), os.O_WRONLY | os.O_NONBLOCK)
     except OSError:
@@ -123,7 +123,7 @@ def those_there(folders: Mapping[int, str]) -> list[Dump]:
 
 
 def analysed_folder(folder: str) -> tuple[int, tuple[Finding, ...]]:
-    """All dumps below a folder, of as many nodes as have put theirs there. -> how many ranks, what they say"""
+    """Analyse all dumps below a folder, from any number of nodes. Return the number of ranks and the findings."""
     found: dict[int, Dump] = {}
     for place, _folders, names in sorted(os.walk(folder)):
         rank = _rank_of(place)

@@ -1,13 +1,13 @@
-"""What torch's flight recorders say together: which ranks are missing from which collective.
+"""Compares torch's flight recorders of all ranks: finds which ranks are missing from which collective.
 
-Each rank's recorder holds the last collectives of each process group, by their number in it. Ranks of a group must
-enter the same ones in the same order, so the first number at which they part tells who went astray:
+Each rank's recorder holds the last collectives of each process group, by their sequence number. The ranks of a group
+must enter the same ones in the same order. So the first number at which they differ shows which ranks deviated:
 
-    different   some entered another collective under that number, or one of another shape
-    missing     some have not come to it, and the others are in it
-    unfinished  all are in it, and it does not end: the network, a device, or a peer whose dump is not here
+    different   some ranks entered another collective under that number, or one of another shape
+    missing     some ranks have not entered it, and the others wait in it
+    unfinished  all ranks are in it, and it does not end: the network, a device, or a peer without a dump here
 
-Dumps are read by launcher/health/dumps.py; they are not believed further than their shape.
+`launcher/health/dumps.py` reads the dumps. Nothing but their shape is trusted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_RANKS_SAID = 16
 _MAX_NUMBER = 1 << 62
 _MAX_TENSORS, _MAX_DIMENSIONS = 1024, 64
 _MAX_WORD_CHARS = 1024
-# Whose tensors are of one shape on all ranks; of the others each may bring its own.
+# Tensors of these have one shape on all ranks. In the others, each rank may use its own shape.
 OF_ONE_SHAPE = ("all_reduce", "allreduce", "broadcast", "reduce", "_reduce_scatter_base", "_all_gather_base")
 
 
@@ -39,7 +39,7 @@ class Entry:
     sizes: tuple[tuple[int, ...], ...]
     dtypes: tuple[str, ...]
     done: bool
-    at_ns: int = 0  # when it was begun, by the wall clock
+    at_ns: int = 0  # when it began, by the wall clock
 
     @property
     def words(self) -> str:
@@ -56,14 +56,14 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Of one rank's recorder."""
+    """One process group in one rank's recorder."""
 
     name: str
     description: str
-    members: tuple[int, ...]  # () where the recorder does not say
+    members: tuple[int, ...]  # () if the recorder does not report them
     entries: tuple[Entry, ...]  # by number
-    size: int = 0  # how many ranks it has, as the guard says; 0: it does not
-    spelled: str = ""  # which: "0-3"
+    size: int = 0  # number of its ranks, from the guard; 0: unknown
+    spelled: str = ""  # its ranks, as text: "0-3"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Finding:
     group: str
     kind: str  # different, missing, unfinished
     sequence: int
-    entered: tuple[tuple[str, tuple[int, ...]], ...]  # what, by whom; most ranks first
+    entered: tuple[tuple[str, tuple[int, ...]], ...]  # what was entered, and by whom; most ranks first
     missing: tuple[int, ...] = ()
     unheard: tuple[int, ...] = ()  # members without a dump
 
@@ -103,7 +103,7 @@ def ranks_in_words(ranks: Sequence[int]) -> str:
 
 
 def dump_of(rank: int, plain: object) -> Dump:
-    """From what was unpickled, or was JSON: torch writes the same fields in both."""
+    """Convert what was unpickled or was JSON: torch writes the same fields in both."""
     if not isinstance(plain, dict) or not isinstance(plain.get("entries"), list):
         raise NotADump("not a dump of torch's flight recorder")
     members = _members(plain.get("pg_config"))
@@ -146,7 +146,7 @@ def _size(size: Sequence[Any]) -> tuple[int, ...]:
 
 
 def _number_of(part: Any) -> int:
-    """Numbers without a bound would keep whoever multiplies them busy for hours."""
+    """Reject numbers without a bound: a product of them could take hours."""
     number = int(part)
     if abs(number) > _MAX_NUMBER:
         raise ValueError("a number of more than 62 bits")
@@ -154,7 +154,7 @@ def _number_of(part: Any) -> int:
 
 
 def _word(part: object) -> str:
-    """Lists that hold each other would be words without an end."""
+    """Accept only names and numbers: lists that contain each other would make endless text."""
     if not isinstance(part, str | int):
         raise TypeError(f"a {type(part).__name__} where a name is expected")
     return str(part)[:_MAX_WORD_CHARS]
@@ -178,7 +178,7 @@ def _members(configured: object) -> dict[str, tuple[int, ...]]:
 
 
 def with_members(dump: Dump, told: Mapping[str, tuple[int, str]]) -> Dump:
-    """`told` by the guard, which knows what the recorder does not say of every group."""
+    """Add `told` from the guard, which has facts that the recorder lacks for some groups."""
 
     def known(group: Group) -> Group:
         size, spelled = told.get(group.name, (0, ""))
@@ -191,7 +191,7 @@ def with_members(dump: Dump, told: Mapping[str, tuple[int, str]]) -> Dump:
 
 
 def analysed(dumps: Iterable[Dump]) -> tuple[Finding, ...]:
-    """One finding for each group that is not at rest; what says most comes first."""
+    """Return one finding for each group that is not idle, the most informative first."""
     by_group: dict[str, dict[int, Group]] = {}
     for dump in sorted(dumps, key=lambda each: each.rank):
         for group in dump.groups:

@@ -1,10 +1,10 @@
-"""A rank's page: bytes in, what they say of the rank out. docs/status-page.md has the layout. Pure.
+"""Decodes a rank's page: bytes in, the state of the rank out. docs/status-page.md has the layout. Pure.
 
-The rank writes while we read, and does not wait. A block is believed only if its counter was even before it was
-copied and is the same after; else it is copied again, and when that does not help (the writer died or was stopped
-in the middle of it) what the block said before stays in force. So a block is old or new, never a mix.
+The rank writes while the agent reads, and does not wait. A copy of a block is valid only if its counter was even before
+the copy and is the same afterwards. Otherwise the block is copied again. If that does not help (the writer died or was
+stopped in the middle of a write), the previous content stays valid. So a block is old or new, never a mix.
 
-The writer is a rank, and may have lost its mind: whatever lies on its page is read without an error.
+The writer is a rank, whose memory may be corrupted: any content of its page is read without an error.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SECOND = 1e9
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Where it lies, and what follows its counter."""
+    """The position of a block, and the fields after its counter."""
 
     at: int
     fields: struct.Struct
@@ -62,7 +62,7 @@ _ASYNC = 1
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What was on the page: of each block what follows its counter, or zeros while nothing else is known."""
+    """Content of the page: the fields of each block without its counter, or zeros while nothing else is known."""
 
     head: bytes
     bodies: tuple[bytes, ...]  # in the order of BLOCKS
@@ -72,12 +72,12 @@ NOTHING = Snapshot(bytes(HEADER.fields.size), tuple(bytes(block.fields.size) for
 
 
 def header(wishes: int) -> bytes:
-    """What is on a page before a rank is given it."""
+    """Return the content of a page before its rank starts."""
     return HEADER.fields.pack(MAGIC, VERSION, SIZE, wishes, 0, 0)
 
 
 def snapshot(look: Callable[[int, int], bytes], before: Snapshot = NOTHING) -> Snapshot:
-    """`look(at, size)` copies bytes of the page, and never before the copy that was asked for last."""
+    """`look(at, size)` copies bytes of the page. Copies must happen in the order of the calls."""
     head = look(0, HEADER.fields.size)
     if _writer(head) != _writer(before.head):
         before = NOTHING  # another process has claimed the page
@@ -186,7 +186,7 @@ class _Reading:
         )
 
     def _collectives(self) -> tuple[tuple[Collective, ...], list[int]]:
-        """And all the moments that the ring knows of."""
+        """Return the collectives, and all times in the ring."""
         names = {number: _text(name) for number, *_, name, _ in map(self._fields, GROUPS)}
         shown = sorted(fields for fields in map(self._fields, RING) if fields[0])
         times = [at for fields in shown for at in (fields[2], fields[3])]
@@ -217,7 +217,7 @@ def _phase(number: int) -> RankPhase:
 
 
 def _number(field: int) -> int:
-    """As far as a message can carry it."""
+    """Limit the number to what a message can carry."""
     return field & 0x7FFF_FFFF_FFFF_FFFF
 
 
@@ -230,7 +230,7 @@ def _text(field: int | bytes) -> str:
 
 
 def in_words(rank: RankView) -> str:
-    """Where a rank is, or was: "in backward, bucket 3 of 7"; "" when there is nothing to tell."""
+    """Return where a rank is, or was: "in backward, bucket 3 of 7". Return "" if the page does not show it."""
     place = f"in its section {rank.section.name!r}" if rank.section is not None else _PLACES[rank.phase]
     words = [place] if place else []
     waiting = rank.waiting_in

@@ -1,8 +1,8 @@
-"""The pages of this node's ranks: made, handed out by path, read at our own pace, kept until their end has been told.
+"""The pages of this node's ranks: creates them, passes their path to the rank, and reads them without blocking it.
 
-A page is memory without a name: a rank finds it through our own descriptor, and nothing is left behind when we are
-gone. Ranks that cannot be given one run without. The views hold what the page says and what the system says of the
-process; both are there for a rank that is dead.
+A page is anonymous memory. A rank opens it through the agent's own descriptor, and nothing is left behind when the
+agent ends. Ranks without a page run normally. A view holds what the page and the system report about the process. Both
+stay available after the rank has died.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from rendezvous.values.rank_view import RankView
 
 _VARIABLE = "DDP_STATUS_PAGE"
-_IDLE_SHARE = 0.02  # of a processor: what a process uses that does nothing but wait, with all its threads
-_IDLE_S = 0.015  # and of its time between two looks: one tick of the kernel's count is not yet work
+_IDLE_SHARE = 0.02  # of a processor: a process that only waits uses up to this much, with all its threads
+_IDLE_S = 0.015  # and up to this much between two looks: one tick of the kernel's counter is not yet work
 
 _MAY_BE_WAITING = (RankPhase.BACKWARD, RankPhase.COMMUNICATE)
-_AT_REST = ("S", "D")  # a frozen process looks like either, by the version of its cgroup
-_TELLING_S = 0.5  # processor time is counted in steps of a hundredth of a second
+_AT_REST = ("S", "D")  # a frozen process shows either, depending on the cgroup version
+_TELLING_S = 0.5  # the kernel counts processor time in steps of 10 ms
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class Pages:
         self._lock = Lock()
 
     def open(self, local_rank: int, rank: int) -> dict[str, str]:
-        """-> what the rank's environment says of it; nothing, where there can be no page."""
+        """Create a page. Return the environment variable for its rank, or {} if a page is not possible."""
         self.close(local_rank)
         try:
             fd = os.memfd_create("ddp-status-page")
@@ -73,14 +73,14 @@ class Pages:
             self._sheets[local_rank].pid = pid
 
     def ended(self, local_rank: int) -> RankView | None:
-        """Its last view; the page is kept until the next rank takes its place."""
+        """Return its last view. The page is kept until the next rank takes its place."""
         sheet = self._sheets.get(local_rank)
         if sheet is not None:
             sheet.alive = False
         return self.view(local_rank)
 
     def views(self) -> tuple[RankView, ...]:
-        """One look at all the ranks of this node that have been started, those that have ended included."""
+        """Look once at all ranks of this node that have started, including those that have ended."""
         return tuple(self._look(sheet) for sheet in self._sheets.values())
 
     def view(self, local_rank: int) -> RankView | None:
@@ -88,9 +88,9 @@ class Pages:
         return None if sheet is None else self._look(sheet)
 
     def step(self) -> int | None:
-        """Of the rank that is furthest behind, while all of them may be waiting for others, however busy they look.
+        """Return the lowest step of the ranks, if all of them may be waiting for others, however busy they look.
 
-        None: at least one does something else, or this is unknown.
+        Return None if a rank does something else, or if this is unknown.
         """
         alive = [view for view in self.views() if view.process.alive]
         steps = [view.step for view in alive if view.known and view.phase in _MAY_BE_WAITING]
@@ -110,7 +110,7 @@ class Pages:
         def look(at: int, size: int) -> bytes:
             with (
                 self._lock
-            ):  # nobody waits for it: leaving and taking it keeps our loads in this order on any CPU
+            ):  # never contended: taking and releasing the lock keeps the loads in this order on any CPU
                 return sheet.memory[at : at + size]
 
         sheet.seen = page.snapshot(look, sheet.seen)

@@ -1,12 +1,12 @@
-"""`torch.distributed.elastic.timer`: a rank says by when it will be through with something; if not, it is ended.
+"""`torch.distributed.elastic.timer`: a rank announces when it will have finished something, and is ended if it has not.
 
-As torchrun's agent does it: a named pipe, into which a rank writes a line of JSON for each timer that begins or is
-over. Unlike there the agent does not end itself along with the rank: a rank that is ended so has failed, and what
-follows from that is decided as ever.
+The protocol is torchrun's: a named pipe, into which a rank writes a line of JSON for each timer that begins or ends.
+Unlike torchrun's agent, this agent does not end itself together with the rank. The rank has failed, and the usual
+failure handling follows.
 
-A process is held by its pidfd from its first timer on, so that none is signalled which only has its number; and it
-must be one of ours, since a number from inside a container is somebody else's here. A timer wakes the agent once, when
-it runs out.
+The agent holds a process by its pidfd from its first timer on, so that it never signals another process that has
+inherited the number. The process must be a descendant of the agent, since a number from inside a container may denote
+a different process here. A timer wakes the agent once, when it runs out.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _LONGEST_S = 1e9
 
 class Timer(NamedTuple):
     pid: int
-    scope: str  # its name
-    ends_at: float  # by the wall clock, which is the rank's, too; below 0: it is over
-    signum: int  # 0: it is told of, and nothing is done
+    scope: str  # the timer's name
+    ends_at: float  # by the wall clock, which the rank shares; below 0: the timer has ended
+    signum: int  # 0: report only, without a signal
 
     @property
     def in_words(self) -> str:
@@ -45,7 +45,7 @@ class Timer(NamedTuple):
 
 
 def heard(line: bytes) -> Timer | None:
-    """None: nothing that torch's client says."""
+    """Return None if torch's client did not write this line."""
     try:
         said = json.loads(line)
         pid, ends_at, asked = int(said["pid"]), float(said["expiration_time"]), int(said["signal"])
@@ -62,10 +62,10 @@ class _Process:
 
 
 class RankTimers:
-    """`ran_out` hears of each before its process is signalled."""
+    """The timers of this node's ranks. `ran_out` receives each expired timer before its process gets a signal."""
 
     def __init__(self, path: str, ran_out: Callable[[Timer], None]) -> None:
-        """Raises `OSError`. A pipe that is there was left by another process, and has no reader."""
+        """Raise `OSError` if the pipe cannot be created. An existing pipe is a leftover and has no reader."""
         self._path, self._ran_out = path, ran_out
         self._loop = asyncio.get_running_loop()
         self._processes: dict[int, _Process] = {}
@@ -74,7 +74,7 @@ class RankTimers:
             if stat.S_ISFIFO(os.lstat(path).st_mode):
                 os.unlink(path)
         os.mkfifo(path, 0o600)
-        # With a writer of our own, so that it never ends.
+        # The agent also opens the pipe for writing, so that it never reaches the end of the stream.
         self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self._rest = b""
         self._loop.add_reader(self._fd, self._listen)
@@ -108,9 +108,9 @@ class RankTimers:
         try:
             fd = os.pidfd_open(pid)
         except OSError:
-            return False  # it has ended
+            return False  # the process has ended
         self._processes[pid] = _Process(fd)
-        self._loop.add_reader(fd, self._forget, pid)  # as soon as it ends
+        self._loop.add_reader(fd, self._forget, pid)  # called when it ends
         return True
 
     def _begin(self, timer: Timer) -> None:

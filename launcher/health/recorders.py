@@ -1,7 +1,7 @@
-"""Flight recorders, as the service hears of them: each rank's report gets what its recorder says. Pure.
+"""Adds to each rank's report to the service what its flight recorder shows. Pure.
 
-Torch's recorder is on by itself, for Gloo as for NCCL, and holds what C++ has begun as well; see
-rendezvous/diagnosing/recorded.py for what is made of it.
+Torch enables its recorder by default, for Gloo and for NCCL. It also holds the collectives that C++ started. See
+rendezvous/diagnosing/recorded.py for the evaluation.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rendezvous.values.rank_report import RankReport
 
 _SHORT_CHARS = 64
-_DTYPES = {  # in torch's own words
+_DTYPES = {  # torch's own names
     "Float": "float32",
     "Double": "float64",
     "Half": "float16",
@@ -34,7 +34,7 @@ _DTYPES = {  # in torch's own words
 
 
 def heard(reports: tuple[RankReport, ...], dumps: Iterable[Dump], now_ns: int) -> tuple[RankReport, ...]:
-    """`now_ns`: by the wall clock, as the recorders tell the time."""
+    """`now_ns` is by the wall clock, like the times in the recorders."""
     by_rank = {dump.rank: dump for dump in dumps}
     return tuple(
         _heard(report, by_rank[report.rank], now_ns) if report.rank in by_rank else report
@@ -43,7 +43,7 @@ def heard(reports: tuple[RankReport, ...], dumps: Iterable[Dump], now_ns: int) -
 
 
 def _heard(report: RankReport, dump: Dump, now_ns: int) -> RankReport:
-    """Groups in which it waits come first, where there are too many; then those that were used last."""
+    """If there are too many groups, keep those in which the rank waits first, then the most recently used ones."""
     used = [group for group in dump.groups if group.entries]
     used.sort(key=lambda group: (not _pending(group), -group.entries[-1].at_ns))
     told = [(group, entry) for group in used for entry in group.entries]
@@ -73,7 +73,7 @@ def _view(group: Group) -> GroupView:
 
 
 def _number(said: int) -> int:
-    """As far as a message can carry it: a rank writes what it likes."""
+    """Limit the number to what a message can carry: a rank may write anything."""
     return min(max(0, said), 1 << 62)
 
 

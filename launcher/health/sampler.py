@@ -1,9 +1,9 @@
-"""Looks at this node now and then, in a thread of its own: a log folder on a dead file server, or a driver that hangs,
-may hold up whoever asks, and that must not be the agent.
+"""Samples the state of this node periodically, in its own thread: a log folder on a dead file server, or a driver that
+hangs, can block the reader, and must not block the agent.
 
-What is read: the memory and CPU cgroups (either version) up to the tightest limit, /proc/meminfo, memory pressure
-where the kernel tells it, swapping, network interfaces and InfiniBand ports, free space, and GPUs through NVML where
-nvidia-ml-py is installed. Whatever cannot be read is left out.
+It reads the memory and CPU cgroups (either version) up to the tightest limit, /proc/meminfo, memory pressure if the
+kernel reports it, swapping, network interfaces and InfiniBand ports, free space, and GPUs through NVML if nvidia-ml-py
+is installed. Whatever cannot be read is omitted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from launcher.error_boundary import ErrorBoundary
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-# Of a host's own making: their drops say nothing of the network.
+# Interfaces that the host creates itself: their drops do not describe the network.
 _NOT_NETWORK = (
     *("lo", "veth", "docker", "br-", "virbr", "cni", "cali", "flannel", "lxc", "ifb", "dummy", "tap", "tun"),
     "bonding_masters",
@@ -33,7 +33,7 @@ _IB_ERRORS = ("symbol_error", "port_rcv_errors", "link_error_recovery", "local_l
 
 
 class Node:
-    """`root` stands before /proc and /sys."""
+    """The sources of one node. `root` is a prefix of /proc and /sys."""
 
     def __init__(self, disks: Sequence[str] = (), *, root: str = "") -> None:
         self._root, self._disks = root, tuple(disks)
@@ -42,7 +42,7 @@ class Node:
         self._gpus = open_gpus()
 
     def _upwards(self, controller: str) -> list[str]:
-        """From our own cgroup to the outermost that can be seen."""
+        """List the folders from the agent's own cgroup up to the outermost visible one."""
         folders: list[str] = []
         for folder in folders_of("self", controller):
             while os.path.exists(os.path.join(self._root + folder, "cgroup.procs")):
@@ -127,7 +127,7 @@ class Node:
 
 
 def _of_cgroup(folder: str, machine: int) -> Memory | None:
-    """None where there is no limit that the machine does not set anyway."""
+    """Return None if the cgroup has no limit below the machine's memory."""
     second = os.path.exists(f"{folder}/memory.max")
     limit = _read(f"{folder}/{'memory.max' if second else 'memory.limit_in_bytes'}").strip()
     if not limit.isdecimal() or not 0 < int(limit) < machine:
@@ -149,27 +149,27 @@ def _disks(paths: Sequence[str]) -> Iterator[Disk]:
 
 
 def _table(path: str) -> dict[str, int]:
-    """Of a file whose lines begin with a name and a number."""
+    """Read a file whose lines begin with a name and a number."""
     pairs = (line.split() for line in _read(path).splitlines())
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) > 1 and pair[1].isdecimal()}
 
 
 def _read(path: str) -> str:
-    """Empty if it cannot be read."""
+    """Return "" if the file cannot be read."""
     try:
         fd = os.open(path, os.O_RDONLY)
     except OSError:
         return ""
     try:
         return os.read(fd, 1 << 16).decode(errors="replace")
-    except OSError:  # the carrier of an interface that is down
+    except OSError:  # for example the carrier of an interface that is down
         return ""
     finally:
         os.close(fd)
 
 
 class Sampler:
-    """Calls `tell` in its own thread, once for each look; `pause_s` says when the next one is due."""
+    """Calls `tell` in its own thread after each look. `pause_s` is the time between looks."""
 
     def __init__(
         self,
@@ -187,7 +187,7 @@ class Sampler:
         self._thread.start()
 
     def close(self) -> None:
-        """Not waited for: it may be stuck in what it reads."""
+        """End the thread without waiting: it may be blocked in a read."""
         self._over.set()
 
     def _run(self) -> None:

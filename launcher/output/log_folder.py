@@ -37,7 +37,7 @@ class LogFolder:
 
 
 def _temporary(name: str) -> str:
-    """Create it where Python puts temporary files. The path is absolute, as scripts may change their folder."""
+    """Create the folder where Python puts temporary files. The path is absolute, as scripts may change their folder."""
     roots = [os.path.abspath(root) for root in (os.environ.get("TMPDIR"), "/tmp", "/var/tmp", ".") if root]
     reason = ""
     for root in roots:

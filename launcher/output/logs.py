@@ -67,7 +67,7 @@ class _Stream:
             del self.tail[:-TAIL_LIMIT]
 
     def last_words(self) -> bytes:
-        """Return the tail, preceded by the beginning of the traceback that it may end: that part says the most.
+        """Return the tail, preceded by the beginning of a traceback that it may belong to, the most useful part.
 
         A carriage return in the tail excludes the beginning: a progress bar ran since, so the rank survived.
         """

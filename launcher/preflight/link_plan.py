@@ -1,15 +1,15 @@
-"""Which nodes measure the link between them, in which round, and what the measurements say about whom.
+"""Plans which nodes measure the link between them in which round, and finds slow nodes and links in the results.
 
-In a round every node talks to at most one other, so that two tests never share a network card. The pairs
-are those of a round-robin tournament (the circle method). Up to 20 nodes or so all rounds of it are played, and
-every link is measured; beyond that 4 log2(n) of them, spread over the tournament, so that each node meets that many
-others: its own network card is then still judged by many witnesses, but not every pair has met. More is not to be
-had in so few rounds: a node that is to find the one slow link among its n - 1 has to use each of them by itself.
+In a round every node measures with at most one other, so that two tests never share a network card. The pairs are those
+of a round-robin tournament (the circle method). Up to about 20 nodes, all its rounds are played and every link is
+measured. With more nodes, 4 log2(n) rounds are played, spread over the tournament, so that each node meets that many
+others. Many partners then still measure its network card, but not every pair has met. Fewer rounds cannot do more: to
+find one slow link among its n - 1, a node has to use each of them separately.
 
-Judging: the best quarter of all measurements says what this network can do. Whoever is slow with all the partners
-he met (and met at least two) is slow himself, and his measurements say nothing more about anybody else. What is
-slow then is a link between two good ends. Slow measurements are taken again, up to three times and the quietest
-way there is, before a node is named: the best one counts. Nodes that share a host do not measure a network.
+The baseline is the best quartile of all measurements: what this network can do. A node that is slow with nearly all its
+partners (and has at least two) is slow itself, and its measurements do not count against other nodes. The remaining
+slow links are between two good ends. Slow measurements are repeated, up to three times and with few links at once,
+before a node is named: the best result counts. Nodes that share a host do not measure a network.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ _ROUNDS_PER_DOUBLING = 4
 
 
 def schedule(n: int) -> tuple[tuple[Pair, ...], ...]:
-    """Rounds of pairs of node ranks; no node is in two pairs of a round, no pair is in two rounds."""
+    """Return rounds of pairs of node ranks. A node is in one pair per round at most, a pair in one round at most."""
     if n < 2:
         return ()
-    seats = n + n % 2  # with an odd number, one sits out each round
+    seats = n + n % 2  # with an odd number of nodes, one pauses in each round
     whole = seats - 1
     rounds = min(whole, _ROUNDS_PER_DOUBLING * (n - 1).bit_length())
     return tuple(_round(n, seats, at * whole // rounds) for at in range(rounds))
 
 
 def _round(n: int, seats: int, turn: int) -> tuple[Pair, ...]:
-    """The last seat stays, the others move one place each turn."""
+    """Keep the last seat; move the others by one place each turn."""
     moving = seats - 1
     circle = [(turn + at) % moving for at in range(moving)]
     pairs = [(seats - 1, circle[0])]
@@ -47,12 +47,12 @@ def _round(n: int, seats: int, turn: int) -> tuple[Pair, ...]:
 
 
 def _directed(low: int, high: int) -> Pair:
-    """About as many connect as are connected to, so that a closed port shows."""
+    """Let about as many nodes connect as listen, so that a closed port is detected."""
     return (low, high) if (low + high) % 2 else (high, low)
 
 
 def in_rounds(pairs: Iterable[Pair], at_once: int) -> tuple[tuple[Pair, ...], ...]:
-    """These pairs, no node twice in a round and no more than `at_once` in one."""
+    """Group these pairs: no node twice in a round, and no more than `at_once` pairs in one."""
     rounds: list[list[Pair]] = []
     for pair in pairs:
         for taken in rounds:
@@ -69,10 +69,10 @@ def in_rounds(pairs: Iterable[Pair], at_once: int) -> tuple[tuple[Pair, ...], ..
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What two nodes have measured. Bits per second each way; None: it did not come to that."""
+    """What two nodes have measured, in bits per second each way. None: no measurement."""
 
     pair: Pair
-    there_bps: float | None = None  # from the one who connected
+    there_bps: float | None = None  # from the connector
     back_bps: float | None = None
     rtt_s: float | None = None
     problem: str = ""
@@ -84,7 +84,7 @@ class Link:
 
 
 def better_of(first: Link, second: Link) -> Link:
-    """The best of two measurements: a disturbance only makes a link slower."""
+    """Return the better of two measurements: a disturbance only makes a link slower."""
     if first.problem or second.problem:
         return second if first.problem else first
     rtts = [each for each in (first.rtt_s, second.rtt_s) if each is not None]
@@ -94,7 +94,7 @@ def better_of(first: Link, second: Link) -> Link:
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """What this network can do; zeros where too little was measured to tell."""
+    """What this network can do; zeros if there are too few measurements."""
 
     bps: float = 0.0
     rtt_s: float = 0.0
@@ -113,7 +113,7 @@ class SlowNode:
 class Findings:
     baseline: Baseline = Baseline()
     nodes: tuple[SlowNode, ...] = ()
-    links: tuple[Link, ...] = ()  # slow ones between good ends
+    links: tuple[Link, ...] = ()  # slow links between good ends
     measured: int = 0
 
 
@@ -121,9 +121,9 @@ SLOW_FACTOR = 2.5  # of the baseline's bandwidth: a warning ...
 BAD_FACTOR = 5.0  # ... and a failure
 _RTT_FACTOR, _RTT_MARGIN_S = 4.0, 0.001
 _BAD_RTT_FACTOR, _BAD_RTT_MARGIN_S = 20.0, 0.010
-_FLOOR_BPS = 100e6  # of any network that gradients should go over, as a whole
+_FLOOR_BPS = 100e6  # the minimum for any network that carries gradients
 _FLOOR_RTT_S = 0.050
-_ALL = 0.8  # of one's partners: a lucky measurement does not acquit
+_ALL = 0.8  # of a node's partners: one lucky measurement must not hide a slow node
 
 
 def baseline(links: Iterable[Link]) -> Baseline:
@@ -144,7 +144,7 @@ def _limit_of_rtt(best: Baseline) -> float:
 
 
 def is_bad(link: Link, best: Baseline) -> bool:
-    """So slow that the job is better off without it."""
+    """Return whether the link is so slow that the job is better off without it."""
     limit = max(best.rtt_s * _BAD_RTT_FACTOR, best.rtt_s + _BAD_RTT_MARGIN_S)
     return _falls_short(link, best.bps / BAD_FACTOR, limit)
 
@@ -154,7 +154,7 @@ def _falls_short(link: Link, bps: float, rtt_s: float) -> bool:
 
 
 def suspects(links: Sequence[Link], hosts: Mapping[int, str], *, again: bool = False) -> tuple[Pair, ...]:
-    """What is to be measured once more before a node is named. `again`: what is beyond doubt has been already."""
+    """Return the pairs to measure once more before a node is named. `again`: without bad ones, already confirmed."""
     counted = _between_hosts(links, hosts)
     best = baseline(counted)
     slow = [link for link in counted if is_slow(link, best)]
@@ -162,7 +162,7 @@ def suspects(links: Sequence[Link], hosts: Mapping[int, str], *, again: bool = F
 
 
 def _between_hosts(links: Iterable[Link], hosts: Mapping[int, str]) -> list[Link]:
-    """Two agents on one host that cannot talk to each other are a finding all the same."""
+    """Keep failed links even on one host: two agents there that cannot connect are a finding too."""
     return [link for link in links if link.problem or hosts[link.pair[0]] != hosts[link.pair[1]]]
 
 
@@ -200,7 +200,7 @@ def _slow_nodes(counted: Sequence[Link], slow: Sequence[Link]) -> tuple[SlowNode
 
 
 def checks_of(me: int, findings: Findings, names: Mapping[int, str]) -> tuple[Check, ...]:
-    """What node `me` has to say about its links, and about those of others, in which it has no part."""
+    """Report the links of node `me`, and slow links of other nodes."""
     best, floor = findings.baseline, _floor(findings.baseline)
     own = [node for node in findings.nodes if node.node == me]
     mine = sorted((link for link in findings.links if me in link.pair), key=_worst_first)
@@ -264,7 +264,7 @@ def _told(link: Link) -> str:
 
 
 def _elsewhere(me: int, findings: Findings, names: Mapping[int, str]) -> tuple[Check, ...]:
-    """This node cannot repair these links, so they do not change its grade."""
+    """Report slow links elsewhere. This node cannot repair them, so they do not change its grade."""
     told = [
         f"{names[node.node]} is {'cut off' if node.unreachable else f'slow with all: {_rate(node.bps)}'}"
         for node in findings.nodes

@@ -1,14 +1,15 @@
-"""All nodes of a job measure the links between them, and compare what they have installed.
+"""All nodes of a job measure the links between them, and compare their installed software.
 
-They form a world like that of any job (whose id ends in `.preflight`), and write to its scratchpad:
+They form a world like that of any job (its id ends in `.preflight`), and write to its scratchpad:
 
     card/RANK        how to reach this node's listener, and its versions
     heard/STAGE/RANK what it has measured
-    again/STAGE      from node rank 0: what looked slow, to be measured once more, and longer (stages 1 to 3)
-    verdict          from node rank 0: who and what is slow, who differs
+    again/STAGE      from node rank 0: slow links, to be measured once more, and longer (stages 1 to 3)
+    verdict          from node rank 0: slow nodes and links, and nodes that differ
 
-Node rank 0 judges, with `launcher.preflight.link_plan`. When all have read the verdict, the job has succeeded and is
-over. A node that comes later finds it so, and goes without: it cannot measure links of nodes that are training.
+Node rank 0 evaluates the results with `launcher.preflight.link_plan`. When all nodes have read the verdict, the job has
+succeeded and ends. A node that joins later sees this and skips the check: it cannot measure links of nodes that are
+training.
 """
 
 from __future__ import annotations
@@ -52,11 +53,11 @@ if TYPE_CHECKING:
     from rendezvous.values.types import Assignment
 
 SUFFIX = ".preflight"
-_START_S = 10.0  # for a partner to come to the round: it may be held up by a slow link of the round before
-_WORD_S = 120.0  # for what another node writes; one that is lost ends the meeting much sooner
+_START_S = 10.0  # for a partner to reach the round: a slow link of the previous round may delay it
+_WORD_S = 120.0  # for a value from another node; the loss of a node ends the comparison much sooner
 _PARTING_S = 15.0
 _MOST_PAIRS, _MOST_NAMED = 1000, 64
-_STAGES = 3  # a busy CPU slows a link down now and then, a fault always
+_STAGES = 3  # a busy CPU slows a link down occasionally, a fault always
 _STAGE_NUMBERS = 10_000
 _SEND_S = 0.2
 
@@ -83,10 +84,10 @@ class _CutShort(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What a node says of itself to the others."""
+    """What a node tells the others about itself."""
 
     node: str
-    host: str  # nodes of equal host share a network stack
+    host: str  # nodes with an equal host share a network stack
     address: str
     port: int
     token: str
@@ -96,7 +97,7 @@ class Card:
 async def compare(
     met: Met, spec: LaunchSpec, report: Report, mtu: int, say: Callable[[str], None]
 ) -> Comparison:
-    """`say` hears what is waited for. Raises `CannotMeet` where the job itself could not begin either."""
+    """`say` receives what the node waits for. Raise `CannotMeet` if the job itself could not begin either."""
     meeting = _Meeting(met, spec, report, mtu, say)
     try:
         return Comparison(await meeting.hold())
@@ -120,7 +121,7 @@ class _Meeting:
         self._scratch = Scratch(met.endpoints, met.options, spec.run_id)
         self._listener = wire.Listener(met.address)
         self._said = ""
-        self._links: dict[Pair, Link] = {}  # node rank 0 has them all
+        self._links: dict[Pair, Link] = {}  # only node rank 0 has all of them
 
     async def close(self) -> None:
         self._listener.close()
@@ -167,7 +168,7 @@ class _Meeting:
                 case Refused(reason, kind=RefusalKind.JOB_OVER):
                     raise _TooLate(reason)
                 case Refused(reason, code, retryable=False):
-                    raise CannotMeet(reason, code)  # as the job itself would
+                    raise CannotMeet(reason, code)  # as the job itself would raise it
                 case Ended(outcome):
                     raise CannotMeet(outcome.reason, outcome.exit_code)
                 case _:
@@ -280,7 +281,7 @@ class _Meeting:
 
 
 def _network_of_host() -> str:
-    """Containers of one machine have networks of their own, and a link between them."""
+    """Identify the network stack: containers of one machine have separate networks, and a link between them."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return f"{file.read().strip()}/{os.stat('/proc/self/ns/net').st_ino}"
@@ -289,7 +290,7 @@ def _network_of_host() -> str:
 
 
 def _joined(pair: Pair, connector: wire.Heard, listener: wire.Heard) -> Link:
-    """The one who connects knows best why it did not come to that."""
+    """Combine both sides. If the link failed, the connector knows the reason best."""
     if connector.in_bps is None and listener.in_bps is None:
         return Link(pair, rtt_s=connector.rtt_s, problem=connector.problem or listener.problem or "no answer")
     return Link(pair, listener.in_bps, connector.in_bps, connector.rtt_s)

@@ -1,15 +1,15 @@
-"""One link between two nodes, measured over plain TCP: how long a byte takes there and back, how many go each way.
+"""Measures one link between two nodes over plain TCP: the round-trip time, and the bandwidth each way.
 
     connector                                   listener
-    TOKEN FROM ROUND \\n            ->           holds the connection until its own side has come to that round
+    TOKEN FROM ROUND \\n            ->           holds the connection until its own side reaches that round
                                    <-           r
-    32 bytes, 16 times             <->          sends them back
-    blocks, for so many seconds     ->          counts
+    32 bytes, 16 times             <->          returns them
+    blocks, for a given time        ->          counts
                                    <-           blocks; the connector counts
     (end)
 
-Each side knows the rate of what it received. Blocks are of one size and begin with whether they are the last, so a slow
-link is drained by whoever counts, and the rate is of what has arrived. Every wait has a bound.
+Each side measures the rate of what it received. Blocks have one size and begin with a flag that marks the last one. So
+the receiver drains a slow link, and the rate is that of the data that has arrived. Every wait has a limit.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _BUFFER_BYTES = (
     1 << 20
 )  # enough for any link that Python fills; more would take seconds to drain on a slow one
 _MOST_BLOCKS = 64 << 10  # 4 GB
-_COUNT_S = 6.0  # a link that takes longer for what was sent is as slow as what came by then says
+_COUNT_S = 6.0  # limit for counting; on a slower link the rate is that of the data received by then
 _CONNECT_S = 3.0
-_QUIET_S = 6.0  # between two signs of life of a peer that measures
+_QUIET_S = 6.0  # maximum silence of a peer that measures
 _MORE, _LAST = b"\0", b"\1"
-_AHEAD = 64  # connections that may wait for their round
+_AHEAD = 64  # connections that wait for their round
 
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What this side has measured. Bits per second that came in; None: it did not come to that."""
+    """What this side has measured, in bits per second received. None: no measurement."""
 
     in_bps: float | None = None
     rtt_s: float | None = None
@@ -46,14 +46,14 @@ class Heard:
 
 
 class Listener:
-    """Takes the connections of those who know the token, and keeps each until its round."""
+    """Accepts connections of nodes that know the token, and keeps each until its round."""
 
     def __init__(self, address: str) -> None:
         self._server = _server_at(address)
         self.port = int(self._server.getsockname()[1])
         self.token = secrets.token_hex(16)
         self._came = threading.Condition()
-        self._waiting: dict[tuple[int, int], socket.socket] = {}  # by who it is from, and the round
+        self._waiting: dict[tuple[int, int], socket.socket] = {}  # by the rank it is from, and the round
         self._open = True
         threading.Thread(target=self._accept, name="pre-flight links", daemon=True).start()
 
@@ -70,7 +70,7 @@ class Listener:
                 connection.close()
             self._waiting.clear()
         with contextlib.suppress(OSError):
-            self._server.shutdown(socket.SHUT_RDWR)  # which is what ends a thread's accept
+            self._server.shutdown(socket.SHUT_RDWR)  # ends the thread's accept
         self._server.close()
 
     def _accept(self) -> None:
@@ -97,7 +97,7 @@ class Listener:
 
 
 def _server_at(address: str) -> socket.socket:
-    """At that address; where it is a name, or not ours alone, at all of them: the token decides who is listened to."""
+    """Listen on that address, or on all addresses if it is a name or shared: the token protects the listener."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with contextlib.suppress(OSError):
         return socket.create_server((address, 0), family=family, backlog=_AHEAD)
@@ -127,7 +127,7 @@ class Peer:
 
 
 def connect(peer: Peer, me: int, round_at: int, own_address: str, within_s: float, send_s: float) -> Heard:
-    """`within_s`: so long may the other side be busy with the round before."""
+    """`within_s` limits the wait for a peer that is still busy with the previous round."""
     try:
         source = (own_address, 0) if own_address else None
         connection = socket.create_connection((peer.address, peer.port), _CONNECT_S, source)
@@ -163,7 +163,7 @@ def answer(connection: socket.socket | None, within_s: float, send_s: float) -> 
             heard = Heard(in_bps=bps)
             if complete:
                 _send_blocks(connection, send_s)
-                connection.recv(1)  # until the other side has counted
+                connection.recv(1)  # wait until the other side has counted
         except OSError as error:
             return heard if heard.in_bps is not None else Heard(problem=_in_words(error))
         return heard
@@ -175,7 +175,7 @@ def _tune(connection: socket.socket) -> None:
 
 
 def _pinged(connection: socket.socket) -> float:
-    """The quickest: what takes longer has waited for a CPU, not for the network."""
+    """Return the fastest round trip: a slower one has waited for a CPU, not for the network."""
     times = []
     for _ in range(_PINGS):
         began = time.perf_counter()
@@ -197,7 +197,7 @@ def _send_blocks(connection: socket.socket, send_s: float) -> None:
 
 
 def _counted(connection: socket.socket) -> tuple[float, bool]:
-    """Bits per second from the first byte to the last block, and whether all of it came within the time."""
+    """Return the bits per second from the first byte to the last block, and whether all of it arrived in time."""
     buffer = bytearray(_BLOCK_BYTES)
     view, arrived, began = memoryview(buffer), 0, 0.0
     give_up_at = time.monotonic() + _COUNT_S

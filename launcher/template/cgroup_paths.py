@@ -26,7 +26,7 @@ def memberships(process: int | str = "self", root: str = "/") -> list[Membership
 
 
 def folders(process: int | str, controller: str) -> list[str]:
-    """Return its cgroups that may have this controller, as seen through the mounts of this mount namespace."""
+    """Return the folders of its cgroups that may have this controller, as this mount namespace shows them."""
     mine = memberships(process)
     found = []
     for mount in _mounts():

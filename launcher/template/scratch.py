@@ -43,7 +43,7 @@ def make(path: str) -> int:
 
 
 def remove_left_behind(beside: str) -> None:
-    """Remove this user's unused folders from memory. Others stay: they use no memory, and listing /tmp can be slow."""
+    """Remove unused folders of this user in memory. Those on disk use no memory, and listing /tmp can be slow."""
     if os.path.dirname(beside) != _IN_MEMORY:
         return
     with contextlib.suppress(OSError), os.scandir(os.path.dirname(beside)) as entries:
