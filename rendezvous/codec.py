@@ -1,10 +1,10 @@
-"""Protobuf <-> domain, and the only place that knows both.
+"""Conversion between protobuf and the domain's values. Only this module knows both.
 
-A dataclass and its message have the same field names, a StrEnum and its proto enum the same members, so the
-coders are built from the annotations, once per class, and the table below is all there is to maintain (a
-test walks both sides). Reading is strict: a message that lacks a part, holds an unknown enum value, a number
-that is not finite or text that is too long raises `BadMessage`, and nothing else. Tracebacks and
-reasons are the exception: they are news whatever their length, so they are shortened and not refused.
+A dataclass and its message have the same field names, and a StrEnum and its proto enum have the same members. So the
+coders are built from the annotations, once per class, and only the table below needs maintenance (a test compares both
+sides). Reading is strict: a missing part, an unknown enum value, a number that is not finite and a text that is too
+long each raise `BadMessage`, and no other exception. Tracebacks and reasons are the exception: they are useful at any
+length, so the codec shortens them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ HEARTBEAT = pb.AgentMessage(heartbeat=pb.Heartbeat()).SerializeToString()
 
 
 class BadMessage(ValueError):
-    """What came does not follow the schema or its bounds."""
+    """A message does not follow the schema or its limits."""
 
 
 # --- the table -----------------------------------------------------------------------------------------
@@ -121,11 +121,11 @@ _TO_AGENT: dict[str, Any] = {
 }
 _BODY_OF = {kind: body for table in (_FROM_AGENT, _TO_AGENT) for body, kind in table.items()}
 
-# The stream tells whose message it is: only the join, which opens it, names the agent.
+# The stream identifies the agent: only the join, which opens the stream, names it.
 _OF_THE_STREAM = tuple(kind for kind in _FROM_AGENT.values() if kind is not events.AgentJoined)
 
 
-# --- what streams carry ----------------------------------------------------------------------------------
+# --- messages on streams ---------------------------------------------------------------------------------
 
 
 def from_agent_bytes(message: FromAgent) -> bytes:
@@ -139,7 +139,7 @@ def to_agent_bytes(message: ToAgent | Redirect) -> bytes:
 
 
 def read_from_agent(data: bytes, agent: AgentId | None) -> FromAgent:
-    """`agent` None: the stream's first message, which must be a join."""
+    """Read a message of `agent`; None for the first message of a stream, which must be a join."""
     if data == HEARTBEAT and agent is not None:
         return events.AgentHeard(agent)
     message = _parsed(pb.AgentMessage, data)
@@ -176,7 +176,7 @@ def _body(message: Any, table: dict[str, Any]) -> tuple[Any, Any]:
 def encode(value: Any) -> Any:
     try:
         return _row(type(value)).encode(value)
-    except (ValueError, TypeError) as error:  # a number that the schema has no room for
+    except (ValueError, TypeError) as error:  # a number outside the range of the schema
         raise BadMessage(f"{type(value).__name__}: {error}") from error
 
 
@@ -215,7 +215,7 @@ def _row(kind: Any) -> _Row:
 
 
 def _field(name: str, hint: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-    """How to write the field's value, and how to read it off its message."""
+    """The functions that write the field's value, and read it from its message."""
     parts = get_args(hint)
     if get_origin(hint) is tuple:
         write, read = _value(name, parts[0])
@@ -259,7 +259,7 @@ def _same(value: Any) -> Any:
     return value
 
 
-_SPECS: dict[bytes, types.JobSpec] = {}  # all agents of a job bring the very same bytes
+_SPECS: dict[bytes, types.JobSpec] = {}  # all agents of a job send the same bytes
 _SPECS_KEPT = 64
 
 

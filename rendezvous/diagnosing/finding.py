@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rendezvous.values.rank_report import RankReport
 
 CHARGED = 8  # ranks in one finding
-TIMED_OUT_EXIT_CODE = 124  # as of timeout(1)
+TIMED_OUT_EXIT_CODE = 124  # the exit code of timeout(1)
 
 
 class Kind(StrEnum):

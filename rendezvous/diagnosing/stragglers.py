@@ -56,7 +56,7 @@ def told(
     nodes: int,
     rule: StragglerRule,
 ) -> tuple[StragglerState, tuple[News, ...]]:
-    """Add the report of one node of `nodes` in the world. A second report in a window replaces the first one."""
+    """Add the report of one node. The world has `nodes` nodes. A second report in a window replaces the first one."""
     straggler_state = replace(straggler_state, told=straggler_state.told.plus(node, phase_times))
     if len(straggler_state.told) < nodes:
         return straggler_state, ()
@@ -81,7 +81,7 @@ def _compared(straggler_state: StragglerState) -> tuple[dict[int, PhaseTimes], d
 
 
 def _per_step(a: PhaseTimes, b: PhaseTimes) -> PhaseTimes:
-    """`steps` is their number in the window; 0 if the count did not grow, for example after a restart of the rank."""
+    """The times per step in the window. `steps` is 0 if the count did not grow, as after a restart of the rank."""
     n = b.steps - a.steps
     if n <= 0:
         return PhaseTimes(b.rank, 0)

@@ -1,7 +1,7 @@
 """When standby nodes enlarge the world, by the policy of `--scale-up`.
 
     never          the world does not grow
-    on-restart     with the next restart, for whatever reason (see `sealing.choose`)
+    on-restart     at the next restart, whatever its reason (see `sealing.choose`)
     immediate      at once: wait briefly for more nodes, then stop all ranks and seal the larger world
     at-checkpoint  ask every node of the world for a checkpoint; after the last one, as with immediate
 

@@ -40,7 +40,7 @@ _HINT = "docs/hangs.md says what each verdict means; --hang-timeout sets the lim
 
 
 def ranks_stalled(state: JobState, member: Member, now: float) -> Result:
-    """`member` is in the present world."""
+    """Start an examination, unless there is one. `member` is in the current world."""
     asked = state.examination
     if state.phase is not Phase.RUNNING:
         return state, ()
@@ -63,7 +63,7 @@ def _going_on(state: JobState, examination: Examination | None, until: float | N
 
 
 def examined(state: JobState, member: Member, reports: tuple[RankReport, ...], now: float) -> Result:
-    """`member` is in the present world."""
+    """Add a node's answer to the examination. `member` is in the current world."""
     asked, node = state.examination, member.agent.node
     if asked is None or asked.stage is not Stage.ASKING or node not in asked.pending:
         return state, ()

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """An entry of the journal. The store of the journal sets `seq` and `at`."""
+    """An entry of the journal. The service sets `seq` and `at`."""
 
     seq: int
     at: float

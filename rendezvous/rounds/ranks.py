@@ -105,7 +105,7 @@ def role_sizes(world: World) -> FrozenMap[str, int]:
 def assignment(
     world: World, place: Placement, sizes: FrozenMap[str, int], restart_count: int, max_restarts: int
 ) -> Assignment:
-    """`sizes` are the world's `role_sizes`, computed once per world and not once per node."""
+    """One node's part of the world. `sizes` are its `role_sizes`, computed once per world and not once per node."""
     return Assignment(
         generation=world.generation,
         node_rank=place.node_rank,

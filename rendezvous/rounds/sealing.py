@@ -2,7 +2,8 @@
 
 A round of fixed size seals as soon as the last node has joined. An elastic round seals at once at its maximum. At its
 minimum it seals after a last call, which starts again with each new node, up to a bound. A round after a stop wants as
-many nodes as the previous world had. With fewer, but at least the minimum, it waits `shrink_after_s`, then seals.
+many nodes as the previous world had. If fewer are left, but at least the minimum, it waits at most `shrink_after_s`
+for the others, then seals.
 """
 
 from __future__ import annotations

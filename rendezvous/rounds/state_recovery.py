@@ -2,7 +2,7 @@
 
 A service with a store in memory knows no jobs after a restart, while ranks still run. So an agent reports at each join
 the last generation that it knows, and its place in it while its ranks run. If the job does not know this generation,
-the round forms again, and no agent is told to stop meanwhile. When all nodes of that world have joined, each with its
+the round forms again, and the service stops no agent meanwhile. When all nodes of that world have joined, each with its
 old place, the same world is sealed again under the same number. For the agents nothing changes, and their ranks
 continue. Any other world gets a number above all known ones, and starts its ranks again. The number of restarts used
 and the list of decisions are lost.

@@ -2,28 +2,29 @@
 
 Theory of operation
 -------------------
-torchrun finds `backend` through the entry point group `torchrun.handlers`. Its agent knows four things: join and
-wait for a world (`next_rendezvous`), ask every monitor interval whether it must come again (`num_nodes_waiting`),
-and say goodbye (`shutdown`), which it leaves out when a signal ends it. It never says why it does what it does.
-`standing` is the translation into the words of our agents, pure; `backend` is the thread that holds the session,
-and the store that node rank 0 opens for each generation.
+torchrun finds `backend` through the entry point group `torchrun.handlers`. Its agent makes three calls. It joins and
+waits for a world (`next_rendezvous`). At every monitor interval it asks whether it must join again
+(`num_nodes_waiting`). It ends the rendezvous (`shutdown`), except when a signal ends it. It never gives a reason.
+`standing` translates the calls into the messages of our agents, pure. `backend` implements torch's interface, and
+opens the store of each generation on node rank 0. `link` is the thread that holds the session.
 
-    torch's agent                                       what we say
+    torch's agent                                       messages to the service
     next_rendezvous, first time                         AgentJoined
-    next_rendezvous, though nothing told it to come     RankFailed (a wish to restart), AgentStopped
+    next_rendezvous, without a request from us          RankFailed (a wish to restart), AgentStopped
     next_rendezvous, after num_nodes_waiting was > 0    AgentStopped
     shutdown                                            RanksFinished
-    shutdown while ChildFailedError flies               RankFailed (a final one: the job ends), AgentStopped
-    shutdown while another exception flies, or none     AgentLeft
+    shutdown while ChildFailedError is raised           RankFailed (a final one: the job ends), AgentStopped
+    shutdown while another exception is raised          AgentLeft
+    no shutdown: a signal ended torchrun                AgentLeft
 
-    what we hear                                        torch's agent
+    messages from the service                           torch's agent
     Assigned and StoreAt                                next_rendezvous returns
-    Stop, Refused (retryable), a newer Assigned         num_nodes_waiting is 1: it stops its ranks and comes again
+    Stop, Refused (retryable), a newer Assigned         num_nodes_waiting is 1: it stops its ranks and joins again
     Ended, Refused                                      next_rendezvous raises
 
-How often to restart is torch's agent's own to decide, per node, as under c10d; `--rdzv-conf max_restarts=N` makes
-it N for the whole job. The service knows no ranks of such a job, for torch tells nobody how many there are: each
-node counts as one rank. This package alone of `rendezvous` imports torch, and only when torchrun calls `backend`.
+torch's agent limits the restarts per node, as under c10d. `--rdzv-conf max_restarts=N` sets a limit of N for the whole
+job. The service does not know the ranks of such a job, since torch does not report their number: each node counts as
+one rank. Only this package of `rendezvous` imports torch, and only when torchrun calls `backend`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def backend() -> Callable[[RendezvousParameters], RendezvousHandler]:
-    """The target of the entry point: torch calls it, and gets what creates a rendezvous."""
+    """The target of the entry point: return the function with which torch creates a rendezvous."""
     from rendezvous.torchrun.backend import create
 
     return create

@@ -1,4 +1,4 @@
-"""What torchrun's agent holds: torch's interface to a rendezvous, over a session of ours."""
+"""torch's interface to a rendezvous, implemented over one of our sessions."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ _NO_ERROR_FILE = "<N/A>"
 # torch's agent stops its ranks with a grace of 30 s, then kills and waits for up to 30 s more.
 _STOP_BUDGET_S = 75.0
 _FINAL = (FailureClass.USER_EXCEPTION, FailureClass.SIGNAL, FailureClass.EXIT_CODE)
-_OPTIONS = {  # of torchrun, by the setting
+_OPTIONS = {  # of torchrun, by setting
     "budget": "--rdzv-conf max_restarts",
     "last_call_s": "--rdzv-conf last_call_timeout",
     "join_timeout_s": "--rdzv-conf join_timeout",
@@ -108,7 +108,7 @@ class TorchrunRendezvous(RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        """Each generation has a fresh store, so ranks share it, unless they are to host one themselves."""
+        """Whether ranks share the agents' store, which is new in each generation. Otherwise rank 0 hosts a store."""
         return os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") != "1"
 
     # --- meeting -------------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ class TorchrunRendezvous(RendezvousHandler):
             raise RendezvousConnectionError(str(error)) from error
 
     def _meet(self, assignment: Assignment) -> RendezvousInfo | None:
-        """None: this world broke before it was together, and another one is on its way."""
+        """Complete this world. Return None if it broke before it was complete; another one follows."""
         if assignment.node_rank == 0:
             self._open_store(assignment)
         told = self._await(partial(_told_of, assignment))
@@ -173,7 +173,7 @@ class TorchrunRendezvous(RendezvousHandler):
         return RendezvousInfo(store, rank, assignment.n_nodes, ranks_meet_at)
 
     def num_nodes_waiting(self) -> int:
-        """More than 0 makes torch's agent stop its ranks and come again, at no cost to its restart budget."""
+        """A value above 0 makes torch's agent stop its ranks and join again, without using its restart budget."""
         standing = self._link.standing
         if not standing.must_come_again:
             return 0
@@ -191,7 +191,7 @@ class TorchrunRendezvous(RendezvousHandler):
         self._link.do(finish)
 
     def shutdown(self) -> bool:
-        """torch says nothing about how its agent ended, but calls this while the exception that tells flies."""
+        """Report how the agent ended. torch does not pass this on, but calls this while it handles the exception."""
         atexit.unregister(self._ended_by_signal)
         error = sys.exc_info()[1]
         if error is None:
@@ -206,7 +206,7 @@ class TorchrunRendezvous(RendezvousHandler):
         return True
 
     def _hear_out(self) -> None:
-        """Until the answer shows that all was heard; node rank 0's store stays open as long as others need it."""
+        """Wait until the service confirms the end, so that node rank 0 keeps its store open while others need it."""
         if self._link.standing.running is None:
             return
         try:
@@ -217,27 +217,27 @@ class TorchrunRendezvous(RendezvousHandler):
             _log.warning("the rendezvous service did not answer the goodbye: %s", error or "no word of it")
 
     def _ended_by_signal(self) -> None:
-        """Then torch's launcher does not call `shutdown`; its ranks are stopped by now."""
+        """Leave after a signal: torch's launcher does not call `shutdown` then. Its ranks are stopped by now."""
         self._link.do(partial(leave, reason="its torchrun was ended by a signal"))
         self._link.close()
 
 
 def _told_of(assignment: Assignment, standing: Standing) -> StoreAddress | bool | None:
-    """Where the store of this world is; False if the world is no longer assigned, None while nothing is known."""
+    """The store of this world; False if the world is no longer assigned, None while the store is unknown."""
     return standing.store if standing.assigned == assignment else False
 
 
-# --- what this node brings ---------------------------------------------------------------------------
+# --- the join of this node ----------------------------------------------------------------------------
 
 
 def _endpoints(params: RendezvousParameters) -> list[tuple[str, int]]:
-    """Torch's own reading of HOST[:PORT], for each of those that the comma separates."""
+    """Parse a comma-separated list of HOST[:PORT], each with torch's own parser."""
     words = [word for word in params.endpoint.split(",") if word.strip()]
     return [parse_rendezvous_endpoint(word, default_port=PORT) for word in words]
 
 
 def _joining(params: RendezvousParameters, join_timeout_s: float, address: str) -> AgentJoined:
-    """One host may run several agents of a job, and torch has no name for them: the process tells them apart."""
+    """The join message. torch does not name the agents of one host, so the process id makes the node name unique."""
     host = socket.gethostname()
     agent = AgentId(f"{host}:{os.getpid()}", uuid.uuid4().hex)
     return AgentJoined(
@@ -246,7 +246,7 @@ def _joining(params: RendezvousParameters, join_timeout_s: float, address: str) 
 
 
 def _job_spec(params: RendezvousParameters, join_timeout_s: float) -> JobSpec:
-    """What torch's agent has a rule of its own for is switched off in ours."""
+    """The job spec. It switches off the rules that torch's agent has itself."""
     limit = params.get_as_int("max_restarts")
     return JobSpec(
         job_id=params.run_id,
@@ -272,7 +272,7 @@ def _node_facts(host: str, address: str) -> NodeFacts:
 
 
 def _address_towards(service: tuple[str, int]) -> str:
-    """Which of our addresses packets to the service leave from: its peers are likely to reach it there too."""
+    """The local address of packets to the service, which peers can most likely reach too. Empty if unknown."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(*service, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
@@ -294,8 +294,8 @@ def _ending(standing: Standing) -> BaseException:
             _refusal(refused)
         )
     if outcome.succeeded:
-        # A node that stood by. RendezvousGracefulExitError is meant for it, but torch 2.13's launcher takes
-        # the agent's missing result for one, and ends in an AttributeError.
+        # A standby node. RendezvousGracefulExitError is meant for it, but then torch 2.13's launcher uses the
+        # agent's missing result, and fails with an AttributeError.
         return SystemExit(0)
     words = _in_words(outcome)
     return RendezvousTimeoutError(words) if outcome.exit_code == _TRY_AGAIN else RendezvousClosedError(words)
@@ -305,7 +305,7 @@ def _in_words(outcome: Outcome) -> str:
     first = outcome.first_cause
     if first is None:
         return f"the job is over: {outcome.reason}"
-    # That a final failure ends the job is a rule of our own making; the reason would only tell so.
+    # Our own rule ends the job on a final failure; the outcome's reason would only repeat that rule.
     more = "" if first.failure in _FINAL else f" ({outcome.reason})"
     return f"the job is over: on {first.node}, {first.reason}{more}"
 
@@ -322,7 +322,7 @@ def _why(standing: Standing) -> str:
 
 
 def _refusal(refused: Refused) -> str:
-    """torchrun has other options than ddp-launch, and a --max-restarts that is another thing."""
+    """The refusal as text, with torchrun's options: they differ from those of ddp-launch, as does --max-restarts."""
     found = refused.disagreement
     option = _OPTIONS.get(found.setting) if found is not None else None
     if found is None or option is None:
@@ -333,7 +333,7 @@ def _refusal(refused: Refused) -> str:
 
 
 def _final_cause(error: ChildFailedError) -> Cause:
-    """`node` and `rank` are filled in by the standing: what the service counts as a rank is the node."""
+    """The cause of a final failure. The standing sets `node` and `rank`: the service counts the node as one rank."""
     rank, failure = error.get_first_failure()
     code = failure.exitcode
     told = failure.error_file != _NO_ERROR_FILE

@@ -1,7 +1,7 @@
 """One session with the rendezvous, for a thread that has no event loop.
 
-A thread of its own runs the loop, so that heartbeats go on while torch's agent sleeps, waits or kills. The
-standing is shared under one condition; whatever is said is said in the order in which the standing changed.
+A separate thread runs the loop, so that heartbeats continue while torch's agent sleeps, waits or kills. The threads
+share the standing under one condition. The link sends messages in the order in which the standing changed.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Link:
             return self._standing
 
     def do(self, act: Callable[[Standing], Said]) -> Standing:
-        """Something that torch's agent does: changes the standing, and says so."""
+        """Apply an action of torch's agent to the standing, and send the messages that follow."""
         with self._changed:
             self._standing, said = act(self._standing)
             self._say(said)
@@ -61,9 +61,9 @@ class Link:
             return self._standing
 
     def wait_for(self, look: Callable[[Standing], Answer | None], silence_s: float) -> Answer:
-        """What `look` finds, as soon as it finds something; JobOver when there will be nothing to find.
+        """Return the result of `look` as soon as there is one. Raise JobOver if the job is over before.
 
-        TimeoutError when the service has not said a word for `silence_s`.
+        Raise TimeoutError if no message came from the service for `silence_s`.
         """
         with self._changed:
             while (found := look(self._standing)) is None:
@@ -77,7 +77,7 @@ class Link:
             return found
 
     def close(self) -> None:
-        """What was said before is still sent."""
+        """Close the session. Messages queued before are still sent."""
         with suppress(RuntimeError):  # the loop has ended already
             self._loop.call_soon_threadsafe(self._cancel)
         self._thread.join(_CLOSE_S)
@@ -118,7 +118,7 @@ class Link:
             self._loop.call_later(_JOIN_AGAIN_S, self._join_again)
 
     def _join_again(self) -> None:
-        """Nothing runs here, so there is nothing to reap first; else torch's agent does that, and comes."""
+        """Join again if no ranks run here. Otherwise torch's agent first reaps its ranks, then joins again."""
         with self._changed:
             if self._standing.running is None:
                 self._standing, said = come(self._standing)

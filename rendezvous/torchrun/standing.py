@@ -1,7 +1,7 @@
-"""Where a node under torch's agent stands, and what it has to say: pure.
+"""The state of a node under torch's agent, and the messages that it sends. Pure.
 
-torch's agent is asked for nothing and tells little, so this keeps the one thing both sides need: which
-generation it runs (`running`), and what the service has said since.
+torch's agent does not answer questions and reports little. So the standing keeps what both sides need: the generation
+that runs (`running`), and what the service has sent since.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class Standing:
     agent: AgentId
     joining: AgentJoined
     joined: bool = False
-    running: Assignment | None = None  # handed to torch's agent, whose ranks may be alive
-    assigned: Assignment | None = None  # sealed, and not handed out yet
+    running: Assignment | None = None  # given to torch's agent, whose ranks may be alive
+    assigned: Assignment | None = None  # sealed, and not given to torch's agent yet
     store: StoreAddress | None = None  # of `assigned`
     stop: Stop | None = None  # of `running`
-    cast_out: bool = False  # the job went on without us; we may join again
+    cast_out: bool = False  # the job continued without this node, which may join again
     refused: Refused | None = None
     outcome: Outcome | None = None
     waits_for: str = ""  # in the service's words
@@ -55,7 +55,7 @@ class Standing:
 
     @property
     def must_come_again(self) -> bool:
-        """Are the ranks that run to be stopped, whatever torch's agent thinks of them?"""
+        """Whether the service wants the running ranks to stop, even if torch's agent does not."""
         if self.running is None:
             return False
         ended_badly = self.outcome is not None and not self.outcome.succeeded
@@ -63,7 +63,7 @@ class Standing:
         return told or self.cast_out or self.refused is not None or ended_badly
 
 
-# --- what the service says ---------------------------------------------------------------------------
+# --- messages from the service -----------------------------------------------------------------------
 
 
 def hear(standing: Standing, message: ToAgent) -> Said:
@@ -84,20 +84,18 @@ def hear(standing: Standing, message: ToAgent) -> Said:
             return replace(standing, refused=message), ()
         case Ended(outcome):
             return replace(standing, outcome=outcome), ()
-        case Examine(
-            generation
-        ):  # there is nothing to be seen of torch's ranks, and nobody need wait for that
+        case Examine(generation):  # the node cannot see torch's ranks; answer at once
             return standing, (Examined(standing.agent, generation, ()),)
         case Accused() | Notice():
             return standing, ()
-        case CheckpointRequested():  # torch's agent has no way to pass that on; the world grows when it restarts
+        case CheckpointRequested():  # torch's agent cannot forward this; the world grows at a restart
             return standing, ()
         case _:
             assert_never(message)
 
 
 def _assigned(standing: Standing, assignment: Assignment) -> Standing:
-    """A session that resumes hears again what it knows already."""
+    """Store a new assignment. A resumed session receives known assignments again."""
     known = max((a.generation for a in (standing.running, standing.assigned) if a is not None), default=0)
     if assignment.generation <= known:
         return standing
@@ -109,15 +107,15 @@ def _stopped(standing: Standing, order: Stop) -> Said:
         return replace(standing, stop=order), ()
     if standing.assigned is not None and standing.assigned.generation == order.generation:
         standing = replace(standing, assigned=None, store=None)
-    # Nothing of that generation runs here: it broke before torch's agent had it, or is reaped long since.
+    # That generation does not run here: it broke before torch's agent got it, or is already reaped.
     return standing, (AgentStopped(standing.agent, order.generation),)
 
 
-# --- what torch's agent does -------------------------------------------------------------------------
+# --- calls of torch's agent --------------------------------------------------------------------------
 
 
 def come(standing: Standing) -> Said:
-    """`next_rendezvous`: whatever ran before is reaped."""
+    """`next_rendezvous`: torch's agent has reaped all earlier ranks."""
     standing, said = _reaped(standing)
     if standing.over or standing.joined:
         return standing, said
@@ -138,27 +136,27 @@ def _reaped(standing: Standing) -> Said:
 
 
 def _wish(agent: AgentId, ran: Assignment) -> Cause:
-    """The rank that failed first may be another node's: a peer that is known to be lost explains this better."""
+    """The cause for a wish to restart. Any better known cause comes first: another node may have failed first."""
     reason = "torchrun starts its ranks anew after a failure; its log there says which failed, and why"
     return Cause(agent.node, ran.rank_offset, 0, FailureClass.CONSEQUENCE, reason, 1)
 
 
 def hand_out(standing: Standing, assignment: Assignment) -> Said:
-    """To torch's agent, unless that world broke meanwhile."""
+    """Give the assignment to torch's agent, unless that world broke meanwhile."""
     if standing.assigned != assignment or standing.over:
         return standing, ()
     return replace(standing, running=assignment, assigned=None, store=None, stop=None), ()
 
 
 def finish(standing: Standing) -> Said:
-    """torch's agent is done, and all its ranks ended well."""
+    """torch's agent has finished, and all its ranks succeeded."""
     if standing.running is None or standing.must_come_again:
         return leave(standing, "its ranks had finished, and torchrun does not start them again")
     return standing, (RanksFinished(standing.agent, standing.running.generation),)
 
 
 def give_up(standing: Standing, cause: Cause) -> Said:
-    """torch's agent restarts no more. `cause` is of a class for which the job's rules say: the job fails."""
+    """torch's agent does not restart any more. By the rules of the job, the class of `cause` fails the job."""
     if standing.running is None or standing.over or standing.cast_out:
         return leave(standing, cause.reason)
     agent, ran = standing.agent, standing.running

@@ -167,7 +167,7 @@ class RestartOrdered:
 
 @dataclass(frozen=True, slots=True)
 class NodeResumed:
-    """Lifts a node's drain or exclusion."""
+    """An operator ends the drain or exclusion of a node."""
 
     node: str
 

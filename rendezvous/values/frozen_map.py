@@ -1,9 +1,9 @@
 """An immutable map that shares its structure with the maps derived from it.
 
-A job of ten thousand nodes changes one entry at a time, and every state of it is a value of its own.
-Copying a dict per change would cost O(N); here a change copies one small bucket and the row of buckets,
-a microsecond or two at that size. The bucket of a key does not depend on Python's seeded string hash,
-so the order of iteration is a function of the history alone: a replay sees the same order.
+A job of 10,000 nodes changes one entry at a time, and each of its states is a separate value. Copying a dict per change
+would cost O(N). Here a change copies one small bucket and the row of buckets, in one or two microseconds at that size.
+The bucket of a key does not depend on Python's seeded string hash. So the order of iteration depends only on the
+history, and a replay sees the same order.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ V = TypeVar("V")
 D = TypeVar("D")
 
 _WIDTH = 128
-_NOTHING: dict[Any, Any] = {}  # shared by all empty buckets, and never written to
+_NOTHING: dict[Any, Any] = {}  # shared by all empty buckets, and never changed
 
 
 def _bucket_of(key: str | int) -> int:

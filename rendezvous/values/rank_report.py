@@ -47,5 +47,5 @@ class RankReport:
 
     @property
     def waits_in(self) -> tuple[Collective, ...]:
-        """Entered and not finished, oldest first."""
+        """The collectives that the rank has entered and not finished, oldest first."""
         return tuple(call for call in self.calls if call.finished_s is None)

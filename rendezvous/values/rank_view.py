@@ -29,7 +29,7 @@ class RankPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """A collective that a rank has entered. In equal calls, all but `number`, `is_async` and the times agree."""
+    """A collective that a rank has entered. Equal calls differ at most in `number`, `is_async` and the times."""
 
     number: int  # among all collectives of this rank, from 1
     group: str  # torch's name of the group, the same on all its members
@@ -116,5 +116,5 @@ class RankView:
 
     @property
     def waiting_in(self) -> tuple[Collective, ...]:
-        """Entered and not finished, oldest first."""
+        """The collectives that the rank has entered and not finished, oldest first."""
         return tuple(each for each in self.collectives if each.finished_s is None)

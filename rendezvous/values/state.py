@@ -134,7 +134,7 @@ class JobState:
     role_sizes: FrozenMap[str, int] = EMPTY  # of this world
     store: StoreAddress | None = None
     members: FrozenMap[str, Member] = EMPTY  # by node
-    leases: FrozenMap[str, float] = EMPTY  # node -> when last heard
+    leases: FrozenMap[str, float] = EMPTY  # node -> time of its last message
     claims: FrozenMap[int, str] = EMPTY  # explicit node rank -> node
     retired: FrozenMap[str, tuple[str, ...]] = EMPTY  # node -> incarnations that may not join again
     excluded: FrozenMap[str, Exclusion] = EMPTY

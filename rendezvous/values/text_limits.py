@@ -11,13 +11,13 @@ from typing import Annotated
 
 @dataclass(frozen=True, slots=True)
 class TextLimit:
-    """`is_shortened`: a longer text is useful too, so it is shortened. Otherwise the message is rejected."""
+    """The limit of a text. A longer text is shortened if `is_shortened`; otherwise the codec rejects its message."""
 
     max_chars: int
     is_shortened: bool = False
 
     def applied(self, text: str) -> str:
-        """Raise `ValueError` if the text is too long and must not be shortened."""
+        """Return the text, shortened if allowed. Raise `ValueError` if it is too long and must not be shortened."""
         if len(text) <= self.max_chars:
             return text
         if not self.is_shortened:
@@ -26,7 +26,7 @@ class TextLimit:
 
 
 def shortened(text: str, max_chars: int) -> str:
-    """Keep more of the end than of the beginning: a traceback names the exception at its end."""
+    """Shorten a text. Keep more of its end: a traceback names the exception at its end."""
     head = max_chars // 4
     cut = "\n[...]\n"
     return text[:head] + cut + text[len(text) - (max_chars - head - len(cut)) :]

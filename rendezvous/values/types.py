@@ -1,6 +1,6 @@
-"""The values of the rendezvous: what every other module of it, and the launcher, speaks in.
+"""The values of the rendezvous, which all its modules and the launcher use.
 
-Frozen, hashable, free of behaviour beyond derivation. Words are those of docs/architecture.md.
+They are frozen and hashable, and compute only derived values. docs/architecture.md defines the terms.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from rendezvous.values.text_limits import Sentence, ShortenedSentence, Traceback
 
 @dataclass(frozen=True, slots=True, order=True)
 class AgentId:
-    """One life of one agent: a node that restarts its agent joins as another incarnation."""
+    """One agent process: a node that restarts its agent joins as another incarnation."""
 
     node: str
     incarnation: str
@@ -23,7 +23,7 @@ class AgentId:
 
 
 class ScaleUp(StrEnum):
-    """When nodes that arrive after the first seal enlarge the world (up to max_nodes)."""
+    """When nodes that join after the first seal enlarge the world (up to max_nodes)."""
 
     NEVER = "never"
     ON_RESTART = "on-restart"
@@ -32,7 +32,7 @@ class ScaleUp(StrEnum):
 
 
 class FailureClass(StrEnum):
-    """What kind of failure a cause is; `--failure-policy` decides per class."""
+    """The class of a failure. `--failure-policy` sets an action per class."""
 
     OUT_OF_MEMORY = "out-of-memory"
     HARDWARE = "hardware"
@@ -46,20 +46,20 @@ class FailureClass(StrEnum):
 
 
 class Doubt(StrEnum):
-    """What is uncertain about a cause. No doubt counts against a node."""
+    """What is uncertain about a cause. An uncertain cause does not count against a node."""
 
-    MAY_WAIT = "may-wait"  # its rank has stalled and may wait for other ranks; its own stack can tell
+    MAY_WAIT = "may-wait"  # its rank has stalled and may wait for other ranks; its own stack can show it
     CULPRIT = "culprit"  # the culprit is among the suspects
     NO_RANK = "no-rank"  # the cause is not in a rank
-    SHARED_ERROR = "shared-error"  # ranks raised errors that do not tell which rank is wrong
+    SHARED_ERROR = "shared-error"  # ranks raised errors that do not show which rank is wrong
 
 
-UNLIMITED = 1_000_000  # restarts: more than anybody will see
+UNLIMITED = 1_000_000  # restarts: more than any job can use
 
 
 @dataclass(frozen=True, slots=True)
 class RestartBudget:
-    """At most `limit` restarts, in all (`window_s` None) or within any `window_s` seconds."""
+    """At most `limit` restarts, in total (`window_s` None) or within any `window_s` seconds."""
 
     limit: int = 0
     window_s: float | None = None
@@ -74,14 +74,14 @@ class RestartBudget:
 
 @dataclass(frozen=True, slots=True)
 class CrashLoop:
-    """A rank that is the first to fail within `within_s` of its start, `times` rounds running, ends the job."""
+    """The job ends if the same rank fails first, within `within_s` of its start, in `times` rounds in a row."""
 
     times: int = 3  # 0 switches the rule off
     within_s: float = 1.0
 
 
 class PolicyAction(StrEnum):
-    """What `--failure-policy CLASS=ACTION` may ask for."""
+    """The actions of `--failure-policy CLASS=ACTION`."""
 
     RESTART = "restart"
     RESTART_WITHOUT_NODE = "exclude"
@@ -91,7 +91,7 @@ class PolicyAction(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PolicyRule:
-    """`exit_code` narrows a rule of class EXIT_CODE to one code."""
+    """A rule of the failure policy. `exit_code` limits a rule of class EXIT_CODE to one code."""
 
     failure: FailureClass
     action: PolicyAction
@@ -99,7 +99,7 @@ class PolicyRule:
 
 
 class StragglerPolicy(StrEnum):
-    """What follows when a rank is slower than its peers for a while."""
+    """The reaction to a rank that is slower than its peers for several windows."""
 
     OFF = "off"
     REPORT = "report"
@@ -115,13 +115,13 @@ class StragglerRule:
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """What a job asks of the rendezvous. Every agent of the job must bring the same one."""
+    """The settings of a job. Every agent of the job must send the same spec."""
 
     job_id: str
     min_nodes: int = 1
     max_nodes: int = 1
     entry_point: Sentence = ""
-    nproc: str = ""  # as asked for ("auto", "8"); the count of this node is in NodeFacts
+    nproc: str = ""  # as requested ("auto", "8"); NodeFacts has the count of the node
     version: str = ""
     budget: RestartBudget = RestartBudget()
     crash_loop: CrashLoop = CrashLoop()
@@ -129,47 +129,47 @@ class JobSpec:
     last_call_s: float = 2.0
     last_call_bound_s: float = 30.0
     replacement_timeout_s: float = 60.0
-    lease_s: float = 4.0  # outlasts a link that is cut for 2 s, and what TCP needs to find its way back
-    stop_budget_s: float = 45.0  # after a stop order, an agent silent about its reaping is treated as lost
+    lease_s: float = 4.0  # longer than a network outage of 2 s plus the recovery of TCP
+    stop_budget_s: float = 45.0  # an agent that does not answer a stop within this time is lost
     spares: int = 0
     scale_up: ScaleUp = ScaleUp.ON_RESTART
-    node_failure_limit: int = 3  # a node that failed this often sits out ...
-    node_cooldown_s: float = 600.0  # ... for this long
+    node_failure_limit: int = 3  # a node with this many failures is excluded ...
+    node_cooldown_s: float = 600.0  # ... for this time
     rules: tuple[PolicyRule, ...] = ()
-    shrink_after_s: float = 0.0  # enough nodes are left after a loss: wait so long for a replacement first
+    shrink_after_s: float = 0.0  # after a loss, with enough nodes left: wait this long for a replacement
     stragglers: StragglerRule = StragglerRule()
 
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """What a node tells of itself when it joins."""
+    """The facts that a node reports when it joins."""
 
     host: str
-    address: str  # where its peers reach it
+    address: str  # its address for its peers
     nproc: int
     role: str = "default"
     node_rank: int | None = None  # explicit --node-rank
     scheduler_index: int | None = None  # SLURM_NODEID, JOB_COMPLETION_INDEX
     healthy: bool = True
     health_note: Sentence = ""
-    versions: str = ""  # "torch=2.13.0 python=3.11.7": what should be the same on all nodes
+    versions: str = ""  # "torch=2.13.0 python=3.11.7": should be equal on all nodes
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Why one rank ended, as its own agent saw it. `failure` CONSEQUENCE: it only suffered another's failure."""
+    """Why one rank ended, as its own agent reports it. CONSEQUENCE: it ended only because another rank failed."""
 
     node: str
     rank: int
     local_rank: int
     failure: FailureClass
     reason: ShortenedSentence  # one line: "ValueError: bad batch", "killed by SIGKILL (out of memory)"
-    exit_code: int  # as a shell would see it: 128 + signal for a signal
+    exit_code: int  # as in a shell: 128 + signal for a signal
     signal: int = 0
     traceback: Traceback = ""
     step: int | None = None
     ran_s: float = 0.0
-    at: str = ""  # wall clock of its node, for people only; nothing is decided by it
+    at: str = ""  # wall clock of its node, for people only; no decision uses it
     log: ShortenedSentence = ""
     hint: ShortenedSentence = ""  # what usually helps, in one line
     doubt: Doubt | None = None  # None: the cause is certain
@@ -179,15 +179,13 @@ class Cause:
 
     @property
     def uncertain(self) -> bool:
-        """The rank may be innocent, and its node is."""
+        """The rank may be innocent, and its node is not to blame."""
         return self.doubt is not None
 
     @property
     def may_be_a_consequence(self) -> bool:
-        """Of something that only the views of all ranks together show: see rendezvous/diagnosing/post_mortem.py."""
-        is_doubtful = (
-            self.uncertain and self.failure is not FailureClass.HANG
-        )  # which was looked into already
+        """The reports of all ranks together may show another cause: see rendezvous/diagnosing/post_mortem.py."""
+        is_doubtful = self.uncertain and self.failure is not FailureClass.HANG  # a hang was already examined
         return is_doubtful or self.failure is FailureClass.CONSEQUENCE
 
 
@@ -204,7 +202,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Sealed membership: placements in order of node_rank; ranks are 0..size-1 without a gap."""
+    """A sealed membership: placements in order of node_rank. The ranks are 0..size-1 without a gap."""
 
     generation: int
     placements: tuple[Placement, ...]
@@ -216,7 +214,7 @@ class World:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """One node's slice of a world: all it needs, with the store, to start its ranks."""
+    """One node's part of a world: with the store, all that the node needs to start its ranks."""
 
     generation: int
     node_rank: int
@@ -230,8 +228,8 @@ class Assignment:
     restart_count: int
     max_restarts: int
     store_host: str  # address of node rank 0, whose agent keeps the store
-    store_node: str = ""  # its name, for people
-    reason: ShortenedSentence = ""  # why the generation before this one ended, in words
+    store_node: str = ""  # the name of that node, for people
+    reason: ShortenedSentence = ""  # why the previous generation ended, in words
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,11 +252,11 @@ class DecisionKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A choice with its reason in words; each failure of a generation ends in exactly one."""
+    """A decision with its reason in words. Each failed generation ends with exactly one."""
 
     kind: DecisionKind
     reason: ShortenedSentence
-    generation: int  # the generation it was taken about
+    generation: int  # the generation that it is about
     cause: Cause | None = None
     # RESTART_WITH_SPARE: the spares used. SHRINK: the nodes left. WAIT: the nodes missing. Otherwise, or unknown: 0.
     nodes: int = 0
@@ -266,7 +264,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How the job ended. `causes` are all reports of the failed generation, first cause first."""
+    """How the job ended. `causes` are the reports of the failed generation, first cause first."""
 
     succeeded: bool
     reason: ShortenedSentence
