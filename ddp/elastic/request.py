@@ -2,7 +2,7 @@
 
 The launcher names a file in DDP_CHECKPOINT_REQUEST. The file exists while a checkpoint is requested. It has one line of
 JSON: `{"reason": "...", "deadline_s": 30.0}`. The deadline counts from the time when the file was written; null means
-that there is none. After its checkpoint is durable, a rank creates an empty file next to it with the suffix
+no deadline. After its checkpoint is durable, a rank creates an empty file next to it with the suffix
 `.done.<RANK>`.
 
 A rank that checks for requests creates another empty file with the suffix `.watched.<RANK>`. Only then does the

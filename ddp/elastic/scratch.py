@@ -74,7 +74,7 @@ def make_folder(folder: Path) -> Path:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether a folder belongs to this user alone: anybody can create folders with such names in /dev/shm and /tmp."""
+    """Whether a folder belongs to this user alone: any user can create folders with such names in /dev/shm and /tmp."""
     try:
         found = folder.lstat()
     except OSError:

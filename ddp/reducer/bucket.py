@@ -9,7 +9,7 @@ SparseBucket  holds one sparse gradient.
 
 With `as_views`, `.grad` is a view of the bucket. The bucket lives as long as the plan, and the next step writes into
 it again. Without `as_views`, `.grad` is a separate tensor that uses the memory of the bucket. The bucket reuses this
-memory only if no other tensor and no other reference sees it. A gradient that the script keeps does not change.
+memory only if no other code refers to it. A gradient that the script keeps therefore does not change.
 
 The three classes share an interface. `gather` takes the gradients of the members [start, end). `payload` holds the
 tensors to average. `finish` stores the average in `.grad`. `late` tells whether a gradient changed after `gather`.

@@ -27,7 +27,7 @@ class Watch:
     def __init__(self, parameters: Sequence[torch.Tensor], arrived: Callable[[int], None]) -> None:
         self._arrived = WeakMethod(arrived)
         self._handles: list[Any] = []
-        # A node lives only while it is referenced, and its hooks are lost with it.
+        # Keep the nodes alive: a node lives only while it is referenced, and its hooks are lost with it.
         self.accumulators = [accumulator(parameter) for parameter in parameters]
 
     def every_parameter(self) -> None:

@@ -86,7 +86,7 @@ class Transport:
     """The abilities of the group that averages.
 
     `lists`: one call averages many tensors without a copy. `loose`: gradients may be averaged in place. This is false
-    with a communication hook or with gradients as bucket views, because both need one flat buffer.
+    with a communication hook, gradients of another dtype, or bucket views, because these need one flat buffer.
     """
 
     lists: bool = False

@@ -147,7 +147,7 @@ class Reducer:
         self.stopwatch.mark("forward_start")
 
     def check_finished(self) -> None:
-        """Raise if the previous backward left parameters without a gradient. Finish it if it raised."""
+        """Raise if the previous backward left parameters without a gradient. If it raised, finish it instead."""
         seen, lacking, self._lacking = self.round, self._lacking, None
         if seen is not None and seen.begun and not seen.end_known:
             self.round = None

@@ -1,7 +1,7 @@
 """Assign the elements of a bucket to ranks. Each rank owns one shard of equal size.
 
 Shard boundaries ignore parameter boundaries. A piece is the intersection of one parameter and one shard. The bucket
-is padded to a multiple of the shard size, so the last shards may hold shorter pieces or none.
+is padded to a multiple of the shard size, so the last shards may own fewer elements or none.
 """
 
 from __future__ import annotations

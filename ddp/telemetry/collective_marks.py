@@ -7,8 +7,8 @@ consists. The buckets of torch's own C++ reducer and functional collectives do n
 A collective ends when the script has waited for its Work, when a later call finds the Work completed, or when the Work
 has been deleted. Nothing here keeps a Work alive, because that would keep its tensors alive as well.
 
-For a group written in Python, torch checks whether the group overrides a method. To detect that the override itself
-asks, it compares the name of the running code object. So every wrapper's code has the name of the method that it wraps.
+For a group written in Python, torch checks whether the group overrides a method. torch recognizes a call from the
+override itself by the name of the running code object. So a wrapper's code has the name of the method that it wraps.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ group in its own thread and waits for all of them no longer than the budget. If 
 process.
 
 Nothing here imports torch: a script that does not import it has no groups. The thread also runs without a launcher,
-because it finds the names of lost peers. A process has one guard, whoever starts it. A forked child has none.
+because it finds the names of lost peers. A process has one guard. A forked child does not have one.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Both write the same bytes. Each block has a counter that is odd while the block changes; docs/status-page.md describes
 the layout. A CPU may reorder stores, so a memory barrier must separate the stores to the counter from those to the
-block. Python has no barriers, but releasing a lock and taking it again is one on every machine. So each store happens
-under a lock that no other thread takes.
+block. Python does not offer barriers, but releasing a lock and taking it again acts as one on every machine. So each
+store happens under a lock that no other thread takes.
 """
 
 from __future__ import annotations
