@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(core_loading.native() is None, reason="the guard
 WATCHING = """
 import sys, time
 from ddp.elastic import request
-request._PATIENCE_S = float(sys.argv[1])
+request._SIGNAL_GRACE_S = float(sys.argv[1])
 request.watch()
 print("watching", flush=True)
 """
@@ -46,7 +46,7 @@ LOOKING = (
 sys.stdin.readline()
 if "answered" in sys.argv:
     request.checkpoint_done()
-time.sleep(1.5 * request._PATIENCE_S)
+time.sleep(1.5 * request._SIGNAL_GRACE_S)
 request.checkpoint_requested()
 print("alive", flush=True)
 sys.stdin.readline()

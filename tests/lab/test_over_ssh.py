@@ -166,7 +166,7 @@ def test_a_host_that_cannot_be_reached_is_named_and_nothing_is_left(cluster: Clu
     config.write_text(f"Host node1\n  ConnectTimeout 2\n{config.read_text()}")
     command = cluster.launch("train.py")
     assert command.wait(LONG_S) == 1
-    assert "ddp-launch: error: node1: ssh to it failed" in cluster.err
+    assert "ddp-launch: error: node1: " in cluster.err
     assert "Traceback" not in cluster.err
     # An agent that was about to begin finds out by itself that nobody wants it any more.
     eventually(lambda: not cluster.agents(), LONG_S, "no agent outlives the command that started it")

@@ -85,7 +85,7 @@ def test_without_ssh_there_is_one_clear_line(launch: Launch) -> None:
     assert job.wait() == 1
     assert (
         job.stderr()
-        == "ddp-launch: error: 192.0.2.1: ssh to it failed: no-such-ssh: No such file or directory\n"
+        == "ddp-launch: error: 192.0.2.1: the ssh connection failed: no-such-ssh: No such file or directory\n"
     )
 
 

@@ -117,7 +117,7 @@ def test_an_unfit_machine_starts_no_rank_and_says_why(launch: Launch) -> None:
     job = launch(*words, source="import os; open(os.path.join(os.environ['THERE'], 'ran'), 'w')")
     assert job.wait() == 71
     assert "this machine failed its pre-flight check: checkpoints in /proc/self: " in job.stderr()
-    assert "--preflight off starts ranks nevertheless" in job.stderr()
+    assert "--preflight off" in job.stderr()
     assert not list(job.there.iterdir())
     job.assert_nothing_left()
     nevertheless = launch(*words, "--preflight", "off", source="print('ran')")
