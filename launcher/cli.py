@@ -139,8 +139,8 @@ def _help() -> str:
     try:
         width = os.get_terminal_size().columns
     except OSError:  # not a terminal
-        width = 100
-    return help_text(max(60, min(width, 120)))
+        width = 80
+    return help_text(max(72, min(width, 100)))
 
 
 def _version() -> str:

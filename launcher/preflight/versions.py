@@ -13,6 +13,7 @@ from importlib.machinery import PathFinder
 
 from launcher.machine.small_files import text_of
 from launcher.preflight.checkup import Versions
+from launcher.settings.import_path import import_path
 
 
 def versions(python: str = "") -> Versions:
@@ -20,7 +21,7 @@ def versions(python: str = "") -> Versions:
     driver = driver_version()
     if python and os.path.realpath(python) != os.path.realpath(sys.executable):
         return Versions(driver=driver)
-    found = PathFinder.find_spec("torch")
+    found = PathFinder.find_spec("torch", import_path(os.environ))
     if found is None or not found.origin:
         return Versions(platform.python_version(), driver=driver)
     folder = os.path.dirname(found.origin)

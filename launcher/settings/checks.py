@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from launcher.settings.arguments import UsageError
 from launcher.settings.config_file import one_line
+from launcher.settings.import_path import import_path
 from launcher.settings.spec import EntryKind, EntryPoint
 from launcher.settings.values import nearest, printable
 
@@ -40,7 +41,7 @@ def check_entry(entry: EntryPoint, python: str, environ: Mapping[str, str], flag
             check_program(entry.target, environ, f"{flag} {printable(entry.target)}")
         case EntryKind.MODULE:
             check_python(python, environ)
-            check_module(entry.target, python, f"{flag} {printable(entry.target)}")
+            check_module(entry.target, python, f"{flag} {printable(entry.target)}", environ)
         case EntryKind.SCRIPT | EntryKind.RUN_PATH:
             check_python(python, environ)
             no_run_path = " without --run-path, which takes precedence"
@@ -159,7 +160,7 @@ def _is_zip_to_run(path: str) -> bool:
 # --- modules and programs ----------------------------------------------------------------------------
 
 
-def check_module(name: str, python: str, quoted: str) -> None:
+def check_module(name: str, python: str, quoted: str, environ: Mapping[str, str]) -> None:
     """Find the top-level package without importing it, if the ranks use our own interpreter."""
     bare = name.removesuffix(".py").replace("/", ".")
     if "/" in name or (name.endswith(".py") and os.path.exists(name)):
@@ -169,7 +170,7 @@ def check_module(name: str, python: str, quoted: str) -> None:
     if python:
         return
     top = name.partition(".")[0]
-    found = _find(top) if top else None
+    found = _find(top, environ) if top else None
     if found is None:
         raise UsageError(
             f"invalid {quoted}: module {printable(top)} is not in the current directory or in {printable(sys.prefix)}. "
@@ -192,14 +193,14 @@ def _suggestion(top: str) -> str:
     )
 
 
-def _find(top: str) -> tuple[list[str], bool] | None:
+def _find(top: str, environ: Mapping[str, str]) -> tuple[list[str], bool] | None:
     """Where `import top` finds the module in a rank, whose path starts with the current directory."""
     from importlib.machinery import PathFinder
 
     here = [] if sys.flags.safe_path else [os.getcwd()]
     for finder in sys.meta_path:
         if finder is PathFinder:
-            spec = PathFinder.find_spec(top, [*here, *sys.path[1:]])
+            spec = PathFinder.find_spec(top, [*here, *import_path(environ)])
         else:
             spec = finder.find_spec(top, None)
         if spec is not None:

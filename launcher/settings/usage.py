@@ -18,13 +18,13 @@ usage: ddp-launch [options] script.py [args ...]
        ddp-launch [options] -m module [args ...]
        ddp-launch [options] --no-python program [args ...]
        ddp-launch doctor [--json] [options]
-
-Starts a data-parallel PyTorch job on this node, or the part of the job that belongs to this node.
-Monitors the ranks and restarts them after a failure. Put options before the script; all words after
-the script are its arguments. Without options, the job uses all devices of this node.
-`ddp-launch doctor` does not start a job: it checks whether this node can run one, alone or, with
---nnodes, together with the other nodes.
 """
+_WHAT_IT_DOES = (
+    "Starts a data-parallel PyTorch job on this node, or the part of the job that belongs to this node. Monitors the "
+    "ranks and restarts them after a failure. Put options before the script; all words after the script are its "
+    "arguments. Without options, the job uses all devices of this node. `ddp-launch doctor` does not start a job: it "
+    "checks whether this node can run one, alone or, with --nnodes, together with the other nodes."
+)
 _SOURCES = (
     "You can also set an option with a variable DDP_LAUNCH_<OPTION> (DDP_LAUNCH_MAX_RESTARTS=3; 1 or 0 for a "
     "switch), with torchrun's variable PET_<OPTION> if torchrun has one, or in the file of --config "
@@ -45,8 +45,8 @@ _EXIT_CODES = (
 )
 
 
-def help_text(width: int = 100) -> str:
-    lines = [_USAGE]
+def help_text(width: int = 80) -> str:
+    lines = [_USAGE, fill(_WHAT_IT_DOES, width, break_on_hyphens=False), ""]
     for title, options in GROUPS:
         lines.append(f"{title}:")
         for option in options:

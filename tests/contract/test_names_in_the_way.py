@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from ports import free_port
 from side_by_side import PLAIN, WARM, ddp_launch, python, script
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ _ALSO_OURS = [
 _ALSO_TORCHS = [
     pytest.param(name, marks=_NIGHTLY) for name in ("typing_extensions.py", "json.py", "socket.py")
 ]
+_ALSO_ON_PYTHONPATH = [pytest.param(name, marks=_NIGHTLY) for name in ("rendezvous", "ddp", "asyncio")]
 _SETS_THREADS = """
 import os, sys
 assert "torch" not in sys.modules
@@ -62,6 +64,21 @@ def test_script_called_ddp_that_imports_our_library_says_why(tmp_path: Path) -> 
     ended = ddp_launch("ddp.py", cwd=tmp_path)
     assert ended.code == 1
     assert "rename it" in ended.err
+
+
+@pytest.mark.parametrize("name", ["launcher", "grpc", *_ALSO_ON_PYTHONPATH])
+def test_modules_of_those_names_on_pythonpath(name: str, tmp_path: Path) -> None:
+    """The agent and its rendezvous service import their own modules, and the rank imports the user's."""
+    folder = tmp_path / "project"
+    script(folder, f"import os\nassert 'RANK' in os.environ\nwhere = '{name} of the project'\n", f"{name}.py")
+    script(tmp_path, f"import {name}\nprint({name}.where)\n")
+    ended = ddp_launch(
+        "train.py",
+        cwd=tmp_path,
+        options=("--nnodes=1:2", "--last-call=0.1s", f"--rdzv-endpoint=localhost:{free_port()}"),
+        env={"PYTHONPATH": str(folder)},
+    ).ok()
+    assert ended.out == f"{name} of the project\n"
 
 
 @pytest.mark.parametrize("name", ["queue.py", "numpy/__init__.py", *_ALSO_TORCHS])

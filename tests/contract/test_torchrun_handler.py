@@ -152,7 +152,7 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
 
 def test_torchrun_finds_it() -> None:
     (found,) = entry_points(group="torchrun.handlers", name="ddp")
-    assert found.value == "rendezvous.torchrun:backend"
+    assert found.value == "_ddp_launch_entry:torchrun_backend"
 
 
 @pytest.mark.nightly

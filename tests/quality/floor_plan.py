@@ -76,7 +76,7 @@ SHELL = {
         *within("output", "frames log_file log_folder logs terminal"),
         *within("preflight", "agent_preflight doctor facts gpus host network_check self_test versions wire"),
         *within("ranks", "binding checkpoint topology worker zygote zygote_starter zygote_watch"),
-        *within("settings", "checks config_file"),
+        *within("settings", "checks config_file import_path"),
     },
     "rendezvous": {
         *"__init__ client codec embedded grpc_io hosted main metrics signals store torchrun".split(),

@@ -205,7 +205,7 @@ def test_a_module_is_found_without_being_imported(desk: Path, monkeypatch: pytes
     monkeypatch.chdir(desk)
     (desk / "package" / "__main__.py").write_text("pass\n")
     for name in ("train", "package", "package.anything", "json.tool", "this"):
-        checks.check_module(name, "", f"-m {name}")
+        checks.check_module(name, "", f"-m {name}", {})
     assert "package" not in sys.modules
     assert "this" not in sys.modules
 

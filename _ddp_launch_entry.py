@@ -1,0 +1,66 @@
+"""The entry points of our commands. They import our packages whatever the user's folders contain.
+
+Python searches the folders of PYTHONPATH before its own library. A project with a `launcher.py`, a `rendezvous/` or a
+`grpc.py` on PYTHONPATH would take the place of ours in the agent. So this module has a private name, and before it
+imports anything else it moves those folders to the end of `sys.path`. They stay there, because our dependencies may be
+installed in one of them. Ranks start with the unchanged PYTHONPATH.
+"""
+
+import os
+import sys
+from typing import Any
+
+
+def ddp_launch() -> int:
+    _put_users_folders_last()
+    from launcher.cli import main
+
+    return main()
+
+
+def ddp_rendezvous() -> int:
+    _put_users_folders_last()
+    from rendezvous.main import main
+
+    return main()
+
+
+def ddpctl() -> int:
+    _put_users_folders_last()
+    from rendezvous.control.ctl import main
+
+    return main()
+
+
+def torchrun_backend() -> Any:
+    """torchrun's entry point: in its process the order of `sys.path` changes only for this import."""
+    before = list(sys.path)
+    _put_users_folders_last()
+    try:
+        from rendezvous.torchrun import backend
+
+        return backend()
+    finally:
+        sys.path[:] = before
+
+
+def _put_users_folders_last() -> None:
+    ours = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = reordered(sys.path, os.path.dirname(os.__file__), ours)
+
+
+def reordered(path: list[str], library: str, ours: str) -> list[str]:
+    """`path` with the standard library first, then `ours`, then the rest; entries in front of the library go last."""
+    first = min((place for place, entry in enumerate(path) if _is_library(entry, library)), default=0)
+    users, rest = path[:first], path[first:]
+    standard = [entry for entry in rest if _is_library(entry, library)]
+    packages = [entry for entry in rest if entry not in standard and entry != ours]
+    return [*standard, ours, *packages, *(entry for entry in users if entry != ours)]
+
+
+def _is_library(entry: str, library: str) -> bool:
+    """Whether `entry` is python3x.zip, the library's folder, or its lib-dynload."""
+    beside = os.path.dirname(library)
+    return entry in (library, os.path.join(library, "lib-dynload")) or (
+        entry.endswith(".zip") and os.path.dirname(entry) in (beside, os.path.dirname(beside))
+    )
