@@ -36,6 +36,7 @@ _OVERWRITTEN = re.compile(rb"^[^\n]*\r", re.MULTILINE)
 _MOVEMENT = re.compile(
     rb"\x1b(?:\[[0-?]*[ -/]*[@-ln-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[ -/]*[0-Z\\^-~])",
 )
+_COLOR = re.compile(rb"\x1b\[[0-?]*m")
 _CONTROL = bytes(b for b in range(32) if b not in b"\t\n\x1b") + b"\x7f"
 # No red: it reads as an error.
 _COLORS = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)
@@ -83,7 +84,7 @@ def feed(held: Held, chunk: bytes, now: float, eager: bool = False) -> tuple[Hel
         held, shown = update(Held(_latest_state(held.text), held.shown, held.updated_at), now)
         lines += shown
     if len(held.text) > LINE_LIMIT:
-        rest, pieces = _cut_to_pieces(held.text.lstrip(b"\r"))
+        rest, pieces = cut_to_pieces(held.text.lstrip(b"\r"))
         held = Held(rest, b"", held.updated_at)
         lines += pieces
     if eager and held.text and not held.text.startswith(b"\r"):
@@ -125,7 +126,8 @@ def _latest_state(text: bytes) -> bytes:
     return b"\r" + state + (b"\r" if len(states) < len(text) else b"")
 
 
-def _cut_to_pieces(text: bytes) -> tuple[bytes, bytes]:
+def cut_to_pieces(text: bytes) -> tuple[bytes, bytes]:
+    """Cut a line that is too long. Return the rest, and the pieces as lines."""
     pieces: list[bytes] = []
     start = 0
     while len(text) - start > LINE_LIMIT:
@@ -151,6 +153,10 @@ def presentable(lines: bytes, on_terminal: bool) -> bytes:
     if lines.isascii():
         return lines
     return lines.decode("utf-8", "replace").encode()
+
+
+def without_color(lines: bytes) -> bytes:
+    return _COLOR.sub(b"", lines) if b"\x1b" in lines else lines
 
 
 def printable(text: str) -> str:
@@ -195,8 +201,13 @@ def prefix_of(template: str, label: RankLabel) -> str:
         raise ValueError(f"{template!r} is not a line prefix ({error}); the fields are {known}") from None
 
 
+def color_of(rank: int) -> str:
+    """Return the parameter of the escape sequence."""
+    return str(_COLORS[rank % len(_COLORS)])
+
+
 def painted(prefix: str, rank: int) -> str:
-    return f"\x1b[{_COLORS[rank % len(_COLORS)]}m{prefix}\x1b[0m" if prefix else ""
+    return f"\x1b[{color_of(rank)}m{prefix}\x1b[0m" if prefix else ""
 
 
 def is_colored(when: str, is_terminal: bool, environ: Mapping[str, str]) -> bool:

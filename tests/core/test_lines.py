@@ -153,6 +153,10 @@ def test_cursor_movement_is_removed_and_colours_stay() -> None:
     assert lines.presentable(raw, False) == b"\x1b[31mred\x1b[0mxyz\n"
 
 
+def test_colours_can_be_removed() -> None:
+    assert lines.without_color(b"\x1b[1;38:5:9mred\x1b[0m\tx\n") == b"red\tx\n"
+
+
 def test_control_bytes_do_not_reach_a_terminal() -> None:
     raw = b"a\x07\x08\x0e\tb\n"
     assert lines.presentable(raw, True) == b"a\tb\n"

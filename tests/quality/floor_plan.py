@@ -22,7 +22,7 @@ CORE = {
         ),
         *within("hosts", "command_lines"),
         *within("joining", "endpoint join"),
-        *within("output", "lines"),
+        *within("output", "lines live_area screen screen_row stream_view thinning"),
         *within("preflight", "checkup gpu_checkup link_plan table"),
         *within("ranks", "affinity worker_env"),
         *within(
@@ -232,7 +232,8 @@ ZYGOTE_ONLY = {
 
 # What a core may import of the standard library: nothing that knows a clock, chance, or the world.
 PURE_STDLIB = {
-    *("__future__", "binascii", "bisect", "collections", "dataclasses", "difflib", "enum", "functools"),
+    *("__future__", "binascii", "bisect", "codecs", "collections", "dataclasses"),
+    *("difflib", "enum", "functools"),
     *(
         "heapq",
         "ipaddress",

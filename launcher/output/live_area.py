@@ -1,0 +1,85 @@
+"""The rows at the bottom of a terminal that are redrawn: progress bars of ranks, and the status of the job. Pure.
+
+Bars come first, the status last. If a rank shows a prompt, the area gives way to it: the prompt is the only row, and
+the cursor is where the rank has put it. So what a person types appears behind the prompt, and nothing overwrites it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from launcher.output.screen_row import BLANK, Cell, Row, rendered
+
+_MOST_OF_HEIGHT = 2  # bars take at most the height of the terminal divided by this
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """The live rows of one stream of a rank."""
+
+    label: tuple[Cell, ...]
+    rows: tuple[Row, ...]
+    prompt: Row | None = None
+    column: int = 0  # of the cursor in the prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    columns: int
+    rows: int
+
+
+def drawn(blocks: tuple[Block, ...], status: str, size: Size, is_colored: bool) -> bytes:
+    """Return the bytes that draw the area below the last line, and leave the cursor in its last row."""
+    # The last column stays empty: a terminal wraps when it is written to.
+    columns = max(1, size.columns - 1)
+    prompting = next((block for block in blocks if block.prompt is not None), None)
+    if prompting is not None and prompting.prompt is not None:
+        return _prompt(prompting, prompting.prompt, columns, is_colored)
+    texts = [
+        _text((*block.label, *row.cells), columns, is_colored)
+        for block in blocks
+        for row in block.rows
+        if not row.is_blank
+    ]
+    texts = texts[: max(1, size.rows // _MOST_OF_HEIGHT)]
+    if status:
+        texts.append(status.replace("\n", " ")[:columns])
+    return _encoded("\n".join(texts))
+
+
+def erased(area: bytes) -> bytes:
+    """Return the bytes that erase the area, and leave the cursor where it began."""
+    if not area:
+        return b""
+    above = area.count(b"\n")
+    return b"\r\x1b[%dA\x1b[J" % above if above else b"\r\x1b[K"
+
+
+def _prompt(block: Block, prompt: Row, columns: int, is_colored: bool) -> bytes:
+    cells = (*block.label, *prompt.cells)
+    text = _text(cells, columns, is_colored)
+    back = min(len(cells), columns) - (len(block.label) + block.column)
+    return _encoded(text + (f"\x1b[{back}D" if back > 0 else ""))
+
+
+def _text(cells: tuple[Cell, ...], columns: int, is_colored: bool) -> str:
+    """Return the part of a row that fits, with tabs as blanks. A wide character is shown whole or not at all."""
+    shown = [BLANK if char == "\t" else (style, char) for style, char in cells[:columns]]
+    for at, (style, char) in enumerate(cells[:columns]):
+        if not char and not _is_wide(cells, at):
+            shown[at] = (style, " ")
+    if len(cells) > columns and not cells[columns][1] and shown:
+        shown[-1] = BLANK
+    return rendered(tuple(shown if is_colored else (("", char) for _, char in shown)))
+
+
+def _is_wide(cells: tuple[Cell, ...], at: int) -> bool:
+    """Whether the continuation at this place belongs to a wide character, not to a tab."""
+    while at and not cells[at][1]:
+        at -= 1
+    return cells[at][1] != "\t"
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace").encode()

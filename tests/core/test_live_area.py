@@ -1,0 +1,90 @@
+"""The rows at the bottom of a terminal, as a terminal shows them."""
+
+from __future__ import annotations
+
+import pyte
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.output.live_area import Block, Size, drawn, erased
+from launcher.output.screen_row import Row, cells_of
+
+LABEL = tuple(cells_of("[n0:0] ", "36", 0))
+SIZE = Size(40, 10)
+
+
+def row(text: str, style: str = "") -> Row:
+    return Row(tuple(cells_of(text, style, 0)))
+
+
+def bars(*texts: str) -> Block:
+    return Block(LABEL, tuple(row(text) for text in texts))
+
+
+class Seen:
+    """A terminal of that size."""
+
+    def __init__(self, size: Size = SIZE) -> None:
+        self.screen = pyte.Screen(size.columns, size.rows)
+        self.screen.set_mode(pyte.modes.LNM)
+        self._stream = pyte.ByteStream(self.screen)
+
+    def feed(self, data: bytes) -> Seen:
+        self._stream.feed(data)
+        return self
+
+    @property
+    def text(self) -> list[str]:
+        rows = [row.rstrip() for row in self.screen.display]
+        while rows and not rows[-1]:
+            rows.pop()
+        return rows
+
+
+def test_bars_stand_above_the_status() -> None:
+    area = drawn((bars("epoch 1", "step 7"), Block(LABEL, ())), "2 ranks\nrunning", SIZE, True)
+    assert Seen().feed(area).text == ["[n0:0] epoch 1", "[n0:0] step 7", "2 ranks running"]
+    assert drawn((), "", SIZE, True) == b""
+    assert drawn((), "status", SIZE, True) == b"status"
+
+
+@given(
+    st.integers(1, 30), st.integers(1, 30), st.lists(st.text("a漢\te\u0301\udcff", max_size=40), max_size=30)
+)
+def test_an_area_fits_every_terminal_and_is_erased_without_a_trace(
+    columns: int, rows: int, texts: list[str]
+) -> None:
+    area = drawn((bars(*texts),), "s" * 50, Size(columns, rows), True)
+    assert area.count(b"\n") <= max(1, rows // 2)
+    if columns < 2 or rows < 4:
+        return
+    seen = Seen(Size(columns, rows)).feed(b"log\n"[-columns:] + area)
+    assert seen.screen.cursor.y == area.count(b"\n") + 1
+    area.decode()
+    assert seen.feed(erased(area)).text == Seen(Size(columns, rows)).feed(b"log\n"[-columns:]).text
+    assert (seen.screen.cursor.x, seen.screen.cursor.y) == (0, 1)
+
+
+def test_nothing_is_erased_where_nothing_was_drawn() -> None:
+    assert erased(b"") == b""
+    assert erased(b"one row") == b"\r\x1b[K"
+
+
+def test_a_wide_character_is_cut_as_a_whole_and_a_tab_is_blank() -> None:
+    assert drawn((Block((), (row("aa漢b"),)),), "", Size(4, 9), True) == b"aa "
+    assert drawn((Block((), (row("a\t漢"),)),), "", SIZE, True) == "a       漢".encode()
+
+
+@pytest.mark.parametrize(("is_colored", "wanted"), [(True, b"\x1b[31mbar\x1b[0m"), (False, b"bar")])
+def test_colours_are_shown_if_wanted(is_colored: bool, wanted: bytes) -> None:
+    assert drawn((Block((), (row("bar", "31"),)),), "", SIZE, is_colored) == wanted
+
+
+def test_a_prompt_is_alone_with_the_cursor_where_the_rank_has_put_it() -> None:
+    prompt = Block(LABEL, (), row("(Pdb) p x"), column=8)
+    seen = Seen().feed(drawn((bars("50%"), prompt), "status", SIZE, True))
+    assert seen.text == ["[n0:0] (Pdb) p x"]
+    assert seen.screen.cursor.x == len("[n0:0] (Pdb) p ")
+    at_its_end = drawn((Block(LABEL, (), row("(Pdb) "), column=6),), "", SIZE, False)
+    assert at_its_end == b"[n0:0] (Pdb) "
