@@ -242,9 +242,7 @@ def check_numerics(
 
     `replicas_every`: compare the replicas after this number of averaged steps; 0: never.
     """
-    reducer = reducer_of(
-        model, "ddp.check_numerics", "the numbers of a ddp.DistributedDataParallel can be checked"
-    )
+    reducer = reducer_of(model, "ddp.check_numerics")
     if replicas_every < 0:
         raise ValueError(
             f"invalid replicas_every={replicas_every}: negative. Use a number of steps, or 0 for never"

@@ -147,7 +147,7 @@ class Timeline:
 @contextmanager
 def trace(module: Any, path: str | os.PathLike[str] | None = None) -> Iterator[Timeline]:
     """Record every averaged step of `module` inside the block; at its end write the timeline to `path`, if given."""
-    reducer = reducer_of(module, "ddp.trace", "the steps of a ddp.DistributedDataParallel can be traced")
+    reducer = reducer_of(module, "ddp.trace")
     recorder = Recorder(reducer)
     seen = Timeline(recorder, reducer.rank, reducer.sender.device.type != "cpu")
     recorder.begin()

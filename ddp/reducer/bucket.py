@@ -246,7 +246,7 @@ class LooseBucket:
 
     def finish(self, result: torch.Tensor | None, used: Used) -> None:
         if result is not None:
-            raise RuntimeError("a loose bucket is averaged where it lies")
+            raise RuntimeError("internal error: a LooseBucket has no flat buffer for a result")
         for i, tensor in self._kept:
             if used(i, tensor):
                 _write_back(self.parameters[i], tensor)

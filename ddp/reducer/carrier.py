@@ -58,7 +58,9 @@ class Carrier:
         """-> Work. Valid only if `takes_lists` is true."""
         average = self._averages[turn % len(self.groups)]
         if average is None:
-            raise TypeError("this group has no ddp_average")
+            raise TypeError(
+                f"internal error: process group {turn % len(self.groups)} has no method ddp_average"
+            )
         return average(tensors, divisor)
 
     def sum(self, turn: int, tensor: torch.Tensor) -> Any:

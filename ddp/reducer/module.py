@@ -62,7 +62,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             chosen.get("forward_sync_buffers") is not None or chosen["broadcast_buffers"] is not False
         )
         self.__dict__["_tunes_buckets"] = _asks_for_tuning(chosen)
-        _without_what_is_deprecated(chosen)
+        _replace_deprecated(chosen)
         _keep_out_of_dynamo()
         torch_marks.install()
         self.__dict__["_delayed_to"] = chosen.get("param_to_hook_all_reduce")
@@ -73,7 +73,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         # In this case torch's class has no reducer and fails in the first forward.
         if self._delay_all_reduce_all_params:
             raise ValueError(
-                "delay_all_reduce_named_params holds all parameters: leave one at least to be averaged"
+                "invalid delay_all_reduce_named_params: it contains all parameters. Remove at least one from it"
             )
 
     # --- construction ------------------------------------------------------------------------------
@@ -118,7 +118,8 @@ class DistributedDataParallel(TorchDistributedDataParallel):
 
     def _limits(self, static_graph: bool) -> plan.Limits:
         if any(cap < 0 for cap in getattr(self, "bucket_bytes_cap_list", [])):
-            raise TypeError(f"bucket_cap_mb_list holds a negative size: {self.bucket_bytes_cap_list} bytes")
+            sizes = [cap / plan.MIB for cap in self.bucket_bytes_cap_list]
+            raise TypeError(f"invalid bucket_cap_mb_list={sizes}: negative. Use sizes in MiB of 0 or more")
         default = getattr(self, "bucket_bytes_cap_default", False)
         first = _DEFAULT_FIRST_BUCKET_BYTES if default else self.bucket_bytes_cap
         return plan.limits(
@@ -284,7 +285,10 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         ignored = list(names)
         known = {name for name, _ in [*module.named_parameters(), *module.named_buffers()]}
         if unknown := sorted(set(ignored) - known):
-            raise ValueError(f"the module has no parameter or buffer of the name {', '.join(unknown)}")
+            raise ValueError(
+                f"unknown parameter or buffer: {', '.join(unknown)}. Use names from module.named_parameters() or "
+                "module.named_buffers()"
+            )
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, ignored)
 
 
@@ -297,27 +301,27 @@ def _asks_for_tuning(chosen: dict[str, Any]) -> bool:
         return False
     if cap != "auto":
         raise ValueError(
-            f'bucket_cap_mb={cap!r}: give a number of MiB, or "auto" to find the best in the first steps'
+            f'invalid bucket_cap_mb={cap!r}. Use a number of MiB, or "auto" to find the best size in the first steps'
         )
     if chosen.get("bucket_cap_mb_list"):
-        raise ValueError('bucket_cap_mb="auto" and bucket_cap_mb_list exclude each other: leave one out')
+        raise ValueError('bucket_cap_mb="auto" and bucket_cap_mb_list cannot be used together. Remove one')
     chosen["bucket_cap_mb"] = _TORCHS.parameters["bucket_cap_mb"].default
     return True
 
 
-def _without_what_is_deprecated(chosen: dict[str, Any]) -> None:
+def _replace_deprecated(chosen: dict[str, Any]) -> None:
     """Replace deprecated arguments. Warn at the caller's line: torch's warning would point into this file."""
     if chosen["check_reduction"]:
-        _deprecated("`check_reduction` does nothing: a reduction is completed whether or not it is checked.")
+        _deprecated("`check_reduction` is deprecated and has no effect. Remove it.")
         chosen["check_reduction"] = False
     if "forward_sync_buffers" not in chosen or chosen["broadcast_buffers"] is None:
         return
     if chosen["forward_sync_buffers"] is not None:
-        _deprecated("`broadcast_buffers` is ignored where `forward_sync_buffers` is given.")
+        _deprecated("`broadcast_buffers` has no effect if `forward_sync_buffers` is given. Remove it.")
     else:
         _deprecated(
-            "`broadcast_buffers` is deprecated: use `forward_sync_buffers`, which, if False, leaves buffers alone "
-            "before a forward, but not at construction."
+            "`broadcast_buffers` is deprecated. Use `forward_sync_buffers`. With False, buffers are synchronized at "
+            "construction only, not before each forward."
         )
         chosen["forward_sync_buffers"] = chosen["broadcast_buffers"]
     chosen["broadcast_buffers"] = None
@@ -357,10 +361,14 @@ def _several(process_group: Any) -> tuple[ProcessGroup, ...] | None:
     if not isinstance(process_group, list | tuple):
         return None
     if not process_group:
-        raise ValueError("process_group is an empty list: give one group at least, or leave it out")
+        raise ValueError(
+            "invalid process_group: an empty list. Use at least one group, or remove the argument"
+        )
     members = [dist.get_process_group_ranks(group) for group in process_group]
     if any(ranks != members[0] for ranks in members):
-        raise ValueError(f"all groups of process_group must hold the same ranks, but they hold {members}")
+        raise ValueError(
+            f"invalid process_group: its groups have different ranks, {members}. Use groups of the same ranks"
+        )
     return tuple(process_group)
 
 

@@ -1,6 +1,6 @@
 """Check that the wrapped module still has the parameters that it had when it was wrapped.
 
-A parameter that is unfrozen or added later would train on this rank alone. The check reads the frozen parameters
+The gradient of a parameter that is unfrozen or added later would stay local. The check reads the frozen parameters
 before every forward, which is cheap. It walks the whole module only if any module of the process has registered a
 parameter or a child since the last walk.
 """
@@ -58,11 +58,11 @@ class Unchanged:
     def check(self, rank: int) -> None:
         unfrozen = [name for name, parameter in self._others if parameter.requires_grad]
         if unfrozen:
-            raise errors.changed_module(unfrozen, rank, "began to require a gradient")
+            raise errors.changed_module(unfrozen, rank, "requires_grad was set to True")
         if self._seen != _registrations:
             known = {id(parameter) for _, parameter in self._others}
             new = [(n, p) for n, p in self._unaveraged() if id(p) not in known]
             if added := [name for name, parameter in new if parameter.requires_grad]:
-                raise errors.changed_module(added, rank, "was added")
+                raise errors.changed_module(added, rank, "parameters were added")
             self._others += new
             self._seen = _registrations

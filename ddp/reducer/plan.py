@@ -34,6 +34,7 @@ SURELY_LOOSE_BYTES = 8 * MIB
 # Up to this size a model does not need buckets if the group takes lists. A larger one gains from copies in cache.
 SMALL_MODEL_BYTES = 6 * MIB
 _NO_LIMIT = 2**63 - 1
+_SAME_MODEL = "Wrap the same model on all ranks."
 
 
 class Kind(Enum):
@@ -219,31 +220,37 @@ def disagreement(
         if len(theirs) != len(ours):
             return (
                 f"DDP expects same model across all ranks, but Rank 0 has {len(ours)} params, "
-                f"while rank {rank} has inconsistent {len(theirs)} params."
+                f"while rank {rank} has inconsistent {len(theirs)} params. {_SAME_MODEL}"
             )
         for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
             if difference := _difference(a, b):
                 return (
                     f"DDP verifies model across all ranks: parameter {b.name!r} (params[{i}]) of rank {rank} "
                     f"with {difference[1]} appears not to match {difference[0]} of the same param in process 0, "
-                    f"{a.name!r} with {difference[2]}."
+                    f"{a.name!r} with {difference[2]}. {_SAME_MODEL}"
                 )
         if elsewhere := _other_order([p.name for p in ours], [p.name for p in theirs], rank):
             return elsewhere
         for (option, a_value), (_, b_value) in zip(settings, options[rank], strict=True):
             if a_value != b_value:
-                return f"DDP was given {option}={a_value} on rank 0, but {option}={b_value} on rank {rank}."
+                return (
+                    f"DDP verifies model across all ranks: {option}={a_value} on rank 0, but {option}={b_value} on "
+                    f"rank {rank}. Use the same value on all ranks."
+                )
     return ""
 
 
 def _other_order(ours: Sequence[str], theirs: Sequence[str], rank: int) -> str:
-    """Describe a different order of the same names, which would average unrelated gradients. Names may differ."""
+    """Describe a different order of the same names, which would average unrelated gradients.
+
+    Ranks may use different names for their parameters. That is not an error.
+    """
     if ours == theirs or sorted(ours) != sorted(theirs):
         return ""
     i = next(i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b)
     return (
-        f"DDP verifies model across all ranks: parameter {theirs[i]!r} (params[{i}]) of rank {rank} stands where "
-        f"process 0 has {ours[i]!r}. Make the layers in the same order on all ranks (the order of a set differs)."
+        f"DDP verifies model across all ranks: params[{i}] is {ours[i]!r} on rank 0, but {theirs[i]!r} on rank {rank}. "
+        "Create the layers in the same order on all ranks. Do not iterate over a Python set: its order differs."
     )
 
 
@@ -254,15 +261,15 @@ def first_unlike(states: Sequence[Sequence[Entry]]) -> str:
         for (name, *here), (other, *there) in zip(ours, theirs, strict=False):
             if here != there:
                 return (
-                    f"DDP copies the state of rank 0 to all: {name!r} there is {here[1]} {here[0]}, "
-                    f"{other!r} in its place on rank {rank} is {there[1]} {there[0]}."
+                    f"DDP cannot copy the state of rank 0 to all ranks: {name!r} is {here[1]} {here[0]} on rank 0, but "
+                    f"{other!r} at the same position is {there[1]} {there[0]} on rank {rank}. {_SAME_MODEL}"
                 )
         if len(ours) != len(theirs):
             more, where = (ours, 0) if len(ours) > len(theirs) else (theirs, rank)
             first = more[min(len(ours), len(theirs))][0]
             return (
-                f"DDP copies the state of rank 0 to all: {len(ours)} parameters and buffers there, "
-                f"{len(theirs)} on rank {rank}; the first that only rank {where} has is {first!r}."
+                f"DDP cannot copy the state of rank 0 to all ranks: rank 0 has {len(ours)} parameters and buffers, "
+                f"rank {rank} has {len(theirs)}. {first!r} exists only on rank {where}. {_SAME_MODEL}"
             )
     return ""
 

@@ -314,7 +314,7 @@ class Reducer:
                 parameter.grad = grad
                 if grad is not None and value is not None:
                     grad.copy_(value)
-        self.setup.spoilt = [(i, grad, grad._version) for i, grad in taken.items()]
+        self.setup.partly_averaged = [(i, grad, grad._version) for i, grad in taken.items()]
         self._round_over()
 
     # --- which buckets, and which hooks ------------------------------------------------------------

@@ -53,7 +53,7 @@ class Setup:
     trust_graph: bool = True  # the search for unused parameters has not been wrong yet
     used_between: set[int] = field(default_factory=set)  # in backwards that are not averaged
     # Gradients that a failed backward left partly averaged: parameter, gradient, version.
-    spoilt: Sequence[tuple[int, torch.Tensor, int]] = ()
+    partly_averaged: Sequence[tuple[int, torch.Tensor, int]] = ()
     log: Callable[[], Log | None] = staticmethod(lambda: None)
 
     @property
@@ -81,10 +81,10 @@ class Setup:
         return self.recorded(errors.ready_twice([self.names[index]], index, self.rank))
 
     def baseline(self) -> Baseline:
-        spoilt, self.spoilt = self.spoilt, ()
-        still = [i for i, grad, was in spoilt if self.parameters[i].grad is grad and grad._version == was]
+        left, self.partly_averaged = self.partly_averaged, ()
+        still = [i for i, grad, was in left if self.parameters[i].grad is grad and grad._version == was]
         if still:
-            raise self.recorded(errors.spoilt(self.names_of(still), self.rank))
+            raise self.recorded(errors.partly_averaged(self.names_of(still), self.rank))
         return baseline(self.parameters, exact=not self.settings.as_views)
 
 

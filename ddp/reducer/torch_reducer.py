@@ -120,8 +120,8 @@ class TorchReducer:
 
     def _set_sparse_metadata(self, metadata: dict[str, torch.Tensor]) -> None:
         raise NotImplementedError(
-            "sparse metadata is read by torch's own reducer only; use torch.nn.parallel.DistributedDataParallel "
-            "for it, or leave it out: sparse gradients are averaged without."
+            "sparse metadata is not supported. Sparse gradients are averaged without it: remove the call, or use "
+            "torch.nn.parallel.DistributedDataParallel"
         )
 
     def _set_ddp_runtime_logging_sample_rate(self, rate: int) -> None:
@@ -186,9 +186,11 @@ class TorchReducer:
         log.tell_times(core.stopwatch)
 
 
-def reducer_of(model: object, asked: str, only: str) -> Reducer:
-    """Return the reducer of a model wrapped in ddp.DistributedDataParallel. Otherwise the error names `asked`."""
+def reducer_of(model: object, function: str) -> Reducer:
+    """Return the reducer of a wrapped model. Raise for any other object; `function` is the caller, for the error."""
     reducer = getattr(model, "reducer", None)
     if not isinstance(reducer, TorchReducer):
-        raise TypeError(f"{asked} was given a {type(model).__name__}, but only {only}: wrap the model first")
+        raise TypeError(
+            f"{function} needs a ddp.DistributedDataParallel, but got a {type(model).__name__}. Wrap the model first"
+        )
     return reducer.core

@@ -71,8 +71,8 @@ class GraphSearch:
         if not unused and not self._warned:
             self._warned = True
             _log.warning(
-                "find_unused_parameters=True was given, and the forward left no parameter unused: each step walks "
-                "the whole autograd graph for nothing. If it never does, leave the flag out."
+                "find_unused_parameters=True is set, but this forward used all parameters. The search for unused "
+                "parameters costs time in each step. If every forward uses all parameters, remove the flag."
             )
         return unused
 

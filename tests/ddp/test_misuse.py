@@ -56,9 +56,7 @@ def test_unused_parameters_are_named_and_leave_no_gradient_local(
 def outside(rank: int) -> None:
     wrapped = DistributedDataParallel(mlp())
     loss_of(wrapped, batch(rank)).backward()
-    with pytest.raises(
-        RuntimeError, match=r"rank \d gave gradients to 4\.\w+.* Call the wrapped model itself"
-    ):
+    with pytest.raises(RuntimeError, match=r"rank \d .*4\.\w+.* Call the wrapped model itself"):
         loss_of(wrapped.module, batch(rank)).backward()
     with wrapped.no_sync():
         loss_of(wrapped.module, batch(rank)).backward()
@@ -181,7 +179,7 @@ def changed(rank: int) -> None:
     wrapped = DistributedDataParallel(module)
     loss_of(wrapped, batch(rank)).backward()
     module[2].requires_grad_(True)
-    with pytest.raises(RuntimeError, match=rf"on rank {rank}, 2.weight, 2.bias began to require a gradient"):
+    with pytest.raises(RuntimeError, match=rf"rank {rank}.*requires_grad.*2.weight, 2.bias"):
         wrapped(batch(rank))
     module[2].requires_grad_(False)
     module[0].requires_grad_(False)
@@ -190,7 +188,7 @@ def changed(rank: int) -> None:
         loss_of(wrapped, batch(rank, step)).backward()
         close(gradients(wrapped), expected(module, 2, step))
     module.add_module("head", nn.Linear(3, 1))
-    with pytest.raises(RuntimeError, match=r"head.weight, head.bias was added"):
+    with pytest.raises(RuntimeError, match=r"added: head.weight, head.bias"):
         wrapped(batch(rank))
 
 
@@ -222,7 +220,7 @@ def differing(rank: int, what: str) -> str:
         ("dtype", "parameter '0.weight' (params[0]) of rank 1 with dtype torch.float64"),
         (
             "option",
-            "DDP was given find_unused_parameters=False on rank 0, but find_unused_parameters=True on rank 1",
+            "find_unused_parameters=False on rank 0, but find_unused_parameters=True on rank 1",
         ),
         ("count", "Rank 0 has 4 params, while rank 1 has inconsistent 2 params"),
     ],

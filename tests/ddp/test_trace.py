@@ -95,7 +95,7 @@ def test_traces_do_not_disturb_each_other_nor_other_ranks(two_ranks: Ranks) -> N
 
 
 def test_only_our_module_can_be_traced() -> None:
-    with pytest.raises(TypeError, match="was given a Linear"), ddp.trace(nn.Linear(2, 2)):
+    with pytest.raises(TypeError, match=r"ddp\.trace .* Linear"), ddp.trace(nn.Linear(2, 2)):
         pass
 
 
@@ -177,5 +177,5 @@ def misused(rank: int) -> list[str]:
 def test_misuse_of_auto_is_told(two_ranks: Ranks) -> None:
     large, both, different = two_ranks(misused)[0]
     assert "'large'" in large
-    assert "leave one out" in both
+    assert "bucket_cap_mb_list" in both
     assert "auto on rank 1" in different
