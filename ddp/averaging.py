@@ -8,13 +8,13 @@
             optimizer.step()
 
 During the first `warmup` steps, gradients are averaged as usual. After that each rank trains alone, as under
-`no_sync()`, and the ranks synchronize after every `every` steps:
+`no_sync()`, and the ranks synchronize once per `every` steps:
 
 LocalSGD  Each parameter becomes its average over all ranks (Stich 2018; with a warm-up: Lin and others 2018).
-DiLoCo    An outer optimizer steps from the parameters of the last synchronization. Its gradient is the change since
-          then, averaged over all ranks (Douillard and others 2023). It is usually SGD with Nesterov momentum.
+DiLoCo    An outer optimizer updates the parameters of the last synchronization. Its gradient is (old - new parameters),
+          averaged over all ranks (Douillard and others 2023). It is usually SGD with Nesterov momentum.
 
-The model may be wrapped in our DDP or in torch's. Without a wrapper, gradients are never averaged, also not during the
+The model may be wrapped in our DDP or in torch's. Without a wrapper, gradients are never averaged, not even during the
 warm-up, and the ranks must start with the same parameters.
 """
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 def is_local(step: int, warmup: int) -> bool:
-    """Whether the gradients of this step stay on their rank; steps are counted from 0."""
+    """Whether the gradients of this step are not averaged; steps are counted from 0."""
     return step >= warmup
 
 
@@ -47,7 +47,7 @@ def is_due(steps: int, every: int, warmup: int) -> bool:
 
 
 class LocalSGD:
-    """Local SGD: average the parameters after every `every` steps.
+    """Local SGD: average the parameters once per `every` steps.
 
     `buffers`: whether to average floating-point buffers, such as running means, as well. They are never broadcast
     while the ranks train alone.
@@ -80,7 +80,7 @@ class LocalSGD:
             yield
         self.steps += 1
         if is_due(self.steps, self.every, self.warmup):
-            self.meet()
+            self.synchronize()
         elif self.steps == self.warmup:
             self._end_warmup()
 
@@ -92,7 +92,7 @@ class LocalSGD:
         return local
 
     @torch.no_grad()
-    def meet(self) -> None:
+    def synchronize(self) -> None:
         """Synchronize the ranks now, for example before the model is saved. All ranks must call it."""
         self._average(self._parameters())
         self._average_buffers()
@@ -109,7 +109,7 @@ class LocalSGD:
 
     @explaining("the averaging of parameters")
     def _average(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Average in place, with one concurrent collective per dtype and device."""
+        """Average in place, with one collective per dtype and device. These collectives run concurrently."""
         kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
         for tensor in tensors:
             kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
@@ -125,7 +125,11 @@ class LocalSGD:
                 tensor.copy_(average.view(tensor.shape))
 
     def state_dict(self) -> dict[str, Any]:
-        """Save it with the model right after a synchronization, or on each rank with that rank's own model."""
+        """Return the state of the averaging.
+
+        Save it on one rank, together with the model, directly after a synchronization. At any other time, save it on
+        every rank together with the model of that rank.
+        """
         return {"steps": self.steps}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
@@ -133,7 +137,7 @@ class LocalSGD:
 
 
 class DiLoCo(LocalSGD):
-    """DiLoCo: an outer optimizer steps after every `every` steps.
+    """DiLoCo: an outer optimizer runs once per `every` steps.
 
     `outer`: a function that creates the outer optimizer for the parameters it receives, for example
     `lambda parameters: torch.optim.SGD(parameters, lr=0.7, momentum=0.9, nesterov=True)`.
@@ -158,9 +162,9 @@ class DiLoCo(LocalSGD):
             anchor.copy_(parameter)
 
     @torch.no_grad()
-    def meet(self) -> None:
+    def synchronize(self) -> None:
         if self.steps < self.warmup:
-            super().meet()  # the ranks have not trained alone yet
+            super().synchronize()  # the ranks have not trained alone yet
             return
         changes = [a - p for a, p in zip(self._anchors, self._parameters(), strict=True)]
         self._average(changes)
@@ -183,8 +187,8 @@ class DiLoCo(LocalSGD):
         if sorted(named) != sorted(saved["anchors"]):
             odd = sorted(set(named) ^ set(saved["anchors"]))[0]
             raise ValueError(
-                f"cannot load the state of DiLoCo: it was saved for another model. Only one of the two has the "
-                f"parameter {odd!r}. Load the state of the same model"
+                f"cannot load the state of DiLoCo: the parameter {odd!r} exists only in the "
+                f"{'model' if odd in named else 'state'}. Load a state that was saved for this model"
             )
         super().load_state_dict(saved)
         for name, anchor in zip(named, self._anchors, strict=True):

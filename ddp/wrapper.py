@@ -9,4 +9,4 @@ from ddp.reducer.module import DistributedDataParallel
 __all__ = ["DistributedDataParallel"]
 
 seams.tuners.append(bucket_tuner.Tuning)
-seams.when_built.append(numerics.check_as_asked)
+seams.when_built.append(numerics.check_from_environment)

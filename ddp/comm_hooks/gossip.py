@@ -1,8 +1,9 @@
 """GossipGraD (Daily and others 2018): in each step a rank averages its gradients with one partner only.
 
 The cost of a step does not grow with the number of ranks. A gradient reaches all ranks after about log2(ranks) steps.
-After each such cycle all ranks shuffle the order of the ranks in the same way. The replicas are no longer identical,
-only similar. So average the parameters every few steps (`ddp.averaging`), and before you save them.
+After each such cycle of log2(ranks) steps, all ranks shuffle the order of the ranks in the same way. The replicas are
+no longer identical, only similar. So average the parameters every few steps (`ddp.averaging`), and before you save
+them.
 """
 
 import random

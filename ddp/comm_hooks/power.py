@@ -20,7 +20,8 @@ _WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 class PowerSGD(Resumable):
     """State of `power_sgd`.
 
-    `rank`: columns of the factors. `start_step`: how many steps to average without compression first, because early
+    `rank`: the rank of the approximation, which is the number of columns of P and Q. `start_step`: how many steps to
+    average without compression first, because early
     gradients are not of low rank. `min_compression`: compress a matrix only if this makes it smaller by more than this
     factor. `warm_start`: start from the factors of the previous step.
     """
@@ -38,7 +39,7 @@ class PowerSGD(Resumable):
     ) -> None:
         super().__init__(process_group)
         if rank < 1:
-            raise ValueError(f"invalid rank={rank}: not a positive number of columns. Use 1 or more")
+            raise ValueError(f"invalid matrix rank={rank}: not a positive number. Use 1 or more")
         if start_step < 0:
             raise ValueError(
                 f"invalid start_step={start_step}: negative. Use 0 to compress from the first step"

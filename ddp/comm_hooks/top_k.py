@@ -29,7 +29,7 @@ class TopK(Resumable):
         super().__init__(process_group)
         if not 0 < share <= 1:
             raise ValueError(
-                f"invalid share={share}: not a share of the elements. Use more than 0 and at most 1"
+                f"invalid share={share}. Use a fraction of the elements that is greater than 0 and at most 1"
             )
         self.share = share
         self.error_feedback = error_feedback

@@ -74,11 +74,8 @@ class Tuning:
     def _round_over(self) -> None:
         """Called at the end of every averaged backward, on all ranks."""
         reducer = self._reducer
-        if not reducer.sender.may_resize:
-            self.stop(
-                "keeps the default buckets: a communication hook, unused parameters, mixed precision or join() "
-                "does not permit to change them"
-            )
+        if reason := reducer.sender.fixed_by:
+            self.stop(f"keeps the default bucket size, because it must not change with {reason}")
         elif self._trial is not None:
             self._end_trial_step(self._trial)
         elif self._observer is not None:
@@ -112,7 +109,7 @@ class Tuning:
         agreed = self._from_rank_0([len(candidates), *sizes, *padding])
         pairs = [(agreed[1 + 2 * i], agreed[2 + 2 * i]) for i in range(agreed[0])]
         if not pairs:
-            self.stop("keeps the default buckets: other sizes would result in the same buckets")
+            self.stop("keeps the default bucket size, because other sizes result in the same buckets")
             return
         self._limits = [default, *(Limits(default.first, pair) for pair in pairs)]
         self._times = [[] for _ in self._limits]
@@ -173,4 +170,4 @@ class Tuning:
         first, cap = (size / MIB for size in self._limits[kept].rebuilt)
         sizes = [limit.largest / MIB for limit in self._limits]
         tried = ", ".join(f"{size:g} MiB {took / 1e6:.1f} ms" for size, took in zip(sizes, mine, strict=True))
-        self.stop(f"keeps buckets of {cap:g} MiB, the first of {first:g} MiB; backward times: {tried}")
+        self.stop(f"selected bucket size {cap:g} MiB (first bucket: {first:g} MiB); backward times: {tried}")

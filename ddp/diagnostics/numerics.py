@@ -1,19 +1,20 @@
 """`ddp.check_numerics`: report non-finite gradients and diverging replicas in the step in which they occur.
 
-    ddp.check_numerics(model)                                   # NaN and Inf, in every averaged step
+    ddp.check_numerics(model)                                   # NaN and Inf, in every step that averages gradients
     ddp.check_numerics(model, replicas_every=100)               # and that all ranks have the same parameters
     ddp.check_numerics(model, scaler=scaler)                    # with a torch.amp.GradScaler
 
 "Non-finite" means NaN or Inf. After averaging, a NaN of one rank is a NaN on all ranks, and its source is lost. So each
 rank checks its own gradients before a bucket is sent. At the end of the backward the ranks exchange one number each. If
 any rank found a non-finite gradient, all ranks raise `NumericsError` in the same step with the same text. It names the
-ranks, and for each of them the parameter whose gradient arrived first. Replicas are compared by a hash of each
+ranks, and for each of them the parameter whose non-finite gradient was computed first. Replicas are compared by a hash
+of each
 parameter's bytes.
 
 A GradScaler makes gradients overflow on purpose while it searches for its scale, and skips such steps itself. With
 `scaler=`, the check ignores non-finite gradients until the scale is down to 1. Then the scale is not the cause.
 
-If it is off, it costs nothing: like `ddp.trace`, it is an observer that is inserted only while it is needed.
+A check that is off costs nothing: like `ddp.trace`, it is an observer that is inserted only while it is needed.
 """
 
 from __future__ import annotations
@@ -94,14 +95,14 @@ class NumericsCheck(BucketObserver):
     def __exit__(self, *_: object) -> None:
         self.end()
 
-    # --- while buckets go --------------------------------------------------------------------------
+    # --- before a bucket is sent --------------------------------------------------------------------------
 
     def launch(self, number: int) -> Any:
         sender = self.reducer.sender
         self._joining = sender.joins
         if self._nan:
             members = sender.plan.buckets[number].members
-            self._seen.append((members, _unfinite(sender.buckets[number])))
+            self._seen.append((members, _nonfinite(sender.buckets[number])))
         return super().launch(number)
 
     # --- at the end of a step that was averaged ------------------------------------------------------
@@ -121,7 +122,7 @@ class NumericsCheck(BucketObserver):
         if not self._warned_of_join:
             self._warned_of_join = True
             _log.warning(
-                "ddp.check_numerics skips steps inside join(), because ranks without input have no step"
+                "ddp.check_numerics does not check steps inside join(), because ranks without input do not run them"
             )
 
     def _compare_gradients(self, seen: Sequence[tuple[Sequence[int], torch.Tensor]]) -> None:
@@ -172,7 +173,7 @@ class NumericsCheck(BucketObserver):
         return NumericsError(f"ddp.check_numerics: {text}")
 
 
-def _unfinite(bucket: Any) -> torch.Tensor:
+def _nonfinite(bucket: Any) -> torch.Tensor:
     """For each member, 0 if its gradient is finite, else its kind (NaN or Inf), without waiting for the device."""
     payload = bucket.payload
     if payload[0].is_sparse:
@@ -191,7 +192,7 @@ def _unfinite(bucket: Any) -> torch.Tensor:
 
 
 def _kind(tensor: torch.Tensor) -> int:
-    """The kind of the worst element: NaN before Inf. One pass, several times faster on a CPU than a norm."""
+    """Return the code of NaN if any element is NaN, else that of Inf if any is Inf, else 0. Faster than a norm."""
     if not tensor.numel():
         return 0
     lowest, highest = torch.aminmax(torch.view_as_real(tensor) if tensor.is_complex() else tensor)
@@ -221,7 +222,7 @@ def _sizes(count: int) -> list[int]:
 
 @cache
 def _weights(device: torch.device) -> torch.Tensor:
-    """Odd weights, so that a change of one word changes the sum; each differs from its neighbours, so order counts."""
+    """Return different odd numbers. A change of one word always changes the sum, and so does a swap of two words."""
     places = torch.arange(1, _PIECE + 1, dtype=torch.int64, device=device)
     return (places * _MULTIPLIER ^ (places << 17)) | 1
 
@@ -232,15 +233,15 @@ def _gathered(group: dist.ProcessGroup, mine: torch.Tensor) -> list[list[int]]:
     return [row.tolist() for row in rows]
 
 
-# --- switching it on -------------------------------------------------------------------------------------
+# --- starting a check -------------------------------------------------------------------------------------
 
 
 def check_numerics(
     model: Any, *, nan: bool = True, replicas_every: int = 0, scaler: Scaler | None = None
 ) -> NumericsCheck:
-    """Check every averaged step until `.end()`. Call it on all ranks with the same arguments.
+    """Check every step with gradient averaging until `.end()`. Call it on all ranks with the same arguments.
 
-    `replicas_every`: compare the replicas after this number of averaged steps; 0: never.
+    `replicas_every`: compare the replicas after this number of such steps; 0: never.
     """
     reducer = reducer_of(model, "ddp.check_numerics")
     if replicas_every < 0:
@@ -252,14 +253,14 @@ def check_numerics(
     return check
 
 
-def check_as_asked(model: DistributedDataParallel) -> None:
-    """Switch the check on without a change to the script: DDP_CHECK_NUMERICS=1, or `replicas_every` as a number."""
+def check_from_environment(model: DistributedDataParallel) -> None:
+    """Start the check if DDP_CHECK_NUMERICS is set. 1 checks gradients; N > 1 also sets `replicas_every` to N."""
     text = os.environ.get(VARIABLE, "")
     if text in ("", "0"):
         return
     if not text.isdecimal():
         raise ValueError(
-            f"invalid {VARIABLE}={text!r}: not a number. Use 1 to check for NaN and Inf, or a larger number to compare "
-            "the replicas after each such number of steps as well"
+            f"invalid {VARIABLE}={text!r}: not a number. Use 1 to check for NaN and Inf, or N > 1 to also compare the "
+            "replicas every N steps"
         )
     check_numerics(model, replicas_every=0 if text == "1" else int(text))

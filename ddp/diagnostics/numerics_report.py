@@ -1,4 +1,4 @@
-"""The texts of numerics errors, the same on all ranks: non-finite gradients, and replicas that differ. Pure."""
+"""Pure functions for the texts of numerics errors: non-finite gradients, and replicas that differ."""
 
 from __future__ import annotations
 
@@ -26,21 +26,27 @@ def report_gradients(reports: Sequence[RankReport], names: Sequence[str], step: 
     """`reports`: one for each rank with a non-finite gradient, ordered by rank; at least one."""
     shown = "; ".join(_describe(report, names) for report in reports[:_MAX_RANKS])
     more = f"; and {len(reports) - _MAX_RANKS} more ranks" if len(reports) > _MAX_RANKS else ""
-    return f"non-finite gradients in averaged step {step}: {shown}{more}. {_advise(reports, names)}"
+    return f"non-finite gradients in {_step(step)}: {shown}{more}. {_advise(reports, names)}"
+
+
+def _step(number: int) -> str:
+    return f"step {number} (without steps under no_sync())"
 
 
 def _describe(report: RankReport, names: Sequence[str]) -> str:
     what = "NaN" if report.is_nan else "Inf"
     others = report.count - 1
-    more = "" if not others else f" (first in this backward; {others} of the {len(names) - 1} others as well)"
+    more = (
+        ""
+        if not others
+        else (f" (computed first; {others} of the other {len(names) - 1} gradients are non-finite too)")
+    )
     return f"rank {report.rank} has {what} in the gradient of {names[report.first]}{more}"
 
 
 def _advise(reports: Sequence[RankReport], names: Sequence[str]) -> str:
     if all(report.count == len(names) for report in reports):
-        return (
-            "All gradients of these ranks are non-finite: check the loss and the input of this step on them."
-        )
+        return "All gradients of these ranks are non-finite: check the loss and the input of this step on these ranks."
     return "The gradients of all other ranks are finite: check the input of this step on the ranks above."
 
 
@@ -58,11 +64,16 @@ def report_replicas(name: str, values: Sequence[int], others: int, step: int) ->
     """`values`: the hash of each rank's copy of the parameter; `others`: how many more parameters differ."""
     minority, has_majority = find_minority(values)
     more = f" (and {others} more parameter{'s' * (others != 1)})" if others else ""
-    head = f"the replicas differ after averaged step {step}: parameter {name}{more}. "
+    head = f"the replicas differ after {_step(step)}: parameter {name}{more}. "
     if has_majority:
         ranks = f"rank{'s' if len(minority) > 1 else ''} {_join_ranks(minority)}"
-        return f"{head}Only {ranks} {'differ' if len(minority) > 1 else 'differs'} from the majority of the ranks."
-    return f"{head}{_group_ranks(values)}. No value has a majority, so it is unknown which ranks are right."
+        found = f"Only {ranks} {'differ' if len(minority) > 1 else 'differs'} from the majority of the ranks."
+    else:
+        found = f"{_group_ranks(values)}. No value has a majority, so it is unknown which ranks are right."
+    return (
+        f"{head}{found} Check for code that changes parameters on some ranks only. Restore all ranks from the last "
+        "checkpoint."
+    )
 
 
 def _group_ranks(values: Sequence[int]) -> str:

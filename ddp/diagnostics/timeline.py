@@ -93,7 +93,7 @@ def hidden_share(steps: Sequence[StepTimes]) -> float:
 
 def summary(steps: Sequence[StepTimes], *, on_device: bool = False) -> str:
     if not steps:
-        return "no step was averaged"
+        return "no step with gradient averaging was recorded. Run at least one step without no_sync()"
     count = len(steps)
 
     def mean(values: Sequence[int]) -> str:
@@ -103,9 +103,9 @@ def summary(steps: Sequence[StepTimes], *, on_device: bool = False) -> str:
     buckets = len(steps[-1].buckets)
     text = (
         f"{count} {noun}: forward {mean([step.forward.length for step in steps])}, backward "
-        f"{mean([step.backward.length for step in steps])} (of it copying {mean([s.copying for s in steps])}), "
-        f"communication {mean([step.communication for step in steps])} in {buckets} bucket{'s' * (buckets != 1)}, "
-        f"exposed {mean([step.exposed for step in steps])}: {hidden_share(steps):.0%} hidden"
+        f"{mean([step.backward.length for step in steps])} (including {mean([s.copying for s in steps])} copying), "
+        f"communication {mean([step.communication for step in steps])} in {buckets} bucket{'s' * (buckets != 1)} "
+        f"({mean([step.exposed for step in steps])} exposed, {hidden_share(steps):.0%} hidden)"
     )
     return f"{text} (CPU times only: the device runs asynchronously)" if on_device else text
 
@@ -136,7 +136,9 @@ def _bucket_events(bucket: BucketTimes, rank: int, step_args: Event) -> list[Eve
     lane = _FIRST_BUCKET + bucket.number
     events = [_event("copy", copy, rank, _COPIES, args) for copy in bucket.copies]
     if bucket.launched > bucket.ready:
-        events.append(_event("waits for its turn", Span(bucket.ready, bucket.launched), rank, lane, args))
+        events.append(
+            _event("waits for earlier buckets", Span(bucket.ready, bucket.launched), rank, lane, args)
+        )
     events.append(_event("transfer", bucket.in_flight, rank, lane, args))
     events.append(_event(f"exposed: bucket {bucket.number}", bucket.wait, rank, _STEP, args))
     return events

@@ -120,8 +120,9 @@ def _check_shareable(name: str, value: Any) -> None:
     for kind in ("ZeroRedundancyOptimizer", "ShardedOptimizer"):
         if kind in {each.__name__ for each in type(value).__mro__}:
             raise TypeError(
-                f"cannot commit {name}: a {kind} has different state on each rank, without a record of the shards. "
-                "Use FSDP2, or call consolidate_state_dict() and save its result with torch.save() yourself"
+                f"cannot commit {name}: a {kind} is sharded, but its state does not describe the shards, so it cannot "
+                "be restored on other ranks. Use FSDP2, or call consolidate_state_dict() and save its result with "
+                "torch.save() yourself"
             )
 
 

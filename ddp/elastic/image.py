@@ -166,9 +166,7 @@ class Image:
         )
         if magic != _MAGIC or state == _BLANK:
             raise DamagedImage(
-                "incomplete: its writer stopped before the end"
-                if magic == _MAGIC
-                else "not the file of a commit"
+                "incomplete: its writer stopped before the end" if magic == _MAGIC else "not a commit file"
             )
         self.on_disk = state == _ON_DISK
         end = _PROLOGUE.size + sum(lengths)

@@ -214,7 +214,7 @@ class Filled:
     def result(self) -> torch.Tensor:
         if self._missing > 0:
             raise ValueError(
-                f"cannot resume {self._leaf.path}: the commit lacks {self._missing} of its elements. "
-                "Start from an older commit, or from an empty folder"
+                f"cannot resume {self._leaf.path}: the commit lacks {self._missing} of its elements. To resume from an "
+                "older commit, delete the files of the newest commit in the folder. Otherwise use an empty folder"
             )
         return empty_like_leaf(self._leaf) if self._tensor is None else self._tensor

@@ -99,8 +99,8 @@ def checkpoint_request() -> CheckpointRequest | None:
         reason, deadline_s = str(fields["reason"]), fields["deadline_s"]
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError):
-        return CheckpointRequest("a request that cannot be read", math.inf)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return CheckpointRequest(f"cannot read the request file {path}: {error!r}", math.inf)
     return CheckpointRequest(reason, math.inf if deadline_s is None else float(deadline_s) - age_s)
 
 

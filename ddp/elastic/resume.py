@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ddp.elastic.team import Team
 
 log = logging.getLogger("ddp.elastic")
+_IGNORED = "ddp.elastic: ignored the damaged commit file %s: %s. The job resumes from another copy or an older commit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ def _add(local: LocalImages, path: Path, name: str, warns: bool) -> None:
         found = image.Image(memoryview(scratch.map_for_reading(path)))
     except (image.DamagedImage, OSError, ValueError) as error:
         if warns:  # an incomplete slot in memory is normal after a rank has died
-            log.warning("ignored %s: %s", path, error)
+            log.warning(_IGNORED, path, error)
         return
     # Folders that are not shared may have different files of the same name.
     key = f"{name}#{found.index_sum:08x}{found.data_sum:08x}"
@@ -114,7 +115,7 @@ def _examine(rank: int, local: LocalImages, choice: commits.Choice) -> tuple[dic
             try:
                 found.check_data()
             except image.DamagedImage as error:
-                log.warning("ignored %s: %s", local.paths[source.image], error)
+                log.warning(_IGNORED, local.paths[source.image], error)
                 damaged.add(source.image)
             else:
                 # A single image of a part is not compared.

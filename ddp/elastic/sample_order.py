@@ -26,8 +26,8 @@ class Progress:
     def __post_init__(self) -> None:
         if self.size < 1 or self.epoch < 0 or not 0 <= self.consumed <= self.size:
             raise ValueError(
-                f"invalid position {self.consumed} of {self.size} samples in epoch {self.epoch}: not a position "
-                "within the dataset. Resume with the dataset that the commit was made with"
+                f"invalid position {self.consumed} in epoch {self.epoch}: the dataset has {self.size} samples. Use the "
+                "dataset of the commit"
             )
 
 

@@ -93,9 +93,9 @@ class ElasticSampler(Sampler[int]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state["size"] != self._progress.size:
             raise ValueError(
-                f"cannot resume the sampler: the commit was made with a dataset of {state['size']} samples, but this "
-                f"dataset has {self._progress.size}, so the position in the epoch does not apply. Use the same "
-                "dataset, or start from an empty folder"
+                f"cannot resume the sampler: the commit has a dataset of {state['size']} samples, but this dataset has "
+                f"{self._progress.size}. The saved position is not valid for it. Use the same dataset, or start from "
+                "an empty folder"
             )
         self.seed = state["seed"]
         self._progress = sample_order.Progress(state["size"], state["epoch"], state["consumed"])

@@ -68,7 +68,8 @@ def make_folder(folder: Path) -> Path:
         folder.mkdir(mode=0o700)
     if not _is_ours(folder):
         raise ScratchError(
-            f"cannot use {folder} for commits: not a private folder of this user. Remove it, or set TMPDIR"
+            f"cannot use {folder} for commits: it must be a folder of this user with mode 0700. Remove it, or set "
+            "TMPDIR to another folder"
         )
     return folder
 
@@ -156,7 +157,7 @@ class Slots:
         assert obstacle is not None
         raise ScratchError(
             f"no space for a commit of {n_bytes >> 20} MiB in {' or '.join(map(str, self.places))}: "
-            f"{obstacle.strerror or obstacle}. Give the container a larger /dev/shm, or set TMPDIR"
+            f"{obstacle.strerror or obstacle}. Enlarge /dev/shm, or set TMPDIR to a folder with enough free space"
         )
 
     def _forget(self, number: int) -> None:

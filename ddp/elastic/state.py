@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from ddp.elastic import image
 
 
+_NO_FIELD = "State does not have the field {name!r}. Pass it when you create the State: State({name}=...)"
+
+
 class State:
     """Keep objects and values under the given names: State(model=model, optimizer=optimizer, step=0, ...).
 
@@ -62,9 +65,7 @@ class State:
     def __getattr__(self, name: str) -> Any:
         with contextlib.suppress(KeyError):
             return self.__dict__["_contents"].fields[name]
-        raise AttributeError(
-            f"State has no field {name!r}; name it when the State is made: State({name}=...)"
-        )
+        raise AttributeError(_NO_FIELD.format(name=name))
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name.startswith("_"):
@@ -72,9 +73,7 @@ class State:
         elif name in self._contents.fields:
             self._contents.fields[name] = value
         else:
-            raise AttributeError(
-                f"State has no field {name!r}; name it when the State is made: State({name}=...)"
-            )
+            raise AttributeError(_NO_FIELD.format(name=name))
 
     # --- resuming ----------------------------------------------------------------------------------
 
@@ -158,7 +157,10 @@ class State:
             if error is not None and not isinstance(error, OSError):
                 raise error
             if failed:
-                raise CommitError(f"the checkpoint is incomplete: {'; '.join(failed)}") from error
+                raise CommitError(
+                    f"the checkpoint is incomplete: {'; '.join(failed)}. Earlier commits are still valid, and training "
+                    "can continue. Fix the cause, then call checkpoint() again"
+                ) from error
             request.checkpoint_done()
         keeper.raise_error()
 
@@ -200,11 +202,11 @@ class State:
 def _check(
     every: int, disk_every: int, folder: str | os.PathLike[str] | None, keep: int, named: dict[str, Any]
 ) -> None:
-    if every < 0 or disk_every < 0 or keep < 1:
-        raise ValueError(
-            f"invalid every={every}, disk_every={disk_every} or keep={keep}. Use 0 or more for the first two, where 0 "
-            "means never, and 1 or more for keep"
-        )
+    for option, value, least in (("every", every, 0), ("disk_every", disk_every, 0), ("keep", keep, 1)):
+        if value < least:
+            raise ValueError(
+                f"invalid {option}={value}. Use {least} or more{'' if least else ', where 0 means never'}"
+            )
     if disk_every and folder is None:
         raise ValueError("disk_every has no effect without a folder. Use State(folder=..., disk_every=...)")
     for name in named:

@@ -23,7 +23,9 @@ def native() -> ModuleType | None:
     try:
         return importlib.import_module("ddp.groups._native")
     except ImportError as error:
-        warn_once(f"the compiled core cannot be loaded ({error})")
+        warn_once(
+            f"cannot load the compiled core ({error}). Reinstall the package with a C compiler to build it"
+        )
         return None
 
 
@@ -31,4 +33,4 @@ def warn_once(reason: str) -> None:
     """Log a warning once per job, on rank 0."""
     if not _warnings and os.environ.get("RANK", "0") == "0":
         _warnings.append(reason)
-        _log.warning("ddp: %s. Collectives use Gloo instead of shared memory", reason)
+        _log.warning("ddp: %s. Collectives use Gloo, which is slower than shared memory", reason)

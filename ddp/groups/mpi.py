@@ -1,4 +1,4 @@
-"""A rank that mpirun has started: its place and the address of the store, exchanged through MPI."""
+"""A rank that mpirun has started: get its rank, local rank and world size from MPI, and create the store."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def library() -> Any:
         return importlib.import_module("mpi4py.MPI")
     except (ImportError, RuntimeError) as error:
         raise InitError(
-            f"cannot load mpi4py: {error}. ddp.init() needs it, because mpirun started this script. Install mpi4py, "
-            "and an MPI if there is none (pip install mpi4py mpich), or start the script with ddp-launch"
+            f"cannot load mpi4py: {error}. A script that mpirun has started needs it. Run `pip install mpi4py mpich`, "
+            "or start the script with ddp-launch"
         ) from error
 
 
@@ -41,8 +41,8 @@ def seat() -> Seat:
     return taken
 
 
-def meeting(timeout: timedelta) -> tuple[str, Store]:
-    """Create the store on rank 0, on a port that the system chooses; return its address and the store."""
+def create_store(timeout: timedelta) -> tuple[str, Store]:
+    """Create the store on rank 0, on a port that the system chooses. Return the address of rank 0 and the store."""
     world = library().COMM_WORLD
     first = world.rank == 0
     hosts = world.allgather(socket.gethostname())

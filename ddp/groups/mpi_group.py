@@ -21,6 +21,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ReduceOp
 
+from ddp.groups.shared_work import NO_SOURCE_RANK
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -61,14 +63,16 @@ _ProcessGroup: Any = dist.ProcessGroup
 # --- tensors as MPI arguments -------------------------------------------------------------------------
 
 
-def _suits(tensors: Sequence[torch.Tensor]) -> None:
+def _unsupported(what: str, backend: str = "gloo") -> NotImplementedError:
+    return NotImplementedError(f"the mpi4py backend does not support {what}. Use the backend {backend}")
+
+
+def _check_supported(tensors: Sequence[torch.Tensor]) -> None:
     for tensor in tensors:
         if tensor.layout is not torch.strided:
-            raise NotImplementedError("the backend mpi4py takes no sparse tensors; gloo does")
+            raise _unsupported("sparse tensors", "gloo")
         if not tensor.is_cpu:
-            raise NotImplementedError(
-                f"the backend mpi4py takes no tensors on {tensor.device}; nccl or gloo do"
-            )
+            raise _unsupported(f"tensors on {tensor.device}, only CPU tensors", "nccl or gloo")
 
 
 def _real(tensor: torch.Tensor) -> torch.Tensor:
@@ -100,7 +104,7 @@ def _bytes_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _described(mpi: Any, flat: torch.Tensor, as_bytes: bool = False) -> list[Any]:
-    """Return a buffer without a count. mpi4py derives the count: for some arrays it is each rank's part."""
+    """Return a buffer without a count. mpi4py derives the count, which for some arrays is the count per rank."""
     memory = mpi.memory.fromaddress(flat.data_ptr(), flat.nbytes)
     return [memory, mpi.BYTE if as_bytes else getattr(mpi, _TYPES[flat.dtype])]
 
@@ -113,13 +117,11 @@ def _operation(mpi: Any, opts: Any, tensor: torch.Tensor) -> tuple[Any, bool]:
     whole = not (real.is_floating_point or tensor.is_complex())
     averaged = bool(kind == _KIND.AVG)
     if name is None or (averaged and whole) or (name.startswith("B") and not whole):
-        raise NotImplementedError(f"the backend mpi4py has no {kind} of {tensor.dtype}; gloo or nccl may")
+        raise _unsupported(f"{kind} for {tensor.dtype}", "gloo or nccl")
     if real not in _TYPES and real not in _HALVES:
-        raise NotImplementedError(f"the backend mpi4py does not reduce {tensor.dtype}; gloo may")
+        raise _unsupported(f"reductions of {tensor.dtype}")
     if tensor.is_complex() and name != "SUM":
-        raise NotImplementedError(
-            f"the backend mpi4py only adds complex numbers up, it has no {kind} of them"
-        )
+        raise _unsupported(f"{kind} for complex tensors, only SUM")
     if real is torch.bool:
         name = _OF_BOOLS.get(name, name)
     return getattr(mpi, name), averaged
@@ -143,8 +145,8 @@ class MpiWork(dist.Work):
             self._under_way.result(limit_s)
         except NotInTime:
             raise dist.DistBackendError(
-                f"the collective is not done after {limit_s:g} s: a rank has not joined it, or is gone; "
-                "MPI cannot say which, nor break it off"
+                f"the collective did not complete within {limit_s:g} s: a rank has not called it, or has exited. See "
+                "the logs of all ranks, and restart the job: MPI cannot cancel the collective"
             ) from None
         return True
 
@@ -161,13 +163,16 @@ class MpiWork(dist.Work):
         self.wait()
 
     def source_rank(self) -> int:
-        raise RuntimeError("a collective has no source rank")
+        raise RuntimeError(NO_SOURCE_RANK)
 
     def result(self) -> list[torch.Tensor]:
         return self._tensors
 
     def get_future(self) -> Any:
-        """Return torch's future. Its callback raises errors, because torch's C++ code sees only those."""
+        """Return torch's future.
+
+        Its callback raises errors, because torch's C++ code detects only errors of callbacks.
+        """
         if self._future is None:
             done: Any = torch.futures.Future()
             self._future = done.then(lambda _none: self._outcome())
@@ -196,10 +201,10 @@ class MpiGroup(_ProcessGroup):  # type: ignore[misc]
 
     def _start(self, call: Callable[[], None], tensors: list[torch.Tensor], opts: Any) -> MpiWork:
         asked_s = opts.timeout.total_seconds() if opts is not None else 0.0
-        under_way = self._thread.submit(self._told_as_torchs, call)
+        under_way = self._thread.submit(self._with_torch_errors, call)
         return MpiWork(under_way, tensors, asked_s if asked_s > 0 else self._timeout_s)
 
-    def _told_as_torchs(self, call: Callable[[], None]) -> None:
+    def _with_torch_errors(self, call: Callable[[], None]) -> None:
         try:
             call()
         except self._mpi.Exception as error:
@@ -210,7 +215,7 @@ class MpiGroup(_ProcessGroup):  # type: ignore[misc]
     def allreduce(self, tensors: Any, opts: Any = None) -> MpiWork:
         tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         opts = dist.AllreduceOptions() if opts is None else opts
-        _suits(tensors)
+        _check_supported(tensors)
         operation, averaged = _operation(self._mpi, opts, tensors[0])
 
         def call() -> None:
@@ -225,7 +230,7 @@ class MpiGroup(_ProcessGroup):  # type: ignore[misc]
 
     def reduce(self, tensors: Any, opts: Any) -> MpiWork:
         tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        _suits(tensors)
+        _check_supported(tensors)
         operation, averaged = _operation(self._mpi, opts, tensors[0])
 
         def call() -> None:
@@ -241,9 +246,13 @@ class MpiGroup(_ProcessGroup):  # type: ignore[misc]
 
     def _scattered(self, output: torch.Tensor, parts: Sequence[torch.Tensor], opts: Any) -> MpiWork:
         opts = dist.ReduceScatterOptions() if opts is None else opts
-        _suits([output, *parts])
+        _check_supported([output, *parts])
         if sum(part.numel() for part in parts) != output.numel() * self._world:
-            raise ValueError("reduce-scatter takes as many elements for each rank as it gives back")
+            given_for_each = sum(part.numel() for part in parts) / self._world
+            raise ValueError(
+                f"invalid sizes for reduce_scatter: the input has {given_for_each:g} elements per rank, but the output "
+                f"has {output.numel()}. They must be equal"
+            )
         operation, averaged = _operation(self._mpi, opts, output)
 
         def call() -> None:
@@ -257,7 +266,7 @@ class MpiGroup(_ProcessGroup):  # type: ignore[misc]
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> MpiWork:
         if len(outputs) != 1:
-            raise NotImplementedError("the backend mpi4py reduce-scatters one tensor at a time")
+            raise _unsupported(f"reduce_scatter of {len(outputs)} tensors in one call, only of one")
         return self._scattered(outputs[0], inputs[0], opts)
 
     def reduce_scatter_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> MpiWork:
@@ -270,7 +279,7 @@ class MpiGroup(_ProcessGroup):  # type: ignore[misc]
     def broadcast(self, tensors: Any, opts: Any = None) -> MpiWork:
         tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         opts = dist.BroadcastOptions() if opts is None else opts
-        _suits(tensors)
+        _check_supported(tensors)
 
         def call() -> None:
             for tensor in tensors:
@@ -282,9 +291,13 @@ class MpiGroup(_ProcessGroup):  # type: ignore[misc]
         return self._start(call, tensors, opts)
 
     def _gathered(self, outputs: Sequence[torch.Tensor], given: torch.Tensor, opts: Any) -> MpiWork:
-        _suits([given, *outputs])
+        _check_supported([given, *outputs])
         if sum(output.numel() for output in outputs) != given.numel() * self._world:
-            raise ValueError("all-gather gives back as many elements of each rank as it takes")
+            got_from_each = sum(output.numel() for output in outputs) / self._world
+            raise ValueError(
+                f"invalid sizes for all_gather: the input has {given.numel()} elements, but the output has "
+                f"{got_from_each:g} per rank. They must be equal"
+            )
 
         def call() -> None:
             mine = _bytes_of([given])
@@ -300,7 +313,7 @@ class MpiGroup(_ProcessGroup):  # type: ignore[misc]
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> MpiWork:
         if len(inputs) != 1:
-            raise NotImplementedError("the backend mpi4py all-gathers one tensor at a time")
+            raise _unsupported(f"all_gather of {len(inputs)} tensors in one call, only of one")
         return self._gathered(outputs[0], inputs[0], opts)
 
     def all_gather_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> MpiWork:
@@ -314,7 +327,7 @@ class MpiGroup(_ProcessGroup):  # type: ignore[misc]
     # --- unsupported operations ---
 
     def _refuse(self, what: str) -> NoReturn:
-        raise NotImplementedError(f"the backend mpi4py has no {what}; gloo has: ddp.init(backend='gloo')")
+        raise _unsupported(what)
 
     def send(self, *_: Any, **__: Any) -> NoReturn:
         self._refuse("send and recv")
@@ -347,12 +360,12 @@ def create(asked: Any, _options: Any = None) -> MpiGroup:
     world = MPI.COMM_WORLD
     if ranks[asked.group_rank] != world.rank or ranks[-1] >= world.size:
         raise RuntimeError(
-            f"this is rank {ranks[asked.group_rank]}, but to MPI it is {world.rank} of {world.size}: "
-            "the backend mpi4py is for scripts that mpirun has started"
+            f"this process is rank {ranks[asked.group_rank]} in torch.distributed, but rank {world.rank} of "
+            f"{world.size} in MPI. Start the script with mpirun, or use another backend"
         )
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise RuntimeError(
-            "this MPI cannot be called by several threads, as the backend mpi4py does; take gloo"
+            "this MPI does not support MPI_THREAD_MULTIPLE, which the mpi4py backend needs. Use the backend gloo"
         )
     tag = zlib.crc32(str(asked.group_id).encode()) % 32768
     return MpiGroup(MPI, world.Create_group(world.group.Incl(ranks), tag), asked.timeout)

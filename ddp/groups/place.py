@@ -1,7 +1,8 @@
-"""The place of a rank in the job, read from the environment variables of a launcher. Pure.
+"""Parse the rank, local rank and world size of this process from a mapping of environment variables (pure functions).
 
-The variables are those of torchrun. A script without a launcher has none of them and is a world of one rank. A script
-that mpirun has started gets its place from MPI. If only some of the variables are set, that is an error: otherwise the
+The variables are those of torchrun. A script without a launcher has none of them and runs with world size 1. A script
+that mpirun has started gets these numbers from MPI. If only some of the variables are set, that is an error: otherwise
+the
 ranks would wait for each other forever.
 """
 
@@ -14,11 +15,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_CURE = "Start the script with ddp-launch, or set all of these variables, or none of them for a world of one process"
+_CURE = "Start the script with ddp-launch, or set all of these variables, or none of them to run with world size 1"
 
 
 class InitError(RuntimeError):
-    """The environment and the arguments do not permit to create a process group."""
+    """A process group cannot be created with this environment or these arguments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ def _number(
     environ: Mapping[str, str], name: str, least: int, limit: int | None = None, default: str | None = None
 ) -> int:
     text = environ.get(name) or default or ""
-    wanted = f"a number from {least}" if limit is None else f"a number from {least} to {limit - 1}"
+    wanted = f"an integer of {least} or more" if limit is None else f"an integer from {least} to {limit - 1}"
     if not text.isascii() or not text.isdigit():
         raise InitError(f"invalid {name}={text!r} in the environment: not {wanted}. {_CURE}")
     value = int(text)

@@ -66,8 +66,9 @@ def init(
 ) -> Place:
     """Create the default process group. Later calls return the same result.
 
-    `backend`: auto, or a backend of torch or registered with it (gloo, nccl, cpu:gloo,cuda:nccl). mpi is torch's own
-    backend if torch was built with it, otherwise mpi4py. `device`: cpu, cuda, or one device; by default this rank's own
+    `backend`: "auto", the name of a torch backend (gloo, nccl, cpu:gloo,cuda:nccl), or the name of a backend that is
+    registered with torch. mpi is torch's own backend if torch was built with it, otherwise mpi4py. `device`: cpu, cuda,
+    or one device; by default this rank's own
     accelerator, if there is one. `timeout`: of a collective, in seconds.
     """
     global _place, _asked
@@ -171,7 +172,10 @@ def _backend(asked: str, seat: Seat, device: torch.device) -> str:
         return chosen
     native = dist.Backend.default_device_backend_map.get(device.type)
     if native is None:
-        raise InitError(f"no default backend for {device.type}. Name one: ddp.init(backend=...)")
+        known = ", ".join(sorted(dist.Backend.backend_list))
+        raise InitError(
+            f"torch has no default backend for {device.type}. Use ddp.init(backend=...) with one of {known}"
+        )
     return f"cpu:gloo,{device.type}:{native}"
 
 
@@ -206,7 +210,7 @@ def _make_group(
     if device.type == "cuda":
         how["device_id"] = device
     if by_mpi:
-        address, store = mpi.meeting(timeout or _MEET_WITHIN)
+        address, store = mpi.create_store(timeout or _MEET_WITHIN)
         os.environ.setdefault(
             "MASTER_ADDR", address
         )  # the ring of `hier` uses the interface that leads there
@@ -215,12 +219,12 @@ def _make_group(
     if seat.launched:
         dist.init_process_group(init_method="env://", **how)
         return
-    with _gloo_stays_here():
+    with _gloo_on_loopback():
         dist.init_process_group(store=HashStore(), **how)
 
 
 @contextmanager
-def _gloo_stays_here() -> Iterator[None]:
+def _gloo_on_loopback() -> Iterator[None]:
     """Restrict Gloo to the loopback interface: it opens a port even in a world of one rank."""
     if "GLOO_SOCKET_IFNAME" in os.environ:
         yield

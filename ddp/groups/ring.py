@@ -116,7 +116,10 @@ def _expect(port: Port, previous: int, deadline: float) -> socket.socket:
     while True:
         left = deadline - time.monotonic()
         if left <= 0:
-            raise TimeoutError(f"rank {previous} did not connect to {port.address}:{port.number}")
+            raise TimeoutError(
+                f"rank {previous} did not connect to {port.address}:{port.number} in time. Check the firewall, or set "
+                "GLOO_SOCKET_IFNAME to an interface that all hosts can reach"
+            )
         port.listener.settimeout(left)
         connection, _ = port.listener.accept()
         if read_hello(connection, port.secret) == previous:

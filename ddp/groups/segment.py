@@ -107,7 +107,7 @@ def meet(
 def _left(deadline: float) -> float:
     left = deadline - time.monotonic()
     if left <= 0:
-        raise TimeoutError("not all members on this host have come")
+        raise TimeoutError("not all ranks on this host connected in time. See the logs of the other ranks")
     return left
 
 
@@ -117,7 +117,7 @@ def _knock(name: str, secret: str, member: int, deadline: float) -> socket.socke
         connection.settimeout(_left(deadline))
         connection.connect(f"\0{name}")
         if not _is_of_this_user(connection):
-            raise PermissionError(f"another user listens as {name}")
+            raise PermissionError(f"the socket {name} belongs to another user. Start the job again")
         connection.sendall(_HELLO.pack(bytes.fromhex(secret), member))
     except OSError:
         connection.close()
@@ -172,5 +172,5 @@ def _receive_file(connection: socket.socket | None, deadline: float) -> int:
         1, socket.CMSG_SPACE(size), socket.MSG_CMSG_CLOEXEC
     )
     if not word or not ancillary:
-        raise ConnectionError("the first member on this host could not share its memory")
+        raise ConnectionError("the first rank on this host could not create the shared memory: see its error")
     return int(array.array("i", ancillary[0][2][:size])[0])

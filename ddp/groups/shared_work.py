@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 DONE, FAILED, NOT_YET = 0, -1, -2
 _FOREVER_S = 1e9
 _NO_TIMEOUT = timedelta(0)
+NO_SOURCE_RANK = "source_rank() is valid only for a receive, not for a collective"
 
 
 class Core(Protocol):
@@ -145,7 +146,10 @@ class SharedWork(dist.Work):
     def _await(self, limit_s: float, may_execute: bool) -> None:
         state = self._flight.core.wait(self.ticket, limit_s, may_execute)
         if state == NOT_YET:
-            raise dist.DistBackendError(f"timed out: the collective is not done after {limit_s:g} s")
+            raise dist.DistBackendError(
+                f"timed out: the collective did not complete within {limit_s:g} s, because a rank has not called it. "
+                "See the logs of the other ranks, or wait with a larger timeout"
+            )
         self._conclude(state)
 
     def _conclude(self, state: int) -> None:
@@ -180,7 +184,7 @@ class SharedWork(dist.Work):
         self.wait()
 
     def source_rank(self) -> int:
-        raise RuntimeError("a collective has no source rank")
+        raise RuntimeError(NO_SOURCE_RANK)
 
     def result(self) -> list[torch.Tensor]:
         return self._tensors
@@ -224,7 +228,7 @@ class FinishedWork(dist.Work):
         return None
 
     def source_rank(self) -> int:
-        raise RuntimeError("a collective has no source rank")
+        raise RuntimeError(NO_SOURCE_RANK)
 
     def result(self) -> list[torch.Tensor]:
         return self.tensors
@@ -243,7 +247,7 @@ class CombinedWork(dist.Work):
         self._works = works
         self._tensors = tensors
 
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+    def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
         for work in self._works:
             work.wait(timeout)
         return True

@@ -1,6 +1,6 @@
 """Create the backends `shm` (one host) and `hier` (shared memory on each host, a TCP ring between hosts).
 
-The ranks exchange their hosts through the store. Either all ranks use the compiled core, or all use Gloo.
+The ranks publish in the store which host they are on. Either all ranks use the compiled core, or all use Gloo.
 """
 
 from __future__ import annotations
@@ -26,13 +26,16 @@ from ddp.telemetry.collective_facts import format_ranks
 STAGING_NEAR = 1 << 19
 STAGING_FAR = 1 << 22
 STAGING_ALONE = 1 << 26
-# The minimum timeout for forming a group. The group's own timeout may be shorter.
-LEAST_TO_COME_S = 30.0
+# The minimum timeout for creating a group. The group's own timeout may be shorter.
+MIN_CREATION_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
-    """The data that a rank publishes. `reason` says why a rank cannot take part, and then `host` is empty."""
+class _Entry:
+    """The data that a rank publishes.
+
+    If `reason` is set, the rank cannot use the core, and the other fields are empty.
+    """
 
     host: str = ""
     host_name: str = ""
@@ -49,7 +52,7 @@ class _Unable(Exception):
 
 
 class _Setup:
-    """Forms the group on one rank."""
+    """Creates the group. Each rank has its own instance."""
 
     def __init__(
         self, name: str, store: Any, rank: int, size: int, timeout: timedelta, ranks: list[int]
@@ -58,18 +61,19 @@ class _Setup:
         self.store = store
         self.rank = rank
         self.size = size
-        self.patience_s = max(timeout.total_seconds(), LEAST_TO_COME_S)
+        self.timeout_s = max(timeout.total_seconds(), MIN_CREATION_S)
         self.ranks = ranks or list(range(size))
         self.door: segment.Door | None = None
         self.port: ring.Port | None = None
 
     def core(self) -> tuple[Any, bool]:
         """Return the core's group and whether it is on one host. The group is None if all ranks must use Gloo."""
-        cards = [
-            Card(**json.loads(each)) for each in self._exchange("card", json.dumps(asdict(self._card())))
+        entries = [
+            _Entry(**json.loads(each))
+            for each in self._exchange("entry", json.dumps(asdict(self._own_entry())))
         ]
         try:
-            return self._form(cards)
+            return self._form(entries)
         except _Unable as reason:
             core_loading.warn_once(str(reason))
             return None, False
@@ -83,39 +87,41 @@ class _Setup:
         self._await([f"{what}/{other}" for other in range(self.size)])
         return [self.store.get(f"{what}/{other}").decode() for other in range(self.size)]
 
-    def _await(self, said: list[str]) -> None:
-        """Wait for keys with the group's timeout: the store's own may be that of the default group, half an hour."""
+    def _await(self, keys: list[str]) -> None:
+        """Wait for keys with the group's timeout. The store's own timeout can be 30 minutes (the default group's)."""
         try:
-            self.store.wait(said, timedelta(seconds=self.patience_s))
+            self.store.wait(keys, timedelta(seconds=self.timeout_s))
         except RuntimeError as error:
-            late = [rank for rank, each in zip(self.ranks, said, strict=True) if not self.store.check([each])]
+            late = [rank for rank, key in zip(self.ranks, keys, strict=True) if not self.store.check([key])]
             if not late:
                 raise
             who = f"rank {late[0]} has" if len(late) == 1 else f"ranks {', '.join(map(str, late))} have"
-            words = f"{who} not joined the new group {self.name} within {self.patience_s:g} s"
-            raise dist.DistBackendError(words) from error
+            raise dist.DistBackendError(
+                f"{who} not joined the new group {self.name} within {self.timeout_s:g} s. All ranks must create their "
+                "groups in the same order. See the log of that rank"
+            ) from error
 
-    def _card(self) -> Card:
+    def _own_entry(self) -> _Entry:
         if core_loading.native() is None:
-            return Card(reason="has no compiled core")
+            return _Entry(reason="has no compiled core: install the same package on all ranks")
         try:
             self.door = segment.open_door()
             if self.name == "hier":
                 self.port = ring.open_port()
             host = os.environ.get("DDP_HOST_KEY", "") + segment.host_key()
         except OSError as error:
-            return Card(reason=f"cannot set up its sockets: {error}")
-        card = Card(host, socket.gethostname(), door=self.door.name, door_secret=self.door.secret)
+            return _Entry(reason=f"cannot set up its sockets: {error}")
+        entry = _Entry(host, socket.gethostname(), door=self.door.name, door_secret=self.door.secret)
         if self.port is None:
-            return card
+            return entry
         address, number, secret = self.port.address, self.port.number, self.port.secret
-        return replace(card, address=address, port=number, port_secret=secret)
+        return replace(entry, address=address, port=number, port_secret=secret)
 
-    def _form(self, cards: list[Card]) -> tuple[Any, bool]:
-        for rank, card in zip(self.ranks, cards, strict=True):
-            if card.reason:
-                raise _Unable(f"rank {rank} {card.reason}")
-        placed = layout([card.host for card in cards], self.rank)
+    def _form(self, entries: list[_Entry]) -> tuple[Any, bool]:
+        for rank, entry in zip(self.ranks, entries, strict=True):
+            if entry.reason:
+                raise _Unable(f"rank {rank} {entry.reason}")
+        placed = layout([entry.host for entry in entries], self.rank)
         if self.name == "shm" and len(placed.hosts) > 1:
             raise ValueError(
                 f"the backend shm supports ranks on one host only, but this group has ranks on {len(placed.hosts)} "
@@ -123,34 +129,34 @@ class _Setup:
             )
         made: Any = None
         try:
-            made, reason = self._connect(cards, placed), ""
+            made, reason = self._connect(entries, placed), ""
         except OSError as error:
             reason = f"cannot share memory or connect: {error}"
-        for rank, said in zip(self.ranks, self._exchange("ready", reason), strict=True):
-            if said:
-                raise _Unable(f"rank {rank} {said}")
+        for rank, problem in zip(self.ranks, self._exchange("ready", reason), strict=True):
+            if problem:
+                raise _Unable(f"rank {rank} {problem}")
         return made, len(placed.hosts) == 1
 
-    def _connect(self, cards: list[Card], placed: Layout) -> Any:
+    def _connect(self, entries: list[_Entry], placed: Layout) -> Any:
         native = core_loading.native()
         assert native is not None
         assert self.door is not None
         staging = _staging(placed)
         region = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        doors = [(cards[rank].door, cards[rank].door_secret) for rank in placed.here]
+        doors = [(entries[rank].door, entries[rank].door_secret) for rank in placed.here]
         length = native.length(len(placed.here), staging, region)
-        near = segment.meet(self.door, doors, placed.member, length, self.patience_s)
+        near = segment.meet(self.door, doors, placed.member, length, self.timeout_s)
         far, links = None, (0, 0, -1, -1, 0, 0)
         try:
             if placed.carries:
-                far = self._link(cards, placed)
+                far = self._link(entries, placed)
                 previous = self.ranks[placed.carrier_at(placed.host - 1)]
                 links = (0, 0, *far.sockets(), self.ranks[placed.carrier_at(placed.host + 1)], previous)
             if len(placed.hosts) > 1:
                 links = (len(placed.hosts), placed.host, *links[2:])
             members = [self.ranks[rank] for rank in placed.here]
             carriers = placed.carriers
-            hosts = self._labels(cards, placed)
+            hosts = self._labels(entries, placed)
             made = native.Group(
                 near.file, placed.member, near.sockets(), members, staging, region, carriers, links, hosts
             )
@@ -164,21 +170,21 @@ class _Setup:
             far.hand_over()
         return made
 
-    def _labels(self, cards: list[Card], placed: Layout) -> list[str]:
+    def _labels(self, entries: list[_Entry], placed: Layout) -> list[str]:
         """The ranks and the name of each host, for error messages."""
         found = []
         for ranks in placed.hosts:
             known = [self.ranks[rank] for rank in ranks]
             word = "rank" if len(known) == 1 else "ranks"
-            found.append(f"{word} {format_ranks(known)} on {cards[ranks[0]].host_name}")
+            found.append(f"{word} {format_ranks(known)} on {entries[ranks[0]].host_name}")
         return found
 
-    def _link(self, cards: list[Card], placed: Layout) -> ring.Links:
+    def _link(self, entries: list[_Entry], placed: Layout) -> ring.Links:
         assert self.port is not None
-        following = cards[placed.carrier_at(placed.host + 1)]
+        following = entries[placed.carrier_at(placed.host + 1)]
         previous = placed.carrier_at(placed.host - 1)
         where = (following.address, following.port, following.port_secret)
-        return ring.join(self.port, self.rank, where, previous, self.patience_s)
+        return ring.join(self.port, self.rank, where, previous, self.timeout_s)
 
 
 def _staging(placed: Layout) -> int:

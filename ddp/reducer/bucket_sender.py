@@ -137,11 +137,18 @@ class BucketSender:
     # --- the plan ----------------------------------------------------------------------------------
 
     @property
-    def may_resize(self) -> bool:
-        """Whether only the reducer depends on the buckets, so that their size may change."""
+    def fixed_by(self) -> str:
+        """The feature that does not permit a change of the bucket size. Empty: the size may change."""
         settings = self._settings
-        others = self._hook is not None or self._dtype is not None or self._consumed or self._ever_joined
-        return not (others or settings.find_unused or settings.skip_unused)
+        features = {
+            "a communication hook": self._hook is not None,
+            "mixed precision": self._dtype is not None,
+            "an optimizer in the backward": self._consumed,
+            "join()": self._ever_joined,
+            "find_unused_parameters": settings.find_unused,
+            "skip_all_reduce_unused_params": settings.skip_unused,
+        }
+        return next((name for name, is_on in features.items() if is_on), "")
 
     @property
     def transport(self) -> plan.Transport:

@@ -350,7 +350,7 @@ class Reducer:
         self.round, self._lesson, self._lacking, self.rebuilt = None, None, None, False
         self._watch_as(Mode.OBSERVE)
         if self.tuning is not None and self.tuning.going:
-            self.tuning.stop("begins anew")
+            self.tuning.stop("starts again, because the reducer was reset")
         if self.settings.tuned:
             self.tune()
 

@@ -8,7 +8,8 @@ updates this rank's shards and all-gathers the parameters. Together these send a
 results equal those of the unsharded optimizer, because each element's step is independent of the others.
 
 Differences for the user: after a backward `.grad` is None. A rank has only the average of its shard, in the gradients
-of `optimizer.param_groups`. Clip gradients with `optimizer.clip_grad_norm_()`, and use the sharded form of GradScaler.
+of `optimizer.param_groups`. Clip gradients with `optimizer.clip_grad_norm_()`, and use ShardedGradScaler (of
+torch.distributed.fsdp.sharded_grad_scaler) as the GradScaler.
 `step()` consumes the gradients. Under `no_sync()`, whole gradients accumulate in `.grad` as usual. The constructor
 moves the parameters into flat storage.
 """
@@ -44,8 +45,8 @@ class ShardedOptimizer(Optimizer, Joinable):
     """An optimizer that shards its state by the buckets of a DDP model.
 
     `params`: parameters or parameter groups, by default all parameters of the model. They must include every parameter
-    that the model averages. Pass `elementwise=True` for an optimizer that is not from torch if no element's step
-    depends on another element.
+    that the model averages. An optimizer that is not part of torch needs `elementwise=True`. It must update each
+    element independently of all others.
     """
 
     def __init__(
@@ -81,18 +82,20 @@ class ShardedOptimizer(Optimizer, Joinable):
         ):
             if facts.sparse:
                 raise ValueError(
-                    f"the gradient of {name!r} is sparse and cannot be cut into shards: make the embedding dense, "
-                    "or keep it away from DDP with ignore_parameters_and_buffers()"
+                    f"cannot shard the gradient of {name!r}: it is sparse. Use a dense embedding (sparse=False), or "
+                    "exclude the parameter with ignore_parameters_and_buffers()"
                 )
             if id(parameter) not in given:
                 raise ValueError(
-                    f"the parameter {name!r} is averaged by the model, but is in no group of this optimizer: its "
-                    "gradient would be lost. Add it, with lr=0 if it is to stay as it is, or freeze it before wrapping"
+                    f"the parameter {name!r} of the model is not in this optimizer, so its gradient would be lost. Add "
+                    "it (with lr=0 to keep it unchanged), or freeze it before wrapping"
                 )
         averaged = {id(parameter) for parameter in reducer.parameters}
         for i, parameter in enumerate(self._whole):
             if parameter.requires_grad and id(parameter) not in averaged:
-                raise ValueError(f"parameter {i} of the groups is none that the model averages")
+                raise ValueError(
+                    f"parameter {i} of `params` is not a trainable parameter of the model. Remove it from `params`"
+                )
 
     @explaining("the layout of shards")
     def _lay_out(self) -> None:
@@ -140,7 +143,7 @@ class ShardedOptimizer(Optimizer, Joinable):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if self._made:
             raise RuntimeError(
-                "a ShardedOptimizer has all the parameters that its model averages: make a new model and optimizer"
+                "add_param_group() is not supported by ShardedOptimizer. Create a new model wrapper and optimizer"
             )
         super().add_param_group(param_group)
 
@@ -170,20 +173,20 @@ class ShardedOptimizer(Optimizer, Joinable):
         reducer = self._model.reducer.core
         if reducer.sender.plan is not self._plan:
             raise RuntimeError(
-                "the buckets of the model were made anew after this optimizer was made: save the state, make both "
-                "anew, and load it"
+                "the model's buckets were rebuilt after this optimizer was created. Save the state, create the model "
+                "wrapper and the optimizer again, and load the state"
             )
         for described, bucket in zip(self._plan.buckets, self.buckets, strict=True):
             moved = bucket.moved_out()
             if moved is not None:
                 raise RuntimeError(
-                    f"the parameter {reducer.names[described.members[moved]]!r} was given other memory after this "
-                    "optimizer was made, so it would not be trained: move or convert the module before wrapping it"
+                    f"the storage of the parameter {reducer.names[described.members[moved]]!r} was replaced after this "
+                    "optimizer was created, so it would not be trained. Move or convert the module before wrapping it"
                 )
         if not self._averaged and any(parameter.grad is not None for parameter in reducer.parameters):
             raise RuntimeError(
-                "step() after backwards under no_sync() only: nothing has been averaged. Leave no_sync() for the "
-                "last backward before step()"
+                "step() was called, but all backwards ran under no_sync(), so no gradient was averaged. Run the last "
+                "backward before step() outside no_sync()"
             )
 
     def _drop(self) -> None:
@@ -254,8 +257,8 @@ class ShardedOptimizer(Optimizer, Joinable):
         """Return the state in the unsharded format. It loads with or without sharding, in a world of any size."""
         if self._consolidated is None:
             raise RuntimeError(
-                "the state lies on all ranks: call consolidate_state_dict(to=rank) on all of them first, after the "
-                "last step(), and state_dict() on that rank"
+                "the state is sharded. After the last step(), call consolidate_state_dict(to=R) on all ranks. Then "
+                "call state_dict() on rank R"
             )
         saved, self._consolidated = self._consolidated, None
         return saved
@@ -265,7 +268,11 @@ class ShardedOptimizer(Optimizer, Joinable):
         groups = state_dict["param_groups"]
         sizes = [len(group["params"]) for group in groups]
         if sizes != [len(group["params"]) for group in self._groups]:
-            raise ValueError("the loaded state dict has parameter groups of other sizes than this optimizer")
+            own = [len(group["params"]) for group in self._groups]
+            raise ValueError(
+                f"cannot load the state: its parameter groups have {sizes} parameters, those of this optimizer have "
+                f"{own}. Load the state of an optimizer with the same groups"
+            )
         named = [number for group in groups for number in group["params"]]
         state = {
             i: whole_state.cut(state_dict["state"][named[number]], self._whole[number], start, end)
@@ -335,15 +342,15 @@ def _tensors(params: Any) -> list[torch.Tensor]:
 def _check(model: Any, optimizer_class: type[Optimizer], elementwise: bool) -> None:
     if not isinstance(model, DistributedDataParallel):
         raise TypeError(
-            f"ShardedOptimizer shards the buckets of ddp.DistributedDataParallel, not of {type(model).__name__}: "
-            "wrap the module in it first"
+            f"ShardedOptimizer needs a ddp.DistributedDataParallel, but got a {type(model).__name__}. Wrap the model "
+            "first"
         )
     if model.mixed_precision is not None:
-        raise ValueError("ShardedOptimizer does not go with DDP's mixed_precision: use autocast")
+        raise ValueError("ShardedOptimizer does not support DDP's mixed_precision. Use torch.autocast")
     name = optimizer_class.__name__
     torchs = optimizer_class.__module__.startswith("torch.optim")
     if not elementwise and not (torchs and name in _ELEMENTWISE):
         raise ValueError(
-            f"{name} is not known to take elements one by one, and its parameters would be cut anywhere: give "
-            f"elementwise=True if you know it does, or use one of {', '.join(sorted(_ELEMENTWISE))}"
+            f"ShardedOptimizer splits parameters at any element, but {name} may not update each element independently. "
+            f"If it does, pass elementwise=True. Otherwise use one of {', '.join(sorted(_ELEMENTWISE))}"
         )

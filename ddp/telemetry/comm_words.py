@@ -37,7 +37,7 @@ _ABORTED = (
     "aborted the process group"  # by a peer, on the launcher's request; the same request is on its way here
 )
 _TIMEOUT = re.compile(
-    r"time(?:d )?out|has not joined|is not done after|failed to pass monitoredBarrier", re.I
+    r"time(?:d )?out|has not joined|did not complete within|failed to pass monitoredBarrier", re.I
 )
 
 
@@ -91,7 +91,7 @@ def explain_failure(error: BaseException, doing: Doing, guard: Guard) -> Explana
         cause = f"{peer} did not arrive within the timeout" if peer is not None else "it timed out"
         explanation = Explanation(f"{doing} failed: {cause}", cause, peer)
     elif peer is not None and _ABORTED not in text:
-        cause = f"{peer} is gone: it died, or exited before the others"
+        cause = f"{peer} has exited before the other ranks. See its log"
         explanation = Explanation(f"{doing} failed: {cause}", cause, peer)
     else:
         explanation = Explanation(f"{doing} failed", first_line(text) or type(error).__name__, peer)

@@ -49,7 +49,7 @@ def test_half_a_launcher_is_a_mistake(missing: str, empty: bool) -> None:
         ("RANK", "-1", "from 0 to 7"),
         ("RANK", "one", "from 0 to 7"),
         ("RANK", "²", "from 0 to 7"),
-        ("WORLD_SIZE", "0", "from 1"),
+        ("WORLD_SIZE", "0", "1 or more"),
         ("MASTER_PORT", "0", "from 1 to 65535"),
         ("LOCAL_WORLD_SIZE", "9", "from 1 to 8"),
     ],

@@ -136,7 +136,7 @@ def now(kind):
         with policy.step():
             one_step(model, optimizer, step)
     before = same_everywhere(parameters_of(model))
-    policy.meet()
+    policy.synchronize()
     after = same_everywhere(parameters_of(model))
     try:
         with policy.step():
@@ -157,7 +157,7 @@ def gossip_brought_together():
         with policy.step():
             one_step(model, optimizer, step)
     apart = same_everywhere(parameters_of(model))
-    policy.meet()
+    policy.synchronize()
     return apart, same_everywhere(parameters_of(model))
 
 

@@ -132,16 +132,16 @@ def test_torchs_own_sharding(crew_of: CrewOf, backend: str, size: int) -> None:
 @pytest.mark.parametrize(
     ("how", "kind", "says"),
     [
-        ("plain module", "TypeError", "wrap the module in it first"),
-        ("left out", "ValueError", "'scale' is averaged by the model, but is in no group"),
-        ("not elementwise", "ValueError", "LBFGS is not known to take elements one by one"),
-        ("sparse", "ValueError", "the gradient of 'weight' is sparse"),
+        ("plain module", "TypeError", "ddp.DistributedDataParallel"),
+        ("left out", "ValueError", "'scale' of the model is not in this optimizer"),
+        ("not elementwise", "ValueError", "elementwise=True"),
+        ("sparse", "ValueError", "the gradient of 'weight'"),
         ("twice", "RuntimeError", "can only be called once"),
         ("state of all", "RuntimeError", "consolidate_state_dict"),
-        ("one more group", "RuntimeError", "make a new model and optimizer"),
-        ("no_sync only", "RuntimeError", "nothing has been averaged"),
-        ("moved", "RuntimeError", "'first.weight' was given other memory"),
-        ("other groups", "ValueError", "groups of other sizes"),
+        ("one more group", "RuntimeError", "add_param_group()"),
+        ("no_sync only", "RuntimeError", "no_sync()"),
+        ("moved", "RuntimeError", "'first.weight' was replaced"),
+        ("other groups", "ValueError", "parameter groups"),
     ],
 )
 def test_misuse_is_named(crew_of: CrewOf, how: str, kind: str, says: str) -> None:

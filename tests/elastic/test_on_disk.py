@@ -81,9 +81,8 @@ def test_damaged_files_are_named_and_left_out(folder: Path, caplog: pytest.LogCa
     assert resumed is not None
     assert (resumed.number, state.step, state.x.unique().tolist()) == (2, 2, [2.0])
     warned = [record.getMessage() for record in caplog.records]
-    assert sorted(line.removeprefix("ignored ").split(": ")[0] for line in warned) == [
-        str(path) for path in there[2:]
-    ]
+    assert len(warned) == len(there[2:])
+    assert all(any(str(path) in line for line in warned) for path in there[2:])
     for fault in ("checksum of the data", "checksum of the index", "truncated"):
         assert sum(fault in line for line in warned) == 1, warned
 

@@ -253,9 +253,9 @@ def test_mistakes_are_told(state_of: Any) -> None:
         elastic.State(step=0).resume()
     with pytest.raises(TypeError, match="samples="):
         state.commit()
-    with pytest.raises(AttributeError, match=r"no field 'stepp'; .*State\(stepp=...\)"):
+    with pytest.raises(AttributeError, match=r"'stepp'.*State\(stepp=...\)"):
         state.stepp = 1
-    with pytest.raises(AttributeError, match="no field 'stepp'"):
+    with pytest.raises(AttributeError, match="'stepp'"):
         assert state.stepp
     state.close()
     for call in (lambda: state.commit(samples=1), state.checkpoint, state.should_checkpoint):
@@ -351,7 +351,7 @@ def test_a_request_is_read_and_answered_once(
     request.write_text('{"reason": "", "deadline_s": null}\n')
     assert elastic.checkpoint_request() == elastic.CheckpointRequest("", float("inf"))
     request.write_text("not JSON")
-    assert elastic.checkpoint_request().reason == "a request that cannot be read"  # type: ignore[union-attr]
+    assert elastic.checkpoint_request().reason.startswith("cannot read the request file")  # type: ignore[union-attr]
 
 
 @pytest.fixture
