@@ -93,10 +93,11 @@ def run_case(number: int, megabytes: int, directory: str) -> dict[str, float]:
         os.close(err_fd)
     for process in processes:
         process.wait()
-    pump.drain(0, 10 if terminal != "stalled" else 0)
+    if terminal == "stalled":
+        pump.abandon()
+    pump.close(10)
     seconds, used = time.monotonic() - start, time.process_time() - used
     growth = resident_kib("VmHWM") - before
-    pump.close(1)
     cat.stdin.close()
     cat.wait()
     done = []

@@ -38,7 +38,7 @@ from launcher.exchange import (
     Swept,
     TakeStacks,
 )
-from launcher.failure import ending
+from launcher.failure.ending import Farewell
 from launcher.failure.verdict import signal_name
 from launcher.joining.connect import CannotMeet, meet
 from launcher.settings.spec import EntryKind
@@ -52,7 +52,6 @@ from rendezvous.signals import SignalWatch
 from rendezvous.values.events import Refused
 from rendezvous.values.types import StoreAddress
 
-_EXIT_DRAIN_S = 5.0  # for a terminal that is slow to take the last lines
 _GRACE_OF_ACCUSED_S = 1.0  # of ranks that have made no progress for a long time and block the others
 
 
@@ -175,6 +174,7 @@ class Agent:
         stops = set(self._spec.signals)
         if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
             stops.discard(signal.SIGHUP)  # nohup: the user wants the job to survive the terminal
+        self._stops = stops
         for signum in stops:
             self._signals.on(signum, self._stop_requested)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, stops)
@@ -241,8 +241,9 @@ class Agent:
     async def _turned_away(self, finish: Finish) -> int:
         self._zygotes.close()
         await self._zygotes.ended()
-        await asyncio.to_thread(self._logs.close, _EXIT_DRAIN_S)
-        exit_code = ending.tell(self._spec, self._shell.folder, finish, all_shown=True)
+        farewell = self._farewell(finish)
+        await farewell.show_output()
+        exit_code = await farewell.tell(all_shown=True)
         self._signals.close()
         return exit_code
 
@@ -250,9 +251,17 @@ class Agent:
         """Leave. Slow steps run in threads: other nodes may still need the service, which can run in this process."""
         self._zygotes.close()  # it ends while the other steps run
         self._logs.progress("")
-        all_shown = await asyncio.to_thread(self._logs.close, _EXIT_DRAIN_S)
+        farewell = self._farewell(finish)
+        showing = asyncio.ensure_future(farewell.show_output())
         await self._zygotes.ended()
         await self._parts.met.leave()
-        exit_code = ending.tell(self._spec, self._shell.folder, finish, all_shown)
+        exit_code = await farewell.tell(await showing)
         self._signals.close()  # one more Ctrl-C must not change the exit code
         return exit_code
+
+    def _farewell(self, finish: Finish) -> Farewell:
+        """From here on a stop signal ends the wait for the reader of the output: no rank is left to stop."""
+        farewell = Farewell(self._spec, self._shell.folder, self._logs, finish)
+        for signum in self._stops:
+            self._signals.on(signum, farewell.hurry)
+        return farewell

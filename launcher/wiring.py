@@ -16,6 +16,7 @@ from launcher.error_boundary import ErrorBoundary
 from launcher.exchange import CheckpointOver, Fact, StallDetected
 from launcher.health.communication import CommunicationWatch
 from launcher.health.node_watch import NodeWatch
+from launcher.health.stall_detection import excused
 from launcher.health.watch import HangWatch
 from launcher.isolation import IsolationWatch
 from launcher.joining.join import job_spec, node_facts
@@ -105,7 +106,7 @@ def build_parts(shell: Shell, met: Met, listener: Listener) -> Parts:
     communication = CommunicationWatch(scratch, met.host, ranks, shell.logs.say, report)
     hangs = HangWatch(
         spec.hang,
-        ranks.pages.views,
+        lambda: excused(ranks.pages.views(), shell.logs.blocked_ranks()),
         lambda generation: report(StallDetected(generation)),
         shell.boundary,
     )
@@ -113,7 +114,7 @@ def build_parts(shell: Shell, met: Met, listener: Listener) -> Parts:
         spec.isolation_timeout_s,
         spec.join_timeout_s,
         ranks.pids,
-        lambda: shell.logs.received,
+        shell.logs.signs_of_life,
         ranks.pages.step,
         listener,
     )

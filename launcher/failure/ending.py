@@ -1,7 +1,11 @@
-"""The end of an agent: the failure box, its JSON, the log folder, and the exit code."""
+"""The end of an agent: the failure box, its JSON, the log folder, and the exit code.
+
+`Farewell` does the slow part in threads: the reader of a pipe may be slow. A stop signal ends the wait.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -18,44 +22,100 @@ if TYPE_CHECKING:
 
     from launcher.exchange import Finish
     from launcher.output.log_folder import LogFolder
+    from launcher.output.logs import LogPump
     from launcher.settings.spec import LaunchSpec
+    from rendezvous.values.types import Outcome
 
 _WIDTH = 100
 _PATIENCE_S = 5.0
+_TERMINAL_S = 5.0  # for a terminal that is slow to take the last lines
+_LAST_WORDS_S = 0.5  # for the final message after a signal, if somebody reads it
 _FAILED = 1  # replaces a code that a scheduler would attribute to this machine
 
 
-def tell(spec: LaunchSpec, folder: LogFolder, finish: Finish, all_shown: bool) -> int:
-    """Report how the job ended, and return the exit code. The logs of a failed job stay."""
-    if finish.outcome is None:
-        said = "\n".join(map(printable, finish.reason.split("\n")))
-        _say_last(spec, f"ddp-launch: {said}", "agent")
-    elif not finish.outcome.succeeded:
-        from launcher.failure.facts import write_outcome
-        from launcher.failure.story import outcome_json, render_box, torch_error
+class Farewell:
+    def __init__(self, spec: LaunchSpec, folder: LogFolder, logs: LogPump, finish: Finish) -> None:
+        self._spec, self._folder, self._logs, self._finish = spec, folder, logs, finish
+        self._hurried = asyncio.Event()
 
-        budget = str(spec.budget)
-        summary = outcome_json(finish.outcome, log_dir=folder.path, budget=budget)
-        try:
-            write_outcome(os.path.join(folder.path, "failure.json"), summary)
-        except OSError as error:
-            _say(f"ddp-launch: cannot write {folder.path}/failure.json: {error.strerror}")
-        box = render_box(
-            finish.outcome,
-            width=_width(),
-            color=is_colored(spec.log.color, os.isatty(2), os.environ),
-            log_dir=folder.path,
-            budget=budget,
-            unicode=(sys.stderr.encoding or "").lower().startswith("utf"),
-        )
-        _say_last(spec, box, "job", json.dumps(torch_error(finish.outcome, int(time.time()))))
-    if not all_shown:
-        _say(f"ddp-launch: some output could not be shown. {folder.path} has all of it.")
-    elif folder.temporary and finish.exit_code == 0:
-        folder.discard()
+    def hurry(self, _signum: int) -> None:
+        """Wait for no reader any more."""
+        self._hurried.set()
+        self._logs.abandon()
+
+    async def show_output(self) -> bool:
+        """Show the rest of the output. Return whether all of it was shown, since the start."""
+        return await asyncio.to_thread(self._logs.close, _TERMINAL_S)
+
+    async def tell(self, all_shown: bool) -> int:
+        """Report how the job ended, and return the exit code."""
+        missing = "" if all_shown else _missing(self._folder, self._logs.lacks_beginnings)
+        call = asyncio.to_thread(tell, self._spec, self._folder, self._finish, missing)
+        telling = asyncio.ensure_future(call)
+        hurried = asyncio.ensure_future(self._hurried.wait())
+        await asyncio.wait((telling, hurried), return_when=asyncio.FIRST_COMPLETED)
+        hurried.cancel()
+        await asyncio.wait((telling,), timeout=_LAST_WORDS_S)
+        return telling.result() if telling.done() else exit_code(self._spec, self._finish)
+
+
+def _missing(folder: LogFolder, lacks_beginnings: bool) -> str:
+    has = "has all of it"
+    if lacks_beginnings:
+        has = f"has the last {folder.file_limit >> 20} MiB or more of each stream (--log-dir keeps all of it)"
+    return f"some output was not shown. {folder.path} {has}."
+
+
+def exit_code(spec: LaunchSpec, finish: Finish) -> int:
     if finish.outcome is not None and finish.exit_code in spec.reserved_exit_codes:
         return _FAILED
     return finish.exit_code
+
+
+def tell(spec: LaunchSpec, folder: LogFolder, finish: Finish, missing: str) -> int:
+    """Report how the job ended, and return the exit code. The logs of a failed job stay.
+
+    `missing`: what to say of output that was not shown; "" if all was shown.
+    """
+    from launcher.failure import story
+
+    if finish.outcome is None:
+        said = "\n".join(map(printable, finish.reason.split("\n")))
+        logs = f"; {story.logs_are_in(_place(spec, folder))}" if folder.has_logs() else ""
+        _say_last(spec, f"ddp-launch: {said}{logs}", "agent")
+    elif not finish.outcome.succeeded:
+        _tell_of_failure(spec, folder, finish.outcome)
+    if missing:
+        _say(f"ddp-launch: {missing}")
+    elif folder.temporary and (finish.exit_code == 0 or not folder.has_logs()):
+        folder.discard()
+    return exit_code(spec, finish)
+
+
+def _tell_of_failure(spec: LaunchSpec, folder: LogFolder, outcome: Outcome) -> None:
+    from launcher.failure import story
+    from launcher.failure.facts import write_outcome
+
+    budget = str(spec.budget)
+    summary = story.outcome_json(outcome, log_dir=folder.path, budget=budget)
+    try:
+        write_outcome(os.path.join(folder.path, "failure.json"), summary)
+    except OSError as error:
+        _say(f"ddp-launch: cannot write {folder.path}/failure.json: {error.strerror}")
+    box = story.render_box(
+        outcome,
+        width=_width(),
+        color=is_colored(spec.log.color, os.isatty(2), os.environ),
+        log_dir=_place(spec, folder),
+        budget=budget,
+        unicode=(sys.stderr.encoding or "").lower().startswith("utf"),
+    )
+    _say_last(spec, box, "job", json.dumps(story.torch_error(outcome, int(time.time()))))
+
+
+def _place(spec: LaunchSpec, folder: LogFolder) -> str:
+    """The folder as a person finds it: the `--hosts` command shows the message on another machine."""
+    return f"{folder.path} on {os.uname().nodename}" if spec.has_ssh_control else folder.path
 
 
 def _say_last(spec: LaunchSpec, text: str, whose: str, error: str = "") -> None:

@@ -43,7 +43,8 @@ def render_box(
     if outcome.succeeded:
         return ""
     if _was_requested(outcome):
-        return f"ddp-launch: {_printable(outcome.reason, unicode)}\n"
+        logs = f"; {logs_are_in(log_dir)}" if log_dir else ""
+        return f"ddp-launch: {_printable(outcome.reason + logs, unicode)}\n"
     inner = max(min(width, _MAX_WIDTH), _MIN_WIDTH) - 4
     cause = first_cause(outcome)
     rows = _wrapped(headline(outcome), inner, "")
@@ -54,6 +55,10 @@ def render_box(
     for label, text in _facts(outcome, cause, log_dir, budget):
         rows += _labelled(label, text, inner)
     return _boxed([_printable(row, unicode) for row in rows], n_head, inner, color=color, unicode=unicode)
+
+
+def logs_are_in(folder: str) -> str:
+    return f"the logs are in {folder}"
 
 
 def outcome_json(outcome: Outcome, *, log_dir: str = "", budget: str = "") -> dict[str, object]:

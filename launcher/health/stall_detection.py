@@ -4,7 +4,8 @@ Theory of operation
 -------------------
 A rank makes progress whenever it writes its page: a phase, a step, a collective, a message. The agent adds up the
 time without progress between its checks. Only time in which the agent itself ran counts, so a suspended machine or
-agent does not make its ranks look stalled. The count of a rank that was stopped starts again when it continues.
+agent does not make its ranks look stalled. The count of a rank that was stopped starts again when it continues. The
+count of a rank that waits for the reader of the launcher's output stays at zero.
 
 The permitted time depends on what the rank does:
 
@@ -38,7 +39,7 @@ from rendezvous.values.rank_view import HELD, RankPhase, RankView
 from rendezvous.values.text_limits import NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Container, Iterable
 
     from launcher.settings.budgets import Budgets
     from rendezvous.values.rank_view import Collective, GroupView
@@ -73,6 +74,11 @@ def look(watch: Watch, views: Iterable[RankView], now: float, period_s: float) -
     passed_s = min(max(0.0, now - watch.at), _STRIDE * period_s)
     known = dict(watch.ranks)
     return Watch(now, tuple((view.rank, _seen(known.get(view.rank), view, passed_s)) for view in views))
+
+
+def excused(views: Iterable[RankView], ranks: Container[int]) -> tuple[RankView, ...]:
+    """Return the views as if `ranks` had made progress just now. They wait for a person to read their output."""
+    return tuple(replace(view, quiet_s=0.0) if view.rank in ranks else view for view in views)
 
 
 def _seen(before: StallState | None, view: RankView, passed_s: float) -> StallState:

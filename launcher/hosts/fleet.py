@@ -16,17 +16,16 @@ import random
 import shlex
 import signal
 import sys
-import time
 from typing import TYPE_CHECKING, Any
 
 from launcher import daemon_threads
 from launcher.failure.ending import leave_error_file
 from launcher.hosts import command_lines
 from launcher.hosts.command_lines import Errand
+from launcher.hosts.outputs import Outputs
 from launcher.joining import addresses
 from launcher.output import frames
 from launcher.output.lines import is_colored
-from launcher.output.terminal import Terminal
 from launcher.settings.host_names import Host, read_hostfile
 from launcher.settings.values import BadValue
 from rendezvous.hosted import serve_privately
@@ -35,6 +34,7 @@ from rendezvous.signals import SignalWatch
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from launcher.output.terminal import Terminal
     from launcher.settings.config import Setting, Settings
 
 _LOOPBACK = "127.0.0.1"
@@ -43,7 +43,7 @@ _FORWARD_TRIES = 3
 _READ = 1 << 16
 _LONGEST_LINE = 1 << 20
 _LAST_LINES = 5  # of a host that could not be started
-_CLOSE_S = 5.0
+_HURRIED_S = 2.0  # after a repeated signal: for the reader of the output to take the rest
 _SSH_FAILED = 255
 
 
@@ -77,14 +77,14 @@ class Fleet:
         self._members = [Member(host) for host in found]
         self._outward = ""  # this machine's address, as the other hosts see it
         self._asked_to_stop = asyncio.Event()
-        self._out, self._err = Terminal(1), Terminal(2)
-        self._room = {terminal: asyncio.Event() for terminal in (self._out, self._err)}
+        self._outputs = Outputs()
         self._said: dict[str, int] = {}
         self._stopping = 0
         self._stop_signal = 0  # from people
         self._short_of_hosts = False
         self._job_is_over = False
         self._port = 0
+        self._is_finishing = False
 
     async def run(self) -> int:
         signals = SignalWatch()
@@ -96,9 +96,10 @@ class Fleet:
         async with asyncio.TaskGroup() as tasks:
             for rank, member in enumerate(self._members):
                 tasks.create_task(self._run_member(member, rank))
-        signals.close()  # another Ctrl-C has no effect
         await stop_serving()
-        return self._finish()
+        exit_code = await self._finish()
+        signals.close()  # another Ctrl-C has no effect
+        return exit_code
 
     async def _look_up_unless_stopped(self) -> None:
         looking = asyncio.create_task(self._look_up())
@@ -168,8 +169,8 @@ class Fleet:
         words = f"no answer from it within {patience_s:g} s (--join-timeout): ssh or the agent that it starts hangs"
         alarm = asyncio.get_running_loop().call_later(patience_s, self._give_up, member, words)
         await asyncio.gather(
-            self._relay(member, member.process.stdout, self._out),
-            self._relay(member, member.process.stderr, self._err),
+            self._relay(member, member.process.stdout, self._outputs.out),
+            self._relay(member, member.process.stderr, self._outputs.err),
         )
         member.exit_code = await member.process.wait()
         alarm.cancel()
@@ -227,6 +228,8 @@ class Fleet:
 
     def _signalled(self, number: int) -> None:
         signum = signal.Signals(number)
+        if self._is_finishing:
+            return self._outputs.abandon()
         if signum not in self._settings["signals_to_handle"]:
             self._send_all(signum)
             return
@@ -240,6 +243,8 @@ class Fleet:
 
     def _stop_all(self, signum: signal.Signals) -> None:
         self._stopping += 1
+        if self._stopping > 1:
+            asyncio.get_running_loop().call_later(_HURRIED_S, self._outputs.abandon)
         self._send_all(signum)
         for member in self._members:
             if not member.answered or self._stopping > 2:
@@ -270,10 +275,7 @@ class Fleet:
 
     async def _show(self, member: Member, text: bytes, terminal: Terminal, said: dict[str, int]) -> None:
         lines = [line for line in text.splitlines(keepends=True) if self._is_for_user(member, line, said)]
-        while not terminal.is_idle and not terminal.is_gone:
-            await self._room[terminal].wait()
-        terminal.put(b"".join(lines), "")
-        self._flush(terminal)
+        await self._outputs.put(terminal, lines)
 
     def _is_for_user(self, member: Member, line: bytes, said: dict[str, int]) -> bool:
         told = frames.heard(line)
@@ -298,35 +300,21 @@ class Fleet:
         self._said[text] = said[text]
         return True
 
-    def _flush(self, terminal: Terminal) -> None:
-        terminal.flush()
-        loop = asyncio.get_running_loop()
-        if terminal.is_idle or terminal.is_gone:
-            self._room[terminal].set()
-            if terminal.fd >= 0:
-                loop.remove_writer(terminal.fd)
-        else:
-            self._room[terminal].clear()
-            loop.add_writer(terminal.fd, self._flush, terminal)
-
     def _say(self, text: str) -> None:
-        self._err.say(f"ddp-launch: {text}")
-        self._flush(self._err)
+        self._outputs.say(f"ddp-launch: {text}")
 
-    def _finish(self) -> int:
+    async def _finish(self) -> int:
         """Show the end of the job as an agent reported it, else the first error in the order of the hosts."""
+        self._is_finishing = True
         stopped = self._stop_signal and any(member.exit_code for member in self._members)
         first = "agent" if stopped else "job"
         told = sorted(
             (each for each in self._members if each.ending), key=lambda each: each.ending["whose"] != first
         )
         if told and not self._short_of_hosts:
-            leave_error_file(told[0].ending["error"], self._err.say)
-            self._err.say(told[0].ending["text"])
-        if lost := self._out.lost_lines(is_over=True):
-            self._say(f"standard output {lost}")
-        for terminal in (self._out, self._err):
-            terminal.close(time.monotonic() + _CLOSE_S)
+            leave_error_file(told[0].ending["error"], self._outputs.say)
+            self._outputs.say(told[0].ending["text"])
+        await self._outputs.close()
         if stopped or self._short_of_hosts:
             return 128 + self._stop_signal if stopped else 1
         if told and told[0].ending["whose"] == "job":

@@ -19,7 +19,13 @@ class LogFile:
         self._complain = complain
         self._size = 0
         self._fd = -1
+        self._rotations = 0
         self._open()
+
+    @property
+    def lacks_its_beginning(self) -> bool:
+        """Whether the limit has removed bytes."""
+        return self._rotations > 1
 
     def write(self, data: bytes) -> None:
         if self._fd < 0:
@@ -50,6 +56,7 @@ class LogFile:
 
     def _rotate(self) -> None:
         self.close()
+        self._rotations += 1
         with contextlib.suppress(OSError):  # on failure the file is truncated instead: the limit matters more
             os.replace(self.path, self.path + ".1")
         self._open()

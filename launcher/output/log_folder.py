@@ -31,6 +31,13 @@ class LogFolder:
                 "Use another directory."
             ) from None
 
+    def has_logs(self) -> bool:
+        """Whether ranks were started."""
+        try:
+            return any(name.startswith("generation_") for name in os.listdir(self.path))
+        except OSError:  # ranks may have deleted it
+            return False
+
     def discard(self) -> None:
         """Remove what can be removed: ranks may have changed the folder or deleted it."""
         scratch.remove(self.path)

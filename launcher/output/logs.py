@@ -6,7 +6,8 @@ or a request of the control thread. The control thread never writes to the termi
 too. Streams belong to the pump. One lock protects what both threads use.
 
 Files come first: a chunk is in its file before it is shown. If a terminal is too slow, lines are skipped and a message
-reports it (`launcher.output.terminal`). If a disk is full, the file loses bytes, reported once. The job continues.
+reports it (`launcher.output.terminal`). If the reader of a pipe is too slow, ranks wait for it
+(`launcher.output.throttle`). If a disk is full, the file loses bytes, reported once. The job continues.
 
     <directory>/generation_<g>/rank_<r>/{stdout,stderr}.log   raw bytes (beyond a limit: in *.log.1 before)
     <directory>/generation_<g>/filtered_{stdout,stderr}.log   matching lines of all ranks that are shown
@@ -24,9 +25,11 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from launcher.output import lines
-from launcher.output.lines import CUT, TRACEBACK_HEADER, Held, RankLabel
+from launcher.output.lines import RankLabel
 from launcher.output.log_file import LogFile
+from launcher.output.rank_stream import RankStream
 from launcher.output.terminal import Terminal, same_place
+from launcher.output.throttle import NOTICE_AFTER_S, Throttle
 from launcher.settings.spec import Streams
 
 if TYPE_CHECKING:
@@ -39,50 +42,7 @@ __all__ = ["LogPump", "RankLabel"]
 # Large enough for a burst. The pipes of one user share 64 MiB before the kernel makes new ones small.
 PIPE_SIZE = 256 * 1024
 READ_SIZE = 64 * 1024
-TAIL_LIMIT = 64 * 1024
-_BEGINNING_LIMIT = 8 * 1024
-_HEADER, _CUT = TRACEBACK_HEADER.encode(), f"\n{CUT}\n".encode()
 NAMES = {Streams.OUT: "stdout", Streams.ERR: "stderr"}
-
-
-class _Stream:
-    """One pipe of one rank."""
-
-    def __init__(self, label: RankLabel, stream: Streams, fd: int, file: LogFile) -> None:
-        self.label = label
-        self.stream = stream
-        self.fd = fd
-        self.file = file
-        self.tail = bytearray()
-        self.beginning = b""  # of the last traceback that started before the tail
-        self.held = Held()
-        self.terminal: Terminal | None = None  # None: the stream goes to its file only
-        self.prefix = b""
-        self.painted = b""
-
-    def keep_tail(self, chunk: bytes) -> None:
-        self.tail += chunk[-TAIL_LIMIT:]
-        if len(self.tail) > 2 * TAIL_LIMIT:
-            self.beginning = self._last_beginning()
-            del self.tail[:-TAIL_LIMIT]
-
-    def last_words(self) -> bytes:
-        """Return the tail, preceded by the beginning of a traceback that it may belong to, the most useful part.
-
-        A carriage return in the tail excludes the beginning: a progress bar ran since, so the rank survived.
-        """
-        tail = bytes(self.tail[-TAIL_LIMIT:])
-        beginning = self._last_beginning()
-        if not beginning or _HEADER in tail or b"\r" in tail:
-            return tail
-        return beginning + _CUT + tail.partition(b"\n")[2]
-
-    def _last_beginning(self) -> bytes:
-        before_tail = max(0, len(self.tail) - TAIL_LIMIT)
-        if self.stream is not Streams.ERR or not before_tail:
-            return self.beginning
-        at = self.tail.rfind(_HEADER, 0, before_tail + len(_HEADER) - 1)
-        return self.beginning if at < 0 else bytes(self.tail[at : at + _BEGINNING_LIMIT])
 
 
 class LogPump:
@@ -110,17 +70,24 @@ class LogPump:
             Streams.ERR: lines.any_of(log.stderr_filters),
         }
         self._filtered: dict[tuple[int, Streams], LogFile] = {}
-        self._streams: dict[int, _Stream] = {}  # by descriptor
-        self._bars: dict[int, _Stream] = {}  # those that show a progress bar
+        self._streams: dict[int, RankStream] = {}  # by descriptor
+        self._bars: dict[int, RankStream] = {}  # those that show a progress bar
         self._waited: dict[int, None] = {}  # descriptors of terminals that are too slow
         self._lock = threading.Lock()  # guards the three below, and the tail of every stream
-        self._latest: dict[tuple[int, int, Streams], _Stream] = {}
+        self._latest: dict[tuple[int, int, Streams], RankStream] = {}
         self._requests: deque[Callable[[], None]] = deque()
         self._complained = False
-        self._deadline: float | None = None  # of close
+        self._deadline: float | None = None  # of close, for terminals
+        self._is_abandoned = False  # nobody waits any more for readers
+        self._left: dict[int, int] | None = None  # at the end: what each pipe may still hold
+        self._shown_all = False
+        self._times_blocked = 0
+        self._over = threading.Event()
+        self.lacks_beginnings = False  # the limit has removed bytes from a log file
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll = select.epoll()
         self._epoll.register(self._wake, select.EPOLLIN)
+        self._throttle = Throttle(self._epoll)
         self._thread = threading.Thread(target=self._run, name="logs", daemon=True)
         self._thread.start()
 
@@ -161,8 +128,10 @@ class LogPump:
 
     def say(self, text: str) -> None:
         """Show lines of the launcher itself on stderr."""
-        if self._thread.is_alive():
+        if not self._over.is_set():
             self._ask(lambda: self._err.say(text))
+            return
+        if self._is_abandoned:
             return
         with contextlib.suppress(OSError):
             os.write(self._err_fd, text.encode("utf-8", "replace").rstrip(b"\n") + b"\n")
@@ -172,17 +141,38 @@ class LogPump:
         if self._err.is_tty:
             self._ask(lambda: self._err.set_status(text))
 
-    def close(self, timeout_s: float) -> bool:
-        """Read what is in the pipes now, show it, and end. Drop what is not shown in time.
+    def blocked_ranks(self) -> list[int]:
+        """Return the ranks that wait until somebody reads the output of this command."""
+        streams = (self._streams.get(fd) for fd in self._throttle.blocked())
+        return [
+            each.label.rank for each in streams if each is not None and each.label.generation == self._newest
+        ]
 
+    def signs_of_life(self) -> int:
+        """Return a number that changes while ranks write, or would write if their reader let them."""
+        self._times_blocked += bool(self._throttle.blocked())
+        return self.received + self._times_blocked
+
+    def close(self, timeout_s: float) -> bool:
+        """Read what is in the pipes now, show it, and end. Wait for pipes until their reader leaves, or `abandon`.
+
+        A terminal has `timeout_s`; what it does not show in this time is dropped.
         Return False if some lines were never shown, at any time, and are only in the log files.
         """
         with self._lock:
             if self._deadline is None:
                 self._deadline = time.monotonic() + timeout_s
                 os.eventfd_write(self._wake, 1)
-        self._thread.join(timeout_s + 1.0)
-        return not self._thread.is_alive() and not any(t.missed_lines for t in self._terminals)
+        self._over.wait()
+        return self._shown_all
+
+    def abandon(self) -> None:
+        """End `close` now. Drop what is not shown."""
+        with self._lock:
+            self._is_abandoned = True
+            if self._wake >= 0:
+                os.eventfd_write(self._wake, 1)
+        self._over.set()
 
     def _open_stream(self, label: RankLabel, stream: Streams) -> int:
         path = os.path.join(self.rank_directory(label), f"{NAMES[stream]}.log")
@@ -191,7 +181,7 @@ class LogPump:
         os.set_blocking(source, False)
         with contextlib.suppress(OSError):  # a smaller pipe also works
             fcntl.fcntl(source, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
-        new = _Stream(label, stream, source, LogFile(path, self._file_limit, self._complain))
+        new = RankStream(label, stream, source, LogFile(path, self._file_limit, self._complain))
         if lines.is_shown(self._log, label.local_rank, stream):
             new.terminal = self._out if stream is Streams.OUT else self._err
             new.prefix = prefix.encode("utf-8", "replace")
@@ -226,19 +216,37 @@ class LogPump:
     # --- the pump thread --------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while self._deadline is None:
-            self._round(self._time_to_next_update())
-        while self._round(0) and time.monotonic() < self._deadline:
-            pass
+        try:
+            while self._deadline is None:
+                self._round(self._time_to_next_update())
+            self._finish(self._deadline)
+        finally:
+            self._over.set()
+
+    def _finish(self, deadline: float) -> None:
+        # A process that has escaped may write for ever: what counts is what its pipe holds now.
+        self._left = dict.fromkeys(self._streams, PIPE_SIZE)
+        self._run_until(lambda: not self._throttle.is_holding)
         for stream in list(self._streams.values()):
             self._end(stream)
         self._write(is_over=True)
+        self._run_until(lambda: all(each.is_idle or each.is_tty for each in self._terminals))
         for terminal in self._terminals:
-            terminal.close(self._deadline)
+            terminal.close(deadline if terminal.is_tty or self._is_abandoned else None)
+        self._shown_all = not self._is_abandoned and not any(each.missed_lines for each in self._terminals)
         with self._lock:
             self._epoll.close()
             os.close(self._wake)
             self._wake = -1
+
+    def _run_until(self, is_done: Callable[[], bool]) -> None:
+        """Handle what arrives until it is done and no rank has written more. Wait only while it is not done."""
+        for terminal in self._terminals:
+            self._watch(terminal)
+        while not self._is_abandoned:
+            was_done = is_done()
+            if not self._round(0.0 if was_done else None) and was_done:
+                return
 
     def _round(self, timeout_s: float | None) -> bool:
         """Wait once, and handle all that arrived. Return whether any rank wrote something."""
@@ -249,18 +257,30 @@ class LogPump:
             if fd == self._wake:
                 os.eventfd_read(fd)
             elif stream := self._streams.get(fd):
-                had_output = True
-                self._read(stream, now)
+                if stream.terminal is None or not self._throttle.holds_back(fd, stream.terminal, now):
+                    had_output = True
+                    self._read(stream, now)
         self._show_due_updates(now)
         self._run_requests()
+        self._report_slow_readers(now)
         self._write(is_over=False)
+        self._throttle.release()
         for terminal in self._terminals:
             self._watch(terminal)
         return had_output
 
     def _time_to_next_update(self) -> float | None:
-        due = [at for stream in self._bars.values() if (at := lines.due_at(stream.held)) is not None]
+        bars = [bar for bar in self._bars.values() if bar.terminal and not bar.terminal.is_full]
+        due = [at for bar in bars if (at := lines.due_at(bar.held)) is not None]
+        if (at := self._throttle.notice_due_at()) is not None:
+            due.append(at)
         return max(0.0, min(due) - time.monotonic()) if due else None
+
+    def _report_slow_readers(self, now: float) -> None:
+        for terminal in self._throttle.to_report(now):
+            if terminal is not self._err:
+                waited = f"was not read for {NOTICE_AFTER_S:g} s"
+                self._err.say(f"ddp-launch: standard output {waited}; ranks that print wait for its reader")
 
     def _run_requests(self) -> None:
         with self._lock:
@@ -269,7 +289,7 @@ class LogPump:
         for request in requests:
             request()
 
-    def _read(self, stream: _Stream, now: float) -> None:
+    def _read(self, stream: RankStream, now: float) -> None:
         try:
             chunk = os.read(stream.fd, READ_SIZE)
         except BlockingIOError:
@@ -288,15 +308,19 @@ class LogPump:
                 self._bars[stream.fd] = stream
             else:
                 self._bars.pop(stream.fd, None)
+        if self._left is not None:
+            self._left[stream.fd] -= len(chunk)
+            if self._left[stream.fd] <= 0:
+                self._end(stream)
 
-    def _empty(self, stream: _Stream) -> None:
+    def _empty(self, stream: RankStream) -> None:
         """Read as much as the pipe can hold, and no more: its other end may still be written to."""
         now = time.monotonic()
         for _ in range(PIPE_SIZE // READ_SIZE + 1):
             if self._streams.get(stream.fd) is stream:
                 self._read(stream, now)
 
-    def _show(self, stream: _Stream, terminal: Terminal, text: bytes) -> None:
+    def _show(self, stream: RankStream, terminal: Terminal, text: bytes) -> None:
         if not text:
             return
         text = lines.presentable(text, terminal.is_tty)
@@ -304,7 +328,7 @@ class LogPump:
         if needle := self._needles[stream.stream]:
             self._filtered_file(stream).write(lines.prefixed(lines.matching(text, needle), stream.prefix))
 
-    def _filtered_file(self, stream: _Stream) -> LogFile:
+    def _filtered_file(self, stream: RankStream) -> LogFile:
         key = (stream.label.generation, stream.stream)
         if key not in self._filtered:
             name = f"filtered_{NAMES[stream.stream]}.log"
@@ -314,20 +338,21 @@ class LogPump:
 
     def _show_due_updates(self, now: float) -> None:
         for stream in list(self._bars.values()):
-            if stream.terminal:
+            if stream.terminal and not stream.terminal.is_full:
                 stream.held, text = lines.update(stream.held, now)
                 self._show(stream, stream.terminal, text)
             if lines.due_at(stream.held) is None:
                 del self._bars[stream.fd]
 
-    def _end(self, stream: _Stream) -> None:
+    def _end(self, stream: RankStream) -> None:
         del self._streams[stream.fd]
         if stream.terminal:
             self._show(stream, stream.terminal, lines.finish(stream.held))
         self._bars.pop(stream.fd, None)
-        self._epoll.unregister(stream.fd)
+        self._throttle.remove(stream.fd)
         os.close(stream.fd)
         stream.file.close()
+        self.lacks_beginnings = self.lacks_beginnings or stream.file.lacks_its_beginning
 
     def _retire(self, before: int) -> None:
         for stream in list(self._streams.values()):

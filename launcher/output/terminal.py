@@ -1,12 +1,17 @@
-"""Writes lines to a terminal, a pipe or a file. It shows whole lines only and does not block the ranks.
+"""Writes lines to a terminal, a pipe or a file. It shows whole lines only, and does not block.
 
 The descriptor is the user's and shared with other processes, so O_NONBLOCK must not be set on it. Terminals and pipes
 are opened again through /proc, which gives a separate description that may be non-blocking. If that fails (a socket; a
 terminal of another user), a thread relays from an internal pipe. Disk files and /dev/null do not block.
 
-What the reader does not take is queued, up to QUEUE_LIMIT. After that, the writer waits for a share of the time that
-has passed, so that a slow reader delays a rank by at most that share. Then lines are skipped, and a message reports how
-many and where they are. Lines go out in writes of at most PIPE_BUF, cut between lines. A pipe takes such a write as
+What the reader does not take is queued, up to QUEUE_LIMIT. What happens then depends on the reader:
+
+* A terminal: the writer waits for a share of the time that has passed, so that a slow terminal delays a rank by at most
+  that share. Then lines are skipped, and a message reports how many and where they are.
+* A pipe, a socket or a file: no line is skipped. `is_full` asks the caller to bring no more lines until `has_room`
+  (launcher/output/throttle.py).
+
+Lines go out in writes of at most PIPE_BUF, cut between lines. A pipe takes such a write as
 one, so lines stay whole even if other processes write to the same pipe. Lines that a full disk does not take are
 counted, and `lost_lines` returns a message to show elsewhere.
 
@@ -66,7 +71,7 @@ class Terminal:
         self._lost = 0
         self._lost_logs: dict[str, None] = {}
         self._lost_why = ""
-        self._is_full = False
+        self._disk_is_full = False
         self._torn = False  # the last line written lacks its end
         self._status = ""
         self._row = b""  # the status row as shown on the screen
@@ -84,15 +89,28 @@ class Terminal:
         return self._at >= len(self._front) and not self._queue
 
     def put(self, lines: bytes, log: str) -> None:
-        """Queue whole lines, or skip them. `log` is the file that has them in full."""
+        """Queue whole lines. A slow terminal skips them. `log` is the file that has them in full."""
         if self.is_gone or not lines:
             return
-        if self._skipped or not (self._has_room(len(lines)) or self._wait_for_room(len(lines))):
+        if self.is_tty and self._is_skipping(lines):
             self.missed_lines = True
             self._skipped += lines.count(b"\n")
             self._skipped_logs[log] = None
             return
         self._append(lines, log)
+
+    def _is_skipping(self, lines: bytes) -> bool:
+        return bool(self._skipped) or not (self._fits(len(lines)) or self._wait_for_room(len(lines)))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the caller must wait with more lines. Never for a terminal, which skips lines instead."""
+        return not self.is_tty and not self.is_gone and self._pending >= QUEUE_LIMIT
+
+    @property
+    def has_room(self) -> bool:
+        """Whether enough was read since `is_full`: the streams must not start and stop with every write."""
+        return self.is_gone or self._pending <= QUEUE_LIMIT // 2
 
     def say(self, text: str) -> None:
         """Queue lines of the launcher itself. They are few, and skipped only at twice the queue limit."""
@@ -108,37 +126,37 @@ class Terminal:
         while not self.is_gone and self._compose():
             try:
                 self._at += os.write(self.fd, memoryview(self._front)[self._at : self._piece_end()])
-                self._is_full = self._torn = False
+                self._disk_is_full = self._torn = False
             except BlockingIOError:
                 return
             except OSError as error:
                 if error.errno in _NO_SPACE:
                     self._lose_front(os.strerror(error.errno))
                 else:
-                    self._give_up()  # the reader has left, or the terminal is closed: the job continues
+                    self.give_up()  # the reader has left, or the terminal is closed: the job continues
 
     def lost_lines(self, is_over: bool) -> str:
         """Return a message, once, about lines that a full disk rejected: after it takes lines again, or at the end."""
-        if not self._lost or (self._is_full and not is_over):
+        if not self._lost or (self._disk_is_full and not is_over):
             return ""
         lost = f"{_counted(self._lost)} not shown there{_where(self._lost_logs)}"
         self._lost = 0
         self._lost_logs.clear()
         return f"could not be written ({self._lost_why}): {lost}"
 
-    def close(self, deadline: float) -> None:
-        """Erase the status row, write the rest until `deadline`, and release the descriptor."""
+    def close(self, deadline: float | None) -> None:
+        """Erase the status row, write the rest, and release the descriptor. None: however long the reader takes."""
         self._status = ""
         self.flush()
         while not self.is_idle and not self.is_gone and self._wait(deadline):
             self.flush()
         self.missed_lines = self.missed_lines or not (self.is_idle or self.is_gone)
-        self._give_up()
+        self.give_up()
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
         if self._relay:
-            self._relay.join(max(0.0, deadline - time.monotonic()))
+            self._relay.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
 
     def _open(self, fd: int) -> None:
         mode = os.fstat(fd).st_mode
@@ -164,7 +182,7 @@ class Terminal:
     def _pending(self) -> int:
         return self._queued + len(self._front) - self._at
 
-    def _has_room(self, size: int) -> bool:
+    def _fits(self, size: int) -> bool:
         return self._pending + size <= QUEUE_LIMIT
 
     def _append(self, lines: bytes, log: str | None = None) -> None:
@@ -209,7 +227,7 @@ class Terminal:
                 self._lost_logs[log] = None
                 self.missed_lines = True
             left -= len(block)
-        self._is_full, self._lost_why = True, reason
+        self._disk_is_full, self._lost_why = True, reason
         self._torn = self._front[self._at - 1 : self._at] != b"\n" if self._at else self._torn
         self._front = b""
         self._at = 0
@@ -235,20 +253,20 @@ class Terminal:
         now = time.monotonic()
         earned = (now - self._patience_at) * PATIENCE_SHARE
         deadline = now + min(PATIENCE_MAX_S, self._patience_s + earned)
-        while not self._has_room(size) and not self.is_gone and self._wait(deadline):
+        while not self._fits(size) and not self.is_gone and self._wait(deadline):
             self.flush()
         self._patience_at = time.monotonic()
         self._patience_s = max(0.0, deadline - self._patience_at)
-        return self._has_room(size)
+        return self._fits(size)
 
-    def _wait(self, deadline: float) -> bool:
+    def _wait(self, deadline: float | None) -> bool:
         """Return False if the deadline passes first."""
-        left = deadline - time.monotonic()
+        left = None if deadline is None else deadline - time.monotonic()
         poll = select.poll()
         poll.register(self.fd, select.POLLOUT)
-        return left > 0 and bool(poll.poll(left * 1000))
+        return (left is None or left > 0) and bool(poll.poll(None if left is None else left * 1000))
 
-    def _give_up(self) -> None:
+    def give_up(self) -> None:
         """Drop all output. The descriptor stays open until `close`, so that its number is not reused before."""
         self.is_gone = True
         self._queue.clear()
@@ -263,7 +281,7 @@ def _counted(lines: int) -> str:
 def _where(logs: Collection[str]) -> str:
     """Return "" if there is no file, as for messages of other machines."""
     folder = os.path.commonpath(logs) if len(logs) > 1 else next(iter(logs), "")
-    return f"; the full log: {folder}" if folder else ""
+    return f"; the log: {folder}" if folder else ""
 
 
 def _relay(source: int, fd: int) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from launcher.health.stack_text import is_own_business, known_better, main_thread_first
-from launcher.health.stall_detection import Watch, is_overdue, look, reports
+from launcher.health.stall_detection import Watch, excused, is_overdue, look, reports
 from launcher.settings.budget_text import hang_timeout
 from launcher.settings.budgets import Budgets
 from launcher.settings.values import BadValue
@@ -61,6 +61,14 @@ def test_one_that_goes_on_after_a_stop_begins_anew() -> None:
 
 def test_another_process_begins_anew() -> None:
     assert watched(*((i * 0.3, VIEW) for i in range(20)), (6.0, replace(VIEW, pid=18))).stalled_s == 0.0
+
+
+def test_one_that_waits_for_the_reader_of_its_output_is_not_judged_and_begins_anew() -> None:
+    (blocked,) = excused([VIEW], [VIEW.rank])
+    assert excused([VIEW], [VIEW.rank + 1]) == (VIEW,)
+    assert after(20.0, blocked).stalled_s == 0.0
+    looks = [(i * 0.3, blocked) for i in range(20)]
+    assert watched(*looks, (6.0, VIEW)).stalled_s == pytest.approx(0.3)
 
 
 def test_a_rank_that_never_wrote_is_no_reason_to_ask() -> None:

@@ -79,7 +79,10 @@ def test_success_says_nothing() -> None:
 @pytest.mark.parametrize("causes", [(), (HALTED,), (HALTED, replace(HALTED, rank=3))])
 def test_an_ordered_end_is_one_line(causes: tuple[Cause, ...]) -> None:
     ordered = Outcome(False, "stopped by SIGINT", 130, causes[0] if causes else None, causes)
-    assert box(ordered) == "ddp-launch: stopped by SIGINT\n"
+    said = box(ordered)
+    assert said.startswith("ddp-launch: stopped by SIGINT; ")
+    assert said.endswith(" /logs\n")
+    assert said.count("\n") == 1
 
 
 def test_a_consequence_reported_first_is_not_the_cause() -> None:

@@ -44,6 +44,8 @@ def test_ranks_have_time_to_write_a_checkpoint(launch: Launch, name: str, warm: 
     assert job.is_there("checkpoint-0", "checkpoint-1")()
     assert f"{name}: stopping the ranks" in job.stderr()
     assert f"stopped by {name}" in job.stderr()
+    (folder,) = job.logs()
+    assert str(folder) in job.stderr()
     job.assert_nothing_left(0.0)
 
 
