@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import GradBucket
+from torch.distributed import GradBucket
 
 from ddp.comm_hooks.plain import accepted, group_of
 from ddp.reducer.grad_bucket import result_of

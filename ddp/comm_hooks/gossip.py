@@ -11,7 +11,7 @@ from enum import Enum
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import GradBucket
+from torch.distributed import GradBucket
 
 from ddp.comm_hooks.plain import NUMBERS, accepted
 from ddp.comm_hooks.resumable import Resumable

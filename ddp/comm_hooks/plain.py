@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import GradBucket
+from torch.distributed import GradBucket
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 NUMBERS = (*FLOATS, torch.complex64, torch.complex128)

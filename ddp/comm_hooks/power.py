@@ -7,7 +7,7 @@ is added to the next gradient. Vectors, and matrices that are too small to gain 
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import GradBucket
+from torch.distributed import GradBucket
 
 from ddp.comm_hooks.memory import Memory
 from ddp.comm_hooks.plain import accepted

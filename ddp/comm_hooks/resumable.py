@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import torch
-    from torch._C._distributed_c10d import GradBucket
+    from torch.distributed import GradBucket
 
     from ddp.comm_hooks.staged import Stages
 

@@ -17,7 +17,7 @@ import torch
 from ddp.comm_hooks.plain import future_for
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import GradBucket
+    from torch.distributed import GradBucket
 
 # Yields objects with wait(), and returns the average. Hooks use this type at run time, in their annotations.
 Stages = Generator[Sequence[Any], None, torch.Tensor]

@@ -8,7 +8,7 @@ import math
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import GradBucket
+from torch.distributed import GradBucket
 
 from ddp.comm_hooks.plain import accepted
 from ddp.comm_hooks.resumable import Resumable

@@ -32,6 +32,7 @@ from ddp.diagnostics import numerics_report
 from ddp.diagnostics.bucket_observer import BucketObserver
 from ddp.diagnostics.numerics_report import RankReport
 from ddp.reducer.torch_reducer import reducer_of
+from ddp.telemetry import torch_api, torch_names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -184,7 +185,7 @@ def _nonfinite(bucket: Any) -> torch.Tensor:
         pieces = list(payload[0].split_with_sizes([parameter.numel() for parameter in bucket.parameters]))
     if payload[0].device.type != "cpu":
         some = [piece.reshape(-1) if piece.numel() else piece.new_zeros(1) for piece in pieces]
-        largest = torch.stack(torch._foreach_norm(some, float("inf")))
+        largest = torch.stack(torch_api.get(torch_names.FOREACH_NORM)(some, float("inf")))
         return largest.isinf().to(torch.int32) + _NAN * largest.isnan().to(torch.int32)
     if len(payload) == 1 and not payload[0].is_sparse and not _kind(payload[0]):
         return torch.zeros(len(pieces), dtype=torch.int32)

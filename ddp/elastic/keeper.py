@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ddp.elastic import commits, generators, image, leaves
+from ddp.telemetry import torch_api
 
 if TYPE_CHECKING:
     from ddp.elastic.contents import Captured
@@ -145,7 +146,7 @@ def _copy(views: list[torch.Tensor], tensors: list[torch.Tensor], layout: image.
     kept = [tensor for tensor, at in zip(tensors, layout.offsets, strict=True) if at >= 0]
     with torch.no_grad():
         if kept:
-            torch._foreach_copy_(views, kept)
+            torch_api.copy_all(views, kept)
 
 
 def _check_readable(skeleton: bytes) -> None:

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
+from ddp.telemetry import torch_api, torch_names
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -118,10 +120,10 @@ def leaf_of(tensor: torch.Tensor, path: str) -> Leaf:
         raise ValueError(
             f"cannot commit {path}: a DTensor with a Partial placement. Reduce it first, with redistribute()"
         )
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
     shape = tuple(tensor.shape)
-    lengths, offsets = compute_local_shape_and_global_offset(shape, tensor.device_mesh, tensor.placements)
+    lengths, offsets = torch_api.get(torch_names.SHARD_OF_DTENSOR)(
+        shape, tensor.device_mesh, tensor.placements
+    )
     region = tuple(zip(offsets, lengths, strict=True))
     sharded = any(placement.is_shard() for placement in tensor.placements)
     return Leaf(path, tensor.dtype, shape, local(tensor).stride(), region, sharded)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from ddp.telemetry import torch_api
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -61,5 +63,5 @@ class Team:
 
 def _device_of(group: ProcessGroup | None) -> torch.device:
     """The CPU if the group supports it, else this process's own device."""
-    kinds = (group or dist.group.WORLD)._device_types  # type: ignore[union-attr]
+    kinds = torch_api.device_types(group or dist.group.WORLD)
     return next((kind for kind in kinds if kind.type == "cpu"), kinds[0])

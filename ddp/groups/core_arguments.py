@@ -145,3 +145,16 @@ def operands(tensors: Sequence[torch.Tensor], written: bool, read: bool = True) 
             tensor.copy_(whole)
 
     return Operands(numbers, size, kept, write_back if replaced else None)
+
+
+def reduce_options(kind: Any, opts: Any, named: dict[str, Any]) -> Any:
+    """Build options from torch's other signatures, which take the reduction itself, or keyword arguments."""
+    if type(opts) is kind:
+        return opts
+    made = kind()
+    chosen = named.get("op", opts)
+    if chosen is not None:
+        made.reduceOp = ReduceOp(chosen) if isinstance(chosen, ReduceOp.RedOpType) else chosen
+    if "root" in named:
+        made.rootRank = named["root"]
+    return made

@@ -6,7 +6,7 @@ import importlib
 import socket
 from typing import TYPE_CHECKING, Any
 
-from torch._C._distributed_c10d import TCPStore
+from torch.distributed import TCPStore
 
 from ddp.groups import ring
 from ddp.groups.place import InitError, Seat
@@ -14,7 +14,7 @@ from ddp.groups.place import InitError, Seat
 if TYPE_CHECKING:
     from datetime import timedelta
 
-    from torch._C._distributed_c10d import Store
+    from torch.distributed import Store
 
 _LOOPBACK = "127.0.0.1"
 

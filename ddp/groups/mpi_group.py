@@ -372,5 +372,5 @@ def create(asked: Any, _options: Any = None) -> MpiGroup:
 
 
 def register() -> None:
-    if NAME.upper() not in dist.Backend._plugins:
+    if NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu"])

@@ -13,15 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import (
-    AllgatherOptions,
+from torch.distributed import (
     AllreduceCoalescedOptions,
     AllreduceOptions,
     AllToAllOptions,
     BarrierOptions,
+    GatherOptions,
     PrefixStore,
+    ReduceOp,
+    ScatterOptions,
 )
-from torch.distributed import ReduceOp
+from torch.distributed.distributed_c10d import AllgatherOptions
 
 from ddp.groups.core_arguments import (
     ALL_GATHER,
@@ -37,9 +39,11 @@ from ddp.groups.core_arguments import (
     averaging,
     in_order,
     operands,
+    reduce_options,
     suits,
 )
-from ddp.groups.shared_work import FAILED, NOT_YET, CombinedWork, FinishedWork, InFlight, SharedWork
+from ddp.groups.shared_work import FAILED, NOT_YET, FinishedWork, InFlight, SharedWork, combined
+from ddp.telemetry import torch_api, torch_names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -185,7 +189,7 @@ class SharedGroup(_ProcessGroup):  # type: ignore[misc]
     def allreduce(self, tensors: Any, opts: Any = None, **named: Any) -> Any:
         if type(tensors) is not list and isinstance(tensors, torch.Tensor):
             tensors = [tensors]
-        opts = _reduce_options(AllreduceOptions, opts, named)
+        opts = reduce_options(AllreduceOptions, opts, named)
         flight = self._flight
         if flight is not None and len(tensors) == 1 and not opts.asyncOp:
             work = self._reduce_at_once(flight, tensors, opts)
@@ -210,7 +214,7 @@ class SharedGroup(_ProcessGroup):  # type: ignore[misc]
     def reduce(self, tensors: Any, opts: Any = None, **named: Any) -> Any:
         if isinstance(tensors, torch.Tensor):
             tensors = [tensors]
-        opts = _reduce_options(dist.ReduceOptions, opts, named)
+        opts = reduce_options(dist.ReduceOptions, opts, named)
         flight = self._near
         reduction = None
         if flight is not None and suits(tensors) and self._has_root(tensors, opts):
@@ -251,7 +255,7 @@ class SharedGroup(_ProcessGroup):  # type: ignore[misc]
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         opts = dist.ReduceScatterOptions() if opts is None else opts
         pairs = list(zip(outputs, inputs, strict=True))
-        return _last([self.reduce_scatter_single(got, given, opts) for got, given in pairs], list(outputs))
+        return combined([self.reduce_scatter_single(got, given, opts) for got, given in pairs], list(outputs))
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
@@ -307,7 +311,7 @@ class SharedGroup(_ProcessGroup):  # type: ignore[misc]
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         opts = AllgatherOptions() if opts is None else opts
         pairs = list(zip(outputs, inputs, strict=True))
-        return _last([self.all_gather_single(got, given, opts) for got, given in pairs], list(outputs))
+        return combined([self.all_gather_single(got, given, opts) for got, given in pairs], list(outputs))
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
@@ -332,6 +336,15 @@ class SharedGroup(_ProcessGroup):  # type: ignore[misc]
         return self._fallback([given]).alltoall_base(output, given, got_splits, given_splits, opts)
 
     alltoall_base = all_to_all_single
+
+    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        return self._fallback(inputs).alltoall(outputs, inputs, AllToAllOptions() if opts is None else opts)
+
+    def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        return self._fallback(inputs).gather(outputs, inputs, GatherOptions() if opts is None else opts)
+
+    def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        return self._fallback(outputs).scatter(outputs, inputs, ScatterOptions() if opts is None else opts)
 
     # --- the interface to the reducer ------------------------------------------------------------------
 
@@ -362,7 +375,7 @@ class SharedGroup(_ProcessGroup):  # type: ignore[misc]
                 count = got.size // reduction.element_size
                 wakes = self._near is None or got.size > _MIN_BYTES_TO_WAKE
                 return self._post(flight, ALL_REDUCE, reduction, count, _NOTHING, got, tensors, wakes=wakes)
-        torch._foreach_div_(tensors, divisor)
+        torch_api.get(torch_names.FOREACH_DIVIDE)(tensors, divisor)
         real = [torch.view_as_real(each) if each.is_complex() else each for each in tensors]
         return self._fallback(tensors).allreduce_coalesced(real)
 
@@ -381,20 +394,3 @@ class SharedGroup(_ProcessGroup):  # type: ignore[misc]
             core.close()
             flight.close()
         super().shutdown()
-
-
-def _last(works: list[dist.Work], tensors: list[torch.Tensor]) -> Any:
-    return works[0] if len(works) == 1 else CombinedWork(works, tensors)
-
-
-def _reduce_options(kind: Any, opts: Any, named: dict[str, Any]) -> Any:
-    """Build options from torch's other signatures, which take the reduction itself, or keyword arguments."""
-    if type(opts) is kind:
-        return opts
-    made = kind()
-    chosen = named.get("op", opts)
-    if chosen is not None:
-        made.reduceOp = ReduceOp(chosen) if isinstance(chosen, ReduceOp.RedOpType) else chosen
-    if "root" in named:
-        made.rootRank = named["root"]
-    return made

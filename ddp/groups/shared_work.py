@@ -264,3 +264,7 @@ class CombinedWork(dist.Work):
     def get_future(self) -> Any:
         together = torch.futures.collect_all([work.get_future() for work in self._works])
         return together.then(lambda _done: self._tensors)
+
+
+def combined(works: list[dist.Work], tensors: list[torch.Tensor]) -> dist.Work:
+    return works[0] if len(works) == 1 else CombinedWork(works, tensors)

@@ -217,7 +217,7 @@ def create_hier(asked: Any, _options: Any = None) -> SharedGroup:
 def register() -> bool:
     """Register `shm` and `hier` with torch.distributed; return whether the compiled core is available."""
     for name, create in (("shm", create_shm), ("hier", create_hier)):
-        if name.upper() not in dist.Backend._plugins:
+        if name not in dist.Backend.backend_list:
             dist.Backend.register_backend(name, create, extended_api=True, devices=["cpu"])
     collective_marks.watch(SharedGroup, (SharedWork, FinishedWork, CombinedWork))
     return core_loading.native() is not None

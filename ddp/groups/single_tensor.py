@@ -9,9 +9,14 @@ import torch.distributed as dist
 if TYPE_CHECKING:
     import torch
 
-# The first name is newer. If torch has both, it warns about the older one.
-_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+def chosen() -> tuple[Any, Any]:
+    """Return the functions under their names since 2.12 if they exist: torch then warns about the older names."""
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    return gather, getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+_all_gather, _reduce_scatter = chosen()
 
 
 def all_gather(into: torch.Tensor, part: torch.Tensor, group: dist.ProcessGroup) -> Any:

@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ddp.telemetry import torch_api
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -85,7 +87,7 @@ class FlatBucket:
 
     def _uses(self) -> int:
         """Return how many tensors use the memory of this bucket."""
-        return int(torch._C._storage_Use_Count(self.flat.untyped_storage()._cdata))
+        return torch_api.storage_uses(self.flat.untyped_storage())
 
     def _piece(self, parameter: torch.Tensor, offset: int) -> torch.Tensor:
         size, stride = parameter.shape, gradient_strides(parameter)
@@ -167,7 +169,7 @@ class FlatBucket:
             for target, source in zip(targets, grads, strict=True):
                 torch.mul(source, scale, out=target)
             return
-        torch._foreach_copy_(targets, grads)
+        torch_api.copy_all(targets, grads)
         if scale is not None:
             # Not _foreach_mul_: it rounds the factor to the dtype of the gradients first.
             self.flat[self._offsets[start] : self._offsets[end]].mul_(scale)

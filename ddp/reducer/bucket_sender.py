@@ -16,7 +16,7 @@ from ddp.reducer.bucket import AnyBucket, FlatBucket, LooseBucket, SparseBucket,
 from ddp.reducer.carrier import AS_LONG_AS_IT_TAKES, Carrier, summed
 from ddp.reducer.grad_bucket import GradBucket, result_of
 from ddp.reducer.plan import Kind
-from ddp.telemetry import comm_error, status_page
+from ddp.telemetry import comm_error, status_page, torch_api, torch_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from ddp.reducer.bucket import Used
+
+_BARE_FUTURE = torch_api.get(torch_names.FUTURE)  # what C++ returns; torch.futures.Future inherits from it
 
 
 @dataclass(frozen=True)
@@ -115,8 +117,7 @@ class BucketSender:
     def gloo_threads(self) -> int | None:
         if self.backend_name != "gloo":
             return None
-        threads: int | None = getattr(self.group._get_backend(self.device).options, "_threads", None)
-        return threads
+        return torch_api.gloo_threads(torch_api.backend_of(self.group, self.device))
 
     @property
     def dtype_names(self) -> list[str]:
@@ -268,7 +269,7 @@ class BucketSender:
             return self._carrier.sum(bucket.index(), buffer)
         state, hook = self._hook
         future = hook(state, bucket)
-        if not isinstance(future, torch.futures.Future | torch._C.Future):
+        if not isinstance(future, torch.futures.Future | _BARE_FUTURE):
             raise RuntimeError(
                 "DDP communication hook's callback must return a torch.futures.Future object, but got "
                 f"{type(future).__name__}."

@@ -22,7 +22,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions, BroadcastOptions
+from torch.distributed.distributed_c10d import AllgatherOptions, AllreduceOptions, BroadcastOptions
+
+from ddp.telemetry import torch_api
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -94,7 +96,7 @@ def _offered(group: ProcessGroup, device: torch.device, name: str) -> Callable[.
     offering: Any = group
     if not hasattr(group, name):
         try:
-            offering = group._get_backend(device)
+            offering = torch_api.backend_of(group, device)
         except (RuntimeError, AttributeError):
             return None  # a group in Python, or without a backend for the device
     if device.type not in getattr(offering, "ddp_device_types", (device.type,)):

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-from torch.autograd import Variable
+from ddp.telemetry import torch_api, torch_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def current_task() -> int:
-    """Return the number of the backward that runs in this thread. A nested backward has its own number."""
-    return torch._C._current_graph_task_id()
+# Return the number of the backward that runs in this thread. A nested backward has its own number.
+current_task: Callable[[], int] = torch_api.get(torch_names.GRAPH_TASK)
+_engine = torch_api.get(torch_names.ENGINE)
 
 
 def when_it_ends(callback: Callable[[], None]) -> None:
     """Call `callback` when the current backward ends without an error. `backward()` raises what `callback` raises."""
-    Variable._execution_engine.queue_callback(callback)
+    _engine.queue_callback(callback)

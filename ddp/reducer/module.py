@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import _DEFAULT_FIRST_BUCKET_BYTES, BuiltinCommHookType
-from torch.distributed.utils import _sync_module_states
+from torch.distributed import BuiltinCommHookType
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
 
 from ddp.reducer import agreement, engine, errors, plan, seams
@@ -26,7 +25,7 @@ from ddp.reducer.logging_data import Log
 from ddp.reducer.module_changes import Unchanged
 from ddp.reducer.torch_reducer import TorchReducer
 from ddp.reducer.unused import tensors_in
-from ddp.telemetry import torch_marks
+from ddp.telemetry import torch_api, torch_marks, torch_names
 from ddp.telemetry.comm_error import explaining
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
     """
 
     reducer: TorchReducer  # type: ignore[assignment]
-    logger: Log
+    logger: Log  # type: ignore[assignment]
     _delayed_to: torch.Tensor
     _delayed_is_sent: bool
 
@@ -63,7 +62,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         )
         self.__dict__["_tunes_buckets"] = _asks_for_tuning(chosen)
         _replace_deprecated(chosen)
-        _keep_out_of_dynamo()
+        torch_api.skip_in_dynamo("ddp")
         torch_marks.install()
         self.__dict__["_delayed_to"] = chosen.get("param_to_hook_all_reduce")
         self.__dict__["_delayed_is_sent"] = False
@@ -106,7 +105,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         if self.mixed_precision is not None:
             for i, parameter in enumerate(parameters):
                 parameter._idx = i  # type: ignore[attr-defined]  # torch's module reads it
-        if self._use_python_reducer:
+        if self._averages_in_python:
             self.reducer._remove_autograd_hooks()
         self._unchanged = Unchanged(
             self.module, [*parameters, *self._delay_all_reduce_params], self.parameters_to_ignore
@@ -116,12 +115,17 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             attach(self)
         self._passing_sync_batchnorm_handle(self.module)
 
+    @property
+    def _averages_in_python(self) -> bool:
+        """Whether torch.compile's own reducer averages the gradients."""
+        return bool(getattr(self, torch_names.PYTHON_REDUCER.name, False))
+
     def _limits(self, static_graph: bool) -> plan.Limits:
         if any(cap < 0 for cap in getattr(self, "bucket_bytes_cap_list", [])):
             sizes = [cap / plan.MIB for cap in self.bucket_bytes_cap_list]
             raise TypeError(f"invalid bucket_cap_mb_list={sizes}: negative. Use sizes in MiB of 0 or more")
         default = getattr(self, "bucket_bytes_cap_default", False)
-        first = _DEFAULT_FIRST_BUCKET_BYTES if default else self.bucket_bytes_cap
+        first = torch_api.get(torch_names.FIRST_BUCKET) if default else self.bucket_bytes_cap
         return plan.limits(
             self.bucket_bytes_cap,
             first,
@@ -142,7 +146,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         buffers_too = self.__dict__.pop("_buffers_first", True)
         state = self._state_to_send(buffers_too)
         agreement.same_model(sender.group, sender.device, sender.facts, state, options)
-        _sync_module_states(
+        torch_api.get(torch_names.SYNC_STATES)(
             module=self.module,
             process_group=self.process_group,
             broadcast_bucket_size=self.broadcast_bucket_size,
@@ -202,7 +206,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
     @explaining("the synchronization after a forward")
     def _post_forward(self, output: Any) -> Any:
         output = super()._post_forward(output)
-        if self._use_python_reducer or self._delay_all_reduce_all_params or not torch.is_grad_enabled():
+        if self._averages_in_python or self._delay_all_reduce_all_params or not torch.is_grad_enabled():
             return output
         if self.require_backward_grad_sync:
             self.reducer.core.watch_outputs(tensors_in(output))
@@ -277,7 +281,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             BuiltinCommHookType.FP16_COMPRESS: default_hooks.fp16_compress_hook,
         }
         self.logger._set_comm_hook_name(str(comm_hook_type))
-        self.reducer.register_comm_hook(self.process_group, known[comm_hook_type])
+        self.reducer.register_comm_hook(self.process_group, known[comm_hook_type])  # type: ignore[arg-type]
 
     @staticmethod
     def ignore_parameters_and_buffers(module: torch.nn.Module, names: Iterable[str]) -> None:
@@ -370,10 +374,3 @@ def _several(process_group: Any) -> tuple[ProcessGroup, ...] | None:
             f"invalid process_group: its groups have different ranks, {members}. Use groups of the same ranks"
         )
     return tuple(process_group)
-
-
-def _keep_out_of_dynamo() -> None:
-    """Make torch.compile skip this package, as it skips torch's DDP. It still compiles the wrapped module."""
-    import torch._dynamo.trace_rules
-
-    torch._dynamo.trace_rules.add("ddp")

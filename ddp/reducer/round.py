@@ -132,7 +132,7 @@ class Round:
         if not self.begun:
             self.begin((index,))
         self.counts[index] += 1
-        self.tasks.add(torch._C._current_graph_task_id())
+        self.tasks.add(engine.current_task())
         if self.counts[index] == 1:
             self.order.append(index)
         if setup.mode is Mode.OBSERVE or self.in_context:  # everything is sent at the end

@@ -14,30 +14,25 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
+from torch.distributed.autograd import get_gradients, is_available
 
 from ddp.reducer.baseline import baseline
-
-try:
-    from torch._C._distributed_autograd import _current_context, get_gradients
-    from torch._C._distributed_rpc import _is_current_rpc_agent_set
-except ImportError:  # torch was built without RPC; the two other functions are never called
-
-    def _is_current_rpc_agent_set() -> bool:
-        return False
-
+from ddp.telemetry import torch_api, torch_names
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from ddp.reducer.round import Round
+
+_rpc_is_used: Callable[[], bool] = torch_api.get(torch_names.RPC_IS_USED) if is_available() else bool
 
 
 def current() -> int | None:
     """Return the context of this thread, or None."""
-    if not _is_current_rpc_agent_set():
+    if not _rpc_is_used():
         return None
     try:
-        return _current_context()._context_id()
+        return torch_api.rpc_context_id()
     except RuntimeError:  # the script uses RPC, but this forward runs outside a context
         return None
 
@@ -62,7 +57,7 @@ def took_one(seen: Round, parameters: Sequence[torch.Tensor], arrived: Sequence[
 def was_missed(seen: Round, parameters: Sequence[torch.Tensor]) -> bool:
     """Whether gradients arrived but none in `.grad`: they are in a context that the forward did not run in."""
     before = seen.before
-    if before is None or seen.in_context or seen.early or not _is_current_rpc_agent_set():
+    if before is None or seen.in_context or seen.early or not _rpc_is_used():
         return False
     return seen.begun and not any(before.arrived(i, p.grad) for i, p in enumerate(parameters))
 

@@ -41,6 +41,8 @@ FACTS: dict[str, Facts] = {
     "reduce_scatter_tensor_coalesced": Facts("reduce_scatter", 0),
     "broadcast": Facts("broadcast", 0, root=True),
     "gather": Facts("gather", 1),
+    "gather_single": Facts("gather", 1),
+    "gather_into_tensor": Facts("gather", 1),
     "scatter": Facts("scatter", 0),
     "alltoall": Facts("all_to_all"),
     "alltoall_base": Facts("all_to_all"),

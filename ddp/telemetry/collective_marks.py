@@ -7,19 +7,22 @@ consists. The buckets of torch's own C++ reducer and functional collectives do n
 A collective ends when the script has waited for its Work, when a later call finds the Work completed, or when the Work
 has been deleted. Nothing here keeps a Work alive, because that would keep its tensors alive as well.
 
-For a group written in Python, torch checks whether the group overrides a method. torch recognizes a call from the
-override itself by the name of the running code object. So a wrapper's code has the name of the method that it wraps.
+For a group written in Python, torch checks whether the group overrides a method, and takes an inherited wrapper for an
+override. It recognizes a call from the override itself by the running frame: the name of its code object, and its first
+argument. So a wrapper has the name of the method that it wraps, and calls the method itself, not through another
+function. Otherwise the two would call each other without end.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import weakref
 import zlib
 from typing import TYPE_CHECKING, Any
 
-from . import status_page
+from . import status_page, torch_api, torch_names
 from .collective_facts import FACTS, format_ranks, tensor_facts
 from .page_writer import LONGEST_NAME
 from .status_page import COMMUNICATE
@@ -44,21 +47,24 @@ def install(page: Page) -> None:
     marks = status_page.keep("collectives", _Marks(page))
     marks.watch_group_class(ProcessGroup)
     marks.watch_work_class(Work)
-    _watch_names(ProcessGroup)
+    _watch_names()
 
 
-def _watch_names(group_class: Any) -> None:
+def _watch_names() -> None:
     """Detect new groups: torch names every group when it creates it."""
-    original = group_class._set_group_name
 
-    @functools.wraps(original)
-    def _set_group_name(group: Any, name: str) -> None:
-        original(group, name)
-        callback = status_page.kept("on_new_group")
-        if callback is not None:
-            callback()
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def _set_group_name(group: Any, name: str) -> None:
+            original(group, name)
+            callback = status_page.kept("on_new_group")
+            if callback is not None:
+                callback()
 
-    group_class._set_group_name = _set_group_name
+        return _set_group_name
+
+    with contextlib.suppress(AttributeError):  # the warning says what this torch lacks
+        torch_api.patch(torch_names.SET_GROUP_NAME, wrap)
 
 
 def mark_group_creation(page: Page) -> None:
@@ -66,29 +72,28 @@ def mark_group_creation(page: Page) -> None:
 
     The timeout is recorded before, because the last rank may arrive that late.
     """
-    from torch.distributed import distributed_c10d
 
-    registry: Any = distributed_c10d
-    make = registry._new_process_group_helper
+    def wrap(make: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(make)
+        def make_group(*args: Any, **kwargs: Any) -> Any:
+            timeout = kwargs.get("timeout")
+            if timeout is not None:
+                page.patience(timeout.total_seconds())
+            op, ranks = _creation(*args) if status_page.traces_collectives() else ("", [])
+            if len(ranks) < 2:
+                return make(*args, **kwargs)
+            before = page.mark(COMMUNICATE)
+            ticket = page.enter(_creators(page, op, ranks), op, "", 0, 0, -1, False, 0)
+            try:
+                group = make(*args, **kwargs)
+            finally:
+                page.phase(before)  # a script that starts is still starting after this
+            page.leave(ticket)  # not after an error: the page keeps showing where the rank was
+            return group
 
-    @functools.wraps(make)
-    def make_group(*args: Any, **kwargs: Any) -> Any:
-        timeout = kwargs.get("timeout")
-        if timeout is not None:
-            page.patience(timeout.total_seconds())
-        op, ranks = _creation(*args) if status_page.traces_collectives() else ("", [])
-        if len(ranks) < 2:
-            return make(*args, **kwargs)
-        before = page.mark(COMMUNICATE)
-        ticket = page.enter(_creators(page, op, ranks), op, "", 0, 0, -1, False, 0)
-        try:
-            group = make(*args, **kwargs)
-        finally:
-            page.phase(before)  # a script that starts is still starting after this
-        page.leave(ticket)  # not after an error: the page keeps showing where the rank was
-        return group
+        return make_group
 
-    registry._new_process_group_helper = make_group
+    torch_api.patch(torch_names.NEW_GROUP, wrap)
 
 
 def _creation(
@@ -137,10 +142,11 @@ def on_failure(callback: Callable[[RuntimeError, str, int], None]) -> None:
 class _Flight:
     """A collective between its start and its end."""
 
-    __slots__ = ("op", "sequence", "ticket", "work")
+    __slots__ = ("before", "group", "op", "sequence", "ticket", "work")
 
-    def __init__(self, ticket: int, op: str, sequence: int) -> None:
-        self.ticket, self.op, self.sequence = ticket, op, sequence
+    def __init__(self, group: _Group, ticket: int, op: str, sequence: int) -> None:
+        self.group, self.ticket, self.op, self.sequence = group, ticket, op, sequence
+        self.before: int | None = None  # the phase before a blocking call
         self.work: weakref.ref[Any] | None = None
 
 
@@ -195,43 +201,42 @@ class _Marks:
                 setattr(group_class, name, self._wrap_collective(original, name, facts))
 
     def _wrap_collective(self, original: Callable[..., Any], name: str, facts: Facts) -> Callable[..., Any]:
-        marks = self
+        begin, returned = self._begin, self._returned
 
         def wrapper(group: Any, *args: Any, **kwargs: Any) -> Any:
-            return marks.call(original, facts, group, args, kwargs)
+            flight = begin(facts, group, args, kwargs)
+            if flight is None:
+                return original(group, *args, **kwargs)
+            try:
+                work = original(group, *args, **kwargs)
+            except RuntimeError as error:
+                _report(error, flight)
+                raise
+            finally:
+                returned(flight)
+            self._track(work, flight)
+            return work
 
         return _disguise(wrapper, original, name)
 
-    def call(
-        self,
-        original: Callable[..., Any],
-        facts: Facts,
-        group: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
-        page = self._page
-        is_blocking = not getattr(args[-1] if args else kwargs.get("opts"), "asyncOp", True)
+    def _begin(
+        self, facts: Facts, group: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> _Flight | None:
+        """Return None inside another collective: a group calls its own methods, and only the outer call is recorded."""
         known = self._known(group)
-        if known.inside:  # the group calls its own methods; only the outer call is recorded
-            return original(group, *args, **kwargs)
+        if known.inside:
+            return None
+        is_blocking = not getattr(args[-1] if args else kwargs.get("opts"), "asyncOp", True)
         flight = self._enter(facts, known, args, not is_blocking)
-        before = page.mark(COMMUNICATE) if is_blocking else COMMUNICATE
+        if is_blocking:
+            flight.before = self._page.mark(COMMUNICATE)
         known.inside = True
-        try:
-            work = original(group, *args, **kwargs)
-        except RuntimeError as error:
-            _report(error, flight)
-            raise
-        finally:
-            known.inside = False
-            if is_blocking:
-                page.back(before)
-        if work is None:
-            page.leave(flight.ticket)
-        else:
-            self._track(work, flight)
-        return work
+        return flight
+
+    def _returned(self, flight: _Flight) -> None:
+        flight.group.inside = False
+        if flight.before is not None:
+            self._page.back(flight.before)
 
     def _known(self, group: Any) -> _Group:
         known = self._groups.get(id(group))
@@ -255,11 +260,14 @@ class _Marks:
             pass  # unusual arguments: record the facts that are known
         known.entered += not pair
         ticket = self._page.enter(known.number, facts.op, dtype, numel, shape, peer, is_async, pair)
-        return _Flight(ticket, facts.op, pair or known.entered)
+        return _Flight(known, ticket, facts.op, pair or known.entered)
 
     # --- end of a collective -------------------------------------------------------------------------
 
     def _track(self, work: Any, flight: _Flight) -> None:
+        if work is None:
+            self._page.leave(flight.ticket)
+            return
         key = id(work)
 
         def on_deletion(_reference: object) -> None:

@@ -13,6 +13,8 @@ import ctypes
 import sys
 import time
 
+from . import torch_api
+
 try:
     from . import _ending as _compiled
 except ImportError:  # installed without a compiler: the race in torch remains
@@ -29,9 +31,7 @@ def install() -> None:
 
 
 def _let_threads_end() -> None:
-    torch = sys.modules.get("torch.distributed.distributed_c10d")
-    groups = list(torch._world.pg_map) if torch is not None else []
-    for group in groups:
+    for group in torch_api.groups():
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
-    if torch is not None:
+    if torch_api.is_loaded():
         time.sleep(_GRACE_S)  # without the GIL

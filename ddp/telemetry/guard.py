@@ -31,6 +31,7 @@ import threading
 import time
 from typing import Any
 
+from . import torch_api
 from .collective_facts import format_ranks
 from .peers import Peer, Peers
 
@@ -136,15 +137,12 @@ class Guard:
 
     def _check_groups(self) -> bool:
         """Return whether a group uses NCCL."""
-        registry = sys.modules.get("torch.distributed.distributed_c10d")
-        world = getattr(registry, "_world", None)
-        # torch registers a group shortly before it sets the default group, whose store is needed to find peers.
-        groups = tuple(world.pg_map) if world is not None and world.default_pg is not None else ()
+        groups = torch_api.groups() if torch_api.has_default_group() else ()
         new = [group for group in groups if not any(group is each for each in self._groups)]
         self._groups = groups
         if new and not self._reason:
             self.peers.identify()
-        watched = [(group, each) for group in groups for each in _asynchronous_backends(group)]
+        watched = [(group, each) for group in groups for each in _nccl_backends(group)]
         for group, backend in watched:
             self._check_backend(group, backend)
         return bool(watched)
@@ -203,14 +201,14 @@ def _abort_one(group: Any) -> None:
         group.abort()
 
 
-def _asynchronous_backends(group: Any) -> list[Any]:
-    """The backends of a group that detect errors asynchronously."""
+def _nccl_backends(group: Any) -> list[Any]:
+    """Return the backends that detect errors asynchronously. Gloo has `get_error()` too, from 2.14 on."""
     found: list[Any] = []
     with contextlib.suppress(Exception):
-        for device in group._device_types:
+        for device in torch_api.device_types(group):
             if device.type == "cuda":
-                backend = group._get_backend(device)
-                if hasattr(backend, "get_error"):
+                backend = torch_api.backend_of(group, device)
+                if backend.name() == "nccl":
                     found.append(backend)
     return found
 
@@ -229,27 +227,18 @@ def _describe(groups: tuple[Any, ...]) -> list[tuple[str, int, str]]:
 
 def _dump(path: str) -> str:
     """Write torch's flight recorder, the last collectives and their states, to a file; return an error or ""."""
-    c10d = sys.modules.get("torch._C._distributed_c10d")
-    if c10d is None:
+    if not torch_api.is_loaded():
         return "torch.distributed is not available"
     try:
-        nccl = getattr(c10d, "_dump_nccl_trace_json", None)
-        data = (
-            nccl(True, False) if nccl is not None and _uses_nccl() else c10d._dump_fr_trace_json(True, False)
-        )
+        uses_nccl = any(_nccl_backends(group) for group in torch_api.groups())
+        data = torch_api.record_of_collectives(uses_nccl)
         partial = f"{path}.partial"
         with open(partial, "wb") as file:
-            file.write(data if isinstance(data, bytes) else data.encode())
+            file.write(data)
         os.replace(partial, path)
     except (AttributeError, OSError, RuntimeError, TypeError) as error:
         return f"{type(error).__name__}: {error}"
     return ""
-
-
-def _uses_nccl() -> bool:
-    registry = sys.modules.get("torch.distributed.distributed_c10d")
-    world = getattr(registry, "_world", None)
-    return world is not None and any(_asynchronous_backends(group) for group in tuple(world.pg_map))
 
 
 def _number(variable: str) -> int:

@@ -26,6 +26,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from . import torch_api
+
 MAX_RANKS = 256
 _RETRY_AFTER_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0)  # other ranks may not have written theirs yet
 _SAME_FAILURE_S = 5.0  # a connection that closed at most this long before a failure belongs to it
@@ -141,11 +143,10 @@ class Peers:
     def _exchange(self) -> None:
         """Write the addresses of our connections to the store, and read those of the other ranks."""
         import torch.distributed as dist
-        from torch.distributed import distributed_c10d
 
         if not dist.is_initialized() or not 1 < dist.get_world_size() <= MAX_RANKS:
             return
-        rank, world, store = dist.get_rank(), dist.get_world_size(), distributed_c10d._get_default_store()
+        rank, world, store = dist.get_rank(), dist.get_world_size(), torch_api.default_store()
         others = [other for other in range(world) if other != rank]
         mine = self._publish(store, rank)
         for pause in _RETRY_AFTER_S:

@@ -11,9 +11,10 @@ import contextlib
 import functools
 import os
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from . import collective_marks, comm_words, ending, guard, status_page
+from . import collective_marks, comm_words, ending, guard, status_page, torch_api, torch_names
 from .status_page import BACKWARD, CHECKPOINT, DATA, EXITING, FORWARD, IDLE, OPTIMIZER
 
 if TYPE_CHECKING:
@@ -24,13 +25,14 @@ if TYPE_CHECKING:
 
 def install() -> None:
     """Install the marks once per process, if its page is read. torch must be imported before."""
+    torch_api.warn_once()
     ending.install()
     if not status_page.is_read() or not status_page.once("marks"):
         return
     page = status_page.page()
     atexit.register(page.phase, EXITING)
     for mark in (*_MARKS, collective_marks.mark_group_creation):
-        with contextlib.suppress(ImportError, AttributeError):  # this version of torch works differently
+        with contextlib.suppress(ImportError, AttributeError):  # the warning says what this torch lacks
             mark(page)
     if status_page.traces_collectives():
         collective_marks.install(page)
@@ -85,34 +87,40 @@ def _mark_failed_steps(page: Page) -> None:
     import torch
 
     is_compiling = torch.compiler.is_compiling
-    optimizer: Any = torch.optim.Optimizer
-    wrap_step = optimizer.profile_hook_step
 
-    @functools.wraps(wrap_step)
-    def profile_hook_step(step: Callable[..., Any]) -> Any:
-        @functools.wraps(step)
-        def guarded(*args: Any, **kwargs: Any) -> Any:
-            if is_compiling():
-                return step(*args, **kwargs)
-            try:
-                return step(*args, **kwargs)
-            except BaseException:
-                page.mark(IDLE)
-                raise
+    def wrap(wrap_step: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(wrap_step)
+        def profile_hook_step(step: Callable[..., Any]) -> Any:
+            @functools.wraps(step)
+            def guarded(*args: Any, **kwargs: Any) -> Any:
+                if is_compiling():
+                    return step(*args, **kwargs)
+                try:
+                    return step(*args, **kwargs)
+                except BaseException:
+                    page.mark(IDLE)
+                    raise
 
-        return wrap_step(guarded)
+            return wrap_step(guarded)
 
-    optimizer.profile_hook_step = staticmethod(profile_hook_step)
+        return profile_hook_step
+
+    torch_api.patch(torch_names.PROFILE_STEP, wrap)
 
 
 def _mark_modules(page: Page) -> None:
     """Mark the forward of torch's DistributedDataParallel, and of ours, which inherits from it."""
+    for name in (torch_names.PRE_FORWARD, torch_names.INSIDE_FORWARD, torch_names.POST_FORWARD):
+        torch_api.get(name)  # all or none: a phase that begins must end
+    torch_api.patch(torch_names.PRE_FORWARD, partial(_marking_begin, page))
+    torch_api.patch(torch_names.INSIDE_FORWARD, partial(_marking_errors, page))
+    torch_api.patch(torch_names.POST_FORWARD, partial(_marking_end, page))
+
+
+def _marking_begin(page: Page, pre: Callable[..., Any]) -> Callable[..., Any]:
     import torch
-    from torch.nn.parallel import DistributedDataParallel
 
     is_compiling = torch.compiler.is_compiling
-    wrapper: Any = DistributedDataParallel
-    pre, inside, post = wrapper._pre_forward, wrapper._inside_ddp_forward, wrapper._post_forward
 
     # torch.compile cannot trace a frame that handles exceptions, so the handler has its own frame.
     def begin(self: Any, *inputs: Any, **kwargs: Any) -> Any:
@@ -129,9 +137,15 @@ def _mark_modules(page: Page) -> None:
         page.mark(FORWARD)
         return begin(self, *inputs, **kwargs)
 
+    return _pre_forward
+
+
+def _marking_errors(page: Page, inside: Callable[..., Any]) -> Callable[..., Any]:
     # torch hides its own function from torch.compile in the same way.
+    hidden: Callable[[Any], Any] = torch_api.get(torch_names.DISABLE_DYNAMO)(recursive=False)
+
     @contextlib.contextmanager
-    @torch._disable_dynamo(recursive=False)  # type: ignore[attr-defined]
+    @hidden
     def _inside_ddp_forward(self: Any) -> Iterator[None]:
         with inside(self):
             try:
@@ -140,6 +154,14 @@ def _mark_modules(page: Page) -> None:
                 page.mark(IDLE)
                 raise
 
+    return functools.wraps(inside)(_inside_ddp_forward)
+
+
+def _marking_end(page: Page, post: Callable[..., Any]) -> Callable[..., Any]:
+    import torch
+
+    is_compiling = torch.compiler.is_compiling
+
     @functools.wraps(post)
     def _post_forward(self: Any, output: Any) -> Any:
         output = post(self, output)
@@ -147,42 +169,39 @@ def _mark_modules(page: Page) -> None:
             page.mark(IDLE)
         return output
 
-    wrapper._pre_forward, wrapper._post_forward = _pre_forward, _post_forward
-    wrapper._inside_ddp_forward = functools.wraps(inside)(_inside_ddp_forward)
+    return _post_forward
 
 
 def _mark_backward(page: Page) -> None:
     """Mark the engine below torch.autograd.backward and grad: torch.compile knows these two by identity."""
-    import torch
 
-    autograd: Any = torch.autograd
-    run = autograd._engine_run_backward
+    def wrap(run: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(run)
+        def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
+            before = page.mark(BACKWARD)
+            try:
+                return run(*args, **kwargs)
+            finally:
+                page.back(before)
 
-    @functools.wraps(run)
-    def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
-        before = page.mark(BACKWARD)
-        try:
-            return run(*args, **kwargs)
-        finally:
-            page.back(before)
+        return _engine_run_backward
 
-    autograd._engine_run_backward = _engine_run_backward
+    torch_api.patch(torch_names.RUN_BACKWARD, wrap)
 
 
 def _mark_loaders(page: Page) -> None:
-    from torch.utils.data.dataloader import _BaseDataLoaderIter
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def __next__(self: Any) -> Any:
+            before = page.mark(DATA)
+            try:
+                return original(self)
+            finally:
+                page.back(before)
 
-    original = _BaseDataLoaderIter.__next__
+        return __next__
 
-    @functools.wraps(original)
-    def __next__(self: Any) -> Any:
-        before = page.mark(DATA)
-        try:
-            return original(self)
-        finally:
-            page.back(before)
-
-    _BaseDataLoaderIter.__next__ = __next__  # type: ignore[method-assign]
+    torch_api.patch(torch_names.NEXT_BATCH, wrap)
 
 
 def _mark_saving(page: Page) -> None:

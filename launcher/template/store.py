@@ -34,7 +34,7 @@ def keep(sock: socket.socket, host: str) -> None:
     import torch.distributed as dist
 
     port = sock.getsockname()[1]
-    server = dist.TCPStore(  # type: ignore[attr-defined]
+    server = dist.TCPStore(
         host or "127.0.0.1",
         port,
         is_master=True,
@@ -50,7 +50,7 @@ def join_instead_of_hosting() -> None:
     """Let a script that hosts its own TCPStore at MASTER_ADDR:MASTER_PORT, as rank 0 may, join the kept one instead."""
     import torch.distributed as dist
 
-    original = dist.TCPStore.__init__  # type: ignore[attr-defined]
+    original = dist.TCPStore.__init__
 
     def init(self: Any, host_name: str, port: int, *args: Any, **kwargs: Any) -> None:
         if str(port) == os.environ.get("MASTER_PORT"):
@@ -60,4 +60,4 @@ def join_instead_of_hosting() -> None:
                 args = (args[0], False, *args[2:])
         original(self, host_name, port, *args, **kwargs)
 
-    dist.TCPStore.__init__ = init  # type: ignore[attr-defined, method-assign]
+    dist.TCPStore.__init__ = init  # type: ignore[method-assign]

@@ -56,7 +56,7 @@ CORE = {
         *within("groups", "backends place"),
         *within("reducer", "errors launch_order plan"),
         *within("sharding", "shards"),
-        *within("telemetry", "name_list"),
+        *within("telemetry", "name_list torch_names"),
     },
 }
 SHELL = {
@@ -111,7 +111,7 @@ SHELL = {
         *within(
             "telemetry",
             "collective_facts collective_marks comm_error comm_words ending guard page_writer peers sections "
-            "status_page torch_marks",
+            "status_page torch_api torch_marks",
         ),
     },
 }
