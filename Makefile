@@ -7,7 +7,7 @@ PYTEST := $(BIN)/python -m pytest -m "not nightly and not gpu"
 NO_GPU := $(BIN)/python -c 'import sys, torch; sys.exit(torch.cuda.is_available())'
 SYSTEM_PACKAGES := PYTHON=$(PYTHON) tests/system-packages.sh
 
-.PHONY: install install-test install-bench demo test test-steps processes quick nightly record lint lint-deploy types fmt test-containers sim bench faults test-gpu bench-gpu proto options images lock audit sbom tools fuzz clean
+.PHONY: install install-test install-bench demo test test-steps processes quick nightly record lint lint-deploy types fmt test-containers sim bench faults test-gpu bench-gpu proto generator options images lock audit dist sbom tools fuzz clean
 
 # Every file that is installed has a hash in requirements/ (made by `make lock`); nothing is built but ddp-launch itself.
 LOCKED := $(PIP) install --require-hashes --only-binary :all: --no-deps
@@ -111,9 +111,11 @@ bench: install-bench
 faults: install-test
 	$(BIN)/python tests/faults/suite.py --write-docs
 
-# The generated code is committed; a test holds it in step with the schemas.
-proto: install-test
-	proto/generate.sh $(BIN)/python
+# The generated code is committed; a test holds it in step with the schemas. The compiler is as old as the oldest
+# protobuf that we run with, so it has an environment of its own. There are wheels of it for Python up to 3.13.
+proto: generator
+	proto/generate.sh .venv-generator/bin/python
+generator: .venv-generator/.installed
 
 # The images of deploy/docker, by podman or docker. Bases are named by digest, so that a build can be repeated.
 ENGINE ?= $(shell command -v podman || command -v docker)
@@ -137,6 +139,12 @@ lock: install-test tools
 ADVISORIES ?=
 audit: install-test tools
 	@$(BIN)/python requirements/audit.py $(TOOLS)/pip-audit $(ADVISORIES)
+
+# What is released: wheels and sources, built twice and compared, checked, installed into empty environments, and run.
+dist: install-test
+	$(BIN)/python deploy/wheels/build.py
+	$(MAKE) sbom
+	$(BIN)/python deploy/wheels/try_out.py
 
 sbom: install-test tools
 	$(BIN)/python requirements/sbom.py

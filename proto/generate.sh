@@ -1,8 +1,9 @@
 #!/bin/sh
 # Compiles the schemas into rendezvous/pb. Usage: proto/generate.sh [PYTHON] [FOLDER]
+# PYTHON has the grpcio-tools of requirements/generator.txt: newer ones write code that refuses an older protobuf.
 set -eu
 cd "$(dirname "$0")/.."
-python=${1:-.venv/bin/python}
+python=${1:-.venv-generator/bin/python}
 out=${2:-rendezvous/pb}
 made=$(mktemp -d)
 trap 'rm -rf "$made"' EXIT

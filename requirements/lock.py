@@ -5,6 +5,7 @@
     test.txt     what the tests need in addition           bench.txt  what the benchmarks need in addition
     tools.txt    the programs of `make lock`, `make audit` and `make sbom`, for an environment of their own
     lint.txt     the policy linter of the manifests, for another: it wants older versions of what we use
+    generator.txt  the compiler of the schemas, for another: as old as the oldest protobuf that we run with
     deploy/docker/service.requirements.txt                 what the image of the service needs
 
 All are cut from one resolution, so a version is the same wherever it occurs. Versions stay as they are but for those
@@ -35,8 +36,15 @@ OLDEST = "3.11"
 PYTHONS = (OLDEST, "3.12", "3.13", "3.14")
 MACHINES = ("x86_64", "aarch64")
 TOOLS = ("cyclonedx-python-lib[json-validation]", "pip-audit", "uv")
+# The last whose code runs with protobuf 5.29. There are wheels for Python up to 3.13.
+GENERATOR = "grpcio-tools==1.71.*"
 FOR_CUDA = ("cuda-", "nvidia-", "triton")
-_APART = ("tools.txt", "lint.txt", "torch-cpu.txt")  # other environments; another name of a version
+_APART = (
+    "tools.txt",
+    "lint.txt",
+    "generator.txt",
+    "torch-cpu.txt",
+)  # other environments; another name of a version
 HEAD = "# {what}, with the hashes of all its files. Made by `make lock`.\n"
 
 
@@ -167,6 +175,10 @@ def renewed(uv: str, upgrade: tuple[str, ...]) -> dict[Path, tuple[str, Pins]]:
         HERE / "bench.txt": ("What the benchmarks need in addition", added("bench")),
         HERE / "tools.txt": (tools, apart(uv, "tools.txt", upgrade, *TOOLS)),
         HERE / "lint.txt": ("The policy linter of the manifests", apart(uv, "lint.txt", upgrade, "checkov")),
+        HERE / "generator.txt": (
+            "The compiler of the schemas",
+            apart(uv, "generator.txt", upgrade, GENERATOR),
+        ),
         SERVICE: ("What the service needs", closure((), ("grpcio", "protobuf", "setuptools"))),
     }
 

@@ -2,8 +2,7 @@ from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Iterable as _Iterable, Mapping as _Mapping
-from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -314,7 +313,7 @@ class Waiting(_message.Message):
     present: int
     wanted: int
     stands_by: bool
-    def __init__(self, reason: _Optional[str] = ..., present: _Optional[int] = ..., wanted: _Optional[int] = ..., stands_by: _Optional[bool] = ...) -> None: ...
+    def __init__(self, reason: _Optional[str] = ..., present: _Optional[int] = ..., wanted: _Optional[int] = ..., stands_by: bool = ...) -> None: ...
 
 class Refused(_message.Message):
     __slots__ = ("reason", "exit_code", "retryable", "kind", "disagreement")
@@ -328,7 +327,7 @@ class Refused(_message.Message):
     retryable: bool
     kind: RefusalKind
     disagreement: Disagreement
-    def __init__(self, reason: _Optional[str] = ..., exit_code: _Optional[int] = ..., retryable: _Optional[bool] = ..., kind: _Optional[_Union[RefusalKind, str]] = ..., disagreement: _Optional[_Union[Disagreement, _Mapping]] = ...) -> None: ...
+    def __init__(self, reason: _Optional[str] = ..., exit_code: _Optional[int] = ..., retryable: bool = ..., kind: _Optional[_Union[RefusalKind, str]] = ..., disagreement: _Optional[_Union[Disagreement, _Mapping]] = ...) -> None: ...
 
 class Disagreement(_message.Message):
     __slots__ = ("setting", "of_job", "of_node")
@@ -530,7 +529,7 @@ class NodeFacts(_message.Message):
     healthy: bool
     health_note: str
     versions: str
-    def __init__(self, host: _Optional[str] = ..., address: _Optional[str] = ..., nproc: _Optional[int] = ..., role: _Optional[str] = ..., node_rank: _Optional[int] = ..., scheduler_index: _Optional[int] = ..., healthy: _Optional[bool] = ..., health_note: _Optional[str] = ..., versions: _Optional[str] = ...) -> None: ...
+    def __init__(self, host: _Optional[str] = ..., address: _Optional[str] = ..., nproc: _Optional[int] = ..., role: _Optional[str] = ..., node_rank: _Optional[int] = ..., scheduler_index: _Optional[int] = ..., healthy: bool = ..., health_note: _Optional[str] = ..., versions: _Optional[str] = ...) -> None: ...
 
 class Cause(_message.Message):
     __slots__ = ("node", "rank", "local_rank", "failure", "reason", "exit_code", "signal", "traceback", "step", "ran_s", "at", "log", "hint", "place", "doubt", "suspects", "stopped")
@@ -568,7 +567,7 @@ class Cause(_message.Message):
     doubt: Doubt
     suspects: _containers.RepeatedScalarFieldContainer[int]
     stopped: bool
-    def __init__(self, node: _Optional[str] = ..., rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., failure: _Optional[_Union[FailureClass, str]] = ..., reason: _Optional[str] = ..., exit_code: _Optional[int] = ..., signal: _Optional[int] = ..., traceback: _Optional[str] = ..., step: _Optional[int] = ..., ran_s: _Optional[float] = ..., at: _Optional[str] = ..., log: _Optional[str] = ..., hint: _Optional[str] = ..., place: _Optional[str] = ..., doubt: _Optional[_Union[Doubt, str]] = ..., suspects: _Optional[_Iterable[int]] = ..., stopped: _Optional[bool] = ...) -> None: ...
+    def __init__(self, node: _Optional[str] = ..., rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., failure: _Optional[_Union[FailureClass, str]] = ..., reason: _Optional[str] = ..., exit_code: _Optional[int] = ..., signal: _Optional[int] = ..., traceback: _Optional[str] = ..., step: _Optional[int] = ..., ran_s: _Optional[float] = ..., at: _Optional[str] = ..., log: _Optional[str] = ..., hint: _Optional[str] = ..., place: _Optional[str] = ..., doubt: _Optional[_Union[Doubt, str]] = ..., suspects: _Optional[_Iterable[int]] = ..., stopped: bool = ...) -> None: ...
 
 class Assignment(_message.Message):
     __slots__ = ("generation", "node_rank", "n_nodes", "rank_offset", "nproc", "world_size", "role", "role_rank_offset", "role_world_size", "restart_count", "max_restarts", "store_host", "store_node", "reason")
@@ -638,7 +637,7 @@ class RankReport(_message.Message):
     wchan: str
     recorded: _containers.RepeatedCompositeFieldContainer[Collective]
     recorder: _containers.RepeatedCompositeFieldContainer[GroupView]
-    def __init__(self, rank: _Optional[int] = ..., known: _Optional[bool] = ..., stalled_s: _Optional[float] = ..., limit_s: _Optional[float] = ..., phase: _Optional[_Union[RankPhase, str]] = ..., phase_s: _Optional[float] = ..., step: _Optional[int] = ..., section: _Optional[str] = ..., message: _Optional[str] = ..., calls: _Optional[_Iterable[_Union[Collective, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[GroupView, _Mapping]]] = ..., alive: _Optional[bool] = ..., process: _Optional[str] = ..., busy: _Optional[bool] = ..., wchan: _Optional[str] = ..., recorded: _Optional[_Iterable[_Union[Collective, _Mapping]]] = ..., recorder: _Optional[_Iterable[_Union[GroupView, _Mapping]]] = ...) -> None: ...
+    def __init__(self, rank: _Optional[int] = ..., known: bool = ..., stalled_s: _Optional[float] = ..., limit_s: _Optional[float] = ..., phase: _Optional[_Union[RankPhase, str]] = ..., phase_s: _Optional[float] = ..., step: _Optional[int] = ..., section: _Optional[str] = ..., message: _Optional[str] = ..., calls: _Optional[_Iterable[_Union[Collective, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[GroupView, _Mapping]]] = ..., alive: bool = ..., process: _Optional[str] = ..., busy: bool = ..., wchan: _Optional[str] = ..., recorded: _Optional[_Iterable[_Union[Collective, _Mapping]]] = ..., recorder: _Optional[_Iterable[_Union[GroupView, _Mapping]]] = ...) -> None: ...
 
 class Collective(_message.Message):
     __slots__ = ("number", "group", "seq", "op", "dtype", "numel", "shape", "peer", "is_async", "entered_s", "finished_s")
@@ -664,7 +663,7 @@ class Collective(_message.Message):
     is_async: bool
     entered_s: float
     finished_s: float
-    def __init__(self, number: _Optional[int] = ..., group: _Optional[str] = ..., seq: _Optional[int] = ..., op: _Optional[str] = ..., dtype: _Optional[str] = ..., numel: _Optional[int] = ..., shape: _Optional[int] = ..., peer: _Optional[int] = ..., is_async: _Optional[bool] = ..., entered_s: _Optional[float] = ..., finished_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., group: _Optional[str] = ..., seq: _Optional[int] = ..., op: _Optional[str] = ..., dtype: _Optional[str] = ..., numel: _Optional[int] = ..., shape: _Optional[int] = ..., peer: _Optional[int] = ..., is_async: bool = ..., entered_s: _Optional[float] = ..., finished_s: _Optional[float] = ...) -> None: ...
 
 class GroupView(_message.Message):
     __slots__ = ("name", "size", "members", "entered", "finished")
@@ -688,7 +687,7 @@ class StoreAddress(_message.Message):
     host: str
     port: int
     kept: bool
-    def __init__(self, host: _Optional[str] = ..., port: _Optional[int] = ..., kept: _Optional[bool] = ...) -> None: ...
+    def __init__(self, host: _Optional[str] = ..., port: _Optional[int] = ..., kept: bool = ...) -> None: ...
 
 class Decision(_message.Message):
     __slots__ = ("kind", "reason", "generation", "cause", "nodes")
@@ -720,7 +719,7 @@ class Outcome(_message.Message):
     causes: _containers.RepeatedCompositeFieldContainer[Cause]
     restarts: int
     decisions: _containers.RepeatedCompositeFieldContainer[Decision]
-    def __init__(self, succeeded: _Optional[bool] = ..., reason: _Optional[str] = ..., exit_code: _Optional[int] = ..., first_cause: _Optional[_Union[Cause, _Mapping]] = ..., causes: _Optional[_Iterable[_Union[Cause, _Mapping]]] = ..., restarts: _Optional[int] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ...) -> None: ...
+    def __init__(self, succeeded: bool = ..., reason: _Optional[str] = ..., exit_code: _Optional[int] = ..., first_cause: _Optional[_Union[Cause, _Mapping]] = ..., causes: _Optional[_Iterable[_Union[Cause, _Mapping]]] = ..., restarts: _Optional[int] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ...) -> None: ...
 
 class ListJobsRequest(_message.Message):
     __slots__ = ()
@@ -754,7 +753,7 @@ class WatchEventsRequest(_message.Message):
     after_seq: int
     follow: bool
     journal_id: str
-    def __init__(self, job_id: _Optional[str] = ..., after_seq: _Optional[int] = ..., follow: _Optional[bool] = ..., journal_id: _Optional[str] = ...) -> None: ...
+    def __init__(self, job_id: _Optional[str] = ..., after_seq: _Optional[int] = ..., follow: bool = ..., journal_id: _Optional[str] = ...) -> None: ...
 
 class WatchEventsResponse(_message.Message):
     __slots__ = ("note", "journal_id")
@@ -862,7 +861,7 @@ class JobSummary(_message.Message):
     restarts: int
     reason: str
     succeeded: bool
-    def __init__(self, job_id: _Optional[str] = ..., phase: _Optional[_Union[Phase, str]] = ..., generation: _Optional[int] = ..., nodes: _Optional[int] = ..., members: _Optional[int] = ..., min_nodes: _Optional[int] = ..., max_nodes: _Optional[int] = ..., world_size: _Optional[int] = ..., restarts: _Optional[int] = ..., reason: _Optional[str] = ..., succeeded: _Optional[bool] = ...) -> None: ...
+    def __init__(self, job_id: _Optional[str] = ..., phase: _Optional[_Union[Phase, str]] = ..., generation: _Optional[int] = ..., nodes: _Optional[int] = ..., members: _Optional[int] = ..., min_nodes: _Optional[int] = ..., max_nodes: _Optional[int] = ..., world_size: _Optional[int] = ..., restarts: _Optional[int] = ..., reason: _Optional[str] = ..., succeeded: bool = ...) -> None: ...
 
 class JobView(_message.Message):
     __slots__ = ("summary", "spec", "nodes", "store", "decisions", "failures", "outcome")
@@ -910,7 +909,7 @@ class NodeView(_message.Message):
     failures: int
     pending: bool
     health: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., nproc: _Optional[int] = ..., role: _Optional[str] = ..., node_rank: _Optional[int] = ..., rank_offset: _Optional[int] = ..., heard_s: _Optional[float] = ..., present: _Optional[bool] = ..., excluded: _Optional[str] = ..., failures: _Optional[int] = ..., pending: _Optional[bool] = ..., health: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., nproc: _Optional[int] = ..., role: _Optional[str] = ..., node_rank: _Optional[int] = ..., rank_offset: _Optional[int] = ..., heard_s: _Optional[float] = ..., present: bool = ..., excluded: _Optional[str] = ..., failures: _Optional[int] = ..., pending: bool = ..., health: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("generation", "cause")
@@ -986,7 +985,7 @@ class DeleteValueResponse(_message.Message):
     __slots__ = ("deleted",)
     DELETED_FIELD_NUMBER: _ClassVar[int]
     deleted: bool
-    def __init__(self, deleted: _Optional[bool] = ...) -> None: ...
+    def __init__(self, deleted: bool = ...) -> None: ...
 
 class EnterBarrierRequest(_message.Message):
     __slots__ = ("job_id", "name", "member", "parties", "wait_s")
