@@ -25,12 +25,14 @@ if TYPE_CHECKING:
     from launcher.hosts.ssh_control import SshControl
     from launcher.settings.spec import LaunchSpec
 
-_DOCTOR = "doctor"  # only as the first word; a program of that name is ./doctor
+_DOCTOR, _DOCS = "doctor", "docs"  # only as the first word; a program of that name is ./doctor
 
 
 def main(argv: list[str] | None = None) -> int:
     try:
         words = sys.argv[1:] if argv is None else argv
+        if words[:1] == [_DOCS]:
+            return _show(_manual(tuple(words[1:])))
         examines = words[:1] == [_DOCTOR]
         line = read_arguments(words[1:] if examines else words)
         if line.wants("help") or line.wants("version"):
@@ -144,9 +146,15 @@ def _help() -> str:
 
 
 def _version() -> str:
-    from launcher.version import VERSION
+    from launcher import about
 
-    return f"ddp-launch {VERSION}"
+    return about.text()
+
+
+def _manual(words: tuple[str, ...]) -> str:
+    from launcher import manual
+
+    return _help() if words[:1] in (("--help",), ("-h",)) else manual.text(words)
 
 
 def _show(text: str) -> int:

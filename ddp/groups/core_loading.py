@@ -22,6 +22,9 @@ def native() -> ModuleType | None:
         return None
     try:
         return importlib.import_module("ddp.groups._native")
+    except ModuleNotFoundError:
+        warn_once("the compiled core is not installed (a wheel has it; from source it needs a C compiler)")
+        return None
     except ImportError as error:
         warn_once(
             f"cannot load the compiled core ({error}). Reinstall the package with a C compiler to build it"

@@ -9,7 +9,8 @@ COPY deploy/docker/service.requirements.txt ./
 RUN python3 -m venv /opt/ddp-launch \
  && /opt/ddp-launch/bin/pip install --no-cache-dir --disable-pip-version-check --only-binary :all: \
         --require-hashes -r service.requirements.txt
-COPY pyproject.toml README.md LICENSE _ddp_launch_entry.py ./
+COPY pyproject.toml setup.py README.md LICENSE _ddp_launch_entry.py ./
+COPY docs docs
 COPY rendezvous rendezvous
 COPY launcher launcher
 COPY ddp ddp

@@ -12,7 +12,8 @@ RUN python3 -m venv /build \
         -r service.requirements.txt -w /wheels \
  && /build/bin/pip install --no-cache-dir --disable-pip-version-check --no-index --upgrade \
         --find-links /wheels setuptools
-COPY pyproject.toml README.md LICENSE _ddp_launch_entry.py ./
+COPY pyproject.toml setup.py README.md LICENSE _ddp_launch_entry.py ./
+COPY docs docs
 COPY rendezvous rendezvous
 COPY launcher launcher
 COPY ddp ddp

@@ -12,6 +12,7 @@ from launcher.template import scratch
 if TYPE_CHECKING:
     from launcher.settings.spec import LaunchSpec
 
+ROOM = 32 << 20  # free bytes; with less, the pre-flight check of the folder would reject this node
 _TEMPORARY_FILE_LIMIT = 64 << 20  # per stream of a rank, twice; the user did not request these files
 
 
@@ -20,8 +21,10 @@ class LogFolder:
         name = re.sub(r"[^\w.+-]", "_", spec.run_id) or "job"
         self.temporary = not spec.log.directory
         self.file_limit = _TEMPORARY_FILE_LIMIT if self.temporary else 0
+        self.warning = ""
         if self.temporary:
             self.path = _temporary(f"ddp-launch-{name}-{os.getpid()}")
+            self.warning = _why_elsewhere(self.path)
             return
         try:
             self.path = _unused(os.path.join(os.path.abspath(spec.log.directory), name), spec.max_nodes > 1)
@@ -43,11 +46,34 @@ class LogFolder:
         scratch.remove(self.path)
 
 
+def temporary_roots() -> list[str]:
+    """Where temporary folders may be, the best place first: those without room come after those that have room."""
+    named = (os.environ.get("TMPDIR"), "/tmp", "/var/tmp", ".")
+    roots = (os.path.abspath(root) for root in named if root)
+    return sorted(roots, key=lambda root: (not os.access(root, os.W_OK | os.X_OK), _is_full(root)))
+
+
+def _is_full(root: str) -> bool:
+    try:
+        found = os.statvfs(root)
+    except OSError:
+        return False
+    return (0 < found.f_blocks and found.f_bavail * found.f_frsize < ROOM) or (
+        0 < found.f_files and not found.f_favail
+    )
+
+
+def _why_elsewhere(path: str) -> str:
+    wanted = os.path.abspath(os.environ.get("TMPDIR") or "/tmp")
+    if os.path.dirname(path) == wanted or not _is_full(wanted):
+        return ""
+    return f"{wanted} has less than {ROOM >> 20} MiB free: log files go to {path}. Free space there, or set TMPDIR."
+
+
 def _temporary(name: str) -> str:
     """Create the folder where Python puts temporary files. The path is absolute, as scripts may change their folder."""
-    roots = [os.path.abspath(root) for root in (os.environ.get("TMPDIR"), "/tmp", "/var/tmp", ".") if root]
     reason = ""
-    for root in roots:
+    for root in temporary_roots():
         path = os.path.join(root, name)
         try:
             os.mkdir(path, 0o700)  # fails if another user has created the name

@@ -315,6 +315,12 @@ def judge_versions(versions: Versions) -> Check:
     return Check("versions", Grade.OK, ", ".join(part.replace("=", " ") for part in str(versions).split(" ")))
 
 
+def judge_core(state: str) -> Check:
+    """`state` of compiled_core. Without the core everything works, and CPU tensors travel over Gloo."""
+    advice = "install a wheel of ddp-launch, or install it again where there is a C compiler"
+    return _graded("core", state, "compiled", advice, warn=state != "compiled")
+
+
 # --- a node as a whole ---------------------------------------------------------------------------------
 
 

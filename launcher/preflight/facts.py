@@ -8,12 +8,12 @@ import json
 import os
 import socket
 import sys
-import tempfile
 import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from launcher.preflight import checkup, gpu_checkup, gpus, host, versions
+from launcher.output.log_folder import temporary_roots
+from launcher.preflight import checkup, compiled_core, gpu_checkup, gpus, host, versions
 from launcher.preflight.checkup import MB, Check, Grade, Report, skipped
 
 if TYPE_CHECKING:
@@ -54,6 +54,8 @@ def _parts(spec: LaunchSpec, full: bool) -> Iterator[tuple[str, Part]]:
         yield f"{what} in {path}", partial(_stored, what, path, full)
     yield "network", lambda: checkup.judge_network(host.network(spec))
     yield "versions", lambda: (_versions(spec),)
+    if full and not _has_other_python(spec):  # at the start of a job, the ranks themselves say it once
+        yield "core", lambda: (checkup.judge_core(compiled_core.state()),)
     yield "GPUs", lambda: gpu_checkup.judge_gpus(gpus.gpus(), wanted=wants_gpus)
 
 
@@ -64,13 +66,17 @@ def _stored(what: str, path: str, full: bool) -> tuple[Check, ...]:
 
 
 def _paths(spec: LaunchSpec) -> Iterator[tuple[str, str]]:
-    yield "logs", os.path.abspath(spec.log.directory or tempfile.gettempdir())
+    yield "logs", os.path.abspath(spec.log.directory) if spec.log.directory else temporary_roots()[0]
     for path in spec.preflight_paths:
         yield "checkpoints", os.path.abspath(path)
 
 
+def _has_other_python(spec: LaunchSpec) -> bool:
+    return bool(spec.python) and os.path.realpath(spec.python) != os.path.realpath(sys.executable)
+
+
 def _versions(spec: LaunchSpec) -> Check:
-    if spec.python and os.path.realpath(spec.python) != os.path.realpath(sys.executable):
+    if _has_other_python(spec):
         return skipped("versions", f"the ranks run in another Python: {spec.python}")
     return checkup.judge_versions(versions.versions(spec.python))
 

@@ -21,18 +21,32 @@ def versions(python: str = "") -> Versions:
     driver = driver_version()
     if python and os.path.realpath(python) != os.path.realpath(sys.executable):
         return Versions(driver=driver)
-    found = PathFinder.find_spec("torch", import_path(os.environ))
-    if found is None or not found.origin:
+    folder = _torch_folder()
+    if not folder:
         return Versions(platform.python_version(), driver=driver)
-    folder = os.path.dirname(found.origin)
     text = text_of(os.path.join(folder, "version.py"))
     return Versions(
         platform.python_version(),
-        _assigned("__version__", text) or _assigned("torch_version", text),
+        _version_in(text),
         _assigned("cuda", text) or _prefixed("rocm", _assigned("hip", text)),
         _nccl_beside(os.path.dirname(folder)),
         driver,
     )
+
+
+def torch_version() -> str:
+    """The version of this interpreter's torch; "" if it has none."""
+    folder = _torch_folder()
+    return _version_in(text_of(os.path.join(folder, "version.py"))) if folder else ""
+
+
+def _torch_folder() -> str:
+    found = PathFinder.find_spec("torch", import_path(os.environ))
+    return os.path.dirname(found.origin) if found is not None and found.origin else ""
+
+
+def _version_in(text: str) -> str:
+    return _assigned("__version__", text) or _assigned("torch_version", text)
 
 
 def _assigned(name: str, text: str) -> str:

@@ -310,7 +310,11 @@ _COMMAND = (
     _switch(
         "--print-config", "print every option with its value and its source, then exit", reach=Reach.FLAG
     ),
-    _switch("--version", "print the version, then exit", reach=Reach.FLAG),
+    _switch(
+        "--version",
+        "print our version and those of torch, the compiled core and the protocol, then exit",
+        reach=Reach.FLAG,
+    ),
     _switch("--help", "print this help, then exit", short="-h", torchrun=True, reach=Reach.FLAG),
 )
 

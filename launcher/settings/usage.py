@@ -18,12 +18,14 @@ usage: ddp-launch [options] script.py [args ...]
        ddp-launch [options] -m module [args ...]
        ddp-launch [options] --no-python program [args ...]
        ddp-launch doctor [--json] [options]
+       ddp-launch docs [PAGE]
 """
 _WHAT_IT_DOES = (
     "Starts a data-parallel PyTorch job on this node, or the part of the job that belongs to this node. Monitors the "
     "ranks and restarts them after a failure. Put options before the script; all words after the script are its "
     "arguments. Without options, the job uses all devices of this node. `ddp-launch doctor` does not start a job: it "
-    "checks whether this node can run one, alone or, with --nnodes, together with the other nodes."
+    "checks whether this node can run one, alone or, with --nnodes, together with the other nodes. "
+    "`ddp-launch docs` lists the pages of the manual."
 )
 _SOURCES = (
     "You can also set an option with a variable DDP_LAUNCH_<OPTION> (DDP_LAUNCH_MAX_RESTARTS=3; 1 or 0 for a "

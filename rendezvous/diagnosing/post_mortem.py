@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 _EVIDENCE = 24  # lines
 _HINT = "all ranks must enter the same collectives, in the same order and of the same size, and leave after the last"
 _HINT_LATE = (
-    "it is the limit of the process group, init_process_group(timeout=...), that ran out; see docs/hangs.md"
+    "it is the limit of the process group, init_process_group(timeout=...), that ran out; "
+    "see ddp-launch docs hangs"
 )
 _FAILURES = {Kind.ABSENT: FailureClass.EXIT_CODE, Kind.LATE: FailureClass.HANG}
 # Errors of a rank that has waited for the whole timeout of its group.

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 ANSWER_WITHIN_S = 2.0
 TIMES_ASKED, ASK_AGAIN_S = 4, 0.5  # while an agent is silent and the finding is uncertain
 STACKS_WITHIN_S = 5.0  # the agent itself takes 2 s at most
-_HINT = "docs/hangs.md says what each verdict means; --hang-timeout sets the limits"
+_HINT = "ddp-launch docs hangs explains the verdicts; --hang-timeout sets the limits"
 
 
 def ranks_stalled(state: JobState, member: Member, now: float) -> Result:

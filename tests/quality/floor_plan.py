@@ -62,7 +62,7 @@ CORE = {
 SHELL = {
     "launcher": {
         *(
-            "__init__ __main__ agent cli isolation preflight start status template user_messages wiring"
+            "__init__ __main__ about agent cli isolation manual preflight start status template user_messages wiring"
         ).split(),
         *("daemon_threads errands error_boundary stop_requests").split(),
         *within("failure", "ending facts"),
@@ -74,7 +74,10 @@ SHELL = {
         *within("joining", "addresses connect"),
         *within("machine", "devices nvml small_files"),
         *within("output", "frames log_file log_folder logs rank_stream terminal throttle"),
-        *within("preflight", "agent_preflight doctor facts gpus host network_check self_test versions wire"),
+        *within(
+            "preflight",
+            "agent_preflight compiled_core doctor facts gpus host network_check self_test versions wire",
+        ),
         *within("ranks", "binding checkpoint topology worker zygote zygote_starter zygote_watch"),
         *within("settings", "checks config_file import_path"),
     },
@@ -160,7 +163,9 @@ ROOMS = {
             "exchange failure joining settings stop_requests supervised supervision template wiring".split()
         ),
         "start": {"agent", "daemon_threads", "ranks", "settings", "supervision", "template", "wiring"},
-        "cli": {"hosts", "machine", "preflight", "settings", "start", "version"},
+        "about": {"preflight", "version"},
+        "manual": {"settings"},
+        "cli": {"about", "hosts", "machine", "manual", "preflight", "settings", "start"},
         "__main__": {"cli"},
     },
     "rendezvous": {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import re
 import runpy
@@ -10,8 +11,10 @@ import subprocess
 import sys
 
 import pytest
+import tidy
 from tidy import ROOT
 
+from launcher import manual
 from launcher.settings import usage
 from launcher.settings.options import OPTIONS
 
@@ -70,6 +73,30 @@ def test_links_commands_and_options_exist(page):
     assert not broken_links(page, text)
     assert not unknown_commands(text)
     assert not unknown_options(text)
+
+
+def texts_of_messages():
+    """String constants of the packages that are not docstrings."""
+    for module in tidy.modules():
+        documented = {
+            id(node.body[0].value)
+            for node in ast.walk(module.tree)
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+            and node.body
+            and isinstance(node.body[0], ast.Expr)
+        }
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documented:
+                yield node.value
+
+
+def test_pages_that_messages_name_are_installed():
+    """A message may come from another node, and a wheel has no checkout: it names a page for `ddp-launch docs`."""
+    found = [text for text in texts_of_messages() if "docs" in text]
+    named = {name for text in found for name in re.findall(r"ddp-launch docs ([a-z][a-z-]+)", text)}
+    assert "hangs" in named
+    assert named <= set(manual.names())
+    assert [text for text in found if re.search(r"docs/[\w-]+\.md", text)] == []
 
 
 def test_options_page_is_made_from_the_table():

@@ -31,7 +31,7 @@ def local_names() -> set[str]:
     """What scripts and tests import from beside them."""
     files = [
         path
-        for folder in ("bench", "examples", "tests", "requirements")
+        for folder in ("bench", "deploy", "examples", "tests", "requirements")
         for path in (ROOT / folder).rglob("*.py")
     ]
     return {path.stem for path in files} | {path.parent.name for path in files}

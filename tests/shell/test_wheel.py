@@ -12,6 +12,10 @@ import zipfile
 import pytest
 from tidy import PACKAGES, ROOT
 
+sys.path.append(str(ROOT / "deploy" / "wheels"))
+
+import contents
+
 
 def run(*argv, **options):
     done = subprocess.run([str(word) for word in argv], capture_output=True, text=True, **options)
@@ -19,13 +23,20 @@ def run(*argv, **options):
     return done.stdout
 
 
+needs_a_compiler = pytest.mark.skipif(
+    shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler here"
+)
+
+
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
     source = tmp_path_factory.mktemp("source")
-    for name in ("pyproject.toml", "README.md", "LICENSE", "_ddp_launch_entry.py"):
+    names = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md")
+    for name in (*names, "_ddp_launch_entry.py"):
         shutil.copy(ROOT / name, source)
     for name in PACKAGES:
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    shutil.copytree(ROOT / "docs", source / "docs", ignore=shutil.ignore_patterns("img", "decisions"))
     return source
 
 
@@ -36,13 +47,11 @@ def wheel(source, tmp_path_factory):
     return next(folder.glob("*.whl"))
 
 
-def test_every_module_is_in_it(wheel):
+def test_it_has_what_it_should_and_nothing_else(wheel):
+    """Modules, pages, the licence, metadata; no C sources, no tests."""
+    assert contents.problems_of_wheel(wheel) == []
     there = set(zipfile.ZipFile(wheel).namelist())
-    ours = {str(path.relative_to(ROOT)) for name in PACKAGES for path in (ROOT / name).rglob("*.py")}
-    assert "launcher/template/hook/sitecustomize.py" in ours
-    assert ours <= there
-    assert {f"{name}/py.typed" for name in PACKAGES} <= there
-    assert not [name for name in there if name.startswith(("tests", "bench", "examples", "docs"))]
+    assert {"launcher/template/hook/sitecustomize.py", "launcher/pages/hangs.md"} <= there
 
 
 def test_it_runs_where_nothing_else_is_installed(wheel, tmp_path):
@@ -58,33 +67,46 @@ def test_it_runs_where_nothing_else_is_installed(wheel, tmp_path):
     assert "rank 1" in run(command, "--nproc-per-node", "2", script, cwd=tmp_path)
 
 
-@pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler here")
+@needs_a_compiler
 def test_the_compiled_core_is_in_it_for_any_python_from_311_on(wheel):
     assert "-cp311-abi3-" in wheel.name
-    assert {"ddp/groups/_native.abi3.so", "ddp/telemetry/_page.abi3.so"} <= set(
-        zipfile.ZipFile(wheel).namelist()
-    )
 
 
-def test_without_a_compiler_the_rest_is_installed_all_the_same(source, tmp_path):
-    copy = shutil.copytree(source, tmp_path / "copy", ignore=shutil.ignore_patterns("build", "*.so"))
-    environment = {**os.environ, "CC": "/nowhere/cc"}
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "-q",
-        "--no-deps",
-        "--no-build-isolation",
-        "-w",
-        tmp_path,
-        copy,
-    ]
-    run(*command, env=environment)
-    names = zipfile.ZipFile(next(tmp_path.glob("*.whl"))).namelist()
-    assert "ddp/groups/shm.py" in names
-    assert not [name for name in names if name.endswith(".so")]
+def wheel_of(source, folder, **environment):
+    copy = shutil.copytree(source, folder / "copy", ignore=shutil.ignore_patterns("build", "*.so"))
+    words = ["-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", folder, copy]
+    run(sys.executable, *words, env=os.environ | environment)
+    return next(folder.glob("*.whl"))
+
+
+def test_without_a_compiler_the_rest_is_installed_and_says_what_is_missing(source, tmp_path):
+    archive = zipfile.ZipFile(wheel_of(source, tmp_path, CC="/nowhere/cc"))
+    assert "ddp/groups/shm.py" in archive.namelist()
+    assert not [name for name in archive.namelist() if name.endswith(".so")]
+    archive.extractall(tmp_path / "installed")
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    environ["PYTHONPATH"] = str(tmp_path / "installed")
+
+    def asked(*words):
+        return run(sys.executable, *words, cwd=tmp_path, env=environ)
+
+    assert "\ncore not compiled" in asked("-m", "launcher", "--version")
+    assert str(tmp_path) in asked("-m", "launcher", "docs")
+    assert asked("-m", "launcher", "docs", "hangs") == (ROOT / "docs/hangs.md").read_text()
+    ask = "from ddp.groups.core_loading import native; print(native())"
+    assert asked("-c", f"import logging; logging.basicConfig(filename='said'); {ask}") == "None\n"
+    assert (tmp_path / "said").read_text().count("Gloo") == 1
+
+
+def test_a_wheel_for_all_machines_needs_no_compiler_and_says_so(source, tmp_path):
+    made = wheel_of(source, tmp_path, DDP_LAUNCH_CORE="0", CC="/nowhere/cc")
+    assert made.name.endswith("-py3-none-any.whl")
+    assert contents.problems_of_wheel(made) == []
+
+
+def test_a_core_that_is_required_and_cannot_be_compiled_is_an_error(source, tmp_path):
+    with pytest.raises(AssertionError, match="nowhere"):
+        wheel_of(source, tmp_path, DDP_LAUNCH_CORE="required", CC="/nowhere/cc")
 
 
 def test_the_source_archive_can_be_compiled(source, tmp_path):
@@ -94,3 +116,14 @@ def test_the_source_archive_can_be_compiled(source, tmp_path):
         names = {name.partition("/")[2] for name in archive.getnames()}
     there = {f"ddp/groups/_core/{path.name}" for path in (ROOT / "ddp" / "groups" / "_core").iterdir()}
     assert there <= names
+    assert contents.problems_of_sources(next(tmp_path.glob("*.tar.gz"))) == []
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1200)
+@needs_a_compiler
+def test_what_is_released_is_installed_and_runs():
+    """Two builds that agree, and jobs from each archive in an empty environment: see deploy/wheels."""
+    run(sys.executable, ROOT / "deploy/wheels/build.py", cwd=ROOT)
+    said = run(sys.executable, ROOT / "deploy/wheels/try_out.py", cwd=ROOT)
+    assert said.count("a job, two nodes, torchrun") == 3

@@ -1,0 +1,25 @@
+"""The text of `ddp-launch --version`: our version, and the versions of what it works with. Imports nothing large."""
+
+from __future__ import annotations
+
+import platform
+
+from launcher.preflight import compiled_core
+from launcher.preflight.versions import torch_version
+from launcher.version import VERSION
+from rendezvous.values.wire_names import PROTOCOL
+
+
+def text() -> str:
+    core = compiled_core.state()
+    if core != "compiled":
+        core += "; collectives of CPU tensors use Gloo"
+    return "\n".join(
+        (
+            f"ddp-launch {VERSION}",
+            f"torch {torch_version() or 'not installed'}",
+            f"core {core}",
+            f"protocol {PROTOCOL}",
+            f"python {platform.python_version()}",
+        )
+    )
