@@ -126,8 +126,12 @@ def _copy_all() -> Any:
     return get(torch_names.FOREACH_COPY)
 
 
+@functools.cache
 def skip_in_dynamo(package: str) -> None:
-    """Make torch.compile skip a package, as it skips torch's DDP."""
+    """Make torch.compile skip a package, as it skips torch's DDP.
+
+    Once in a process: each call makes torch compile a regular expression of hundreds of folders anew.
+    """
     get(torch_names.SKIPPED_BY_DYNAMO)(package)
 
 

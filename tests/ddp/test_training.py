@@ -296,3 +296,17 @@ def wrapped_anew(rank: int) -> list[str]:
 def test_a_wrapper_is_slow_only_while_another_of_its_module_lives(two_ranks: Ranks) -> None:
     slow, fast = Mode.COUNT.name, Mode.SENTINEL.name
     assert two_ranks(wrapped_anew) == [[fast, slow, slow, slow, fast, slow, fast]] * 2
+
+
+def another_wrapper(rank: int) -> int:
+    from torch._dynamo import trace_rules
+
+    DistributedDataParallel(mlp())
+    skipped = len(trace_rules.SKIP_DIRS)
+    DistributedDataParallel(mlp())
+    return len(trace_rules.SKIP_DIRS) - skipped
+
+
+def test_torch_compile_learns_to_skip_us_once(two_ranks: Ranks) -> None:
+    """Each time costs 10 ms: torch compiles the pattern of all that it skips anew, and the pattern grows."""
+    assert two_ranks(another_wrapper) == [0, 0]
