@@ -27,7 +27,7 @@ def serve(number: int, world_size: int, port: int, pipe: Any, said: str) -> None
 
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, None, False)
-    # What is there now stays; a collection after each task then costs next to nothing.
+    # What is there now stays, and so does what tasks import: a collection after each task then costs next to nothing.
     gc.collect()
     gc.freeze()
     # A group outlives its task by one turn: were a callback in one of its own threads the last to let go of it, the
@@ -70,4 +70,5 @@ def _carry_out(task: Any, number: int, world_size: int, store: Any, outliving: l
             dist.destroy_process_group()
         torch.set_default_dtype(torch.float32)
         gc.collect()
+        gc.freeze()
     return trial.transcript()
