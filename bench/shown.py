@@ -67,7 +67,7 @@ def machine() -> str:
     return (
         f"{_processor()}, {len(os.sched_getaffinity(0))} CPUs, {memory:.0f} GiB, Linux {platform.release()}, "
         f"Python {platform.python_version()}, torch {version('torch')}; "
-        f"load average when it began {os.getloadavg()[0]:.2f}"
+        f"load average at the start {os.getloadavg()[0]:.2f}"
     )
 
 

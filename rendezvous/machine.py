@@ -1,11 +1,12 @@
 """The round machine: `step(state, event, now) -> (state', effects)` makes every decision of the rendezvous.
 
-It has no I/O, no clock and no randomness. The rules of admission, sealing, stopping and orders are in the modules of
-those names. This module dispatches events to their rules, rejects stale events, and handles deadlines.
+It has no I/O, no clock and no randomness. The rules are in `rounds/`: admission (which agents may join), sealing (fix
+the nodes of a world), stopping, and orders of operators. This module dispatches events to their rules, rejects stale
+events, and handles deadlines.
 
-- An event that changes nothing returns the same state object (and may still be answered).
+- For an event that changes nothing, `step` returns the same state object. It may still return answers.
 - If there is a Persist, it is the first effect: a message is only sent after the state is stored.
-- A report counts only if it comes from the present agent of its node and belongs to the current generation.
+- A report counts only if it comes from the current agent of its node and belongs to the current generation.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ from typing import TYPE_CHECKING, assert_never
 
 from rendezvous.diagnosing import stragglers
 from rendezvous.rounds import hang_examination, orders
-from rendezvous.rounds.admission import check_leases, heard, join, leave, lose
+from rendezvous.rounds.admission import check_leases, join, leave, lose, renew_lease
 from rendezvous.rounds.growing import checkpoint_taken, consider_checkpoint, grow
 from rendezvous.rounds.policy import growth
 from rendezvous.rounds.sealing import Result, seal, spec_of, tell_progress, world_of
 from rendezvous.rounds.stopping import (
     abort,
+    end_incomplete_round,
     finish_if_all_did,
     node_stopped,
     rank_failed,
     stopped_unasked,
-    too_few_came,
 )
 from rendezvous.values.events import (
     AgentHeard,
@@ -85,7 +86,7 @@ def _completed(state: JobState, effects: tuple[Effect, ...], now: float, *, rear
 def _react(state: JobState, event: Event, now: float) -> Result:
     match event:
         case AgentHeard(agent):
-            return heard(state, agent, now)
+            return renew_lease(state, agent, now)
         case AgentJoined():
             return join(state, event, now)
         case AgentLeft(agent, reason):
@@ -189,9 +190,9 @@ def _phase_times_reported(state: JobState, event: PhaseTimesReported, member: Me
     if state.phase is not Phase.RUNNING or rule.policy is StragglerPolicy.OFF:
         return state, ()
     node, nodes = event.agent.node, world_nodes(state)
-    straggler_state, news = stragglers.told(state.straggler_state, node, phase_times, nodes, rule)
+    straggler_state, news = stragglers.add_report(state.straggler_state, node, phase_times, nodes, rule)
     homes = {p.agent.node: p.agent for p in world_of(state).placements}
-    keeper = world_of(state).placements[0].agent  # the node whose log people read first
+    keeper = world_of(state).placements[0].agent  # the node whose log users read first
     notices = [
         Tell(agent, Notice(state.generation, each.text))
         for each in news
@@ -236,7 +237,7 @@ def _order(
 
 
 def _handle_deadlines(state: JobState, now: float) -> Result:
-    """Handle every timer that has expired by `now`, each on the state that the previous one returned."""
+    """Handle the timers that have expired by `now`, in order. Each uses the state after the previous timer."""
     effects: tuple[Effect, ...] = ()
     for timer, act in _TIMERS:
         at = getattr(state.timers, timer)
@@ -266,14 +267,17 @@ def _settle(state: JobState, now: float) -> Result:
 def _give_up(state: JobState, now: float) -> Result:
     if state.phase is Phase.SEALED:
         keeper = [m for m in state.members.values() if m.node_rank == 0]
-        return lose(state, keeper, f"did not open the store within {spec_of(state).join_timeout_s:g} s", now)
-    return seal(state, now) if present(state) >= state.min_nodes else too_few_came(state)
+        reason = (
+            f"did not open its TCPStore within {spec_of(state).join_timeout_s:g} s (see the log of its agent)"
+        )
+        return lose(state, keeper, reason, now)
+    return seal(state, now) if present(state) >= state.min_nodes else end_incomplete_round(state)
 
 
 def _stop_budget_spent(state: JobState, now: float) -> Result:
     late = [state.members[node] for node in state.pending]
     state = replace(state, timers=replace(state.timers, stop_by=None))
-    return lose(state, late, f"did not stop within {spec_of(state).stop_budget_s:g} s", now)
+    return lose(state, late, f"did not stop its ranks within {spec_of(state).stop_budget_s:g} s", now)
 
 
 def _progress(state: JobState, now: float) -> Result:

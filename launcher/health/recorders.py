@@ -11,7 +11,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from launcher.health.flight_recorder import OF_ONE_SHAPE
-from rendezvous.values.rank_report import CALLS_TOLD, GROUPS_TOLD
+from rendezvous.values.rank_report import MAX_CALLS, MAX_GROUPS
 from rendezvous.values.rank_view import Collective, GroupView
 
 if TYPE_CHECKING:
@@ -47,13 +47,13 @@ def _heard(report: RankReport, dump: Dump, now_ns: int) -> RankReport:
     used = [group for group in dump.groups if group.entries]
     used.sort(key=lambda group: (not _pending(group), -group.entries[-1].at_ns))
     told = [(group, entry) for group in used for entry in group.entries]
-    waits = sorted((each for each in told if not each[1].done), key=_begun)[:CALLS_TOLD]
+    waits = sorted((each for each in told if not each[1].done), key=_begun)[:MAX_CALLS]
     done = sorted((each for each in told if each[1].done), key=_begun, reverse=True)
-    chosen = sorted([*waits, *done][:CALLS_TOLD], key=_begun)
+    chosen = sorted([*waits, *done][:MAX_CALLS], key=_begun)
     return replace(
         report,
         recorded=tuple(_call(group, entry, now_ns) for group, entry in chosen),
-        recorder=tuple(map(_view, used[:GROUPS_TOLD])),
+        recorder=tuple(map(_view, used[:MAX_GROUPS])),
     )
 
 

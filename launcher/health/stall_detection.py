@@ -34,7 +34,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from launcher.settings.budgets import ASLEEP_S, AT_WORK_S
-from rendezvous.values.rank_report import CALLS_TOLD, GROUPS_TOLD, RankReport
+from rendezvous.values.rank_report import MAX_CALLS, MAX_GROUPS, RankReport
 from rendezvous.values.rank_view import HELD, RankPhase, RankView
 from rendezvous.values.text_limits import NAME
 
@@ -179,7 +179,7 @@ def _report(view: RankView, seen: StallState, budgets: Budgets) -> RankReport:
 def _worth_telling(view: RankView) -> list[Collective]:
     """Collectives that it waits in, oldest first, then finished ones, latest first."""
     done = [call for call in view.collectives if call.finished_s is not None]
-    chosen = [*view.waiting_in[:CALLS_TOLD], *reversed(done)][:CALLS_TOLD]
+    chosen = [*view.waiting_in[:MAX_CALLS], *reversed(done)][:MAX_CALLS]
     return sorted(chosen, key=lambda call: call.number)
 
 
@@ -202,5 +202,5 @@ def _groups(view: RankView) -> tuple[GroupView, ...]:
             name=group.name[: NAME.max_chars],
             members=group.members if len(group.members) <= NAME.max_chars else "",
         )
-        for group in ordered[:GROUPS_TOLD]
+        for group in ordered[:MAX_GROUPS]
     )

@@ -336,5 +336,5 @@ def _same_software(node: str, differ: list[Difference]) -> Check:
         others = "; ".join(f"{each.node} has {each.what} {each.version}" for each in differ[:4])
         return Check(name, Grade.OK, f"as most nodes have it; but {others}")
     found = "; ".join(f"{each.what} {each.version}, most nodes {each.usual}" for each in own)
-    grade = Grade.FAIL if any(versions.matters(each) for each in own) else Grade.WARN
+    grade = Grade.FAIL if any(versions.prevents_training(each) for each in own) else Grade.WARN
     return Check(name, grade, found, advice=f"install what {own[0].example} has")

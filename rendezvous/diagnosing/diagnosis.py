@@ -2,28 +2,29 @@
 
 Theory of operation
 -------------------
-There is no finding unless some rank is overdue: it has stalled for longer than its current activity allows. The checks
-follow in this order:
+A finding needs an overdue rank: a rank that has stalled for longer than the limit of its current activity. The reports
+come from the ranks' status pages, in shared memory. The checks run in this order:
 
-0. If torch's flight recorders know more collectives than the pages, the service uses the recorders instead (see
-   rendezvous/diagnosing/recorded.py). Only they see the buckets of torch's own DDP, which C++ starts.
-1. desync: ranks are in the same numbered collective of a group, but it is a different one for some of them (the
-   operation, the number of elements or their type). The finding names the minority. Without a minority it names both
-   sides, and the culprit is uncertain.
-2. absent: other ranks wait for a rank that does not wait itself (see waits.py). This rank is the reason, together with
-   what its own report shows. If it is not overdue itself (a checkpoint, an evaluation, a long step), all is in order:
-   `Patience` says when to ask again. Some ranks may complete a collective that blocks others. Then a rank that is
-   stopped within it is the reason, and the ranks that wait beside it are not.
+0. If torch's flight recorders contain more collectives than the status pages, the service uses the recorders instead
+   (see rendezvous/diagnosing/recorded.py). Only they record the all-reduce calls that torch's own DDP starts in C++.
+1. desync: ranks are in the collective with the same number of a group, but the operation, the number of elements or
+   their type differs. The finding names the minority. If there is no majority, it names all these ranks, and is not
+   certain.
+2. absent: other ranks wait for a rank that does not wait itself (see waits.py). This rank is blamed, and its own report
+   gives the reason. If it is not overdue itself (a checkpoint, an evaluation, a long step), there is no problem yet:
+   `Patience` contains the time until the next check. A collective may finish on some ranks and block others. Then a
+   rank whose process is stopped in that collective is blamed, not the other ranks that wait in it.
 3. deadlock: ranks wait for each other in a cycle.
-4. apart: no collective shows the reason, since they are hidden or all ranks have entered. But a rank differs from the
-   others: it is stopped, has ended, is behind all others, or computes while they sleep.
-5. alike: the ranks do not differ. Then the reason is the network or a device, or all ranks have the same problem, and
-   no rank is to blame.
+4. apart: the collectives do not show the reason, because they are not recorded, or because all ranks have entered them.
+   But one rank differs from the others: it is stopped by a signal, has exited, is behind all others, or computes while
+   the others sleep.
+5. alike: the ranks do not differ. Then the reason is the network or a device, or all ranks have the same problem. No
+   rank is blamed.
 
 A finding is `certain` only if the reports permit no other explanation. A rank that sleeps in its forward or backward
-pass may wait for others in a hidden collective. So it is the certain reason only if its flight recorder shows no such
-call, or if more ranks wait for it than are on its side. If a debugger holds a rank, or every rank of a world is
-stopped, there is no finding.
+pass may wait for others in a collective that is not recorded. So blaming it is certain only if its flight recorder
+shows no such call, or if the ranks that wait outnumber the ranks that are waited for. If a debugger has stopped a rank,
+or every rank of a world is stopped, there is no finding.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from typing import TYPE_CHECKING
 
 from rendezvous.diagnosing import hang_text as words
 from rendezvous.diagnosing.desync import desync
-from rendezvous.diagnosing.finding import CHARGED, Charge, Finding, Kind, Patience, charge
+from rendezvous.diagnosing.finding import MAX_BLAMED, BlamedRank, Finding, Kind, Patience, blame
 from rendezvous.diagnosing.recorded import with_recorded
 from rendezvous.diagnosing.waits import waits_of
 from rendezvous.values.rank_view import RankPhase
@@ -50,7 +51,7 @@ SHORTEST_PATIENCE_S, LONGEST_PATIENCE_S = 0.25, 15.0
 
 
 def diagnose(reports: Mapping[int, RankReport], world_size: int) -> Finding | Patience | None:
-    """Diagnose a stall. `reports` lacks the ranks of agents that have not answered."""
+    """Diagnose a stall. `reports` does not contain the ranks of agents that have not answered."""
     reports = with_recorded(reports, world_size)
     overdue = [rank for rank, s in reports.items() if s.known and s.alive and s.is_overdue]
     running = [report for report in reports.values() if report.alive]
@@ -68,31 +69,33 @@ def diagnose(reports: Mapping[int, RankReport], world_size: int) -> Finding | Pa
     )
     if isinstance(found, Patience):
         return found
-    suspects = () if found.certain or found.kind is Kind.ALIKE else tuple(c.rank for c in found.charges)
-    return replace(found, charges=_worded(found), suspects=suspects, evidence=_evidence(reports, found))
+    suspects = () if found.certain or found.kind is Kind.ALIKE else tuple(each.rank for each in found.blamed)
+    return replace(
+        found, blamed=_with_the_others(found), suspects=suspects, evidence=_evidence(reports, found)
+    )
 
 
-def _worded(found: Finding) -> tuple[Charge, ...]:
-    """If the finding is certain, each reason names all ranks that are charged."""
-    charges = found.charges[:CHARGED]
+def _with_the_others(found: Finding) -> tuple[BlamedRank, ...]:
+    """If the finding is certain, the reason of each blamed rank names the other blamed ranks too."""
+    blamed = found.blamed[:MAX_BLAMED]
     if not found.certain:
-        return charges
-    ranks = [each.rank for each in found.charges]
+        return blamed
+    ranks = [each.rank for each in found.blamed]
 
-    def reason(one: Charge) -> str:
+    def reason(one: BlamedRank) -> str:
         others = [rank for rank in ranks if rank != one.rank]
-        return f"{one.reason}; so {words.ranks(others)}" if others else one.reason
+        return f"{one.reason}; the same for {words.ranks(others)}" if others else one.reason
 
-    return tuple(replace(each, reason=reason(each)) for each in charges)
+    return tuple(replace(each, reason=reason(each)) for each in blamed)
 
 
 def _evidence(reports: Mapping[int, RankReport], found: Finding) -> tuple[str, ...]:
-    """One line per rank: the charged ranks first, then the others in order, up to a limit."""
-    charged = [charge.rank for charge in found.charges]
-    others = [rank for rank in sorted(reports) if rank not in charged]
-    told = [words.line(reports[rank]) for rank in (*charged, *others)[:_EVIDENCE] if rank in reports]
-    left = len(reports) - len(told)
-    return (*told, *((f"... and {left} more ranks",) if left > 0 else ()))
+    """One line per rank: the blamed ranks first, then the others in order, up to a limit."""
+    blamed = [each.rank for each in found.blamed]
+    others = [rank for rank in sorted(reports) if rank not in blamed]
+    lines = [words.line(reports[rank]) for rank in (*blamed, *others)[:_EVIDENCE] if rank in reports]
+    left = len(reports) - len(lines)
+    return (*lines, *((f"... and {left} more ranks",) if left > 0 else ()))
 
 
 # --- 2. absent -----------------------------------------------------------------------------------------
@@ -106,21 +109,24 @@ def _absent(waits: Waits, overdue: Sequence[int]) -> Finding | Patience | None:
     if not due:
         if not roots or not any(rank in waiting for rank in overdue):
             return None
-        return _patience(seen) if seen else _unheard(waits, roots)
-    beside = _beside_the_reason(waits, due)
+        return _patience(seen) if seen else _no_answer(waits, roots)
+    beside = _waiting_beside(waits, due)
     due = [report for report in due if report.rank not in beside]
     outnumbered = len(waiting) + len(beside) > len(roots) - len(beside)
     certain = all(explains_itself(s) for s in due) or (outnumbered and all(s.known for s in due))
     if not certain and len(waiting) < len(
         due
-    ):  # perhaps these ranks entered a call that the others never enter
-        return _strangers(waits, waiting, due)
-    charges = tuple(charge(s, f"; {words.who_waits(waits, s.rank)}") for s in due)
-    return Finding(Kind.ABSENT, charges, certain)
+    ):  # these ranks may have entered a call that the others never enter
+        return _in_different_calls(waits, waiting, due)
+    blamed = tuple(blame(s, f"; {words.waiting_for(waits, s.rank)}") for s in due)
+    return Finding(Kind.ABSENT, blamed, certain)
 
 
-def _beside_the_reason(waits: Waits, due: Sequence[RankReport]) -> dict[int, RankReport]:
-    """Overdue roots in a collective that all ranks entered, if another overdue root is not in one, or is stuck."""
+def _waiting_beside(waits: Waits, due: Sequence[RankReport]) -> dict[int, RankReport]:
+    """Overdue roots that only wait in a collective which all ranks have entered: another overdue root is the cause.
+
+    Empty if no other overdue root is the cause: all of them are in such a collective, and none of them is stopped.
+    """
     inside = [s for s in due if s.phase is RankPhase.COMMUNICATE and s.rank in waits.calls]
     beside = {s.rank: s for s in inside if s.alive and s.process not in _STUCK}
     return beside if len(beside) < len(due) else {}
@@ -133,7 +139,7 @@ def _patience(reports: Sequence[RankReport]) -> Patience:
 
 
 _STUCK = ("T", "D", "F")
-_OWN_BUSINESS = (
+_WITHOUT_COLLECTIVES = (
     RankPhase.DATA,
     RankPhase.CHECKPOINT,
     RankPhase.EVALUATION,
@@ -144,35 +150,37 @@ _OWN_BUSINESS = (
 
 
 def explains_itself(report: RankReport) -> bool:
-    """Whether the report shows that the rank does not wait for others in a hidden call."""
+    """Whether the report shows that the rank does not wait for others in a call that is not recorded."""
     if not report.alive or report.process in _STUCK:
         return True
     if report.recorder and not report.waits_in and report.phase in (RankPhase.FORWARD, RankPhase.BACKWARD):
         return True
     return report.known and (
-        report.phase in _OWN_BUSINESS or (report.busy and report.phase is not RankPhase.COMMUNICATE)
+        report.phase in _WITHOUT_COLLECTIVES or (report.busy and report.phase is not RankPhase.COMMUNICATE)
     )
 
 
-def _unheard(waits: Waits, roots: Sequence[int]) -> Finding:
+def _no_answer(waits: Waits, roots: Sequence[int]) -> Finding:
     """The finding if the only missing ranks are those whose agents did not answer."""
-    charges = [
-        Charge(rank, f"its agent did not say how it is; {words.who_waits(waits, rank)}")
-        for rank in roots[:CHARGED]
+    blamed = [
+        BlamedRank(rank, f"its agent did not report its state; {words.waiting_for(waits, rank)}")
+        for rank in roots[:MAX_BLAMED]
     ]
-    return Finding(Kind.ABSENT, tuple(charges), certain=False)
+    return Finding(Kind.ABSENT, tuple(blamed), certain=False)
 
 
-def _strangers(waits: Waits, waiting: Sequence[int], others: Sequence[RankReport]) -> Finding:
-    charges = tuple(
-        Charge(
+def _in_different_calls(waits: Waits, waiting: Sequence[int], others: Sequence[RankReport]) -> Finding:
+    several = len(others) > 1
+    names = words.ranks([s.rank for s in others])
+    they_are = f"{'they are' if several else 'it is'} {words.place(others[0], several)}"
+    blamed = tuple(
+        BlamedRank(
             rank,
-            f"waits in {words.call(waits.told[waits.calls[rank][0]])}, which {words.ranks([s.rank for s in others])} "
-            f"never entered: {words.place(others[0], len(others) > 1)}",
+            f"waits in {words.call(waits.described[waits.calls[rank][0]])}, which {names} never entered; {they_are}",
         )
         for rank in waiting
     )
-    return Finding(Kind.DESYNC, charges, certain=False)
+    return Finding(Kind.DESYNC, blamed, certain=False)
 
 
 # --- 3. deadlock ---------------------------------------------------------------------------------------
@@ -182,21 +190,21 @@ def _deadlock(waits: Waits) -> Finding | None:
     stuck = waits.unexplained()
     if not stuck:
         return None
-    circle = waits.circle(stuck[0])
+    circle = waits.cycle(stuck[0])
     first_calls = {rank: next(c for c in waits.calls[rank] if waits.missing[c]) for rank in stuck}
     sizes = Counter(first_calls.values())
     ((common, n_common),) = sizes.most_common(1)
-    way = "; ".join(
-        f"rank {rank} waits in {words.call(waits.told[first_calls[rank]], False)}"
-        for rank in circle[:CHARGED]
+    cycle = "; ".join(
+        f"rank {rank} in {words.call(waits.described[first_calls[rank]], False)}"
+        for rank in circle[:MAX_BLAMED]
     )
-    reason = f"deadlock: {way}; each waits for the next"
+    reason = f"deadlock: {words.ranks(circle)} wait for each other in a cycle: {cycle}"
     if n_common * 2 > len(stuck) and n_common < len(stuck):
-        odd = [rank for rank in stuck if first_calls[rank] != common]
-        where = words.call(waits.told[common], False)
-        reason += f"; {n_common} of {len(stuck)} ranks are in {where}"
-        return Finding(Kind.DEADLOCK, tuple(Charge(rank, reason) for rank in odd), certain=True)
-    return Finding(Kind.DEADLOCK, tuple(Charge(rank, reason) for rank in circle), certain=False)
+        minority = [rank for rank in stuck if first_calls[rank] != common]
+        where = words.call(waits.described[common], False)
+        reason += f"; {n_common} of the {len(stuck)} waiting ranks are in {where}"
+        return Finding(Kind.DEADLOCK, tuple(BlamedRank(rank, reason) for rank in minority), certain=True)
+    return Finding(Kind.DEADLOCK, tuple(BlamedRank(rank, reason) for rank in circle), certain=False)
 
 
 # --- 4. apart ------------------------------------------------------------------------------------------
@@ -221,16 +229,16 @@ def _apart(
         due = [report for report in group if report.is_overdue]
         if not due:
             return _patience(group)
-        told = _others_in_words([report for report in everyone if report not in group], waits)
-        charges = tuple(charge(s, told) for s in due)
-        return Finding(Kind.APART, charges, certain and waits.all_told and len(due) == len(group))
+        others = _others_in_words([report for report in everyone if report not in group], waits)
+        blamed = tuple(blame(s, others) for s in due)
+        return Finding(Kind.APART, blamed, certain and waits.all_reported and len(due) == len(group))
     return None
 
 
 def _apart_groups(
     everyone: Sequence[RankReport], overdue: Sequence[RankReport]
 ) -> list[tuple[list[RankReport], bool]]:
-    """Groups of ranks that differ from all others, the strongest difference first, each with whether it is proof."""
+    """Groups of ranks that differ from all others, the strongest difference first. The flag: it proves the cause."""
     known = [s for s in everyone if s.known and s.alive and s.phase is not RankPhase.EXITING]
     behind = _furthest_behind(known)
     alive = [s for s in everyone if s.alive]
@@ -266,7 +274,9 @@ def _others_in_words(others: Sequence[RankReport], waits: Waits) -> str:
     numbers = [report.rank for report in others]
     inside = next((waits.calls[rank][0] for rank in numbers if rank in waits.calls), None)
     if inside is not None and inside.between is None and not waits.missing[inside]:
-        return f"; {words.wait(numbers)} in {words.call(waits.told[inside])}, which all ranks have entered"
+        return (
+            f"; {words.wait(numbers)} in {words.call(waits.described[inside])}, which all ranks have entered"
+        )
     places = dict.fromkeys(words.place(report, len(others) > 1) for report in others)
     verb = "is" if len(numbers) == 1 else "are"
     steps = sorted({report.step for report in others})
@@ -279,12 +289,13 @@ def _others_in_words(others: Sequence[RankReport], waits: Waits) -> str:
 
 def _alike(reports: Mapping[int, RankReport], waits: Waits, overdue: Sequence[int]) -> Finding:
     first = reports[min(overdue)]
-    if waits.all_told and sum(report.alive for report in reports.values()) == 1:
-        return Finding(Kind.ALIKE, (Charge(first.rank, words.doing(first)),), certain=True)
+    if waits.all_reported and sum(report.alive for report in reports.values()) == 1:
+        return Finding(Kind.ALIKE, (BlamedRank(first.rank, words.doing(first)),), certain=True)
     call = next((call for rank in sorted(overdue) for call in waits.calls.get(rank, ())), None)
     if call is None:
-        reason = f"all ranks stand still alike: rank {first.rank} {words.doing(first)}"
-        return Finding(Kind.ALIKE, (Charge(first.rank, reason),), certain=False)
+        example = f"for example, rank {first.rank} {words.doing(first)}"
+        reason = f"no rank makes progress, and all ranks are in the same state; {example}"
+        return Finding(Kind.ALIKE, (BlamedRank(first.rank, reason),), certain=False)
     done = [
         rank
         for rank, report in reports.items()
@@ -293,7 +304,7 @@ def _alike(reports: Mapping[int, RankReport], waits: Waits, overdue: Sequence[in
     ends = f"only {words.ranks(done)} finished it" if done else "none has finished it"
     longest = max(words.inside_s(reports[rank], call) for rank in waits.inside[call])
     reason = (
-        f"all ranks have entered {words.call(waits.told[call])} and {ends} in {words.seconds(longest)}: "
-        "the network or a device"
+        f"all ranks have entered {words.call(waits.described[call])} and {ends} in {words.seconds(longest)}; "
+        "the probable cause is the network or a device"
     )
-    return Finding(Kind.ALIKE, (Charge(waits.inside[call][0], reason),), certain=False)
+    return Finding(Kind.ALIKE, (BlamedRank(waits.inside[call][0], reason),), certain=False)

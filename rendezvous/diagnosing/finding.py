@@ -1,4 +1,4 @@
-"""The result of a diagnosis of a stall or a joint failure: which ranks are charged, with what, and how certainly."""
+"""The result of a diagnosis: which ranks are blamed, the reason for each, and whether that is certain."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rendezvous.values.types import Doubt
 if TYPE_CHECKING:
     from rendezvous.values.rank_report import RankReport
 
-CHARGED = 8  # ranks in one finding
+MAX_BLAMED = 8  # ranks in one finding
 TIMED_OUT_EXIT_CODE = 124  # the exit code of timeout(1)
 
 
@@ -26,39 +26,39 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Charge:
+class BlamedRank:
     rank: int
     reason: str
-    stalled: bool = False  # the rank runs, and makes no progress: its stack may show that it waits for others
+    stalled: bool = False  # it runs without progress: its stack may show that it waits for other ranks
 
 
-def charge(report: RankReport, more: str) -> Charge:
-    """Charge a rank with what it does. `more` follows in the reason."""
+def blame(report: RankReport, more: str) -> BlamedRank:
+    """Blame a rank. The reason is its state, followed by `more`."""
     is_stalled = report.alive and report.known and not report.is_stopped
-    return Charge(report.rank, f"{words.doing(report)}{more}", is_stalled)
+    return BlamedRank(report.rank, f"{words.doing(report)}{more}", is_stalled)
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The charged ranks, whose stacks are worth a look. If not `certain`, some or all of them may be innocent."""
+    """The blamed ranks, whose stacks the agents collect. If not `certain`, some or all of them may not be the cause."""
 
     kind: Kind
-    charges: tuple[Charge, ...]
+    blamed: tuple[BlamedRank, ...]
     certain: bool
     evidence: tuple[str, ...] = ()
-    suspects: tuple[int, ...] = ()  # all ranks that may be the culprit, if not `certain`
+    suspects: tuple[int, ...] = ()  # if not `certain`: all ranks that may be the cause
 
-    def doubt_about(self, charge: Charge) -> Doubt | None:
+    def doubt_about(self, blamed: BlamedRank) -> Doubt | None:
         if self.certain:
             return None
         if self.kind is Kind.ALIKE:
             return Doubt.NO_RANK
-        alone = self.suspects == (charge.rank,)
-        return Doubt.MAY_WAIT if alone and charge.stalled else Doubt.CULPRIT
+        alone = self.suspects == (blamed.rank,)
+        return Doubt.MAY_WAIT if alone and blamed.stalled else Doubt.CULPRIT
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """The stall has a good reason so far: examine the ranks again after this time."""
+    """So far the stall is expected, for example during a checkpoint: examine the ranks again after this time."""
 
     after_s: float

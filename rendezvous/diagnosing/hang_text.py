@@ -1,4 +1,4 @@
-"""Text about stalled ranks and the collectives that they wait in. Pure."""
+"""Text about stalled ranks and the collectives in which they wait. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rendezvous.values.rank_view import Collective
 
 _PLACES = {
-    RankPhase.STARTING: "in its start-up",
+    RankPhase.STARTING: "in its startup",
     RankPhase.DATA: "in its data loader",
     RankPhase.FORWARD: "in its forward pass",
     RankPhase.BACKWARD: "in its backward pass",
@@ -23,8 +23,8 @@ _PLACES = {
     RankPhase.OPTIMIZER: "in its optimizer",
     RankPhase.CHECKPOINT: "in its checkpoint",
     RankPhase.EVALUATION: "in its evaluation",
-    RankPhase.IDLE: "in code of the script, between two phases of a step",
-    RankPhase.EXITING: "on its way out, its script being over",
+    RankPhase.IDLE: "in code of the script between two phases of a step",
+    RankPhase.EXITING: "in its exit after the end of the script",
 }
 
 
@@ -41,52 +41,55 @@ def place(report: RankReport, of_several: bool = False) -> str:
 
 
 def state(report: RankReport) -> str:
-    """What the rank's process does, as far as that explains the stall."""
+    """The state of the rank's process, if it explains the stall."""
     match report.process:
         case "t":
-            return "held by a debugger"
+            return "stopped by a debugger"
         case "T":
-            return "stopped by a signal (SIGSTOP or the like)"
+            return "stopped by a signal (such as SIGSTOP)"
         case "F":
             return "frozen by its cgroup"
         case "D":
             return "in uninterruptible sleep" + (f" in {report.wchan}" if report.wchan else "")
-    return "computing" if report.busy else "asleep: a lock, a wait or a sleep"
+    return "computing" if report.busy else "sleeping"
 
 
 def doing(report: RankReport) -> str:
-    """Where a rank is, for how long, and what its process does."""
+    """The activity of a rank, its time without progress, and the state of its process."""
     if not report.alive:
-        return "has ended"
+        return "has exited"
     if not report.known:
-        return f"has not begun to train after {seconds(report.stalled_s)} ({state(report)})"
+        return f"has not started to train after {seconds(report.stalled_s)} ({state(report)})"
     if report.is_stopped:
-        return f"is {state(report)} for {seconds(report.stalled_s)}, {place(report)}"
-    return f"stands still for {seconds(report.stalled_s)} {place(report)} ({state(report)})"
+        return f"has been {state(report)} for {seconds(report.stalled_s)}, {place(report)}"
+    return f"has made no progress for {seconds(report.stalled_s)} {place(report)} ({state(report)})"
 
 
-def call(said: Collective, whole_world: bool = True) -> str:
+def call(entered: Collective, whole_world: bool = True) -> str:
     """A collective, for example "all_reduce #412 (1,048,576 x float32)"."""
-    size = f" ({said.numel:,} x {said.dtype})" if said.dtype else ""
-    where = "" if whole_world else f" of group {said.group}"
-    if said.peer >= 0 and said.op != "broadcast":
-        where += f" with rank {said.peer}"
-    return f"{said.op} #{said.seq}{size}{where}"
+    size = f" ({entered.numel:,} x {entered.dtype})" if entered.dtype else ""
+    where = "" if whole_world else f" of group {entered.group}"
+    if entered.peer >= 0 and entered.op != "broadcast":
+        where += f" with rank {entered.peer}"
+    return f"{entered.op} #{entered.seq}{size}{where}"
 
 
 def wait(numbers: Sequence[int]) -> str:
     return f"{ranks(numbers)} {'waits' if len(numbers) == 1 else 'wait'}"
 
 
-def who_waits(waits: Waits, rank: int) -> str:
+def waiting_for(waits: Waits, rank: int) -> str:
+    """The ranks that wait for this rank, in which call, and the last collective of this rank."""
     awaited = _awaited_in(waits, rank)
     inside = waits.inside[awaited]
     longest = max(inside_s(waits.reports[r], awaited) for r in inside)
     whole = len(waits.members.get(awaited.group, ())) == len(waits.reports)
-    text = f"{wait(inside)} for it in {call(waits.told[awaited], whole)} for {seconds(longest)}"
+    have = "has" if len(inside) == 1 else "have"
+    entered = call(waits.described[awaited], whole)
+    text = f"{ranks(inside)} {have} waited for it for {seconds(longest)} in {entered}"
     if awaited.between is None and rank in waits.reports:
         group = next((g for g in waits.reports[rank].groups if g.name == awaited.group), None)
-        text += f"; it came as far as #{group.entered}" if group is not None and group.entered else ""
+        text += f"; its last collective is #{group.entered}" if group is not None and group.entered else ""
     return text
 
 
@@ -103,14 +106,14 @@ def inside_s(report: RankReport, awaited: Call) -> float:
 
 def line(report: RankReport) -> str:
     """One line about a rank, for the evidence."""
-    said = [f"rank {report.rank} {doing(report)}"]
+    parts = [f"rank {report.rank} {doing(report)}"]
     if report.known:
-        said.append(f"step {report.step}")
+        parts.append(f"step {report.step}")
     if report.calls:
         last = report.calls[-1]
         verb = "finished" if last.finished_s is not None else "entered"
         ago = last.entered_s if last.finished_s is None else last.finished_s
-        said.append(f"{verb} {call(last)} {seconds(ago)} ago")
+        parts.append(f"{verb} {call(last)} {seconds(ago)} ago")
     if report.message:
-        said.append(f'says "{report.message}"')
-    return "; ".join(said)
+        parts.append(f'status: "{report.message}"')
+    return "; ".join(parts)

@@ -1,17 +1,17 @@
-"""Find the cause of a failed generation in the last reports of its ranks, beyond their errors. Pure.
+"""Find the cause of a failed generation from the last reports of its ranks, if their errors do not show it. Pure.
 
 Theory of operation
 -------------------
 Some errors only show that communication has ended: a peer closed its connection, or sent data of an unexpected size.
-The rank that gets such an error is not always the culprit, and may be the only rank with an error. But the agents keep
-the pages of their ranks, and the pages show which collectives each rank had entered. So if the first cause is of that
-kind, the service compares the reports of all ranks at the time of the stop order:
+The rank that gets such an error is not always the cause, and may be the only rank with an error. But the agents keep
+the status pages of their ranks, and the pages show which collectives each rank had entered. So if the first cause is
+such an error, the service compares the reports of all ranks at the time of the stop order:
 
-    different   ranks were in the same numbered collective, but it was a different one for some (desync.py)
-    left        a rank had ended without an error, and others wait for it in a collective that it never entered
-    late        the timeout of a process group expired on a rank, which waits for a rank that never entered
-    gone        a rank had ended without an error before the others lost their peers in a call that no page shows
-                (the buckets of torch's own DDP): the finding names it as uncertain
+    different   ranks called different operations under the same number of a group (desync.py)
+    left        a rank had exited without an error, and others wait for it in a collective that it never entered
+    late        the timeout of a process group expired on a rank that waited for a rank which never entered the call
+    gone        a rank had exited without an error before other ranks lost their connections. The call is not on any
+                page (the buckets of torch's own DDP), so the finding is not certain
 
 If the reports show none of these, the cause does not change. A hang was already examined when it was found.
 """
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from rendezvous.diagnosing import hang_text as words
 from rendezvous.diagnosing.desync import desync
 from rendezvous.diagnosing.diagnosis import explains_itself
-from rendezvous.diagnosing.finding import TIMED_OUT_EXIT_CODE, Charge, Finding, Kind, charge
+from rendezvous.diagnosing.finding import TIMED_OUT_EXIT_CODE, BlamedRank, Finding, Kind, blame
 from rendezvous.diagnosing.waits import waits_of
 from rendezvous.values.rank_view import RankPhase
 from rendezvous.values.types import Cause, Doubt, FailureClass
@@ -38,9 +38,12 @@ if TYPE_CHECKING:
     from rendezvous.values.types import Placement, World
 
 _EVIDENCE = 24  # lines
-_HINT = "all ranks must enter the same collectives, in the same order and of the same size, and leave after the last"
+_HINT = (
+    "all ranks must enter the same collectives, in the same order and with the same sizes, and must not exit before "
+    "the last one"
+)
 _HINT_LATE = (
-    "it is the limit of the process group, init_process_group(timeout=...), that ran out; "
+    "the timeout of the process group expired, which init_process_group(timeout=...) sets; "
     "see ddp-launch docs hangs"
 )
 _FAILURES = {Kind.ABSENT: FailureClass.EXIT_CODE, Kind.LATE: FailureClass.HANG}
@@ -66,8 +69,8 @@ def explained(
     if not first.may_be_a_consequence or not last_seen:
         return None
     # An agent's reports count only for its own ranks.
-    told = ((place, last_seen.get(place.agent.node, ())) for place in world.placements)
-    reports = {report.rank: report for place, seen in told for report in seen if _has(place, report.rank)}
+    by_place = ((place, last_seen.get(place.agent.node, ())) for place in world.placements)
+    reports = {report.rank: report for place, seen in by_place for report in seen if _has(place, report.rank)}
     waits = waits_of(reports, world.size)
     found = (
         desync(waits, waits.calls)
@@ -80,7 +83,7 @@ def explained(
     evidence = "\n".join(words.line(reports[rank]) for rank in sorted(reports)[:_EVIDENCE])
     occasion = f"rank {first.rank} on {first.node}: {first.reason}"
     text = "\n\n".join(part for part in (evidence, occasion, first.traceback) if part)
-    named = found.charges[0]
+    named = found.blamed[0]
     exit_code = TIMED_OUT_EXIT_CODE if found.kind is Kind.LATE else first.exit_code or 1
     failure = _FAILURES.get(found.kind, FailureClass.USER_EXCEPTION)
     hint = _HINT_LATE if found.kind is Kind.LATE else _HINT
@@ -89,8 +92,8 @@ def explained(
         doubt = Doubt.CULPRIT if found.suspects else Doubt.SHARED_ERROR
         reason = f"{named.reason}; {first.reason}"
         return replace(first, reason=reason, traceback=text, doubt=doubt, suspects=found.suspects)
-    others = [each.rank for each in found.charges[1:]]
-    reason = f"{named.reason}; so {words.ranks(others)}" if others else named.reason
+    others = [each.rank for each in found.blamed[1:]]
+    reason = f"{named.reason}; the same for {words.ranks(others)}" if others else named.reason
     own = causes.get(named.rank)
     return replace(
         _cause(world, named.rank, reason, first),
@@ -120,12 +123,12 @@ def _has(place: Placement, rank: int) -> bool:
 
 
 def _left(waits: Waits, causes: FrozenMap[int, Cause]) -> Finding | None:
-    charges = [
-        Charge(rank, f"has ended, and without an error; {words.who_waits(waits, rank)}")
+    blamed = [
+        BlamedRank(rank, f"exited without an error; {words.waiting_for(waits, rank)}")
         for rank in waits.roots()
         if rank not in causes and (report := waits.reports.get(rank)) is not None and _has_ended(report)
     ]
-    return Finding(Kind.ABSENT, tuple(charges), certain=True) if charges else None
+    return Finding(Kind.ABSENT, tuple(blamed), certain=True) if blamed else None
 
 
 def _gone(reports: Mapping[int, RankReport], causes: FrozenMap[int, Cause], first: Cause) -> Finding | None:
@@ -135,8 +138,7 @@ def _gone(reports: Mapping[int, RankReport], causes: FrozenMap[int, Cause], firs
     gone = [s for s in reports.values() if s.rank not in causes and _ended_before(s, lost)]
     if not gone:
         return None
-    verb = "has" if len(gone) == 1 else "have"
-    reason = f"{verb} ended, and without an error, before rank {first.rank} lost its peers"
+    reason = f"exited without an error before rank {first.rank} lost the connection to its peers"
     return _doubtful(Kind.ABSENT, gone, reason)
 
 
@@ -146,26 +148,26 @@ def _ended_before(report: RankReport, other: RankReport) -> bool:
 
 
 def _late(waits: Waits, causes: FrozenMap[int, Cause]) -> Finding | None:
-    """The live ranks that do not wait themselves, and that a rank waited for until its timeout expired."""
+    """Live ranks that do not wait for others, and for which another rank waited until its own timeout expired."""
     waiting = [rank for rank, cause in causes.items() if _ran_out_of_time(cause)]
     awaited = [late for rank in waiting for late in waits.next_of(rank)]
     known = [waits.reports[rank] for rank in waits.roots() if rank in awaited and rank in waits.reports]
     seen = [report for report in known if report.alive]
     if not seen:
-        return _elsewhere(waits) if waiting and not waits.calls else None
+        return _not_waiting(waits) if waiting and not waits.calls else None
     late = [report.rank for report in seen]
     outnumbered = sum(1 for rank in waits.calls if any(m in late for m in waits.next_of(rank))) > len(late)
     certain = all(explains_itself(s) for s in seen) or (outnumbered and all(s.known for s in seen))
     return Finding(
         Kind.LATE,
-        tuple(charge(s, f"; {words.who_waits(waits, s.rank)}") for s in seen),
+        tuple(blame(s, f"; {words.waiting_for(waits, s.rank)}") for s in seen),
         certain,
         suspects=() if certain else tuple(late),
     )
 
 
-def _elsewhere(waits: Waits) -> Finding | None:
-    """No page shows the call that timed out (buckets of torch's own DDP): find the ranks that do not wait for it."""
+def _not_waiting(waits: Waits) -> Finding | None:
+    """The ranks that do not wait, if the call that timed out is not on any page (the buckets of torch's own DDP)."""
     seen = [
         s
         for s in waits.reports.values()
@@ -178,12 +180,12 @@ def _elsewhere(waits: Waits) -> Finding | None:
 
 def _doubtful(kind: Kind, seen: Sequence[RankReport], reason: str) -> Finding:
     suspects = tuple(report.rank for report in seen)
-    return Finding(kind, (Charge(suspects[0], reason),), certain=False, suspects=suspects)
+    return Finding(kind, (BlamedRank(suspects[0], reason),), certain=False, suspects=suspects)
 
 
 def _ran_out_of_time(cause: Cause) -> bool:
-    said = f"{cause.reason}\n{cause.traceback}".lower()
-    return cause.failure is FailureClass.CONSEQUENCE and any(words in said for words in _OUT_OF_TIME)
+    text = f"{cause.reason}\n{cause.traceback}".lower()
+    return cause.failure is FailureClass.CONSEQUENCE and any(phrase in text for phrase in _OUT_OF_TIME)
 
 
 def _has_ended(report: RankReport) -> bool:

@@ -1,9 +1,10 @@
-"""Replace the collectives of the pages by those of torch's flight recorders, where these know more. Pure.
+"""Replace the collectives of the status pages by those of torch's flight recorders, if these have more. Pure.
 
-A page records calls that pass through Python. Calls that C++ starts by itself (the buckets of torch's DDP, functional
-collectives) appear only in torch's flight recorder, which numbers all calls of a group alike on all its members. The
-two numberings do not mix. So a group comes from the recorders if those of all members that have used it reported, and
-any of them knows more calls than the page. Otherwise it comes from the pages. Sends and receives come from the pages.
+A page records calls that pass through Python. Calls that C++ starts (the buckets of torch's DDP, functional
+collectives) are only in torch's flight recorder. The recorder gives a call the same number on all members of the group,
+but not the number that the page gives it, so the two cannot be compared. The calls of a group are taken from the
+recorders if all members that have used the group sent their recorder, and at least one recorder has more calls than the
+page. Otherwise they are taken from the pages. Sends and receives are always taken from the pages.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rendezvous.diagnosing.waits import POINT_TO_POINT, members_of
-from rendezvous.values.rank_report import GROUPS_TOLD
+from rendezvous.values.rank_report import MAX_GROUPS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -33,17 +34,17 @@ def with_recorded(reports: Mapping[int, RankReport], world_size: int) -> Mapping
 
 
 def _is_better(name: str, members: tuple[int, ...], reports: Mapping[int, RankReport]) -> bool:
-    heard = [reports[rank] for rank in members if rank in reports and _is_told(reports[rank], name)]
-    if not heard or len(heard) < len(members):
+    recorded = [reports[rank] for rank in members if rank in reports and _is_recorded(reports[rank], name)]
+    if not recorded or len(recorded) < len(members):
         return False
-    return any(_entered(report.recorder, name) > _entered(report.groups, name) for report in heard)
+    return any(_entered(report.recorder, name) > _entered(report.groups, name) for report in recorded)
 
 
-def _is_told(report: RankReport, name: str) -> bool:
-    """Whether the rank's recorder reports the group, or the rank has not used the group as far as is known."""
+def _is_recorded(report: RankReport, name: str) -> bool:
+    """Whether the rank's recorder contains the group, or the reports show no use of the group by the rank."""
     if not report.recorder:
         return False
-    used = len(report.groups) >= GROUPS_TOLD or any(group.name == name for group in report.groups)
+    used = len(report.groups) >= MAX_GROUPS or any(group.name == name for group in report.groups)
     return not used or any(group.name == name for group in report.recorder)
 
 
@@ -53,8 +54,8 @@ def _entered(groups: tuple[GroupView, ...], name: str) -> int:
 
 def _replaced(report: RankReport, names: Collection[str]) -> RankReport:
     kept = [call for call in report.calls if call.group not in names or call.op in POINT_TO_POINT]
-    told = [call for call in report.recorded if call.group in names]
-    calls = sorted((*kept, *told), key=lambda call: -call.entered_s)
+    recorded = [call for call in report.recorded if call.group in names]
+    calls = sorted((*kept, *recorded), key=lambda call: -call.entered_s)
     groups = [group for group in report.groups if group.name not in names]
     known = [group for group in report.recorder if group.name in names]
     return replace(report, calls=tuple(calls), groups=(*known, *groups))

@@ -1,15 +1,16 @@
-"""Which ranks are slower than their peers, and in what. Pure.
+"""Find ranks that are slower than their peers, and the phase in which they are slower. Pure.
 
-Agents report periodically how long each rank has spent in each phase since it began. When all nodes have reported
-again, a window closes, and the times per step of the ranks in it are compared. A rank is slow in a phase if it takes
-longer than `factor` times the median of its peers, and the difference is a relevant part of a step. A rank that is
-slow for several windows in a row is named. After several windows in which it keeps up, it is no longer named.
+Agents report periodically how long each rank has spent in each phase since its start. When all nodes have reported
+again, a window closes, and the times per step of the ranks in it are compared. A rank is slow in a phase on two
+conditions: it takes longer than `factor` times the median of its peers, and the difference is at least 5 % of a step.
+A rank that is slow for several windows in a row is reported. After several windows at normal speed it is no longer
+reported.
 
-Waiting for other ranks is not counted as slowness. But some waits are hidden in other phases (torch's own reducer
-waits within the backward), where every rank waits except the slow one. So only in the data loader, where ranks do not
-wait for peers, is a longer time sufficient. In any other phase the rank must also be slower in the sum of its own
-phases. An even number of peers has two medians. The higher one is used, so that one of three ranks is never blamed
-for a time that another one shares.
+Waiting for other ranks is not counted as slowness. But some waits are part of another phase: torch's own reducer waits
+within the backward pass, where every rank waits except the slow one. In the data loader ranks do not wait for peers, so
+a longer time there is enough to call a rank slow. In any other phase the rank must also be slower in the sum of its own
+phases. With an even number of peers, the higher of the two middle values is used. So with three ranks, a rank is not
+reported if another rank is as slow.
 """
 
 from __future__ import annotations
@@ -34,22 +35,22 @@ _SHOWS_IN_ALL = 0.5  # at least this part of a rank's delay must be in the sum o
 
 PHASES = {
     "data_s": "its data loader",
-    "forward_s": "the forward",
-    "backward_s": "the backward",
-    "optimizer_s": "the optimizer's step",
-    "idle_s": "what the script does between these",
+    "forward_s": "the forward pass",
+    "backward_s": "the backward pass",
+    "optimizer_s": "the optimizer step",
+    "idle_s": "other code of the script",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """A rank became a straggler, or keeps up again."""
+    """A rank became a straggler, or is as fast as its peers again."""
 
     node: str
     text: str
 
 
-def told(
+def add_report(
     straggler_state: StragglerState,
     node: str,
     phase_times: tuple[PhaseTimes, ...],
@@ -63,12 +64,14 @@ def told(
     compared, home = _compared(straggler_state)
     if any(times.steps < _FEWEST_STEPS for times in compared.values()):
         return replace(straggler_state, told=EMPTY), ()
-    standings, news = _judged(straggler_state.standings, slow_ranks(compared, rule.factor), compared, home)
+    standings, news = _after_window(
+        straggler_state.standings, slow_ranks(compared, rule.factor), compared, home
+    )
     return StragglerState(base=straggler_state.told, standings=standings), news
 
 
 def _compared(straggler_state: StragglerState) -> tuple[dict[int, PhaseTimes], dict[int, str]]:
-    """The times per step in this window, and the nodes, of ranks that had finished a step when it began."""
+    """The times per step in this window and the nodes, for ranks that had finished a step before the window began."""
     steps: dict[int, PhaseTimes] = {}
     home: dict[int, str] = {}
     for node, phase_times in straggler_state.told.items():
@@ -81,7 +84,7 @@ def _compared(straggler_state: StragglerState) -> tuple[dict[int, PhaseTimes], d
 
 
 def _per_step(a: PhaseTimes, b: PhaseTimes) -> PhaseTimes:
-    """The times per step in the window. `steps` is 0 if the count did not grow, as after a restart of the rank."""
+    """The times per step in the window. `steps` is 0 if the count did not grow, for example after a restart."""
     n = b.steps - a.steps
     if n <= 0:
         return PhaseTimes(b.rank, 0)
@@ -101,7 +104,7 @@ def _per_step(a: PhaseTimes, b: PhaseTimes) -> PhaseTimes:
 
 
 def slow_ranks(phase_times: Mapping[int, PhaseTimes], factor: float) -> dict[int, Slowness]:
-    """The slow ranks in order, each with the phase in which it loses most. `phase_times` are per step."""
+    """The slow ranks in order, each with the phase in which it loses most time. `phase_times` are per step."""
     if len(phase_times) < 2:
         return {}
     ranks = sorted(phase_times)
@@ -136,7 +139,7 @@ def _with_peers(values: Sequence[float]) -> list[tuple[float, float]]:
 # --- over windows --------------------------------------------------------------------------------------
 
 
-def _judged(
+def _after_window(
     standings: FrozenMap[int, Standing],
     slow: Mapping[int, Slowness],
     compared: Mapping[int, PhaseTimes],
@@ -158,19 +161,17 @@ def _judged(
         elif before is not None:
             standings = standings.minus(rank)
             if before.named:
-                news.append(News(before.node, keeps_up(rank, before.node)))
+                news.append(News(before.node, as_fast_again(rank, before.node)))
     return standings, tuple(news)
 
 
 def in_words(rank: int, node: str, slowness: Slowness) -> str:
     where, own, peers = PHASES[slowness.phase], slowness.own_s, slowness.peers_s
-    return (
-        f"rank {rank} on {node} is slower than its peers: {_time(own)} a step in {where}, they {_time(peers)}"
-    )
+    return f"rank {rank} on {node} is slower than its peers: {_time(own)} per step in {where}, its peers {_time(peers)}"
 
 
-def keeps_up(rank: int, node: str) -> str:
-    return f"rank {rank} on {node} keeps up with its peers again"
+def as_fast_again(rank: int, node: str) -> str:
+    return f"rank {rank} on {node} is as fast as its peers again"
 
 
 def _time(seconds: float) -> str:
@@ -186,13 +187,15 @@ def _time(seconds: float) -> str:
 # --- at the next restart -------------------------------------------------------------------------------
 
 
-def left_out(straggler_state: StragglerState, present: Sequence[str], fewest: int) -> dict[str, str]:
-    """The nodes to exclude, with the reason: the slowest first, while at least `fewest` present nodes remain."""
+def nodes_to_exclude(
+    straggler_state: StragglerState, present: Sequence[str], min_nodes: int
+) -> dict[str, str]:
+    """The nodes to exclude, with the reason: the slowest first. At least `min_nodes` of the present nodes remain."""
     slowest = sorted(straggler_state.named, key=lambda pair: _lost(pair[1]), reverse=True)
     chosen: dict[str, str] = {}
     for rank, standing in slowest:
         node = standing.node
-        if node in present and node not in chosen and len(present) - len(chosen) > fewest:
+        if node in present and node not in chosen and len(present) - len(chosen) > min_nodes:
             chosen[node] = in_words(rank, node, standing.slowness)
     return chosen
 

@@ -1,7 +1,7 @@
 """Find nodes whose software versions differ. Each node reports "torch=2.13.0 nccl=2.27.3 python=3.11.7".
 
-Versions that a node does not report are not compared. The version of most nodes is the usual one; if two are equally
-frequent, that of the first node.
+Versions that a node does not report are not compared. The most frequent version counts as the usual one. On a tie, it
+is the version of the first of these nodes.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ def read(text: str) -> dict[str, str]:
     return {name: version for name, _, version in parts if version}
 
 
-def differences(told: Sequence[tuple[str, str]]) -> tuple[Difference, ...]:
-    """Compare the versions of nodes. `told`: each node with its report."""
-    if not told or all(text == told[0][1] for _, text in told):
+def differences(reports: Sequence[tuple[str, str]]) -> tuple[Difference, ...]:
+    """Compare the versions of nodes. `reports`: the name of each node with its report."""
+    if not reports or all(text == reports[0][1] for _, text in reports):
         return ()
-    known = [(node, read(text)) for node, text in told]
+    known = [(node, read(text)) for node, text in reports]
     names = dict.fromkeys(name for _, versions in known for name in versions)
     return tuple(each for name in names for each in _of_one(name, known))
 
@@ -53,8 +53,8 @@ def _of_one(what: str, known: Sequence[tuple[str, dict[str, str]]]) -> Iterable[
             yield Difference(what, node, versions[what], usual, example[usual])
 
 
-def matters(difference: Difference) -> bool:
-    """Whether ranks fail to work together: NCCL needs the same version, torch the same minor version."""
+def prevents_training(difference: Difference) -> bool:
+    """Whether such ranks cannot work together: NCCL needs the same version, torch the same minor version."""
     match difference.what:
         case "nccl":
             return True
@@ -71,12 +71,16 @@ def _minor(version: str) -> list[str]:
 def warning(world: World) -> str:
     """One sentence about a world whose nodes differ; "" if they do not."""
     found = differences([(p.agent.node, p.facts.versions) for p in world.placements])
-    told: dict[tuple[str, str, str], list[str]] = {}
+    nodes_of: dict[tuple[str, str, str], list[str]] = {}
     for each in found:
-        told.setdefault((each.what, each.version, each.usual), []).append(each.node)
+        nodes_of.setdefault((each.what, each.version, each.usual), []).append(each.node)
     parts = [f"{_listed(nodes)} {'has' if len(nodes) == 1 else 'have'} {what} {version} (most nodes: {usual})"
-             for (what, version, usual), nodes in told.items()]  # fmt: skip
-    return f"not all nodes have the same software: {'; '.join(parts[:4])}" if parts else ""
+             for (what, version, usual), nodes in nodes_of.items()]  # fmt: skip
+    if not parts:
+        return ""
+    return (
+        f"the nodes have different software: {'; '.join(parts[:4])}. Install the same versions on all nodes"
+    )
 
 
 def _listed(nodes: Sequence[str]) -> str:

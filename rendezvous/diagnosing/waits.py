@@ -1,16 +1,16 @@
-"""The wait-for graph of the ranks, built from their own views. Pure.
+"""The wait-for graph of the ranks, built from their reports. Pure.
 
 Theory of operation
 -------------------
 All members of a group number its collectives in the same way. A rank that has entered collective n and not left it
-waits for the members that have not reached n: they are *missing*. The graph has an edge from each waiting rank to the
-missing ranks of its calls. A rank that others wait for, and that does not wait itself, is a *root*: the others make
-no progress because of it. Ranks from which no root can be reached wait for each other in a cycle. If a call has no
-missing ranks, all of its ranks have entered it, and wait for the network or a device.
+waits for the members that have not reached n: these are the *missing* ranks of the call. The graph has an edge from
+each waiting rank to the missing ranks of its calls. A rank that others wait for, and that does not wait itself, is a
+*root*: the others make no progress because of it. If no path leads from a rank to a root, the rank waits in a cycle. If
+a call has no missing ranks, all of its ranks have entered it, and wait for the network or a device.
 
-Each call is examined once, however many ranks wait in it, so the work for a world of thousands of ranks is linear. A
-rank whose agent did not answer, or that has never written its page, counts as missing only if no other rank is
-missing: missing information is not evidence against it.
+Each call is examined once, whatever the number of ranks that wait in it, so the work for a world of thousands of ranks
+is linear. Some ranks have no report: their agent did not answer, or they have never written their status page. Such a
+rank counts as missing only if no other rank of the call is missing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from rendezvous.values.rank_report import GROUPS_TOLD
+from rendezvous.values.rank_report import MAX_GROUPS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -43,11 +43,11 @@ class Call:
 @dataclass(frozen=True, slots=True)
 class Waits:
     reports: Mapping[int, RankReport]
-    all_told: bool  # every rank of the world has reported
+    all_reported: bool  # every rank of the world has reported
     members: Mapping[str, tuple[int, ...]]  # by group
     calls: Mapping[int, tuple[Call, ...]]  # by rank: the calls in which it waits, oldest first
     missing: Mapping[Call, tuple[int, ...]]
-    told: Mapping[Call, Collective]  # the call as the first waiting rank describes it
+    described: Mapping[Call, Collective]  # the call as the first waiting rank reports it
     inside: Mapping[Call, tuple[int, ...]] = field(default_factory=dict)  # the ranks that wait in it
 
     def next_of(self, rank: int) -> tuple[int, ...]:
@@ -64,7 +64,7 @@ class Waits:
         return tuple(sorted(rank for rank in wanted if rank not in blocked))
 
     def unexplained(self) -> tuple[int, ...]:
-        """Blocked ranks from which no root can be reached: they wait for each other."""
+        """Blocked ranks from which no path leads to a root: they wait for each other."""
         waiters: dict[int, list[int]] = {}  # missing rank -> ranks that wait for it
         for call, missing in self.missing.items():
             for rank in missing:
@@ -78,15 +78,15 @@ class Waits:
                     ahead.append(rank)
         return tuple(rank for rank in self.blocked() if rank not in explained)
 
-    def circle(self, start: int) -> tuple[int, ...]:
+    def cycle(self, start: int) -> tuple[int, ...]:
         """The cycle that the path from an unexplained rank ends in: each rank waits for the next."""
         among = dict.fromkeys(self.unexplained())
-        way: dict[int, None] = {}
+        path: dict[int, None] = {}
         rank = start
-        while rank not in way:
-            way[rank] = None
+        while rank not in path:
+            path[rank] = None
             rank = next(m for m in self.next_of(rank) if m in among)
-        ranks = list(way)
+        ranks = list(path)
         return tuple(ranks[ranks.index(rank) :])
 
 
@@ -95,15 +95,15 @@ def waits_of(reports: Mapping[int, RankReport], world_size: int) -> Waits:
     entered = {name: _entered(name, members[name], reports) for name in members}
     calls: dict[int, tuple[Call, ...]] = {}
     missing: dict[Call, tuple[int, ...]] = {}
-    told: dict[Call, Collective] = {}
+    described: dict[Call, Collective] = {}
     inside: dict[Call, dict[int, None]] = {}
     for rank, report in reports.items():
         here = []
-        for said in report.waits_in:
-            call = _call(rank, said)
+        for entered_call in report.waits_in:
+            call = _call(rank, entered_call)
             if call not in missing:
-                missing[call] = _missing(call, said, reports, members, entered)
-                told[call] = said
+                missing[call] = _missing(call, entered_call, reports, members, entered)
+                described[call] = entered_call
             here.append(call)
             inside.setdefault(call, {})[rank] = None
         if here:
@@ -114,7 +114,7 @@ def waits_of(reports: Mapping[int, RankReport], world_size: int) -> Waits:
         members,
         calls,
         missing,
-        told,
+        described,
         {call: tuple(ranks) for call, ranks in inside.items()},
     )
 
@@ -123,15 +123,15 @@ def _groups(reports: Mapping[int, RankReport]) -> Iterable[str]:
     return dict.fromkeys(call.group for report in reports.values() for call in report.waits_in)
 
 
-def _call(rank: int, said: Collective) -> Call:
-    if said.op in POINT_TO_POINT and said.peer >= 0:
-        return Call(said.group, said.seq, (said.op, rank, said.peer))
-    return Call(said.group, said.seq)
+def _call(rank: int, entered: Collective) -> Call:
+    if entered.op in POINT_TO_POINT and entered.peer >= 0:
+        return Call(entered.group, entered.seq, (entered.op, rank, entered.peer))
+    return Call(entered.group, entered.seq)
 
 
 def _missing(
     call: Call,
-    said: Collective,
+    awaited: Collective,
     reports: Mapping[int, RankReport],
     members: Mapping[str, tuple[int, ...]],
     entered: Mapping[str, Mapping[int, int | None]],
@@ -139,13 +139,13 @@ def _missing(
     if call.between is not None:
         op, rank, peer = call.between
         return () if _answers(reports.get(peer), POINT_TO_POINT[op], rank, call.seq) else (peer,)
-    come = entered[call.group]
-    if said.op == "broadcast" and said.peer in come and _is_behind(come[said.peer], call.seq):
-        return (said.peer,)  # the others may have finished already, or are not needed
-    behind = [rank for rank in members[call.group] if _is_behind(come.get(rank), call.seq)]
+    last = entered[call.group]
+    if awaited.op == "broadcast" and awaited.peer in last and _is_behind(last[awaited.peer], call.seq):
+        return (awaited.peer,)  # the others may have finished already, or are not needed
+    behind = [rank for rank in members[call.group] if _is_behind(last.get(rank), call.seq)]
     if (
         behind
-        and said.op not in _ONE_SIDED
+        and awaited.op not in _ONE_SIDED
         and any(_has_finished(reports, m, call) for m in members[call.group])
     ):
         return ()  # no rank can finish before all enter: these ranks count differently
@@ -165,7 +165,7 @@ def _has_finished(reports: Mapping[int, RankReport], rank: int, call: Call) -> b
 
 
 def _answers(peer: RankReport | None, op: str, rank: int, seq: int) -> bool:
-    """Whether the other side has entered its call. Both sides number the messages between them, in each direction."""
+    """Whether the peer has entered its call. Sender and receiver number their messages per direction."""
     if peer is None:
         return False
     return any(c.op.removeprefix("i") == op and c.peer == rank and c.seq >= seq for c in peer.calls)
@@ -181,12 +181,12 @@ def _entered_by(report: RankReport | None, name: str) -> int | None:
         return 0
     found = next((group.entered for group in report.groups if group.name == name), None)
     if found is None:  # not used yet, or left out of a full report
-        return 0 if len(report.groups) < GROUPS_TOLD else None
+        return 0 if len(report.groups) < MAX_GROUPS else None
     return found
 
 
 def _members(name: str, reports: Mapping[int, RankReport], world_size: int) -> tuple[int, ...]:
-    """The members of a group; the ranks that have used it if no view lists the members."""
+    """The members of a group. If no report lists them: the ranks that have used the group."""
     views = {r: group for r, report in reports.items() for group in report.groups if group.name == name}
     return members_of(views.values(), world_size) or tuple(views)
 

@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rendezvous.rounds.growing import consider_growth
-from rendezvous.rounds.policy import how_it_ended
-from rendezvous.rounds.sealing import Result, gather, spec_of, waiting, where_it_stands
-from rendezvous.rounds.state_recovery import is_forgotten, reminded
+from rendezvous.rounds.policy import outcome_text
+from rendezvous.rounds.sealing import Result, gather, missed_messages, spec_of, waiting
+from rendezvous.rounds.state_recovery import is_forgotten, remember_generation
 from rendezvous.rounds.stopping import after_loss, exclude
 from rendezvous.values.events import AgentJoined, Disagreement, Ended, RefusalKind, Refused, Tell
 from rendezvous.values.frozen_map import FrozenMap
@@ -40,16 +40,16 @@ KNOWN_AS = {
     "crash_loop": "--crash-loop",
     "join_timeout_s": "--join-timeout",
     "last_call_s": "--last-call",
-    "last_call_bound_s": "the longest wait for more nodes",
+    "last_call_bound_s": "the maximum of --last-call",
     "replacement_timeout_s": "--replacement-timeout",
-    "lease_s": "the lease",
+    "lease_s": "the lease of a node",
     "stop_budget_s": "--shutdown-timeout (plus the time to reap the ranks)",
     "spares": "--spares",
     "scale_up": "--scale-up",
     "node_failure_limit": "the number of failures that exclude a node",
     "node_cooldown_s": "the time for which a node is excluded",
     "rules": "--failure-policy",
-    "shrink_after_s": "--shrink-after (default: a --replacement-timeout that was given)",
+    "shrink_after_s": "--shrink-after (default: the value of --replacement-timeout, if it is set)",
     "stragglers": "--stragglers",
 }
 _SHOWN_CHARS = 256  # of a value of a setting
@@ -64,22 +64,22 @@ def join(state: JobState, event: AgentJoined, now: float) -> Result:
     known = member_of(state, agent)
     if known is not None:
         renewed = replace(state, leases=state.leases.plus(agent.node, now))
-        return renewed, tuple(Tell(agent, m) for m in where_it_stands(state, known))
+        return renewed, tuple(Tell(agent, m) for m in missed_messages(state, known))
     refusal = _refusal(state, event)
     if refusal is not None:
         return state, (Tell(agent, refusal),)
     if state.spec is None:
         state = _founded(state, event.spec, now)
-    state = reminded(state, event)
+    state = remember_generation(state, event)
     before = state.members.get(agent.node)
     if before is not None:
         state = retire(forget(state, [before]), before.agent)
     newcomer = Member(agent, facts, state.arrivals, ran=event.running if is_forgotten(state) else None)
     state = _health_considered(_admitted(state, newcomer, now), newcomer, now)
     if before is not None and before.node_rank is not None:
-        # The world of the old agent is broken, and this node needs a place in the next one.
+        # The ranks of the old agent are lost, so this generation ends. The node needs a place in the next one.
         welcome = Tell(agent, waiting(state, newcomer))
-        state, effects = after_loss(state, [before], "came back as a new agent", now)
+        state, effects = after_loss(state, [before], "started a new agent", now)
         return state, (welcome, *effects)
     return _arrived(state, newcomer, now)
 
@@ -130,11 +130,14 @@ def _refusal(state: JobState, event: AgentJoined) -> Refused | None:
     if state.outcome is not None:
         return _too_late(state)
     if agent.incarnation in state.retired.get(agent.node, ()):
-        return Refused(f"this agent of {agent.node} was replaced or has left", _TURNED_AWAY)
+        return Refused(_retired(agent), _TURNED_AWAY)
     if state.spec is not None and event.spec != state.spec:
         return _disagreement(state.spec, event.spec)
     if facts.nproc < 1:
-        return Refused(f"{agent.node} has no rank to run (nproc {facts.nproc})", _USAGE_DISAGREES)
+        return Refused(
+            f"{agent.node} has no ranks to run: --nproc-per-node is {facts.nproc}; use 1 or more",
+            _USAGE_DISAGREES,
+        )
     return _claim_refusal(state, event.spec, agent.node, facts)
 
 
@@ -144,12 +147,12 @@ def _claim_refusal(state: JobState, spec: JobSpec, node: str, facts: NodeFacts) 
         return None
     limit = spec.max_nodes if state.spec is None else state.max_nodes
     if not 0 <= rank < limit:
-        return Refused(f"--node-rank {rank} of {node} is not within 0..{limit - 1}", _USAGE_DISAGREES)
+        return Refused(f"--node-rank {rank} of {node}: use 0 to {limit - 1}", _USAGE_DISAGREES)
     owner = state.claims.get(rank)
     if owner is None or owner == node:
         return None
     return Refused(
-        f"--node-rank {rank} was asked for by two nodes: {owner} has it, {node} wants it", _USAGE_DISAGREES
+        f"--node-rank {rank} is set on {owner} and on {node}; give each node its own number", _USAGE_DISAGREES
     )
 
 
@@ -158,8 +161,8 @@ def _disagreement(ours: JobSpec, theirs: JobSpec) -> Refused:
     name = next(f for f in fields if getattr(ours, f) != getattr(theirs, f))
     found = Disagreement(name, _shown(getattr(ours, name)), _shown(getattr(theirs, name)))
     reason = (
-        f"the job's nodes disagree about {KNOWN_AS[name]}: "
-        f"the job has {found.of_job}, this node brings {found.of_node}"
+        f"the nodes of the job have different values of {KNOWN_AS[name]}: the job has {found.of_job}, "
+        f"this node has {found.of_node}. Start all nodes with the same value"
     )
     kind = RefusalKind.DISAGREEMENT
     return Refused(reason, _USAGE_DISAGREES, kind=kind, disagreement=found)
@@ -173,36 +176,48 @@ def _shown(value: object) -> str:
 def _too_late(state: JobState) -> Refused:
     assert state.outcome is not None
     code = _TURNED_AWAY if state.outcome.succeeded else state.outcome.exit_code
-    return Refused(f"the job is over: {how_it_ended(state.outcome)}", code, kind=RefusalKind.JOB_OVER)
+    return Refused(f"the job has ended: {outcome_text(state.outcome)}", code, kind=RefusalKind.JOB_OVER)
 
 
 # --- heartbeats and leases -----------------------------------------------------------------------------
 
 
-def heard(state: JobState, agent: AgentId, now: float) -> Result:
+def renew_lease(state: JobState, agent: AgentId, now: float) -> Result:
     """Renew a lease. Each heartbeat calls this, so it changes only one bucket of the leases."""
     if member_of(state, agent) is not None:
         if state.outcome is not None:
             return state, (Tell(agent, Ended(state.outcome)),)
         return replace(state, leases=state.leases.plus(agent.node, now)), ()
-    return state, (Tell(agent, _given_up(state, agent)),)
+    return state, (Tell(agent, _not_a_member(state, agent)),)
 
 
-def all_heard(state: JobState, heard: Mapping[AgentId, float]) -> JobState:
-    """Renew many leases at once, each from its own time. The result equals that of `heard` for each member in turn."""
-    fresh = {agent.node: at for agent, at in heard.items() if member_of(state, agent) is not None}
+def renew_leases(state: JobState, heartbeats: Mapping[AgentId, float]) -> JobState:
+    """Renew many leases at once, each from the time of its heartbeat.
+
+    The result is the same as that of `renew_lease` for each member in turn.
+    """
+    fresh = {agent.node: at for agent, at in heartbeats.items() if member_of(state, agent) is not None}
     if not fresh or state.outcome is not None:
         return state
     leases = FrozenMap((node, max(at, fresh.get(node, at))) for node, at in state.leases.items())
     return replace(state, leases=leases)
 
 
-def _given_up(state: JobState, agent: AgentId) -> Refused:
+def _not_a_member(state: JobState, agent: AgentId) -> Refused:
     if state.outcome is not None:
         return _too_late(state)
     if agent.incarnation in state.retired.get(agent.node, ()):
-        return Refused(f"this agent of {agent.node} was replaced or has left", _TURNED_AWAY)
-    return Refused("the job goes on without this agent; it may join again", _TRY_AGAIN, retryable=True)
+        return Refused(_retired(agent), _TURNED_AWAY)
+    return Refused(
+        "the job continues without this agent; the agent now joins again", _TRY_AGAIN, retryable=True
+    )
+
+
+def _retired(agent: AgentId) -> str:
+    return (
+        f"this agent of {agent.node} was replaced by a newer agent, or has left the job. "
+        f"Start ddp-launch again only if no other agent runs on {agent.node}"
+    )
 
 
 def forget(state: JobState, gone: Sequence[Member]) -> JobState:
@@ -236,7 +251,7 @@ def check_leases(state: JobState, now: float) -> Result:
     late = [state.members[n] for n, at in state.leases.items() if at + lease_s <= now]
     state = replace(state, timers=replace(state.timers, lease_check_at=None))
     state, effects = (
-        lose(state, late, f"was lost: nothing heard from it for {lease_s:g} s", now) if late else (state, ())
+        lose(state, late, f"was lost: no heartbeat for {lease_s:g} s", now) if late else (state, ())
     )
     if state.spec is None or state.outcome is not None:
         return state, effects

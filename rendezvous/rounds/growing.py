@@ -2,8 +2,8 @@
 
     never          the world does not grow
     on-restart     at the next restart, whatever its reason (see `sealing.choose`)
-    immediate      at once: wait briefly for more nodes, then stop all ranks and seal the larger world
-    at-checkpoint  ask every node of the world for a checkpoint; after the last one, as with immediate
+    immediate      at once: wait briefly for more nodes, then stop all ranks and form the larger world
+    at-checkpoint  ask every node of the world for a checkpoint; when all have taken it, proceed as for immediate
 
 The service stores a request for a checkpoint, and sends it again to an agent that resumes its session. It does not
 store an answer: an agent that gets the request again asks its ranks again. So a lost answer costs at most one
@@ -36,18 +36,18 @@ def consider_growth(state: JobState, now: float) -> Result:
 
 
 def grow(state: JobState, now: float) -> Result:
-    """Order a stop to grow the world, unless a node has finished already: then the job is about to end."""
+    """Order a stop to grow the world, unless all ranks of a node have finished: then the job is about to end."""
     if len(state.pending) < world_nodes(state):
         return state, ()
-    more = "more nodes are here"
-    return order_stop(state, Decision(DecisionKind.GROW, f"{more}; growing the world", state.generation), now)
+    reason = "more nodes have joined; restarting with a larger world"
+    return order_stop(state, Decision(DecisionKind.GROW, reason, state.generation), now)
 
 
 # --- at a checkpoint -----------------------------------------------------------------------------------
 
 
 def consider_checkpoint(state: JobState) -> Result:
-    """Request checkpoints once: nodes that join meanwhile are included. Only running ranks can take a checkpoint."""
+    """Request one checkpoint, from running ranks. Nodes that join before it is complete enter the new world too."""
     if spec_of(state).scale_up is not ScaleUp.AT_CHECKPOINT or state.phase is not Phase.RUNNING:
         return state, ()
     if len(state.checkpoints_due) or growth(state) <= 0:

@@ -1,4 +1,4 @@
-"""The limits of what a node may ask for. Pure. A spec outside these limits could overload the service."""
+"""The limits of a join. Pure. A job spec outside these limits could overload the service."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _COUNT = 1_000_000
 _GENERATIONS = 1_000_000_000
 
 
-def objection(agent: AgentId, spec: JobSpec, facts: NodeFacts) -> str:
+def join_problem(agent: AgentId, spec: JobSpec, facts: NodeFacts) -> str:
     """Why the service rejects this join; empty if it does not."""
     names = (
         (spec.job_id, "the job id", JOB_ID_CHARS),
@@ -25,51 +25,59 @@ def objection(agent: AgentId, spec: JobSpec, facts: NodeFacts) -> str:
         (agent.incarnation, "the incarnation", NAME.max_chars),
     )
     for name, what, max_chars in names:
-        if words := _name_objection(name, what, max_chars):
-            return words
+        if problem := _name_problem(name, what, max_chars):
+            return problem
     if not 1 <= spec.min_nodes <= spec.max_nodes <= _NODES:
-        return f"--nnodes {spec.min_nodes}:{spec.max_nodes} is not within 1:{_NODES}"
+        return f"invalid --nnodes {spec.min_nodes}:{spec.max_nodes}: use 1 to {_NODES}, and a minimum up to the maximum"
     if not 1 <= facts.nproc <= _RANKS_PER_NODE:
-        return f"{agent.node} wants to run {facts.nproc} ranks; a node runs 1 to {_RANKS_PER_NODE}"
-    return _number_objection(spec)
+        return f"invalid --nproc-per-node {facts.nproc} on {agent.node}: use 1 to {_RANKS_PER_NODE}"
+    return _number_problem(spec)
 
 
-def memory_objection(generation: int, running: Assignment | None) -> str:
+def reported_state_problem(generation: int, running: Assignment | None) -> str:
     """Why the service rejects the generation and assignment that an agent reports; empty if it does not."""
     if not 0 <= generation <= _GENERATIONS:
-        return f"generation {generation} is not within 0..{_GENERATIONS}"
+        return f"the agent reports generation {generation}: expected 0 to {_GENERATIONS}"
     if running is None:
         return ""
     if running.generation != generation or not 0 <= running.node_rank < running.n_nodes <= _NODES:
-        return f"node rank {running.node_rank} of {running.n_nodes} in generation {running.generation}"
+        return (
+            f"the agent reports an invalid assignment: node rank {running.node_rank} of {running.n_nodes} nodes "
+            f"in generation {running.generation}"
+        )
     return ""
 
 
-def _name_objection(name: str, what: str, max_chars: int) -> str:
+def _name_problem(name: str, what: str, max_chars: int) -> str:
     if not 0 < len(name) <= max_chars:
-        return f"{what} has {len(name)} characters"
+        return f"{what} has {len(name)} characters; use 1 to {max_chars}"
     if not name.isprintable():
-        return f"{what} {name!r} has characters that cannot be printed"
+        return f"{what} {name!r} contains control characters; remove them"
     return ""
 
 
-def _number_objection(spec: JobSpec) -> str:
+def _number_problem(spec: JobSpec) -> str:
     ranges = (
-        ("lease", spec.lease_s, 0.1, 3600.0),
-        ("join timeout", spec.join_timeout_s, 0.0, _YEAR_S),
-        ("last call", spec.last_call_s, 0.0, _YEAR_S),
-        ("bound of the last call", spec.last_call_bound_s, 0.0, _YEAR_S),
-        ("replacement timeout", spec.replacement_timeout_s, 0.0, _YEAR_S),
-        ("wait before shrinking", spec.shrink_after_s, 0.0, _YEAR_S),
-        ("stop budget", spec.stop_budget_s, 0.1, _YEAR_S),
-        ("node cool-down", spec.node_cooldown_s, 0.1, _YEAR_S),
-        ("restart window", _YEAR_S if spec.budget.window_s is None else spec.budget.window_s, 0.1, _YEAR_S),
-        ("restart budget", spec.budget.limit, 0, _COUNT),
-        ("number of spares", spec.spares, 0, _NODES),
-        ("node failure limit", spec.node_failure_limit, 0, _COUNT),
-        ("number of policy rules", len(spec.rules), 0, 1000),
+        ("the lease", spec.lease_s, 0.1, 3600.0),
+        ("--join-timeout", spec.join_timeout_s, 0.0, _YEAR_S),
+        ("--last-call", spec.last_call_s, 0.0, _YEAR_S),
+        ("the maximum of --last-call", spec.last_call_bound_s, 0.0, _YEAR_S),
+        ("--replacement-timeout", spec.replacement_timeout_s, 0.0, _YEAR_S),
+        ("--shrink-after", spec.shrink_after_s, 0.0, _YEAR_S),
+        ("--shutdown-timeout", spec.stop_budget_s, 0.1, _YEAR_S),
+        ("the time for which a node is excluded", spec.node_cooldown_s, 0.1, _YEAR_S),
+        (
+            "the window of --max-restarts",
+            _YEAR_S if spec.budget.window_s is None else spec.budget.window_s,
+            0.1,
+            _YEAR_S,
+        ),
+        ("--max-restarts", spec.budget.limit, 0, _COUNT),
+        ("--spares", spec.spares, 0, _NODES),
+        ("the number of failures that exclude a node", spec.node_failure_limit, 0, _COUNT),
+        ("the number of --failure-policy rules", len(spec.rules), 0, 1000),
     )
     for what, value, low, high in ranges:
         if not low <= value <= high:
-            return f"the {what} is {value:g}, which is not within {low:g}..{high:g}"
+            return f"invalid value of {what}: {value:,.10g}; use {low:,.10g} to {high:,.10g}"
     return ""

@@ -1,12 +1,12 @@
-"""A job's history in lines, derived from what each event changed. Pure. It is for people: no decision reads it."""
+"""The event log of a job, derived from what each event changed. Pure. For users: no decision depends on it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rendezvous.diagnosing.stragglers import in_words, keeps_up
-from rendezvous.rounds.policy import how_it_ended
+from rendezvous.diagnosing.stragglers import as_fast_again, in_words
+from rendezvous.rounds.policy import outcome_text
 from rendezvous.values.events import (
     AgentHeard,
     AgentJoined,
@@ -55,11 +55,11 @@ def lines(event: Event | None, before: JobState, after: JobState) -> Iterator[Li
             where = f"{after.phase}, generation {after.generation}, {len(after.members)} members"
             yield Line("resumed", f"read from the store: {where}")
         return
-    yield from _comings_and_goings(event, before, after)
+    yield from _membership(event, before, after)
     if after.excluded is not before.excluded:
         yield from _exclusions(before, after)
     if after.decisions is not before.decisions:
-        yield from (Line("decision", _said(d)) for d in _new_decisions(before, after))
+        yield from (Line("decision", _decision_text(d)) for d in _new_decisions(before, after))
     agreed = before.spec is not None and after.spec is not None
     if agreed and (after.min_nodes, after.max_nodes) != (before.min_nodes, before.max_nodes):
         yield Line("resized", f"now {after.min_nodes} to {after.max_nodes} nodes")
@@ -74,10 +74,10 @@ def lines(event: Event | None, before: JobState, after: JobState) -> Iterator[Li
         yield from _straggler_lines(before, after)
 
 
-def _comings_and_goings(event: Event | None, before: JobState, after: JobState) -> Iterator[Line]:
+def _membership(event: Event | None, before: JobState, after: JobState) -> Iterator[Line]:
     match event:
         case AgentJoined(agent) if agent.node in after.members and not _same(before, after, agent.node):
-            yield Line("joined", f"{agent.node} joined ({len(after.members)} here)", agent.node)
+            yield Line("joined", f"{agent.node} joined ({len(after.members)} nodes have joined)", agent.node)
         case AgentLeft(agent, reason) if agent.node not in after.members and agent.node in before.members:
             yield Line("left", f"{agent.node} left: {reason}", agent.node)
         case AgentLost(agent, reason) if agent.node not in after.members and agent.node in before.members:
@@ -85,14 +85,14 @@ def _comings_and_goings(event: Event | None, before: JobState, after: JobState) 
         case _ if len(after.members) < len(before.members):
             for node in before.members:
                 if node not in after.members:
-                    yield Line("lost", _how_lost(node, after), node)
+                    yield Line("lost", _loss_text(node, after), node)
 
 
-def _how_lost(node: str, after: JobState) -> str:
-    """Why a deadline removed the node: its lease expired, or it did not act in time."""
+def _loss_text(node: str, after: JobState) -> str:
+    """Why the node was removed at a deadline: its lease expired, or it did not act in time."""
     lost = (c for c in after.causes.values() if c.node == node and c.failure is FailureClass.NODE_LOST)
     cause = next(lost, None)
-    return f"node {node} was lost: nothing was heard from it" if cause is None else cause.reason
+    return f"node {node} was lost: no heartbeat" if cause is None else cause.reason
 
 
 def _same(before: JobState, after: JobState, node: str) -> bool:
@@ -103,10 +103,10 @@ def _same(before: JobState, after: JobState, node: str) -> bool:
 def _exclusions(before: JobState, after: JobState) -> Iterator[Line]:
     for node, exclusion in after.excluded.items():
         if before.excluded.get(node) != exclusion:
-            yield Line("excluded", f"{node} sits out: {exclusion.reason}", node)
+            yield Line("excluded", f"{node} is excluded: {exclusion.reason}", node)
     for node in before.excluded:
         if node not in after.excluded:
-            yield Line("readmitted", f"{node} may take part again", node)
+            yield Line("readmitted", f"{node} is no longer excluded", node)
 
 
 def _straggler_lines(before: JobState, after: JobState) -> Iterator[Line]:
@@ -116,11 +116,11 @@ def _straggler_lines(before: JobState, after: JobState) -> Iterator[Line]:
             yield Line("straggler", in_words(rank, standing.node, standing.slowness), standing.node)
     for rank, standing in before.straggler_state.named:
         if rank not in after.straggler_state.standings:
-            yield Line("keeps-up", keeps_up(rank, standing.node), standing.node)
+            yield Line("keeps-up", as_fast_again(rank, standing.node), standing.node)
 
 
 def _new_decisions(before: JobState, after: JobState) -> list[Decision]:
-    """Compare the lists from the end: a long list drops its oldest decisions."""
+    """Compare the lists from the end: the oldest decisions are removed from a long list."""
     last = before.decisions[-1] if before.decisions else None
     new: list[Decision] = []
     for decision in reversed(after.decisions):
@@ -130,18 +130,18 @@ def _new_decisions(before: JobState, after: JobState) -> list[Decision]:
     return new[::-1]
 
 
-def _said(decision: Decision) -> str:
+def _decision_text(decision: Decision) -> str:
     return f"{decision.kind}: {decision.reason}"
 
 
 def _phase(after: JobState) -> Iterator[Line]:
     match after.phase:
         case Phase.RUNNING:
-            yield Line("running", "the store is open; ranks may start")
+            yield Line("running", "the TCPStore is open; the ranks start")
         case Phase.STOPPING:
-            yield Line("stopping", f"{len(after.pending)} nodes were told to stop")
+            yield Line("stopping", f"stop order sent to {len(after.pending)} nodes")
         case Phase.ENDED:
             assert after.outcome is not None
-            yield Line("ended", how_it_ended(after.outcome))
+            yield Line("ended", outcome_text(after.outcome))
         case _:
             pass

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rendezvous.rounds.growing import consider_growth
-from rendezvous.rounds.policy import course, room_to_grow
+from rendezvous.rounds.policy import plan_restart, room_to_grow
 from rendezvous.rounds.sealing import Result, gather, tell_progress
 from rendezvous.rounds.stopping import order_stop
 from rendezvous.values.events import Persist
@@ -24,10 +24,10 @@ def drain(state: JobState, node: str, reason: str, now: float) -> Result:
     member = state.members.get(node)
     state = replace(state, excluded=state.excluded.plus(node, exclusion))
     if is_live(state) and member is not None and member.node_rank is not None:
-        plan = course(state)
-        words = f"{node} is drained: {reason}; {plan.words}"
+        plan = plan_restart(state)
+        words = f"draining {node}: {reason}; {plan.words}"
         return order_stop(state, plan.decision(words, state.generation), now)
-    return _looked_at_anew(state, now)
+    return _reconsider(state, now)
 
 
 def resume_node(state: JobState, node: str, now: float) -> Result:
@@ -41,14 +41,14 @@ def readmit(state: JobState, nodes: list[str], now: float) -> Result:
     for node in nodes:
         excluded, failures = excluded.minus(node), failures.minus(node)
     state = replace(state, excluded=excluded, node_failures=failures)
-    return _looked_at_anew(state, now)
+    return _reconsider(state, now)
 
 
-def _looked_at_anew(state: JobState, now: float) -> Result:
+def _reconsider(state: JobState, now: float) -> Result:
     effects: tuple[Effect, ...] = ()
     if state.phase is Phase.FORMING and state.spec is not None:
         state, effects = gather(state, now)
-        if state.phase is Phase.FORMING:  # waiting agents learn at once why they wait, and for how many
+        if state.phase is Phase.FORMING:  # send waiting agents the new reason and number at once
             state, effects = tell_progress(state)
     elif is_live(state):
         state, effects = consider_growth(state, now)
@@ -56,9 +56,9 @@ def _looked_at_anew(state: JobState, now: float) -> Result:
 
 
 def resize(state: JobState, min_nodes: int, max_nodes: int, now: float) -> Result:
-    nonsense = not 1 <= min_nodes <= max_nodes
+    is_invalid = not 1 <= min_nodes <= max_nodes
     same = (min_nodes, max_nodes) == (state.min_nodes, state.max_nodes)
-    if state.spec is None or state.phase is Phase.ENDED or nonsense or same:
+    if state.spec is None or state.phase is Phase.ENDED or is_invalid or same:
         return state, ()
     state = replace(state, min_nodes=min_nodes, max_nodes=max_nodes)
     asked = f"resized by an operator to {min_nodes}:{max_nodes}"
@@ -66,12 +66,12 @@ def resize(state: JobState, min_nodes: int, max_nodes: int, now: float) -> Resul
         return order_stop(state, Decision(DecisionKind.SHRINK, asked, state.generation), now)
     if is_live(state) and room_to_grow(state):
         return order_stop(state, Decision(DecisionKind.GROW, asked, state.generation), now)
-    return _looked_at_anew(state, now)
+    return _reconsider(state, now)
 
 
 def restart(state: JobState, reason: str, now: float) -> Result:
     if not is_live(state):
         return state, ()
-    plan = course(state)
+    plan = plan_restart(state)
     words = f"ordered by an operator: {reason}; {plan.words}"
     return order_stop(state, plan.decision(words, state.generation), now)

@@ -1,9 +1,9 @@
 """The decision after a failure: one for the whole job, with its reason in words.
 
-The service judges each failed generation twice. It judges the first report at once, because the stop order must not
-wait for other reports. It judges again when every node has stopped and all reports are in, now by the cause that is
-really the first. The second verdict does not depend on the order of the reports. It may only be harsher than the
-first verdict: FAIL if the class of the true cause asks for it, or an excluded node.
+The service decides twice about each failed generation. It decides on the first report at once, because the stop order
+must not wait for other reports. When all nodes have stopped and sent their reports, it decides again, on the true first
+cause. The second decision does not depend on the order of the reports. It can only be stricter than the first: it ends
+the job if --failure-policy says so for the true cause, or it excludes a node.
 """
 
 from __future__ import annotations
@@ -38,23 +38,24 @@ class Verdict:
     exclude_reason: str = ""
 
 
-def seriousness(cause: Cause) -> tuple[int, int, int, int, int]:
-    """The sort key for the causes of one generation: the first cause comes first, in whatever order they arrived.
+def first_cause_order(cause: Cause) -> tuple[int, int, int, int, int]:
+    """The sort key for the causes of one generation. It puts the most probable first cause first.
 
-    A lost node explains the consequences on its peers, but a rank that reported its own failure explains more. Among
-    consequences, a cause that says what was lost comes before that of a rank that was only stopped.
+    The order in which the reports arrived has no effect. A rank that reported its own failure comes before a lost node,
+    and a lost node before the consequences on its peers. Among the consequences, a cause that names what was lost comes
+    before that of a rank that was only stopped.
     """
     tier = {FailureClass.CONSEQUENCE: 2, FailureClass.NODE_LOST: 1}.get(cause.failure, 0)
-    says_nothing = tier == 2 and not cause.traceback
+    lacks_details = tier == 2 and not cause.traceback
     no_step = cause.step is None
-    return (tier, says_nothing, no_step, 0 if cause.step is None else cause.step, cause.rank)
+    return (tier, lacks_details, no_step, 0 if cause.step is None else cause.step, cause.rank)
 
 
 def first_of(state: JobState, causes: Iterable[Cause]) -> Cause:
     """The first cause. A failure that the policy ignores is the first cause only if there is no other."""
     assert state.spec is not None
     spec = state.spec
-    return min(causes, key=lambda c: (_action_for(spec, c) is PolicyAction.IGNORE, seriousness(c)))
+    return min(causes, key=lambda c: (_action_for(spec, c) is PolicyAction.IGNORE, first_cause_order(c)))
 
 
 def in_words(cause: Cause) -> str:
@@ -63,11 +64,11 @@ def in_words(cause: Cause) -> str:
     if cause.uncertain:
         return f"{cause.failure}; {described(cause)}"
     if cause.failure is FailureClass.CONSEQUENCE:  # the report of the cause itself may still arrive
-        return f"rank {cause.rank} on {cause.node} lost its peers"
+        return f"rank {cause.rank} on {cause.node} lost the connection to its peers"
     return f"rank {cause.rank} on {cause.node}: {cause.reason}"
 
 
-def how_it_ended(outcome: Outcome) -> str:
+def outcome_text(outcome: Outcome) -> str:
     """The outcome in one sentence: what failed, and why that ended the job."""
     first = outcome.first_cause
     if first is None:
@@ -75,57 +76,58 @@ def how_it_ended(outcome: Outcome) -> str:
     return f"{in_words(first)}; {outcome.reason}"
 
 
-# --- the judgement -----------------------------------------------------------------------------------
+# --- the decision ------------------------------------------------------------------------------------
 
 
-def judge(state: JobState, cause: Cause, now: float) -> Verdict:
-    """Judge a failure. Lost nodes are no longer members in `state`."""
+def decide(state: JobState, cause: Cause, now: float) -> Verdict:
+    """Decide about a failure. Lost nodes are no longer members in `state`."""
     spec = state.spec
-    assert spec is not None, "ranks fail in a world, and a world is sealed from a spec"
+    assert spec is not None, "internal error: a failure in a job without a spec"
     action = _action_for(spec, cause)
     if action is PolicyAction.IGNORE:
-        return _verdict(state, DecisionKind.IGNORE, f"{in_words(cause)}; ignored, as asked", cause)
-    if action is PolicyAction.FAIL:
         return _verdict(
-            state, DecisionKind.FAIL, f"the failure policy ends the job on {cause.failure}", cause
+            state, DecisionKind.IGNORE, f"{in_words(cause)}; ignored because of --failure-policy", cause
         )
+    if action is PolicyAction.FAIL:
+        return _verdict(state, DecisionKind.FAIL, f"--failure-policy ends the job on {cause.failure}", cause)
     if loop := crash_loop(state, cause):
         return _verdict(state, DecisionKind.FAIL, loop, cause)
     if spent := _budget_spent(spec.budget, state, now):
         return _verdict(state, DecisionKind.FAIL, spent, cause)
-    exclude, exclude_reason = _sits_out(state, cause, action)
-    plan = course(state, without=exclude)
+    exclude, exclude_reason = _node_to_exclude(state, cause, action)
+    plan = plan_restart(state, without=exclude)
     used = f"restart {restarts_in_window(state, now) + 1}{_of(spec.budget)}"
-    without = f"{exclude} sits out: {exclude_reason}; " if exclude else ""
+    without = f"{exclude} is excluded: {exclude_reason}; " if exclude else ""
     reason = f"{in_words(cause)}; {without}{plan.words} ({used})"
     return Verdict(plan.decision(reason, state.generation, cause), exclude, exclude_reason)
 
 
-def judge_again(state: JobState, first: Cause, now: float) -> Verdict | None:
-    """Judge again when all reports are in and `first` is the first cause. The restart is already counted.
+def decide_again(state: JobState, first: Cause, now: float) -> Verdict | None:
+    """Decide again when all reports have arrived and `first` is the first cause. The restart is already counted.
 
-    Return None if the first verdict holds. Return a new one if it is harsher, if the cause is not the one in the stop
-    order, or if the job continues with other nodes than planned (more nodes were lost, or came back).
+    Return None if the first decision remains. Return a new decision in three cases:
+
+    - It is stricter.
+    - The cause differs from the cause in the stop order.
+    - The job continues with other nodes than planned: more nodes were lost, or lost nodes joined again.
     """
     spec = state.spec
     assert spec is not None
     action = _action_for(spec, first)
     if action is PolicyAction.FAIL:
-        return _verdict(
-            state, DecisionKind.FAIL, f"the failure policy ends the job on {first.failure}", first
-        )
+        return _verdict(state, DecisionKind.FAIL, f"--failure-policy ends the job on {first.failure}", first)
     if loop := _loop_in_words(spec, next_streak(state, first)):
         return _verdict(state, DecisionKind.FAIL, loop, first)
-    exclude, exclude_reason = _sits_out(state, first, action)
-    plan = course(state, without=exclude)
+    exclude, exclude_reason = _node_to_exclude(state, first, action)
+    plan = plan_restart(state, without=exclude)
     if exclude is None:
-        told = state.decision
-        if told is None or (first, plan.kind, plan.nodes) == (told.cause, told.kind, told.nodes):
+        sent = state.decision
+        if sent is None or (first, plan.kind, plan.nodes) == (sent.cause, sent.kind, sent.nodes):
             return None
         used = f"restart {restarts_in_window(state, now)}{_of(spec.budget)}"
         reason = f"{in_words(first)}; {plan.words} ({used})"
         return Verdict(plan.decision(reason, state.generation, first))
-    reason = f"{exclude} sits out: {exclude_reason}; {plan.words}"
+    reason = f"{exclude} is excluded: {exclude_reason}; {plan.words}"
     return Verdict(plan.decision(reason, state.generation, first), exclude, exclude_reason)
 
 
@@ -169,7 +171,7 @@ def _budget_spent(budget: RestartBudget, state: JobState, now: float) -> str:
 
 
 def next_streak(state: JobState, first: Cause) -> Streak:
-    """The streak after `first` is settled as the first cause of this generation."""
+    """The streak after this generation. `first` is its final first cause."""
     assert state.spec is not None
     if first.failure is FailureClass.NODE_LOST or first.ran_s >= state.spec.crash_loop.within_s:
         return Streak()
@@ -180,7 +182,7 @@ def next_streak(state: JobState, first: Cause) -> Streak:
 def crash_loop(state: JobState, cause: Cause) -> str:
     assert state.spec is not None
     if cause.failure is FailureClass.CONSEQUENCE:
-        return ""  # the report of the cause itself arrives later; judge_again looks at it
+        return ""  # the report of the cause itself arrives later: see decide_again
     return _loop_in_words(state.spec, next_streak(state, cause))
 
 
@@ -190,28 +192,28 @@ def _loop_in_words(spec: JobSpec, streak: Streak) -> str:
         return ""
     return (
         f"rank {streak.rank} failed within {rule.within_s:g} s of its start {streak.times} times in a row; "
-        "not restarting into a loop"
+        "the job ends, because a restart would probably fail again (--crash-loop)"
     )
 
 
-# --- which nodes go on -------------------------------------------------------------------------------
+# --- the nodes of the next world -----------------------------------------------------------------------
 
 
-def _sits_out(state: JobState, cause: Cause, action: PolicyAction) -> tuple[str | None, str]:
+def _node_to_exclude(state: JobState, cause: Cause, action: PolicyAction) -> tuple[str | None, str]:
     assert state.spec is not None
     node = cause.node
     if node not in state.members or node in state.excluded:
         return None, ""
     if action is PolicyAction.RESTART_WITHOUT_NODE and not cause.uncertain:
-        return node, f"the failure policy excludes a node on {cause.failure}"
-    failed = state.node_failures.get(node, 0) + (1 if speaks_against_node(cause) else 0)
+        return node, f"--failure-policy excludes a node on {cause.failure}"
+    failed = state.node_failures.get(node, 0) + (1 if counts_against_node(cause) else 0)
     limit = state.spec.node_failure_limit
-    if 0 < limit <= failed and course(state, without=node).kind is not DecisionKind.WAIT:
-        return node, f"{failed} failures of this job were its own"
+    if 0 < limit <= failed and plan_restart(state, without=node).kind is not DecisionKind.WAIT:
+        return node, f"{failed} failures of this job happened on it"
     return None, ""
 
 
-def speaks_against_node(cause: Cause) -> bool:
+def counts_against_node(cause: Cause) -> bool:
     return cause.failure in _NODE_FAULTS and not cause.uncertain
 
 
@@ -227,19 +229,19 @@ class Plan:
         return Decision(self.kind, reason, generation, cause, self.nodes)
 
 
-def course(state: JobState, without: str | None = None) -> Plan:
-    """Plan a restart with the present members."""
+def plan_restart(state: JobState, without: str | None = None) -> Plan:
+    """Plan a restart with the current members."""
     before = world_nodes(state)
     stay, spare = 0, 0
     for node, member in state.members.items():
         if node in state.excluded or node == without:
             continue
         stay, spare = (stay + 1, spare) if member.node_rank is not None else (stay, spare + 1)
-    returned = min(spare, _came_back(state, without))
+    returned = min(spare, _restarted_nodes(state, without))
     stay, spare = stay + returned, spare - returned
     if stay > state.max_nodes:
         return Plan(
-            DecisionKind.SHRINK, state.max_nodes, f"going on with {state.max_nodes} of {before} nodes"
+            DecisionKind.SHRINK, state.max_nodes, f"continuing with {state.max_nodes} of {before} nodes"
         )
     missing = max(0, min(before, state.max_nodes) - stay)
     if missing == 0:
@@ -248,16 +250,16 @@ def course(state: JobState, without: str | None = None) -> Plan:
         words = f"restarting with {_count(missing, 'spare node')}"
         return Plan(DecisionKind.RESTART_WITH_SPARE, missing, words)
     if stay + spare >= state.min_nodes:
-        patience_s = state.spec.shrink_after_s if state.spec is not None else 0.0
-        unless = f" unless a replacement comes within {patience_s:g} s" if patience_s else ""
-        words = f"going on with {stay + spare} of {before} nodes{unless}"
+        wait_s = state.spec.shrink_after_s if state.spec is not None else 0.0
+        unless = f" unless a replacement joins within {wait_s:g} s" if wait_s else ""
+        words = f"continuing with {stay + spare} of {before} nodes{unless}"
         return Plan(DecisionKind.SHRINK, stay + spare, words)
     lacking = state.min_nodes - stay - spare
     return Plan(DecisionKind.WAIT, lacking, f"waiting for {_count(lacking, 'replacement node')}")
 
 
-def _came_back(state: JobState, without: str | None) -> int:
-    """The number of nodes of the world whose agent was replaced by a newer one. They count as the same nodes."""
+def _restarted_nodes(state: JobState, without: str | None) -> int:
+    """The number of nodes of the world whose agent was replaced by a newer agent. They count as the same nodes."""
     if state.world is None:
         return 0
     count = 0
@@ -274,7 +276,7 @@ def _count(n: int, noun: str) -> str:
 
 
 def growth(state: JobState) -> int:
-    """How many standby nodes could enlarge the world now. `spec.spares` of them are held back."""
+    """The number of standby nodes that could enlarge the world now. `spec.spares` of them remain spares."""
     assert state.spec is not None
     if state.spec.scale_up is ScaleUp.NEVER:
         return 0

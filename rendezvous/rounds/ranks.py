@@ -2,8 +2,8 @@
 
 A node that stays keeps its node rank. When the world shrinks, only the nodes whose rank no longer exists move to free
 ranks. A new node that asks for a free rank with --node-rank gets it. The other new nodes get the remaining ranks in
-natural order: by the scheduler's index, then by the host name with its numbers compared as numbers (node2 before
-node10).
+natural order. This is the order of the scheduler's index, then of the host name. Numbers in host names are compared as
+numbers, so node2 comes before node10.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ def natural_order(candidate: Candidate) -> tuple[object, ...]:
     )
 
 
-def node_ranks(candidates: Sequence[Candidate], held: Mapping[str, int]) -> dict[str, int]:
-    """Node name -> node rank, 0..n-1. `held`: the ranks in the previous world."""
+def node_ranks(candidates: Sequence[Candidate], previous: Mapping[str, int]) -> dict[str, int]:
+    """Node name -> node rank, 0..n-1. `previous`: the ranks in the previous world."""
     n = len(candidates)
     taken: dict[int, str] = {}
     displaced: list[Candidate] = []
     newcomers: list[Candidate] = []
     for candidate in candidates:
-        rank = held.get(candidate[0].node)
+        rank = previous.get(candidate[0].node)
         if rank is None:
             newcomers.append(candidate)
         elif rank < n:
@@ -58,7 +58,7 @@ def node_ranks(candidates: Sequence[Candidate], held: Mapping[str, int]) -> dict
         else:
             displaced.append(candidate)
     newcomers = _grant_claims(newcomers, taken, n)
-    displaced.sort(key=lambda c: held[c[0].node])
+    displaced.sort(key=lambda c: previous[c[0].node])
     newcomers.sort(key=lambda c: (_claim(c), natural_order(c)))
     free = (rank for rank in range(n) if rank not in taken)
     for candidate, rank in zip([*displaced, *newcomers], list(free), strict=True):
@@ -82,8 +82,8 @@ def _grant_claims(newcomers: list[Candidate], taken: dict[int, str], n: int) -> 
     return left
 
 
-def form_world(generation: int, candidates: Sequence[Candidate], held: Mapping[str, int]) -> World:
-    ranks = node_ranks(candidates, held)
+def form_world(generation: int, candidates: Sequence[Candidate], previous: Mapping[str, int]) -> World:
+    ranks = node_ranks(candidates, previous)
     rank_offset = 0
     role_offsets: dict[str, int] = {}
     placements: list[Placement] = []

@@ -1,9 +1,12 @@
-"""From members to a world: when a round seals, which nodes it takes, and what the service tells waiting nodes.
+"""From members to a world: when the service seals a round, with which nodes, and its messages to waiting nodes.
 
-A round of fixed size seals as soon as the last node has joined. An elastic round seals at once at its maximum. At its
-minimum it seals after a last call, which starts again with each new node, up to a bound. A round after a stop wants as
-many nodes as the previous world had. If fewer are left, but at least the minimum, it waits at most `shrink_after_s`
-for the others, then seals.
+To seal a round is to fix the nodes of the next world and their ranks. Nodes that join later wait for the next round.
+
+- Fixed size: the service seals the round as soon as the last node has joined.
+- Elastic size: the service seals the round at once if the maximum number of nodes has joined. If only the minimum has
+  joined, it first waits a short time for more (--last-call). Each new node starts this wait again, up to a maximum.
+- After a stop, the target is the number of nodes of the previous world. If fewer are left, but at least the minimum,
+  the service waits at most `shrink_after_s` for the others.
 """
 
 from __future__ import annotations
@@ -13,7 +16,12 @@ from typing import TYPE_CHECKING
 
 from rendezvous.diagnosing import versions
 from rendezvous.rounds.ranks import assignment, form_world, role_sizes
-from rendezvous.rounds.state_recovery import next_generation, nodes_remembered, remark, same_world_again
+from rendezvous.rounds.state_recovery import (
+    forgotten_size,
+    next_generation,
+    recovered_decision,
+    same_world_again,
+)
 from rendezvous.values.events import (
     Assigned,
     CheckpointRequested,
@@ -49,19 +57,19 @@ PROGRESS_S = 1.0  # the shortest interval between two progress messages to waiti
 
 
 def spec_of(state: JobState) -> JobSpec:
-    assert state.spec is not None, "the first member brought the spec"
+    assert state.spec is not None, "internal error: the job has no spec"
     return state.spec
 
 
 def world_of(state: JobState) -> World:
-    assert state.world is not None, "a live job has a sealed world"
+    assert state.world is not None, "internal error: the job has no world"
     return state.world
 
 
-def wanted(state: JobState) -> int:
-    """The number of nodes that seals the round at once."""
+def target_nodes(state: JobState) -> int:
+    """The number of nodes with which the service seals the round at once."""
     if state.generation == 0:
-        return min(state.max_nodes, nodes_remembered(state) or state.max_nodes)
+        return min(state.max_nodes, forgotten_size(state) or state.max_nodes)
     return max(state.min_nodes, min(state.max_nodes, world_nodes(state)))
 
 
@@ -69,16 +77,16 @@ def wanted(state: JobState) -> int:
 
 
 def gather(state: JobState, now: float, newcomer: Member | None = None) -> Result:
-    """Seal a forming round or set its timers after its members changed."""
+    """Seal a forming round, or set its timers, after its members have changed."""
     here = present(state)
-    if here >= wanted(state):
+    if here >= target_nodes(state):
         return seal(state, now)
     timers = _settling(state, here, now, newcomer is not None)
     if timers != state.timers:  # copying a state costs more than the rest of a join
         state = replace(state, timers=timers)
     if newcomer is None:
         return state, ()
-    return state, (Tell(newcomer.agent, meanwhile(state, newcomer)),)
+    return state, (Tell(newcomer.agent, waiting_or_running(state, newcomer)),)
 
 
 def _settling(state: JobState, here: int, now: float, arrived: bool) -> Timers:
@@ -102,7 +110,7 @@ def last_call(timers: Timers, spec: JobSpec, now: float) -> Timers:
 
 def tell_progress(state: JobState) -> Result:
     state = replace(state, timers=replace(state.timers, progress_at=None))
-    return state, tuple(Tell(m.agent, meanwhile(state, m)) for m in by_arrival(state))
+    return state, tuple(Tell(m.agent, waiting_or_running(state, m)) for m in by_arrival(state))
 
 
 # --- sealing -----------------------------------------------------------------------------------------
@@ -115,7 +123,7 @@ def choose(state: JobState) -> list[Member]:
     stay = sorted((m for m in free if m.agent.node in held), key=lambda m: held[m.agent.node])
     stand_by = sorted((m for m in free if m.agent.node not in held), key=lambda m: m.arrival)
     stay = stay[: state.max_nodes]
-    fill = max(0, wanted(state) - len(stay))
+    fill = max(0, target_nodes(state) - len(stay))
     grow = _growing(state, len(stay) + fill, len(stand_by) - fill) if state.generation else 0
     return stay + stand_by[: fill + grow]
 
@@ -151,7 +159,7 @@ def seal(state: JobState, now: float) -> Result:
         members=FrozenMap(
             (n, replace(m, node_rank=ranks.get(n), ran=None)) for n, m in state.members.items()
         ),
-        decisions=(*state.decisions, *remark(state, again=again is not None))[-DECISIONS_KEPT:],
+        decisions=(*state.decisions, *recovered_decision(state, again=again is not None))[-DECISIONS_KEPT:],
         pending=FrozenMap((n, True) for n in ranks),
         causes=EMPTY,
         straggler_state=StragglerState(),
@@ -162,11 +170,11 @@ def seal(state: JobState, now: float) -> Result:
             readmit_at=state.timers.readmit_at,
         ),
     )
-    told = [Tell(p.agent, Assigned(_slice(state, p))) for p in world.placements]
+    messages = [Tell(p.agent, Assigned(_slice(state, p))) for p in world.placements]
     if differ := versions.warning(world):
-        told += [Tell(p.agent, Notice(generation, differ)) for p in world.placements]
+        messages += [Tell(p.agent, Notice(generation, differ)) for p in world.placements]
     left_out = [Tell(m.agent, waiting(state, m)) for m in by_arrival(state) if m.node_rank is None]
-    return state, (Persist(), *told, *left_out)
+    return state, (Persist(), *messages, *left_out)
 
 
 def _slice(state: JobState, place: Placement) -> Assignment:
@@ -176,7 +184,7 @@ def _slice(state: JobState, place: Placement) -> Assignment:
 
 
 def _why(state: JobState) -> str:
-    """The reason of the last decision about the previous generation. Its stop order carried the first one."""
+    """The reason of the last decision about the previous generation. The stop order contained the first decision."""
     before = (d.reason for d in reversed(state.decisions) if d.generation == state.generation - 1)
     return next(before, "") if state.generation > 1 else ""
 
@@ -188,12 +196,12 @@ def by_arrival(state: JobState) -> list[Member]:
     return sorted(state.members.values(), key=lambda m: m.arrival)
 
 
-def where_it_stands(state: JobState, member: Member) -> tuple[ToAgent, ...]:
-    """All messages that a member may have missed before its session resumed. Receiving one twice does no harm."""
+def missed_messages(state: JobState, member: Member) -> tuple[ToAgent, ...]:
+    """All messages that a member may have missed before its session resumed. A duplicate has no effect."""
     if state.outcome is not None:
         return (Ended(state.outcome),)
     if member.node_rank is None:
-        return (meanwhile(state, member),)
+        return (waiting_or_running(state, member),)
     if state.phase is Phase.STOPPING:
         assert state.decision is not None
         return (Stop(state.generation, state.decision),)
@@ -205,11 +213,17 @@ def where_it_stands(state: JobState, member: Member) -> tuple[ToAgent, ...]:
 
 
 def checkpoint_request(state: JobState) -> CheckpointRequested:
-    return CheckpointRequested(state.generation, "more nodes are here; the world grows after it")
+    return CheckpointRequested(
+        state.generation, "more nodes have joined; the job restarts with them after this checkpoint"
+    )
 
 
-def meanwhile(state: JobState, member: Member) -> ToAgent:
-    """Repeat the assignment to an agent whose ranks run in a forgotten world: `Waiting` would make it stop them."""
+def waiting_or_running(state: JobState, member: Member) -> ToAgent:
+    """The message to a member of a forming round.
+
+    An agent whose ranks run in a world that the service has lost gets its assignment again: `Waiting` would make the
+    agent stop its ranks.
+    """
     if state.phase is Phase.FORMING and member.ran is not None:
         return Assigned(member.ran)
     return waiting(state, member)
@@ -217,23 +231,28 @@ def meanwhile(state: JobState, member: Member) -> ToAgent:
 
 def waiting(state: JobState, member: Member) -> Waiting:
     here, node = present(state), member.agent.node
-    target = wanted(state) if here >= state.min_nodes else state.min_nodes
+    target = target_nodes(state) if here >= state.min_nodes else state.min_nodes
     exclusion = state.excluded.get(node)
     if exclusion is not None:
-        return Waiting(f"{node} sits out: {exclusion.reason}", here, target, stands_by=True)
+        return Waiting(f"{node} is excluded: {exclusion.reason}", here, target, stands_by=True)
     if state.phase is not Phase.FORMING:
-        role = "waits as a spare" if spec_of(state).spares else "stands by"
-        return Waiting(f"the job runs without this node; it {role}", here, target, stands_by=True)
+        role = "waits as a spare" if spec_of(state).spares else "is on standby"
+        return Waiting(f"the job runs without this node; the node {role}", here, target, stands_by=True)
     if here >= state.min_nodes and state.generation:
-        return Waiting("waiting for a replacement; the job goes on smaller if none comes", here, target)
+        wait_s = spec_of(state).shrink_after_s
+        shrinks = f"if none joins within {wait_s:g} s, the job continues with fewer nodes"
+        return Waiting(f"waiting for a replacement; {shrinks}", here, target)
     if here >= state.min_nodes:
-        return Waiting("enough nodes are here; a last call for more", here, target)
+        wait_s = spec_of(state).last_call_s
+        return Waiting(f"enough nodes have joined; waiting {wait_s:g} s for more (--last-call)", here, target)
     missing = state.min_nodes - here
     reason = f"waiting for {missing} more node{'s' if missing > 1 else ''}{_left_out(state)}"
     return Waiting(reason, here, target)
 
 
 def _left_out(state: JobState) -> str:
-    """Tell agents that wait for more nodes why some of the present nodes do not count."""
-    told = [f"{node} sits out: {why.reason}" for node, why in state.excluded.items() if node in state.members]
-    return f" ({'; '.join(told[:3])})" if told else ""
+    """For agents that wait for more nodes: why some of the nodes are excluded."""
+    reasons = [
+        f"{node} is excluded: {x.reason}" for node, x in state.excluded.items() if node in state.members
+    ]
+    return f" ({'; '.join(reasons[:3])})" if reasons else ""

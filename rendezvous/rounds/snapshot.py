@@ -1,16 +1,16 @@
-"""A job's state as bytes, for the stores: compressed JSON that describes itself, and nothing executable.
+"""A job's state as bytes, for the state storage: compressed JSON that contains its own schema. It is never executed.
 
     magic, then zlib( {"schema": {"Member": ["agent", "facts", ...], ...}, "state": [...]} )
 
-Every dataclass is a row of its fields' values. The schema names the columns of each class once, as the writer had
-them. So a later version may add a field with a default and still read older snapshots. The reader rejects everything
-that it cannot read exactly: an unknown column, a missing column without a default, or a value of another type. A
-service that guesses about its state is worse than one that does not start.
+Every dataclass is a row of its fields' values. The schema names the columns of each class once, in the order that the
+writer used. So a later version may add a field with a default and still read older snapshots. The reader rejects
+everything that it cannot read exactly: an unknown column, a missing column without a default, or a value of another
+type. A service that starts with a wrong state is worse than a service that does not start.
 
-Format 2 has `doubt`, `suspects` and `stopped` of a cause in place of `uncertain`, and `Decision.nodes`. It lacks
-`NodeFacts.topology`.
+Changes in format 2: `doubt`, `suspects` and `stopped` replace `Cause.uncertain`, `Decision.nodes` is new, and
+`NodeFacts.topology` is removed.
 
-The rows' coders are built once per class from the annotations of `values.state` and `values.types`.
+The encoders and decoders of rows are built once per class from the annotations of `values.state` and `values.types`.
 """
 
 from __future__ import annotations
@@ -35,9 +35,11 @@ _MAGIC = _FAMILY + b"2\n"  # the number grows when a stored field is renamed or 
 _LEVEL = 1  # a state of 4,096 nodes: a tenth of the size, in a few tens of milliseconds
 _LARGEST = 256 * 1024 * 1024  # unpacked; a corrupt or hostile snapshot must not take all memory
 
+_WHAT_NEXT = "Restore the store from a backup, or delete the job from the store"
+
 
 class SnapshotUnreadable(ValueError):
-    """These bytes are not a snapshot, or a snapshot of a version that this one cannot read."""
+    """These bytes are not a snapshot, or another version wrote them that is not compatible with this one."""
 
 
 def encode_state(state: JobState) -> bytes:
@@ -53,7 +55,9 @@ def decode_state(data: bytes) -> JobState:
         schema = {name: tuple(columns) for name, columns in document["schema"].items()}
         state = _Decoder(schema).decoder(JobState)(document["state"])
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise SnapshotUnreadable(f"this snapshot does not fit: {error}") from error
+        raise SnapshotUnreadable(
+            f"the snapshot does not match this version: {error}. Use the version that wrote it"
+        ) from error
     assert isinstance(state, JobState)
     return state
 
@@ -68,15 +72,19 @@ def _unpacked(data: bytes) -> Any:
             "that wrote it, or start with an empty store"
         )
     if not data.startswith(_MAGIC):
-        raise SnapshotUnreadable(f"not a snapshot of a job (it begins {data[:16]!r})")
+        raise SnapshotUnreadable(
+            f"the stored data is not the state of a job: it begins with {data[:16]!r}. Check --store"
+        )
     try:
         unpacker = zlib.decompressobj()
         text = unpacker.decompress(data[len(_MAGIC) :], _LARGEST)
-        if unpacker.unconsumed_tail or not unpacker.eof:
-            raise SnapshotUnreadable("the snapshot is cut short, or too large")
+        if unpacker.unconsumed_tail:
+            raise SnapshotUnreadable(f"the snapshot is larger than {_LARGEST:,} bytes. {_WHAT_NEXT}")
+        if not unpacker.eof:
+            raise SnapshotUnreadable(f"the snapshot is incomplete. {_WHAT_NEXT}")
         return json.loads(text)
     except (zlib.error, ValueError, RecursionError) as error:
-        raise SnapshotUnreadable(f"the snapshot is damaged: {error}") from error
+        raise SnapshotUnreadable(f"the snapshot is damaged: {error}. {_WHAT_NEXT}") from error
 
 
 # --- fields of a class -------------------------------------------------------------------------------
@@ -93,7 +101,7 @@ def _kept(cls: Any) -> list[Field[Any]]:
 
 @cache
 def _classes(root: type) -> tuple[type, ...]:
-    """Every dataclass that a `root` may contain, itself first."""
+    """Every dataclass that a `root` may contain, starting with `root`."""
     found: dict[type, None] = {}
 
     def visit(kind: Any) -> None:
@@ -135,14 +143,14 @@ def _encoder(kind: Any) -> Callable[[Any], Any]:
 
 def _row_encoder(kind: type) -> Callable[[Any], Any]:
     names = [f.name for f in _kept(kind)]
-    coders = [_encoder(_hints(kind)[name]) for name in names]
+    encoders = [_encoder(_hints(kind)[name]) for name in names]
     row = attrgetter(*names) if len(names) > 1 else lambda value: (getattr(value, names[0]),)
-    changing = [(i, coder) for i, coder in enumerate(coders) if coder is not _plain]
+    changing = [(i, encoder) for i, encoder in enumerate(encoders) if encoder is not _plain]
 
     def encode(value: Any) -> list[Any]:
         cells = list(row(value))
-        for i, coder in changing:
-            cells[i] = coder(cells[i])
+        for i, encoder in changing:
+            cells[i] = encoder(cells[i])
         return cells
 
     return encode if changing else lambda value: list(row(value))
@@ -152,8 +160,8 @@ def _tuple_encoder(parts: tuple[Any, ...]) -> Callable[[Any], Any]:
     if len(parts) == 2 and parts[1] is Ellipsis:
         inner = _encoder(parts[0])
         return list if inner is _plain else lambda value: [inner(v) for v in value]
-    coders = [_encoder(part) for part in parts]
-    return lambda value: [coder(v) for coder, v in zip(coders, value, strict=True)]
+    encoders = [_encoder(part) for part in parts]
+    return lambda value: [encoder(v) for encoder, v in zip(encoders, value, strict=True)]
 
 
 def _optional(parts: tuple[Any, ...]) -> Any:
@@ -203,10 +211,10 @@ class _Decoder:
         for f in known.values():
             if f.name not in columns and f.default is MISSING and f.default_factory is MISSING:
                 raise ValueError(f"{kind.__name__}.{f.name} is missing")
-        coders = [self.decoder(_hints(kind)[name]) for name in columns]
+        decoders = [self.decoder(_hints(kind)[name]) for name in columns]
 
         def decode(value: Any) -> Any:
-            cells = [coder(cell) for coder, cell in zip(coders, _listed(value), strict=True)]
+            cells = [decoder(cell) for decoder, cell in zip(decoders, _listed(value), strict=True)]
             return kind(**dict(zip(columns, cells, strict=True)))
 
         return decode
@@ -215,8 +223,8 @@ class _Decoder:
         if len(parts) == 2 and parts[1] is Ellipsis:
             inner = self.decoder(parts[0])
             return lambda value: tuple(inner(v) for v in _listed(value))
-        coders = [self.decoder(part) for part in parts]
-        return lambda value: tuple(coder(v) for coder, v in zip(coders, _listed(value), strict=True))
+        decoders = [self.decoder(part) for part in parts]
+        return lambda value: tuple(decoder(v) for decoder, v in zip(decoders, _listed(value), strict=True))
 
 
 def _listed(value: Any) -> list[Any]:

@@ -1,11 +1,11 @@
 """State recovery: rebuild a job from its agents after the service has lost its state. Pure.
 
-A service with a store in memory knows no jobs after a restart, while ranks still run. So an agent reports at each join
-the last generation that it knows, and its place in it while its ranks run. If the job does not know this generation,
-the round forms again, and the service stops no agent meanwhile. When all nodes of that world have joined, each with its
-old place, the same world is sealed again under the same number. For the agents nothing changes, and their ranks
-continue. Any other world gets a number above all known ones, and starts its ranks again. The number of restarts used
-and the list of decisions are lost.
+A service that keeps its state in memory has lost all jobs after a restart, but their ranks may still run. So at each
+join an agent reports the last generation that it knows. If its ranks still run, it also reports its assignment in that
+generation. If the service does not know the generation, it collects the nodes again, and does not stop any agent during
+that time. When all nodes of that world have joined, each with its old place, the service seals the same world again
+under the same number. For the agents nothing changes, and their ranks continue. Any other world gets a number above all
+known ones, and its ranks are restarted. The number of restarts used and the list of decisions are lost.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rendezvous.values.types import World
 
 
-def reminded(state: JobState, event: AgentJoined) -> JobState:
+def remember_generation(state: JobState, event: AgentJoined) -> JobState:
     if event.generation <= max(state.generation, state.forgotten):
         return state
     return replace(state, forgotten=event.generation)
@@ -35,8 +35,8 @@ def is_forgotten(state: JobState) -> bool:
     return state.forgotten > state.generation
 
 
-def nodes_remembered(state: JobState) -> int:
-    """The number of nodes of the forgotten world; 0 if no member runs in it any more."""
+def forgotten_size(state: JobState) -> int:
+    """The number of nodes of the forgotten world; 0 if no member still has ranks of that world."""
     if not is_forgotten(state):
         return 0
     sizes = (m.ran.n_nodes for m in state.members.values() if m.ran and m.ran.generation == state.forgotten)
@@ -66,12 +66,12 @@ def _had_this_place(world: World, member: Member) -> bool:
     return then == (len(world.placements), place.rank_offset, place.facts.nproc, size)
 
 
-def remark(state: JobState, *, again: bool) -> tuple[Decision, ...]:
-    """The decision that records the recovery. People read it later."""
+def recovered_decision(state: JobState, *, again: bool) -> tuple[Decision, ...]:
+    """The decision that records the recovery, for users."""
     if not is_forgotten(state):
         return ()
-    lost = f"the rendezvous had lost the job's state (generation {state.forgotten})"
+    lost = f"the rendezvous service had lost the state of the job (generation {state.forgotten})"
     if again:
-        words = f"{lost}; its nodes are all here, and their ranks go on"
+        words = f"{lost}; all nodes have joined again, and their ranks continue"
         return (Decision(DecisionKind.IGNORE, words, state.forgotten),)
-    return (Decision(DecisionKind.RESTART, f"{lost}; starting afresh", state.forgotten),)
+    return (Decision(DecisionKind.RESTART, f"{lost}; restarting the ranks", state.forgotten),)

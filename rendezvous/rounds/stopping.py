@@ -1,8 +1,8 @@
-"""From a failure, a loss or an order to the stop of a generation, and to what follows it.
+"""From a failure, a loss or an order to the stop of a generation and the next decision.
 
-The service sends the stop order to all nodes before it waits for any. Each node answers after it has reaped its ranks.
-The service does not wait for a node that is lost, or silent for longer than the stop budget. Then it seals the next
-generation from the present nodes, or waits for a replacement, or ends the job.
+The service sends the stop order to all nodes, and then waits for their answers. Each node answers after it has reaped
+its ranks. The service does not wait for a node that is lost, or that has not answered within the stop budget. Then it
+seals the next generation from the nodes that are left, or waits for a replacement, or ends the job.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rendezvous.diagnosing.post_mortem import explained
-from rendezvous.diagnosing.stragglers import left_out
+from rendezvous.diagnosing.stragglers import nodes_to_exclude
 from rendezvous.rounds.policy import (
-    course,
+    counts_against_node,
+    decide,
+    decide_again,
+    first_cause_order,
     first_of,
-    judge,
-    judge_again,
     next_streak,
-    seriousness,
-    speaks_against_node,
+    plan_restart,
 )
 from rendezvous.rounds.sealing import (
     Result,
@@ -28,16 +28,16 @@ from rendezvous.rounds.sealing import (
     gather,
     seal,
     spec_of,
+    target_nodes,
     waiting,
-    wanted,
     world_of,
 )
 from rendezvous.values.events import Ended, Notice, Persist, Stop, Tell
 from rendezvous.values.frozen_map import EMPTY, FrozenMap
 from rendezvous.values.state import (
-    CAUSES_TOLD,
     DECISIONS_KEPT,
     FAILURES_KEPT,
+    MAX_CAUSES,
     Exclusion,
     JobState,
     Member,
@@ -63,12 +63,12 @@ TRY_AGAIN_EXIT_CODE = 75
 def rank_failed(state: JobState, cause: Cause, now: float) -> Result:
     """Handle the failure of a rank. The sender is a member of the current world, and `cause.rank` is its own."""
     known = state.causes.get(cause.rank)
-    if known is not None and seriousness(known) <= seriousness(cause):
+    if known is not None and first_cause_order(known) <= first_cause_order(cause):
         return state, ()
     state = replace(state, causes=state.causes.plus(cause.rank, cause))
     if state.phase is Phase.STOPPING:
         return state, ()
-    return _carry_out(state, judge(state, cause, now), now)
+    return _carry_out(state, decide(state, cause, now), now)
 
 
 def _carry_out(state: JobState, verdict: Verdict, now: float) -> Result:
@@ -76,9 +76,9 @@ def _carry_out(state: JobState, verdict: Verdict, now: float) -> Result:
     if decision.kind is DecisionKind.IGNORE:
         assert decision.cause is not None
         state = _noted(state, decision)
-        state = _settled_if_no_rank_is_left(state, decision.cause)
+        state = _without_pending_if_no_rank_is_left(state, decision.cause)
         state, effects = finish_if_all_did(state)
-        return state, (*effects[:1], *_told_where_it_happened(state, decision), *effects[1:])
+        return state, (*effects[:1], *_notify_its_node(state, decision), *effects[1:])
     if verdict.exclude is not None:
         state = exclude(state, verdict.exclude, verdict.exclude_reason, now)
     if decision.kind is not DecisionKind.FAIL:
@@ -89,14 +89,14 @@ def _carry_out(state: JobState, verdict: Verdict, now: float) -> Result:
     return order_stop(state, decision, now)
 
 
-def _told_where_it_happened(state: JobState, decision: Decision) -> tuple[Effect, ...]:
-    """Notify the node of an ignored failure. Do not notify all nodes: every rank may fail like this."""
+def _notify_its_node(state: JobState, decision: Decision) -> tuple[Effect, ...]:
+    """Notify only the node of an ignored failure, not all nodes: many ranks may have the same failure."""
     assert decision.cause is not None
     member = state.members.get(decision.cause.node)
     return () if member is None else (Tell(member.agent, Notice(state.generation, decision.reason)),)
 
 
-def _settled_if_no_rank_is_left(state: JobState, cause: Cause) -> JobState:
+def _without_pending_if_no_rank_is_left(state: JobState, cause: Cause) -> JobState:
     """A node is not pending any more if all its ranks failed and the policy ignored the failures."""
     member = state.members.get(cause.node)
     if member is None or member.node_rank is None:
@@ -108,12 +108,14 @@ def _settled_if_no_rank_is_left(state: JobState, cause: Cause) -> JobState:
 
 
 def stopped_unasked(state: JobState, member: Member, now: float) -> Result:
-    """A node reaped its ranks without an order. If the policy ignored its failures, it has nothing left to finish."""
+    """A node reaped its ranks without a stop order. If the policy ignored their failures, the node has finished."""
     place = world_of(state).placements[member.node_rank or 0]
     ranks = range(place.rank_offset, place.rank_offset + member.facts.nproc)
     if any(rank in state.causes for rank in ranks):
         return finish_if_all_did(replace(state, pending=state.pending.minus(member.agent.node)))
-    return _world_broken(state, [member], "stopped its ranks without being asked", now, left=False)
+    return _end_world(
+        state, [member], "stopped its ranks without a stop order (see the log of its agent)", now, left=False
+    )
 
 
 def finish_if_all_did(state: JobState) -> Result:
@@ -129,7 +131,7 @@ def finish_if_all_did(state: JobState) -> Result:
 def after_loss(
     state: JobState, gone: Sequence[Member], reason: str, now: float, *, left: bool = False
 ) -> Result:
-    """Decide what follows the loss of `gone`, which `forget` has removed. `left`: they left on their own."""
+    """Decide what follows the loss of `gone`, which `forget` has removed. `left`: they left the job by themselves."""
     working = [m for m in gone if m.node_rank is not None and m.agent.node in state.pending]
     for member in gone:
         state = _no_longer_pending(state, member.agent.node)
@@ -137,7 +139,7 @@ def after_loss(
         case Phase.FORMING:
             return _thinned(state, now)
         case Phase.SEALED | Phase.RUNNING if working:
-            return _world_broken(state, working, reason, now, left=left)
+            return _end_world(state, working, reason, now, left=left)
         case Phase.STOPPING:
             for member in working:
                 state = _with_cause(state, _loss(state, member, reason))
@@ -155,23 +157,23 @@ def _no_longer_pending(state: JobState, node: str) -> JobState:
 
 def _thinned(state: JobState, now: float) -> Result:
     if state.generation == 0 and not len(state.members):
-        # No member is left that agreed to the spec: the next agent may bring another one.
+        # No member with this spec is left: the next agent may have another spec.
         timers = Timers(readmit_at=state.timers.readmit_at)
         blank = JobState(excluded=state.excluded, retired=state.retired, timers=timers)
         return replace(blank, deadline_at=state.deadline_at), ()
     return gather(state, now)
 
 
-def _world_broken(state: JobState, lost: Sequence[Member], reason: str, now: float, *, left: bool) -> Result:
+def _end_world(state: JobState, lost: Sequence[Member], reason: str, now: float, *, left: bool) -> Result:
     causes = [_loss(state, m, reason) for m in lost]
     for cause in causes:
         state = _with_cause(state, cause)
     first = first_of(state, causes)
-    plan = course(state)
+    plan = plan_restart(state)
     if left and plan.kind in (DecisionKind.SHRINK, DecisionKind.RESTART_WITH_SPARE):
         # A graceful leave is not a failure if enough nodes remain. It does not use the restart budget.
         return order_stop(state, plan.decision(f"{first.reason}; {plan.words}", state.generation), now)
-    return _carry_out(state, judge(state, first, now), now)
+    return _carry_out(state, decide(state, first, now), now)
 
 
 def _loss(state: JobState, member: Member, reason: str) -> Cause:
@@ -183,7 +185,7 @@ def _loss(state: JobState, member: Member, reason: str) -> Cause:
 
 def _with_cause(state: JobState, cause: Cause) -> JobState:
     known = state.causes.get(cause.rank)
-    if known is not None and seriousness(known) <= seriousness(cause):
+    if known is not None and first_cause_order(known) <= first_cause_order(cause):
         return state
     return replace(state, causes=state.causes.plus(cause.rank, cause))
 
@@ -192,12 +194,12 @@ def _with_cause(state: JobState, cause: Cause) -> JobState:
 
 
 def order_stop(state: JobState, decision: Decision, now: float) -> Result:
-    told = sorted((m.node_rank, m.agent) for m in state.members.values() if m.node_rank is not None)
+    nodes = sorted((m.node_rank, m.agent) for m in state.members.values() if m.node_rank is not None)
     state = replace(
         _noted(state, decision),
         phase=Phase.STOPPING,
         decision=decision,
-        pending=FrozenMap((agent.node, True) for _, agent in told),
+        pending=FrozenMap((agent.node, True) for _, agent in nodes),
         checkpoints_due=EMPTY,
         examination=None,
         last_seen=EMPTY,
@@ -211,8 +213,8 @@ def order_stop(state: JobState, decision: Decision, now: float) -> Result:
         ),
     )
     order = Stop(state.generation, decision)
-    effects: tuple[Effect, ...] = (Persist(), *(Tell(agent, order) for _, agent in told))
-    if told:
+    effects: tuple[Effect, ...] = (Persist(), *(Tell(agent, order) for _, agent in nodes))
+    if nodes:
         return state, effects
     state, more = conclude(state, now)
     return state, (*effects, *more)
@@ -226,7 +228,7 @@ def node_stopped(state: JobState, node: str, reports: tuple[RankReport, ...], no
 
 
 def conclude(state: JobState, now: float) -> Result:
-    """Decide what follows a stop: every rank of the generation is reaped, and every report is in."""
+    """Decide what follows a stop. All ranks of the generation are reaped, and all reports have arrived."""
     decision = state.decision
     assert decision is not None
     if decision.cause is None:  # not a failure: an order, a graceful leave, or growth
@@ -235,7 +237,7 @@ def conclude(state: JobState, now: float) -> Result:
     if (named := explained(first, state.causes, state.last_seen, world_of(state))) is not None:
         first, state = named, replace(state, causes=state.causes.plus(named.rank, named))
     final = decision
-    again = judge_again(state, first, now) if decision.kind is not DecisionKind.FAIL else None
+    again = decide_again(state, first, now) if decision.kind is not DecisionKind.FAIL else None
     state = _recorded(state, first)
     if again is not None:
         final = again.decision
@@ -250,7 +252,7 @@ def conclude(state: JobState, now: float) -> Result:
 def _recorded(state: JobState, first: Cause) -> JobState:
     failures = (*state.failures, (state.generation, first))[-FAILURES_KEPT:]
     state = replace(state, failures=failures, streak=next_streak(state, first))
-    if not speaks_against_node(first):
+    if not counts_against_node(first):
         return state
     count = state.node_failures.get(first.node, 0) + 1
     return replace(state, node_failures=state.node_failures.plus(first.node, count))
@@ -268,13 +270,13 @@ def _regroup(state: JobState, now: float) -> Result:
     )
     state = _without_stragglers(state, now)
     here, enough = choose(state), spec_of(state).shrink_after_s
-    if len(here) >= state.min_nodes and (not enough or len(here) >= wanted(state)):
+    if len(here) >= state.min_nodes and (not enough or len(here) >= target_nodes(state)):
         return seal(state, now)
     if len(here) >= state.min_nodes:
         until = now + enough
         state = replace(state, timers=replace(state.timers, settle_at=until, settle_bound_at=until))
     elif decision.kind is not DecisionKind.WAIT:
-        reason = f"{len(here)} of at least {state.min_nodes} nodes are left; waiting for a replacement"
+        reason = f"{len(here)} nodes are left, and at least {state.min_nodes} are needed; waiting for a replacement"
         decision = replace(decision, kind=DecisionKind.WAIT, reason=reason)
         state = replace(_noted(state, decision), decision=decision)
     return state, (Persist(), *(Tell(m.agent, waiting(state, m)) for m in by_arrival(state)))
@@ -284,7 +286,7 @@ def _without_stragglers(state: JobState, now: float) -> JobState:
     if spec_of(state).stragglers.policy is not StragglerPolicy.EXCLUDE:
         return state
     here = [node for node in state.members if node not in state.excluded]
-    for node, reason in left_out(state.straggler_state, here, state.min_nodes).items():
+    for node, reason in nodes_to_exclude(state.straggler_state, here, state.min_nodes).items():
         state = exclude(state, node, reason, now)
     return state
 
@@ -292,7 +294,7 @@ def _without_stragglers(state: JobState, now: float) -> JobState:
 def exclude(state: JobState, node: str, reason: str, now: float, *, for_health: bool = False) -> JobState:
     until = now + spec_of(state).node_cooldown_s
     exclusion = Exclusion(
-        f"{reason}; tried again after {spec_of(state).node_cooldown_s:g} s", until, for_health
+        f"{reason}; the node is admitted again after {spec_of(state).node_cooldown_s:g} s", until, for_health
     )
     soonest = until if state.timers.readmit_at is None else min(until, state.timers.readmit_at)
     return replace(
@@ -305,22 +307,24 @@ def exclude(state: JobState, node: str, reason: str, now: float, *, for_health: 
 # --- the end -----------------------------------------------------------------------------------------
 
 
-def too_few_came(state: JobState) -> Result:
+def end_incomplete_round(state: JobState) -> Result:
     """End the job: a forming round reached its timeout."""
     spec, names = (
         spec_of(state),
         [m.agent.node for m in by_arrival(state) if m.agent.node not in state.excluded],
     )
     who = f": {', '.join(names[:16])}{', ...' if len(names) > 16 else ''}" if names else ""
-    out = "".join(f"; {n} sits out: {x.reason}" for n, x in state.excluded.items() if n in state.members)
+    out = "".join(f"; {n} is excluded: {x.reason}" for n, x in state.excluded.items() if n in state.members)
     cause = state.decision.cause if state.decision is not None else None
     if state.generation == 0:
-        reason = (
-            f"only {len(names)} of {state.min_nodes} nodes came within {spec.join_timeout_s:g} s{who}{out}"
+        count = (
+            f"only {len(names)} of {state.min_nodes} nodes joined within {spec.join_timeout_s:g} s{who}{out}"
         )
+        reason = f"{count}. Start the other nodes, or increase --join-timeout"
     else:
         within = f"within {spec.replacement_timeout_s:g} s"
-        reason = f"no replacement came {within}; {len(names)} of {state.min_nodes} nodes are here{who}{out}"
+        count = f"no replacement joined {within}; {len(names)} of {state.min_nodes} nodes are left{who}{out}"
+        reason = f"{count}. Start another node, or increase --replacement-timeout"
     if cause is not None:
         return end(
             state, _failed(state, reason, first_of(state, state.causes.values())), _fail(state, reason)
@@ -350,13 +354,13 @@ def abort(state: JobState, reason: str, now: float) -> Result:
 
 
 def _aborted(state: JobState, decision: Decision) -> Result:
-    causes = tuple(sorted(state.causes.values(), key=seriousness))[:CAUSES_TOLD]
+    causes = tuple(sorted(state.causes.values(), key=first_cause_order))[:MAX_CAUSES]
     return end(state, Outcome(False, decision.reason, ABORTED_EXIT_CODE, None, causes, state.restarts_used))
 
 
 def _failed(state: JobState, reason: str, first: Cause) -> Outcome:
-    others = sorted((c for c in state.causes.values() if c is not first), key=seriousness)
-    causes = (first, *others)[:CAUSES_TOLD]
+    others = sorted((c for c in state.causes.values() if c is not first), key=first_cause_order)
+    causes = (first, *others)[:MAX_CAUSES]
     return Outcome(False, reason, first.exit_code or 1, first, causes, state.restarts_used)
 
 

@@ -1,4 +1,4 @@
-"""Views of a job's state for people. Pure."""
+"""Views of a job's state for users. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rendezvous.diagnosing.stragglers import in_words
-from rendezvous.rounds.policy import how_it_ended
+from rendezvous.rounds.policy import outcome_text
 from rendezvous.values.state import Phase, present, world_nodes
 from rendezvous.values.text_limits import Sentence, ShortenedSentence  # noqa: TC001 - the codec reads it
 
@@ -84,11 +84,11 @@ def summary_of(job_id: str, state: JobState) -> JobSummary:
 
 def _reason(state: JobState) -> str:
     if state.outcome is not None:
-        return how_it_ended(state.outcome)
+        return outcome_text(state.outcome)
     if state.decision is not None:
         return state.decision.reason
     if state.phase is Phase.FORMING:
-        return f"{present(state)} of {state.min_nodes} nodes are here"
+        return f"{present(state)} of {state.min_nodes} nodes have joined"
     return ""
 
 

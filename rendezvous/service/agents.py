@@ -11,7 +11,7 @@ import grpc.aio
 from rendezvous.access.auth import Denied, Right
 from rendezvous.access.refusals import Reason
 from rendezvous.codec import BadMessage, read_from_agent, to_agent_bytes
-from rendezvous.rounds.join_limits import memory_objection, objection
+from rendezvous.rounds.join_limits import join_problem, reported_state_problem
 from rendezvous.service.agent_stream import AgentStream, Cut
 from rendezvous.service.calls import count_open
 from rendezvous.service.jobs import Elsewhere
@@ -56,7 +56,7 @@ class Agents:
                 return
             identity.require(Right.ATTEND, joined.spec.job_id)
             await self._await_turn(identity)
-            words = objection(joined.agent, joined.spec, joined.facts) or memory_objection(
+            words = join_problem(joined.agent, joined.spec, joined.facts) or reported_state_problem(
                 joined.generation, joined.running
             )
             if words:

@@ -10,7 +10,7 @@ import grpc
 from rendezvous.access.auth import Right
 from rendezvous.codec import BadMessage, encode
 from rendezvous.pb import rendezvous_pb2 as pb
-from rendezvous.rounds.policy import how_it_ended
+from rendezvous.rounds.policy import outcome_text
 from rendezvous.rounds.view import summary_of, view_of
 from rendezvous.service.calls import NotFound, NotNow, count_open
 from rendezvous.service.jobs import Elsewhere
@@ -103,7 +103,7 @@ class Operations:
         job = await self._find(job_id)
         after = await job.execute(order)
         if after.outcome is not None and not isinstance(order, JobAborted):
-            raise NotNow(f"job {job_id!r} is over: {how_it_ended(after.outcome)}")
+            raise NotNow(f"job {job_id!r} is over: {outcome_text(after.outcome)}")
         if after.phase is Phase.FORMING and isinstance(order, RestartOrdered):
             raise NotNow(f"job {job_id!r} has no ranks to restart: it still waits for its nodes")
         return encode(summary_of(job_id, after))

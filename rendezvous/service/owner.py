@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rendezvous.machine import step
-from rendezvous.rounds.admission import all_heard
+from rendezvous.rounds.admission import renew_leases
 from rendezvous.rounds.resume import resume
 from rendezvous.store.protocol import Conflict
 from rendezvous.values.events import AgentHeard, DeadlineReached, Persist, SetDeadline, Tell
@@ -58,7 +58,7 @@ class OwnedJob:
 
     def renew_leases(self, heard: Mapping[AgentId, float]) -> None:
         """Apply heartbeats. They are not stored: leases start again when a state is read."""
-        self.state = all_heard(self.state, heard)
+        self.state = renew_leases(self.state, heard)
 
     def commit(self, turn: Turn, version: int) -> None:
         self.state, self.version = turn.state, version

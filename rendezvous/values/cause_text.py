@@ -15,15 +15,15 @@ _NAMED = 8  # ranks, in one line
 
 
 def described(cause: Cause) -> str:
-    """The reason, preceded by what is uncertain about it."""
+    """The reason of a failure, with a prefix if the cause is uncertain."""
     match cause.doubt:
         case None | Doubt.SHARED_ERROR:
             return cause.reason
         case Doubt.NO_RANK:
-            return f"cause not in a rank: {cause.reason}"
+            return f"no rank is the cause: {cause.reason}"
         case Doubt.CULPRIT | Doubt.MAY_WAIT:
             who = f"{ranks(cause.suspects)}: " if cause.suspects else ""
-            return f"culprit uncertain: {who}{cause.reason}"
+            return f"cause uncertain: {who}{cause.reason}"
 
 
 def ranks(numbers: Sequence[int]) -> str:

@@ -1,7 +1,7 @@
 """An agent's report about one rank, for the diagnosis of a stall. It contains only what the diagnosis needs.
 
 `stalled_s` is the time for which the agent has seen no progress. `limit_s` is how long this may last in the current
-activity: the agent knows the limits, the service only compares. Durations are seconds before the time of the report.
+activity. The agent sets the limits, and the service only compares. Times are given as ages: seconds before the report.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 # At run time, not for the checker only: the codec reads these annotations.
 from rendezvous.values.rank_view import HELD, Collective, GroupView, RankPhase
 
-CALLS_TOLD = 8  # of one rank
-GROUPS_TOLD = 8
+MAX_CALLS = 8  # of one rank
+MAX_GROUPS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class RankReport:
     calls: tuple[Collective, ...] = ()  # oldest first
     groups: tuple[GroupView, ...] = ()
     alive: bool = True
-    process: str = "?"  # R running, S asleep, D uninterruptible, T stopped, t traced, F frozen, Z ended; ?
+    process: str = "?"  # R running, S sleeping, D uninterruptible, T stopped, t traced, F frozen, Z ended; ?
     busy: bool = False  # it uses processor time
     wchan: str = ""
     recorded: tuple[

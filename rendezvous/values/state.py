@@ -165,7 +165,7 @@ class JobState:
 DECISIONS_KEPT = 200
 FAILURES_KEPT = 50
 INCARNATIONS_KEPT = 16
-CAUSES_TOLD = 256  # of one failed generation; every agent gets them all
+MAX_CAUSES = 256  # of one failed generation; every agent gets them all
 
 
 def member_of(state: JobState, agent: AgentId) -> Member | None:

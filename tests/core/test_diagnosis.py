@@ -63,8 +63,8 @@ def found(*reports: RankReport, world: int = 0) -> Finding:
     return finding
 
 
-def charged(finding: Finding) -> list[int]:
-    return [charge.rank for charge in finding.charges]
+def blamed(finding: Finding) -> list[int]:
+    return [each.rank for each in finding.blamed]
 
 
 # --- absent ---------------------------------------------------------------------------------------------
@@ -73,33 +73,33 @@ def charged(finding: Finding) -> list[int]:
 @pytest.mark.parametrize(
     ("how", "says"),
     [
-        ({"phase": RankPhase.DATA}, "stands still for 3.2 s in its data loader (asleep"),
+        ({"phase": RankPhase.DATA}, "has made no progress for 3.2 s in its data loader (sleeping)"),
         (
             {"phase": RankPhase.CHECKPOINT, "process": "D", "wchan": "nfs_wait"},
             "uninterruptible sleep in nfs_wait",
         ),
-        ({"process": "T"}, "is stopped by a signal"),
+        ({"process": "T"}, "has been stopped by a signal"),
         ({"phase": RankPhase.FORWARD, "busy": True, "process": "R"}, "in its forward pass (computing)"),
-        ({"alive": False, "process": "Z"}, "has ended"),
+        ({"alive": False, "process": "Z"}, "has exited"),
         ({"phase": RankPhase.SECTION, "section": "metrics"}, 'in the section "metrics"'),
     ],
 )
 def test_the_rank_that_never_came_is_named_with_what_it_does(how: dict[str, object], says: str) -> None:
     others = (waiting(0, 4, 12), waiting(2, 4, 12), waiting(3, 4, 12))
     finding = found(absent(1, 4, 11, **how), *others)
-    assert (charged(finding), finding.certain, finding.kind) == ([1], True, Kind.ABSENT)
-    reason = finding.charges[0].reason
+    assert (blamed(finding), finding.certain, finding.kind) == ([1], True, Kind.ABSENT)
+    reason = finding.blamed[0].reason
     assert says in reason
-    assert "ranks 0, 2 and 3 wait for it in all_reduce #12 (1,000 x float32) for 3.2 s" in reason
-    assert "it came as far as #11" in reason
+    assert "ranks 0, 2 and 3 have waited for it for 3.2 s in all_reduce #12 (1,000 x float32)" in reason
+    assert "its last collective is #11" in reason
 
 
 def test_one_that_sleeps_in_its_forward_is_certain_only_against_more_than_itself() -> None:
     """It may wait in a collective that cannot be seen, as torch's own DDP does."""
     asleep = absent(1, 2, 11, phase=RankPhase.FORWARD)
     finding = found(waiting(0, 2, 12), asleep)
-    assert (charged(finding), finding.certain) == ([1], False)
-    assert finding.doubt_about(finding.charges[0]) is Doubt.MAY_WAIT
+    assert (blamed(finding), finding.certain) == ([1], False)
+    assert finding.doubt_about(finding.blamed[0]) is Doubt.MAY_WAIT
     assert finding.suspects == (1,)
     assert found(waiting(0, 3, 12), replace(asleep, groups=()), waiting(2, 3, 12)).certain
 
@@ -107,17 +107,17 @@ def test_one_that_sleeps_in_its_forward_is_certain_only_against_more_than_itself
 def test_one_rank_that_waits_elsewhere_than_all_others_is_the_stranger() -> None:
     others = [absent(rank, 4, 11, phase=RankPhase.BACKWARD) for rank in (0, 2, 3)]
     finding = found(waiting(1, 4, 12), *others)
-    assert (charged(finding), finding.certain) == ([1], False)
+    assert (blamed(finding), finding.certain) == ([1], False)
     assert (
         "waits in all_reduce #12 (1,000 x float32), which ranks 0, 2 and 3 never entered"
-        in finding.charges[0].reason
+        in finding.blamed[0].reason
     )
 
 
 def test_several_that_are_missing_are_named_together() -> None:
     finding = found(waiting(0, 3, 12), absent(1, 3, 11), absent(2, 3, 11))
-    assert charged(finding) == [1, 2]
-    assert finding.charges[0].reason.endswith("; so rank 2")
+    assert blamed(finding) == [1, 2]
+    assert finding.blamed[0].reason.endswith("; the same for rank 2")
 
 
 def test_one_within_its_own_budget_is_waited_for() -> None:
@@ -131,8 +131,11 @@ def test_waiting_is_followed_to_its_root() -> None:
     second = waiting(1, 3, 7, "b", "1-2", 2)
     third = replace(absent(2, 3, 3), groups=(GroupView("b", 2, "1-2", 6, 6),))
     finding = found(first, second, third)
-    assert (charged(finding), finding.certain) == ([2], True)
-    assert "rank 1 waits for it in all_reduce #7 (1,000 x float32) of group b" in finding.charges[0].reason
+    assert (blamed(finding), finding.certain) == ([2], True)
+    assert (
+        "rank 1 has waited for it for 3.2 s in all_reduce #7 (1,000 x float32) of group b"
+        in finding.blamed[0].reason
+    )
 
 
 def test_a_receive_waits_for_its_sender() -> None:
@@ -140,16 +143,16 @@ def test_a_receive_waits_for_its_sender() -> None:
         waiting(0, 2, 3), calls=(call(1, op="recv", peer=1),), groups=(GroupView(WORLD, 2, "0-1"),)
     )
     finding = found(receiver, replace(absent(1, 2, 2), groups=(GroupView(WORLD, 2, "0-1"),), calls=()))
-    assert charged(finding) == [1]
-    assert "recv #1 (1,000 x float32) with rank 1" in finding.charges[0].reason
+    assert blamed(finding) == [1]
+    assert "recv #1 (1,000 x float32) with rank 1" in finding.blamed[0].reason
     sent = replace(absent(1, 2, 2), calls=(call(1, op="send", peer=0, done=True),))
-    assert "rank 0 waits for it" not in found(receiver, sent).charges[0].reason
+    assert "rank 0 has waited for it" not in found(receiver, sent).blamed[0].reason
 
 
 def test_ranks_whose_agent_is_silent_are_suspected_only() -> None:
     finding = found(waiting(0, 3, 12), waiting(2, 3, 12), world=3)
-    assert (charged(finding), finding.certain) == ([1], False)
-    assert "its agent did not say how it is" in finding.charges[0].reason
+    assert (blamed(finding), finding.certain) == ([1], False)
+    assert "its agent did not report its state" in finding.blamed[0].reason
 
 
 def test_what_has_left_the_table_of_groups_is_not_held_against_anybody() -> None:
@@ -164,9 +167,9 @@ def test_one_stopped_within_a_collective_is_the_reason_and_not_those_beside_it()
     """Rank 0 got through number 12 and is in 13; 1 and 2 wait in 12, in which 3 was stopped: all have entered it."""
     ahead, stopped = waiting(0, 4, 13), replace(waiting(3, 4, 12), process="T")
     finding = found(ahead, waiting(1, 4, 12), waiting(2, 4, 12), stopped)
-    assert (charged(finding), finding.certain) == ([3], True)
+    assert (blamed(finding), finding.certain) == ([3], True)
     frozen = found(ahead, waiting(1, 4, 12), waiting(2, 4, 12), replace(stopped, process="F"))
-    assert "is frozen by its cgroup for 3.2 s" in frozen.charges[0].reason
+    assert "has been frozen by its cgroup for 3.2 s" in frozen.blamed[0].reason
     assert not found(ahead, *(waiting(rank, 4, 12) for rank in (1, 2, 3))).certain
 
 
@@ -189,9 +192,9 @@ def test_what_only_the_recorders_have_seen_names_the_one_that_did_not_come() -> 
     finding = found(
         in_backward(0, 61, waits=True), in_backward(1, 60, waits=False), in_backward(2, 61, waits=True)
     )
-    assert (charged(finding), finding.certain, finding.kind) == ([1], True, Kind.ABSENT)
-    told = "ranks 0 and 2 wait for it in all_reduce #61 (1,000 x float32) for 3.2 s; it came as far as #60"
-    assert told in finding.charges[0].reason
+    assert (blamed(finding), finding.certain, finding.kind) == ([1], True, Kind.ABSENT)
+    told = "ranks 0 and 2 have waited for it for 3.2 s in all_reduce #61 (1,000 x float32); its last collective is #60"
+    assert told in finding.blamed[0].reason
 
 
 def test_of_two_ranks_the_one_that_waits_in_nothing_at_all_is_certain() -> None:
@@ -200,7 +203,7 @@ def test_of_two_ranks_the_one_that_waits_in_nothing_at_all_is_certain() -> None:
         for r in (0, 1)
     ]
     finding = found(*pair)
-    assert (charged(finding), finding.certain) == ([1], True)
+    assert (blamed(finding), finding.certain) == ([1], True)
 
 
 def test_a_recorder_that_was_not_heard_leaves_everything_to_the_pages() -> None:
@@ -211,21 +214,21 @@ def test_a_recorder_that_was_not_heard_leaves_everything_to_the_pages() -> None:
     stopped = found(
         in_backward(0, 61, waits=True), replace(silent, process="T"), in_backward(2, 61, waits=True)
     )
-    assert (charged(stopped), stopped.certain) == ([1], True)
+    assert (blamed(stopped), stopped.certain) == ([1], True)
 
 
 def test_pages_that_know_as_much_are_believed() -> None:
     told = [with_recorder(waiting(rank, 3, 12), 12, waits=True) for rank in (0, 2)]
     finding = found(*told, with_recorder(absent(1, 3, 11), 11, waits=False))
-    assert (charged(finding), finding.certain) == ([1], True)
-    assert "it came as far as #11" in finding.charges[0].reason
+    assert (blamed(finding), finding.certain) == ([1], True)
+    assert "its last collective is #11" in finding.blamed[0].reason
 
 
 def test_a_recorder_that_has_forgotten_a_group_says_nothing_of_it() -> None:
     """Its entries are as many as it has room for; what it does not tell of is no sign that a rank stayed behind."""
     forgetful = with_recorder(absent(1, 3, 11), 7, waits=False, group="other", members="1")
     finding = found(*(in_backward(rank, 61, waits=True) for rank in (0, 2)), forgetful)
-    assert all("#61" not in charge.reason for charge in finding.charges)
+    assert all("#61" not in each.reason for each in finding.blamed)
 
 
 # --- desync ---------------------------------------------------------------------------------------------
@@ -234,11 +237,11 @@ def test_a_recorder_that_has_forgotten_a_group_says_nothing_of_it() -> None:
 def test_the_minority_that_entered_something_else_is_named_and_what_it_was() -> None:
     odd = replace(waiting(2, 4, 9), calls=(call(9, numel=10),))
     finding = found(waiting(0, 4, 9), waiting(1, 4, 9), odd, waiting(3, 4, 9))
-    assert (charged(finding), finding.certain, finding.kind) == ([2], True, Kind.DESYNC)
+    assert (blamed(finding), finding.certain, finding.kind) == ([2], True, Kind.DESYNC)
     expected = (
-        "entered all_reduce #9 (10 x float32), where ranks 0, 1 and 3 entered all_reduce #9 (1,000 x float32)"
+        "entered all_reduce #9 (10 x float32), while ranks 0, 1 and 3 entered all_reduce #9 (1,000 x float32)"
     )
-    assert finding.charges[0].reason == expected
+    assert finding.blamed[0].reason == expected
 
 
 def test_a_broadcast_from_another_root_is_another_one() -> None:
@@ -246,10 +249,10 @@ def test_a_broadcast_from_another_root_is_another_one() -> None:
         replace(waiting(r, 3, 9), calls=(call(9, op="broadcast", peer=int(r == 1)),)) for r in range(3)
     ]
     finding = found(*reports)
-    assert (charged(finding), finding.certain, finding.kind) == ([1], True, Kind.DESYNC)
-    reason = finding.charges[0].reason
+    assert (blamed(finding), finding.certain, finding.kind) == ([1], True, Kind.DESYNC)
+    reason = finding.blamed[0].reason
     assert reason.startswith(
-        "entered broadcast #9 (1,000 x float32) from rank 1, where ranks 0 and 2 entered"
+        "entered broadcast #9 (1,000 x float32) from rank 1, while ranks 0 and 2 entered"
     )
     assert reason.endswith("broadcast #9 (1,000 x float32) from rank 0")
 
@@ -257,9 +260,9 @@ def test_a_broadcast_from_another_root_is_another_one() -> None:
 def test_one_against_one_names_both_and_blames_neither() -> None:
     other = replace(waiting(1, 2, 9), calls=(call(9, op="broadcast"),))
     finding = found(waiting(0, 2, 9), other)
-    assert (charged(finding), finding.certain) == ([0, 1], False)
-    reason = finding.charges[0].reason
-    assert finding.doubt_about(finding.charges[0]) is Doubt.CULPRIT
+    assert (blamed(finding), finding.certain) == ([0, 1], False)
+    reason = finding.blamed[0].reason
+    assert finding.doubt_about(finding.blamed[0]) is Doubt.CULPRIT
     assert finding.suspects == (0, 1)
     assert "rank 0 entered all_reduce #9" in reason
     assert "rank 1 entered broadcast #9" in reason
@@ -274,8 +277,8 @@ def test_two_groups_entered_in_another_order() -> None:
         return replace(report, groups=(*report.groups, GroupView(other, 4, "0-3", 0, 0)))
 
     finding = found(*(first_in(rank, "a", "b") for rank in (0, 1, 3)), first_in(2, "b", "a"))
-    assert (finding.kind, charged(finding), finding.certain) == (Kind.DEADLOCK, [2], True)
-    assert "each waits for the next" in finding.charges[0].reason
+    assert (finding.kind, blamed(finding), finding.certain) == (Kind.DEADLOCK, [2], True)
+    assert "ranks 0 and 2 wait for each other in a cycle" in finding.blamed[0].reason
     pair = [replace(first_in(0, "a", "b")), first_in(1, "b", "a")]
     groups = {0: ("a", 1), 1: ("b", 1)}
     pair = [
@@ -283,7 +286,7 @@ def test_two_groups_entered_in_another_order() -> None:
         for s in pair
     ]
     finding = found(*pair)
-    assert (finding.kind, sorted(charged(finding)), finding.certain) == (Kind.DEADLOCK, [0, 1], False)
+    assert (finding.kind, sorted(blamed(finding)), finding.certain) == (Kind.DEADLOCK, [0, 1], False)
 
 
 # --- apart, alike, and nothing -----------------------------------------------------------------------------
@@ -298,35 +301,35 @@ def unseen(rank: int, phase: RankPhase, step: int, **how: object) -> RankReport:
 def test_without_collectives_the_one_that_is_behind_is_named() -> None:
     ahead = [unseen(rank, RankPhase.BACKWARD, 40) for rank in (0, 2)]
     finding = found(*ahead, unseen(1, RankPhase.DATA, 40))
-    assert (charged(finding), finding.certain, finding.kind) == ([1], True, Kind.APART)
-    assert "ranks 0 and 2 are in their backward pass (after step 40)" in finding.charges[0].reason
-    assert charged(found(*ahead, unseen(1, RankPhase.OPTIMIZER, 39, busy=True))) == [1]
+    assert (blamed(finding), finding.certain, finding.kind) == ([1], True, Kind.APART)
+    assert "ranks 0 and 2 are in their backward pass (after step 40)" in finding.blamed[0].reason
+    assert blamed(found(*ahead, unseen(1, RankPhase.OPTIMIZER, 39, busy=True))) == [1]
     asleep = found(*ahead, unseen(1, RankPhase.FORWARD, 40))
-    assert (charged(asleep), asleep.certain) == ([1], False)
+    assert (blamed(asleep), asleep.certain) == ([1], False)
 
 
 def test_a_stopped_rank_that_had_entered_is_the_reason() -> None:
     finding = found(waiting(0, 3, 9), replace(waiting(1, 3, 9), process="T"), waiting(2, 3, 9))
-    assert (charged(finding), finding.certain) == ([1], True)
+    assert (blamed(finding), finding.certain) == ([1], True)
 
 
 def test_all_entered_and_none_finished_blames_nobody() -> None:
     finding = found(*(waiting(rank, 3, 9) for rank in range(3)))
     assert (finding.kind, finding.certain) == (Kind.ALIKE, False)
-    assert (finding.doubt_about(finding.charges[0]), finding.suspects) == (Doubt.NO_RANK, ())
+    assert (finding.doubt_about(finding.blamed[0]), finding.suspects) == (Doubt.NO_RANK, ())
     expected = "all ranks have entered all_reduce #9 (1,000 x float32) and none has finished it"
-    assert finding.charges[0].reason.startswith(expected)
+    assert finding.blamed[0].reason.startswith(expected)
 
 
 def test_a_lonely_rank_is_its_own_reason() -> None:
     finding = found(unseen(0, RankPhase.DATA, 4))
-    assert (charged(finding), finding.certain) == ([0], True)
+    assert (blamed(finding), finding.certain) == ([0], True)
 
 
 def test_one_that_has_finished_is_not_the_reason_why_another_never_ends() -> None:
     ended = absent(1, 2, 12, alive=False, process="Z")
     finding = found(absent(0, 2, 12, phase=RankPhase.IDLE, busy=True), ended)
-    assert (charged(finding), finding.certain) == ([0], True)
+    assert (blamed(finding), finding.certain) == ([0], True)
 
 
 @pytest.mark.parametrize("state", ["T", "t", "F"])
@@ -397,8 +400,8 @@ def test_in_any_world_the_guilty_is_named_and_no_innocent_with_certainty(
         assert not reports[guilty].alive or len(reports) == 1
         return
     assert isinstance(finding, Finding)
-    assert not finding.certain or charged(finding) == [guilty]
-    assert guilty in charged(finding) or not finding.certain
+    assert not finding.certain or blamed(finding) == [guilty]
+    assert guilty in blamed(finding) or not finding.certain
 
 
 @st.composite
@@ -416,7 +419,7 @@ def test_in_any_world_the_odd_one_out_is_named(world: tuple[dict[int, RankReport
     reports, odd = world
     finding = diagnose(reports, len(reports))
     assert isinstance(finding, Finding)
-    assert (charged(finding), finding.certain) == ([odd], True)
+    assert (blamed(finding), finding.certain) == ([odd], True)
 
 
 @given(
@@ -463,8 +466,8 @@ def test_in_any_world_the_odd_one_out_is_named(world: tuple[dict[int, RankReport
 def test_no_world_however_strange_is_too_much(reports: list[RankReport]) -> None:
     finding = diagnose({report.rank: report for report in reports}, 8)
     if isinstance(finding, Finding):
-        assert finding.charges
-        assert all(charge.reason for charge in finding.charges)
+        assert finding.blamed
+        assert all(each.reason for each in finding.blamed)
 
 
 def test_a_thousand_nodes_are_judged_at_once() -> None:
@@ -474,6 +477,6 @@ def test_a_thousand_nodes_are_judged_at_once() -> None:
     reports[77] = absent(77, n, 11)
     finding = diagnose(reports, n)
     assert isinstance(finding, Finding)
-    assert charged(finding) == [77]
-    assert "8191 ranks" in finding.charges[0].reason or "ranks 0-76 and 78-8191" in finding.charges[0].reason
+    assert blamed(finding) == [77]
+    assert "8191 ranks" in finding.blamed[0].reason or "ranks 0-76 and 78-8191" in finding.blamed[0].reason
     assert len(finding.evidence) <= 26

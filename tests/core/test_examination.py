@@ -46,9 +46,9 @@ def test_all_are_asked_and_the_guilty_ones_agent_is_told() -> None:
     (told,) = accused(tell(story, "b"), "b")
     cause = told.cause
     assert (cause.node, cause.rank, cause.local_rank, cause.failure) == ("b", 3, 1, FailureClass.HANG)
-    assert cause.reason.startswith("stands still for 3.2 s in its data loader")
+    assert cause.reason.startswith("has made no progress for 3.2 s in its data loader")
     assert (cause.exit_code, cause.step, cause.uncertain) == (124, 11, False)
-    assert "rank 0 stands still" in cause.traceback
+    assert "rank 0 has made no progress" in cause.traceback
 
 
 def test_one_that_was_away_when_it_was_asked_is_asked_again_as_soon_as_it_speaks() -> None:
@@ -65,7 +65,7 @@ def test_its_report_is_a_failure_like_any_other() -> None:
     (stop,) = story.told("a")
     assert isinstance(stop, Stop)
     assert stop.decision.kind is DecisionKind.RESTART
-    assert stop.decision.reason.startswith("rank 3 on b: stands still for 3.2 s in its data loader")
+    assert stop.decision.reason.startswith("rank 3 on b: has made no progress for 3.2 s in its data loader")
     assert (story.state.examination, story.state.timers.examine_at) == (None, None)
     story.stop("a", "b").runs()
     assert (story.state.generation, story.state.phase) == (2, Phase.RUNNING)
@@ -78,7 +78,7 @@ def test_an_agent_that_does_not_say_where_its_rank_stands_is_not_waited_for() ->
     assert story.state.phase is Phase.RUNNING
     story.passes(0.2)
     assert story.state.phase is Phase.STOPPING
-    assert story.state.causes[3].reason.endswith("(its agent does not say where it stands)")
+    assert story.state.causes[3].reason.endswith("(its agent did not send the stacks)")
 
 
 def test_an_agent_that_does_not_answer_is_not_waited_for() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from job_story import Story, agent, running, spec
 
-from rendezvous.rounds.policy import seriousness
+from rendezvous.rounds.policy import first_cause_order
 from rendezvous.values.events import AgentLost, AgentStopped, Event, RankFailed
 from rendezvous.values.types import Cause, FailureClass
 
@@ -119,4 +119,4 @@ def test_it_is_the_local_cause_of_the_earliest_step_and_the_lowest_rank(
 @given(causes("a"), st.text(max_size=5))
 def test_no_wall_clock_has_a_say(found: tuple[Cause, ...], at: str) -> None:
     for cause in found:
-        assert seriousness(replace(cause, at=at)) == seriousness(cause)
+        assert first_cause_order(replace(cause, at=at)) == first_cause_order(cause)

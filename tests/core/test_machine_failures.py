@@ -99,7 +99,7 @@ def test_a_rule_about_the_true_cause_counts_even_if_a_consequence_came_first() -
     story = running(spec(2, rules=rules), "a", "b").fails("a", 0, FailureClass.CONSEQUENCE)
     assert decision(story).kind is DecisionKind.RESTART
     story.fails("b", 2, FailureClass.OUT_OF_MEMORY).stop("a", "b")
-    assert outcome(story).reason == "the failure policy ends the job on out-of-memory"
+    assert outcome(story).reason == "--failure-policy ends the job on out-of-memory"
 
 
 def test_an_ignored_failure_is_noted_and_the_node_may_finish() -> None:
@@ -147,9 +147,9 @@ def test_an_elastic_job_shrinks_and_only_who_must_moves() -> None:
 
 def test_more_nodes_lost_while_the_others_stop_are_told_of_as_well() -> None:
     story = running(spec(1, 3), "a", "b", "c").happens(AgentLost(agent("c"), "gone"))
-    assert decision(story).reason.endswith("going on with 2 of 3 nodes (restart 1 of 3)")
+    assert decision(story).reason.endswith("continuing with 2 of 3 nodes (restart 1 of 3)")
     story.happens(AgentLost(agent("b"), "gone")).stop("a")
-    assert decision(story).reason.endswith("going on with 1 of 3 nodes (restart 1 of 3)")
+    assert decision(story).reason.endswith("continuing with 1 of 3 nodes (restart 1 of 3)")
     (told,) = (each for each in story.told("a") if isinstance(each, Assigned))
     assert told.assignment.reason == decision(story).reason
 
@@ -169,7 +169,7 @@ def test_a_replacement_is_awaited_for_a_bounded_time() -> None:
         .stop("a")
     )
     story.passes(60)
-    assert outcome(story).reason == "no replacement came within 60 s; 1 of 2 nodes are here: a"
+    assert outcome(story).reason.startswith("no replacement joined within 60 s; 1 of 2 nodes are left: a")
     assert (outcome(story).exit_code, outcome(story).first_cause) == (1, decision(story).cause)
 
 
@@ -179,7 +179,7 @@ def test_a_silent_node_is_lost_when_its_lease_runs_out_and_not_before() -> None:
     assert story.happens(DeadlineReached()).state.phase is Phase.RUNNING
     story.now += 0.1
     story.happens(DeadlineReached())
-    assert "nothing heard from it for 3 s" in decision(story).reason
+    assert "no heartbeat for 3 s" in decision(story).reason
     assert [d.kind for d in story.state.decisions] == [DecisionKind.WAIT], "both are gone: one decision"
 
 
@@ -199,9 +199,7 @@ def test_the_true_cause_may_be_a_loss_that_shows_while_stopping() -> None:
 
 def test_a_new_life_of_an_agent_costs_one_restart_and_keeps_its_rank() -> None:
     story = running(spec(2), "a", "b").joins("a", life=2)
-    assert decision(story).reason.startswith(
-        "node a came back as a new agent; restarting with the same nodes"
-    )
+    assert decision(story).reason.startswith("node a started a new agent; restarting with the same nodes")
     assert story.stop("b").nodes() == ["a", "b"]
     assert (story.state.restarts_used, story.state.generation) == (1, 2)
     again = running(spec(2), "a", "b").fails("b", 2).joins("a", life=2).stop("b")
@@ -216,7 +214,7 @@ def test_a_node_lost_after_its_ranks_finished_breaks_nothing() -> None:
 
 def test_a_goodbye_that_leaves_enough_nodes_is_no_failure() -> None:
     story = running(spec(1, 2, restarts=0), "a", "b").happens(AgentLeft(agent("b"), "SIGTERM"))
-    assert decision(story).reason == "node b left: SIGTERM; going on with 1 of 2 nodes"
+    assert decision(story).reason == "node b left: SIGTERM; continuing with 1 of 2 nodes"
     assert story.stop("a").state.restarts_used == 0
     fixed = running(spec(2, restarts=0), "a", "b").happens(AgentLeft(agent("b"), "SIGTERM")).stop("a")
     assert outcome(fixed).reason == "no restarts were allowed"
@@ -231,7 +229,7 @@ def test_a_drained_node_makes_room_and_may_come_back() -> None:
     assert story.nodes() == ["c", "b"]
     (waiting,) = story.told("a")
     assert isinstance(waiting, Waiting)
-    assert waiting.reason == "a sits out: drained by an operator: fans"
+    assert waiting.reason == "a is excluded: drained by an operator: fans"
     before = story.state
     assert story.happens(NodeDrained("a", "fans")).state is before
     story.happens(NodeResumed("a"))
@@ -247,11 +245,11 @@ def test_a_round_counts_a_resumed_node_and_not_a_drained_one() -> None:
 
 def test_who_waits_hears_of_a_drained_node_and_of_its_return() -> None:
     story = Story(spec(3)).joins("a", "b").happens(NodeDrained("a", "fans"))
-    why = "a sits out: drained by an operator: fans"
+    why = "a is excluded: drained by an operator: fans"
     assert story.told("a") == [Waiting(why, 1, 3, stands_by=True)]
     assert story.told("b") == [Waiting(f"waiting for 2 more nodes ({why})", 1, 3)]
     shown = summary_of("job", story.state)
-    assert (shown.members, shown.reason) == (1, "1 of 3 nodes are here")
+    assert (shown.members, shown.reason) == (1, "1 of 3 nodes have joined")
     assert story.happens(NodeResumed("a")).told("a") == [Waiting("waiting for 1 more node", 2, 3)]
 
 

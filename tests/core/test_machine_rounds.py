@@ -86,7 +86,7 @@ def test_a_round_that_stays_too_small_ends_with_who_came() -> None:
     (end,) = story.told("a")
     assert isinstance(end, Ended)
     assert end.outcome.exit_code == 75
-    assert end.outcome.reason == "only 2 of 3 nodes came within 600 s: b, a"
+    assert end.outcome.reason.startswith("only 2 of 3 nodes joined within 600 s: b, a")
     (late,) = story.joins("c").told("c")
     assert isinstance(late, Refused)
     assert (late.kind, late.exit_code) == (RefusalKind.JOB_OVER, 75)
@@ -130,9 +130,9 @@ def test_two_nodes_cannot_have_the_same_node_rank_nor_one_that_is_not_there() ->
     story = Story(spec(2)).joins("a", node_rank=1)
     (refused,) = story.joins("b", node_rank=1).told("b")
     assert isinstance(refused, Refused)
-    assert refused.reason == "--node-rank 1 was asked for by two nodes: a has it, b wants it"
+    assert refused.reason.startswith("--node-rank 1 is set on a and on b")
     (refused,) = story.joins("b", node_rank=2).told("b")
-    assert refused == Refused("--node-rank 2 of b is not within 0..1", 78)
+    assert refused == Refused("--node-rank 2 of b: use 0 to 1", 78)
     assert story.joins("b", node_rank=0).nodes() == ["b", "a"]
 
 
@@ -144,7 +144,9 @@ def test_an_ill_node_sits_out_and_returns_with_better_health_or_after_the_cool_d
     story = Story(spec(2, node_cooldown_s=50.0)).joins("a", healthy=False, health_note="GPU 3 is gone")
     (waiting,) = story.told("a")
     assert isinstance(waiting, Waiting)
-    assert waiting.reason == "a sits out: it failed its health check: GPU 3 is gone; tried again after 50 s"
+    assert waiting.reason == (
+        "a is excluded: it failed its health check: GPU 3 is gone; the node is admitted again after 50 s"
+    )
     assert story.joins("b").state.phase is Phase.FORMING
     assert story.passes(50).state.phase is Phase.SEALED
     healed = Story(spec(2)).joins("a", healthy=False).joins("b").joins("a", life=2)
@@ -203,7 +205,8 @@ def test_a_retired_life_stays_out() -> None:
     story = Story(spec(2)).joins("a").joins("a", life=2)
     before = story.state
     (told,) = story.joins("a", life=1).told("a")
-    assert told == Refused("this agent of a was replaced or has left", 77)
+    assert isinstance(told, Refused)
+    assert (told.exit_code, told.retryable) == (77, False)
     assert story.happens(AgentHeard(agent("a", 1))).told("a") == [told]
     assert story.state is before
 
@@ -211,7 +214,9 @@ def test_a_retired_life_stays_out() -> None:
 def test_who_left_stays_out_with_that_life() -> None:
     story = running(spec(1, 2), "a", "b").happens(AgentLeft(agent("b"), "goodbye"))
     before = story.state
-    assert story.joins("b").told("b") == [Refused("this agent of b was replaced or has left", 77)]
+    (told,) = story.joins("b").told("b")
+    assert isinstance(told, Refused)
+    assert (told.exit_code, told.retryable) == (77, False)
     assert story.state is before
 
 
@@ -220,7 +225,9 @@ def test_who_left_stays_out_with_that_life() -> None:
 
 def test_scale_up_never_keeps_the_newcomer_standing_by() -> None:
     story = Story(spec(1, 3, scale_up=ScaleUp.NEVER)).joins("a").passes(2).runs().joins("b")
-    assert story.told("b") == [Waiting("the job runs without this node; it stands by", 2, 1, stands_by=True)]
+    assert story.told("b") == [
+        Waiting("the job runs without this node; the node is on standby", 2, 1, stands_by=True)
+    ]
     assert story.fails("a", 0).stop("a").nodes() == ["a"]
 
 
@@ -247,7 +254,7 @@ def test_spares_are_kept_back_from_growth() -> None:
     assert story.runs().joins("c").fails("a", 0).stop("a").nodes() == ["a", "b"]
 
 
-ASKED = CheckpointRequested(1, "more nodes are here; the world grows after it")
+ASKED = CheckpointRequested(1, "more nodes have joined; the job restarts with them after this checkpoint")
 AT_CHECKPOINT = spec(2, 4, scale_up=ScaleUp.AT_CHECKPOINT)
 
 
@@ -297,7 +304,7 @@ PATIENT = spec(1, 3, shrink_after_s=20.0)
 def test_who_asked_for_it_waits_for_a_replacement_before_shrinking() -> None:
     story = Story(PATIENT).joins("a", "b", "c").runs()
     story.happens(AgentLost(agent("c"), "power")).stop("a", "b")
-    assert "unless a replacement comes within 20 s" in story.state.decisions[-1].reason
+    assert "unless a replacement joins within 20 s" in story.state.decisions[-1].reason
     assert story.state.phase is Phase.FORMING
     assert "waiting for a replacement" in story.told("a")[-1].reason  # type: ignore[union-attr]
     assert story.passes(19).joins("d").nodes() == ["a", "b", "d"]
@@ -341,7 +348,7 @@ def test_only_node_rank_0_opens_the_store_and_only_once() -> None:
 
 def test_a_store_that_never_opens_costs_its_node_the_place() -> None:
     story = Story(spec(2, join_timeout_s=600.0)).joins("a", "b", "c").passes(600)
-    assert story.state.decisions[-1].reason.startswith("node a did not open the store within 600 s")
+    assert story.state.decisions[-1].reason.startswith("node a did not open its TCPStore within 600 s")
     assert story.stop("b").nodes() == ["c", "b"]
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from job_story import Story, running, spec
 
-from rendezvous.rounds.policy import in_words, judge
+from rendezvous.rounds.policy import decide, in_words
 from rendezvous.values.events import Waiting
 from rendezvous.values.types import (
     UNLIMITED,
@@ -54,7 +54,8 @@ def test_a_rank_that_fails_at_once_three_times_running_ends_the_job() -> None:
         story.fails("a", 1, ran_s=0.2).stop("a", "b").runs()
     story.fails("a", 1, ran_s=0.2)
     assert (
-        reason(story) == "rank 1 failed within 1 s of its start 3 times in a row; not restarting into a loop"
+        reason(story) == "rank 1 failed within 1 s of its start 3 times in a row; "
+        "the job ends, because a restart would probably fail again (--crash-loop)"
     )
 
 
@@ -106,7 +107,7 @@ def test_a_node_can_be_left_out_on_its_first_failure() -> None:
     assert isinstance(waiting, Waiting)
     assert (
         waiting.reason
-        == "a sits out: the failure policy excludes a node on hardware; tried again after 600 s"
+        == "a is excluded: --failure-policy excludes a node on hardware; the node is admitted again after 600 s"
     )
     story.passes(600)
     assert "a" not in story.state.excluded
@@ -117,7 +118,7 @@ def test_a_node_that_fails_too_often_sits_out_if_the_job_can_do_without() -> Non
     story.fails("b", 2, FailureClass.HARDWARE).stop("a", "b").runs()
     story.fails("b", 2, FailureClass.CONSEQUENCE).fails("b", 3, FailureClass.HARDWARE).stop("a", "b")
     assert story.nodes() == ["a"]
-    assert "2 failures of this job were its own" in reason(story)
+    assert "2 failures of this job happened on it" in reason(story)
     alone = running(spec(1, restarts=9, node_failure_limit=2), "a")
     for _ in range(4):
         alone.fails("a", 0, FailureClass.HARDWARE).stop("a").runs()
@@ -133,10 +134,10 @@ def test_a_judgement_does_not_change_the_state() -> None:
     story = running(spec(2), "a", "b")
     before = story.state
     cause = story.fails("a", 0).state.causes[0]
-    assert judge(before, cause, story.now) == judge(before, cause, story.now)
+    assert decide(before, cause, story.now) == decide(before, cause, story.now)
     assert before.restarts_used == 0
 
 
 def test_a_consequence_is_never_told_as_the_cause() -> None:
     lost = Cause("a", 0, 0, FailureClass.CONSEQUENCE, "Connection closed by peer", 1)
-    assert in_words(lost) == "rank 0 on a lost its peers"
+    assert in_words(lost) == "rank 0 on a lost the connection to its peers"

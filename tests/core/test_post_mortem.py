@@ -61,7 +61,7 @@ def doubtful(story: Story, failure: FailureClass) -> str:
 def test_the_one_with_another_shape_is_named_whoever_failed(how: dict[str, object]) -> None:
     story = after(failed(dict(how)), a=(died(0), waiting(1, 4, 9)), b=(waiting(2, 4, 9), died(3, numel=16)))
     assert (
-        "rank 3 on b: entered all_reduce #9 (16 x float32), where ranks 0-2 entered all_reduce #9"
+        "rank 3 on b: entered all_reduce #9 (16 x float32), while ranks 0-2 entered all_reduce #9"
         in verdict(story)
     )
     _generation, cause = story.state.failures[-1]
@@ -77,7 +77,7 @@ def test_where_there_is_no_majority_both_sides_are_told_and_nobody_is_blamed() -
     (_generation, cause) = story.state.failures[-1]
     assert cause.doubt is Doubt.SHARED_ERROR
     assert verdict(story).startswith(
-        "user-exception; the ranks do not agree: ranks 0 and 1 entered all_reduce #9"
+        "user-exception; the ranks called different collectives: ranks 0 and 1 entered all_reduce #9"
     )
     assert "ranks 2 and 3 entered all_reduce #9 (16 x float32)" in verdict(story)
 
@@ -85,7 +85,7 @@ def test_where_there_is_no_majority_both_sides_are_told_and_nobody_is_blamed() -
 def test_one_that_ended_well_while_others_went_on_is_named() -> None:
     story = after(failed(dict(LOST)), a=(died(0), left(1, 8)), b=(waiting(2, 4, 9), waiting(3, 4, 9)))
     assert (
-        "rank 1 on a: has ended, and without an error; ranks 0, 2 and 3 wait for it in all_reduce #9"
+        "rank 1 on a: exited without an error; ranks 0, 2 and 3 have waited for it for 3.2 s in all_reduce #9"
         in verdict(story)
     )
     _generation, cause = story.state.failures[-1]
@@ -95,8 +95,8 @@ def test_one_that_ended_well_while_others_went_on_is_named() -> None:
 def test_whom_a_rank_waited_for_as_long_as_its_group_lets_it_is_named() -> None:
     story = failed(dict(LATE)).fails("a", 1, FailureClass.CONSEQUENCE, reason="stopped by the launcher")
     after(story, a=(died(0), absent(1, 4, 8)), b=(waiting(2, 4, 9), waiting(3, 4, 9)))
-    assert "rank 1 on a: stands still for 3.2 s in its data loader (asleep" in verdict(story)
-    assert "ranks 0, 2 and 3 wait for it in all_reduce #9" in verdict(story)
+    assert "rank 1 on a: has made no progress for 3.2 s in its data loader (sleeping" in verdict(story)
+    assert "ranks 0, 2 and 3 have waited for it for 3.2 s in all_reduce #9" in verdict(story)
     _generation, cause = story.state.failures[-1]
     assert (cause.rank, cause.failure, cause.exit_code) == (1, FailureClass.HANG, 124)
     assert not cause.uncertain
@@ -107,7 +107,7 @@ def test_one_that_may_have_waited_unseen_is_named_without_certainty() -> None:
     sleeper = absent(1, 2, 8, phase=RankPhase.FORWARD)
     story.happens(AgentStopped(agent("a"), 1, (replace(died(0), groups=waiting(0, 2, 9).groups), sleeper)))
     told = doubtful(story, FailureClass.HANG)
-    assert "stands still for 3.2 s in its forward pass" in told
+    assert "has made no progress for 3.2 s in its forward pass" in told
 
 
 def test_where_no_page_shows_what_was_waited_in_whoever_was_elsewhere_is_named_without_certainty() -> None:
@@ -115,7 +115,7 @@ def test_where_no_page_shows_what_was_waited_in_whoever_was_elsewhere_is_named_w
     backward = absent(2, 4, 8, phase=RankPhase.BACKWARD, calls=())
     story = after(failed(dict(LATE)), a=(exiting(0, 0.1), sleeper), b=(backward, replace(backward, rank=3)))
     told = doubtful(story, FailureClass.HANG)
-    assert told.startswith("stands still for 3.2 s in its forward pass (asleep")
+    assert told.startswith("has made no progress for 3.2 s in its forward pass (sleeping")
 
 
 def test_who_has_not_come_yet_when_a_connection_breaks_is_not_the_reason() -> None:
@@ -132,7 +132,7 @@ def test_one_that_ended_well_before_peers_were_lost_unseen_is_named_without_cert
     others = (exiting(2, 0.3), exiting(3, 0.2))
     story = after(failed(dict(LOST)), a=(exiting(0, 0.4), exiting(1, 1.0)), b=others)
     assert doubtful(story, FailureClass.EXIT_CODE).startswith(
-        "has ended, and without an error, before rank 0 lost its peers; Connection"
+        "exited without an error before rank 0 lost the connection to its peers; Connection"
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from job_story import Story, agent, running, spec
 
-from rendezvous.rounds.join_limits import memory_objection
+from rendezvous.rounds.join_limits import reported_state_problem
 from rendezvous.values.events import AgentJoined, Assigned, RankFailed, RanksFinished, Stop, StoreAt, Waiting
 from rendezvous.values.state import Phase
 from rendezvous.values.types import Assignment, Cause, DecisionKind, FailureClass, JobSpec, NodeFacts
@@ -81,7 +81,7 @@ def test_another_world_gets_a_number_that_nobody_has_heard_of() -> None:
         assert [m.assignment.generation for m in _assigned(story, "a")] == [4]
         decision = story.state.decisions[-1]
         assert (decision.kind, decision.generation) == (DecisionKind.RESTART, 3)
-        assert "had lost the job's state" in decision.reason
+        assert "had lost the state of the job" in decision.reason
 
 
 def test_other_ranks_on_a_node_make_another_world() -> None:
@@ -114,9 +114,9 @@ def test_a_service_that_remembers_is_not_impressed() -> None:
 
 def test_nonsense_about_the_past_is_refused() -> None:
     place = before_the_loss(spec(2), "a", "b")["a"]
-    assert memory_objection(3, place) == ""
-    assert memory_objection(0, None) == ""
-    assert "generation -1 is not within" in memory_objection(-1, None)
-    assert "generation 9223372036854775807 is not" in memory_objection(2**63 - 1, None)
-    assert "in generation 3" in memory_objection(4, place)
-    assert "node rank 7 of 2" in memory_objection(3, replace(place, node_rank=7))
+    assert reported_state_problem(3, place) == ""
+    assert reported_state_problem(0, None) == ""
+    assert "generation -1" in reported_state_problem(-1, None)
+    assert "generation 9223372036854775807" in reported_state_problem(2**63 - 1, None)
+    assert "in generation 3" in reported_state_problem(4, place)
+    assert "node rank 7 of 2" in reported_state_problem(3, replace(place, node_rank=7))

@@ -10,7 +10,7 @@ from launcher.health.dumps import parsed
 from launcher.health.flight_recorder import Dump, dump_of, with_members
 from launcher.health.recorders import heard
 from rendezvous.codec import encode
-from rendezvous.values.rank_report import CALLS_TOLD, GROUPS_TOLD, RankReport
+from rendezvous.values.rank_report import MAX_CALLS, MAX_GROUPS, RankReport
 from rendezvous.values.rank_view import GroupView
 
 NOW = 10**18
@@ -45,7 +45,7 @@ def test_a_rank_without_a_dump_stays_as_it_was() -> None:
 def test_the_collectives_that_a_rank_waits_in_come_before_those_it_is_done_with() -> None:
     entries = [entry(seq, time_created_ns=seq, retired=seq != 2) for seq in range(1, 40)]
     report = of(dump_of(0, plain(*entries)))
-    assert len(report.recorded) == CALLS_TOLD
+    assert len(report.recorded) == MAX_CALLS
     assert [call.seq for call in report.recorded] == [2, *range(33, 40)]
     assert report.recorder[0].entered == 39
 
@@ -53,7 +53,7 @@ def test_the_collectives_that_a_rank_waits_in_come_before_those_it_is_done_with(
 def test_the_groups_that_matter_are_told() -> None:
     many = [entry(1, process_group=(str(n), "g"), time_created_ns=n, retired=n != 3) for n in range(20)]
     names = [group.name for group in of(dump_of(0, plain(*many))).recorder]
-    assert len(names) == GROUPS_TOLD
+    assert len(names) == MAX_GROUPS
     assert names[0] == "3"
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rendezvous.client.options import OptionsUnusable, client_options
 from rendezvous.machine import step
-from rendezvous.rounds.join_limits import objection
+from rendezvous.rounds.join_limits import join_problem
 from rendezvous.rounds.journal import lines
 from rendezvous.rounds.outcome_truncation import ENDED_BYTES, fitted
 from rendezvous.rounds.snapshot import SnapshotUnreadable, decode_state, encode_state
@@ -164,11 +164,11 @@ def test_who_is_given_up_for_what_it_did_not_do_hears_of_that() -> None:
     after, _ = step(state, DeadlineReached(), 2.0)
     (answer,) = [e.message for e in step(after, AgentHeard(A), 3.0)[1] if isinstance(e, Tell)]
     assert isinstance(answer, Refused)
-    ended = "node a did not open the store within 2 s; no restarts were allowed"
+    ended = "node a did not open its TCPStore within 2 s (see the log of its agent); no restarts were allowed"
     assert answer.kind is RefusalKind.JOB_OVER
     assert ended in answer.reason
     noted = [(line.kind, line.text) for line in lines(DeadlineReached(), state, after)]
-    assert ("lost", "node a did not open the store within 2 s") in noted
+    assert ("lost", "node a did not open its TCPStore within 2 s (see the log of its agent)") in noted
     assert ("ended", ended) in noted
 
 
@@ -217,23 +217,23 @@ def test_a_snapshot_of_another_format_is_refused_and_both_formats_are_named() ->
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"lease_s": 0.0}, "the lease is 0"),
+        ({"lease_s": 0.0}, "the lease: 0;"),
         ({"min_nodes": 0}, "--nnodes 0:1"),
         ({"max_nodes": 10**6}, "--nnodes 1:1000000"),
-        ({"budget": RestartBudget(-1)}, "the restart budget is -1"),
-        ({"budget": RestartBudget(1, 0.0)}, "the restart window is 0"),
+        ({"budget": RestartBudget(-1)}, "--max-restarts: -1"),
+        ({"budget": RestartBudget(1, 0.0)}, "the window of --max-restarts: 0"),
         ({"job_id": "x" * 129}, "the job id has 129 characters"),
-        ({"job_id": "a\x1b[31m"}, "cannot be printed"),
+        ({"job_id": "a\x1b[31m"}, "control characters"),
     ],
 )
 def test_what_a_spec_may_not_ask_for(changed: dict[str, object], words: str) -> None:
-    assert objection(A, SPEC, FACTS) == ""
-    assert words in objection(A, replace(SPEC, **changed), FACTS)  # type: ignore[arg-type]
+    assert join_problem(A, SPEC, FACTS) == ""
+    assert words in join_problem(A, replace(SPEC, **changed), FACTS)  # type: ignore[arg-type]
 
 
 def test_what_a_node_may_not_bring() -> None:
-    assert "wants to run 0 ranks" in objection(A, SPEC, replace(FACTS, nproc=0))
-    assert "the node name has 0" in objection(AgentId("", "1"), SPEC, FACTS)
+    assert "--nproc-per-node 0" in join_problem(A, SPEC, replace(FACTS, nproc=0))
+    assert "the node name has 0" in join_problem(AgentId("", "1"), SPEC, FACTS)
 
 
 def test_an_allowance_fills_up_again() -> None:

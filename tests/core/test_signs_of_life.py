@@ -8,7 +8,7 @@ import time
 import pytest
 
 from rendezvous.machine import step
-from rendezvous.rounds.admission import all_heard
+from rendezvous.rounds.admission import renew_leases
 from rendezvous.service.owner import JobOwner
 from rendezvous.store.memory import MemoryJobStore
 from rendezvous.values.events import (
@@ -51,18 +51,18 @@ def test_all_at_once_is_what_one_by_one_would_be() -> None:
     one_by_one = state
     for who, at in heard.items():
         one_by_one, _ = step(one_by_one, AgentHeard(who), at)
-    assert dict(all_heard(state, heard).leases.items()) == dict(one_by_one.leases.items())
+    assert dict(renew_leases(state, heard).leases.items()) == dict(one_by_one.leases.items())
     assert dict(one_by_one.leases.items()) == {"a": 2.0, "b": 1.0, "c": 2.5}
 
 
 def test_strangers_and_earlier_lives_renew_nothing() -> None:
     state = members("a")
-    assert all_heard(state, {agent("x"): 2.0, agent("a", "0"): 2.0}) is state
+    assert renew_leases(state, {agent("x"): 2.0, agent("a", "0"): 2.0}) is state
 
 
 def test_a_lease_is_never_shortened() -> None:
     state = members("a")
-    assert all_heard(state, {agent("a"): 0.5}).leases["a"] == 1.0
+    assert renew_leases(state, {agent("a"): 0.5}).leases["a"] == 1.0
 
 
 class _Job:

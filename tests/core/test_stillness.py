@@ -182,7 +182,7 @@ def test_the_main_thread_comes_first_and_tells_whose_business_it_is() -> None:
 
 
 def test_a_doubt_is_lifted_by_the_stack_and_by_nothing_else() -> None:
-    reason = "stands still for 3.0 s in its forward pass"
+    reason = "has made no progress for 3.0 s in its forward pass"
     cause = Cause("n", 1, 1, FailureClass.HANG, reason, 124, doubt=Doubt.MAY_WAIT, suspects=(1,))
     own = 'Thread 0x1 (most recent call first):\n  File "/me/model.py", line 3 in forward'
     assert known_better(cause, own) == replace(cause, doubt=None, suspects=())

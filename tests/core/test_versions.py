@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rendezvous.diagnosing.versions import differences, matters, warning
+from rendezvous.diagnosing.versions import differences, prevents_training, warning
 from rendezvous.values.types import AgentId, NodeFacts, Placement, World
 
 
@@ -23,9 +23,8 @@ def test_nodes_alike_are_no_news():
 
 def test_the_odd_one_is_named_whatever_its_place():
     odd, usual = "torch=2.4.0 python=3.11.7", "torch=2.13.0 python=3.11.7"
-    said = "not all nodes have the same software: n0 has torch 2.4.0 (most nodes: 2.13.0)"
-    assert warning(world(odd, usual, usual)) == said
-    assert warning(world(usual, usual, odd)) == said.replace("n0", "n2")
+    assert "n0 has torch 2.4.0 (most nodes: 2.13.0)" in warning(world(odd, usual, usual))
+    assert "n2 has torch 2.4.0 (most nodes: 2.13.0)" in warning(world(usual, usual, odd))
 
 
 def test_who_says_nothing_of_it_is_not_compared():
@@ -34,14 +33,12 @@ def test_who_says_nothing_of_it_is_not_compared():
 
 def test_many_are_counted():
     told = ["python=3.11.7"] * 7 + ["python=3.12.1"] * 6
-    assert warning(world(*told)) == (
-        "not all nodes have the same software: n7, n8, n9, n10 and 2 more have python 3.12.1 (most nodes: 3.11.7)"
-    )
+    assert "n7, n8, n9, n10 and 2 more have python 3.12.1 (most nodes: 3.11.7)" in warning(world(*told))
 
 
 def test_what_keeps_ranks_from_working_together():
     def of(mine, usual):
-        return [matters(each) for each in differences([("a", usual), ("b", usual), ("c", mine)])]
+        return [prevents_training(each) for each in differences([("a", usual), ("b", usual), ("c", mine)])]
 
     assert of("torch=2.13.1", "torch=2.13.0") == [False]
     assert of("torch=2.12.0", "torch=2.13.0") == [True]

@@ -28,7 +28,7 @@ _HEAD = (
     "| case | setting | fault | verdict | correct | first collective | first step |\n"
     "|---|---|---|---|---|---:|---:|"
 )
-_VERDICT_CHARS = 240
+_VERDICT_CHARS = 320
 _ROW = re.compile(
     r"^\| `([^`]+)` \| ([^|]*) \| ([^|]*) \| [^|]* \| ([^|]*) \| ([^|]*) \| [^|]* \|$", re.MULTILINE
 )
@@ -86,7 +86,7 @@ def row(played: Played) -> str:
     case = played.case
     said = played.skipped or played.problem or str(played.verdict or "none")
     said = " ".join(said.replace("|", "/").split())
-    said = said if len(said) <= _VERDICT_CHARS else said[: _VERDICT_CHARS - 4] + " ..."
+    said = said if len(said) <= _VERDICT_CHARS else said[: _VERDICT_CHARS - 4].rpartition(" ")[0] + " ..."
     met = _s(played.took_s) + (_LATE if played.is_right and not played.is_in_time else "")
     cells = (f"`{case.name}`", case.where, case.injected, said, _right(played), met, _s(played.step_s))
     return f"| {' | '.join(cells)} |"

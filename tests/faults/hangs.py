@@ -7,7 +7,7 @@ from typing import Any
 
 from fault_case import Case, Kind
 
-_STILL = "stands still"
+_STILL = "made no progress"
 _DATA = "data loader"
 _STOPPED = "stopped by a signal"
 _ALL = (0, 1, 2)
@@ -286,7 +286,7 @@ _ASTRAY = (
     Case(
         "leaves-early",
         "one rank exits with code 0 in the middle",
-        "rank 1 .*ended",
+        "rank 1 .*exited",
         fault="leaves_0@step",
         wrap="plain",
     ),
@@ -300,7 +300,7 @@ _INNOCENT = tuple(
         ("evaluation", '6 s within ddp.section("eval", timeout=60)', "evaluates_for_long@step", {}),
         (
             "traced",
-            "a debugger holds one rank for 6 s",
+            "a debugger stops one rank for 6 s",
             "",
             {"outside": "trace_rank_for_a_while", "wrap": "plain"},
         ),

@@ -16,18 +16,26 @@ _AGAIN = "; restarting with the same nodes (restart 1 of 1)"
     ("line", "blamed", "certain"),
     [
         ("rank 1 on vm: exit code 3", (1,), True),
-        ("rank 3 on vm#1: is stopped by a signal; ranks 0-2 wait for it", (3,), True),
+        ("rank 3 on vm#1: has been stopped by a signal for 3.3 s; ranks 0-2 have waited for it", (3,), True),
         (
-            "rank 1 on vm: is stopped by a signal; ranks 0 and 4 wait for it; so ranks 2 and 3",
+            "rank 1 on vm: has been stopped by a signal; ranks 0 and 4 have waited for it; the same for ranks 2 and 3",
             (1, 2, 3),
             True,
         ),
-        ("hang; culprit uncertain: ranks 0-2 and 5: deadlock: rank 0 waits", (0, 1, 2, 5), False),
-        ("hang; culprit uncertain: rank 1: stands still", (1,), False),
-        ("hang; cause not in a rank: all ranks have entered all_reduce #7", (), False),
+        (
+            "hang; cause uncertain: ranks 0-2 and 5: deadlock: ranks 0-2 and 5 wait for each other",
+            (0, 1, 2, 5),
+            False,
+        ),
+        ("hang; cause uncertain: rank 1: has made no progress", (1,), False),
+        ("hang; no rank is the cause: all ranks have entered all_reduce #7", (), False),
         ("user-exception; the collectives of the ranks do not match: gloo: invalid size", (), False),
-        ("user-exception; the ranks do not agree: rank 0 entered barrier #7; rank 1 entered", (), False),
-        ("node vm#1 was lost: nothing heard from it for 4 s", (), True),
+        (
+            "user-exception; the ranks called different collectives: rank 0 entered barrier #7; rank 1 entered",
+            (),
+            False,
+        ),
+        ("node vm#1 was lost: no heartbeat for 4 s", (), True),
     ],
 )
 def test_who_is_blamed(line: str, blamed: tuple[int, ...], certain: bool) -> None:
@@ -36,7 +44,8 @@ def test_who_is_blamed(line: str, blamed: tuple[int, ...], certain: bool) -> Non
 
 
 def test_mere_consequences_of_the_first_moment_do_not_count() -> None:
-    text = f"ddp-launch: rank 0 on vm lost its peers{_AGAIN}\nddp-launch: rank 1 on vm: exit code 3{_AGAIN}\n"
+    lost = f"ddp-launch: rank 0 on vm lost the connection to its peers{_AGAIN}"
+    text = f"{lost}\nddp-launch: rank 1 on vm: exit code 3{_AGAIN}\n"
     assert verdict_of([text]) == Verdict("rank 1 on vm: exit code 3", (1,))
     alone = verdict_of([text.splitlines()[0]])
     assert alone is not None
@@ -55,7 +64,7 @@ def test_nodes_that_disagree_are_noticed() -> None:
 
 def test_what_is_right_and_what_is_not() -> None:
     case = Case("stopped", "SIGSTOP", "stopped by a signal")
-    right = Played(case, Verdict("rank 1 on vm: is stopped by a signal", (1,)), took_s=3.5, step_s=4.0)
+    right = Played(case, Verdict("rank 1 on vm: has been stopped by a signal", (1,)), took_s=3.5, step_s=4.0)
     assert right.is_right
     assert right.is_in_time
     assert not right.blames_an_innocent
@@ -63,7 +72,9 @@ def test_what_is_right_and_what_is_not() -> None:
     assert not other.is_right
     assert other.blames_an_innocent
     assert not replace(right, verdict=Verdict("rank 1 on vm: exit code 3", (1,))).is_right
-    assert not replace(right, verdict=Verdict("rank 1 on vm: is stopped by a signal", (1,), False)).is_right
+    assert not replace(
+        right, verdict=Verdict("rank 1 on vm: has been stopped by a signal", (1,), False)
+    ).is_right
     assert not replace(right, took_s=case.may_take_s).is_in_time
     assert not replace(right, verdict=None).is_right
     innocent = replace(right, case=replace(case, kind=Kind.INNOCENT, blamed=()))

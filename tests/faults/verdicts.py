@@ -11,13 +11,15 @@ if TYPE_CHECKING:
 
     from fault_case import Case
 
-_RESTART = re.compile(r"ddp-launch: (.*?); (?:\S+ sits out: .*?; )?(?:restarting|going on|waiting) .*")
+_RESTART = re.compile(r"ddp-launch: (.*?); (?:\S+ is excluded: .*?; )?(?:restarting|continuing|waiting) .*")
 _OF_RANK = re.compile(r"rank (\d+) on \S+: ")
-_ALSO = re.compile(r"; so (ranks? [-\d, and]+)$")
-_CONSEQUENCE = re.compile(r"rank \d+ on \S+ lost its peers$")
-_UNCERTAIN = re.compile(r"hang; culprit uncertain: (ranks? [-\d, and]+):")
-_NO_RANK = "hang; cause not in a rank: "
-_MISMATCH = re.compile(r"\S+; the (?:collectives of the ranks do not match|ranks do not agree)")
+_ALSO = re.compile(r"; the same for (ranks? [-\d, and]+)$")
+_CONSEQUENCE = re.compile(r"rank \d+ on \S+ lost the connection to its peers$")
+_UNCERTAIN = re.compile(r"hang; cause uncertain: (ranks? [-\d, and]+):")
+_NO_RANK = "hang; no rank is the cause: "
+_MISMATCH = re.compile(
+    r"\S+; the (?:collectives of the ranks do not match|ranks called different collectives)"
+)
 
 
 @dataclass(frozen=True)

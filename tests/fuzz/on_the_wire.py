@@ -16,7 +16,7 @@ from rendezvous.access.tokens import BadToken, Grant, Key, Role
 from rendezvous.codec import BadMessage, read_from_agent, read_to_agent
 from rendezvous.machine import step
 from rendezvous.rounds import snapshot
-from rendezvous.rounds.join_limits import memory_objection, objection
+from rendezvous.rounds.join_limits import join_problem, reported_state_problem
 from rendezvous.rounds.journal import lines
 from rendezvous.rounds.outcome_truncation import fitted
 from rendezvous.rounds.snapshot import SnapshotUnreadable, decode_state, encode_state
@@ -79,7 +79,7 @@ def agent_message(data: bytes) -> None:
     again = read_from_agent(codec.from_agent_bytes(message), agent or message.agent)
     assert again == message, (message, again)
     if isinstance(message, AgentJoined):
-        objection(message.agent, message.spec, message.facts) or memory_objection(
+        join_problem(message.agent, message.spec, message.facts) or reported_state_problem(
             message.generation, message.running
         )
 
@@ -117,7 +117,7 @@ def _admitted(part: bytes, agent: AgentId):  # type: ignore[no-untyped-def]
         return None
     if isinstance(message, AgentJoined):
         message = replace(message, agent=agent)
-        if objection(agent, message.spec, message.facts) or memory_objection(
+        if join_problem(agent, message.spec, message.facts) or reported_state_problem(
             message.generation, message.running
         ):
             return None

@@ -255,7 +255,9 @@ class Job:
         """
         *before, last = self.story(*agents)
         cause = last.partition("; ")[0] + "; "
-        assert all(" lost its peers; " in line or line.startswith(cause) for line in before), (before, last)
+        assert all(
+            " lost the connection to its peers; " in line or line.startswith(cause) for line in before
+        ), (before, last)
         return last
 
     def assert_curve(self, undisturbed: Undisturbed) -> None:

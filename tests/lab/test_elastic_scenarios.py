@@ -37,7 +37,7 @@ def test_the_job_grows_from_two_nodes_to_four_and_shrinks_to_three(
     job.await_world(3, after=job.generation)
     job.await_steps()
     assert job.finish(*left) == [0, 0, 0], job
-    reason = "node node3 was lost: nothing heard from it for 4 s; going on with 3 of 4 nodes"
+    reason = "node node3 was lost: no heartbeat for 4 s; continuing with 3 of 4 nodes"
     lines = {agent.said()[-1] for agent in left}  # to grow costs nothing of the budget
     assert lines == {f"ddp-launch: {reason} (restart 1 of 1)"}
     job.assert_curve(undisturbed)
@@ -60,7 +60,7 @@ def test_a_spare_takes_over(lab: Build, tmp_path: Path, undisturbed: Undisturbed
     job.await_steps()
     left = [agent for agent in job.agents if agent.host.is_on]
     assert job.finish(*left) == [0, 0], job
-    reason = "node node1 was lost: nothing heard from it for 4 s; restarting with 1 spare node"
+    reason = "node node1 was lost: no heartbeat for 4 s; restarting with 1 spare node"
     assert job.reason(left[0]) == f"ddp-launch: {reason} (restart 1 of 1)"
     job.assert_curve(undisturbed)
     job.assert_nothing_left()

@@ -60,7 +60,7 @@ def test_a_link_is_cut_for_long(lab: Build, tmp_path: Path, undisturbed: Undistu
     job.await_world(2, after=1)
     job.await_steps()
     assert job.finish() == [0, 0], job
-    lost = "ddp-launch: node node1 was lost: nothing heard from it for 4 s; "
+    lost = "ddp-launch: node node1 was lost: no heartbeat for 4 s; "
     assert job.story(job.agents[0])[0].startswith(f"{lost}waiting")
     assert job.reason(job.agents[0]).startswith(lost)
     assert job.generation == 2
@@ -100,7 +100,7 @@ def test_a_partition_in_halves(lab: Build, tmp_path: Path, undisturbed: Undistur
     lost = {"node node2 was lost", "node node3 was lost"}  # at the same moment, or the one after the other
     story = job.story(*job.agents[:2])
     assert {line.removeprefix("ddp-launch: ").partition(":")[0] for line in story} <= lost, story
-    assert "going on with 2 of 4 nodes (restart 1 of 1)" in story[-1]
+    assert "continuing with 2 of 4 nodes (restart 1 of 1)" in story[-1]
     eventually(lambda: not any(job.runs(rank) for rank in cut_off), LONG_S, "the other half stopped")
     made.heal()
     job.await_world(4, after=job.generation)

@@ -36,7 +36,7 @@ def assert_goes_on_without(job: Job, lost: int, undisturbed: Undisturbed) -> Non
     assert {rank.host for rank in ranks.values()} == {agent.host.name for agent in left}
     job.await_steps()
     assert job.finish(*left) == [0, 0], job
-    reason = f"node node{lost} was lost: nothing heard from it for 4 s; going on with 2 of 3 nodes"
+    reason = f"node node{lost} was lost: no heartbeat for 4 s; continuing with 2 of 3 nodes"
     assert job.reason(*left) == f"ddp-launch: {reason} (restart 1 of 1)"
     job.assert_curve(undisturbed)
     job.assert_nothing_left()

@@ -140,7 +140,7 @@ def test_a_restart_over_ssh(cluster: Cluster) -> None:
     notices = [line for line in to_the_point(cluster.err) if line.startswith("ddp-launch: ")]
     assert len(notices) == len(set(notices)), "both agents say it, one is shown"
     # The report of a mere consequence may have come first.
-    assert len([line for line in notices if " lost its peers; " not in line]) == 1, notices
+    assert len([line for line in notices if " lost the connection to its peers; " not in line]) == 1, notices
 
 
 def test_ctrl_c_stops_all_hosts(cluster: Cluster) -> None:

@@ -99,7 +99,7 @@ def test_an_agent_is_killed(lab: Build, tmp_path: Path, undisturbed: Undisturbed
     job.await_world(4, after=1)
     job.await_steps()
     assert job.finish(first, third) == [0, 0], job
-    line = job.reason(first)  # a rank of node0 may have told first that it lost its peers
+    line = job.reason(first)  # a rank of node0 may have told first that it lost the connection to its peers
     assert line.startswith("ddp-launch: node node1 ")
     assert line.endswith("(restart 1 of 1)")
     job.assert_curve(undisturbed)

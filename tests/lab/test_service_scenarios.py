@@ -88,7 +88,7 @@ def test_the_service_and_a_node_are_lost_together(
     job.await_steps()
     assert job.finish(*left) == [0, 0], job
     assert job.reason(*left).startswith(
-        "ddp-launch: node node1 was lost: nothing heard from it for 4 s; going on with 2 of 3"
+        "ddp-launch: node node1 was lost: no heartbeat for 4 s; continuing with 2 of 3"
     )
     job.assert_curve(undisturbed)
     job.assert_nothing_left()
@@ -110,7 +110,7 @@ def test_the_node_that_serves_the_rendezvous_comes_back(
     job.await_world(2, after=1)
     job.await_steps()
     assert job.finish(other, back) == [0, 0], job
-    lost = "the rendezvous had lost the job's state (generation 1); starting afresh"
+    lost = "the rendezvous service had lost the state of the job (generation 1); restarting the ranks"
     assert job.story(other, back) == [f"ddp-launch: {lost}"]
     job.assert_curve(undisturbed)
     job.assert_nothing_left()

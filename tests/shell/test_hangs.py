@@ -99,20 +99,20 @@ def assert_back_in_time(job: Launched) -> None:
     [
         (
             "stopped",
-            r"rank 1 on .*: is stopped by a signal .*; ranks 0 and 2 wait for it in all_reduce #\d+ \(16 x float32\)",
+            r"rank 1 on .*: has been stopped by a signal .*; ranks 0 and 2 .* in all_reduce #\d+ \(16 x float32\)",
         ),
         (
             "native",
-            r"rank 1 on .*: stands still for [\d.]+ s .*\(computing\); ranks 0 and 2 wait for it in all_reduce",
+            r"rank 1 on .*: has made no progress for [\d.]+ s .*\(computing\); ranks 0 and 2 have waited for it",
         ),
         pytest.param(
             "loader",
-            r"rank 1 on .*: stands still for [\d.]+ s in its data loader \(asleep.*; ranks 0 and 2 wait for it in all",
+            r"rank 1 on .*: has made no progress for .* in its data loader \(sleeping\); ranks 0 and 2 have ",
             marks=pytest.mark.nightly,
         ),
         (
             "astray",
-            r"rank 1 on .*: entered barrier #\d+, where ranks 0 and 2 entered all_reduce #\d+ \(16 x float32\)",
+            r"rank 1 on .*: entered barrier #\d+, while ranks 0 and 2 entered all_reduce #\d+ \(16 x float32\)",
         ),
     ],
 )
@@ -134,7 +134,7 @@ def test_the_report_holds_the_stack_of_the_rank(launch: Launch) -> None:
     assert (cause["rank"], cause["class"]) == (1, "hang")
     assert "in its data loader" in cause["reason"]
     assert re.search(r'File ".*train\.py", line \d+ in __getitem__', cause["traceback"])
-    assert "rank 0 stands still" in cause["traceback"]
+    assert "rank 0 has made no progress" in cause["traceback"]
     assert "thread" in cause["traceback"]
     assert "in __getitem__" in Path(cause["log"]).read_text()
     assert "rank 1" in job.stderr()
@@ -149,7 +149,7 @@ def test_two_nodes_find_the_one_on_the_other(launch: Launch, tmp_path: Path) -> 
     where = ("--nnodes", "2", "--rendezvous", f"127.0.0.1:{port}", "--rdzv-id", f"job-{port}")
     nodes = [launch(*where, "--nproc-per-node", "1", *OPTIONS, str(script), "stopped") for _ in range(2)]
     assert [node.wait() for node in nodes] == [0, 0], [node.stderr() for node in nodes]
-    says = r"rank 1 on .*: is stopped by a signal .*; rank 0 waits for it in all_reduce"
+    says = r"rank 1 on .*: has been stopped by a signal .*; rank 0 has waited for it for .* in all_reduce"
     for node in nodes:
         assert re.match(says, verdict(node)), node.stderr()
         node.assert_nothing_left()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -163,7 +164,7 @@ def test_who_did_not_come_within_a_time_limit_of_torch_is_named(launch: Launch) 
     assert job.wait() == 124, job.stderr()
     said = job.said()
     assert "rank 1 on" in said, said
-    assert "wait for it in monitored_barrier #2" in said, said
+    assert "in monitored_barrier #2" in said, said
 
 
 def test_who_never_comes_to_form_the_group_is_named(launch: Launch) -> None:
@@ -177,7 +178,7 @@ def test_who_never_comes_to_form_the_group_is_named(launch: Launch) -> None:
     assert job.wait() == 124, job.stderr()
     said = job.said()
     assert "rank 1 on" in said, said
-    assert "ranks 0 and 2 wait for it in init_process_group #1" in said, said
+    assert re.search(r"ranks 0 and 2 have waited for it for \S+ s in init_process_group #1", said), said
 
 
 def test_who_never_comes_to_form_a_subgroup_is_named(launch: Launch) -> None:
@@ -192,8 +193,8 @@ def test_who_never_comes_to_form_a_subgroup_is_named(launch: Launch) -> None:
     job = launch("--nproc-per-node", "3", source=source)
     assert job.wait() == 124, job.stderr()
     said = job.said()
-    assert "culprit uncertain: rank 1: stands still" in said, "one against one"
-    assert "rank 0 waits for it in new_group #1 of group (0-1)" in said, said
+    assert "cause uncertain: rank 1: has made no progress" in said, "one against one"
+    assert re.search(r"rank 0 has waited for it for \S+ s in new_group #1 of group \(0-1\)", said), said
 
 
 @pytest.mark.parametrize("backend", ["gloo", pytest.param("shm", marks=pytest.mark.nightly)])

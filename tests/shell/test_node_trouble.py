@@ -235,7 +235,7 @@ def test_a_spare_says_so_and_takes_the_place_of_a_lost_node(job: Job) -> None:
     first, second = job.node(*words), job.node(*words)
     await_generation((first, second), 1, 2)
     spare = job.node(*words)
-    eventually(lambda: "it waits as a spare" in spare.stderr(), what="the spare says what it is")
+    eventually(lambda: "the node waits as a spare" in spare.stderr(), what="the spare says what it is")
     assert not pids(spare, 1)
     eventually(spare.zygote, what="its zygote is there")
     second.send(signal.SIGKILL)
@@ -269,7 +269,7 @@ def test_who_asked_for_it_waits_for_a_replacement_and_shrinks_without_one(job: J
     second.send(signal.SIGKILL)
     await_generation((first,), 2, 1)
     job.finish(first)
-    assert "going on with 1 of 2 nodes unless a replacement comes within 2 s" in first.stderr()
+    assert "continuing with 1 of 2 nodes unless a replacement joins within 2 s" in first.stderr()
 
 
 # --- addresses

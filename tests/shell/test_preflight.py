@@ -144,7 +144,7 @@ def test_a_job_runs_without_the_node_that_failed(launch: Launch, port: int, tmp_
     fit = node(launch, port, "1:2", script, "--last-call", "0")
     eventually(lambda: "world 1" in fit.stdout() or fit.agent.poll() is not None, what="the fit node runs")
     unfit = node(launch, port, "1:2", script, "--last-call", "0", "--preflight-paths", UNWRITABLE)
-    eventually(lambda: "sits out: it failed its health check: checkpoints in /proc/self" in unfit.stderr())
+    eventually(lambda: "is excluded: it failed its health check: checkpoints in /proc/self" in unfit.stderr())
     (fit.there / "go").touch()
     assert fit.wait() == 0, fit.stderr()
     assert unfit.wait() == 0, unfit.stderr()
@@ -186,5 +186,5 @@ def test_nodes_whose_software_differs_all_say_so_and_run(launch: Launch, port: i
     others = [launch(*words, env=env) for env in ({}, {"PYTHONPATH": str(tmp_path / "older")})]
     assert [each.wait() for each in others] == [0, 0], [each.stderr() for each in others]
     for each in others:
-        assert "ddp-launch: not all nodes have the same software: " in each.stderr()
+        assert "ddp-launch: the nodes have different software: " in each.stderr()
         assert "torch 2." in each.stderr()

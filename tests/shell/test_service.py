@@ -113,7 +113,7 @@ def test_two_specs_that_disagree_are_told_the_field_and_both_values(service: Ser
             async with agents(service.endpoint, other, ["b"]) as (b,):
                 refused = await b.expect(Refused)
                 assert refused.exit_code == 78
-                assert "the job has train.py, this node brings other.py" in refused.reason
+                assert "the job has train.py, this node has other.py" in refused.reason
             async with agents(service.endpoint, TWO, ["c"]) as (c,):
                 await asyncio.gather(a.run(), c.run())  # the round is not poisoned by it
 
@@ -202,7 +202,7 @@ def test_orders_are_carried_out_and_answered(service: Service) -> None:
             drained = await ops.call("DrainNode", pb.DrainNodeRequest(job_id="job", node="b", reason="disk"))
             assert drained.job.phase == pb.PHASE_STOPPING
             for agent in (a, b):
-                assert "b is drained: disk" in (await agent.expect(Stop)).decision.reason
+                assert "draining b: disk" in (await agent.expect(Stop)).decision.reason
                 agent.session.send(AgentStopped(agent.id, 1))
             assert await a.run() == 2
             job = (await ops.call("GetJob", pb.GetJobRequest(job_id="job"))).job

@@ -1,4 +1,4 @@
-"""The simulator is worth what it catches: break the service's machine by hand, one line at a time, and see it cry."""
+"""Mutation test of the simulator: break one line of the state machine, and expect that the simulator finds it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MUTANTS = (
         "return False",
     ),
     Mutant(
-        "the store's address is told without being written",
+        "the address of the TCPStore is sent before the state is stored",
         "rendezvous.machine",
         "return state, (Persist(), *(Tell(p.agent, store_at) for p in world_of(state).placements), *more)",
         "return state, (*(Tell(p.agent, store_at) for p in world_of(state).placements), *more)",
@@ -37,19 +37,19 @@ MUTANTS = (
         "state = replace",
     ),
     Mutant(
-        "nobody waits for the reaping",
+        "the service does not wait until the ranks are reaped",
         "rendezvous.rounds.stopping",
-        "    if told:\n        return state, effects\n    state, more",
+        "    if nodes:\n        return state, effects\n    state, more",
         "    state, more",
     ),
     Mutant(
-        "only one node is told to stop",
+        "only one node gets the stop order",
         "rendezvous.rounds.stopping",
-        "effects: tuple[Effect, ...] = (Persist(), *(Tell(agent, order) for _, agent in told))",
-        "effects: tuple[Effect, ...] = (Persist(), *(Tell(agent, order) for _, agent in told[:1]))",
+        "effects: tuple[Effect, ...] = (Persist(), *(Tell(agent, order) for _, agent in nodes))",
+        "effects: tuple[Effect, ...] = (Persist(), *(Tell(agent, order) for _, agent in nodes[:1]))",
     ),
     Mutant(
-        "restarts are free",
+        "restarts are not counted",
         "rendezvous.rounds.stopping",
         "restarts_used=state.restarts_used + 1",
         "restarts_used=state.restarts_used",
@@ -61,7 +61,7 @@ MUTANTS = (
         "if used <= budget.limit:",
     ),
     Mutant(
-        "a lost node is waited for",
+        "the service waits for a lost node",
         "rendezvous.rounds.stopping",
         "return replace(state, pending=state.pending.minus(node)) if node in state.pending else state",
         "return state",
@@ -73,25 +73,25 @@ MUTANTS = (
         "generation = max(1, state.generation)",
     ),
     Mutant(
-        "node ranks are dealt anew each time",
+        "node ranks change with each generation",
         "rendezvous.rounds.sealing",
         "[(m.agent, m.facts) for m in chosen], held_ranks(state))",
         "[(m.agent, m.facts) for m in reversed(chosen)], {})",
     ),
     Mutant(
-        "who is silent about its reaping is waited for without end",
+        "the stop budget never expires",
         "rendezvous.rounds.stopping",
         "stop_by=now + spec_of(state).stop_budget_s",
         "stop_by=None",
     ),
     Mutant(
-        "leases never run out",
+        "leases never expire",
         "rendezvous.rounds.admission",
         "if at + lease_s <= now]",
         "if at + lease_s <= now - 1e9]",
     ),
     Mutant(
-        "instants of another clock are taken at face value",
+        "times of another clock are not converted",
         "rendezvous.rounds.resume",
         "by_s = now - state.as_of",
         "by_s = 0.0",
@@ -103,19 +103,19 @@ MUTANTS = (
         "rank_offset += 1",
     ),
     Mutant(
-        "a newer life of a node's agent breaks nothing",
+        "a new agent of a node does not end the generation",
         "rendezvous.rounds.admission",
         "if before is not None and before.node_rank is not None:",
         "if before is None and newcomer.node_rank is not None:",
     ),
     Mutant(
-        "whoever reports first is the first cause",
+        "the first report is the first cause",
         "rendezvous.rounds.policy",
-        "return (tier, says_nothing, no_step, 0 if cause.step is None else cause.step, cause.rank)",
+        "return (tier, lacks_details, no_step, 0 if cause.step is None else cause.step, cause.rank)",
         "return (0, False, False, 0, 0)",
     ),
     Mutant(
-        "what was reported is not said again",
+        "reports are not sent again",
         "rendezvous.session_replay",
         "replace(kept, reports=(*kept.reports, message), running=running)",
         "replace(kept, running=running)",
@@ -127,9 +127,9 @@ MUTANTS = (
         "if used <= budget.limit:",
     ),
     Mutant(
-        "a resumed session is told nothing",
+        "a resumed session gets no messages",
         "rendezvous.rounds.admission",
-        "return renewed, tuple(Tell(agent, m) for m in where_it_stands(state, known))",
+        "return renewed, tuple(Tell(agent, m) for m in missed_messages(state, known))",
         "return renewed, ()",
     ),
 )
