@@ -34,6 +34,7 @@ from launcher.exchange import (
     StopRequested,
     StoreFailed,
     StoreListens,
+    StoreLost,
     Sweep,
     Swept,
     TakeStacks,
@@ -45,7 +46,7 @@ from launcher.settings.spec import EntryKind
 from launcher.stop_requests import unless_stopped
 from launcher.supervised import Phase, Supervision
 from launcher.supervision import TRY_AGAIN
-from launcher.template.messages import Exited, Keeping, Ready, Report, Started
+from launcher.template.messages import Exited, KeeperEnded, Keeping, Ready, Report, Started
 from launcher.template.messages import Swept as ZygoteSwept
 from launcher.wiring import Shell, begin_preflight, build_parts
 from rendezvous.signals import SignalWatch
@@ -213,6 +214,9 @@ class Agent:
                 self._facts.put_nowait(self._shell.boundary.called("the node's health", explain, ended))
             case Keeping():
                 self._store_listens(report)
+            case KeeperEnded(generation, reason):
+                words = f"the store through which the ranks connect has ended: {reason}"
+                self._facts.put_nowait(StoreLost(generation, words))
             case ZygoteSwept(generation):
                 self._facts.put_nowait(Swept(generation))
             case _:

@@ -29,6 +29,14 @@ class StoreFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreLost:
+    """The store of this generation, which this node keeps, has ended."""
+
+    generation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class StoreReached:
     """Whether this node reaches the store; `problem` says why not, "" that it does."""
 
@@ -147,6 +155,7 @@ Fact = (
     ToAgent
     | StoreListens
     | StoreFailed
+    | StoreLost
     | StoreReached
     | RankEnded
     | Swept

@@ -11,9 +11,11 @@ from rendezvous.values.events import AgentStopped, RankFailed
 from rendezvous.values.types import Cause, FailureClass
 
 if TYPE_CHECKING:
-    from launcher.exchange import Action, ZygoteReplaced
+    from launcher.exchange import Action, StoreLost, ZygoteReplaced
     from launcher.supervised import Step, Supervision
     from rendezvous.values.types import Assignment
+
+_TRY_AGAIN = 75
 
 
 def failed_for(
@@ -33,17 +35,27 @@ def cannot_start(
     return replace(state, over=True), (report, stopped)
 
 
+def store_lost(state: Supervision, fact: StoreLost) -> Step:
+    """Fail the attempt at once: ranks that connect later would wait for the store for as long as its timeout."""
+    mine = state.assignment
+    if mine is None or fact.generation != state.generation or state.over:
+        return state, ()
+    if state.phase is Phase.RUNNING:
+        return state, (failed_for(state, mine, fact.reason, FailureClass.NETWORK, _TRY_AGAIN),)
+    return cannot_start(state, mine, fact.reason, FailureClass.NETWORK, _TRY_AGAIN)
+
+
 def zygote_replaced(state: Supervision, fact: ZygoteReplaced) -> Step:
     match state.phase:
         case Phase.JOINING if state.assignment is not None and state.assignment.node_rank == 0:
-            return _store_lost(state, state.assignment, fact)
+            return _store_lost_with_zygote(state, state.assignment, fact)
         case Phase.STOPPING if not state.live:
             return state, (Sweep(state.generation),)
         case _:
             return state, ()
 
 
-def _store_lost(state: Supervision, assignment: Assignment, fact: ZygoteReplaced) -> Step:
+def _store_lost_with_zygote(state: Supervision, assignment: Assignment, fact: ZygoteReplaced) -> Step:
     """Fail the attempt if the store's address is already known: ranks would wait for that store without success."""
     if state.over:
         return state, ()

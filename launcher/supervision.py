@@ -25,6 +25,7 @@ Facts and messages of another generation than the current one change nothing.
     | Ended               | ENDS                         | STOPS Sweep                    | noted                  |
     | StoreListens        | StoreOpened                  | -                              | -                      |
     | StoreFailed         | ENDS AgentLeft               | -                              | -                      |
+    | StoreLost           | CANNOT                       | RankFailed                     | -                      |
     | StoreReached        | STARTS CANNOT                | -                              | -                      |
     | RankEnded           | -                            | RankFailed RanksFinished noted | RankFailed Sweep noted |
     | Swept               | -                            | -                              | ENDS NEXT              |
@@ -96,6 +97,7 @@ from launcher.exchange import (
     StopRequested,
     StoreFailed,
     StoreListens,
+    StoreLost,
     StoreReached,
     Sweep,
     Swept,
@@ -103,7 +105,7 @@ from launcher.exchange import (
 )
 from launcher.health.hang_inquiry import before_a_stop, release
 from launcher.health.hang_inquiry import step as inquire
-from launcher.start_failure import cannot_start, failed_for, zygote_replaced
+from launcher.start_failure import cannot_start, failed_for, store_lost, zygote_replaced
 from launcher.supervised import Phase, Step, Supervision
 from rendezvous.values.events import (
     Accused,
@@ -146,6 +148,8 @@ def step(state: Supervision, fact: Fact) -> Step:
             return _store_listens(state, generation, store)
         case StoreFailed(generation, reason):
             return _leave(state, reason, TRY_AGAIN) if state.awaits_store(generation) else (state, ())
+        case StoreLost():
+            return store_lost(state, fact)
         case StoreAt(generation, store):
             return _store_at(state, generation, store)
         case StoreReached():

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import cgroup, messages, rank, scratch, stacks, store, tree, wire
-from .messages import Exited, Keep, Keeping, Ready, Signal, Spawn, Started, Sweep, Swept
+from .messages import Exited, Keep, KeeperEnded, Keeping, Ready, Signal, Spawn, Started, Sweep, Swept
 
 if TYPE_CHECKING:
     import socket
@@ -29,6 +29,14 @@ class _Child:
     group: bool  # signals go to its whole process group
 
 
+@dataclass
+class _Keeper:
+    """The process that keeps the store of a generation."""
+
+    generation: int
+    error: int  # read end of the pipe to which it writes its last error
+
+
 class Loop:
     def __init__(self, control: socket.socket, warm_obstacle: str = "", warm: bool = True) -> None:
         self._control = control
@@ -38,7 +46,7 @@ class Loop:
         self._warm = warm and not warm_obstacle
         self._obstacle = warm_obstacle
         self._ranks: dict[int, _Child] = {}
-        self._keepers: set[int] = set()
+        self._keepers: dict[int, _Keeper] = {}
         self._sweeping: int | None = None
         self._left_over = 0
         self._reserved: socket.socket | None = None
@@ -132,6 +140,8 @@ class Loop:
         os.close(self._wake_w)
         if self._scratch_lock >= 0:
             os.close(self._scratch_lock)
+        for keeper in self._keepers.values():
+            os.close(keeper.error)
 
     def _keep(self, order: Keep) -> None:
         """Listen before answering, so that a rank that has the port can connect, however long the fork takes."""
@@ -145,7 +155,7 @@ class Loop:
         answer = Keeping(order.generation, sock.getsockname()[1], self._warm)
         if self._warm:
             self._tell(answer)
-            self._fork_keeper(sock, order.host)
+            self._fork_keeper(sock, order)
         else:
             # Without torch this process cannot keep a store. It reserves the port until rank 0's own store takes it.
             if self._reserved is not None:
@@ -153,22 +163,26 @@ class Loop:
             self._reserved = sock
             self._tell(answer)
 
-    def _fork_keeper(self, sock: socket.socket, host: str) -> None:
+    def _fork_keeper(self, sock: socket.socket, order: Keep) -> None:
+        error, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         pid, obstacle = _fork()
         if pid == 0:
             with rank.death_on_error():
                 self._forget_zygote()
                 tree.die_with_parent(self._pid)
-                store.keep(sock, host)
+                store.keep(sock, order.host, write)
         sock.close()
+        os.close(write)
         if obstacle:  # the next ranks cannot be started either, and report why
+            os.close(error)
             return
-        self._keepers.add(pid)
+        self._keepers[pid] = _Keeper(order.generation, error)
 
     def _end_keepers(self) -> None:
-        for pid in self._keepers:
+        for pid, keeper in self._keepers.items():
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
+            os.close(keeper.error)
         self._keepers.clear()
 
     def _signal(self, signum: int, wanted: tuple[int, ...] | None) -> None:
@@ -189,7 +203,9 @@ class Loop:
                 break
             if pid == 0:
                 break
-            self._keepers.discard(pid)
+            keeper = self._keepers.pop(pid, None)
+            if keeper is not None:
+                self._tell_keeper_end(keeper, status)
             child = self._ranks.pop(pid, None)
             if child is not None:
                 self._tell_exit(pid, child, status, now - child.started)
@@ -200,6 +216,13 @@ class Loop:
         exit_code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
         signum = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         self._tell(Exited(child.local_rank, child.generation, pid, exit_code, signum, ran_s))
+
+    def _tell_keeper_end(self, keeper: _Keeper, status: int) -> None:
+        reason = os.read(keeper.error, 4096).decode(errors="replace")
+        os.close(keeper.error)
+        if self._sweeping is not None:  # the sweep ends it
+            return
+        self._tell(KeeperEnded(keeper.generation, reason or _in_words(status)))
 
     def _sweep(self) -> None:
         """Kill what is left. The end of each child calls this again, until nothing is left.
@@ -251,6 +274,14 @@ class _Unheard:
         for signum, answer in self._answers.items():
             signal.signal(signum, answer)
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+
+
+def _in_words(status: int) -> str:
+    if not os.WIFSIGNALED(status):
+        return f"exit code {os.WEXITSTATUS(status)}"
+    number = os.WTERMSIG(status)
+    known = {each.value: each.name for each in signal.Signals}
+    return f"killed by {known.get(number, f'signal {number}')}"
 
 
 def _woken(_signum: int, _frame: Any) -> None:

@@ -75,18 +75,26 @@ class Keeping(NamedTuple):
     error: str = ""
 
 
+class KeeperEnded(NamedTuple):
+    """The process that kept the store of this generation has ended, and nobody had ended it."""
+
+    generation: int
+    reason: str
+
+
 class Swept(NamedTuple):
     generation: int
     killed: int
 
 
 Order = Spawn | Keep | Signal | Sweep
-Report = Ready | Started | Exited | Keeping | Swept
+Report = Ready | Started | Exited | Keeping | KeeperEnded | Swept
 Message = Order | Report
 
 CANNOT_START = 71  # the exit code of a rank that the system could not start, in agent and zygote
 _KINDS: dict[str, Callable[..., Message]] = {
-    kind.__name__: kind for kind in (Spawn, Keep, Signal, Sweep, Ready, Started, Exited, Keeping, Swept)
+    kind.__name__: kind
+    for kind in (Spawn, Keep, Signal, Sweep, Ready, Started, Exited, Keeping, KeeperEnded, Swept)
 }
 
 

@@ -12,6 +12,7 @@ import socket
 from typing import Any
 
 _BACKLOG = 4096
+_MAX_REASON = 1000  # bytes
 
 
 def bound_socket(host: str, port: int, listen: bool) -> socket.socket:
@@ -27,14 +28,24 @@ def bound_socket(host: str, port: int, listen: bool) -> socket.socket:
     return sock
 
 
-def keep(sock: socket.socket, host: str) -> None:
-    """Serve the store on this socket until killed."""
+def keep(sock: socket.socket, host: str, error_fd: int) -> None:
+    """Serve the store on this socket until killed. If that fails, write the reason to `error_fd`, and end."""
+    try:
+        server = _server(sock, host)
+    except Exception as error:
+        os.write(error_fd, f"{type(error).__name__}: {error}".encode(errors="replace")[:_MAX_REASON])
+        os._exit(1)
+    while server is not None:
+        signal.pause()  # until the zygote sends SIGKILL
+
+
+def _server(sock: socket.socket, host: str) -> Any:
     from datetime import timedelta
 
     import torch.distributed as dist
 
     port = sock.getsockname()[1]
-    server = dist.TCPStore(
+    return dist.TCPStore(
         host or "127.0.0.1",
         port,
         is_master=True,
@@ -42,8 +53,6 @@ def keep(sock: socket.socket, host: str) -> None:
         timeout=timedelta(seconds=300),
         master_listen_fd=sock.detach(),
     )
-    while server is not None:
-        signal.pause()  # until the zygote sends SIGKILL
 
 
 def join_instead_of_hosting() -> None:

@@ -28,6 +28,7 @@ from launcher.exchange import (
     StopRequested,
     StoreFailed,
     StoreListens,
+    StoreLost,
     StoreReached,
     Swept,
     ZygoteReplaced,
@@ -90,6 +91,7 @@ def facts() -> list[Fact]:
             StoreAt(generation, STORE),
             StoreListens(generation, STORE),
             StoreFailed(generation, "taken"),
+            StoreLost(generation, "killed"),
         ]
         found += [StoreReached(generation), StoreReached(generation, "no route")]
         found += [RankEnded(generation, 0, None), RankEnded(generation, 1, CAUSE), Swept(generation)]

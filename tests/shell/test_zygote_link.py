@@ -41,6 +41,7 @@ def spawn(local_rank: int, *argv: str) -> Spawn:
         Started(1, 2, 3),
         Exited(1, 2, 3, None, 9, 1.5),
         messages.Keeping(1, 29400, True),
+        messages.KeeperEnded(1, "killed by SIGKILL"),
         Swept(1, 0),
     ],
 )

@@ -1,0 +1,65 @@
+"""The process that keeps the ranks' store ends: the attempt fails at once, with the reason, and may be repeated."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from launched import Launch
+
+# As a torch that cannot serve a socket that listens already.
+CANNOT_SERVE = """
+import torch.distributed as dist
+def refuse(*_args, **_named):
+    raise ValueError("this torch takes no listening socket")
+dist.TCPStore.__init__ = refuse
+"""
+MEETS = """
+import torch.distributed as dist
+dist.init_process_group("gloo")
+"""
+# The keeper is the one child of the zygote that is no rank.
+KILLS_KEEPER = """
+import os, signal, sys, time
+import torch.distributed as dist
+dist.init_process_group("gloo")
+ranks = [None] * dist.get_world_size()
+dist.all_gather_object(ranks, os.getpid())
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1":
+    print("went on", flush=True)
+    sys.exit()
+if dist.get_rank() == 0:
+    with open(f"/proc/{os.getppid()}/task/{os.getppid()}/children") as file:
+        (keeper,) = {int(pid) for pid in file.read().split()} - set(ranks)
+    os.kill(keeper, signal.SIGKILL)
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize(("restarts", "generations"), [("0", 1), ("1", 2)])
+def test_a_store_that_cannot_be_kept_ends_the_job_and_says_why(
+    launch: Launch, tmp_path: Path, restarts: str, generations: int
+) -> None:
+    (tmp_path / "refusing.py").write_text(CANNOT_SERVE)
+    job = launch(
+        *("--nproc-per-node", "2", "--max-restarts", restarts, "--preload", "refusing"),
+        source=MEETS,
+        env={"PYTHONPATH": str(tmp_path)},
+    )
+    assert job.wait() == 75, job.stderr()
+    (logs,) = job.logs()
+    cause = json.loads((logs / "failure.json").read_text())["first_cause"]
+    assert cause["reason"].endswith("has ended: ValueError: this torch takes no listening socket")
+    assert job.stderr().count("restarting with the same nodes") == generations - 1
+
+
+def test_a_store_whose_process_is_killed_restarts_the_ranks(launch: Launch) -> None:
+    job = launch("--nproc-per-node", "2", "--max-restarts", "1", source=KILLS_KEEPER)
+    assert job.wait() == 0, job.stderr()
+    assert job.stderr().count("restarting with the same nodes") == 1
+    assert job.stdout().count("went on") == 2
