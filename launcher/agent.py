@@ -41,7 +41,7 @@ from launcher.exchange import (
 )
 from launcher.failure.ending import Farewell
 from launcher.failure.verdict import signal_name
-from launcher.joining.connect import CannotMeet, meet
+from launcher.joining.connect import CannotConnect, open_session
 from launcher.settings.spec import EntryKind
 from launcher.stop_requests import unless_stopped
 from launcher.supervised import Phase, Supervision
@@ -68,24 +68,24 @@ class Agent:
         preflight = begin_preflight(self._shell)
         incarnation = f"{os.getpid()}-{time.time_ns():x}"
         try:
-            met = await unless_stopped(meet(self._spec, incarnation), self._facts)
-        except CannotMeet as error:
+            connection = await unless_stopped(open_session(self._spec, incarnation), self._facts)
+        except CannotConnect as error:
             return await self._turned_away(Finish(error.exit_code, f"error: {error}"))
-        if isinstance(met, StopRequested):
-            return await self._turned_away(Finish(128 + met.signum, f"stopped by {met.name}"))
-        self._parts = build_parts(self._shell, met, self)
+        if isinstance(connection, StopRequested):
+            return await self._turned_away(Finish(128 + connection.signum, f"stopped by {connection.name}"))
+        self._parts = build_parts(self._shell, connection, self)
         self._ranks, join = self._parts.ranks, self._parts.join
-        self._state = Supervision(met.agent, join=join)
+        self._state = Supervision(connection.agent, join=join)
         await self._parts.communication.begin()
         self._watch_signals()
         if preflight is not None:
             try:
-                join = await preflight.checked(join, met, self._facts)
-            except CannotMeet as error:
-                await met.leave()
+                join = await preflight.checked(join, connection, self._facts)
+            except CannotConnect as error:
+                await connection.leave()
                 return await self._turned_away(Finish(error.exit_code, f"error: {error}"))
-            self._state = Supervision(met.agent, join=join)
-        met.session.send(join)
+            self._state = Supervision(connection.agent, join=join)
+        connection.session.send(join)
         await self._parts.node.begin(lambda: self._state)
         async with asyncio.TaskGroup() as tasks:
             zygotes = self._zygotes.run(self._zygote_told, self._ranks_lost, self._facts.put_nowait)
@@ -115,10 +115,12 @@ class Agent:
     def _carry_out(self, action: Action) -> None:
         match action:
             case Send(message):
-                self._parts.met.session.send(message)
+                self._parts.connection.session.send(message)
             case OpenStore(generation):
                 self._zygotes.zygote.keep(
-                    generation, self._spec.master_addr or self._parts.met.address, self._spec.master_port
+                    generation,
+                    self._spec.master_addr or self._parts.connection.address,
+                    self._spec.master_port,
                 )
             case ReachStore(assignment, store):
                 self._parts.errands.begin(
@@ -156,7 +158,7 @@ class Agent:
 
     async def _receive(self) -> None:
         while True:
-            self._facts.put_nowait(await self._parts.met.session.receive())
+            self._facts.put_nowait(await self._parts.connection.session.receive())
 
     def isolated(self, reason: str) -> None:
         self._facts.put_nowait(Isolated(reason))
@@ -223,7 +225,7 @@ class Agent:
                 assert_never(report)
 
     def _store_listens(self, report: Keeping) -> None:
-        host = self._spec.master_addr or self._parts.met.address
+        host = self._spec.master_addr or self._parts.connection.address
         if report.error:
             where = f"{host}:{self._spec.master_port}"
             reason = f"the store cannot listen on {where}: {report.error}"
@@ -258,7 +260,7 @@ class Agent:
         farewell = self._farewell(finish)
         showing = asyncio.ensure_future(farewell.show_output())
         await self._zygotes.ended()
-        await self._parts.met.leave()
+        await self._parts.connection.leave()
         exit_code = await farewell.tell(await showing)
         self._signals.close()  # one more Ctrl-C must not change the exit code
         return exit_code

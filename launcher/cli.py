@@ -15,7 +15,7 @@ from launcher.hosts import ssh_control
 from launcher.machine import devices
 from launcher.settings import checks
 from launcher.settings.arguments import CommandLine, UsageError, read_arguments
-from launcher.settings.assemble import Surroundings, assemble, entry_point, run_id
+from launcher.settings.assemble import HostEnvironment, assemble, entry_point, run_id
 from launcher.settings.config import Settings, config_path, merge, unknown_variables
 from launcher.settings.config_file import read_config
 
@@ -33,15 +33,15 @@ def main(argv: list[str] | None = None) -> int:
         words = sys.argv[1:] if argv is None else argv
         if words[:1] == [_DOCS]:
             return _show(_manual(tuple(words[1:])))
-        examines = words[:1] == [_DOCTOR]
-        line = read_arguments(words[1:] if examines else words)
+        is_doctor = words[:1] == [_DOCTOR]
+        line = read_arguments(words[1:] if is_doctor else words)
         if line.wants("help") or line.wants("version"):
             return _show(_help() if line.wants("help") else _version())
-        if examines:
-            return _examine(line, os.environ)
-        return _launch(line, os.environ, ssh_control.take_up(os.environ))
+        if is_doctor:
+            return _run_doctor(line, os.environ)
+        return _launch(line, os.environ, ssh_control.start_control(os.environ))
     except UsageError as error:
-        _complain("error", str(error))
+        _print_message("error", str(error))
         return error.exit_code
 
 
@@ -60,34 +60,37 @@ def _launch(line: CommandLine, environ: Mapping[str, str], control: SshControl |
     if control:
         spec = replace(spec, has_ssh_control=True, local_addr=spec.local_addr or control.address)
     for warning in (*unknown_variables(environ), *warnings):
-        _complain("warning", warning)
+        _print_message("warning", warning)
     from launcher.start import run_agent
 
     return run_agent(spec)
 
 
-def _examine(line: CommandLine, environ: Mapping[str, str]) -> int:
+def _run_doctor(line: CommandLine, environ: Mapping[str, str]) -> int:
     settings = merge(line, environ, read_config(config_path(line, environ)))
-    checks.check_surroundings(settings)
-    here = _surroundings(settings, environ.get("PYTHON_EXEC", "") or sys.executable, environ)
+    checks.check_port_and_log_dir(settings)
+    here = _host_environment(settings, environ.get("PYTHON_EXEC", "") or sys.executable, environ)
     from launcher.preflight import doctor
 
     return doctor.run(settings, line.words, environ, here)
 
 
 def _launch_over_ssh(settings: Settings, words: tuple[str, ...], environ: Mapping[str, str]) -> int:
-    """Start an agent on each host. The script must have the same path there; each host checks the rest itself."""
+    """Start an agent on each host.
+
+    The script must have the same path on each host; each host checks the other options.
+    """
     from launcher.hosts import command_lines
 
     for warning in (*unknown_variables(environ), *command_lines.check(settings, environ)):
-        _complain("warning", warning)
+        _print_message("warning", warning)
     entry = entry_point(settings, words)
     folder = checks.check_folder()
     checks.check_entry(entry, environ.get("PYTHON_EXEC", ""), environ, _entry_flag(settings))
     from launcher.hosts.fleet import run_fleet
 
     return run_fleet(
-        settings, words, run_id(settings, entry, 1, Surroundings(0, "", _stamp())), folder, environ
+        settings, words, run_id(settings, entry, 1, HostEnvironment(0, "", _stamp())), folder, environ
     )
 
 
@@ -99,8 +102,8 @@ def prepare(
     checks.check_folder()
     python = environ.get("PYTHON_EXEC", "")
     checks.check_entry(entry, python, environ, _entry_flag(settings))
-    spec, warnings = assemble(settings, entry, _surroundings(settings, python or sys.executable, environ))
-    checks.check_surroundings(settings)
+    spec, warnings = assemble(settings, entry, _host_environment(settings, python or sys.executable, environ))
+    checks.check_port_and_log_dir(settings)
     checks.check_open_files(settings, spec)
     return spec, warnings
 
@@ -113,17 +116,21 @@ def _entry_flag(settings: Settings) -> str:
     return ""
 
 
-def _surroundings(settings: Settings, python: str, environ: Mapping[str, str]) -> Surroundings:
+def _host_environment(settings: Settings, python: str, environ: Mapping[str, str]) -> HostEnvironment:
     nproc = settings.of("nproc_per_node")
     try:
         ranks = devices.count_ranks(nproc.value, environ)
     except devices.NoDevices as missing:
-        raise nproc.wrong(str(missing), "use a number of ranks, or cpu") from None
-    return Surroundings(nproc=ranks, python=python, stamp=_stamp(), scheduler_job=_scheduler_job(environ))
+        raise nproc.wrong(
+            str(missing), "check the devices and their driver, or use a number of ranks or cpu"
+        ) from None
+    return HostEnvironment(nproc=ranks, python=python, stamp=_stamp(), scheduler_job=_scheduler_job(environ))
 
 
 def _scheduler_job(environ: Mapping[str, str]) -> str:
-    """Return an id that changes when Slurm requeues the job: the service may remember how the previous run ended."""
+    """Return an ID that changes when Slurm requeues the job; with the old ID the service would reject the new run as
+    ended.
+    """
     job, step = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_STEP_ID", "")
     again = environ.get("SLURM_RESTART_COUNT", "")
     return ".".join(part for part in (job, step, f"r{again}" if again else "") if part) if job else ""
@@ -169,6 +176,6 @@ def _show(text: str) -> int:
     return 0
 
 
-def _complain(kind: str, message: str) -> None:
+def _print_message(kind: str, message: str) -> None:
     if sys.stderr is not None:
         print(f"ddp-launch: {kind}: {message}", file=sys.stderr, flush=True)  # noqa: T201

@@ -48,7 +48,7 @@ class Errands:
         looking = addresses.obstacle_to(store.host, store.port, listens=store.kept)
         obstacle = await self._boundary.awaited("checking the connection to the store", looking, "")
         if obstacle:
-            obstacle = addresses.cannot_talk(
+            obstacle = addresses.unreachable_store(
                 node, assignment.store_node, store, assignment.generation, obstacle
             )
         self._happened(StoreReached(assignment.generation, obstacle))

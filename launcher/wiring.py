@@ -32,7 +32,7 @@ from rendezvous.values.events import AgentJoined
 
 if TYPE_CHECKING:
     from launcher.isolation import Listener
-    from launcher.joining.connect import Met
+    from launcher.joining.connect import Connection
     from launcher.preflight.agent_preflight import Preflight
     from launcher.ranks.zygote import Zygote
     from launcher.ranks.zygote_starter import ZygoteStarter
@@ -84,7 +84,7 @@ def begin_preflight(shell: Shell) -> Preflight | None:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    met: Met
+    connection: Connection
     join: AgentJoined
     ranks: Workers
     question: CheckpointQuestion
@@ -102,10 +102,10 @@ class Parts:
         self.question.withdraw()
 
 
-def build_parts(shell: Shell, met: Met, listener: Listener) -> Parts:
+def build_parts(shell: Shell, connection: Connection, listener: Listener) -> Parts:
     spec, scratch, report = shell.spec, shell.starter.scratch, shell.facts.put_nowait
-    ranks = Workers(spec, shell.logs, shell.boundary, met.host, shell.starter.binding.cpus, scratch)
-    communication = CommunicationWatch(scratch, met.host, ranks, shell.logs.say, report)
+    ranks = Workers(spec, shell.logs, shell.boundary, connection.host, shell.starter.binding.cpus, scratch)
+    communication = CommunicationWatch(scratch, connection.host, ranks, shell.logs.say, report)
     hangs = HangWatch(
         spec.hang,
         lambda: excused(ranks.pages.views(), shell.logs.blocked_ranks()),
@@ -125,11 +125,11 @@ def build_parts(shell: Shell, met: Met, listener: Listener) -> Parts:
         isolation.contact(is_held)
         hangs.contact(is_held)
 
-    met.session.watch_contact(contact)
-    facts = node_facts(spec, met.host, met.address, os.environ)
+    connection.session.watch_contact(contact)
+    facts = node_facts(spec, connection.host, connection.address, os.environ)
     return Parts(
-        met,
-        AgentJoined(met.agent, job_spec(spec, VERSION), facts),
+        connection,
+        AgentJoined(connection.agent, job_spec(spec, VERSION), facts),
         ranks,
         CheckpointQuestion(scratch, ranks.ranks, lambda *answer: report(CheckpointOver(*answer))),
         isolation,
@@ -138,6 +138,6 @@ def build_parts(shell: Shell, met: Met, listener: Listener) -> Parts:
         Errands(shell.boundary, ranks, communication, hangs, report),
         NodeWatch(
             *(spec, shell.folder.path, scratch, ranks.pages, hangs),
-            *(shell.logs.say, met.session.send, shell.boundary),
+            *(shell.logs.say, connection.session.send, shell.boundary),
         ),
     )

@@ -1,6 +1,7 @@
 """The command line and environment for each host of `--hosts`.
 
-Pure. The command line is made from the merged settings, so a host does not need the environment or files of this one.
+Pure. The command line is made from the merged settings, so a host does not need the environment or the files of this
+host.
 """
 
 from __future__ import annotations
@@ -34,21 +35,23 @@ _OURS = {
     ),
     *("color", "config", "print_config", "version", "help"),
 }
-_CARRIED = ("PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", "DDP_RENDEZVOUS_*", "NCCL_*", "GLOO_*")
-_CARRIED_TOO = ("TORCH_*", "TORCHELASTIC_*", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTHON_EXEC")
-_OF_THE_LIBRARY = ("DDP_BACKEND", "DDP_TIMEOUT_S", "DDP_NATIVE")
-ALWAYS_CARRIED = (*_CARRIED, *_CARRIED_TOO, *_OF_THE_LIBRARY)
-_SEEN_TO = ("node_rank", "rdzv_endpoint", "master_addr", "master_port", "secret_file", "insecure")
+_SENT = ("PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", "DDP_RENDEZVOUS_*", "NCCL_*", "GLOO_*")
+_SENT_TOO = ("TORCH_*", "TORCHELASTIC_*", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTHON_EXEC")
+_OF_LIBRARY = ("DDP_BACKEND", "DDP_TIMEOUT_S", "DDP_NATIVE")
+ALWAYS_SENT = (*_SENT, *_SENT_TOO, *_OF_LIBRARY)
+_SET_HERE = ("node_rank", "rdzv_endpoint", "master_addr", "master_port", "secret_file", "insecure")
 
 
 def check(settings: Settings, environ: Mapping[str, str]) -> list[str]:
-    """One warning for each option that has no effect; raises `UsageError` for one that contradicts --hosts."""
+    """Return one warning for each option that has no effect; raise `UsageError` if an option contradicts --hosts."""
     ours = settings.of("hosts" if settings["hosts"] else "hostfile")
     if settings["standalone"]:
-        raise settings.of("standalone").wrong(f"contradicts {ours.quoted}", "use only one of the two")
+        raise settings.of("standalone").wrong(
+            f"contradicts {ours.quoted}", f"use either --standalone or {ours.option.flag}"
+        )
     if settings["local_addr"]:
         raise settings.of("local_addr").wrong(
-            f"each node has a different address, and {ours.quoted} starts all of them",
+            f"with {ours.quoted} it would give the same address to all nodes",
             "use --interface to select the network",
         )
     tasks = parse_int(environ.get("SLURM_STEP_NUM_TASKS", "1"))
@@ -57,8 +60,12 @@ def check(settings: Settings, environ: Mapping[str, str]) -> list[str]:
             f"srun has started {tasks} copies of ddp-launch, and each copy would start all hosts",
             f"remove {ours.option.flag}, because srun starts the agents, or run the command once without srun",
         )
-    given = (settings.of(dest) for dest in _SEEN_TO)
-    return [f"{each.quoted}: has no effect: {ours.option.flag} sets it" for each in given if each.given]
+    given = (settings.of(dest) for dest in _SET_HERE)
+    return [
+        f"{each.quoted}: has no effect, because {ours.option.flag} sets the same value"
+        for each in given
+        if each.given
+    ]
 
 
 def world_of(settings: Settings, found: Sequence[Host]) -> tuple[int, int]:
@@ -67,20 +74,21 @@ def world_of(settings: Settings, found: Sequence[Host]) -> tuple[int, int]:
         most = len(found) - settings["spares"]
         if most < 1:
             raise settings.of("spares").wrong(
-                f"with {len(found)} hosts, no host remains for training", "use fewer spares, or more hosts"
+                f"no host remains for training: only {len(found)} hosts are listed",
+                "use fewer spares, or list more hosts",
             )
         return most, most
     least, most = settings["nnodes"]
     if least > len(found):
         raise settings.of("nnodes").wrong(
-            f"only {len(found)} hosts are listed", "list more hosts, or use a smaller number"
+            f"only {len(found)} hosts are listed", "list more hosts, or use a smaller --nnodes"
         )
     return least, most
 
 
 @dataclass(frozen=True, slots=True)
-class Errand:
-    """What is the same for all hosts of a job."""
+class SharedSettings:
+    """The settings that are the same for all hosts of a job."""
 
     program: str
     folder: str
@@ -91,26 +99,26 @@ class Errand:
     words: tuple[str, ...]  # the script and its arguments
 
 
-def words_for(
-    settings: Settings, errand: Errand, rendezvous: str, host: Host, node_rank: int | None
+def argv_for(
+    settings: Settings, shared: SharedSettings, rendezvous: str, host: Host, node_rank: int | None
 ) -> list[str]:
     """The agent's argv on `host`."""
-    least, most = errand.nnodes
+    least, most = shared.nnodes
     nproc = settings.of("nproc_per_node")
-    said = {
+    values = {
         "--nnodes": f"{least}:{most}" if least != most else str(most),
         "--nproc-per-node": str(host.slots or "") or (nproc.text or ""),
-        "--rdzv-id": errand.run_id,
+        "--rdzv-id": shared.run_id,
         "--rendezvous": rendezvous,
-        "--color": errand.color,
+        "--color": shared.color,
     }
     if node_rank is not None:
-        said["--node-rank"] = str(node_rank)
-    words = [errand.program, *(f"{flag}={text}" for flag, text in said.items())]
-    return [*words, *_passed_on(settings), "--", *errand.words]
+        values["--node-rank"] = str(node_rank)
+    words = [shared.program, *(f"{flag}={text}" for flag, text in values.items())]
+    return [*words, *_forwarded_options(settings), "--", *shared.words]
 
 
-def _passed_on(settings: Settings) -> list[str]:
+def _forwarded_options(settings: Settings) -> list[str]:
     words = []
     for option in OPTIONS:
         setting = settings.of(option.dest)
@@ -126,13 +134,13 @@ def _passed_on(settings: Settings) -> list[str]:
 
 
 def remote_command(folder: str, words: Sequence[str]) -> str:
-    """One line that sh, bash, zsh, fish and csh all read alike."""
+    """One line with the same meaning in sh, bash, zsh, fish and csh."""
     return f"cd {shlex.quote(folder)} && exec env {SSH_CONTROL}=1 {shlex.join(words)}"
 
 
-def carried_environment(environ: Mapping[str, str], more: Sequence[str]) -> dict[str, str]:
-    """Variables that go along: those that training commonly needs, and those that --send-env names."""
-    patterns = (*ALWAYS_CARRIED, *(name for name in more if "=" not in name))
+def sent_environment(environ: Mapping[str, str], more: Sequence[str]) -> dict[str, str]:
+    """Environment variables sent to the hosts: those that training often needs, and those of --send-env."""
+    patterns = (*ALWAYS_SENT, *(name for name in more if "=" not in name))
     found = {name: value for name, value in environ.items() if any(_fits(name, each) for each in patterns)}
     for text in more:
         name, equals, value = text.partition("=")

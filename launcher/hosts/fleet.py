@@ -1,9 +1,9 @@
 """`ddp-launch --hosts a,b,c train.py`: one command starts the agent of every host, over ssh, and controls them.
 
-The rendezvous runs in this process on loopback. Each host reaches it through its ssh connection, so it does not listen
-on the network, its traffic is encrypted, and it survives the loss of a host. The output of the ranks arrives with the
-prefixes of the agents and is merged line by line. A signal goes to all agents. If this process ends for any reason,
-the standard input of every agent ends, and the agent stops.
+The rendezvous runs in this process on loopback. Each host connects to it through its ssh connection, so the rendezvous
+opens no network port, its traffic is encrypted, and it keeps running if a host fails. The output of the ranks arrives
+with the prefixes of the agents and is merged line by line. A signal goes to all agents. If this process ends for any
+reason, every agent sees the end of file on its standard input and stops.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from launcher import daemon_threads
 from launcher.failure.ending import leave_error_file
 from launcher.hosts import command_lines
-from launcher.hosts.command_lines import Errand
+from launcher.hosts.command_lines import SharedSettings
 from launcher.hosts.outputs import Outputs
 from launcher.joining import addresses
 from launcher.output import frames
@@ -52,14 +52,14 @@ class Member:
 
     def __init__(self, host: Host) -> None:
         self.host = host
-        self.own_address = ""  # of this machine; "": another one
+        self.own_address = ""  # of this machine; "": the host is another machine
         self.process: asyncio.subprocess.Process | None = None
         self.answered = False
         self.over = False
         self.ending: dict[str, str] = {}
         self.last_lines: list[str] = []
         self.exit_code = -1
-        self.given_up = ""  # why the wait for it ended
+        self.given_up = ""  # why this process no longer waits for the host
 
     def send(self, line: str) -> None:
         if self.process and self.process.stdin and not self.process.stdin.is_closing():
@@ -69,18 +69,18 @@ class Member:
 
 class Fleet:
     def __init__(
-        self, settings: Settings, found: Sequence[Host], errand: Errand, env: dict[str, str]
+        self, settings: Settings, found: Sequence[Host], shared: SharedSettings, env: dict[str, str]
     ) -> None:
         self._settings = settings
-        self._errand = errand
+        self._shared = shared
         self._env = env
         self._members = [Member(host) for host in found]
         self._outward = ""  # this machine's address, as the other hosts see it
         self._asked_to_stop = asyncio.Event()
         self._outputs = Outputs()
-        self._said: dict[str, int] = {}
+        self._shown: dict[str, int] = {}
         self._stopping = 0
-        self._stop_signal = 0  # from people
+        self._stop_signal = 0  # from the user
         self._short_of_hosts = False
         self._job_is_over = False
         self._port = 0
@@ -88,9 +88,9 @@ class Fleet:
 
     async def run(self) -> int:
         signals = SignalWatch()
-        for signum in _awaited(self._settings):
-            signals.on(signum, self._signalled)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _awaited(self._settings))
+        for signum in _handled_signals(self._settings):
+            signals.on(signum, self._on_signal)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _handled_signals(self._settings))
         await self._look_up_unless_stopped()
         stop_serving = await self._serve()
         async with asyncio.TaskGroup() as tasks:
@@ -119,9 +119,9 @@ class Fleet:
             self._outward = self._outward or await asyncio.to_thread(addresses.source_address, host, 22)
 
     async def _serve(self) -> Callable[[], Any]:
-        if self._errand.rendezvous:
+        if self._shared.rendezvous:
             return _nothing
-        private = await serve_privately(self._errand.run_id)
+        private = await serve_privately(self._shared.run_id)
         self._port = private.port
         self._env["DDP_RENDEZVOUS_TOKEN"] = private.token
         return private.close
@@ -140,8 +140,8 @@ class Fleet:
         if member.ending.get("whose") == "job" or (member.answered and member.exit_code == 0):
             self._job_is_over = True
             for each in self._members:
-                self._give_up(each, "the job ended before it answered")
-        died = member.exit_code != 0 and not member.ending  # an agent that can, says why it ends
+                self._give_up(each, "the job ended before this host connected")
+        died = member.exit_code != 0 and not member.ending  # an agent that can, reports why it ends
         if died and not self._stopping:
             self._report_loss(member)
 
@@ -154,7 +154,7 @@ class Fleet:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
                 env=self._environment(),
-                start_new_session=True,  # Ctrl-C is ours to hand on
+                start_new_session=True,  # this process forwards Ctrl-C
             )
         except OSError as error:
             member.last_lines, member.exit_code = [f"{command[0]}: {error.strerror}"], _SSH_FAILED
@@ -165,9 +165,9 @@ class Fleet:
         assert member.process.stdout
         assert member.process.stderr
         member.send(_json_line({"env": self._env, "address": self._address_of(member)}))
-        patience_s = self._settings["join_timeout"]  # agents that wait for this one have no more
-        words = f"no answer from it within {patience_s:g} s (--join-timeout): ssh or the agent that it starts hangs"
-        alarm = asyncio.get_running_loop().call_later(patience_s, self._give_up, member, words)
+        patience_s = self._settings["join_timeout"]  # the other agents wait no longer for this one
+        reason = f"its agent did not connect within {patience_s:g} s (--join-timeout): check ssh to this host"
+        alarm = asyncio.get_running_loop().call_later(patience_s, self._give_up, member, reason)
         await asyncio.gather(
             self._relay(member, member.process.stdout, self._outputs.out),
             self._relay(member, member.process.stderr, self._outputs.err),
@@ -187,23 +187,23 @@ class Fleet:
         return {name: value for name, value in os.environ.items() if not name.startswith(drop)}
 
     def _command(self, member: Member, rank: int) -> list[str]:
-        least, most = self._errand.nnodes
+        least, most = self._shared.nnodes
         node_rank = rank if least == most == len(self._members) else None
         port = self._port if member.own_address else random.choice(_FORWARD_PORTS)
-        place = self._errand.rendezvous or f"{_LOOPBACK}:{port}"
-        words = command_lines.words_for(self._settings, self._errand, place, member.host, node_rank)
-        command = command_lines.remote_command(self._errand.folder, words)
+        place = self._shared.rendezvous or f"{_LOOPBACK}:{port}"
+        words = command_lines.argv_for(self._settings, self._shared, place, member.host, node_rank)
+        command = command_lines.remote_command(self._shared.folder, words)
         if member.own_address:
             return ["/bin/sh", "-c", command]
         forward = ["-R", f"{_LOOPBACK}:{port}:{_LOOPBACK}:{self._port}"] if self._port else []
         return [*shlex.split(self._settings["ssh"]), *forward, member.host.name, command]
 
     def _address_of(self, member: Member) -> str:
-        """The address of this machine for the others. Other hosts take theirs from the ssh connection."""
+        """The address of this machine for other hosts; "" for those, which use the address of their ssh connection."""
         return (self._outward or member.own_address) if member.own_address else ""
 
     def _report_loss(self, member: Member) -> None:
-        """Report a lost host. If too few hosts remain, stop all: no other host can join."""
+        """Report a lost host. If too few hosts remain, stop all agents, because no other host can join."""
         how = f"exit code {member.exit_code}"
         if member.given_up and not member.answered:
             how = member.given_up
@@ -211,22 +211,22 @@ class Fleet:
             failed = (
                 "the ssh connection"
                 if member.exit_code == _SSH_FAILED
-                else f"the start of {self._errand.program}"
+                else f"the start of {self._shared.program}"
             )
             how = f"{failed} failed: {'; '.join(member.last_lines) or how}"
         elif member.exit_code == _SSH_FAILED and not member.own_address:
-            how = "the connection to it was lost"
+            how = "the ssh connection was lost, and the ranks of this host stop"
         else:
-            how = f"its agent ended with {how}"
+            how = f"its agent ended with {how}; see the messages of this host above"
         self._say(f"error: {member.host.name}: {how}")
         left = sum(not each.over for each in self._members)
-        if left < self._errand.nnodes[0] and not self._job_is_over and (self._port or not member.answered):
+        if left < self._shared.nnodes[0] and not self._job_is_over and (self._port or not member.answered):
             self._short_of_hosts = True
             self._stop_all(signal.SIGTERM)
 
     # --- signals -----------------------------------------------------------------------------------
 
-    def _signalled(self, number: int) -> None:
+    def _on_signal(self, number: int) -> None:
         signum = signal.Signals(number)
         if self._is_finishing:
             return self._outputs.abandon()
@@ -259,82 +259,82 @@ class Fleet:
         for member in self._members:
             member.send(f"{signum.name}\n")
 
-    # --- what people see ---------------------------------------------------------------------------
+    # --- what the user sees ---------------------------------------------------------------------------
 
     async def _relay(self, member: Member, stream: asyncio.StreamReader, terminal: Terminal) -> None:
-        said: dict[str, int] = {}
+        shown: dict[str, int] = {}
         rest = b""
         while chunk := await stream.read(_READ):
             whole, newline, rest = (rest + chunk).rpartition(b"\n")
             if len(rest) > _LONGEST_LINE:
                 whole, newline, rest = whole + newline + rest, b"\n", b""
             if newline:
-                await self._show(member, whole + newline, terminal, said)
+                await self._show(member, whole + newline, terminal, shown)
         if rest:
-            await self._show(member, rest + b"\n", terminal, said)
+            await self._show(member, rest + b"\n", terminal, shown)
 
-    async def _show(self, member: Member, text: bytes, terminal: Terminal, said: dict[str, int]) -> None:
-        lines = [line for line in text.splitlines(keepends=True) if self._is_for_user(member, line, said)]
+    async def _show(self, member: Member, text: bytes, terminal: Terminal, shown: dict[str, int]) -> None:
+        lines = [line for line in text.splitlines(keepends=True) if self._is_for_user(member, line, shown)]
         await self._outputs.put(terminal, lines)
 
-    def _is_for_user(self, member: Member, line: bytes, said: dict[str, int]) -> bool:
-        told = frames.heard(line)
-        if told is not None:
-            member.answered = member.answered or told.get("kind") == "hello"
-            if told.get("kind") == "ending":
-                member.ending = {name: str(told.get(name, "")) for name in ("whose", "text", "error")}
+    def _is_for_user(self, member: Member, line: bytes, shown: dict[str, int]) -> bool:
+        frame = frames.parse(line)
+        if frame is not None:
+            member.answered = member.answered or frame.get("kind") == "hello"
+            if frame.get("kind") == "ending":
+                member.ending = {name: str(frame.get(name, "")) for name in ("whose", "text", "error")}
             return False
         if not member.answered:
             member.last_lines = [*member.last_lines, line.decode(errors="replace").strip()][-_LAST_LINES:]
             return False
-        return self._is_new(line, said)
+        return self._is_new(line, shown)
 
-    def _is_new(self, line: bytes, said: dict[str, int]) -> bool:
+    def _is_new(self, line: bytes, shown: dict[str, int]) -> bool:
         """Whether to show a line. The same message of several agents is shown once."""
         if not line.startswith(b"ddp-launch: "):
             return True
         text = line.decode(errors="replace")
-        said[text] = said.get(text, 0) + 1
-        if said[text] <= self._said.get(text, 0):
+        shown[text] = shown.get(text, 0) + 1
+        if shown[text] <= self._shown.get(text, 0):
             return False
-        self._said[text] = said[text]
+        self._shown[text] = shown[text]
         return True
 
     def _say(self, text: str) -> None:
         self._outputs.say(f"ddp-launch: {text}")
 
     async def _finish(self) -> int:
-        """Show the end of the job as an agent reported it, else the first error in the order of the hosts."""
+        """Show the end of the job from the report of an agent; without one, exit with the first error in host order."""
         self._is_finishing = True
         stopped = self._stop_signal and any(member.exit_code for member in self._members)
         first = "agent" if stopped else "job"
-        told = sorted(
+        reports = sorted(
             (each for each in self._members if each.ending), key=lambda each: each.ending["whose"] != first
         )
-        if told and not self._short_of_hosts:
-            leave_error_file(told[0].ending["error"], self._outputs.say)
-            self._outputs.say(told[0].ending["text"])
+        if reports and not self._short_of_hosts:
+            leave_error_file(reports[0].ending["error"], self._outputs.say)
+            self._outputs.say(reports[0].ending["text"])
         await self._outputs.close()
         if stopped or self._short_of_hosts:
             return 128 + self._stop_signal if stopped else 1
-        if told and told[0].ending["whose"] == "job":
-            return told[0].exit_code
+        if reports and reports[0].ending["whose"] == "job":
+            return reports[0].exit_code
         return next((member.exit_code for member in self._members if member.answered and member.exit_code), 0)
 
 
 def run_fleet(
     settings: Settings, words: tuple[str, ...], run_id: str, folder: str, environ: Mapping[str, str]
 ) -> int:
-    """Raises `UsageError`."""
+    """Start the agent of every host and return the exit code of the job. Raises `UsageError` for invalid options."""
     found = settings["hosts"] or _read_hostfile(settings.of("hostfile"))
     if settings["hosts"] and settings["hostfile"]:
         raise settings.of("hostfile").wrong(
-            f"contradicts {settings.of('hosts').quoted}", "use only one of the two"
+            f"contradicts {settings.of('hosts').quoted}", "use either --hosts or --hostfile"
         )
-    env = command_lines.carried_environment(environ, settings["send_env"] or ())
+    env = command_lines.sent_environment(environ, settings["send_env"] or ())
     if not settings["rendezvous"]:
         env = {name: value for name, value in env.items() if not name.startswith("DDP_RENDEZVOUS_")}
-    errand = Errand(
+    shared = SharedSettings(
         program=_program(),
         folder=folder,
         run_id=run_id,
@@ -344,16 +344,16 @@ def run_fleet(
         words=words,
     )
 
-    # Until they can be handed on: none may end this process with hosts half started.
-    signal.pthread_sigmask(signal.SIG_BLOCK, _awaited(settings))
+    # Until signals can be forwarded, none may end this process while hosts are starting.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _handled_signals(settings))
 
     async def main() -> int:
-        return await Fleet(settings, found, errand, env).run()
+        return await Fleet(settings, found, shared, env).run()
 
     return daemon_threads.run(main())
 
 
-def _awaited(settings: Settings) -> set[signal.Signals]:
+def _handled_signals(settings: Settings) -> set[signal.Signals]:
     signals = {signal.Signals(each) for each in settings["signals_to_handle"]}
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signals.discard(signal.SIGHUP)  # nohup: its user wants the job to survive the terminal
@@ -367,8 +367,8 @@ def _read_hostfile(setting: Setting) -> tuple[Host, ...]:
     except BadValue as bad:
         raise setting.wrong(bad.problem) from None
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not a text file"
-        raise setting.wrong(f"cannot be read ({reason})", "check the path and its permissions") from None
+        reason = error.strerror if isinstance(error, OSError) else "it is not a UTF-8 text file"
+        raise setting.wrong(f"cannot read it ({reason})", "check the path and its permissions") from None
 
 
 def _program() -> str:

@@ -1,8 +1,8 @@
-"""The agent's end of the ssh control channel: its standard input, held by the `ddp-launch --hosts` that started it.
+"""The agent's side of the ssh control channel: its standard input, connected to the `ddp-launch --hosts` process.
 
-The first line brings the environment (so that no secret stands in a command line), each further one the name of a
-signal. The end of the stream means that the command has ended: the agent stops as on SIGTERM. The agent sends its
-final message back in one framed line, so that the end of the job is shown once, not once for every host.
+The first line contains the environment, so that no secret appears in a command line. Each following line contains the
+name of a signal. End of file means that the `--hosts` process has ended: the agent stops as on SIGTERM. The agent sends
+its final message back in one framed line, so that the end of the job is shown once, not once for every host.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _FIRST_LINE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class SshControl:
-    address: str  # where ssh reached this host: as a rule its peers can as well
+    address: str  # the address at which ssh reached this host; its peers can usually reach it there as well
 
 
-def take_up(environ: MutableMapping[str, str]) -> SshControl | None:
-    """Complete the environment and watch the channel. None: this agent has no channel."""
+def start_control(environ: MutableMapping[str, str]) -> SshControl | None:
+    """Add the received variables to the environment and watch the channel. Return None if this agent has no channel."""
     if not environ.pop(SSH_CONTROL, ""):
         return None
     control = os.dup(0)
     nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)  # the ranks read nothing of it
+    os.dup2(nothing, 0)  # so that the ranks cannot read from the channel
     os.close(nothing)
-    # Kept open by the thread. It blocks all signals: they are the main thread's to answer.
+    # The thread keeps the stream open. It blocks all signals, because the main thread handles them.
     stream = os.fdopen(control, "rb", buffering=0)
     first = json.loads(_line(stream) or b"{}")
     environ.update(first.get("env", {}))

@@ -1,1 +1,1 @@
-"""The way into the rendezvous: where it is, whether it can be reached, what this node brings."""
+"""Connecting to the rendezvous: finds its address, opens the session, collects the data that this node sends."""

@@ -1,4 +1,4 @@
-"""What this host can say of addresses: which are its own, and which others it reaches from here."""
+"""Whether an address belongs to this host, and whether this host can connect to it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rendezvous.values.types import StoreAddress
 
-_PATIENCE_S = 5.0  # a link that is gone for a moment is back by then
+_PATIENCE_S = 5.0  # enough for a link that fails for a short time
 _AGAIN_S = 0.2
 _SIOCGIFADDR = 0x8915
 _LINK_LOCAL = "20"  # as the kernel prints the scope
 
 
 def addresses_of(host: str, port: int) -> list[tuple[socket.AddressFamily, str]]:
-    """Every address the name stands for, in the resolver's order; none for an unknown name."""
+    """All addresses that the name resolves to, in the resolver's order; empty for an unknown name."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError:
@@ -30,7 +30,7 @@ def addresses_of(host: str, port: int) -> list[tuple[socket.AddressFamily, str]]
 
 
 def is_own(family: socket.AddressFamily, address: str) -> bool:
-    """The kernel lets a socket be bound to the host's own addresses only: aliases, IPv6 and every NIC included."""
+    """Whether the address belongs to this host: the kernel binds a socket only to the addresses of its own NICs."""
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         try:
             probe.bind((address, 0))
@@ -40,17 +40,15 @@ def is_own(family: socket.AddressFamily, address: str) -> bool:
 
 
 def obstacle_to_listening(host: str) -> str:
-    """Why no store of ours will ever listen there, which looks at the first address as this does; "" if it may."""
+    """Why the store cannot listen on `host`, or "". Like the store, this uses only the first address of the name."""
     try:
         family, _type, _proto, _name, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.bind(address)
     except socket.gaierror as error:
-        return (
-            "" if error.errno == socket.EAI_AGAIN else "not a name or address that this machine can resolve"
-        )
+        return "" if error.errno == socket.EAI_AGAIN else "this machine cannot resolve the name"
     except OSError as error:
-        return "not an address of this machine" if error.errno == errno.EADDRNOTAVAIL else ""
+        return "the address does not belong to this machine" if error.errno == errno.EADDRNOTAVAIL else ""
     return ""
 
 
@@ -71,17 +69,17 @@ def is_loopback(host: str) -> bool:
 
 
 def own_address_of(host: str, port: int) -> str:
-    """The address of ours that `host` stands for; "" when it is another machine's."""
+    """The address of this host that `host` resolves to, or "" if it is another machine."""
     return next((address for family, address in addresses_of(host, port) if is_own(family, address)), "")
 
 
-def outward_address() -> str:
-    """The address of ours that the default route leaves from; "" where there is none. Nothing is sent."""
-    return source_address("192.0.2.1", 9)  # kept for documentation: nobody's
+def default_route_address() -> str:
+    """The source address of the default route, or "" without one. Does not send a packet."""
+    return source_address("192.0.2.1", 9)  # reserved for documentation: no host has it
 
 
 def source_address(host: str, port: int) -> str:
-    """From which of our addresses packets to `host` leave, by the routing table; "" without a route."""
+    """The source address of packets to `host` in the routing table, or "" without a route."""
     for family, address in addresses_of(host, port):
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             try:
@@ -97,9 +95,9 @@ def interfaces() -> list[str]:
 
 
 def address_of_interface(name: str) -> str:
-    """Its IPv4 address, else one of IPv6 that others can use; "" without any."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asks, contextlib.suppress(OSError):
-        answer = fcntl.ioctl(asks, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+    """The interface's IPv4 address, else an IPv6 address that is not link-local, else ""."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+        answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
         return socket.inet_ntoa(answer[20:24])
     with contextlib.suppress(OSError), open("/proc/net/if_inet6") as lines:
         for line in lines:
@@ -113,35 +111,35 @@ def address_of_interface(name: str) -> str:
 
 
 async def obstacle_to(host: str, port: int, *, listens: bool, within_s: float = _PATIENCE_S) -> str:
-    """Why the address does not answer; "" if it does. `listens` False: a refused connection is an answer."""
+    """Why `host` cannot be reached, or "". With `listens` False, a refused connection also counts as reached."""
     loop = asyncio.get_running_loop()
-    give_up_at, heard = loop.time() + within_s, ""
+    give_up_at, error_text = loop.time() + within_s, ""
     while True:
         try:
             async with asyncio.timeout_at(give_up_at):
                 _reader, writer = await asyncio.open_connection(host, port)
-        except TimeoutError:  # perhaps of this process, which had the time for one more try taken from it
-            return heard or f"no answer within {within_s:g} s"
+        except TimeoutError:  # also if this process did not get CPU time for another attempt
+            return error_text or f"no answer within {within_s:g} s"
         except OSError as error:
             if isinstance(error, ConnectionRefusedError) and not listens:
                 return ""
-            heard = _in_words(error)
+            error_text = _error_text(error)
             if loop.time() + _AGAIN_S > give_up_at:
-                return heard
+                return error_text
         else:
             writer.close()
             return ""
         await asyncio.sleep(_AGAIN_S)
 
 
-def _in_words(error: OSError) -> str:
+def _error_text(error: OSError) -> str:
     """The message of an error. Lookup errors, and errors of several addresses, have only a text."""
     return os.strerror(error.errno).lower() if error.errno is not None and error.errno > 0 else str(error)
 
 
-def cannot_talk(here: str, there: str, store: StoreAddress, generation: int, why: str) -> str:
+def unreachable_store(here: str, there: str, store: StoreAddress, generation: int, why: str) -> str:
     address = f"[{store.host}]:{store.port}" if ":" in store.host else f"{store.host}:{store.port}"
     return (
-        f"{here} cannot reach {there} at {address} (store of generation {generation}): {why}; "
-        "use --interface or --local-addr, or check the firewall"
+        f"{here} cannot connect to the store of generation {generation} on {there}, {address}: {why}; "
+        f"check the firewall, or set --interface or --local-addr on {there}"
     )

@@ -1,7 +1,7 @@
-"""Opens the agent's session: finds the rendezvous, serves it where that falls to this host, and connects.
+"""Opens the agent's session: finds the rendezvous, serves it if this host is responsible for it, and connects.
 
-A host that finds the given address to be its own serves there, in this process and on the very code of the
-deployed service; should the port be taken, another agent of this host was faster, and this one connects to it.
+If the given address belongs to this host, this process serves there, with the same code as the deployed service. If
+the port is already in use, another agent of this host serves, and this agent connects to it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from launcher.joining.endpoint import (
     Embedded,
     Endpoint,
     MayServe,
-    NoMeetingPoint,
-    meeting_point,
+    NoRendezvous,
+    find_rendezvous,
     parse_endpoint,
 )
 from rendezvous.client.options import ENV, ClientOptions, OptionsUnusable, client_options
@@ -40,17 +40,17 @@ _SLOTS = 256  # agents of one job on one host
 
 
 @dataclass(frozen=True, slots=True)
-class Met:
+class Connection:
     session: Session
     agent: AgentId
     host: str  # this node's name, as its output lines show it
-    address: str  # where the other nodes reach this one
+    address: str  # the address at which other nodes reach this node
     leave: Callable[[], Awaitable[None]]
-    endpoints: tuple[str, ...] = ()  # of the service; none where it is in this process
+    endpoints: tuple[str, ...] = ()  # of the service; empty if it runs in this process
     options: ClientOptions = field(default_factory=ClientOptions)
 
 
-class CannotMeet(Exception):
+class CannotConnect(Exception):
     """A message for the user, with its exit code."""
 
     def __init__(self, text: str, exit_code: int = 2) -> None:
@@ -58,8 +58,8 @@ class CannotMeet(Exception):
         self.exit_code = exit_code
 
 
-async def meet(spec: LaunchSpec, incarnation: str) -> Met:
-    """Raises `CannotMeet`."""
+async def open_session(spec: LaunchSpec, incarnation: str) -> Connection:
+    """Find the rendezvous and open the session of this node. Raises `CannotConnect`."""
     host = socket.gethostname()
     if spec.interface and not spec.local_addr:
         spec = replace(spec, local_addr=_address_of(spec.interface))
@@ -67,14 +67,14 @@ async def meet(spec: LaunchSpec, incarnation: str) -> Met:
         await asyncio.to_thread(_check_own, spec)
     fqdn = await _fqdn(spec, host)
     try:
-        place = meeting_point(spec.rendezvous, spec.max_nodes, fqdn, os.environ, spec.has_ssh_control)
-    except NoMeetingPoint as error:
-        raise CannotMeet(str(error)) from None
+        place = find_rendezvous(spec.rendezvous, spec.max_nodes, fqdn, os.environ, spec.has_ssh_control)
+    except NoRendezvous as error:
+        raise CannotConnect(str(error)) from None
     match place:
         case Embedded():
             agent = AgentId(host, incarnation)
             session = EmbeddedRendezvous().connect(agent)
-            return Met(session, agent, host, spec.local_addr or _LOOPBACK, session.close)
+            return Connection(session, agent, host, spec.local_addr or _LOOPBACK, session.close)
         case MayServe(endpoint, why):
             return await _serve_or_connect(spec, host, incarnation, endpoint, why)
         case Deployed(endpoints):
@@ -88,11 +88,11 @@ def _address_of(interface: str) -> str:
     if not address:
         known = addresses.interfaces()
         problem = (
-            "it has no address"
+            "the interface has no address; configure one, or use another interface"
             if interface in known
-            else f"this machine does not have it; it has {', '.join(known)}"
+            else f"this machine does not have this interface; use one of {', '.join(known)}"
         )
-        raise CannotMeet(f"--interface {interface}: {problem}")
+        raise CannotConnect(f"--interface {interface}: {problem}")
     return address
 
 
@@ -100,77 +100,88 @@ def _check_own(spec: LaunchSpec) -> None:
     """Check that the store of a single node can listen on the given address."""
     given = f"--master-addr {spec.master_addr}" if spec.master_addr else f"--local-addr {spec.local_addr}"
     if obstacle := addresses.obstacle_to_listening(spec.master_addr or spec.local_addr):
-        raise CannotMeet(f"{given}: {obstacle}, and the job has only this machine. Omit the option.")
+        raise CannotConnect(
+            f"{given}: {obstacle}. The job runs only on this machine, so the option is not needed: omit it."
+        )
 
 
 async def _fqdn(spec: LaunchSpec, host: str) -> str:
-    """Ask the resolver only if needed: a slow one must not delay a job on one machine."""
+    """Use the resolver only if needed: a slow resolver must not delay a job on one machine."""
     matters = spec.max_nodes > 1 and not spec.rendezvous
     return await asyncio.to_thread(socket.getfqdn, host) if matters else host
 
 
 async def _serve_or_connect(
     spec: LaunchSpec, host: str, incarnation: str, endpoint: Endpoint, why: str
-) -> Met:
+) -> Connection:
     options = _options(spec)
     own = await asyncio.to_thread(addresses.own_address_of, endpoint.host, endpoint.port)
     if not own or not addresses.is_free(own, endpoint.port):
         return await _connect(spec, host, incarnation, (endpoint,), options, own)
-    own, listen = _for_others_too(endpoint, own)
+    own, listen = _addresses_to_serve(endpoint, own)
     try:
         protected = protection(os.environ, options.secret)
         if not (protected.suffices or options.insecure or addresses.is_loopback(listen)):
-            raise CannotMeet(_open_to_strangers(endpoint, why))
+            raise CannotConnect(_secret_needed(endpoint, why))
         stop_serving = await serve(str(Endpoint(listen, endpoint.port)), protected)
     except OptionsUnusable as error:
-        raise CannotMeet(str(error)) from None
+        raise CannotConnect(str(error)) from None
     try:
-        met = await _connect(spec, host, incarnation, (Endpoint(own, endpoint.port),), options, own)
+        connection = await _connect(spec, host, incarnation, (Endpoint(own, endpoint.port),), options, own)
     except BaseException:
         await stop_serving()
         raise
 
     async def leave() -> None:
-        await met.leave()
+        await connection.leave()
         await stop_serving()
 
-    return replace(met, leave=leave)
+    return replace(connection, leave=leave)
 
 
-async def beside(met: Met, spec: LaunchSpec) -> Met:
-    """A second session of this node, of another job: `spec` has its id."""
-    endpoints = tuple(parse_endpoint(endpoint) for endpoint in met.endpoints)
-    addressed = replace(spec, local_addr=met.address)
+async def open_session_of(connection: Connection, spec: LaunchSpec) -> Connection:
+    """Open a second session of this node, for another job: `spec` has the ID of that job."""
+    endpoints = tuple(parse_endpoint(endpoint) for endpoint in connection.endpoints)
+    addressed = replace(spec, local_addr=connection.address)
     return await _connect(
-        addressed, socket.gethostname(), met.agent.incarnation, endpoints, met.options, met.address
+        addressed,
+        socket.gethostname(),
+        connection.agent.incarnation,
+        endpoints,
+        connection.options,
+        connection.address,
     )
 
 
-def _for_others_too(endpoint: Endpoint, own: str) -> tuple[str, str]:
-    """Our address and the one to listen on. Debian's /etc/hosts gives a host's own name an address of loopback."""
-    outward = ""
+def _addresses_to_serve(endpoint: Endpoint, own: str) -> tuple[str, str]:
+    """Return the address to advertise and the address to listen on.
+
+    They differ if the host's own name resolves to loopback, as it does with the /etc/hosts of Debian.
+    """
+    default_route = ""
     if addresses.is_loopback(own) and not addresses.is_loopback(endpoint.host):
-        outward = addresses.outward_address()
-    return (outward, "0.0.0.0") if outward else (own, own)
+        default_route = addresses.default_route_address()
+    return (default_route, "0.0.0.0") if default_route else (own, own)
 
 
-def _open_to_strangers(endpoint: Endpoint, why: str) -> str:
+def _secret_needed(endpoint: Endpoint, why: str) -> str:
     return (
-        f"{why}: serving on {endpoint} would let anyone who reaches it join the job; give every node the same "
-        "--secret-file FILE (`ddp-rendezvous secret FILE` makes one), or use --insecure if the network is trusted"
+        f"{why}: any machine that can connect to {endpoint} could join the job. Create a secret with "
+        "`ddp-rendezvous secret FILE`, and give --secret-file FILE on every node. In a trusted network you can use "
+        "--insecure instead."
     )
 
 
 def _environ(spec: LaunchSpec) -> dict[str, str]:
-    said = {f"{ENV}SECRET_FILE": spec.secret_file, f"{ENV}INSECURE": "1" if spec.insecure else ""}
-    return {**os.environ, **{name: value for name, value in said.items() if value}}
+    chosen = {f"{ENV}SECRET_FILE": spec.secret_file, f"{ENV}INSECURE": "1" if spec.insecure else ""}
+    return {**os.environ, **{name: value for name, value in chosen.items() if value}}
 
 
 def _options(spec: LaunchSpec) -> ClientOptions:
     try:
         return client_options(_environ(spec), give_up_s=spec.join_timeout_s)
     except OptionsUnusable as error:
-        raise CannotMeet(str(error)) from None
+        raise CannotConnect(str(error)) from None
 
 
 async def _connect(
@@ -180,7 +191,7 @@ async def _connect(
     endpoints: tuple[Endpoint, ...],
     options: ClientOptions,
     own: str = "",
-) -> Met:
+) -> Connection:
     address = spec.local_addr or own or await asyncio.to_thread(_source_address, endpoints) or _LOOPBACK
     slot = _Slot.of(spec.run_id, host)
     agent = AgentId(slot.name, incarnation)
@@ -192,7 +203,7 @@ async def _connect(
         await session.close()
         slot.close()
 
-    return Met(session, agent, slot.name, address, leave, named, options)
+    return Connection(session, agent, slot.name, address, leave, named, options)
 
 
 def _source_address(endpoints: tuple[Endpoint, ...]) -> str:
@@ -203,8 +214,8 @@ def _source_address(endpoints: tuple[Endpoint, ...]) -> str:
 class _Slot:
     """A node name that no other agent of this job has on this host: "node1", then "node1#1".
 
-    Held by a socket in the abstract namespace, which the kernel gives back however its owner ends; so an agent that
-    was killed and is started anew finds its old name, and with it its old place in the job.
+    A socket in the abstract namespace reserves the name. The kernel releases it when the process ends. So an agent
+    that starts again after a kill gets its old node name, and with it its old node rank.
     """
 
     def __init__(self, name: str, sock: socket.socket) -> None:
@@ -219,7 +230,9 @@ class _Slot:
                 sock.bind(f"\0ddp-launch/{os.getuid()}/{run_id}/{host}/{number}"[:107])
                 return cls(host if number == 0 else f"{host}#{number}", sock)
             sock.close()
-        raise CannotMeet(f"{_SLOTS} agents of job {run_id} already run on this host. Use another --rdzv-id.")
+        raise CannotConnect(
+            f"{_SLOTS} agents of job {run_id} already run on this host, which is the maximum. Use another --rdzv-id."
+        )
 
     def close(self) -> None:
         self._sock.close()

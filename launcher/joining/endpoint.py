@@ -1,14 +1,14 @@
-"""Where a job's rendezvous is: in this process, served by this agent, or somewhere to connect to.
+"""Decides where the rendezvous of a job is: in this process, served by this agent, or at an address to connect to.
 
-Pure: what the host can find out about itself comes in as `Surroundings`. The order: an address that was given;
-else the scheduler, whose first node serves; else, for one node, this process.
+Without I/O: the caller passes the environment and the host name. An address that was given comes first, then this
+process if the job has one node, then the first node that the scheduler reports.
 
-    one node, nothing given                  the embedded service, in this process, no port
-    --rendezvous a:29400                     the agent whose own address `a` is serves; the others connect
-    --rendezvous a:29400,b:29400             a deployed service: everybody connects
-    --hosts a,b (over ssh)                   the command that starts all agents serves; everybody connects
-    Slurm, several nodes                     the first node of the job, on a port made from the job's number
-    Kubernetes Indexed Job, several nodes    the pod of index 0, under the headless service's name
+    one node, no address                     the embedded service, in this process, no port
+    --rendezvous a:29400                     the agent on host `a` serves; all agents connect
+    --rendezvous a:29400,b:29400             a deployed service: all agents connect
+    --hosts a,b (over ssh)                   the command that starts all agents serves; all agents connect
+    Slurm, several nodes                     the first node of the job serves, on a port computed from the job ID
+    Kubernetes Indexed Job, several nodes    the pod with index 0 serves, at its name in the headless service
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Embedded:
 
 @dataclass(frozen=True, slots=True)
 class MayServe:
-    """One address: whoever has it serves there, and everyone, that agent included, connects."""
+    """One address: the agent on the host with this address serves there; all agents connect, also that one."""
 
     endpoint: Endpoint
     why: str
@@ -53,17 +53,17 @@ class Deployed:
     endpoints: tuple[Endpoint, ...]
 
 
-Meeting = Embedded | MayServe | Deployed
+Location = Embedded | MayServe | Deployed
 
 
-class NoMeetingPoint(ValueError):
-    """The message says what to try."""
+class NoRendezvous(ValueError):
+    """The message says which options to use."""
 
 
-def meeting_point(
+def find_rendezvous(
     rendezvous: str, max_nodes: int, fqdn: str, environ: Mapping[str, str], served: bool = False
-) -> Meeting:
-    """`served`: a service already listens at that address, although it belongs to this host."""
+) -> Location:
+    """`served`: a service already listens at the address, so no agent serves there."""
     if rendezvous:
         endpoints = tuple(parse_endpoint(text) for text in rendezvous.split(",") if text.strip())
         if len(endpoints) == 1 and not served:
@@ -73,10 +73,10 @@ def meeting_point(
         return Embedded()
     found = _on_slurm(environ) or _on_kubernetes(fqdn, environ)
     if found is None:
-        raise NoMeetingPoint(
-            f"--nnodes {max_nodes}: the nodes have no rendezvous. Use one of three: give every node the same "
-            "--rendezvous HOST:PORT, where HOST is one of them; name a running service with --rendezvous; or "
-            "start under Slurm (srun) or as a Kubernetes Indexed Job, where the rendezvous is found automatically"
+        raise NoRendezvous(
+            f"--nnodes {max_nodes}: the address of the rendezvous is not known. Give every node the same --rendezvous "
+            "HOST:PORT, where HOST is one of the nodes or a running service. Or start the nodes with srun or as a "
+            "Kubernetes Indexed Job, which provide the address."
         )
     return found
 
@@ -93,7 +93,7 @@ def parse_endpoint(text: str) -> Endpoint:
             host, port = text, str(PORT)
     number = parse_int(port)
     if not host or set(host) & set("[]") or number is None or not 0 < number < 65536:
-        raise NoMeetingPoint(
+        raise NoRendezvous(
             f"invalid --rendezvous {quote(text)}: not an address. Use HOST:PORT, for example node1:{PORT}"
         )
     return Endpoint(host, number)
@@ -109,17 +109,17 @@ def _on_slurm(environ: Mapping[str, str]) -> MayServe | None:
 
 
 def first_of_hostlist(text: str) -> str:
-    """Slurm's short form: "gpu[03-07,12],cpu1" begins with "gpu03"."""
+    """Return the first host of a list in Slurm's short form: "gpu03" for "gpu[03-07,12],cpu1"."""
     first = re.match(r"[^,\[]*(?:\[[^\]]*\][^,\[]*)*", text)
     assert first is not None  # every part may be empty
     return re.sub(r"\[([^\]-]+?)(?:[-,][^\]]*)?\]", r"\1", first[0])
 
 
 def _on_kubernetes(fqdn: str, environ: Mapping[str, str]) -> MayServe | None:
-    """An Indexed Job names its pods JOB-INDEX, below the headless service that is their subdomain."""
+    """An Indexed Job names its pods JOB-INDEX; their DNS names are in the subdomain of the headless service."""
     index = environ.get("JOB_COMPLETION_INDEX", "")
     pod, dot, domain = fqdn.partition(".")
     if not index.isdigit() or not pod.endswith(f"-{index}"):
         return None
     first = f"{pod[: -len(index)]}0{dot}{domain}"
-    return MayServe(Endpoint(first, PORT), "the pod of index 0 of the Kubernetes job")
+    return MayServe(Endpoint(first, PORT), "the pod with index 0 of the Kubernetes job")

@@ -1,4 +1,4 @@
-"""What this node brings to the rendezvous: the job's spec, and the node's own facts."""
+"""The data that this node sends when it joins: the spec of the job and the description of the node."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from launcher.settings.spec import LaunchSpec
 
-_STOP_MARGIN_S = 15.0  # beyond the ranks' grace, for killing, reaping and the way of the answer
+_STOP_MARGIN_S = 15.0  # after the ranks' grace period: to kill and reap them, and to send the reply
 _SCHEDULER_INDEXES = ("SLURM_NODEID", "JOB_COMPLETION_INDEX")
 _MOST_NODES = 1 << 31
 

@@ -1,6 +1,6 @@
-"""How many ranks this machine can run: its GPUs if there are any, else the CPUs it may use.
+"""Counts the ranks that this machine can run: one per GPU, or one per usable CPU if there is no GPU.
 
-Asks the drivers, not torch. Every count honours the variable by which a user hides devices.
+Reads from the drivers, not from torch. Every count respects the variable with which a user hides devices.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class NoDevices(Exception):
-    """The text says what was looked for in vain."""
+    """The message says which devices were not found."""
 
 
-def count_ranks(asked: str, environ: Mapping[str, str], root: str = "/") -> int:
-    """`asked` is a value of --nproc-per-node."""
-    match asked:
+def count_ranks(value: str, environ: Mapping[str, str], root: str = "/") -> int:
+    """Return the number of ranks for `value` of --nproc-per-node."""
+    match value:
         case "auto":
             return nvidia_gpus(environ, root) or amd_gpus(environ, root) or usable_cpus(root)
         case "cpu":
@@ -34,12 +34,14 @@ def count_ranks(asked: str, environ: Mapping[str, str], root: str = "/") -> int:
         case "xpu":
             return intel_gpus(environ, root) or _none("Intel GPU", "ZE_AFFINITY_MASK", environ)
         case _:
-            return int(asked)
+            return int(value)
 
 
 def _none(kind: str, variable: str, environ: Mapping[str, str]) -> int:
-    value = environ.get(variable)
-    raise NoDevices(f"no {kind} is visible here" + ("" if value is None else f" ({variable}={value!r})"))
+    hidden = environ.get(variable)
+    raise NoDevices(
+        f"this node has no visible {kind}" + ("" if hidden is None else f" ({variable}={hidden!r})")
+    )
 
 
 def nvidia_gpus(environ: Mapping[str, str], root: str = "/") -> int:
@@ -53,7 +55,7 @@ def nvidia_gpus(environ: Mapping[str, str], root: str = "/") -> int:
 
 
 def visible_of(present: int, visible: str) -> int:
-    """As CUDA reads the list: it ends at the first entry that names no device; a repeated one voids it."""
+    """Like CUDA: the list ends at the first entry that is not a device; if an entry is repeated, the list is empty."""
     seen: list[str] = []
     for entry in (part.strip() for part in visible.split(",")):
         named = entry.startswith(("GPU-", "MIG-")) and present > 0
@@ -66,13 +68,13 @@ def visible_of(present: int, visible: str) -> int:
 
 
 def _ask_nvml() -> int:
-    with nvml.driver() as library, contextlib.suppress(AttributeError):  # one without these calls
+    with nvml.driver() as library, contextlib.suppress(AttributeError):  # an old library
         return nvml.count(library) if library is not None else 0
     return 0
 
 
 def amd_gpus(environ: Mapping[str, str], root: str = "/") -> int:
-    """The kernel's list of compute nodes; those of CPUs have a gpu_id of 0."""
+    """Count the entries in the kernel's list of compute nodes; an entry with gpu_id 0 is a CPU."""
     nodes = os.path.join(root, "sys/class/kfd/kfd/topology/nodes")
     ids = [text_of(os.path.join(nodes, name, "gpu_id")).strip() for name in names_in(nodes)]
     present = sum(1 for each in ids if each not in ("", "0"))
@@ -96,14 +98,14 @@ def intel_gpus(environ: Mapping[str, str], root: str = "/") -> int:
 
 
 def usable_cpus(root: str = "/") -> int:
-    """Those this process may be scheduled on, and no more than its control groups let it use at once."""
+    """The number of CPUs in the affinity mask of this process, limited by the CPU quota of its cgroups."""
     allowed = len(os.sched_getaffinity(0))
     quota = cpu_quota(root)
     return allowed if quota is None else max(1, min(allowed, int(quota)))
 
 
 def cpu_quota(root: str = "/") -> float | None:
-    """The tightest limit of our control group and those above it, in CPUs."""
+    """The lowest CPU quota of our cgroup and its ancestors, in CPUs."""
     limits: list[float] = []
     for controllers, path in memberships("self", root):
         if not controllers:

@@ -1,7 +1,7 @@
-"""NVML, the library of the NVIDIA driver, in two forms.
+"""Two ways to use NVML, the library of the NVIDIA driver.
 
-`driver` opens the C library for a short time: each start needs the number and places of the GPUs, and the binding may
-not be installed. `binding` is nvidia-ml-py: it reports the health of GPUs.
+`driver` opens the C library for a short time: each start needs the number and the PCI addresses of the GPUs, and the
+Python binding may not be installed. `binding` is nvidia-ml-py: it reports the health of GPUs.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ LIBRARY = "libnvidia-ml.so.1"
 
 @contextlib.contextmanager
 def driver(library: str = LIBRARY) -> Iterator[Any]:
-    """None where it is not there or does not answer."""
-    import ctypes  # late: only who asks for GPUs pays for it
+    """Yield the library, or None if it is missing or its initialization fails."""
+    import ctypes  # late, because only jobs on GPUs need it
 
     nvml: Any = None
     with contextlib.suppress(OSError, AttributeError):
@@ -40,7 +40,7 @@ def count(nvml: Any) -> int:
 
 
 def binding() -> Any:
-    """None where it is not installed."""
+    """Return the module pynvml, or None if it is not installed."""
     try:
         return importlib.import_module("pynvml")
     except ImportError:

@@ -1,4 +1,4 @@
-"""What the kernel and drivers say of this machine in small files: where there is none, it says nothing."""
+"""Reads files and directories in /proc and /sys. Returns an empty value if one does not exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Framed JSON objects in the output of an agent: messages to the `ddp-launch --hosts` at the other end."""
+"""Framed JSON objects in the output of an agent: messages to the `ddp-launch --hosts` process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def framed(kind: str, **fields: str) -> str:
     return f"{FRAME}{json.dumps({'kind': kind, **fields})}"
 
 
-def heard(line: bytes) -> dict[str, Any] | None:
+def parse(line: bytes) -> dict[str, Any] | None:
     """Return the content of a framed line, or None."""
     if not line.startswith(FRAME.encode()):
         return None

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from launcher.joining.connect import CannotMeet, beside
+from launcher.joining.connect import CannotConnect, open_session_of
 from launcher.preflight import checkup, host
 from launcher.preflight.checkup import Clock, Grade, skipped
 from launcher.preflight.facts import look
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from launcher.error_boundary import ErrorBoundary
     from launcher.exchange import Fact
-    from launcher.joining.connect import Met
+    from launcher.joining.connect import Connection
     from launcher.preflight.checkup import Check, Report
     from launcher.settings.spec import LaunchSpec
     from rendezvous.values.events import AgentJoined
@@ -47,45 +47,47 @@ class Preflight:
         self._spec, self._say, self._boundary = spec, say, boundary
         self._looking = asyncio.create_task(look(spec, spec.preflight))
 
-    async def checked(self, join: AgentJoined, met: Met, facts: asyncio.Queue[Fact]) -> AgentJoined:
+    async def checked(
+        self, join: AgentJoined, connection: Connection, facts: asyncio.Queue[Fact]
+    ) -> AgentJoined:
         """Add the findings to the join. A signal that ends the job cancels the check.
 
-        Raises `CannotMeet`.
+        Raises `CannotConnect`.
         """
-        concluding = self._boundary.awaited("the pre-flight", self._concluded(met), None)
+        concluding = self._boundary.awaited("the pre-flight", self._concluded(connection), None)
         found = await unless_stopped(concluding, facts)
-        if isinstance(found, CannotMeet):
+        if isinstance(found, CannotConnect):
             raise found
         return replace(join, facts=found.of(join.facts)) if isinstance(found, Fitness) else join
 
-    async def _concluded(self, met: Met) -> Fitness | CannotMeet:
+    async def _concluded(self, connection: Connection) -> Fitness | CannotConnect:
         try:
-            return await self.conclude(met)
-        except CannotMeet as unfit:
+            return await self.conclude(connection)
+        except CannotConnect as unfit:
             return unfit
 
-    async def conclude(self, met: Met) -> Fitness:
-        """Raises `CannotMeet` if the machine is unfit and the job has only this machine."""
-        report, clock = await asyncio.gather(self._looking, clock_checks(met))
+    async def conclude(self, connection: Connection) -> Fitness:
+        """Raises `CannotConnect` if the machine is unfit and the job has only this machine."""
+        report, clock = await asyncio.gather(self._looking, clock_checks(connection))
         report = report.plus(clock)
         if self._spec.preflight == "full" and self._spec.max_nodes > 1:
-            report = report.plus(await self._meet(met, report))
+            report = report.plus(await self._meet(connection, report))
         for line in spoken(report.checks):
             self._say(f"pre-flight: {line}")
         failed = checkup.failures(report.checks)
         if failed and self._spec.max_nodes == 1:
-            raise CannotMeet(
+            raise CannotConnect(
                 f"this machine failed its pre-flight check: {failed}; `ddp-launch doctor` shows all checks, "
                 "--preflight off starts ranks anyway",
                 UNFIT,
             )
         return Fitness(not failed, failed[:_NOTE_CHARS], str(report.versions))
 
-    async def _meet(self, met: Met, report: Report) -> tuple[Check, ...]:
+    async def _meet(self, connection: Connection, report: Report) -> tuple[Check, ...]:
         from launcher.preflight import network_check  # which loads gRPC
 
         spec = replace(self._spec, run_id=self._spec.run_id + network_check.SUFFIX)
-        other = await beside(met, spec)
+        other = await open_session_of(connection, spec)
         try:
             compared = await network_check.compare(
                 other, spec, report, mtu_of(spec), lambda what: self._say(f"pre-flight: {what}")
@@ -100,13 +102,13 @@ def mtu_of(spec: LaunchSpec) -> int:
     return 0 if there is None else there.mtu
 
 
-async def clock_checks(met: Met) -> tuple[Check, ...]:
-    if not met.endpoints:
+async def clock_checks(connection: Connection) -> tuple[Check, ...]:
+    if not connection.endpoints:
         return ()
     from rendezvous.client.scratch_client import clock_offset
 
     try:
-        found = await asyncio.wait_for(clock_offset(met.endpoints[0], met.options), _CLOCK_S)
+        found = await asyncio.wait_for(clock_offset(connection.endpoints[0], connection.options), _CLOCK_S)
     except TimeoutError:
         return (skipped("clock", f"the service did not answer within {_CLOCK_S:g} s"),)
     if found is None:

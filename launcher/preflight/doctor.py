@@ -16,14 +16,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from launcher import daemon_threads
-from launcher.joining.connect import CannotMeet, meet
+from launcher.joining.connect import CannotConnect, open_session
 from launcher.output.lines import is_colored
 from launcher.preflight import table
 from launcher.preflight.agent_preflight import clock_checks, mtu_of
 from launcher.preflight.checkup import exit_code
 from launcher.preflight.facts import look
 from launcher.settings.arguments import UsageError
-from launcher.settings.assemble import Surroundings, assemble
+from launcher.settings.assemble import HostEnvironment, assemble
 from launcher.settings.config import Settings, unknown_variables
 from launcher.settings.spec import EntryKind, EntryPoint
 
@@ -37,7 +37,7 @@ _ENTRY = EntryPoint(EntryKind.PROGRAM, "doctor")
 _TRIES = 20  # earlier examinations that a service may remember under the same name
 
 
-def run(settings: Settings, words: tuple[str, ...], environ: Mapping[str, str], here: Surroundings) -> int:
+def run(settings: Settings, words: tuple[str, ...], environ: Mapping[str, str], here: HostEnvironment) -> int:
     if words:
         raise UsageError(
             f"unexpected argument {words[0]!r}: doctor does not run a script. Use only options of ddp-launch."
@@ -59,7 +59,7 @@ async def _examine(spec: LaunchSpec, as_json: bool) -> int:
     if spec.max_nodes > 1:
         try:
             report = await _with_others(spec, report)
-        except CannotMeet as error:
+        except CannotConnect as error:
             _say(f"error: {error}")
             return 2
     _show(_as_json(report) if as_json else _as_table(report, spec.log.color))
@@ -73,17 +73,17 @@ async def _with_others(spec: LaunchSpec, report: Report) -> Report:
     checks: tuple[Check, ...] = ()
     for number in range(1, _TRIES):
         named = spec if number == 1 else replace(spec, run_id=f"{spec.run_id}.{number}")
-        met = await meet(named, f"{os.getpid()}-{time.time_ns():x}")
+        connection = await open_session(named, f"{os.getpid()}-{time.time_ns():x}")
         try:
-            report = replace(report, node=met.host)
-            clock = await clock_checks(met) if number == 1 else ()
+            report = replace(report, node=connection.host)
+            clock = await clock_checks(connection) if number == 1 else ()
             if spec.preflight != "full":
                 return report.plus(clock)
             report = report.plus(clock)
-            compared = await network_check.compare(met, named, report, mtu_of(spec), _say)
+            compared = await network_check.compare(connection, named, report, mtu_of(spec), _say)
             checks = compared.checks
         finally:
-            await met.leave()
+            await connection.leave()
         if not compared.too_late:
             break
     return replace(report.plus(checks), took_s=report.took_s + time.monotonic() - began)

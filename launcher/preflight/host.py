@@ -115,7 +115,7 @@ def _interface(spec: LaunchSpec) -> Interface | None:
         if name not in addresses.interfaces():
             return Interface(name, exists=False)
         return _described(name, addresses.address_of_interface(name))
-    address = spec.local_addr or addresses.outward_address()
+    address = spec.local_addr or addresses.default_route_address()
     named = [
         each for each in addresses.interfaces() if address and addresses.address_of_interface(each) == address
     ]

@@ -20,7 +20,7 @@ import os
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from launcher.joining.connect import CannotMeet
+from launcher.joining.connect import CannotConnect
 from launcher.joining.join import job_spec, node_facts
 from launcher.preflight import link_plan, wire
 from launcher.preflight.checkup import Check, Grade, skipped
@@ -46,7 +46,7 @@ from rendezvous.values.types import RestartBudget, StoreAddress
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from launcher.joining.connect import Met
+    from launcher.joining.connect import Connection
     from launcher.preflight.checkup import Report
     from launcher.preflight.link_plan import Pair
     from launcher.settings.spec import LaunchSpec
@@ -95,10 +95,10 @@ class Card:
 
 
 async def compare(
-    met: Met, spec: LaunchSpec, report: Report, mtu: int, say: Callable[[str], None]
+    connection: Connection, spec: LaunchSpec, report: Report, mtu: int, say: Callable[[str], None]
 ) -> Comparison:
-    """`say` receives what the node waits for. Raise `CannotMeet` if the job itself could not begin either."""
-    meeting = _Meeting(met, spec, report, mtu, say)
+    """`say` receives what the node waits for. Raise `CannotConnect` if the job itself could not begin either."""
+    meeting = _Meeting(connection, spec, report, mtu, say)
     try:
         return Comparison(await meeting.hold())
     except _TooLate as error:
@@ -114,12 +114,12 @@ async def compare(
 
 class _Meeting:
     def __init__(
-        self, met: Met, spec: LaunchSpec, report: Report, mtu: int, say: Callable[[str], None]
+        self, connection: Connection, spec: LaunchSpec, report: Report, mtu: int, say: Callable[[str], None]
     ) -> None:
-        self._met, self._spec, self._say = met, spec, say
+        self._connection, self._spec, self._say = connection, spec, say
         self._versions = str(report.versions) + (f" mtu={mtu}" if mtu else "")
-        self._scratch = Scratch(met.endpoints, met.options, spec.run_id)
-        self._listener = wire.Listener(met.address)
+        self._scratch = Scratch(connection.endpoints, connection.options, spec.run_id)
+        self._listener = wire.Listener(connection.address)
         self._said = ""
         self._links: dict[Pair, Link] = {}  # only node rank 0 has all of them
 
@@ -128,13 +128,16 @@ class _Meeting:
         await self._scratch.close()
 
     async def hold(self) -> tuple[Check, ...]:
-        agent, facts = self._met.agent, node_facts(self._spec, self._met.host, self._met.address, os.environ)
+        agent, facts = (
+            self._connection.agent,
+            node_facts(self._spec, self._connection.host, self._connection.address, os.environ),
+        )
         asked = replace(job_spec(self._spec, VERSION), budget=RestartBudget(), rules=())
-        self._met.session.send(AgentJoined(agent, asked, facts))
+        self._connection.session.send(AgentJoined(agent, asked, facts))
         place = await self._assigned()
         if place.node_rank == 0:
-            store = StoreAddress(self._met.address, self._listener.port)
-            self._met.session.send(StoreOpened(agent, place.generation, store))
+            store = StoreAddress(self._connection.address, self._listener.port)
+            self._connection.session.send(StoreOpened(agent, place.generation, store))
         measuring = asyncio.create_task(self._measure(place))
         watching = asyncio.create_task(self._until_over())
         try:
@@ -142,7 +145,7 @@ class _Meeting:
             if not measuring.done():
                 raise _CutShort(f"the nodes could not finish measuring: {watching.result()}")
             checks = measuring.result()
-            self._met.session.send(RanksFinished(agent, place.generation))
+            self._connection.session.send(RanksFinished(agent, place.generation))
             await asyncio.wait(
                 (watching,), timeout=_PARTING_S
             )  # another node may not have read the verdict yet
@@ -156,11 +159,13 @@ class _Meeting:
 
     async def _assigned(self) -> Assignment:
         while True:
-            match await self._met.session.receive():
+            match await self._connection.session.receive():
                 case Assigned(assignment):
                     return assignment
                 case Waiting(reason, stands_by=True):
-                    self._met.session.send(AgentLeft(self._met.agent, "it continues without the comparison"))
+                    self._connection.session.send(
+                        AgentLeft(self._connection.agent, "it continues without the comparison")
+                    )
                     raise _CutShort(f"the others measure without this node: {reason}", over=True)
                 case Waiting(reason) if reason != self._said:
                     self._said = reason
@@ -168,15 +173,15 @@ class _Meeting:
                 case Refused(reason, kind=RefusalKind.JOB_OVER):
                     raise _TooLate(reason)
                 case Refused(reason, code, retryable=False):
-                    raise CannotMeet(reason, code)  # as the job itself would raise it
+                    raise CannotConnect(reason, code)  # as the job itself would raise it
                 case Ended(outcome):
-                    raise CannotMeet(outcome.reason, outcome.exit_code)
+                    raise CannotConnect(outcome.reason, outcome.exit_code)
                 case _:
                     pass
 
     async def _until_over(self) -> str:
         while True:
-            match await self._met.session.receive():
+            match await self._connection.session.receive():
                 case Ended(outcome):
                     return outcome.reason
                 case Stop(_, decision):
@@ -192,9 +197,9 @@ class _Meeting:
         me, n = place.node_rank, place.n_nodes
         self._prefix = f"{place.generation}/"
         own = Card(
-            self._met.host,
+            self._connection.host,
             _network_of_host(),
-            self._met.address,
+            self._connection.address,
             self._listener.port,
             self._listener.token,
             self._versions,
@@ -221,7 +226,7 @@ class _Meeting:
                 await self._gather(n, again, stage)
         if me == 0:
             await self._put("verdict", _verdict(self._links, self._cards))
-        return _read_verdict(me, self._met.host, await self._get("verdict"))
+        return _read_verdict(me, self._connection.host, await self._get("verdict"))
 
     async def _play(self, me: int, rounds: tuple[tuple[Pair, ...], ...], stage: int) -> None:
         told = []
@@ -233,7 +238,7 @@ class _Meeting:
             if pair[0] == me:
                 card = await self._card(pair[1])
                 peer = wire.Peer(card.address, card.port, card.token)
-                own = self._met.address if self._spec.interface or self._spec.local_addr else ""
+                own = self._connection.address if self._spec.interface or self._spec.local_addr else ""
                 heard = await asyncio.to_thread(wire.connect, peer, me, number, own, _START_S, send_s)
             else:
                 heard = await asyncio.to_thread(self._answer, pair[0], number, send_s)

@@ -1,7 +1,7 @@
 """Build the `LaunchSpec` from the settings: maps torchrun's options to ours and rejects contradictory options.
 
-Pure. Facts about the node (devices, clock, scheduler) come in as `Surroundings`. Each option that was given and has
-no effect adds exactly one warning.
+Without I/O: the caller passes the data of the node (devices, clock, scheduler) as `HostEnvironment`. Each option that
+was given and has no effect adds exactly one warning.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MASTER_PORT = 29500  # torchrun's default if only --master-addr is given
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class HostEnvironment:
     nproc: int
     python: str
     stamp: str  # date, time and a few random letters, so that the run ID is unique
@@ -45,7 +45,7 @@ class Surroundings:
 
 @dataclass(slots=True)
 class Assembly:
-    """The settings, and the warnings collected while they become a spec."""
+    """The settings, and the warnings collected while the spec is built."""
 
     settings: Settings
     warnings: list[str]
@@ -64,14 +64,15 @@ def entry_point(settings: Settings, words: tuple[str, ...]) -> EntryPoint:
         return EntryPoint(EntryKind.RUN_PATH, target, args)
     if settings["no_python"] and settings["module"]:
         raise settings.of("no_python").wrong(
-            f"contradicts {settings.of('module').quoted}", "a module needs Python: use only one of the two"
+            f"contradicts {settings.of('module').quoted}, because a module needs Python",
+            "use either --no-python or --module",
         )
     if settings["no_python"]:
         return EntryPoint(EntryKind.PROGRAM, target, args)
     return EntryPoint(EntryKind.MODULE if settings["module"] else EntryKind.SCRIPT, target, args)
 
 
-def assemble(settings: Settings, entry: EntryPoint, here: Surroundings) -> tuple[LaunchSpec, list[str]]:
+def assemble(settings: Settings, entry: EntryPoint, here: HostEnvironment) -> tuple[LaunchSpec, list[str]]:
     work = Assembly(settings, [])
     _warn_of_options_without_effect(work)
     min_nodes, max_nodes = _nodes(work)
@@ -134,7 +135,7 @@ def assemble(settings: Settings, entry: EntryPoint, here: Surroundings) -> tuple
 
 
 def _shrink_after_s(settings: Settings) -> float:
-    """The wait that the user asked for, else 0: a user who did not ask expects no replacement."""
+    """The time of --shrink-after or --replacement-timeout; 0 if the user gave neither and so expects no replacement."""
     if settings["shrink_after"] is not None:
         return float(settings["shrink_after"])
     asked = settings.of("replacement_timeout")
@@ -184,7 +185,7 @@ def _nodes(work: Assembly) -> tuple[int, int]:
     if least > 1:
         raise work.settings.of("nnodes").wrong(
             f"contradicts {work.settings.of('standalone').quoted}, which runs the job on one node",
-            "use only one of the two",
+            "use either --nnodes or --standalone",
         )
     work.warn("nnodes", f"has no effect: {work.settings.of('standalone').quoted} runs the job on one node")
     return 1, 1
@@ -226,14 +227,14 @@ def _torch_endpoint(work: Assembly, max_nodes: int, ours: str | None) -> str:
     if ours:
         work.warn("rdzv_endpoint", f"has no effect: {settings.of('rendezvous').quoted} takes precedence")
     elif max_nodes == 1:
-        work.warn("rdzv_endpoint", "has no effect: a job on one node needs no endpoint")
+        work.warn("rdzv_endpoint", "has no effect: a job on one node does not need an endpoint")
     elif (settings["rdzv_backend"] or "").startswith("etcd"):
         work.warn(
             "rdzv_endpoint", "has no effect: an etcd server cannot serve as the rendezvous; use --rendezvous"
         )
     elif endpoint.endswith(":0"):
         raise settings.of("rdzv_endpoint").wrong(
-            "other nodes cannot find port 0",
+            "other nodes cannot know port 0",
             "use a free port, for example --rdzv-endpoint node0:29400",
         )
     else:
@@ -275,13 +276,13 @@ def _cpu_affinity(work: Assembly) -> bool:
     if settings["cpu_affinity"] and settings["numa_binding"]:
         raise settings.of("cpu_affinity").wrong(
             f"contradicts {settings.of('numa_binding').quoted}: both bind ranks to CPUs",
-            "use only one of the two",
+            "use either --cpu-affinity or --numa-binding",
         )
     return bool(settings["cpu_affinity"])
 
 
-def run_id(settings: Settings, entry: EntryPoint, max_nodes: int, here: Surroundings) -> str:
-    """Unique if the job has one node; with more nodes, a name that every node derives alone and that is the same."""
+def run_id(settings: Settings, entry: EntryPoint, max_nodes: int, here: HostEnvironment) -> str:
+    """A unique name if the job has one node; with more nodes, a name that every node computes to the same value."""
     asked: str | None = settings["rdzv_id"]
     if asked and not settings["standalone"]:
         return asked

@@ -8,7 +8,7 @@ from launcher.settings.budgets import Budgets
 from launcher.settings.values import BadValue, positive_duration, quote
 
 _FORM = (
-    "auto, off or TIME, then NAME=TIME for start, first-step, checkpoint or evaluation",
+    "auto, off or TIME, optionally followed by ,NAME=TIME for start, first-step, checkpoint or evaluation",
     "30s,first-step=20m",
 )
 
@@ -41,7 +41,7 @@ def _with(budgets: Budgets, part: str) -> Budgets:
             return replace(budgets, evaluation_s=time_s)
         case _:
             raise BadValue(
-                f"{quote(part)} is not start=TIME, first-step=TIME, checkpoint=TIME or evaluation=TIME",
+                f"unknown part {quote(part)}",
                 *_FORM,
             )
 
@@ -50,4 +50,4 @@ def _time(text: str) -> float:
     try:
         return positive_duration(text)
     except BadValue:
-        raise BadValue(f"{quote(text)} is not a duration above 0", *_FORM) from None
+        raise BadValue(f"{quote(text)} must be a duration greater than 0", *_FORM) from None

@@ -29,11 +29,11 @@ _LISTED_AT_MOST = 5000  # files of a directory that are searched for a similar n
 
 
 class MachineTooSmall(UsageError):
-    exit_code = 71  # as where a rank cannot be started
+    exit_code = 71  # the same as if a rank cannot be started
 
 
 def check_entry(entry: EntryPoint, python: str, environ: Mapping[str, str], flag: str) -> None:
-    """`flag` selected a module or a program and appears in messages. `python` is "" for our own interpreter."""
+    """`flag` is the option that selected a module or a program. `python` is "" for our own interpreter."""
     if not entry.target.strip():
         raise UsageError("the script name is empty. Use ddp-launch [options] script.py [args ...].")
     match entry.kind:
@@ -126,7 +126,9 @@ def _check_source(path: str, data: bytes, hint: str) -> None:
             raise UsageError(f"{printable(path)} is a binary file, not a Python script. {hint}")
         return
     if data.startswith(b"#!") and b"python" not in data.split(b"\n", 1)[0]:
-        raise UsageError(f"{printable(path)} is a script in another language, not in Python. {hint}")
+        raise UsageError(
+            f"{printable(path)} is not a Python script: its first line names another interpreter. {hint}"
+        )
     import warnings
 
     try:
@@ -259,7 +261,7 @@ def check_port(setting: Setting, max_nodes: int) -> None:
             if error.errno in (errno.EACCES, errno.EPERM):
                 raise setting.wrong(
                     "only root may use this port",
-                    "use a port from 1024, or remove the option to use any free port",
+                    "use port 1024 or higher, or remove the option to use any free port",
                 ) from None
 
 
@@ -275,13 +277,13 @@ def check_log_dir(setting: Setting) -> None:
         raise setting.wrong(
             f"cannot create the directory ({error.strerror})", "use another directory"
         ) from None
-    where = "it is" if path == os.path.abspath(setting.value) else f"{printable(path)} is"
+    subject = "it" if path == os.path.abspath(setting.value) else printable(path)
     if not stat.S_ISDIR(mode):
         raise setting.wrong(
-            f"{where} a file, not a directory", "use a directory; it is created if it does not exist"
+            f"{subject} is a file, not a directory", "use a directory; it is created if it does not exist"
         )
     if not os.access(path, os.W_OK | os.X_OK):
-        raise setting.wrong(f"{where} not writable", "use a directory that you can write to")
+        raise setting.wrong(f"{subject} is not writable", "use a directory that you can write to")
 
 
 def _exists(path: str) -> bool:
@@ -293,15 +295,15 @@ def _exists(path: str) -> bool:
 
 
 def check_open_files(settings: Settings, spec: LaunchSpec) -> None:
-    """The agent raises its own soft limit to the hard one; beyond that only the user can."""
+    """Reject the job if it needs more than the hard limit; the agent raises its own soft limit."""
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < spec.open_files:
         raise MachineTooSmall(
-            f"{settings.of('nproc_per_node').quoted}: {spec.nproc} ranks need {spec.open_files} open files in the "
-            f"agent, and the hard limit is {hard}; raise it (ulimit -Hn, LimitNOFILE=) or start fewer ranks"
+            f"{settings.of('nproc_per_node').quoted}: the agent needs {spec.open_files} open files for {spec.nproc} "
+            f"ranks, but the hard limit is {hard}. Raise the limit (ulimit -Hn, LimitNOFILE=) or start fewer ranks."
         )
 
 
-def check_surroundings(settings: Settings) -> None:
+def check_port_and_log_dir(settings: Settings) -> None:
     check_port(settings.of("master_port"), 1 if settings["standalone"] else settings["nnodes"][1])
     check_log_dir(settings.of("log_dir"))

@@ -61,7 +61,7 @@ class Setting:
         return self.origin.quote(self.text or "")
 
     def wrong(self, problem: str, fix: str = "") -> UsageError:
-        """`problem` and `fix` are sentences without a capital and a full stop."""
+        """`problem` and `fix` are sentences that start with a lower-case letter and have no full stop."""
         return UsageError(
             f"invalid {self.quoted}: {problem}." + (f" {fix[0].upper()}{fix[1:]}." if fix else "")
         )

@@ -14,8 +14,8 @@ PREFLIGHT = (
         "off|quick|full",
         "quick",
         values.choice("off", "quick", "full"),
-        "check this node before it joins; full also runs a short load on CPU and GPUs and measures the network between "
-        "all nodes; a node that fails is excluded (`ddp-launch doctor` shows all results)",
+        "check this node before it joins; a node that fails does not run ranks. full: also run a short load test on "
+        "CPU and GPUs, and measure the network between all nodes. `ddp-launch doctor` shows all results",
     ),
     _ours(
         "--preflight-paths",
@@ -33,14 +33,13 @@ MONITORING = (
         "off|report|exclude[,...]",
         "report",
         stragglers,
-        "report ranks that are slower than the others, and their slow phase; exclude: also leave their node out at the "
-        "next restart if enough nodes remain; add factor=1.5 (times slower than the median) and "
-        "window=20s (a straggler "
-        "is slow in three windows in a row) to change these defaults",
+        "report ranks that are slower than the others, and their slow phase. exclude: also leave their node out at the "
+        "next restart if enough nodes remain. A straggler needs factor=1.5 times the median time in three windows in a "
+        "row of window=20s each; add factor=NUMBER or window=TIME to change these defaults",
     ),
     Option(
         "--health-port",
-        "serve /livez, /readyz and /metrics over HTTP; without ADDRESS only on 127.0.0.1",
+        "serve /livez, /readyz and /metrics over HTTP; PORT alone listens on 127.0.0.1 only",
         health_address,
         "[ADDRESS:]PORT",
         foreign=("DDP_HEALTH_PORT", str),

@@ -41,7 +41,7 @@ def _host(text: str) -> Host:
 
 def _check_name(name: str) -> str:
     if not name or name.startswith("-") or not re.fullmatch(r"[\w.@:%+-]+", name):
-        raise BadValue(f"{quote(name)} is not a host name", "HOST[:RANKS][,...]", "node1,node2:4")
+        raise BadValue(f"invalid host name {quote(name)}", "HOST[:RANKS][,...]", "node1,node2:4")
     return name
 
 
@@ -51,7 +51,9 @@ def _slots(text: str | None) -> int | None:
     number = parse_int(text)
     if number is None or not 0 < number <= 4096:
         raise BadValue(
-            f"{quote(text)} is not a number of ranks from 1 to 4096", "HOST[:RANKS][,...]", "node1,node2:4"
+            f"the number of ranks must be from 1 to 4096, not {quote(text)}",
+            "HOST[:RANKS][,...]",
+            "node1,node2:4",
         )
     return number
 
@@ -61,7 +63,9 @@ def _reject_duplicates(found: Sequence[Host]) -> None:
     for name in names:
         if names.count(name) > 1:
             raise BadValue(
-                f"{name} is listed twice, but one agent runs all ranks of a host", "HOST[:RANKS]", f"{name}:2"
+                f"{name} is listed twice; one agent runs all ranks of a host",
+                "each host once, with its number of ranks",
+                f"{name}:2",
             )
 
 
@@ -77,7 +81,7 @@ def read_hostfile(text: str) -> tuple[Host, ...]:
         except BadValue as bad:
             raise BadValue(f"line {number}: {bad.problem}") from None
     if not found:
-        raise BadValue("the file contains no hosts; write one host per line")
+        raise BadValue("the file is empty; write one host per line")
     _reject_duplicates(found)
     return tuple(found)
 

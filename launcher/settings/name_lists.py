@@ -13,7 +13,7 @@ def variables(value: str) -> tuple[str, ...]:
     for each in found:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*(\*|=.*)?", each, re.DOTALL):
             raise BadValue(
-                f"{quote(each)} is not the name of a variable",
+                f"invalid variable name {quote(each)}",
                 "NAME[=VALUE][,...]",
                 "WANDB_API_KEY,MODE=fast",
             )
@@ -24,7 +24,5 @@ def modules(value: str) -> tuple[str, ...]:
     found = tuple(part.strip() for part in value.split(","))
     for each in found:
         if not all(part.isidentifier() for part in each.split(".")):
-            raise BadValue(
-                f"{quote(each)} is not the name of a module", "MODULE[,...]", "torch._dynamo,transformers"
-            )
+            raise BadValue(f"invalid module name {quote(each)}", "MODULE[,...]", "torch._dynamo,transformers")
     return found

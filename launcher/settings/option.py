@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Reach(IntEnum):
-    """Sources that may set an option; each value includes the ones before it."""
+    """Sources that may set an option; each value also allows the sources of the values before it."""
 
     FLAG = 0
     ENVIRONMENT = 1

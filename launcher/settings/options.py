@@ -11,6 +11,7 @@ from functools import partial
 from launcher.settings import host_names, name_lists, values
 from launcher.settings.budget_text import hang_timeout
 from launcher.settings.health_options import MONITORING, PREFLIGHT
+from launcher.settings.log_options import LOGS
 from launcher.settings.option import Option, Reach
 from launcher.settings.option import ours as _ours
 from launcher.settings.option import switch as _switch
@@ -21,7 +22,11 @@ from launcher.settings.rank_options import RANKS
 _ENTRY = (
     _torch_switch("--module", "the script is a Python module; run it as `python -m` does", short="-m"),
     _torch_switch("--no-python", "the script is a program; run it directly, without Python"),
-    _torch_switch("--run-path", "run the script with runpy.run_path in the interpreter of the rank"),
+    _torch_switch(
+        "--run-path",
+        "run the script with runpy.run_path in the rank's interpreter, as torchrun --run-path does; without this "
+        "option, the rank runs `python script.py`",
+    ),
 )
 
 _NODES = (
@@ -44,7 +49,8 @@ _NODES = (
         "N",
         None,
         values.count,
-        "node rank of this node (default: nodes are ordered by scheduler index, then host name)",
+        "rank of this node, 0 to N-1 (default: nodes are ordered by their index in Slurm or Kubernetes, then by host "
+        "name)",
     ),
     _torch(
         "--role",
@@ -54,7 +60,11 @@ _NODES = (
         "role name of the ranks on this node",
     ),
     _ours(
-        "--spares", "N", "0", values.count, "number of extra nodes that wait, ready to replace a failed node"
+        "--spares",
+        "N",
+        "0",
+        values.count,
+        "number of extra nodes, in addition to --nnodes, that join and wait to replace a failed node",
     ),
     _ours(
         "--scale-up",
@@ -71,21 +81,27 @@ _RENDEZVOUS = (
         "HOST[:PORT][,...]",
         None,
         values.endpoints,
-        "address of the rendezvous service, or of the node that embeds it (default: embedded here, no open port)",
+        "address of the rendezvous service, or of the node whose ddp-launch runs it (default: this process runs it "
+        "and opens no port)",
     ),
     _ours(
         "--secret-file",
         "FILE",
         None,
         values.path,
-        "file with the job secret that all nodes share, for a rendezvous embedded in a node (create it with "
+        "file with the job secret, the same on all nodes; needed if a node runs the rendezvous (create it with "
         "`ddp-rendezvous secret FILE`)",
     ),
     _switch(
-        "--insecure", "serve the embedded rendezvous to other nodes without a secret; for a trusted network"
+        "--insecure",
+        "let other nodes connect to the rendezvous of this node without a secret; use it only in a trusted network",
     ),
     _torch(
-        "--rdzv-id", "NAME", None, values.run_id, "ID of the run (default: made from script name and time)"
+        "--rdzv-id",
+        "NAME",
+        None,
+        values.run_id,
+        "ID of the run; with more than one node, the same on all nodes (default: made from the script name)",
     ),
     _torch(
         "--rdzv-endpoint",
@@ -99,58 +115,62 @@ _RENDEZVOUS = (
         "KEY=VALUE[,...]",
         None,
         values.pairs,
-        "keys join_timeout (or timeout) and last_call_timeout: same as --join-timeout and --last-call, which take "
-        "precedence",
+        "torchrun's rendezvous settings; the keys join_timeout (or timeout) and last_call_timeout set --join-timeout "
+        "and --last-call if these are not given; other keys have no effect",
     ),
-    _torch_switch(
-        "--standalone", "run on this node only, with an embedded rendezvous; ignore other rendezvous options"
-    ),
+    _torch_switch("--standalone", "run the job on this node only; other rendezvous options have no effect"),
     _ours(
         "--join-timeout",
         "TIME",
         "600",
         values.positive_duration,
-        "give up if no world forms within this time",
+        "fail if not enough nodes join within this time",
     ),
     _ours(
         "--last-call",
         "TIME",
         "2",
         values.duration,
-        "with MIN:MAX: after MIN nodes have joined, wait this long for more",
+        "with --nnodes MIN:MAX: after MIN nodes have joined, wait this long for more",
     ),
     _ours(
         "--replacement-timeout",
         "TIME",
         "60",
         values.duration,
-        "after a node is lost, wait this long for a replacement; if at least MIN nodes remain, --shrink-after applies "
-        "instead",
+        "time to wait for a replacement if too few nodes remain after a node is lost; the job fails if none joins in "
+        "this time",
     ),
     _ours(
         "--shrink-after",
         "TIME",
         None,
         values.duration,
-        "with MIN:MAX: if at least MIN nodes remain, wait this long for a replacement before shrinking (default: "
-        "--replacement-timeout if given, otherwise 0)",
+        "with --nnodes MIN:MAX: time to wait for a replacement if at least MIN nodes remain; the job continues with "
+        "fewer nodes if none joins in this time (default: 0, or --replacement-timeout if that option is given)",
     ),
     _torch(
         "--master-addr",
         "HOST",
         None,
         values.host,
-        "address of node rank 0, where torch.distributed opens its store",
+        "address of node rank 0, at which the store of torch.distributed listens",
     ),
-    _torch("--master-port", "PORT", None, values.port, "port on node rank 0 (default: any free port)"),
+    _torch(
+        "--master-port",
+        "PORT",
+        None,
+        values.port,
+        "port of the store on node rank 0 (default: any free port)",
+    ),
     _torch("--local-addr", "HOST", None, values.host, "address at which other nodes reach this node"),
     _ours(
         "--interface",
         "NAME",
         None,
         values.interface,
-        "network interface for traffic between nodes, for example eth0; sets the address of this "
-        "node, and the ranks use it",
+        "network interface for traffic between nodes, for example eth0; other nodes connect to its address, and Gloo "
+        "and NCCL in the ranks use this interface",
     ),
 )
 
@@ -175,8 +195,8 @@ _OVER_SSH = (
         "NAME[=VALUE][,...]",
         None,
         name_lists.variables,
-        "environment variables to send to the hosts; PYTHONPATH, NCCL_*, GLOO_*, TORCH_*, OMP_NUM_THREADS and similar "
-        "ones are always sent",
+        "environment variables to send to the hosts, in addition to PYTHONPATH, PYTHON_EXEC, NCCL_*, GLOO_*, TORCH_*, "
+        "OMP_NUM_THREADS and others that training often needs",
     ),
 )
 
@@ -193,109 +213,40 @@ _FAILURES = (
         "TIMES/TIME|off",
         "3/1s",
         values.crash_loop,
-        "fail the job if in TIMES rounds in a row a rank fails within TIME of its start",
+        "fail the job if the same rank fails within TIME after its start, TIMES times in a row",
     ),
     _ours(
         "--failure-policy",
         "CLASS=ACTION[,...]",
         None,
         values.rules,
-        "action per failure class; classes: out-of-memory, hardware, network, user-exception, signal, exit-code[:N], "
-        "hang, node-lost; actions: restart, exclude (restart without that node), fail, ignore "
-        "(default: restart while --max-restarts permits)",
+        "what to do after a failure of a class. Classes: out-of-memory, hardware, network, user-exception, signal, "
+        "exit-code[:N], hang, node-lost. Actions: restart, exclude (restart without that node), fail, ignore (the "
+        "other ranks continue). Default: restart until --max-restarts is used up",
     ),
     _ours(
         "--reserved-exit-codes",
         "CODE[,...]",
         None,
         partial(values.numbers, what="exit codes", below=256),
-        "if the job fails with one of these exit codes, exit with 1 instead; for codes that make a "
-        "scheduler restart a node",
+        "exit with 1 if the job fails with one of these exit codes; use it for codes to which your scheduler reacts, "
+        "for example by starting the node again",
     ),
     _ours(
         "--hang-timeout",
         "auto|off|TIME[,...]",
         "auto",
         hang_timeout,
-        "if ranks make no progress within a step for TIME, find the rank that blocks the others and restart the job; "
-        "add NAME=TIME to set the limit of a phase: start, first-step, checkpoint, evaluation (default 30m each); "
-        "auto: 20 times the longest step, at least 2m, or at least 10m for ranks that may be computing",
+        "if ranks make no progress within a step for TIME, find the rank that blocks the others and restart the job. "
+        "auto: 20 times the longest step, but at least 2m, and at least 10m for a rank that uses the CPU. Add "
+        "NAME=TIME to set the limit of another phase: start, first-step, checkpoint, evaluation (30m each)",
     ),
     _ours(
         "--isolation-timeout",
         "TIME",
         "5m",
         values.positive_duration,
-        "stop the ranks if for TIME they make no progress and the rendezvous is unreachable",
-    ),
-)
-
-_LOGS = (
-    _torch(
-        "--log-dir",
-        "DIR",
-        None,
-        values.path,
-        "keep the logs of the ranks in this directory, in one folder per run",
-    ),
-    _torch(
-        "--redirects",
-        "STREAMS",
-        "0",
-        values.streams,
-        "write these streams to the log file only: 0 none, 1 stdout, 2 stderr, 3 both; per local rank: 0:3,1:2",
-        short="-r",
-    ),
-    _torch(
-        "--tee",
-        "STREAMS",
-        "0",
-        values.streams,
-        "write these streams to the log file and the terminal; same values as -r",
-        short="-t",
-    ),
-    _torch(
-        "--local-ranks-filter",
-        "N[,...]",
-        None,
-        partial(values.numbers, what="local ranks", below=values.MAX_RANKS_PER_NODE),
-        "show only the output of these local ranks on the terminal",
-    ),
-    _torch(
-        "--duplicate-stdout-filters",
-        "TEXT[,...]",
-        None,
-        values.filters,
-        "also copy stdout lines that contain one of these texts to a separate file; write ',,' for a comma",
-    ),
-    _torch(
-        "--duplicate-stderr-filters",
-        "TEXT[,...]",
-        None,
-        values.filters,
-        "same for stderr lines",
-    ),
-    Option(
-        "--log-prefix",
-        "prefix of each line; fields: {node} {rank} {local_rank} {role} {generation}",
-        values.prefix,
-        "TEMPLATE",
-        "[{node}:{rank}] ",
-        foreign=("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", values.prefix_from_torch),
-    ),
-    _ours(
-        "--color",
-        "WHEN",
-        "auto",
-        values.choice("auto", "always", "never"),
-        "when to use color: auto (on a terminal, unless NO_COLOR is set), always, never",
-    ),
-    _ours(
-        "--progress",
-        "WHEN",
-        "auto",
-        values.choice("auto", "always", "never"),
-        "when to show the progress line at the bottom: auto (on a terminal), always, never",
+        "stop the ranks if they make no progress while the rendezvous is unreachable, for TIME",
     ),
 )
 
@@ -324,7 +275,7 @@ _WITHOUT_EFFECT = (
         "NAME",
         None,
         values.text,
-        "torchrun's rendezvous backend; static and ddp print no warning",
+        "torchrun's rendezvous backend; the values static and ddp do not print a warning",
         without_effect="ddp-launch always uses its own rendezvous",
     ),
     _torch(
@@ -371,7 +322,7 @@ GROUPS: tuple[tuple[str, tuple[Option, ...]], ...] = (
     ("Pre-flight checks", PREFLIGHT),
     ("Monitoring", MONITORING),
     ("Starting and stopping ranks", RANKS),
-    ("Logs and terminal", _LOGS),
+    ("Logs and terminal", LOGS),
     ("This command", _COMMAND),
     ("Accepted for compatibility with torchrun (no effect, prints a warning)", _WITHOUT_EFFECT),
 )
@@ -383,7 +334,7 @@ BY_SHORT: dict[str, Option] = {option.short: option for option in OPTIONS if opt
 def matching(name: str) -> tuple[str, ...]:
     """Spellings that match `name`, which is complete or abbreviated.
 
-    An abbreviation that is unique among torchrun's options stays unique, even if one of our options matches too.
+    An abbreviation that matches torchrun's options selects among these only, even if one of our options matches too.
     """
     if name in BY_SPELLING:
         return (name,)

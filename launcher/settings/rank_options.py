@@ -20,19 +20,19 @@ RANKS = (
         "MODULE[,...]",
         None,
         name_lists.modules,
-        "installed modules to import once, before the ranks are forked, and not in each rank after each restart, for "
-        "example torch._dynamo,transformers",
+        "installed modules to import once, before the ranks are forked, for example torch._dynamo,transformers",
     ),
     _ours(
         "--trace-collectives",
         "on|off",
         "on",
         values.choice("on", "off"),
-        "whether ranks record each call of torch.distributed; the record explains a hang",
+        "record each call of torch.distributed in the ranks; the report of a hang uses this record",
     ),
     _switch(
         "--rank-timers",
-        "end a rank if its torch.distributed.elastic.timer expires; TORCHELASTIC_TIMER_FILE names the pipe",
+        "kill a rank if its torch.distributed.elastic.timer expires; the ranks get the path of the timer pipe in "
+        "TORCHELASTIC_TIMER_FILE",
         foreign=("TORCHELASTIC_ENABLE_FILE_TIMER", lambda text: "1" if text == "1" else "0"),
     ),
     _switch("--cpu-affinity", "without GPUs: give each rank its own CPUs, and one OpenMP thread per CPU"),
@@ -41,7 +41,8 @@ RANKS = (
         "HOW",
         None,
         values.choice("node", "socket", "exclusive", "core-complex"),
-        "bind each rank to CPUs near its GPU: node, socket, exclusive, core-complex",
+        "bind each rank to CPUs near its GPU. node: the CPUs of the GPU's NUMA node; socket: of its CPU socket; "
+        "exclusive: cores of the NUMA node that no other rank gets; core-complex: cores that share one L3 cache",
         pet=False,
     ),
     _torch_switch(
@@ -60,7 +61,7 @@ RANKS = (
         "TIME",
         "30",
         values.duration,
-        "how long ranks have to stop after SIGTERM before they are killed",
+        "time for the ranks to exit after SIGTERM, before they are killed",
         foreign=("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str),
     ),
     _ours(
@@ -68,15 +69,14 @@ RANKS = (
         "NAME[,...]",
         None,
         values.signals,
-        "signals that request a checkpoint from the ranks; a signal that also stops the job stops "
-        "it after the checkpoint "
-        "(default: SIGTERM and SIGUSR1, if the script polls for requests)",
+        "signals that request a checkpoint from the ranks. If a signal also stops the job, the job stops after the "
+        "checkpoint. Default: SIGTERM and SIGUSR1, if the script polls for requests (see `ddp-launch docs elastic`)",
     ),
     _ours(
         "--checkpoint-grace",
         "TIME",
         "60",
         values.duration,
-        "how long the ranks have to write that checkpoint",
+        "time for the ranks to write that checkpoint",
     ),
 )

@@ -37,7 +37,7 @@ class Streams(IntFlag):
 
 @dataclass(frozen=True, slots=True)
 class StreamChoice:
-    """`-r 3` applies to every local rank, `-r 0:1,1:2` to some; the others use `default`."""
+    """`-r 3` applies to all local ranks, `-r 0:1,1:2` to the listed ones; all others use the field `default`."""
 
     default: Streams = Streams.NONE
     by_local_rank: tuple[tuple[int, Streams], ...] = ()
@@ -73,7 +73,7 @@ class LaunchSpec:
     insecure: bool = False  # serve the embedded rendezvous to other nodes without a secret
     local_addr: str = ""
     interface: str = ""
-    has_ssh_control: bool = False  # a `ddp-launch --hosts` started this agent and controls it over ssh
+    has_ssh_control: bool = False  # `ddp-launch --hosts` started this agent and controls it over ssh
     master_addr: str = ""
     master_port: int = 0  # 0: any free port; the process that binds it chooses it
     budget: RestartBudget = RestartBudget()
@@ -116,7 +116,9 @@ class LaunchSpec:
 
     @property
     def open_files(self) -> int:
-        """How many open files the agent needs: its own, and for each rank pipes, logs, page and guard."""
+        """The number of open files that the agent needs: its own, and for each rank pipes, log files, status page,
+        guard.
+        """
         return 100 + 9 * self.nproc
 
     @property

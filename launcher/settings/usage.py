@@ -21,29 +21,37 @@ usage: ddp-launch [options] script.py [args ...]
        ddp-launch docs [PAGE]
 """
 _WHAT_IT_DOES = (
-    "Starts a data-parallel PyTorch job on this node, or the part of the job that belongs to this node. Monitors the "
-    "ranks and restarts them after a failure. Put options before the script; all words after the script are its "
-    "arguments. Without options, the job uses all devices of this node. `ddp-launch doctor` does not start a job: it "
-    "checks whether this node can run one, alone or, with --nnodes, together with the other nodes. "
-    "`ddp-launch docs` lists the pages of the manual."
+    "Starts a data-parallel PyTorch job, monitors its ranks, and restarts them after a failure. Without options, the "
+    "job uses all devices of this node. With --nnodes, run the command on each node: each command starts the ranks of "
+    "its node. Put options before the script; all words after the script are its arguments. `ddp-launch doctor` does "
+    "not start a job: it checks whether this node can run one, alone or, with --nnodes, together with the other "
+    "nodes. `ddp-launch docs` lists the pages of the manual."
 )
 _SOURCES = (
-    "You can also set an option with a variable DDP_LAUNCH_<OPTION> (DDP_LAUNCH_MAX_RESTARTS=3; 1 or 0 for a "
-    "switch), with torchrun's variable PET_<OPTION> if torchrun has one, or in the file of --config "
-    '(max-restarts = "5/1h"). The file can also set script = "train.py" and args = ["--lr", "0.1"]. A flag overrides '
-    "a variable, a variable overrides the file, and the file overrides the default. An empty variable counts as "
-    "unset. PYTHON_EXEC sets the Python interpreter of the ranks. TIME is a number of seconds or has a unit: "
-    "500ms, 30s, 5m, 1h."
+    "flag: --max-restarts 3",
+    "variable: DDP_LAUNCH_MAX_RESTARTS=3, or torchrun's variable PET_MAX_RESTARTS if torchrun has one; a switch is "
+    "1 or 0; an empty variable counts as unset",
+    'file of --config: max-restarts = "5/1h"; the file can also set script = "train.py" and args = ["--lr", "0.1"]',
+)
+_PRECEDENCE = (
+    "A flag overrides a variable, a variable overrides the file, and the file overrides the default."
+)
+_OTHER = (
+    "PYTHON_EXEC sets the Python interpreter of the ranks. TIME is a number of seconds or has a unit: 500ms, 30s, "
+    "5m, 1h."
 )
 _EXIT_CODES = (
     ("0", "every rank succeeded"),
-    ("N", "the first rank that failed exited with N; 128+S if signal S terminated it"),
-    ("2", "the command line, a variable or the file is invalid; nothing was started"),
-    ("124", "the ranks made no progress (--hang-timeout), and no restarts were left"),
+    (
+        "N",
+        "the first rank that failed exited with N; 128+S if signal S killed it, or if signal S stopped ddp-launch",
+    ),
+    ("2", "an option, an environment variable or the --config file is invalid; nothing was started"),
     ("71", "this node cannot run a rank (a limit on processes or open files, a failed pre-flight check)"),
-    ("75", "the rendezvous service is unreachable; try again later"),
+    ("75", "the rendezvous service is unreachable, or this node could not start its ranks; try again later"),
     ("77", "the rendezvous service rejected this node"),
-    ("78", "the nodes have different options for the job, or the configuration cannot work"),
+    ("78", "the nodes have different options for the job, or an option or a credential cannot be used"),
+    ("124", "the ranks made no progress (--hang-timeout), and no restarts were left"),
 )
 
 
@@ -54,15 +62,16 @@ def help_text(width: int = 80) -> str:
         for option in options:
             lines += _row(_names(option), _about(option), width)
         lines.append("")
-    lines += ["Sources of options:", _paragraph(_SOURCES, width)]
+    lines += ["Sources of options:", *(_paragraph(f"- {source}", width, "    ") for source in _SOURCES)]
+    lines += [_paragraph(_PRECEDENCE, width), _paragraph(_OTHER, width)]
     lines += ["", "Exit codes:"]
     for code, meaning in _EXIT_CODES:
         lines += _row(code, meaning, width, column=8)
     return "\n".join(lines)
 
 
-def _paragraph(text: str, width: int) -> str:
-    return fill(text, width, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+def _paragraph(text: str, width: int, indent: str = "  ") -> str:
+    return fill(text, width, initial_indent="  ", subsequent_indent=indent, break_on_hyphens=False)
 
 
 def _names(option: Option) -> str:

@@ -1,8 +1,8 @@
 """Parse the text of each option into its value.
 
 A parser returns the value or raises `BadValue` with the problem, the expected form and an example. A parser does not
-know the source of the text. The caller adds the source and writes the example in its form (`--nnodes 1:3`,
-`DDP_LAUNCH_NNODES=1:3`).
+know the source of the text. The caller adds the source and writes the example in the syntax of that source
+(`--nnodes 1:3`, `DDP_LAUNCH_NNODES=1:3`).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def switch(text: str) -> bool:
     try:
         return bool(int(word))
     except ValueError:
-        raise BadValue("not on or off", "1 or 0", "1") from None
+        raise BadValue("a switch must be on or off", "1 or 0", "1") from None
 
 
 def text(value: str) -> str:
@@ -92,7 +92,7 @@ def path(value: str) -> str:
 def run_id(value: str) -> str:
     text(value)
     if "/" in value or not value.isprintable() or value in (".", "..") or len(value) > 128:
-        raise BadValue("not usable in a file name", "at most 128 printable characters without '/'", "run7")
+        raise BadValue("not a file name", "at most 128 printable characters without '/'", "run7")
     return value
 
 
@@ -112,9 +112,9 @@ def choice(*names: str) -> Callable[[str], str]:
 def count(value: str, least: int = 0, most: int = MAX_COUNT) -> int:
     number = parse_int(value)
     if number is None:
-        raise BadValue("not a whole number", f"a number from {least}", str(max(least, 1)))
+        raise BadValue("not a whole number", f"a number, at least {least}", str(max(least, 1)))
     if number < least:
-        raise BadValue(f"below the minimum {least}", f"a number from {least}", str(max(least, 1)))
+        raise BadValue(f"below the minimum {least}", f"a number, at least {least}", str(max(least, 1)))
     if number > most:
         raise BadValue(f"above the maximum {most}", f"a number from {least} to {most}", str(least))
     return number
@@ -124,7 +124,7 @@ def nnodes(value: str) -> tuple[int, int]:
     parts = [parse_int(part) for part in value.split(":")]
     form = ("N or MIN:MAX", "1:3")
     if len(parts) not in (1, 2) or None in parts:
-        raise BadValue("not a number of nodes or a range", *form)
+        raise BadValue("not a number of nodes and not a range", *form)
     least, most = parts[0] or 0, parts[-1] or 0
     if least < 1 or most < 1:
         raise BadValue("a job needs at least one node", *form)
@@ -142,7 +142,7 @@ def nproc(value: str) -> str:
     if number is None:
         word = value.strip()
         if word not in ("auto", "gpu", "cpu", "xpu"):
-            raise BadValue("not a number or a device kind that ddp-launch can count", *form)
+            raise BadValue("unknown device type", *form)
         return word
     if number < 1:
         raise BadValue("a node runs at least one rank", *form)
@@ -181,7 +181,7 @@ def endpoint(value: str) -> tuple[str, int]:
         raise BadValue("not HOST:PORT", *form)
     number = int(found[2]) if found[2] else PORT
     if number > 65535:
-        raise BadValue(f"{number} is not a port", *form)
+        raise BadValue(f"port {number} is out of range (1 to 65535)", *form)
     try:
         return host(found[1]), number
     except BadValue as problem:
@@ -189,10 +189,10 @@ def endpoint(value: str) -> tuple[str, int]:
 
 
 def endpoints(value: str) -> str:
-    """Parse HOST[:PORT][,...] and returns it in one normal form."""
+    """Parse HOST[:PORT][,...]; return it in canonical form, with ports."""
     found = [endpoint(part) for part in value.split(",")]
     if any(number == 0 for _, number in found):
-        raise BadValue("other nodes cannot find port 0", "HOST:PORT", "node0:29400")
+        raise BadValue("other nodes cannot know port 0", "HOST:PORT", "node0:29400")
     return ",".join(join_endpoint(*each) for each in found)
 
 
@@ -212,16 +212,16 @@ def duration(value: str) -> float:
         raise BadValue("not a duration", *_DURATION_FORM)
     seconds = float(found[1]) * _UNITS[found[2] or "s"]
     if seconds < 0:
-        raise BadValue("not a duration, because it is negative", *_DURATION_FORM)
+        raise BadValue("a duration cannot be negative", *_DURATION_FORM)
     if seconds > MAX_DURATION_S:
-        raise BadValue("not a duration of at most ten years", *_DURATION_FORM)
+        raise BadValue("a duration cannot be longer than ten years", *_DURATION_FORM)
     return seconds
 
 
 def positive_duration(value: str) -> float:
     seconds = duration(value)
     if seconds == 0:
-        raise BadValue("not a duration above 0", *_DURATION_FORM)
+        raise BadValue("the duration must be greater than 0", *_DURATION_FORM)
     return seconds
 
 
@@ -232,14 +232,14 @@ def budget(value: str) -> RestartBudget:
     if limit is None or limit > MAX_COUNT:
         raise BadValue("not a number of restarts", *form)
     if limit < 0:
-        raise BadValue("cannot be negative", *form)
+        raise BadValue("the number of restarts cannot be negative", *form)
     if not slash:
         return RestartBudget(limit)
     unit = window.strip()
     try:  # "3/m" means three per minute
         seconds = positive_duration("1" + unit if unit in _UNITS else unit)
     except BadValue:
-        raise BadValue(f"window {quote(window)} is not a duration above 0", *form) from None
+        raise BadValue(f"the window {quote(window)} must be a duration greater than 0", *form) from None
     return RestartBudget(limit, seconds)
 
 
@@ -250,7 +250,7 @@ def crash_loop(value: str) -> CrashLoop:
     times_text, slash, within = value.partition("/")
     times = parse_int(times_text)
     if not slash or times is None or not 0 <= times <= MAX_COUNT:
-        raise BadValue("not TIMES/TIME", *form)
+        raise BadValue("it must have the form TIMES/TIME", *form)
     try:
         return CrashLoop(times, duration(within))
     except BadValue:
@@ -264,7 +264,7 @@ def rules(value: str) -> tuple[PolicyRule, ...]:
         if (rule.failure, rule.exit_code) in seen:
             raise BadValue(
                 f"class {rule.failure} is listed twice",
-                "each class only once",
+                "each class once",
                 "hang=restart,hardware=exclude",
             )
         seen.append((rule.failure, rule.exit_code))
@@ -276,7 +276,7 @@ def _rule(text_: str) -> PolicyRule:
     left, equals, action = (part.strip() for part in text_.partition("="))
     name, colon, code_text = left.partition(":")
     if not equals:
-        raise BadValue(f"{quote(text_)} is not CLASS=ACTION", *form)
+        raise BadValue(f"{quote(text_)} does not have the form CLASS=ACTION", *form)
     if name not in tuple(FailureClass):
         raise BadValue(
             f"unknown failure class {quote(name)}; the classes are {', '.join(FailureClass)}", *form
@@ -287,7 +287,7 @@ def _rule(text_: str) -> PolicyRule:
         return PolicyRule(FailureClass(name), PolicyAction(action))
     code = parse_int(code_text)
     if name != FailureClass.EXIT_CODE or code is None or not 1 <= code <= 255:
-        raise BadValue(f"{quote(left)} is not exit-code:N with N from 1 to 255", *form)
+        raise BadValue(f"invalid {quote(left)}: use exit-code:N, N from 1 to 255", *form)
     return PolicyRule(FailureClass.EXIT_CODE, PolicyAction(action), code)
 
 
@@ -297,7 +297,7 @@ def streams(value: str) -> StreamChoice:
     if re.fullmatch(r"[0-3]", value):
         return StreamChoice(Streams(int(value)))
     if not re.fullmatch(r"\d{1,4}:[0-3](,\d{1,4}:[0-3])*", value, re.ASCII):
-        raise BadValue("not a choice of streams", *form)
+        raise BadValue("not a choice of output streams", *form)
     pairs = dict(part.split(":") for part in value.split(","))
     return StreamChoice(
         Streams.NONE, tuple((int(rank), Streams(int(which))) for rank, which in pairs.items())
@@ -344,14 +344,14 @@ def prefix(value: str) -> str:
         if not unknown:
             value.format(**dict.fromkeys(PREFIX_FIELDS, 0))
     except (ValueError, LookupError) as error:
-        raise BadValue(f"not a template ({error}); write {{{{ for a brace", *form) from None
+        raise BadValue(f"invalid template ({error}); write {{{{ for a literal {{", *form) from None
     if unknown:
         raise BadValue(f"unknown field {quote(unknown[0])}", *form)
     return value
 
 
 def prefix_from_torch(template: str) -> str:
-    """Convert TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE to our fields; keeps text that torch does not replace."""
+    """Convert TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE to our fields. Other text stays as it is."""
     names = {"role_name": "{role}", "rank": "{rank}", "local_rank": "{local_rank}"}
 
     def ours(found: re.Match[str]) -> str:
@@ -395,4 +395,4 @@ def parse_int(value: str) -> int | None:
 def _encodable(value: str) -> None:
     """Reject text that cannot be sent to other nodes as UTF-8."""
     if "\0" in value or any("\ud800" <= letter <= "\udfff" for letter in value):
-        raise BadValue("not text in UTF-8; use UTF-8 without NUL characters")
+        raise BadValue("it is not UTF-8 text without NUL characters; use such text")

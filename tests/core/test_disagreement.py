@@ -7,7 +7,7 @@ from job_story import Story
 
 from launcher.joining.join import job_spec
 from launcher.settings.arguments import read_arguments
-from launcher.settings.assemble import Surroundings, assemble, entry_point
+from launcher.settings.assemble import HostEnvironment, assemble, entry_point
 from launcher.settings.config import ConfigFile, merge
 from launcher.settings.options import BY_SPELLING
 from rendezvous.rounds.admission import KNOWN_AS
@@ -35,7 +35,7 @@ AGREED = {
 def spec_of(*words: str) -> JobSpec:
     line = read_arguments(["--rdzv-id", "job", *words, "train.py"])
     settings = merge(line, {}, ConfigFile())
-    here = Surroundings(nproc=2, python="python", stamp="1")
+    here = HostEnvironment(nproc=2, python="python", stamp="1")
     return job_spec(assemble(settings, entry_point(settings, line.words), here)[0], "1.0")
 
 

@@ -5,9 +5,9 @@ from launcher.joining.endpoint import (
     Embedded,
     Endpoint,
     MayServe,
-    NoMeetingPoint,
+    NoRendezvous,
+    find_rendezvous,
     first_of_hostlist,
-    meeting_point,
     parse_endpoint,
 )
 
@@ -29,7 +29,7 @@ def test_endpoints_are_read(text: str, endpoint: Endpoint) -> None:
 
 @pytest.mark.parametrize("text", ["node1:", ":29400", "node1:http", "node1:0", "node1:65536"])
 def test_what_is_no_endpoint_says_how_to_write_one(text: str) -> None:
-    with pytest.raises(NoMeetingPoint, match="HOST:PORT"):
+    with pytest.raises(NoRendezvous, match="HOST:PORT"):
         parse_endpoint(text)
 
 
@@ -39,12 +39,12 @@ def test_endpoints_survive_printing() -> None:
 
 
 def test_one_node_meets_in_this_process() -> None:
-    assert meeting_point("", 1, "h", {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "a"}) == Embedded()
+    assert find_rendezvous("", 1, "h", {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "a"}) == Embedded()
 
 
 def test_one_address_may_be_served_and_several_are_a_service() -> None:
-    assert meeting_point("a:1", 2, "h", {}) == MayServe(Endpoint("a", 1), "--rendezvous")
-    assert meeting_point("a:1, b:2", 2, "h", {}) == Deployed((Endpoint("a", 1), Endpoint("b", 2)))
+    assert find_rendezvous("a:1", 2, "h", {}) == MayServe(Endpoint("a", 1), "--rendezvous")
+    assert find_rendezvous("a:1, b:2", 2, "h", {}) == Deployed((Endpoint("a", 1), Endpoint("b", 2)))
 
 
 @pytest.mark.parametrize(
@@ -64,16 +64,16 @@ def test_slurms_short_form_of_hosts(nodes: str, first: str) -> None:
 
 def test_on_slurm_the_first_node_serves() -> None:
     env = {"SLURM_JOB_ID": "123456", "SLURM_JOB_NODELIST": "gpu[03-07]"}
-    found = meeting_point("", 5, "gpu05", env)
+    found = find_rendezvous("", 5, "gpu05", env)
     assert found == MayServe(Endpoint("gpu03", 23456), "the first node of the Slurm job")
 
 
 def test_on_kubernetes_the_pod_of_index_0_serves() -> None:
-    found = meeting_point("", 4, "train-3.workers.ns.svc.cluster.local", {"JOB_COMPLETION_INDEX": "3"})
+    found = find_rendezvous("", 4, "train-3.workers.ns.svc.cluster.local", {"JOB_COMPLETION_INDEX": "3"})
     assert isinstance(found, MayServe)
     assert found.endpoint == Endpoint("train-0.workers.ns.svc.cluster.local", 29400)
 
 
 def test_without_a_place_to_meet_three_things_to_try_are_named() -> None:
-    with pytest.raises(NoMeetingPoint, match=r"--rendezvous HOST:PORT.* Slurm .* Kubernetes"):
-        meeting_point("", 2, "laptop", {"JOB_COMPLETION_INDEX": "3"})
+    with pytest.raises(NoRendezvous, match=r"--rendezvous HOST:PORT.* srun .* Kubernetes"):
+        find_rendezvous("", 2, "laptop", {"JOB_COMPLETION_INDEX": "3"})

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from launcher.settings.arguments import UsageError, read_arguments
-from launcher.settings.assemble import Surroundings, assemble, entry_point
+from launcher.settings.assemble import HostEnvironment, assemble, entry_point
 from launcher.settings.config import ConfigFile, Settings, config_from, merge, unknown_variables
 from launcher.settings.options import OPTIONS
 from launcher.settings.spec import EntryKind, LaunchSpec
 from launcher.settings.usage import help_text, print_config_text
 from rendezvous.values.types import RestartBudget, ScaleUp
 
-HERE = Surroundings(nproc=2, python="/usr/bin/python3", stamp="1121-064412-3f2a")
+HERE = HostEnvironment(nproc=2, python="/usr/bin/python3", stamp="1121-064412-3f2a")
 
 
 def settle(
@@ -111,7 +111,7 @@ def test_options_end_at_the_script(argv: list[str], words: tuple[str, ...]) -> N
         (["--"], ["script.py"]),
         (["--no-python", "-m", "x"], ["--no-python", "-m"]),
         (["--node-rank", "2", "--nnodes", "2", "t.py"], ["--node-rank '2'", "0 to 1"]),
-        (["--node-rank", "-1", "t.py"], ["--node-rank '-1'", "from 0"]),
+        (["--node-rank", "-1", "t.py"], ["--node-rank '-1'", "--node-rank 1"]),
         (["--standalone", "--nnodes", "2", "t.py"], ["--nnodes '2'", "--standalone"]),
         (["--nnodes", "2", "--rdzv-endpoint", "a:0", "t.py"], ["--rdzv-endpoint 'a:0'", "port 0"]),
         (["--rdzv-conf", "timeout=x", "t.py"], ["--rdzv-conf 'timeout=x'", "timeout=30"]),

@@ -25,7 +25,7 @@ from launcher.health.node_health import Health
 from launcher.health.phase_times import phase_times
 from launcher.health.recorders import heard
 from launcher.health.stall_detection import Watch, look, reports
-from launcher.joining.endpoint import MayServe, NoMeetingPoint, meeting_point, parse_endpoint
+from launcher.joining.endpoint import MayServe, NoRendezvous, find_rendezvous, parse_endpoint
 from launcher.output import lines as output
 from launcher.settings import host_names
 from launcher.settings.arguments import UsageError, read_arguments
@@ -213,8 +213,8 @@ def meeting_place(data: bytes) -> None:
     text = data.decode("utf-8", "surrogateescape")
     first, _, second = text.partition("\n")
     for environ in ({"SLURM_JOB_NODELIST": first, "SLURM_JOB_ID": second}, {"JOB_COMPLETION_INDEX": second}):
-        with contextlib.suppress(NoMeetingPoint):
-            found = meeting_point("", 2, first, environ)
+        with contextlib.suppress(NoRendezvous):
+            found = find_rendezvous("", 2, first, environ)
             assert isinstance(found, MayServe)
             assert 0 < found.endpoint.port < 65536
     assert 0 < parse_endpoint(text).port < 65536
@@ -285,7 +285,7 @@ TARGETS = (
     (
         "meeting_place",
         meeting_place,
-        (NoMeetingPoint,),
+        (NoRendezvous,),
         (b"gpu[03-07,12],cpu1\n17", b"job-1.svc\n1", b"[::1]:29"),
     ),
 )

@@ -27,8 +27,8 @@ CORE = {
         *within("ranks", "affinity worker_env"),
         *within(
             "settings",
-            "arguments assemble budget_text budgets config health_options health_values host_names name_lists "
-            "option options rank_options scratch_names spec usage values",
+            "arguments assemble budget_text budgets config health_options health_values host_names log_options "
+            "name_lists option options rank_options scratch_names spec usage values",
         ),
     },
     "rendezvous": {

@@ -298,14 +298,11 @@ def test_nodes_that_cannot_talk_are_named_to_everybody(job: Job, service: Servic
 
     ended = soon(far_node())
     assert node.wait(SOON_S) == 75, node.stderr()
-    why = (
-        f" cannot reach far at 127.0.0.1:{port} (store of generation 1): connection refused; "
-        "use --interface or --local-addr, or check the firewall"
-    )
     assert ended.outcome.first_cause is not None
     reason = ended.outcome.first_cause.reason
-    who = reason.removesuffix(why)  # with a number where another test has a job of several nodes on this host
-    assert re.fullmatch(rf"{re.escape(socket.gethostname())}(#\d+)?", who), reason
+    # The node name has a number if another test has a job of several nodes on this host.
+    assert re.match(rf"{re.escape(socket.gethostname())}(#\d+)? ", reason), reason
+    assert all(part in reason for part in ("far", f"127.0.0.1:{port}", "connection refused")), reason
     assert reason in node.stderr()
     assert not node.stdout(), "no rank was started"
 
@@ -323,15 +320,16 @@ def test_nodes_meet_on_an_interface_of_either_family(launch: Launch, tmp_path: P
 def test_an_interface_that_is_not_there_names_those_that_are(job: Job) -> None:
     node = job.node("--nnodes", "2", "--interface", "nosuch0")
     assert node.wait() == 2
-    assert "--interface nosuch0: this machine does not have it; it has lo" in node.stderr()
+    assert "--interface nosuch0: " in node.stderr()
+    assert "lo" in node.stderr()
 
 
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("--local-addr", "192.0.2.1"), "not an address of this machine, and the job has only this machine"),
-        (("--master-addr", "192.0.2.1", "--local-addr", "127.0.0.1"), "not an address of this machine"),
-        (("--local-addr", "fe80::1%nosuch"), "not a name or address that this machine can resolve"),
+        (("--local-addr", "192.0.2.1"), "does not belong to this machine. The job runs only on this machine"),
+        (("--master-addr", "192.0.2.1", "--local-addr", "127.0.0.1"), "does not belong to this machine"),
+        (("--local-addr", "fe80::1%nosuch"), "cannot resolve"),
     ],
     ids=lambda part: part[0][2:] if isinstance(part, tuple) else "",
 )

@@ -1,0 +1,80 @@
+"""Options of logs and the terminal, a part of the table in launcher/settings/options.py."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from launcher.settings import values
+from launcher.settings.option import Option
+from launcher.settings.option import ours as _ours
+from launcher.settings.option import torch as _torch
+
+LOGS = (
+    _torch(
+        "--log-dir",
+        "DIR",
+        None,
+        values.path,
+        "keep the logs of the ranks in this directory, in one folder per run",
+    ),
+    _torch(
+        "--redirects",
+        "STREAMS",
+        "0",
+        values.streams,
+        "write these streams to the log file only: 0 none, 1 stdout, 2 stderr, 3 both; per local rank: 0:3,1:2",
+        short="-r",
+    ),
+    _torch(
+        "--tee",
+        "STREAMS",
+        "0",
+        values.streams,
+        "write these streams to the log file and the terminal; same values as -r",
+        short="-t",
+    ),
+    _torch(
+        "--local-ranks-filter",
+        "N[,...]",
+        None,
+        partial(values.numbers, what="local ranks", below=values.MAX_RANKS_PER_NODE),
+        "show only the output of these local ranks on the terminal",
+    ),
+    _torch(
+        "--duplicate-stdout-filters",
+        "TEXT[,...]",
+        None,
+        values.filters,
+        "also copy stdout lines that contain one of these texts to a separate file; write ',,' for a comma",
+    ),
+    _torch(
+        "--duplicate-stderr-filters",
+        "TEXT[,...]",
+        None,
+        values.filters,
+        "same for stderr lines",
+    ),
+    Option(
+        "--log-prefix",
+        "prefix of each line; fields: {node} {rank} {local_rank} {role} {generation} (number of the attempt, which "
+        "increases at each restart)",
+        values.prefix,
+        "TEMPLATE",
+        "[{node}:{rank}] ",
+        foreign=("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", values.prefix_from_torch),
+    ),
+    _ours(
+        "--color",
+        "WHEN",
+        "auto",
+        values.choice("auto", "always", "never"),
+        "when to use color: auto (on a terminal, unless NO_COLOR is set), always, never",
+    ),
+    _ours(
+        "--progress",
+        "WHEN",
+        "auto",
+        values.choice("auto", "always", "never"),
+        "when to show the progress line at the bottom: auto (on a terminal), always, never",
+    ),
+)
