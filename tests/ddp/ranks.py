@@ -6,6 +6,7 @@ not answer in time, or dies, costs all of them their life, and the next task get
 
 from __future__ import annotations
 
+import gc
 import importlib
 import multiprocessing
 import tempfile
@@ -83,6 +84,7 @@ class Ranks:
 
 def _serve(rank: int, world_size: int, pipe: Connection) -> None:
     torch.set_num_threads(1)
+    gc.freeze()  # what was imported stays: collections leave it alone
     while True:
         try:
             store, module, name, arguments = pipe.recv()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import multiprocessing
 import os
 import signal
@@ -115,6 +116,7 @@ def _serve(rank, size, backend, folder, pipe, settings, timeout_s):
 
     core_loading.native.cache_clear()  # the server has asked before DDP_NATIVE was set
     torch.set_num_threads(1)
+    gc.freeze()  # what was imported stays: collections leave it alone
     store = dist.FileStore(os.path.join(folder, "store"), size)
 
     def join():
