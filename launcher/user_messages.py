@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class UserMessages:
     def __init__(self, spec: LaunchSpec, say: Callable[[str], None]) -> None:
         self._spec, self._say_line = spec, say
-        self._said = self._said_waiting = ""
+        self._said = self._said_waiting = self._said_notice = ""
 
     def say(self, text: str) -> None:
         self._say_line(f"ddp-launch: {printable(text)}")
@@ -39,7 +39,8 @@ class UserMessages:
             case Waiting(reason, stands_by=True) if reason != self._said_waiting:
                 self._said_waiting = reason
                 self.say(f"{state.agent.node}: {reason}")
-            case Notice(_, text):
+            case Notice(_, text) if text != self._said_notice:  # a rejected node may try again and again
+                self._said_notice = text
                 self.say(text)
             case StoreReached(_, problem) if problem:
                 self.say(problem)

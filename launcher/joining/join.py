@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import TYPE_CHECKING
 
 from launcher.settings.values import parse_int
 from rendezvous.values.types import JobSpec, NodeFacts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from launcher.settings.spec import LaunchSpec
 
@@ -47,7 +48,13 @@ def node_facts(spec: LaunchSpec, host: str, address: str, environ: Mapping[str, 
         role=spec.role,
         node_rank=spec.node_rank,
         scheduler_index=_scheduler_index(environ) if spec.max_nodes > 1 else None,
+        script_args=_checksum(spec.entry.args) if spec.max_nodes > 1 else "",
     )
+
+
+def _checksum(args: Sequence[str]) -> str:
+    """Not the arguments themselves: they may contain a password or a token, and the service stores facts."""
+    return f"{zlib.crc32(chr(0).join(args).encode(errors='surrogateescape')):08x}"
 
 
 def _scheduler_index(environ: Mapping[str, str]) -> int | None:

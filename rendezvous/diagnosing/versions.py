@@ -1,4 +1,6 @@
-"""Find nodes whose software versions differ. Each node reports "torch=2.13.0 nccl=2.27.3 python=3.11.7".
+"""Find nodes whose software versions or script arguments differ.
+
+Each node reports "torch=2.13.0 nccl=2.27.3 python=3.11.7", and a checksum of the arguments.
 
 Versions that a node does not report are not compared. The most frequent version counts as the usual one. On a tie, it
 is the version of the first of these nodes.
@@ -80,6 +82,19 @@ def warning(world: World) -> str:
         return ""
     return (
         f"the nodes have different software: {'; '.join(parts[:4])}. Install the same versions on all nodes"
+    )
+
+
+def arguments_warning(world: World) -> str:
+    """One sentence about a world whose nodes start the script with different arguments; "" if they are equal."""
+    found = differences([(p.agent.node, f"args={p.facts.script_args}") for p in world.placements])
+    if not found:
+        return ""
+    others = f"{len(world.placements) - len(found)} nodes" if len(world.placements) > 2 else found[0].example
+    verb = "starts" if len(found) == 1 else "start"
+    return (
+        f"{_listed([each.node for each in found])} {verb} the script with different arguments than {others}; "
+        "if this is not intended, start all nodes with the same arguments"
     )
 
 

@@ -510,7 +510,7 @@ class PhaseTimes(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., steps: _Optional[int] = ..., data_s: _Optional[float] = ..., forward_s: _Optional[float] = ..., backward_s: _Optional[float] = ..., optimizer_s: _Optional[float] = ..., idle_s: _Optional[float] = ..., waiting_s: _Optional[float] = ...) -> None: ...
 
 class NodeFacts(_message.Message):
-    __slots__ = ("host", "address", "nproc", "role", "node_rank", "scheduler_index", "healthy", "health_note", "versions")
+    __slots__ = ("host", "address", "nproc", "role", "node_rank", "scheduler_index", "healthy", "health_note", "versions", "script_args")
     HOST_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     NPROC_FIELD_NUMBER: _ClassVar[int]
@@ -520,6 +520,7 @@ class NodeFacts(_message.Message):
     HEALTHY_FIELD_NUMBER: _ClassVar[int]
     HEALTH_NOTE_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    SCRIPT_ARGS_FIELD_NUMBER: _ClassVar[int]
     host: str
     address: str
     nproc: int
@@ -529,7 +530,8 @@ class NodeFacts(_message.Message):
     healthy: bool
     health_note: str
     versions: str
-    def __init__(self, host: _Optional[str] = ..., address: _Optional[str] = ..., nproc: _Optional[int] = ..., role: _Optional[str] = ..., node_rank: _Optional[int] = ..., scheduler_index: _Optional[int] = ..., healthy: bool = ..., health_note: _Optional[str] = ..., versions: _Optional[str] = ...) -> None: ...
+    script_args: str
+    def __init__(self, host: _Optional[str] = ..., address: _Optional[str] = ..., nproc: _Optional[int] = ..., role: _Optional[str] = ..., node_rank: _Optional[int] = ..., scheduler_index: _Optional[int] = ..., healthy: bool = ..., health_note: _Optional[str] = ..., versions: _Optional[str] = ..., script_args: _Optional[str] = ...) -> None: ...
 
 class Cause(_message.Message):
     __slots__ = ("node", "rank", "local_rank", "failure", "reason", "exit_code", "signal", "traceback", "step", "ran_s", "at", "log", "hint", "place", "doubt", "suspects", "stopped")

@@ -7,20 +7,21 @@ heartbeat says so, and the agent may join again.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rendezvous.rounds.growing import consider_growth
 from rendezvous.rounds.policy import outcome_text
-from rendezvous.rounds.sealing import Result, gather, missed_messages, spec_of, waiting
+from rendezvous.rounds.sealing import Result, by_arrival, gather, missed_messages, spec_of, waiting
 from rendezvous.rounds.state_recovery import is_forgotten, remember_generation
 from rendezvous.rounds.stopping import after_loss, exclude
-from rendezvous.values.events import AgentJoined, Disagreement, Ended, RefusalKind, Refused, Tell
+from rendezvous.values.events import AgentJoined, Disagreement, Ended, Notice, RefusalKind, Refused, Tell
 from rendezvous.values.frozen_map import FrozenMap
 from rendezvous.values.state import INCARNATIONS_KEPT, JobState, Member, Phase, member_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from rendezvous.values.types import AgentId, JobSpec, NodeFacts
 
@@ -52,6 +53,7 @@ KNOWN_AS = {
     "shrink_after_s": "--shrink-after (default: the value of --replacement-timeout, if it is set)",
     "stragglers": "--stragglers",
 }
+_NODES_NOTIFIED = 8  # a person reads the output of the first nodes; thousands of equal lines help nobody
 _SHOWN_CHARS = 256  # of a value of a setting
 _FIRST_ASKED = ("entry_point", "nproc", "min_nodes", "max_nodes", "version")
 
@@ -67,7 +69,7 @@ def join(state: JobState, event: AgentJoined, now: float) -> Result:
         return renewed, tuple(Tell(agent, m) for m in missed_messages(state, known))
     refusal = _refusal(state, event)
     if refusal is not None:
-        return state, (Tell(agent, refusal),)
+        return state, (Tell(agent, refusal), *_reported_to_waiting_nodes(state, agent, refusal))
     if state.spec is None:
         state = _founded(state, event.spec, now)
     state = remember_generation(state, event)
@@ -139,6 +141,16 @@ def _refusal(state: JobState, event: AgentJoined) -> Refused | None:
             _USAGE_DISAGREES,
         )
     return _claim_refusal(state, event.spec, agent.node, facts)
+
+
+def _reported_to_waiting_nodes(state: JobState, agent: AgentId, refusal: Refused) -> Iterator[Tell]:
+    """Nodes that wait for one more would otherwise not learn that it came, and why it cannot join."""
+    if state.phase is not Phase.FORMING or refusal.exit_code != _USAGE_DISAGREES:
+        return
+    notice = Notice(state.generation, f"node {agent.node} tried to join and was rejected: {refusal.reason}")
+    for member in itertools.islice(by_arrival(state), _NODES_NOTIFIED):
+        if member.agent.node != agent.node:
+            yield Tell(member.agent, notice)
 
 
 def _claim_refusal(state: JobState, spec: JobSpec, node: str, facts: NodeFacts) -> Refused | None:

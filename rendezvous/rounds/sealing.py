@@ -171,7 +171,7 @@ def seal(state: JobState, now: float) -> Result:
         ),
     )
     messages = [Tell(p.agent, Assigned(_slice(state, p))) for p in world.placements]
-    if differ := versions.warning(world):
+    for differ in filter(None, (versions.warning(world), versions.arguments_warning(world))):
         messages += [Tell(p.agent, Notice(generation, differ)) for p in world.placements]
     left_out = [Tell(m.agent, waiting(state, m)) for m in by_arrival(state) if m.node_rank is None]
     return state, (Persist(), *messages, *left_out)

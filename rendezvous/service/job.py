@@ -18,7 +18,7 @@ from rendezvous.service.agent_stream import AgentStream, Cut
 from rendezvous.service.coalescer import Coalescer
 from rendezvous.service.owner import JobOwner
 from rendezvous.session_replay import Redirect
-from rendezvous.values.events import AgentLost, Assigned, Refused, Waiting
+from rendezvous.values.events import AgentLost, Assigned, Notice, Refused, Waiting
 from rendezvous.values.state import Phase
 
 if TYPE_CHECKING:
@@ -166,6 +166,11 @@ class Job:
         else:
             self._coalescer.drop(stream)
             stream.put(self._encoded(message))
+
+    def notify(self, text: str) -> None:
+        """Print `text` on all nodes that have joined."""
+        for agent in list(self.streams):
+            self._tell(agent, Notice(self.state.generation, text))
 
     def _encoded(self, message: ToAgent) -> bytes:
         """Encode a broadcast only once. Assignments differ from node to node and are not kept."""

@@ -12,6 +12,7 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
+from rendezvous.service import waiting_jobs
 from rendezvous.service.job import Job
 from rendezvous.service.limits import LimitReached
 from rendezvous.session_replay import Redirect
@@ -45,15 +46,26 @@ class Elsewhere(Exception):
 
 
 class Jobs:
+    """`one_tenant`: all clients share a secret or need none, so that names of jobs may be mentioned to any of them."""
+
     def __init__(
-        self, store: Store, limits: Limits, metrics: Metrics, *, history_s: float, resume_grace_s: float
+        self,
+        store: Store,
+        limits: Limits,
+        metrics: Metrics,
+        *,
+        history_s: float,
+        resume_grace_s: float,
+        one_tenant: bool,
     ) -> None:
         self._store, self._limits, self._metrics = store, limits, metrics
-        self._history_s, self._resume_grace_s = history_s, resume_grace_s
+        self._history_s, self._resume_grace_s, self._one_tenant = history_s, resume_grace_s, one_tenant
         self._open: dict[str, Job] = {}
         self._opening: dict[str, asyncio.Task[Job]] = {}
         self._leaving: dict[str, asyncio.Task[None]] = {}
         self._over_since: dict[str, float] = {}  # for those whose end could not be written to the store
+        self._hints: dict[str, str] = {}  # for jobs that wait for nodes, as of the last turn
+        self._mentioned: dict[str, str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.draining = False
         store.ownership.listen(self._lost, self._freed)
@@ -173,10 +185,22 @@ class Jobs:
             for job in list(self):
                 if job.is_idle and now - job.idle_since > _IDLE_S and _is_over(job):
                     await self._leave(job)
+            self.mention_waiting_jobs()
             if now >= history_at:
                 history_at = now + _HISTORY_EVERY_S
                 await self.forget_old(time.time())
             await asyncio.sleep(_MAINTAIN_EVERY_S)
+
+    def mention_waiting_jobs(self) -> None:
+        """Tell nodes that have waited for two turns of the maintenance about another job that waits as well."""
+        if not self._one_tenant:
+            return
+        hints = waiting_jobs.hints([_as_waiting(job) for job in self if _misses_nodes(job)])
+        repeated = {job_id: text for job_id, text in hints.items() if self._hints.get(job_id) == text}
+        for job_id, text in repeated.items():
+            if self._mentioned.get(job_id) != text:
+                self._open[job_id].notify(text)
+        self._hints, self._mentioned = hints, repeated
 
     async def _leave(self, job: Job) -> None:
         """Close an idle job. A request for it meanwhile waits until it is closed."""
@@ -255,3 +279,12 @@ class Jobs:
 
 def _is_over(job: Job) -> bool:
     return job.state.phase is Phase.ENDED or job.state.spec is None
+
+
+def _misses_nodes(job: Job) -> bool:
+    state = job.state
+    return state.phase is Phase.FORMING and state.spec is not None and len(state.members) < state.min_nodes
+
+
+def _as_waiting(job: Job) -> waiting_jobs.WaitingJob:
+    return waiting_jobs.WaitingJob(job.job_id, job.state.min_nodes, job.state.max_nodes)

@@ -93,7 +93,12 @@ class Server:
         limits = options.limits
         gate = Gate(options.key_file)
         self.jobs = Jobs(
-            store, limits, self.metrics, history_s=options.history_s, resume_grace_s=options.resume_grace_s
+            store,
+            limits,
+            self.metrics,
+            history_s=options.history_s,
+            resume_grace_s=options.resume_grace_s,
+            one_tenant=not options.key_file,
         )
         self.health = Health((AGENTS, OPERATIONS, SCRATCHPAD))
         self.agents = Agents(self.jobs, gate, limits)

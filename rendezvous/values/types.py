@@ -153,6 +153,7 @@ class NodeFacts:
     healthy: bool = True
     health_note: Sentence = ""
     versions: str = ""  # "torch=2.13.0 python=3.11.7": should be equal on all nodes
+    script_args: str = ""  # a checksum of the arguments of the script: usually equal on all nodes
 
 
 @dataclass(frozen=True, slots=True)

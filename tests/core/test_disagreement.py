@@ -11,7 +11,7 @@ from launcher.settings.assemble import HostEnvironment, assemble, entry_point
 from launcher.settings.config import ConfigFile, merge
 from launcher.settings.options import BY_SPELLING
 from rendezvous.rounds.admission import KNOWN_AS
-from rendezvous.values.events import RefusalKind, Refused
+from rendezvous.values.events import Notice, RefusalKind, Refused, Waiting
 from rendezvous.values.types import JobSpec
 
 # Each with a value that is not the default.
@@ -55,3 +55,27 @@ def test_every_field_of_the_spec_has_a_name_and_every_option_is_tried() -> None:
     named = {option for words in KNOWN_AS.values() if (option := words.split()[0]).startswith("--")}
     assert named <= BY_SPELLING.keys()
     assert named == {*AGREED, "--rdzv-id"}  # another id is another job
+
+
+def test_nodes_that_wait_learn_that_another_was_rejected_and_why() -> None:
+    story = Story(spec_of("--nnodes", "2")).joins("a")
+    (refused,) = story.joins("b", job=spec_of("--nnodes", "2", "--max-restarts", "7")).told("b")
+    assert isinstance(refused, Refused)
+    (notice,) = story.told("a")
+    assert isinstance(notice, Notice)
+    assert all(part in notice.text for part in ("b", refused.reason))
+
+
+def test_few_of_many_nodes_that_wait_learn_of_a_rejection() -> None:
+    job = spec_of("--nnodes", "64")
+    story = Story(job).joins(*(f"n{n}" for n in range(40)))
+    story.joins("wrong", job=spec_of("--nnodes", "64", "--max-restarts", "7"))
+    assert 1 < len(story.effects) < 12
+
+
+def test_a_rejection_is_not_reported_to_a_job_that_runs() -> None:
+    story = Story(spec_of("--nnodes", "2")).joins("a", "b")
+    story.joins("c", job=spec_of("--nnodes", "2", "--max-restarts", "7"))
+    assert story.told("a") == []
+    story = Story(spec_of("--nnodes", "2")).joins("a").joins("a")
+    assert all(isinstance(message, Waiting) for message in story.told("a"))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from rendezvous.diagnosing.versions import differences, prevents_training, warning
+from dataclasses import replace
+
+from rendezvous.diagnosing.versions import arguments_warning, differences, prevents_training, warning
 from rendezvous.values.types import AgentId, NodeFacts, Placement, World
 
 
@@ -44,3 +46,20 @@ def test_what_keeps_ranks_from_working_together():
     assert of("torch=2.12.0", "torch=2.13.0") == [True]
     assert of("nccl=2.27.3", "nccl=2.27.5") == [True]
     assert of("python=3.12.0 driver=570.1", "python=3.11.0 driver=580.2") == [False, False]
+
+
+def with_args(*digests: str) -> World:
+    alike = world(*[""] * len(digests))
+    facts = [replace(p.facts, script_args=each) for p, each in zip(alike.placements, digests, strict=True)]
+    return replace(
+        alike, placements=tuple(replace(p, facts=f) for p, f in zip(alike.placements, facts, strict=True))
+    )
+
+
+def test_nodes_with_other_arguments_of_the_script_are_named():
+    assert arguments_warning(with_args("a", "a")) == ""
+    assert arguments_warning(with_args("", "a")) == ""  # an older node does not report them
+    assert "n1" in arguments_warning(with_args("a", "b"))
+    named = arguments_warning(with_args("b", "a", "a"))
+    assert named.startswith("n0 ")
+    assert "2 nodes" in named

@@ -43,6 +43,7 @@ CORE = {
             "admission growing hang_examination join_limits journal orders outcome_truncation policy ranks "
             "resume sealing snapshot state_recovery stopping view",
         ),
+        *within("service", "waiting_jobs"),
         *within("submit", "job job_file job_rules kubernetes pods slurm ssh yaml_text"),
         *within(
             "values",

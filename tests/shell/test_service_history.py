@@ -6,6 +6,7 @@ import sqlite3
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+import pytest
 from served import soon
 
 from rendezvous.metrics import Metrics
@@ -13,8 +14,9 @@ from rendezvous.service.jobs import Jobs
 from rendezvous.service.limits import Limits
 from rendezvous.store.open import open_store
 from rendezvous.store.protocol import KEYS_PER_JOB
+from rendezvous.values.events import AgentJoined
 from rendezvous.values.state import JobState, Phase
-from rendezvous.values.types import JobSpec, Outcome
+from rendezvous.values.types import AgentId, JobSpec, NodeFacts, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from rendezvous.store.protocol import Store
 
 _HISTORY_S = 100.0
+_FACTS = NodeFacts("node", "127.0.0.1", 1)
 _RUNNING = JobState(spec=JobSpec("job"), phase=Phase.RUNNING)
 _ENDED = JobState(spec=JobSpec("job"), phase=Phase.ENDED, outcome=Outcome(True, "all ranks finished", 0))
 
@@ -30,7 +33,7 @@ _ENDED = JobState(spec=JobSpec("job"), phase=Phase.ENDED, outcome=Outcome(True, 
 @asynccontextmanager
 async def kept(url: str) -> AsyncIterator[tuple[Store, Jobs]]:
     store = await open_store(url)
-    jobs = Jobs(store, Limits(), Metrics(), history_s=_HISTORY_S, resume_grace_s=1.0)
+    jobs = Jobs(store, Limits(), Metrics(), history_s=_HISTORY_S, resume_grace_s=1.0, one_tenant=True)
     try:
         yield store, jobs
     finally:
@@ -77,5 +80,26 @@ def test_a_job_whose_scripts_filled_its_values_is_forgotten_all_the_same() -> No
             await jobs.forget_old(1000.0)
             await jobs.forget_old(1001.0 + _HISTORY_S)
             assert await store.jobs() == []
+
+    soon(story())
+
+
+@pytest.mark.parametrize("one_tenant", [True, False])
+def test_nodes_that_wait_in_two_jobs_learn_of_each_other_once(
+    one_tenant: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        store = await open_store("memory")
+        jobs = Jobs(store, Limits(), Metrics(), history_s=1.0, resume_grace_s=1.0, one_tenant=one_tenant)
+        told: dict[str, list[str]] = {"a": [], "b": []}
+        for job_id in "ab":
+            job = await jobs.open(job_id)
+            monkeypatch.setattr(job, "notify", told[job_id].append)
+            await job.execute(AgentJoined(AgentId("node", "1"), JobSpec(job_id, 2, 2), _FACTS))
+        for _ in range(5):
+            jobs.mention_waiting_jobs()
+        await jobs.close(0.0)
+        await store.close()
+        assert [len(told["a"]), len(told["b"])] == [one_tenant, one_tenant]
 
     soon(story())
