@@ -67,7 +67,9 @@ async def open_session(spec: LaunchSpec, incarnation: str) -> Connection:
         await asyncio.to_thread(_check_own, spec)
     fqdn = await _fqdn(spec, host)
     try:
-        place = find_rendezvous(spec.rendezvous, spec.max_nodes, fqdn, os.environ, spec.has_ssh_control)
+        place = find_rendezvous(
+            spec.rendezvous, spec.max_nodes, fqdn, os.environ, spec.has_ssh_control, spec.rendezvous_option
+        )
     except NoRendezvous as error:
         raise CannotConnect(str(error)) from None
     match place:
@@ -166,9 +168,9 @@ def _addresses_to_serve(endpoint: Endpoint, own: str) -> tuple[str, str]:
 
 def _secret_needed(endpoint: Endpoint, why: str) -> str:
     return (
-        f"{why}: any machine that can connect to {endpoint} could join the job. Create a secret with "
-        "`ddp-rendezvous secret FILE`, and give --secret-file FILE on every node. In a trusted network you can use "
-        "--insecure instead."
+        f"{why}: the job has no secret, so any machine that can connect to {endpoint} could join it. In a trusted "
+        "network, add --insecure on every node. Otherwise create a secret with `ddp-rendezvous secret FILE`, and give "
+        "--secret-file FILE on every node."
     )
 
 

@@ -61,13 +61,18 @@ class NoRendezvous(ValueError):
 
 
 def find_rendezvous(
-    rendezvous: str, max_nodes: int, fqdn: str, environ: Mapping[str, str], served: bool = False
+    rendezvous: str,
+    max_nodes: int,
+    fqdn: str,
+    environ: Mapping[str, str],
+    served: bool = False,
+    given_by: str = "--rendezvous",
 ) -> Location:
-    """`served`: a service already listens at the address, so no agent serves there."""
+    """`served`: a service already listens at the address, so no agent serves. `given_by`: the option that set it."""
     if rendezvous:
         endpoints = tuple(parse_endpoint(text) for text in rendezvous.split(",") if text.strip())
         if len(endpoints) == 1 and not served:
-            return MayServe(endpoints[0], "--rendezvous")
+            return MayServe(endpoints[0], given_by)
         return Deployed(endpoints)
     if max_nodes == 1:
         return Embedded()

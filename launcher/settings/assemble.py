@@ -76,7 +76,6 @@ def assemble(settings: Settings, entry: EntryPoint, here: HostEnvironment) -> tu
     work = Assembly(settings, [])
     _warn_of_options_without_effect(work)
     min_nodes, max_nodes = _nodes(work)
-    rendezvous = _rendezvous(work, max_nodes)
     join_timeout_s, last_call_s = _times(work)
     ends_job: tuple[int, ...] = settings["signals_to_handle"]
     checkpoint_signals, if_watched = _checkpoint_signals(settings)
@@ -90,7 +89,8 @@ def assemble(settings: Settings, entry: EntryPoint, here: HostEnvironment) -> tu
         max_nodes=max_nodes,
         node_rank=_node_rank(work, max_nodes),
         role=settings["role"],
-        rendezvous=rendezvous,
+        rendezvous=_rendezvous(work, max_nodes),
+        rendezvous_option=_rendezvous_option(settings),
         secret_file=settings["secret_file"] or "",
         insecure=settings["insecure"],
         local_addr=settings["local_addr"] or "",
@@ -217,6 +217,11 @@ def _rendezvous(work: Assembly, max_nodes: int) -> str:
     if settings.of("master_port").given:
         work.warn("master_port", "has no effect without --master-addr")
     return ""
+
+
+def _rendezvous_option(settings: Settings) -> str:
+    given = (settings.of(dest) for dest in ("rendezvous", "rdzv_endpoint", "master_addr"))
+    return next((setting.quoted for setting in given if setting.given), "--rendezvous")
 
 
 def _torch_endpoint(work: Assembly, max_nodes: int, ours: str | None) -> str:

@@ -68,6 +68,7 @@ class LaunchSpec:
     max_nodes: int = 1
     node_rank: int | None = None
     role: str = "default"
+    rendezvous_option: str = "--rendezvous"  # or what set it instead, for messages
     rendezvous: str = ""  # HOST:PORT[,HOST:PORT...]; empty: the embedded service
     secret_file: str = ""
     insecure: bool = False  # serve the embedded rendezvous to other nodes without a secret

@@ -58,6 +58,11 @@ async def _without_tls(there: tuple[str, int], endpoint: str) -> str:
             f"the service at {endpoint} uses TLS and this client does not: set {ENV}CA_FILE (the CA that signed the "
             f"certificate of the service) or {_GIVE_SECRET}"
         )
+    if answer:
+        return (
+            f"another program listens at {endpoint}: it does not answer like a rendezvous service. "
+            "Use another port on all nodes, or stop that program."
+        )
     return ""
 
 
