@@ -17,10 +17,9 @@ class BucketObserver:
 
     def __init__(self, reducer: Reducer) -> None:
         self.reducer = reducer
-        self._next: Carrying = reducer.setup.carrying
 
     def begin(self) -> None:
-        self._next = self.reducer.setup.carrying
+        self._next: Carrying = self.reducer.setup.carrying
         self.reducer.setup.carrying = self
         self.reducer.stopwatch.tell(self.mark)
 

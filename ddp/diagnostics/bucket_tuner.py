@@ -68,7 +68,6 @@ class Tuning:
         self._trial: bucket_search.Trial | None = None
         self._times: list[list[int]] = []
         self._began = 0
-        self.going = True
         reducer.at_round_over.insert(0, self._round_over)
 
     def _round_over(self) -> None:
@@ -92,7 +91,7 @@ class Tuning:
             self._observer.end()
         reducer.stopwatch.forget(self._mark)
         reducer.at_round_over.remove(self._round_over)
-        self.going = False
+        reducer.tuner = None
         if reducer.rank == 0:
             _log.info('ddp: bucket_cap_mb="auto" %s', why)
 

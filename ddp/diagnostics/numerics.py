@@ -31,6 +31,7 @@ import torch.distributed as dist
 from ddp.diagnostics import numerics_report
 from ddp.diagnostics.bucket_observer import BucketObserver
 from ddp.diagnostics.numerics_report import RankReport
+from ddp.reducer.carrier import gathered
 from ddp.reducer.torch_reducer import reducer_of
 from ddp.telemetry import torch_api, torch_names
 
@@ -140,7 +141,7 @@ class NumericsCheck(BucketObserver):
         if places := kinds.nonzero().flatten().tolist():
             order = [member for members, _ in seen for member in members]
             mine[:3] = [order[places[0]], int(kinds[places[0]] == _NAN), len(places)]
-        rows = _gathered(sender.group, torch.tensor(mine, dtype=torch.int64, device=sender.device))
+        rows = gathered(sender.group, torch.tensor(mine, dtype=torch.int64, device=sender.device))
         if any(row[3] for row in rows):
             return
         found = [
@@ -165,7 +166,7 @@ class NumericsCheck(BucketObserver):
         if not differs:
             return
         first = differs[0]
-        rows = _gathered(sender.group, mine[first : first + 1])
+        rows = gathered(sender.group, mine[first : first + 1])
         values = [row[0] for row in rows]
         text = numerics_report.report_replicas(named[first][0], values, len(differs) - 1, self._rounds)
         raise self._error(text)
@@ -226,12 +227,6 @@ def _weights(device: torch.device) -> torch.Tensor:
     """Return different odd numbers. A change of one word always changes the sum, and so does a swap of two words."""
     places = torch.arange(1, _PIECE + 1, dtype=torch.int64, device=device)
     return (places * _MULTIPLIER ^ (places << 17)) | 1
-
-
-def _gathered(group: dist.ProcessGroup, mine: torch.Tensor) -> list[list[int]]:
-    rows = [torch.zeros_like(mine) for _ in range(group.size())]
-    dist.all_gather(rows, mine, group=group)
-    return [row.tolist() for row in rows]
 
 
 # --- starting a check -------------------------------------------------------------------------------------

@@ -6,6 +6,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ddp.telemetry.name_list import listed
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -66,7 +68,7 @@ def report_replicas(name: str, values: Sequence[int], others: int, step: int) ->
     more = f" (and {others} more parameter{'s' * (others != 1)})" if others else ""
     head = f"the replicas differ after {_step(step)}: parameter {name}{more}. "
     if has_majority:
-        ranks = f"rank{'s' if len(minority) > 1 else ''} {_join_ranks(minority)}"
+        ranks = f"rank{'s' if len(minority) > 1 else ''} {listed(minority, _MAX_RANKS)}"
         found = f"Only {ranks} {'differ' if len(minority) > 1 else 'differs'} from the majority of the ranks."
     else:
         found = f"{_group_ranks(values)}. No value has a majority, so it is unknown which ranks are right."
@@ -80,11 +82,6 @@ def _group_ranks(values: Sequence[int]) -> str:
     by_value: dict[int, list[int]] = {}
     for rank, value in enumerate(values):
         by_value.setdefault(value, []).append(rank)
-    shown = [_join_ranks(ranks) for ranks in list(by_value.values())[:_MAX_RANKS]]
+    shown = [listed(ranks, _MAX_RANKS) for ranks in list(by_value.values())[:_MAX_RANKS]]
     more = f"; {len(by_value) - _MAX_RANKS} more values" if len(by_value) > _MAX_RANKS else ""
     return "Ranks with equal values: " + "; ".join(shown) + more
-
-
-def _join_ranks(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[:_MAX_RANKS]))
-    return shown + (f" and {len(ranks) - _MAX_RANKS} more" if len(ranks) > _MAX_RANKS else "")

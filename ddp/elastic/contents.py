@@ -191,14 +191,6 @@ def _wanted(leaf: Leaf, template: torch.Tensor | None) -> Leaf:
         return Leaf(leaf.path, leaf.dtype, leaf.shape, today.stride, today.region, today.sharded)
     if leaf.sharded:
         stride = template.stride() if template is not None else ()
-        stride = stride if len(stride) == len(leaf.shape) else _contiguous(leaf.shape)
+        stride = stride if len(stride) == len(leaf.shape) else torch.empty(leaf.shape, device="meta").stride()
         return Leaf(leaf.path, leaf.dtype, leaf.shape, stride, leaves.whole(leaf.shape), sharded=False)
     return leaf
-
-
-def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides, step = [], 1
-    for length in reversed(shape):
-        strides.append(step)
-        step *= max(length, 1)
-    return tuple(reversed(strides))

@@ -197,10 +197,7 @@ class Image:
 
     def content_sum(self) -> int:
         """A checksum of layout and data, which all replicas share."""
-        result = zlib.crc32(self._layout)
-        for piece in pieces(self.data):
-            result = zlib.crc32(piece, result)
-        return result
+        return data_checksum(self.data, zlib.crc32(self._layout))
 
     def check_data(self) -> None:
         if self.on_disk and data_checksum(self.data) != self.data_sum:
@@ -230,8 +227,9 @@ def pieces(data: memoryview) -> Iterator[memoryview]:
     return (data[at : at + _PIECE] for at in range(0, len(data), _PIECE))
 
 
-def data_checksum(data: memoryview) -> int:
-    result = 0
+def data_checksum(data: memoryview, before: int = 0) -> int:
+    """Return the checksum of data. `before`: the checksum of the bytes in front of it."""
+    result = before
     for piece in pieces(data):
         result = zlib.crc32(piece, result)
     return result

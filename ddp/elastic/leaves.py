@@ -11,6 +11,7 @@ it is filled from all images that overlap the region. This makes state fit a wor
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -44,14 +45,7 @@ class Leaf:
 
     @property
     def n_bytes(self) -> int:
-        return self.dtype.itemsize * _product(self.local_shape)
-
-
-def _product(numbers: tuple[int, ...]) -> int:
-    result = 1
-    for number in numbers:
-        result *= number
-    return result
+        return self.dtype.itemsize * math.prod(self.local_shape)
 
 
 def whole(shape: tuple[int, ...]) -> Region:
@@ -165,7 +159,7 @@ def empty_like_leaf(leaf: Leaf) -> torch.Tensor:
     """An empty tensor with the leaf's strides, because optimizer state uses the strides of its parameter."""
     shape = leaf.local_shape
     reach = 1 + sum((length - 1) * step for length, step in zip(shape, leaf.stride, strict=True))
-    dense = bool(shape) and 0 not in shape and reach == _product(shape)
+    dense = bool(shape) and 0 not in shape and reach == math.prod(shape)
     return (
         torch.empty_strided(shape, leaf.stride, dtype=leaf.dtype)
         if dense
@@ -192,7 +186,7 @@ class Filled:
     def __init__(self, leaf: Leaf) -> None:
         self._leaf = leaf
         self._tensor: torch.Tensor | None = None
-        self._missing = _product(leaf.local_shape)
+        self._missing = math.prod(leaf.local_shape)
         self._seen: set[Region] = set()
 
     def take(self, region: Region, piece: torch.Tensor) -> None:

@@ -30,18 +30,19 @@ _HALVES = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 _BYTE = _ELEMENTS[torch.uint8]
 _FLOATS = range(4)
 
-_KIND: Any = ReduceOp.RedOpType  # torch's type stubs do not list its members
-_REDUCTIONS = {
-    _KIND.SUM: SUM,
-    _KIND.AVG: SUM,
-    _KIND.MAX: MAXIMUM,
-    _KIND.MIN: MINIMUM,
-    _KIND.PRODUCT: PRODUCT,
-    _KIND.BAND: BIT_AND,
-    _KIND.BOR: BIT_OR,
-    _KIND.BXOR: BIT_XOR,
+KIND: Any = ReduceOp.RedOpType  # torch's type stubs do not list its members
+# torch's reductions, as numbers of the core. AVG is a sum that is divided afterwards.
+REDUCTIONS = {
+    KIND.SUM: SUM,
+    KIND.AVG: SUM,
+    KIND.MAX: MAXIMUM,
+    KIND.MIN: MINIMUM,
+    KIND.PRODUCT: PRODUCT,
+    KIND.BAND: BIT_AND,
+    KIND.BOR: BIT_OR,
+    KIND.BXOR: BIT_XOR,
 }
-_MOST_KINDS = 16  # torch has ten
+_MOSTKINDS = 16  # torch has ten
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,19 +64,19 @@ class Reductions(dict[torch.dtype, "tuple[Reduction | None, ...]"]):
         self._world_size = world_size
 
     def __missing__(self, dtype: torch.dtype) -> tuple[Reduction | None, ...]:
-        kinds = {int(kind): kind for kind in _REDUCTIONS}
-        row = tuple(_reduction(kinds.get(number), dtype, self._world_size) for number in range(_MOST_KINDS))
+        kinds = {int(kind): kind for kind in REDUCTIONS}
+        row = tuple(_reduction(kinds.get(number), dtype, self._world_size) for number in range(_MOSTKINDS))
         self[dtype] = row
         return row
 
 
 def _reduction(kind: Any, dtype: torch.dtype, world_size: int) -> Reduction | None:
-    how = _REDUCTIONS.get(kind)
+    how = REDUCTIONS.get(kind)
     real = _HALVES.get(dtype, dtype)
     element = _ELEMENTS.get(real)
     if how is None or element is None:
         return None
-    averaged = kind == _KIND.AVG
+    averaged = kind == KIND.AVG
     if (how > SUM and real is not dtype) or (how > MAXIMUM and element in _FLOATS):
         return None
     if averaged and element not in _FLOATS:

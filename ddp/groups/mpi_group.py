@@ -19,9 +19,19 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 import torch.distributed as dist
-from torch.distributed import ReduceOp
 
-from ddp.groups.shared_work import NO_SOURCE_RANK
+from ddp.groups.core_arguments import (
+    BIT_AND,
+    BIT_OR,
+    BIT_XOR,
+    KIND,
+    MAXIMUM,
+    MINIMUM,
+    PRODUCT,
+    REDUCTIONS,
+    SUM,
+)
+from ddp.groups.shared_work import CollectiveWork
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,19 +51,16 @@ _TYPES = {
     torch.bool: "UINT8_T",
 }
 _HALVES = (torch.float16, torch.bfloat16)
-_KIND: Any = ReduceOp.RedOpType  # torch's type stubs do not list its members
-_REDUCTIONS = {
-    _KIND.SUM: "SUM",
-    _KIND.AVG: "SUM",
-    _KIND.MIN: "MIN",
-    _KIND.MAX: "MAX",
-    _KIND.PRODUCT: "PROD",
-    _KIND.BAND: "BAND",
-    _KIND.BOR: "BOR",
-    _KIND.BXOR: "BXOR",
+_NAMES = {
+    SUM: "SUM",
+    PRODUCT: "PROD",
+    MINIMUM: "MIN",
+    MAXIMUM: "MAX",
+    BIT_AND: "BAND",
+    BIT_OR: "BOR",
+    BIT_XOR: "BXOR",
 }
-# For booleans, so that a true byte stays 1.
-_OF_BOOLS = {"SUM": "MAX", "PROD": "MIN"}
+_OF_BOOLS = {SUM: MAXIMUM, PRODUCT: MINIMUM}  # for booleans, so that a true byte stays 1
 _NO_TIMEOUT = timedelta(0)
 
 # torch's type stubs are narrower than its calls.
@@ -112,25 +119,25 @@ def _described(mpi: Any, flat: torch.Tensor, as_bytes: bool = False) -> list[Any
 def _operation(mpi: Any, opts: Any, tensor: torch.Tensor) -> tuple[Any, bool]:
     """-> MPI's operation, and whether the result is to be divided by the number of ranks"""
     kind = opts.reduceOp.op
-    name = _REDUCTIONS.get(kind)
+    how = REDUCTIONS.get(kind)
     real = _real(tensor).dtype
     whole = not (real.is_floating_point or tensor.is_complex())
-    averaged = bool(kind == _KIND.AVG)
-    if name is None or (averaged and whole) or (name.startswith("B") and not whole):
+    averaged = bool(kind == KIND.AVG)
+    if how is None or (averaged and whole) or (how > MAXIMUM and not whole):
         raise _unsupported(f"{kind} for {tensor.dtype}", "gloo or nccl")
     if real not in _TYPES and real not in _HALVES:
         raise _unsupported(f"reductions of {tensor.dtype}")
-    if tensor.is_complex() and name != "SUM":
+    if tensor.is_complex() and how != SUM:
         raise _unsupported(f"{kind} for complex tensors, only SUM")
     if real is torch.bool:
-        name = _OF_BOOLS.get(name, name)
-    return getattr(mpi, name), averaged
+        how = _OF_BOOLS.get(how, how)
+    return getattr(mpi, _NAMES[how]), averaged
 
 
 # --- a started operation ------------------------------------------------------------------------------
 
 
-class MpiWork(dist.Work):
+class MpiWork(CollectiveWork):
     def __init__(self, under_way: Future[None], tensors: list[torch.Tensor], timeout_s: float) -> None:
         super().__init__()
         self._under_way = under_way
@@ -153,20 +160,8 @@ class MpiWork(dist.Work):
     def is_completed(self) -> bool:
         return self._under_way.done()
 
-    def is_success(self) -> bool:
-        return self.is_completed() and self.exception() is None
-
     def exception(self) -> BaseException | None:
         return self._under_way.exception() if self._under_way.done() else None
-
-    def synchronize(self) -> None:
-        self.wait()
-
-    def source_rank(self) -> int:
-        raise RuntimeError(NO_SOURCE_RANK)
-
-    def result(self) -> list[torch.Tensor]:
-        return self._tensors
 
     def get_future(self) -> Any:
         """Return torch's future.

@@ -31,10 +31,6 @@ class Seat:
     node_rank: int
     launched: bool  # whether a launcher has set the variables; else the process is alone
 
-    @property
-    def on_one_node(self) -> bool:
-        return self.world_size == self.local_world_size
-
 
 ALONE = Seat(0, 1, 0, 1, 0, launched=False)
 

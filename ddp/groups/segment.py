@@ -118,7 +118,7 @@ def _knock(name: str, secret: str, member: int, deadline: float) -> socket.socke
         connection.connect(f"\0{name}")
         if not _is_of_this_user(connection):
             raise PermissionError(f"the socket {name} belongs to another user. Start the job again")
-        connection.sendall(_HELLO.pack(bytes.fromhex(secret), member))
+        connection.sendall(hello(secret, member))
     except OSError:
         connection.close()
         raise

@@ -166,7 +166,7 @@ class SharedGroup(_ProcessGroup):  # type: ignore[misc]
         if state == FAILED:
             raise dist.DistBackendError(flight.core.failure())
         work = FinishedWork()
-        work.tensors = tensors
+        work._tensors = tensors
         return work
 
     def _reduction(self, opts: Any, dtype: torch.dtype) -> Reduction | None:

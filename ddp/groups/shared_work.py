@@ -18,10 +18,9 @@ import torch.distributed as dist
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-DONE, FAILED, NOT_YET = 0, -1, -2
+FAILED, NOT_YET = -1, -2  # otherwise 0
 _FOREVER_S = 1e9
 _NO_TIMEOUT = timedelta(0)
-NO_SOURCE_RANK = "source_rank() is valid only for a receive, not for a collective"
 
 
 class Core(Protocol):
@@ -105,8 +104,32 @@ class InFlight:
         self._works.clear()
 
 
-class SharedWork(dist.Work):
-    __slots__ = ("_after", "_error", "_flight", "_future", "_kept", "_settled", "_tensors", "ticket")
+class CollectiveWork(dist.Work):
+    """The methods that all Works of a collective share."""
+
+    __slots__ = ("_tensors",)
+    _tensors: list[torch.Tensor]
+
+    def is_success(self) -> bool:
+        return self.is_completed() and self.exception() is None
+
+    def exception(self) -> BaseException | None:
+        return None
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def source_rank(self) -> int:
+        raise RuntimeError("source_rank() is valid only for a receive, not for a collective")
+
+    def result(self) -> list[torch.Tensor]:
+        return self._tensors
+
+
+class SharedWork(CollectiveWork):
+    """One operation of the compiled core."""
+
+    __slots__ = ("_after", "_error", "_flight", "_future", "_kept", "_settled", "ticket")
 
     def __init__(
         self,
@@ -174,20 +197,8 @@ class SharedWork(dist.Work):
         self._conclude(state)
         return True
 
-    def is_success(self) -> bool:
-        return self.is_completed() and self._error is None
-
     def exception(self) -> Exception | None:
         return self._error if self.is_completed() else None
-
-    def synchronize(self) -> None:
-        self.wait()
-
-    def source_rank(self) -> int:
-        raise RuntimeError(NO_SOURCE_RANK)
-
-    def result(self) -> list[torch.Tensor]:
-        return self._tensors
 
     def get_future(self) -> Any:
         """Return a future whose error is raised in a callback.
@@ -207,10 +218,8 @@ class SharedWork(dist.Work):
         return self._tensors
 
 
-class FinishedWork(dist.Work):
-    """The Work of a synchronous operation, without a constructor, which would take as long as the operation."""
-
-    tensors: list[torch.Tensor]
+class FinishedWork(CollectiveWork):
+    """The Work of a synchronous operation. It has no constructor: that would take as long as the operation."""
 
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
         return True
@@ -218,28 +227,13 @@ class FinishedWork(dist.Work):
     def is_completed(self) -> bool:
         return True
 
-    def is_success(self) -> bool:
-        return True
-
-    def exception(self) -> None:
-        return None
-
-    def synchronize(self) -> None:
-        return None
-
-    def source_rank(self) -> int:
-        raise RuntimeError(NO_SOURCE_RANK)
-
-    def result(self) -> list[torch.Tensor]:
-        return self.tensors
-
     def get_future(self) -> Any:
         done: Any = torch.futures.Future()
-        done.set_result(self.tensors)
+        done.set_result(self._tensors)
         return done
 
 
-class CombinedWork(dist.Work):
+class CombinedWork(CollectiveWork):
     """Several operations as one Work."""
 
     def __init__(self, works: list[dist.Work], tensors: list[torch.Tensor]) -> None:
@@ -257,9 +251,6 @@ class CombinedWork(dist.Work):
 
     def is_success(self) -> bool:
         return all(work.is_success() for work in self._works)
-
-    def result(self) -> list[torch.Tensor]:
-        return self._tensors
 
     def get_future(self) -> Any:
         together = torch.futures.collect_all([work.get_future() for work in self._works])

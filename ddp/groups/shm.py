@@ -19,7 +19,7 @@ from ddp.groups.backends import Layout, layout
 from ddp.groups.shared_group import SharedGroup
 from ddp.groups.shared_work import CombinedWork, FinishedWork, SharedWork
 from ddp.telemetry import collective_marks
-from ddp.telemetry.collective_facts import format_ranks
+from ddp.telemetry.collective_facts import name_ranks
 
 # Bytes per turn; each member has two buffers. On one host the buffers fit a core's cache. Across hosts they are large
 # enough for the link. With one rank per host, ranks do not use buffers: it is only the portion sent around the ring.
@@ -95,7 +95,7 @@ class _Setup:
             late = [rank for rank, key in zip(self.ranks, keys, strict=True) if not self.store.check([key])]
             if not late:
                 raise
-            who = f"rank {late[0]} has" if len(late) == 1 else f"ranks {', '.join(map(str, late))} have"
+            who = f"{name_ranks(late)} {'has' if len(late) == 1 else 'have'}"
             raise dist.DistBackendError(
                 f"{who} not joined the new group {self.name} within {self.timeout_s:g} s. All ranks must create their "
                 "groups in the same order. See the log of that rank"
@@ -172,12 +172,10 @@ class _Setup:
 
     def _labels(self, entries: list[_Entry], placed: Layout) -> list[str]:
         """The ranks and the name of each host, for error messages."""
-        found = []
-        for ranks in placed.hosts:
-            known = [self.ranks[rank] for rank in ranks]
-            word = "rank" if len(known) == 1 else "ranks"
-            found.append(f"{word} {format_ranks(known)} on {entries[ranks[0]].host_name}")
-        return found
+        return [
+            f"{name_ranks([self.ranks[rank] for rank in ranks])} on {entries[ranks[0]].host_name}"
+            for ranks in placed.hosts
+        ]
 
     def _link(self, entries: list[_Entry], placed: Layout) -> ring.Links:
         assert self.port is not None

@@ -223,10 +223,10 @@ class LooseBucket:
             parameter = self.parameters[i]
             grad = parameter.grad
             if grad is None:
-                tensor = _like_gradient(parameter).zero_()
+                tensor = like_gradient(parameter).zero_()
                 self._absent.append((i, tensor))
             elif not self.alone or _stands_apart(grad, parameter):
-                tensor = _like_gradient(parameter).copy_(grad.detach())
+                tensor = like_gradient(parameter).copy_(grad.detach())
                 self._kept.append((i, tensor))
             else:
                 tensor = grad
@@ -314,9 +314,11 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return tensor.is_contiguous() or bool(torch.ops.aten.is_non_overlapping_and_dense(tensor))
 
 
-def _like_gradient(parameter: torch.Tensor) -> torch.Tensor:
+def like_gradient(parameter: torch.Tensor, like: torch.Tensor | None = None) -> torch.Tensor:
+    """Return an empty tensor with the layout of a parameter's gradient. `like` has its dtype and device."""
+    like = parameter if like is None else like
     return torch.empty_strided(
-        parameter.shape, gradient_strides(parameter), dtype=parameter.dtype, device=parameter.device
+        parameter.shape, gradient_strides(parameter), dtype=like.dtype, device=like.device
     )
 
 

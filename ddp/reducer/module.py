@@ -17,10 +17,11 @@ import torch.distributed as dist
 from torch.distributed import BuiltinCommHookType
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
 
-from ddp.reducer import agreement, engine, errors, plan, seams
+from ddp.reducer import agreement, engine, errors, extensions, plan
 from ddp.reducer.bucket_sender import Settings
 from ddp.reducer.carrier import AS_LONG_AS_IT_TAKES, summed
 from ddp.reducer.grad_bucket import GradBucket
+from ddp.reducer.gradient_hooks import weakly
 from ddp.reducer.logging_data import Log
 from ddp.reducer.module_changes import Unchanged
 from ddp.reducer.torch_reducer import TorchReducer
@@ -98,7 +99,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         if settings.tuned:
             self.reducer.core.tune()
         if self._delay_all_reduce_params:
-            self.reducer.core.at_round_over.append(_asks(weakref.ref(self)))
+            self.reducer.core.at_round_over.append(weakly(self._look_for_delayed))
         self.reducer.core.wanted = _synchronizes(weakref.ref(self))
         if self.__dict__.pop("_agrees_first", False):
             self._agree(static_graph)
@@ -111,7 +112,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             self.module, [*parameters, *self._delay_all_reduce_params], self.parameters_to_ignore
         )
         self._open_log(static_graph)
-        for attach in seams.when_built:
+        for attach in extensions.when_built:
             attach(self)
         self._passing_sync_batchnorm_handle(self.module)
 
@@ -350,15 +351,6 @@ def _synchronizes(module: weakref.ref[DistributedDataParallel]) -> Callable[[], 
         return wrapper is None or wrapper.require_backward_grad_sync
 
     return answer
-
-
-def _asks(module: weakref.ref[DistributedDataParallel]) -> Callable[[], None]:
-    def ask() -> None:
-        wrapper = module()
-        if wrapper is not None:
-            wrapper._look_for_delayed()
-
-    return ask
 
 
 def _several(process_group: Any) -> tuple[ProcessGroup, ...] | None:

@@ -15,6 +15,7 @@ saves the copy and the memory. A SPARSE bucket has one gradient, which is a spar
 
 from __future__ import annotations
 
+import math
 import zlib
 from dataclasses import dataclass
 from enum import Enum
@@ -57,10 +58,7 @@ class ParameterFacts:
 
     @property
     def numel(self) -> int:
-        count = 1
-        for size in self.sizes:
-            count *= size
-        return count
+        return math.prod(self.sizes)
 
     @property
     def nbytes(self) -> int:
@@ -103,10 +101,6 @@ class Bucket:
 @dataclass(frozen=True)
 class BucketPlan:
     buckets: tuple[Bucket, ...]
-
-    @property
-    def bucket_of(self) -> dict[int, int]:
-        return {member: i for i, bucket in enumerate(self.buckets) for member in bucket.members}
 
 
 def limits(cap_bytes: int, first_bytes: int, per_bucket: Sequence[int], *, whole_at_first: bool) -> Limits:

@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ddp.reducer import agreement, engine, errors, plan, rpc_context, seams, unowned_gradients
+from ddp.reducer import agreement, engine, errors, extensions, plan, rpc_context, unowned_gradients
 from ddp.reducer.bucket_sender import BucketSender
 from ddp.reducer.chunks import Mode, cut
-from ddp.reducer.gradient_hooks import Watch
+from ddp.reducer.gradient_hooks import GradientHooks, weakly
 from ddp.reducer.lesson import Lesson, lesson
 from ddp.reducer.logging_data import Stopwatch
 from ddp.reducer.round import Round, Setup, new_round
@@ -46,7 +46,7 @@ _MOST_LESSONS = 3
 
 
 class Reducer:
-    tuning: seams.Tuner | None = None
+    tuner: extensions.Tuner | None = None
 
     def __init__(
         self,
@@ -68,13 +68,13 @@ class Reducer:
             self.sender,
             self.stopwatch,
             settings.groups[0].rank(),
-            partial(_call, weakref.WeakMethod(self._backward_ended)),
+            weakly(self._backward_ended),
             expected=[1] * len(self.parameters),
         )
         # Called on all ranks at the end of each averaged step. The listeners may communicate and may raise.
         self.at_round_over: list[Callable[[], None]] = []
         self.wanted: Callable[[], bool] = lambda: True  # whether gradients should be averaged now
-        self.hooks = Watch(self.parameters, self.arrived)
+        self.hooks = GradientHooks(self.parameters, self.arrived)
         self.hooked_by_others = False
         self.round: Round | None = None
         self.previous: Round | None = None
@@ -96,7 +96,7 @@ class Reducer:
         self._cut()
         if settings.groups[0].size() > 1:  # a single rank cannot diverge from others
             unowned_gradients.own(self, self.parameters)
-        self.hooks.every_parameter()
+        self.hooks.watch_all()
 
     @property
     def rank(self) -> int:
@@ -349,15 +349,15 @@ class Reducer:
         self._cut()
         self.round, self._lesson, self._lacking, self.rebuilt = None, None, None, False
         self._watch_as(Mode.OBSERVE)
-        if self.tuning is not None and self.tuning.going:
-            self.tuning.stop("starts again, because the reducer was reset")
+        if self.tuner is not None:
+            self.tuner.stop("starts again, because the reducer was reset")
         if self.settings.tuned:
             self.tune()
 
     def tune(self) -> None:
         """Start tuning the bucket size, instead of using the configured one."""
-        for make in seams.tuners:
-            self.tuning = make(self)
+        if extensions.start_tuner is not None:
+            self.tuner = extensions.start_tuner(self)
 
     def leave_hooks_to_others(self) -> None:
         """Remove the hooks. Mixed precision calls `arrived` itself: it replaces the parameters' data in a step."""
@@ -371,9 +371,9 @@ class Reducer:
             place = {member: i for i, member in enumerate(self.own_order)}
             chunks = enumerate(self.setup.chunks)
             last = {max(chunk.members, key=place.__getitem__): i for i, chunk in chunks}
-            self.hooks.sentinels(last, self._sentinel_arrived)
+            self.hooks.watch_sentinels(last, self._sentinel_arrived)
         elif not self.hooked_by_others:
-            self.hooks.every_parameter()
+            self.hooks.watch_all()
 
     # --- other reducers of the same parameters -----------------------------------------------------
 
@@ -393,8 +393,3 @@ class Reducer:
         self.sender.shares_gradients(False)
         if self.mode is Mode.COUNT:
             self._watch_as(self._mode_alone)
-
-
-def _call(method: weakref.WeakMethod[Callable[[], None]]) -> None:
-    if bound := method():
-        bound()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ddp.reducer.bucket import gradient_strides
+from ddp.reducer.bucket import like_gradient
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -33,12 +33,8 @@ def _elementwise(name: str, value: torch.Tensor, parameter: torch.Tensor) -> boo
 
 
 def _flat(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    laid_out = _empty(parameter, value.dtype, value.device).copy_(value)
+    laid_out = like_gradient(parameter, value).copy_(value)
     return laid_out.as_strided((value.numel(),), (1,))
-
-
-def _empty(parameter: torch.Tensor, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    return torch.empty_strided(parameter.shape, gradient_strides(parameter), dtype=dtype, device=device)
 
 
 def put_together(
@@ -52,6 +48,6 @@ def put_together(
                 whole[name] = value
                 continue
             if name not in whole:
-                whole[name] = _empty(parameter, value.dtype, value.device)
+                whole[name] = like_gradient(parameter, value)
             whole[name].as_strided((parameter.numel(),), (1,))[start:end] = value
     return whole

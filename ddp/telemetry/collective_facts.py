@@ -84,3 +84,8 @@ def format_ranks(ranks: Sequence[int]) -> str:
         if step > 0 and all(b - a == step for a, b in pairwise(ranks)):
             return f"{ranks[0]}-{ranks[-1]}" + (f"/{step}" if step > 1 else "")
     return ",".join(map(str, ranks))
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Return "rank 3" or "ranks 0-3"."""
+    return f"rank{'s' * (len(ranks) > 1)} {format_ranks(ranks)}"

@@ -7,16 +7,12 @@ communication, the reason. It is also a DistBackendError wherever torch would ra
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from contextlib import ContextDecorator
 
 import torch.distributed as dist
 
 from ddp.telemetry import guard
 from ddp.telemetry.comm_words import Doing, Explanation, explain_failure, first_line, is_communication_error
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 __all__ = ["CommError", "Doing", "explain", "explaining"]
 
@@ -76,11 +72,14 @@ def _raise_with_bucket(error: CommError, doing: Doing) -> None:
     raise type(error)(explanation, whole, first_line(str(error.__cause__))) from error.__cause__
 
 
-@contextmanager
-def explaining(collective: str, group: str = "") -> Iterator[None]:
+class explaining(ContextDecorator):
     """Turn failures of communication inside the block into CommError."""
-    try:
-        yield
-    except RuntimeError as error:
-        explain(error, Doing(collective, group))
-        raise
+
+    def __init__(self, collective: str) -> None:
+        self._collective = collective
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if isinstance(error, RuntimeError):
+            explain(error, Doing(self._collective))

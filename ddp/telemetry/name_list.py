@@ -1,4 +1,4 @@
-"""Parameter names as text, shortened if there are too many."""
+"""Names or ranks as text, shortened if there are too many."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 _MAX_NAMES = 20
 
 
-def listed(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:_MAX_NAMES])
-    return shown + (f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else "")
+def listed(names: Sequence[object], most: int = _MAX_NAMES) -> str:
+    """Join names with commas. After `most` names, give only the number of the others."""
+    shown = ", ".join(map(str, names[:most]))
+    return shown + (f" and {len(names) - most} more" if len(names) > most else "")

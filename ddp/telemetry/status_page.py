@@ -125,46 +125,13 @@ class Page(Protocol):
 
 
 class _DiscardingPage:
-    """A page without a reader."""
+    """A page without a reader: every method does nothing and returns 0."""
 
-    def phase(self, _number: int, /) -> int:
-        return STARTING
-
-    def mark(self, _number: int, /) -> int:
-        return STARTING
-
-    def back(self, _before: int, /) -> None:
-        pass
-
-    def step(self) -> None:
-        pass
-
-    def number(self, _steps: int, /) -> None:
-        pass
-
-    def buckets(self, _of: int, _launched: int, _finished: int, /) -> None:
-        pass
-
-    def patience(self, _timeout_s: float, /) -> None:
-        pass
-
-    def group(self, _name: str, _size: int, _members: str, /) -> int:
+    def _discard(self, *_arguments: Any) -> Any:
         return 0
 
-    def enter(self, *_facts: Any) -> int:
-        return 0
-
-    def leave(self, _ticket: int, /) -> None:
-        pass
-
-    def section(self, _name: str, _timeout_s: float, _since: int, /) -> int:
-        return 0
-
-    def say(self, _text: str, /) -> None:
-        pass
-
-    def error(self, _text: str, /) -> None:
-        pass
+    phase = mark = back = step = number = buckets = patience = _discard
+    group = enter = leave = section = say = error = _discard
 
 
 _opened: Page | None = None

@@ -20,12 +20,10 @@ FULL = {
 def test_as_a_launcher_says() -> None:
     seat = seat_of(FULL)
     assert seat == Seat(5, 8, 1, 4, 1, launched=True)
-    assert not seat.on_one_node
 
 
 def test_alone_without_a_launcher() -> None:
     assert seat_of({"MASTER_ADDR": "left over", "PATH": "/bin"}) == ALONE
-    assert ALONE.on_one_node
 
 
 def test_what_torch_can_do_without_is_worked_out() -> None:

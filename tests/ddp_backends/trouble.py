@@ -93,7 +93,7 @@ def time_out_alone(timeout_s):
 
 def form_a_group_alone():
     """Rank 1 comes when the other has given up, and all counts are as they were."""
-    ddp.groups.shm.LEAST_TO_COME_S = 0.2
+    ddp.groups.shm.MIN_CREATION_S = 0.2
     if dist.get_rank() == 1:
         dist.barrier()
     began = time.monotonic()

@@ -108,8 +108,9 @@ SHELL = {
         ),
         *within(
             "reducer",
-            "agreement baseline bucket bucket_sender carrier chunks engine grad_bucket gradient_hooks lesson "
-            "logging_data module module_changes reducer round rpc_context seams torch_reducer unowned_gradients unused",
+            "agreement baseline bucket bucket_sender carrier chunks engine extensions grad_bucket gradient_hooks "
+            "lesson logging_data module module_changes reducer round rpc_context torch_reducer unowned_gradients "
+            "unused",
         ),
         *within("sharding", "sharded_buckets sharded_optimizer whole_state"),
         *within(

@@ -159,7 +159,6 @@ struct group {
 /* kernels.c */
 extern const size_t element_bytes[ELEMENTS];
 extern const char *const element_names[ELEMENTS];
-int can_reduce(enum element, enum reduction);
 void reduce(enum element, enum reduction, double divisor, size_t count, int sources, const char *const *from,
             int targets, char *const *to);
 void divide(enum element, double divisor, size_t count, char *data);

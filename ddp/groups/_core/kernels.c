@@ -16,10 +16,6 @@ const size_t element_bytes[ELEMENTS] = {8, 4, 2, 2, 8, 4, 2, 1, 1, 1};
 const char *const element_names[ELEMENTS] = {"float64", "float32", "float16", "bfloat16", "int64",
                                              "int32",   "int16",   "int8",    "uint8",    "bool"};
 
-int can_reduce(enum element element, enum reduction reduction) {
-    return element > BF16 || reduction <= MAXIMUM;
-}
-
 #define EACH(expression) \
     for (size_t i = 0; i < n; i++) to[i] = (expression); \
     break;

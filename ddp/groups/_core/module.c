@@ -343,13 +343,6 @@ static PyObject *length(PyObject *self, PyObject *args) {
     return PyLong_FromSize_t(segment_length(members, (size_t)staging, (size_t)region));
 }
 
-static PyObject *supports(PyObject *self, PyObject *args) {
-    (void)self;
-    int element, reduction;
-    if (!PyArg_ParseTuple(args, "ii", &element, &reduction)) return NULL;
-    return PyBool_FromLong(can_reduce((enum element)element, (enum reduction)reduction));
-}
-
 static PyObject *guard_signal(PyObject *self, PyObject *args) {
     (void)self;
     int number;
@@ -371,7 +364,6 @@ static PyObject *forgive_signal(PyObject *self, PyObject *none) {
 
 static PyMethodDef functions[] = {
     {"length", length, METH_VARARGS, "Bytes of a shared file for so many members."},
-    {"supports", supports, METH_VARARGS, "Whether elements of a kind can be reduced so."},
     {"guard_signal", guard_signal, METH_VARARGS, "Heeds this signal from the parent only."},
     {"overdue_signal", overdue_signal, METH_NOARGS, "One that was not heeded, and nothing came of it in time; or 0."},
     {"forgive_signal", forgive_signal, METH_NOARGS, "Forgets the one that was not heeded: the launcher has answered it."},

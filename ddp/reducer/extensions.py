@@ -1,4 +1,4 @@
-"""Registries through which diagnostics attach to a reducer. The reducer does not import them."""
+"""Extension points of the reducer: the diagnostics attach here, so that the reducer does not import them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ if TYPE_CHECKING:
 
 
 class Tuner(Protocol):
-    """Finds the best bucket size for a reducer."""
-
-    going: bool
+    """Finds the best bucket size for a reducer. When it stops, it sets `reducer.tuner` to None."""
 
     def stop(self, why: str) -> None: ...
 
 
-tuners: list[Callable[[Reducer], Tuner]] = []
+start_tuner: Callable[[Reducer], Tuner] | None = None
 when_built: list[Callable[[DistributedDataParallel], None]] = []
