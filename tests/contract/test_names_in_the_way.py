@@ -31,37 +31,39 @@ _PLAIN_START = "ranks start without the warm start"
 
 
 @pytest.mark.parametrize("name", ["ddp", "sitecustomize", *_ALSO_OURS])
-def test_script_of_that_name(name: str, tmp_path: Path) -> None:
+def test_script_of_that_name(name: str, light: dict[str, str], tmp_path: Path) -> None:
     script(tmp_path, "import sys, os\nprint(__name__, 'torch' in sys.modules)\n", f"{name}.py")
-    ended = ddp_launch(f"{name}.py", cwd=tmp_path).ok()
+    ended = ddp_launch(f"{name}.py", cwd=tmp_path, env=light).ok()
     assert (ended.out, ended.err) == ("__main__ True\n", "")
 
 
 @pytest.mark.parametrize("options", [WARM, PLAIN], ids=["warm", "plain"])
-def test_modules_and_folders_of_those_names_beside_it(options: tuple[str, ...], tmp_path: Path) -> None:
+def test_modules_and_folders_of_those_names_beside_it(
+    options: tuple[str, ...], light: dict[str, str], tmp_path: Path
+) -> None:
     for name in _OURS:
         script(tmp_path / name, f"where = '{name} of the script'\n", "__init__.py")
     for name in ("wire", "loop", "rank", "tree", "warm", "_ddp_launch", "sitecustomize"):
         script(tmp_path, f"where = '{name} of the script'\n", f"{name}.py")
     names = "ddp, launcher, rendezvous, wire, loop, rank, tree, warm, _ddp_launch, sitecustomize"
     script(tmp_path, f"import {names}\nfor one in ({names}):\n    print(one.where)\n")
-    ended = ddp_launch("train.py", cwd=tmp_path, options=options).ok()
+    ended = ddp_launch("train.py", cwd=tmp_path, options=options, env=light).ok()
     assert ended.out == "".join(f"{name} of the script\n" for name in names.split(", "))
     assert ended.err == ""
 
 
-def test_import_of_our_library_behind_such_a_name_says_why(tmp_path: Path) -> None:
+def test_import_of_our_library_behind_such_a_name_says_why(light: dict[str, str], tmp_path: Path) -> None:
     script(tmp_path, "x = 1\n", "ddp.py")
     script(tmp_path, "from ddp import DistributedDataParallel\n")
-    ended = ddp_launch("train.py", cwd=tmp_path)
+    ended = ddp_launch("train.py", cwd=tmp_path, env=light)
     assert ended.code == 1
     assert "ddp.py" in ended.err
     assert "rename it" in ended.err
 
 
-def test_script_called_ddp_that_imports_our_library_says_why(tmp_path: Path) -> None:
+def test_script_called_ddp_that_imports_our_library_says_why(light: dict[str, str], tmp_path: Path) -> None:
     script(tmp_path, "from ddp import DistributedDataParallel\n", "ddp.py")
-    ended = ddp_launch("ddp.py", cwd=tmp_path)
+    ended = ddp_launch("ddp.py", cwd=tmp_path, env=light)
     assert ended.code == 1
     assert "rename it" in ended.err
 
@@ -95,10 +97,10 @@ def test_a_module_that_torch_imports_is_the_scripts_own(name: str, tmp_path: Pat
     assert f"{tmp_path / entry} takes the name" in ended.err
 
 
-def test_a_built_in_module_cannot_be_shadowed(tmp_path: Path) -> None:
+def test_a_built_in_module_cannot_be_shadowed(light: dict[str, str], tmp_path: Path) -> None:
     script(tmp_path, "raise RuntimeError('not this one')\n", "atexit.py")
     script(tmp_path, "import atexit, sys\nprint(atexit.__name__, 'torch' in sys.modules)\n")
-    ended = ddp_launch("train.py", cwd=tmp_path).ok()
+    ended = ddp_launch("train.py", cwd=tmp_path, env=light).ok()
     assert (ended.out, ended.err) == ("atexit True\n", "")
 
 

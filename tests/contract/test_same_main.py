@@ -104,11 +104,15 @@ _WARM_KINDS = ("module", "folder", "symlink")
         ),
     ],
 )
-def test_every_kind_of_entry_point(kind: str, options: Sequence[str], tmp_path: Path) -> None:
+def test_every_kind_of_entry_point(
+    kind: str, options: Sequence[str], light: dict[str, str], tmp_path: Path
+) -> None:
     words = _entry_words(kind, tmp_path)
-    python(*words, tmp_path / "python", "x y", cwd=tmp_path).ok()
+    python(*words, tmp_path / "python", "x y", cwd=tmp_path, env=light).ok()
     expected = written(tmp_path, "python")
-    assert ddp_launch(*words, tmp_path / "ours", "x y", cwd=tmp_path, options=options).ok().err == ""
+    assert (
+        ddp_launch(*words, tmp_path / "ours", "x y", cwd=tmp_path, options=options, env=light).ok().err == ""
+    )
     facts = written(tmp_path, "ours")
     assert facts["main"] == expected["main"]
     assert facts["interpreter"] == expected["interpreter"]
@@ -118,9 +122,9 @@ def test_every_kind_of_entry_point(kind: str, options: Sequence[str], tmp_path: 
 
 
 @_BOTH
-def test_run_path(options: Sequence[str], tmp_path: Path) -> None:
+def test_run_path(options: Sequence[str], light: dict[str, str], tmp_path: Path) -> None:
     program("main_facts.py", tmp_path)
-    ddp_launch("--run-path", "main_facts.py", "facts", "x y", cwd=tmp_path, options=options).ok()
+    ddp_launch("--run-path", "main_facts.py", "facts", "x y", cwd=tmp_path, options=options, env=light).ok()
     facts = written(tmp_path, "facts")
     assert facts["main"]["name"] == "__main__"
     assert facts["main"]["is_main"]
@@ -129,19 +133,21 @@ def test_run_path(options: Sequence[str], tmp_path: Path) -> None:
 
 
 @_BOTH
-def test_traceback_on_stderr_is_pythons_own(options: Sequence[str], tmp_path: Path) -> None:
+def test_traceback_on_stderr_is_pythons_own(
+    options: Sequence[str], light: dict[str, str], tmp_path: Path
+) -> None:
     script(tmp_path, "def step():\n    raise ValueError('bad batch')\n\n\nprint('before')\nstep()\n")
     expected = python("train.py", cwd=tmp_path)
-    ended = ddp_launch("train.py", cwd=tmp_path, options=options)
+    ended = ddp_launch("train.py", cwd=tmp_path, options=options, env=light)
     assert (ended.code, ended.out) == (expected.code, expected.out) == (1, "before\n")
     assert ended.err.startswith(expected.err)
 
 
 @_BOTH
-def test_syntax_error_is_pythons_own(options: Sequence[str], tmp_path: Path) -> None:
+def test_syntax_error_is_pythons_own(options: Sequence[str], light: dict[str, str], tmp_path: Path) -> None:
     script(tmp_path, "import later\n")
     script(tmp_path, "def broken(:\n", "later.py")
     expected = python("train.py", cwd=tmp_path)
-    ended = ddp_launch("train.py", cwd=tmp_path, options=options)
+    ended = ddp_launch("train.py", cwd=tmp_path, options=options, env=light)
     assert ended.code == expected.code == 1
     assert ended.err.startswith(expected.err)

@@ -29,10 +29,10 @@ def _lines_measured(folder: Path) -> list[int]:
     return sorted(found)
 
 
-def test_coverage_run_as_the_module(tmp_path: Path) -> None:
+def test_coverage_run_as_the_module(light: dict[str, str], tmp_path: Path) -> None:
     script(tmp_path, _BRANCHES)
     words = ("-m", "coverage", "run", "--parallel-mode", "train.py")
-    ended = ddp_launch(*words, cwd=tmp_path, nproc=2).ok()
+    ended = ddp_launch(*words, cwd=tmp_path, nproc=2, env=light).ok()
     assert sorted(ended.out.splitlines()) == ["one", "zero"]
     assert _lines_measured(tmp_path) == [1, 3, 4, 6]
 
@@ -47,23 +47,26 @@ def test_coverage_started_by_a_site_hook(tmp_path: Path) -> None:
     assert ended.err.count(_PLAIN_START) == 1
 
 
-def test_what_a_site_hook_imports_is_imported_once_and_not_by_each_rank(tmp_path: Path) -> None:
+def test_what_a_site_hook_imports_is_imported_once_and_not_by_each_rank(
+    light: dict[str, str], tmp_path: Path
+) -> None:
     note = "import os\nwith open(os.environ['SEEN'], 'a') as file:\n    print(os.getpid(), file=file)\n"
     script(tmp_path / "site", note, "sitecustomize.py")
     script(tmp_path, "import os, sys\nassert 'sitecustomize' in sys.modules\nprint(os.getpid())\n")
-    env = {"SEEN": str(tmp_path / "seen"), "PYTHONPATH": str(tmp_path / "site")}
+    env = {"SEEN": str(tmp_path / "seen"), "PYTHONPATH": f"{tmp_path / 'site'}:{light['PYTHONPATH']}"}
     ranks = ddp_launch("train.py", cwd=tmp_path, nproc=2, env=env).ok().out.split()
     assert len(ranks) == 2
     assert not set(ranks) & set((tmp_path / "seen").read_text().split())
 
 
 @_BOTH
-def test_debugger_on_a_pipe(options: Sequence[str], tmp_path: Path) -> None:
+def test_debugger_on_a_pipe(options: Sequence[str], light: dict[str, str], tmp_path: Path) -> None:
     script(tmp_path, "x = 41\nbreakpoint()\nprint('x is', x)\n")
     commands = "p x\nx = 42\nw\nc\n"
     expected = python("train.py", cwd=tmp_path, stdin=commands).ok()
     assert "x is 42" in expected.out
-    assert ddp_launch("train.py", cwd=tmp_path, options=options, stdin=commands).ok().out == expected.out
+    ended = ddp_launch("train.py", cwd=tmp_path, options=options, stdin=commands, env=light).ok()
+    assert ended.out == expected.out
 
 
 @pytest.mark.nightly
@@ -74,9 +77,10 @@ def test_postmortem_debugger_as_the_module(tmp_path: Path) -> None:
 
 
 @_BOTH
-def test_faulthandler(options: Sequence[str], tmp_path: Path) -> None:
+def test_faulthandler(options: Sequence[str], light: dict[str, str], tmp_path: Path) -> None:
     script(tmp_path, "import faulthandler\n\n\ndef crash():\n    faulthandler._sigsegv()\n\n\ncrash()\n")
-    ended = ddp_launch("train.py", cwd=tmp_path, options=options, env={"PYTHONFAULTHANDLER": "1"})
+    env = light | {"PYTHONFAULTHANDLER": "1"}
+    ended = ddp_launch("train.py", cwd=tmp_path, options=options, env=env)
     assert ended.code == 128 + 11
     assert "line 5 in crash" in ended.err
     assert "line 8 in <module>" in ended.err
@@ -91,11 +95,11 @@ print(sys.modules["sitecustomize"] is sitecustomize)
 
 
 @_BOTH
-def test_the_users_site_hooks_run(options: Sequence[str], tmp_path: Path) -> None:
+def test_the_users_site_hooks_run(options: Sequence[str], light: dict[str, str], tmp_path: Path) -> None:
     for name in ("sitecustomize", "usercustomize"):
         script(tmp_path / "site", "marks = globals().get('marks', 0) + 1\n", f"{name}.py")
     script(tmp_path, _SHOW_SITE)
-    env = {"PYTHONPATH": str(tmp_path / "site"), "HOME": str(tmp_path)}
+    env = {"PYTHONPATH": f"{tmp_path / 'site'}:{light['PYTHONPATH']}", "HOME": str(tmp_path)}
     fresh = python("train.py", cwd=tmp_path, env=env)
     if (
         fresh.code != 0
@@ -135,9 +139,9 @@ _QUICK = ("development mode", "UTF-8 off")
     "which",
     [*_QUICK, *(pytest.param(each, marks=pytest.mark.nightly) for each in _VARIABLES if each not in _QUICK)],
 )
-def test_variables_of_the_interpreter(which: str, tmp_path: Path) -> None:
+def test_variables_of_the_interpreter(which: str, light: dict[str, str], tmp_path: Path) -> None:
     script(tmp_path, _SHOW_FLAGS)
-    env = _VARIABLES[which]
+    env = light | _VARIABLES[which]
     expected = python("train.py", cwd=tmp_path, env=env).ok()
     assert ddp_launch("train.py", cwd=tmp_path, env=env).ok().out == expected.out
 
@@ -182,9 +186,11 @@ def test_whoever_started_the_job_finds_the_first_cause_where_torchrun_leaves_it(
     assert first_cause(path) == answer("first cause")
 
 
-def test_a_file_for_the_first_cause_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_a_file_for_the_first_cause_that_cannot_be_written_is_named(
+    light: dict[str, str], tmp_path: Path
+) -> None:
     script(tmp_path, "raise SystemExit(7)\n")
     gone = tmp_path / "gone" / "error.json"
-    ended = ddp_launch("train.py", cwd=tmp_path, env={"TORCHELASTIC_ERROR_FILE": str(gone)})
+    ended = ddp_launch("train.py", cwd=tmp_path, env=light | {"TORCHELASTIC_ERROR_FILE": str(gone)})
     assert ended.code == 7
     assert f"cannot write TORCHELASTIC_ERROR_FILE {gone}: No such file" in ended.err

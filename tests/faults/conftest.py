@@ -18,5 +18,5 @@ def plays(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[Played]]]
     found = (spec.params.get("case") for spec in specs if spec is not None)
     cases = [case for case in found if isinstance(case, Case)]  # other suites have cases of their own
     with ThreadPoolExecutor(JOBS_AT_ONCE) as pool:
-        yield {case.name: pool.submit(play, case, LENIENT) for case in cases}
+        yield {case.name: pool.submit(play, case, LENIENT, preloads=True) for case in cases}
         pool.shutdown(cancel_futures=True)

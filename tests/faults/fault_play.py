@@ -113,10 +113,11 @@ class Played:
         return f"{self.case.name}: {self.case.injected}\n  {found}\n  {took}\n{self.told}"
 
 
-def play(case: Case, leniency: float = 1.0) -> Played:
+def play(case: Case, leniency: float = 1.0, *, preloads: bool = False) -> Played:
     """A right verdict that came late is asked for again: the machine may have been busy with something else.
 
-    The earliest of them is what counts. `leniency`: so many times what a case may take is not yet late.
+    The earliest of them is what counts. `leniency`: so many times what a case may take is not yet late. `preloads`:
+    torch._dynamo, which DDP needs, is imported once and not by each rank of each generation.
     """
     if missing := needs.missing(case.needs):
         return Played(case, skipped=missing)
@@ -124,7 +125,7 @@ def play(case: Case, leniency: float = 1.0) -> Played:
     for _ in range(_ATTEMPTS):
         folder = Path(tempfile.mkdtemp(prefix="fault-"))
         try:
-            played = Stage(case, folder).play()
+            played = Stage(case, folder, preloads).play()
         except AssertionError as error:
             return Played(case, problem=f"it could not be cleared away: {error}")
         finally:
@@ -138,8 +139,9 @@ def play(case: Case, leniency: float = 1.0) -> Played:
 class Stage:
     """One job of one case, and what is seen of it."""
 
-    def __init__(self, case: Case, folder: Path) -> None:
+    def __init__(self, case: Case, folder: Path, preloads: bool = False) -> None:
         self.case, self.folder = case, folder
+        self._preloads = preloads and case.wrap != "plain" and "--no-warm-start" not in case.options
         self.shared = folder / "shared"
         self.shared.mkdir()
         self.nodes: list[Launched | networks.LabNode] = []
@@ -207,6 +209,7 @@ class Stage:
         words += ["--hang-timeout", f"{HANG_TIMEOUT_S:g}"]
         if case.nodes > 1:
             words += ["--nnodes", f"1:{case.nodes}", "--last-call", "60", "--rdzv-id", "fault"]
+        words += ["--preload", "torch._dynamo"] * self._preloads
         words += [*case.options, TRAIN, str(self.shared), "--wrap", case.wrap, "--backend", case.backend]
         words += ["--loaders", str(case.loaders)]
         if case.fault:

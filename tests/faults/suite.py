@@ -26,7 +26,7 @@ QUICK = frozenset(
     """
     exception killed-ours-shm memory-limit loader-killed
     stopped-two-nodes sleep-backward other-shape
-    agent-killed link-cut evaluation
+    agent-killed evaluation
     """.split()
 )
 

@@ -122,7 +122,8 @@ class Launched:
         self.env = {k: v for k, v in os.environ.items() if not k.startswith(("DDP_", "PET_"))}
         self.env |= {MARK: self.mark, "THERE": str(self.there), "TMPDIR": str(self.temp)} | (env or {})
         if fake_torch is not None:
-            self.env["PYTHONPATH"] = _fake_torch(folder, fake_torch)
+            folders = [make_fake_torch(folder, fake_torch), (env or {}).get("PYTHONPATH", "")]
+            self.env["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
         if source is not None:
             script = folder / "train.py"
             script.write_text(source)
@@ -231,18 +232,21 @@ class Launched:
 
 # What warm ranks count on: a generator to seed, and C++ streams that are set up.
 _LIKE_TORCH = """
-import ctypes
+import ctypes, logging
+logging.getLogger("ddp").setLevel(logging.ERROR)  # it warns of what this torch lacks
 ctypes.CDLL("libstdc++.so.6")._ZNSt8ios_base4InitC1Ev(ctypes.create_string_buffer(8))
 class default_generator:
     seed = manual_seed = initial_seed = staticmethod(lambda *_: 0)
+class cuda:
+    is_initialized = staticmethod(lambda: False)
 """
 
 
 Launch = Callable[..., Launched]  # of the fixture of that name
 
 
-def _fake_torch(folder: Path, source: str) -> str:
-    """A package called torch that is imported at once, with a store that nobody can talk to."""
+def make_fake_torch(folder: Path, source: str = "") -> str:
+    """A package called torch that is imported at once, with a store that nobody can talk to; the folder to search."""
     package = folder / "fake" / "torch"
     (package / "distributed").mkdir(parents=True, exist_ok=True)
     (package / "__init__.py").write_text(_LIKE_TORCH + source)

@@ -32,12 +32,21 @@ elif restart == "0":
 """
 
 
-def launched(launch: Launch, folder: Path, modules: dict[str, str], *words: str, source: str) -> Launched:
+def launched(
+    launch: Launch,
+    folder: Path,
+    modules: dict[str, str],
+    *words: str,
+    source: str,
+    fake_torch: str | None = "",
+) -> Launched:
     for path, text in modules.items():
         (folder / path).parent.mkdir(exist_ok=True)
         (folder / path).write_text(text)
     env = {"PYTHONPATH": str(folder), "IMPORTED": str(folder / "imported")}
-    return launch("--nproc-per-node", "2", "--max-restarts", "1", *words, source=source, env=env)
+    return launch(
+        "--nproc-per-node", "2", "--max-restarts", "1", *words, source=source, env=env, fake_torch=fake_torch
+    )
 
 
 def test_it_is_imported_once_for_all_ranks_of_all_generations(launch: Launch, tmp_path: Path) -> None:
@@ -80,6 +89,6 @@ def test_a_first_step_does_not_import_what_was_preloaded(launch: Launch, tmp_pat
         "torch.optim.SGD(model.parameters(), lr=0.1).step()\n"
         "print(before, 'torch._dynamo' in sys.modules)\n"
     )
-    job = launched(launch, tmp_path, {}, "--preload", "torch._dynamo", source=source)
+    job = launched(launch, tmp_path, {}, "--preload", "torch._dynamo", source=source, fake_torch=None)
     assert job.wait(200.0) == 0, job.stderr()
     assert job.stdout().count("True True") == 2, job.stdout() + os.linesep + job.stderr()
