@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import inspect
 import re
@@ -72,6 +73,7 @@ def root_of(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
+@functools.cache
 def inherited() -> set[str]:
     """What `self` may have from a class of ours in another module."""
     return {name for module in MODULES for name in defined_in(module.tree)}
