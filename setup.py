@@ -8,6 +8,7 @@ With DDP_LAUNCH_CORE=required a core that cannot be compiled is an error, where 
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 from setuptools import Distribution, setup
@@ -44,7 +45,8 @@ class WithCore(build_ext):
 
 class PerhapsPure(Distribution):
     def has_ext_modules(self) -> bool:
-        return _CORE != "0" and super().has_ext_modules()
+        """The core is written for Linux."""
+        return _CORE != "0" and sys.platform == "linux" and super().has_ext_modules()
 
 
 def _pages() -> list[Path]:

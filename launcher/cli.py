@@ -37,12 +37,21 @@ def main(argv: list[str] | None = None) -> int:
         line = read_arguments(words[1:] if is_doctor else words)
         if line.wants("help") or line.wants("version"):
             return _show(_help() if line.wants("help") else _version())
+        _check_system()
         if is_doctor:
             return _run_doctor(line, os.environ)
         return _launch(line, os.environ, ssh_control.start_control(os.environ))
     except UsageError as error:
         _print_message("error", str(error))
         return error.exit_code
+
+
+def _check_system() -> None:
+    if sys.platform != "linux":
+        raise UsageError(
+            f"ddp-launch runs on Linux only, and this system is {sys.platform}. Here you can use ddp-rendezvous, "
+            "ddpctl, and torchrun with --rdzv-backend ddp."
+        )
 
 
 def _launch(line: CommandLine, environ: Mapping[str, str], control: SshControl | None) -> int:

@@ -67,7 +67,8 @@ def _why_elsewhere(path: str) -> str:
     wanted = os.path.abspath(os.environ.get("TMPDIR") or "/tmp")
     if os.path.dirname(path) == wanted or not _is_full(wanted):
         return ""
-    return f"{wanted} has less than {ROOM >> 20} MiB free: log files go to {path}. Free space there, or set TMPDIR."
+    reason = f"less than {ROOM >> 20} MiB or no inode is free"
+    return f"{wanted} is full ({reason}): log files go to {path}. Free space there, or set TMPDIR."
 
 
 def _temporary(name: str) -> str:

@@ -89,7 +89,14 @@ def _belong_together(secret: Secret) -> bool:
 
 @contextlib.contextmanager
 def as_file(content: bytes) -> Iterator[str]:
-    """Provide a path for `content` without writing it to a disk."""
+    """Provide a path for `content`; on Linux without writing it to a disk."""
+    if not hasattr(os, "memfd_create"):
+        import tempfile  # slow to load
+
+        with tempfile.NamedTemporaryFile(prefix="ddp-secret-", buffering=0) as private:
+            private.write(content)
+            yield private.name
+        return
     with os.fdopen(os.memfd_create("secret", os.MFD_CLOEXEC), "wb", buffering=0) as file:
         file.write(content)
         yield f"/proc/self/fd/{file.fileno()}"

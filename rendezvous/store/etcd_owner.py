@@ -49,8 +49,8 @@ class Claim:
 
 
 def clock() -> float:
-    """A clock that also advances while the machine is suspended, unlike `time.monotonic`."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
+    """A clock that also advances while the machine is suspended, unlike `time.monotonic` on Linux."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 class EtcdOwnership:

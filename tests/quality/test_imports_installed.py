@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-OURS = {"ddp", "launcher", "rendezvous", "_ddp_launch", "_ddp_launch_rank", "sitecustomize", "__main__"}
+OURS = {"ddp", "launcher", "rendezvous", "_ddp_launch", "_ddp_launch_entry", "_ddp_launch_rank"}
+OURS |= {"sitecustomize", "__main__"}
 INSTALLED = ("torch", "install")
 # Folders, and the lists in requirements/ that the target installs which runs them.
 TARGETS = {
