@@ -1,3 +1,5 @@
 """The version that agents of one job must share."""
 
-VERSION = "0.1.0"
+from rendezvous.values.version import VERSION
+
+__all__ = ["VERSION"]

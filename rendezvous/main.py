@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from rendezvous.grpc_io import choose_engine, silence_grpc
 from rendezvous.signals import SignalWatch
+from rendezvous.values.version import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -30,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from rendezvous.service import settings
 
     parser = argparse.ArgumentParser("ddp-rendezvous", description=__doc__)
+    parser.add_argument("--version", action="version", version=f"ddp-rendezvous {VERSION}")
     commands = parser.add_subparsers(dest="command", required=True)
     settings.add_arguments(commands.add_parser("serve", help="run the service until SIGTERM"))
     _add_token(commands.add_parser("token", help="print a new access token"))

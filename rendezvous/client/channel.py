@@ -11,6 +11,7 @@ import grpc.aio
 from rendezvous.access.secret import NAME
 from rendezvous.client.options import OptionsUnusable, current_token, is_loopback
 from rendezvous.client.session_rules import CONNECT_S, PATIENCE_S, PING_AFTER_S
+from rendezvous.values.version import VERSION, VERSION_METADATA
 
 if TYPE_CHECKING:
     from rendezvous.client.options import ClientOptions
@@ -82,7 +83,8 @@ def _target(endpoint: str) -> str:
 
 def metadata(options: ClientOptions) -> tuple[tuple[str, str], ...]:
     token = current_token(options)
-    return (("authorization", f"Bearer {token}"),) if token else ()
+    version = (VERSION_METADATA, VERSION)
+    return (("authorization", f"Bearer {token}"), version) if token else (version,)
 
 
 def _read(path: str) -> bytes | None:

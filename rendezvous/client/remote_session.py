@@ -37,6 +37,7 @@ from rendezvous.client.session_rules import (
 from rendezvous.client.tls_probe import probe_tls
 from rendezvous.codec import HEARTBEAT, BadMessage, from_agent_bytes, read_to_agent
 from rendezvous.values.events import AgentHeard, Refused
+from rendezvous.values.version import VERSION, version_in, with_releases
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -229,6 +230,8 @@ def _nobody_asks(_held: bool) -> None:
 def _judged(error: grpc.aio.AioRpcError, *, renewable: bool) -> StreamFailed:
     """Classify a failed stream. An expired token may still be renewed in its file; until then the job continues."""
     code, words = error.code(), error.details() or "no reason given"
+    if code is grpc.StatusCode.UNIMPLEMENTED:  # gRPC's own answer, which has no version of the service
+        words = with_releases("it does not know this call", version_in(error.trailing_metadata()), VERSION)
     if code in _FOR_GOOD:
         refused = Refused(f"the rendezvous rejected this agent: {words}", _FOR_GOOD[code])
         curable = renewable and code is grpc.StatusCode.UNAUTHENTICATED

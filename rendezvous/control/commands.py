@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Literal
 
 from rendezvous.submit.command import add as add_submit
+from rendezvous.values.version import VERSION
 from rendezvous.values.wire_names import PORT
 
 _ENDPOINT_ENV = "DDP_RENDEZVOUS"
@@ -55,6 +56,7 @@ _SUBMIT_HELP = (
 def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser("ddpctl", description=_ABOUT, parents=[_shared()])
     found.set_defaults(rendezvous=os.environ.get(_ENDPOINT_ENV, _DEFAULT), output="text", timeout=10.0)
+    found.add_argument("--version", action="version", version=f"ddpctl {VERSION}")
     commands = found.add_subparsers(dest="command", required=True)
     shared = _shared()
     added = {each: commands.add_parser(each, help=_HELP[each], parents=[shared]) for each in Command}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rendezvous.control.commands import SUBMIT, parser
 from rendezvous.grpc_io import choose_engine, silence_grpc
+from rendezvous.values.version import VERSION, version_in, with_releases
 
 if TYPE_CHECKING:
     import argparse
@@ -88,6 +89,9 @@ def _explain(error: Any, endpoints: str) -> tuple[str, int]:
             return details, 77
         case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.DEADLINE_EXCEEDED:
             return f"no answer from {endpoints}: {details}", 75
+        case grpc.StatusCode.UNIMPLEMENTED:
+            service = version_in(error.trailing_metadata())
+            return with_releases(f"{endpoints} does not know this command", service, VERSION), 1
         case _:
             return details, 1
 

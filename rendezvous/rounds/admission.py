@@ -54,8 +54,10 @@ KNOWN_AS = {
     "stragglers": "--stragglers",
 }
 _NODES_NOTIFIED = 8  # a person reads the output of the first nodes; thousands of equal lines help nobody
+_SAME_VALUE = "Start all nodes with the same value"
+_SAME_RELEASE = "Install the same release on all nodes"
 _SHOWN_CHARS = 256  # of a value of a setting
-_FIRST_ASKED = ("entry_point", "nproc", "min_nodes", "max_nodes", "version")
+_FIRST_ASKED = ("version", "entry_point", "nproc", "min_nodes", "max_nodes")
 
 
 # --- joining -----------------------------------------------------------------------------------------
@@ -174,7 +176,7 @@ def _disagreement(ours: JobSpec, theirs: JobSpec) -> Refused:
     found = Disagreement(name, _shown(getattr(ours, name)), _shown(getattr(theirs, name)))
     reason = (
         f"the nodes of the job have different values of {KNOWN_AS[name]}: the job has {found.of_job}, "
-        f"this node has {found.of_node}. Start all nodes with the same value"
+        f"this node has {found.of_node}. {_SAME_RELEASE if name == 'version' else _SAME_VALUE}"
     )
     kind = RefusalKind.DISAGREEMENT
     return Refused(reason, _USAGE_DISAGREES, kind=kind, disagreement=found)

@@ -20,6 +20,7 @@ from rendezvous.service.jobs import Elsewhere
 from rendezvous.service.limits import LimitReached
 from rendezvous.store.protocol import Conflict, Deposed, StoreError
 from rendezvous.store.protocol import LimitReached as ValuesFull
+from rendezvous.values.version import VERSION, VERSION_METADATA, version_in, with_releases
 from rendezvous.values.wire_names import OWNER_METADATA
 
 if TYPE_CHECKING:
@@ -88,10 +89,12 @@ class Calls:
                 raise
             except Exception as error:
                 code, words, owner = _status(error)
+                if code is grpc.StatusCode.INVALID_ARGUMENT:
+                    words = with_releases(words, VERSION, version_in(context.invocation_metadata()))
                 self._note(error, re.sub("^ipv[46]:", "", peer_name(context)))
             finally:
                 self._metrics.count("calls", code.name.lower())
-            trailing = ((OWNER_METADATA, owner),) if owner else ()
+            trailing = ((VERSION_METADATA, VERSION), *(((OWNER_METADATA, owner),) if owner else ()))
             await context.abort(code, words, trailing)
 
         return guarded_call

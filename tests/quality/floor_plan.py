@@ -47,7 +47,8 @@ CORE = {
         *within("submit", "job job_file job_rules kubernetes pods slurm ssh yaml_text"),
         *within(
             "values",
-            "cause_text events frozen_map rank_report rank_view state straggler_state text_limits types wire_names",
+            "cause_text events frozen_map rank_report rank_view state straggler_state text_limits types version "
+            "wire_names",
         ),
     },
     "ddp": {
@@ -186,7 +187,7 @@ ROOMS = {
         "service": set("access client codec machine metrics rounds session_replay store values".split()),
         "embedded": {"client", "service", "store", "values"},
         "hosted": {"access", "client", "grpc_io", "service", "store"},
-        "main": {"access", "grpc_io", "service", "signals", "store"},
+        "main": {"access", "grpc_io", "service", "signals", "store", "values"},
         "submit": {"access"},
         "control": {"client", "grpc_io", "service", "submit", "values"},
         "torchrun": {"client", "values"},
@@ -207,7 +208,7 @@ ROOMS = {
 
 # Which modules of another package a package may import.
 _VALUES = within(
-    "values", "cause_text events rank_report rank_view straggler_state text_limits types wire_names"
+    "values", "cause_text events rank_report rank_view straggler_state text_limits types version wire_names"
 )
 ABROAD = {
     ("launcher", "core"): {f"rendezvous.{name}" for name in (*_VALUES, "diagnosing.stragglers")},
