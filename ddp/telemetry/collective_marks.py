@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import sys
 import weakref
 import zlib
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from .status_page import Page
 
 
+_OUR_BACKENDS = ("shm", "hier")
 _FORMING = "init_process_group"
 
 
@@ -74,6 +76,13 @@ def mark_group_creation(page: Page) -> None:
     """
 
     def wrap(make: Callable[..., Any]) -> Callable[..., Any]:
+        def made(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return make(*args, **kwargs)
+            except Exception as error:
+                _explain_backend(error, *args)
+                raise
+
         @functools.wraps(make)
         def make_group(*args: Any, **kwargs: Any) -> Any:
             timeout = kwargs.get("timeout")
@@ -81,11 +90,11 @@ def mark_group_creation(page: Page) -> None:
                 page.patience(timeout.total_seconds())
             op, ranks = _creation(*args) if status_page.traces_collectives() else ("", [])
             if len(ranks) < 2:
-                return make(*args, **kwargs)
+                return made(*args, **kwargs)
             before = page.mark(COMMUNICATE)
             ticket = page.enter(_creators(page, op, ranks), op, "", 0, 0, -1, False, 0)
             try:
-                group = make(*args, **kwargs)
+                group = made(*args, **kwargs)
             finally:
                 page.phase(before)  # a script that starts is still starting after this
             page.leave(ticket)  # not after an error: the page keeps showing where the rank was
@@ -94,6 +103,13 @@ def mark_group_creation(page: Page) -> None:
         return make_group
 
     torch_api.patch(torch_names.NEW_GROUP, wrap)
+
+
+def _explain_backend(error: Exception, *creation: object) -> None:
+    """torch says "Unknown backend type shm", and nothing about the import that registers it."""
+    backend = str(creation[3]) if len(creation) > 3 else ""
+    if backend in _OUR_BACKENDS and "ddp.shm" not in sys.modules:
+        error.add_note(f'"{backend}" is a backend of ddp-launch. Add `import ddp.shm` before this call.')
 
 
 def _creation(

@@ -52,6 +52,20 @@ def test_accelerate_trains(tmp_path: Path) -> None:
     assert losses[-1] < losses[0] / 4
 
 
+_OUR_BACKEND = """
+import torch.distributed as dist
+dist.init_process_group("shm")
+"""
+
+
+def test_a_backend_of_ours_that_is_not_registered_comes_with_a_hint(tmp_path: Path) -> None:
+    script(tmp_path, _OUR_BACKEND)
+    ended = ddp_launch("train.py", cwd=tmp_path)
+    assert ended.code == 1
+    assert "Unknown backend type shm" in ended.err
+    assert ended.err.count("import ddp.shm") == 2  # in the output of the rank, and in the box
+
+
 _LOUD = """
 import sys
 for number in range(200_000):
