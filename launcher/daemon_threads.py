@@ -19,7 +19,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class DaemonThreads(ThreadPoolExecutor):  # asyncio takes no other kind of executor
+class DaemonThreads(ThreadPoolExecutor):  # asyncio accepts only this class of executor
     """Starts a thread for each call: calls are few, and a call that hangs must not delay the next one."""
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
@@ -33,7 +33,7 @@ class DaemonThreads(ThreadPoolExecutor):  # asyncio takes no other kind of execu
             except BaseException as error:
                 future.set_exception(error)
 
-        threading.Thread(target=run, name="aside", daemon=True).start()
+        threading.Thread(target=run, name="to_thread", daemon=True).start()
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:

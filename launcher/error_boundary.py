@@ -1,8 +1,8 @@
 """The error boundary of diagnostics: it logs an error and returns a substitute for the result.
 
-Stacks, dumps, health checks and the pre-flight read what ranks, drivers and kernels have written. An error in them must
-not end the agent, because that ends the job. Decisions do not run inside the boundary: an error in a decision must be
-visible.
+Stacks, dumps, health checks and pre-flight checks read data that ranks, drivers and the Linux kernel wrote. An error in
+them must not end the agent, because that ends the job. Decisions do not run inside the boundary: an error in a decision
+must be visible.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _SHOWN_CHARS = 300
 
 
 class ErrorBoundary:
-    """`say` logs one line, from any thread. The same error of the same diagnostic is logged once."""
+    """`log` writes one line and can be called from any thread. The same error of a diagnostic is logged once."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
-        self._said: set[tuple[str, str]] = set()
+    def __init__(self, log: Callable[[str], None]) -> None:
+        self._log_line = log
+        self._logged: set[tuple[str, str]] = set()
 
     async def awaited(self, what: str, work: Awaitable[T], otherwise: S) -> T | S:
         try:
@@ -42,16 +42,16 @@ class ErrorBoundary:
 
     def _log(self, what: str, error: Exception) -> None:
         where = _where(error)
-        if (what, where) not in self._said:
-            self._said.add((what, where))
+        if (what, where) not in self._logged:
+            self._logged.add((what, where))
             text = " ".join(str(error).split())[:_SHOWN_CHARS]
-            self._say(
+            self._log_line(
                 f"ddp-launch: {what} failed and was skipped ({type(error).__name__} at {where}: {text}); "
                 "the job is not affected"
             )
 
 
 def _where(error: Exception) -> str:
-    """The innermost frame: what a report of this error has to name."""
+    """Return the innermost frame, because a bug report needs it."""
     frames = traceback.extract_tb(error.__traceback__)
     return f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else "unknown"

@@ -1,4 +1,4 @@
-"""The inputs and outputs of the agent's state machine: facts of the node in, actions for the shell out."""
+"""The inputs (events of the node) and the outputs (actions for the agent) of the agent's state machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rendezvous.values.rank_report import RankReport
     from rendezvous.values.types import Assignment, Cause, Outcome, StoreAddress
 
-# --- facts of this node ----------------------------------------------------------------------------
+# --- events of this node ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class StoreLost:
 
 @dataclass(frozen=True, slots=True)
 class StoreReached:
-    """Whether this node reaches the store; `problem` says why not, "" that it does."""
+    """Whether this node can connect to the store: `problem` has the reason if not, and is empty if it can."""
 
     generation: int
     problem: str = ""
@@ -46,7 +46,7 @@ class StoreReached:
 
 @dataclass(frozen=True, slots=True)
 class RankEnded:
-    """`cause` None: it succeeded."""
+    """If `cause` is None, the rank succeeded."""
 
     generation: int
     local_rank: int
@@ -55,7 +55,7 @@ class RankEnded:
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """Nothing that the generation's ranks had started is left."""
+    """All processes that the ranks of this generation started have ended."""
 
     generation: int
 
@@ -63,7 +63,7 @@ class Swept:
 @dataclass(frozen=True, slots=True)
 class GraceOver:
     generation: int
-    of_accused: bool = False  # only theirs
+    of_accused: bool = False  # only the grace period of the accused ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class StopRequested:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSignal:
-    """The scheduler says that this node is about to go. `stop`: what else the signal means, once that is done."""
+    """The scheduler announced that it will take this node. `stop`: the stop that follows the checkpoint, if any."""
 
     name: str
     stop: StopRequested | None
@@ -84,7 +84,7 @@ class CheckpointSignal:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointOver:
-    """Every rank of this node has taken the checkpoint that was asked for, or the time for it is up."""
+    """Every rank of this node has taken the requested checkpoint, or its time limit has passed."""
 
     generation: int
     taken: bool
@@ -99,22 +99,22 @@ class Isolated:
 
 @dataclass(frozen=True, slots=True)
 class StallDetected:
-    """A rank has made no progress for longer than its phase permits."""
+    """A rank has made no progress for longer than the limit of its phase (`--hang-timeout`)."""
 
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
-class RanksSeen:
-    """The state of all ranks of this node, as `LookAtRanks` requested."""
+class Inspected:
+    """The state of all ranks of this node; the answer to `InspectRanks`."""
 
     generation: int
     reports: tuple[RankReport, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class LastSeen:
-    """The state of the ranks before they were stopped, as `LookBack` requested."""
+class LastInspected:
+    """The state of the ranks before they are stopped; the answer to `InspectLast`."""
 
     generation: int
     reports: tuple[RankReport, ...]
@@ -122,7 +122,7 @@ class LastSeen:
 
 @dataclass(frozen=True, slots=True)
 class StacksTaken:
-    """Where an accused rank stands, as far as that could be seen: in the cause's traceback."""
+    """The stack of a rank that was identified as the cause, if it could be read: in the cause's traceback."""
 
     generation: int
     cause: Cause
@@ -138,7 +138,10 @@ class CommunicationFailed:
 
 @dataclass(frozen=True, slots=True)
 class ZygoteReplaced:
-    """The zygote died, its ranks and the store with it; told after their `RankEnded`. Another one serves."""
+    """The zygote died, and its ranks and the store died too.
+
+    Comes after their `RankEnded`, with a new zygote running.
+    """
 
     reason: str
     exit_code: int
@@ -146,12 +149,12 @@ class ZygoteReplaced:
 
 @dataclass(frozen=True, slots=True)
 class StartFailed:
-    """No rank can be started here, and none is left."""
+    """No rank can be started on this node, and no rank is running."""
 
     reason: str
 
 
-Fact = (
+AgentEvent = (
     ToAgent
     | StoreListens
     | StoreFailed
@@ -165,15 +168,15 @@ Fact = (
     | CheckpointOver
     | Isolated
     | StallDetected
-    | RanksSeen
-    | LastSeen
+    | Inspected
+    | LastInspected
     | StacksTaken
     | CommunicationFailed
     | ZygoteReplaced
     | StartFailed
 )
 
-# --- what the shell is to do -----------------------------------------------------------------------
+# --- actions for the agent -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,11 +197,11 @@ class ReachStore:
 
 @dataclass(frozen=True, slots=True)
 class AskCheckpoint:
-    """`hurried`: there is a deadline."""
+    """`has_deadline`: the checkpoint must be complete within `--checkpoint-grace`."""
 
     assignment: Assignment
     reason: str
-    hurried: bool
+    has_deadline: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,8 +211,8 @@ class StartRanks:
 
 
 @dataclass(frozen=True, slots=True)
-class BreakOff:
-    """Peers are lost: release the ranks that wait for them in a collective, with the reason."""
+class AbortGroups:
+    """Abort the collectives of ranks that wait for lost peers; they get the reason."""
 
     generation: int
     reason: str
@@ -224,24 +227,24 @@ class SignalRanks:
 @dataclass(frozen=True, slots=True)
 class StartGrace:
     generation: int
-    of_accused: bool = False  # a short one: they were given their time
+    of_accused: bool = False  # a short grace period, because they made no progress for a long time
 
 
 @dataclass(frozen=True, slots=True)
-class LookAtRanks:
+class InspectRanks:
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
-class LookBack:
-    """At ranks that are about to be stopped, and at what others have left."""
+class InspectLast:
+    """Read the state of ranks that will be stopped, and the last state of ranks that have ended."""
 
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
 class TakeStacks:
-    """Of the cause's rank, and of what it has started."""
+    """Take the stacks of the rank of the cause, and of its child processes."""
 
     generation: int
     cause: Cause
@@ -254,7 +257,7 @@ class Sweep:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The agent is done. `outcome` None: it was stopped or refused; `reason` says how."""
+    """The agent ends. If `outcome` is None, it was stopped, or the service rejected it: see `reason`."""
 
     exit_code: int
     reason: str = ""
@@ -267,10 +270,10 @@ Action = (
     | ReachStore
     | StartRanks
     | AskCheckpoint
-    | LookAtRanks
-    | LookBack
+    | InspectRanks
+    | InspectLast
     | TakeStacks
-    | BreakOff
+    | AbortGroups
     | SignalRanks
     | StartGrace
     | Sweep

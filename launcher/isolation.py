@@ -1,4 +1,4 @@
-"""Looks at the ranks while the service is out of reach, and only then. See launcher/progress.py for what it means."""
+"""Checks the progress of the ranks while the service is unreachable. launcher/progress.py defines progress."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 class Listener(Protocol):
     def isolated(self, reason: str) -> None:
-        """The ranks are to be stopped."""
+        """Called when the ranks must be stopped: no service and no progress for `--isolation-timeout`."""
 
     def waiting_alone(self, give_up_s: float) -> None:
-        """Contact is lost while no rank runs. Called once per loss of contact."""
+        """Called once per loss of contact, if no rank runs."""
 
     def out_of_reach(self, reason: str) -> None:
-        """Contact stayed lost for the whole timeout."""
+        """Called when the service was unreachable for the whole `--join-timeout`, and no rank runs."""
 
 
 class IsolationWatch:
@@ -37,7 +37,7 @@ class IsolationWatch:
     ) -> None:
         self._timeout_s, self._give_up_s = timeout_s, give_up_s
         self._pids, self._output_bytes, self._step, self._listener = pids, output_bytes, step, listener
-        self._told_of_waiting = False
+        self._waiting_reported = False
         self._loop = asyncio.get_running_loop()
         self._isolation: progress.Isolation | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -46,35 +46,36 @@ class IsolationWatch:
         if held:
             self.close()
         elif self._isolation is None:
-            self._isolation = progress.cut_off(self._signs())
-            self._told_of_waiting = False
-            self._look_later()
+            self._isolation = progress.contact_lost(self._signs())
+            self._waiting_reported = False
+            self._check_later()
 
     def close(self) -> None:
         self._isolation = None
         if self._timer is not None:
             self._timer.cancel()
 
-    def _look_later(self) -> None:
+    def _check_later(self) -> None:
         self._timer = self._loop.call_later(
-            progress.next_look_s(min(self._timeout_s, self._give_up_s)), self._look
+            progress.pause_s(min(self._timeout_s, self._give_up_s)), self._check
         )
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         assert self._isolation is not None
-        self._isolation = progress.look(self._isolation, self._signs())
+        self._isolation = progress.updated(self._isolation, self._signs())
         if progress.is_over(self._isolation, self._timeout_s):
             self._listener.isolated(progress.in_words(self._isolation))
-            self._isolation = progress.cut_off(self._isolation.seen)
-        if self._isolation.idle_since is not None and not self._told_of_waiting:
-            self._told_of_waiting = True
+            self._isolation = progress.contact_lost(self._isolation.seen)
+        if self._isolation.idle_since is not None and not self._waiting_reported:
+            self._waiting_reported = True
             self._listener.waiting_alone(self._give_up_s)
         if progress.is_hopeless(self._isolation, self._give_up_s):
             self._listener.out_of_reach(
-                f"the rendezvous was out of reach for {self._give_up_s:g} s, and no rank runs here (--join-timeout)"
+                f"the rendezvous was unreachable for {self._give_up_s:g} s (--join-timeout), and no rank runs on "
+                "this node. Start the node again when the service is reachable"
             )
         else:
-            self._look_later()
+            self._check_later()
 
     def _signs(self) -> Signs:
         ranks = tuple(self._pids())

@@ -1,4 +1,4 @@
-"""From a checked spec to a running agent. The zygote starts first, to import torch while the agent prepares."""
+"""Starts the agent from a checked spec. The zygote starts first, to import torch while the agent prepares."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ def run_agent(spec: LaunchSpec) -> int:
     tree.become_subreaper()
     starter = ZygoteStarter(spec)
     for warning in starter.binding.warnings:
-        _complain(f"warning: {warning}")
-    # Until the agent handles them: a signal's default action would leave a log folder and a partial start behind.
+        _print_message(f"warning: {warning}")
+    # Blocked until the agent handles them: the default action of a signal would leave a log folder and processes.
     signal.pthread_sigmask(signal.SIG_BLOCK, spec.handled_signals)
     try:
         zygote = starter.start()
     except OSError as error:
         from launcher.supervision import TRY_AGAIN
 
-        _complain(f"error: cannot start a process: {error.strerror}")
+        _print_message(
+            f"error: cannot start the zygote process: {error.strerror}. Check ulimit -u and the free memory"
+        )
         return TRY_AGAIN
     from launcher import daemon_threads
     from launcher.agent import Agent
@@ -35,12 +37,12 @@ def run_agent(spec: LaunchSpec) -> int:
     return daemon_threads.run(Agent(build_shell(spec, starter, zygote)).run())
 
 
-def _complain(text: str) -> None:
+def _print_message(text: str) -> None:
     os.write(2, f"ddp-launch: {text}\n".encode(errors="replace"))
 
 
 def _fill_standard_streams() -> None:
-    """Open the standard streams that are closed: another pipe or socket would get the number, and be written to."""
+    """Open closed standard streams on /dev/null. Otherwise a new pipe or socket would get descriptor 0, 1 or 2."""
     fd = os.open(os.devnull, os.O_RDWR)
     while fd <= 2:
         os.set_inheritable(fd, True)

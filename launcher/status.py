@@ -13,12 +13,12 @@ from rendezvous.values.events import Assigned, Waiting
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from launcher.exchange import Fact
+    from launcher.exchange import AgentEvent
     from launcher.output.logs import LogPump
     from launcher.settings.spec import LaunchSpec
     from launcher.supervised import Supervision
 
-_FIRST_WORDS_S, _RAREST_WORDS_S = 10.0, 600.0
+_FIRST_S, _LONGEST_PAUSE_S = 10.0, 600.0
 
 
 class StatusLine:
@@ -36,12 +36,12 @@ class StatusLine:
             self._show()
             await asyncio.sleep(1.0)
 
-    def update(self, state: Supervision, fact: Fact) -> None:
-        match fact:
+    def update(self, state: Supervision, event: AgentEvent) -> None:
+        match event:
             case Waiting(reason, present, wanted):
                 self._text = f"{reason} ({present} of {wanted} nodes)"
             case _ if state.assignment is not None:
-                self._text = _running_text(state, isinstance(fact, Assigned))
+                self._text = _running_text(state, isinstance(event, Assigned))
         if self._shown:
             self._show()
 
@@ -52,20 +52,20 @@ class StatusLine:
 
 
 class WaitingMessages:
-    """Logs what the job waits for: after 10 s, then whenever the wait has doubled or is 10 min longer."""
+    """Logs what the job waits for: after 10 s, then each time the wait has doubled, or every 10 min."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._what = ""
         self._next: asyncio.TimerHandle | None = None
 
-    def hear(self, fact: Fact) -> None:
-        match fact:
+    def update(self, event: AgentEvent) -> None:
+        match event:
             case Waiting(reason, present, wanted, stands_by=False):
                 self._what = f"{reason} ({present} of {wanted} nodes have joined)"
                 if self._next is None:
-                    self._speak_after(_FIRST_WORDS_S, 0.0)
-            case Waiting() | Assigned():  # another message reports a standby at once
+                    self._log_after(_FIRST_S, 0.0)
+            case Waiting() | Assigned():  # UserMessages reports a standby at once
                 self.end()
 
     def end(self) -> None:
@@ -73,12 +73,12 @@ class WaitingMessages:
             self._next.cancel()
             self._next = None
 
-    def _speak_after(self, pause_s: float, waited_s: float) -> None:
-        self._next = asyncio.get_running_loop().call_later(pause_s, self._speak, waited_s + pause_s)
+    def _log_after(self, pause_s: float, waited_s: float) -> None:
+        self._next = asyncio.get_running_loop().call_later(pause_s, self._log, waited_s + pause_s)
 
-    def _speak(self, waited_s: float) -> None:
+    def _log(self, waited_s: float) -> None:
         self._say(f"{self._what}, for {waited_s:.0f} s so far")
-        self._speak_after(min(waited_s, _RAREST_WORDS_S), waited_s)
+        self._log_after(min(waited_s, _LONGEST_PAUSE_S), waited_s)
 
 
 def _running_text(state: Supervision, starting: bool) -> str:

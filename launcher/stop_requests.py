@@ -10,14 +10,18 @@ from launcher.exchange import CheckpointSignal, StopRequested
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-    from launcher.exchange import Fact
+    from launcher.exchange import AgentEvent
 
 T = TypeVar("T")
 
 
-async def unless_stopped(work: Coroutine[Any, Any, T], facts: asyncio.Queue[Fact]) -> T | StopRequested:
-    """Return the result of the work, or cancel it and return the request that came first. All facts stay queued."""
-    working, asked = asyncio.create_task(work), asyncio.create_task(_stop_in(facts))
+async def unless_stopped(
+    work: Coroutine[Any, Any, T], events: asyncio.Queue[AgentEvent]
+) -> T | StopRequested:
+    """Return the result of the work, or cancel it and return the request that came first. All events
+    remain in the queue.
+    """
+    working, asked = asyncio.create_task(work), asyncio.create_task(_stop_in(events))
     try:
         await asyncio.wait((working, asked), return_when=asyncio.FIRST_COMPLETED)
         return working.result() if working.done() else asked.result()
@@ -27,15 +31,15 @@ async def unless_stopped(work: Coroutine[Any, Any, T], facts: asyncio.Queue[Fact
         await asyncio.wait((working, asked))
 
 
-async def _stop_in(facts: asyncio.Queue[Fact]) -> StopRequested:
-    seen: list[Fact] = []
+async def _stop_in(events: asyncio.Queue[AgentEvent]) -> StopRequested:
+    seen: list[AgentEvent] = []
     try:
         while True:
-            fact = await facts.get()
-            seen.append(fact)
-            stop = fact.stop if isinstance(fact, CheckpointSignal) else fact
+            event = await events.get()
+            seen.append(event)
+            stop = event.stop if isinstance(event, CheckpointSignal) else event
             if isinstance(stop, StopRequested):
                 return stop
     finally:
-        for fact in seen:
-            facts.put_nowait(fact)
+        for event in seen:
+            events.put_nowait(event)

@@ -1,4 +1,4 @@
-"""What one agent knows of its node's ranks and of its place in the job: the state of launcher/supervision.py."""
+"""The state of launcher/supervision.py: the ranks of this node, and the phase of its agent."""
 
 from __future__ import annotations
 
@@ -28,21 +28,19 @@ class Supervision:
     phase: Phase = Phase.JOINING
     assignment: Assignment | None = None
     live: tuple[int, ...] = ()  # local ranks that have not ended
-    store_told: bool = False  # this generation's store is known to the others
-    store: StoreAddress | None = None  # of this generation, once it is known here
-    checkpoint: str = ""  # the service asks this generation's ranks for one, and why
-    preempted: StopRequested | None = None  # to be carried out when the ranks have taken a checkpoint
-    over: bool = False  # this generation was stopped here; what still speaks of it comes late
-    job_failed: bool = False  # it ends once everything everywhere is stopped
-    accused: tuple[int, ...] = ()  # local ranks that were found to be the reason why ranks stand still
-    last_seen: tuple[
-        RankReport, ...
-    ] = ()  # where its ranks were when the order to stop came, if that was asked
-    stop_signal: int = 0  # the signal we last sent the ranks
-    join: AgentJoined | None = None  # what to say again when the service has given us up
-    rejoins: bool = False  # it did: join anew once everything here is stopped
-    overtaken_by: Assignment | None = None  # a world was sealed while our ranks of an older one still ran
-    finish: Finish | None = None  # what to do once everything here is stopped
+    store_told: bool = False  # the other nodes have the address of this generation's store
+    store: StoreAddress | None = None  # of this generation, after this agent has received its address
+    checkpoint: str = ""  # why the service requests a checkpoint from the ranks of this generation
+    preempted: StopRequested | None = None  # to carry out after the ranks have taken a checkpoint
+    over: bool = False  # this generation was stopped here; later events about it are ignored
+    job_failed: bool = False  # the job ends after all nodes have stopped
+    accused: tuple[int, ...] = ()  # local ranks that were identified as the cause of a hang
+    last_seen: tuple[RankReport, ...] = ()  # the state of the ranks before the stop, if it was read
+    stop_signal: int = 0  # the last signal sent to the ranks
+    join: AgentJoined | None = None  # the message to send again if the service has declared this node lost
+    rejoins: bool = False  # the node was declared lost: join again after its ranks are stopped
+    overtaken_by: Assignment | None = None  # a new generation, received while ranks of the old one still ran
+    finish: Finish | None = None  # the action after the ranks of this node are stopped
 
     @property
     def generation(self) -> int:

@@ -1,50 +1,19 @@
-"""What one agent does with its node's ranks: a pure machine, driven by `launcher.agent`.
+"""The state machine of one agent: decides what happens to the ranks of its node. Without I/O; `launcher.agent` runs it.
 
 Theory of operation
 -------------------
     Joining --StoreReached--> Running --Stop--> Stopping --swept--> Joining (next generation)
        |                         |                 |
-       +---- Ended, Refused, a stop signal: whatever runs is stopped first ----> Done
+       +---- Ended, Refused, a stop signal: running ranks are stopped first ----> Done
 
-The agent reports facts (`RankFailed`, `RanksFinished`, `AgentStopped`) and carries out decisions (`Assigned`,
-`StoreAt`, `Stop`, `Ended`); it decides nothing about the job. Every way of stopping is one path: signal the
-ranks, start the grace clock, kill when it runs out, sweep what they left behind, and only then say so.
-Facts and messages of another generation than the current one change nothing.
+The agent reports to the service (`RankFailed`, `RanksFinished`, `AgentStopped`) and carries out its decisions
+(`Assigned`, `StoreAt`, `Stop`, `Ended`). It does not decide anything about the job. Every stop follows the same steps:
+signal the ranks, kill them after the grace period, kill the remaining child processes, report the stop. Events of other
+generations are ignored.
 
-    | fact                | Joining                      | Running                        | Stopping               |
-    | ------------------- | ---------------------------- | ------------------------------ | ---------------------- |
-    | Waiting             | -                            | STOPS Sweep                    | -                      |
-    | Refused             | ENDS AgentJoined             | STOPS Sweep                    | noted                  |
-    | Assigned            | OpenStore noted              | STOPS Sweep                    | noted                  |
-    | StoreAt             | STARTS ReachStore            | -                              | -                      |
-    | CheckpointRequested | noted                        | AskCheckpoint noted            | -                      |
-    | Examine             | Examined                     | Examined LookAtRanks           | Examined               |
-    | Accused             | -                            | TakeStacks                     | -                      |
-    | Notice              | -                            | -                              | -                      |
-    | Stop                | >stopping AgentStopped Sweep | STOPS BreakOff LookBack Sweep  | noted                  |
-    | Ended               | ENDS                         | STOPS Sweep                    | noted                  |
-    | StoreListens        | StoreOpened                  | -                              | -                      |
-    | StoreFailed         | ENDS AgentLeft               | -                              | -                      |
-    | StoreLost           | CANNOT                       | RankFailed                     | -                      |
-    | StoreReached        | STARTS CANNOT                | -                              | -                      |
-    | RankEnded           | -                            | RankFailed RanksFinished noted | RankFailed Sweep noted |
-    | Swept               | -                            | -                              | ENDS NEXT              |
-    | GraceOver           | -                            | -                              | SignalRanks            |
-    | StopRequested       | ENDS AgentLeft               | STOPS Sweep                    | AgentLeft SignalRanks  |
-    | CheckpointSignal    | ENDS AgentLeft               | STOPS AskCheckpoint Sweep      | AgentLeft SignalRanks  |
-    | CheckpointOver      | -                            | STOPS CheckpointTaken Sweep    | -                      |
-    | Isolated            | -                            | STOPS BreakOff RankFailed      | -                      |
-    | StallDetected     | -                            | RanksStalled                     | -                      |
-    | RanksSeen           | Examined                     | Examined                       | Examined               |
-    | LastSeen            | noted                        | noted                          | noted                  |
-    | StacksTaken         | -                            | RankFailed                     | -                      |
-    | CommunicationFailed | -                            | RankFailed                     | -                      |
-    | ZygoteReplaced      | CANNOT OpenStore             | -                              | Sweep                  |
-    | StartFailed         | ENDS AgentLeft               | ENDS AgentLeft                 | ENDS AgentLeft         |
-
-Each cell lists all that a fact may bring about in that phase: actions (for a `Send` its message), `>` with the next
-phase, `noted` for a change without either, `-` for nothing. In Done nothing follows. Groups, of which at least a part
-follows each time:
+The table lists, for each event and phase, all possible effects: actions (for a `Send` its message), `>` with the next
+phase, `noted` if only the state changes, `-` if nothing changes. In Done, every event is ignored. A word in capitals is
+a group; at least one effect of the group follows:
 
     STARTS: >running StartRanks AskCheckpoint
     CANNOT: RankFailed AgentStopped
@@ -52,19 +21,51 @@ follows each time:
     NEXT: >joining AgentStopped AgentJoined OpenStore
     ENDS: >done Finish
 
+  | event               | Joining                      | Running                             | Stopping               |
+  | ------------------- | ---------------------------- | ----------------------------------- | ---------------------- |
+  | Waiting             | -                            | STOPS Sweep                         | -                      |
+  | Refused             | ENDS AgentJoined             | STOPS Sweep                         | noted                  |
+  | Assigned            | OpenStore noted              | STOPS Sweep                         | noted                  |
+  | StoreAt             | STARTS ReachStore            | -                                   | -                      |
+  | CheckpointRequested | noted                        | AskCheckpoint noted                 | -                      |
+  | Examine             | Examined                     | Examined InspectRanks               | Examined               |
+  | Accused             | -                            | TakeStacks                          | -                      |
+  | Notice              | -                            | -                                   | -                      |
+  | Stop                | >stopping AgentStopped Sweep | STOPS AbortGroups InspectLast Sweep | noted                  |
+  | Ended               | ENDS                         | STOPS Sweep                         | noted                  |
+  | StoreListens        | StoreOpened                  | -                                   | -                      |
+  | StoreFailed         | ENDS AgentLeft               | -                                   | -                      |
+  | StoreLost           | CANNOT                       | RankFailed                          | -                      |
+  | StoreReached        | STARTS CANNOT                | -                                   | -                      |
+  | RankEnded           | -                            | RankFailed RanksFinished noted      | RankFailed Sweep noted |
+  | Swept               | -                            | -                                   | ENDS NEXT              |
+  | GraceOver           | -                            | -                                   | SignalRanks            |
+  | StopRequested       | ENDS AgentLeft               | STOPS Sweep                         | AgentLeft SignalRanks  |
+  | CheckpointSignal    | ENDS AgentLeft               | STOPS AskCheckpoint Sweep           | AgentLeft SignalRanks  |
+  | CheckpointOver      | -                            | STOPS CheckpointTaken Sweep         | -                      |
+  | Isolated            | -                            | STOPS AbortGroups RankFailed        | -                      |
+  | StallDetected       | -                            | RanksStalled                        | -                      |
+  | Inspected           | Examined                     | Examined                            | Examined               |
+  | LastInspected       | noted                        | noted                               | noted                  |
+  | StacksTaken         | -                            | RankFailed                          | -                      |
+  | CommunicationFailed | -                            | RankFailed                          | -                      |
+  | ZygoteReplaced      | CANNOT OpenStore             | -                                   | Sweep                  |
+  | StartFailed         | ENDS AgentLeft               | ENDS AgentLeft                      | ENDS AgentLeft         |
+
 A test compares the table with the code.
 
-Two answers of the service say that the world went on without us: `Waiting` while our ranks run, and a `Refused`
-that may be retried. Either way the ranks here are stopped first.
+Two replies of the service mean that the job continued without this node: `Waiting` while the ranks of this node run,
+and a `Refused` that may be retried. In both cases the ranks of this node are stopped first.
 
-Before ranks start, a node tries to reach the store; one that cannot reports that as the failure of its first rank,
-so that the service decides and everybody hears which two nodes cannot talk.
+Before a node starts its ranks, it connects to the store. If it cannot connect, it reports this as the failure of its
+first rank. Then the service decides, and every node reports which two nodes cannot connect.
 
-A checkpoint is asked of the ranks by the service (the world is to grow) or by a scheduler's signal (this node is
-about to go). The ranks' answer goes where the question came from: `CheckpointTaken`, or the stop that the signal
-meant. Only one thing is decided here: ranks that make no progress while the service is out of reach for too long
-are stopped (`Isolated`, see launcher/progress.py), and that is told as soon as it can be. What follows where ranks
-stand still is in launcher/health/hang_inquiry.py; of a generation that is stopped, an accused rank gets a short grace.
+The service requests a checkpoint before the job grows. A scheduler's signal requests one before it takes this node.
+After the checkpoint, the agent sends `CheckpointTaken` to the service, or stops as the signal requires. The agent makes
+one decision alone: it stops ranks that make no progress while the service is unreachable for too long (`Isolated`, see
+launcher/progress.py). It reports this when the service is reachable again. For hangs see
+launcher/health/hang_inquiry.py. In a stop, a rank that was identified as the cause of a hang gets a shorter grace
+period.
 """
 
 from __future__ import annotations
@@ -74,18 +75,18 @@ from typing import assert_never
 
 from launcher.exchange import (
     Action,
+    AgentEvent,
     AskCheckpoint,
     CheckpointOver,
     CheckpointSignal,
     CommunicationFailed,
-    Fact,
     Finish,
     GraceOver,
+    Inspected,
     Isolated,
-    LastSeen,
+    LastInspected,
     OpenStore,
     RankEnded,
-    RanksSeen,
     ReachStore,
     Send,
     SignalRanks,
@@ -138,10 +139,10 @@ SIGTERM, SIGKILL = 15, 9
 TRY_AGAIN = 75
 
 
-def step(state: Supervision, fact: Fact) -> Step:
+def step(state: Supervision, event: AgentEvent) -> Step:
     if state.phase is Phase.DONE:
         return state, ()
-    match fact:
+    match event:
         case Assigned(assignment):
             return _assigned(state, assignment)
         case StoreListens(generation, store):
@@ -149,17 +150,17 @@ def step(state: Supervision, fact: Fact) -> Step:
         case StoreFailed(generation, reason):
             return _leave(state, reason, TRY_AGAIN) if state.awaits_store(generation) else (state, ())
         case StoreLost():
-            return store_lost(state, fact)
+            return store_lost(state, event)
         case StoreAt(generation, store):
             return _store_at(state, generation, store)
         case StoreReached():
-            return _store_reached(state, fact)
+            return _store_reached(state, event)
         case RankEnded():
-            return _rank_ended(state, fact)
+            return _rank_ended(state, event)
         case Stop(generation, decision):
             return _stop(state, generation, decision)
         case GraceOver():
-            return _grace_over(state, fact)
+            return _grace_over(state, event)
         case Swept(generation):
             return _swept(state, generation)
         case Ended(outcome):
@@ -169,29 +170,29 @@ def step(state: Supervision, fact: Fact) -> Step:
         case Refused(reason, exit_code):
             return _finish(state, Finish(exit_code, reason))
         case StopRequested():
-            return _stop_requested(state, fact)
+            return _stop_requested(state, event)
         case CheckpointRequested(generation, reason):
             return _checkpoint_requested(state, generation, reason)
         case CheckpointSignal():
-            return _checkpoint_signal(state, fact)
+            return _checkpoint_signal(state, event)
         case CheckpointOver():
-            return _checkpoint_over(state, fact)
+            return _checkpoint_over(state, event)
         case Isolated(reason):
             return _isolated(state, reason)
         case ZygoteReplaced():
-            return zygote_replaced(state, fact)
+            return zygote_replaced(state, event)
         case StartFailed(reason):
             return _gave_up(state, reason)
-        case Examine() | Accused() | StallDetected() | RanksSeen() | StacksTaken() | CommunicationFailed():
-            return inquire(state, fact)
-        case LastSeen(generation, reports):
+        case Examine() | Accused() | StallDetected() | Inspected() | StacksTaken() | CommunicationFailed():
+            return inquire(state, event)
+        case LastInspected(generation, reports):
             return (state if generation != state.generation else replace(state, last_seen=reports)), ()
         case Notice():
             return state, ()
-        case Waiting():  # for a world; if ours still runs, it is one that the others have left
+        case Waiting():  # while the ranks of this node run: the other nodes have left their generation
             return _begin_stopping(state) if state.phase is Phase.RUNNING else (state, ())
         case _:
-            assert_never(fact)
+            assert_never(event)
 
 
 def _if(condition: bool, *actions: Action) -> tuple[Action, ...]:
@@ -201,7 +202,7 @@ def _if(condition: bool, *actions: Action) -> tuple[Action, ...]:
 def _assigned(state: Supervision, assignment: Assignment) -> Step:
     if assignment.generation <= state.generation:
         return state, ()
-    if state.phase is not Phase.JOINING:  # the order to stop was lost on its way
+    if state.phase is not Phase.JOINING:  # the Stop message was lost
         state = replace(state, overtaken_by=assignment)
         return _begin_stopping(state) if state.phase is Phase.RUNNING else (state, ())
     state = replace(state, assignment=assignment, store_told=False, store=None, over=False, stop_signal=0)
@@ -216,55 +217,55 @@ def _store_listens(state: Supervision, generation: int, store: StoreAddress) -> 
 
 
 def _store_at(state: Supervision, generation: int, store: StoreAddress) -> Step:
-    """Told twice to an agent that resumes its session."""
+    """Start the ranks if the store can be reached. An agent that resumes its session receives this event twice."""
     mine = state.assignment
     if mine is None or not state.awaits_store(generation) or state.store is not None:
         return state, ()
     state = replace(state, store=store)
-    if mine.node_rank == 0:  # it is this node's own
+    if mine.node_rank == 0:  # the store runs on this node
         return _start(state, mine, store)
     return state, (ReachStore(mine, store),)
 
 
-def _store_reached(state: Supervision, fact: StoreReached) -> Step:
-    if state.assignment is None or state.store is None or not state.awaits_store(fact.generation):
+def _store_reached(state: Supervision, event: StoreReached) -> Step:
+    if state.assignment is None or state.store is None or not state.awaits_store(event.generation):
         return state, ()
-    if not fact.problem:
+    if not event.problem:
         return _start(state, state.assignment, state.store)
-    return cannot_start(state, state.assignment, fact.problem, FailureClass.NETWORK, TRY_AGAIN)
+    return cannot_start(state, state.assignment, event.problem, FailureClass.NETWORK, TRY_AGAIN)
 
 
 def _start(state: Supervision, assignment: Assignment, store: StoreAddress) -> Step:
     state = replace(state, phase=Phase.RUNNING, live=tuple(range(assignment.nproc)))
-    asked = _if(bool(state.checkpoint), AskCheckpoint(assignment, state.checkpoint, hurried=False))
+    asked = _if(bool(state.checkpoint), AskCheckpoint(assignment, state.checkpoint, has_deadline=False))
     return state, (StartRanks(assignment, store), *asked)
 
 
-def _rank_ended(state: Supervision, fact: RankEnded) -> Step:
-    if fact.generation != state.generation or fact.local_rank not in state.live:
+def _rank_ended(state: Supervision, event: RankEnded) -> Step:
+    if event.generation != state.generation or event.local_rank not in state.live:
         return state, ()
-    live = tuple(rank for rank in state.live if rank != fact.local_rank)
+    live = tuple(rank for rank in state.live if rank != event.local_rank)
     state = replace(state, live=live)
     actions: list[Action] = []
-    if fact.cause is not None:
-        actions.append(Send(RankFailed(state.agent, state.generation, fact.cause)))
+    if event.cause is not None:
+        actions.append(Send(RankFailed(state.agent, state.generation, event.cause)))
     if not live:
         if state.phase is Phase.STOPPING:
             actions.append(Sweep(state.generation))
-        else:  # also where the service chose to ignore how some of them ended
+        else:  # also if the service ignored the failure of some of them
             actions.append(Send(RanksFinished(state.agent, state.generation)))
     return state, tuple(actions)
 
 
 def _stop(state: Supervision, generation: int, decision: Decision) -> Step:
-    if generation > state.generation and state.join is not None:  # sealed and broken up while we were away
+    if generation > state.generation and state.join is not None:  # it ended while this node was disconnected
         if state.phase is not Phase.JOINING:
             return _given_up(state, state.join)
         return state, (Send(AgentStopped(state.agent, generation)),)
     if generation != state.generation:
         return state, ()
     state = replace(state, job_failed=decision.kind is DecisionKind.FAIL)
-    # In Joining it was sealed, and broken up before the ranks started: a store may run already.
+    # In Joining, the generation was stopped before its ranks started. Its store may already run.
     if state.phase not in (Phase.JOINING, Phase.RUNNING):
         return state, ()
     first = before_a_stop(state, decision)
@@ -273,7 +274,7 @@ def _stop(state: Supervision, generation: int, decision: Decision) -> Step:
 
 
 def _begin_stopping(state: Supervision) -> Step:
-    if state.preempted is not None:  # this node goes all the same
+    if state.preempted is not None:  # the scheduler takes this node anyway
         signum, name = state.preempted.signum, state.preempted.name
         return _leave(replace(state, preempted=None), f"stopped by {name}", 128 + signum)
     state = replace(state, phase=Phase.STOPPING, over=True, checkpoint="")
@@ -284,10 +285,10 @@ def _begin_stopping(state: Supervision) -> Step:
     return state, (SignalRanks(SIGTERM), *hurry, StartGrace(state.generation))
 
 
-def _grace_over(state: Supervision, fact: GraceOver) -> Step:
-    if fact.generation != state.generation or state.phase is not Phase.STOPPING or not state.live:
+def _grace_over(state: Supervision, event: GraceOver) -> Step:
+    if event.generation != state.generation or state.phase is not Phase.STOPPING or not state.live:
         return state, ()
-    if not fact.of_accused:
+    if not event.of_accused:
         return _kill(state)
     still = tuple(rank for rank in state.accused if rank in state.live)
     return state, _if(bool(still), SignalRanks(SIGKILL, still))
@@ -308,7 +309,7 @@ def _swept(state: Supervision, generation: int) -> Step:
         return state, (Send(state.join),)
     if overtaken_by is not None:
         state, actions = _assigned(state, overtaken_by)
-        return state, (*actions, *([Send(state.join)] if state.join else ()))  # its store was told meanwhile
+        return state, (*actions, *([Send(state.join)] if state.join else ()))  # StoreAt must come again
     return state, (Send(AgentStopped(state.agent, generation, state.last_seen)),)
 
 
@@ -324,7 +325,7 @@ def _given_up(state: Supervision, join: AgentJoined) -> Step:
 
 
 def _finish(state: Supervision, finish: Finish) -> Step:
-    """The first word counts: an agent that was told to stop by a signal exits as that signal asks."""
+    """The first reason decides the exit code: after a stop signal, the agent exits with the code of that signal."""
     if state.finish is None:
         state = replace(state, finish=finish)
     match state.phase:
@@ -337,48 +338,48 @@ def _finish(state: Supervision, finish: Finish) -> Step:
             return replace(state, phase=Phase.DONE), (state.finish,)
 
 
-def _stop_requested(state: Supervision, fact: StopRequested) -> Step:
+def _stop_requested(state: Supervision, event: StopRequested) -> Step:
     if state.phase is Phase.STOPPING and (state.finish is not None or state.job_failed):
         return _kill(state)
-    return _leave(replace(state, preempted=None), f"stopped by {fact.name}", 128 + fact.signum)
+    return _leave(replace(state, preempted=None), f"stopped by {event.name}", 128 + event.signum)
 
 
 def _leave(state: Supervision, reason: str, exit_code: int) -> Step:
-    """Of our own accord: the others are told first, and not waited for."""
+    """Leave the job because of a local decision: notify the service first, and do not wait for its reply."""
     state, actions = _finish(state, Finish(exit_code, reason))
     return state, (Send(AgentLeft(state.agent, reason)), *actions)
 
 
-# --- checkpoints, and being cut off ------------------------------------------------------------------
+# --- checkpoints and isolation ------------------------------------------------------------------
 
 
 def _checkpoint_requested(state: Supervision, generation: int, reason: str) -> Step:
     mine = state.assignment
     if mine is None or generation != state.generation or state.over or state.checkpoint:
         return state, ()
-    running = state.phase is Phase.RUNNING  # else at their start
+    running = state.phase is Phase.RUNNING  # otherwise the ranks get the request when they start
     state = replace(state, checkpoint=reason)
     return state, _if(
         running and bool(state.live) and state.preempted is None,
-        AskCheckpoint(mine, reason, hurried=False),
+        AskCheckpoint(mine, reason, has_deadline=False),
     )
 
 
-def _checkpoint_signal(state: Supervision, fact: CheckpointSignal) -> Step:
-    """A second signal, or one while no rank runs, is not asked twice: it means what it always means."""
+def _checkpoint_signal(state: Supervision, event: CheckpointSignal) -> Step:
+    """A second signal, or a signal while no rank runs, does not request a checkpoint; it has its usual effect."""
     able = state.phase is Phase.RUNNING and bool(state.live) and state.preempted is None
     if not able or state.assignment is None:
-        return (state, ()) if fact.stop is None else _stop_requested(state, fact.stop)
-    reason = f"{fact.name}: this node is about to go"
-    return replace(state, preempted=fact.stop), (AskCheckpoint(state.assignment, reason, hurried=True),)
+        return (state, ()) if event.stop is None else _stop_requested(state, event.stop)
+    reason = f"{event.name}: the scheduler will take this node"
+    return replace(state, preempted=event.stop), (AskCheckpoint(state.assignment, reason, has_deadline=True),)
 
 
-def _checkpoint_over(state: Supervision, fact: CheckpointOver) -> Step:
-    if fact.generation != state.generation or state.phase is not Phase.RUNNING:
+def _checkpoint_over(state: Supervision, event: CheckpointOver) -> Step:
+    if event.generation != state.generation or state.phase is not Phase.RUNNING:
         return state, ()
     wanted, stop = state.checkpoint, state.preempted
     state = replace(state, checkpoint="", preempted=None)
-    told = _if(bool(wanted) and fact.taken, Send(CheckpointTaken(state.agent, state.generation)))
+    told = _if(bool(wanted) and event.taken, Send(CheckpointTaken(state.agent, state.generation)))
     if stop is None:
         return state, told
     state, actions = _stop_requested(state, stop)

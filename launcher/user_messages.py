@@ -1,4 +1,4 @@
-"""Prints the agent's facts on the terminal, each message once."""
+"""Prints messages about the agent's events on the terminal, each message once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rendezvous.values.types import DecisionKind
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from launcher.exchange import Fact
+    from launcher.exchange import AgentEvent
     from launcher.settings.spec import LaunchSpec
     from launcher.supervised import Supervision
 
@@ -21,40 +21,40 @@ if TYPE_CHECKING:
 class UserMessages:
     def __init__(self, spec: LaunchSpec, say: Callable[[str], None]) -> None:
         self._spec, self._say_line = spec, say
-        self._said = self._said_waiting = self._said_notice = ""
+        self._last_reason = self._last_waiting = self._last_notice = ""
 
     def say(self, text: str) -> None:
         self._say_line(f"ddp-launch: {printable(text)}")
 
-    def report(self, fact: Fact, state: Supervision, before: Phase) -> None:
-        """`state`: after the fact; `before`: the phase it was in."""
-        match fact:
+    def report(self, event: AgentEvent, state: Supervision, before: Phase) -> None:
+        """`state` is the state after the event, `before` the phase before it."""
+        match event:
             case Stop(_, decision) if before is Phase.RUNNING and decision.kind is not DecisionKind.FAIL:
-                self._say_reason(decision.reason)
+                self._report_reason(decision.reason)
             case Assigned(assignment) if state.assignment == assignment:
-                self._say_reason(assignment.reason)  # now the first of several causes is known
+                self._report_reason(assignment.reason)  # which names the first of several causes
             case StopRequested(_, name) if before is Phase.RUNNING:
                 grace = self._spec.shutdown_timeout_s
                 self.say(f"{name}: stopping the ranks (up to {grace:g} s; repeat the signal to kill at once)")
-            case Waiting(reason, stands_by=True) if reason != self._said_waiting:
-                self._said_waiting = reason
+            case Waiting(reason, stands_by=True) if reason != self._last_waiting:
+                self._last_waiting = reason
                 self.say(f"{state.agent.node}: {reason}")
-            case Notice(_, text) if text != self._said_notice:  # a rejected node may try again and again
-                self._said_notice = text
+            case Notice(_, text) if text != self._last_notice:  # a rejected node may try again and again
+                self._last_notice = text
                 self.say(text)
             case StoreReached(_, problem) if problem:
                 self.say(problem)
             case CheckpointRequested(_, reason) if before is Phase.RUNNING:
-                self.say(f"a checkpoint is requested: {reason}")
+                self.say(f"the rendezvous service requests a checkpoint from the ranks: {reason}")
             case CheckpointSignal(name) if before is Phase.RUNNING:
                 grace = self._spec.checkpoint_grace_s
-                self.say(f"{name}: asking the ranks for a checkpoint (up to {grace:g} s)")
+                self.say(f"{name}: requesting a checkpoint from the ranks (up to {grace:g} s)")
             case Isolated(reason) if before is Phase.RUNNING:
                 self.say(f"stopping the ranks of this node: {reason}")
             case _:
                 pass
 
-    def _say_reason(self, reason: str) -> None:
-        if reason and reason != self._said:
-            self._said = reason
+    def _report_reason(self, reason: str) -> None:
+        if reason and reason != self._last_reason:
+            self._last_reason = reason
             self.say(reason)

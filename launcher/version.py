@@ -1,4 +1,4 @@
-"""The version that agents of one job must share."""
+"""The version of ddp-launch. See rendezvous/values/version.py for the versions that work together."""
 
 from rendezvous.values.version import VERSION
 

@@ -1,7 +1,7 @@
-"""Builds the components of an agent. The agent itself is a queue, a step and its actions.
+"""Builds the components of an agent. `Agent` itself only passes events to the state machine and runs its actions.
 
-`Shell` exists from the start: logs, the zygote, messages for users. `Parts` are built once the agent knows its
-rendezvous: the ranks and everything that watches them. All of them put their facts into the queue of the shell.
+`Shell` exists from the start: logs, the zygote, messages for users. `Parts` are built after the agent has connected to
+the rendezvous: the ranks, and what watches them. All components put their events into the queue of the shell.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from launcher.errands import Errands
+from launcher.background_tasks import BackgroundTasks
 from launcher.error_boundary import ErrorBoundary
-from launcher.exchange import CheckpointOver, Fact, StallDetected
+from launcher.exchange import AgentEvent, CheckpointOver, StallDetected
 from launcher.health.communication import CommunicationWatch
 from launcher.health.node_watch import NodeWatch
 from launcher.health.stall_detection import excused
@@ -43,14 +43,14 @@ if TYPE_CHECKING:
 class Shell:
     spec: LaunchSpec
     starter: ZygoteStarter
-    facts: asyncio.Queue[Fact]
+    events: asyncio.Queue[AgentEvent]
     folder: LogFolder
     logs: LogPump
     zygotes: ZygoteWatch
     boundary: ErrorBoundary
     status: StatusLine
     user_messages: UserMessages
-    waiting_words: WaitingMessages
+    waiting_messages: WaitingMessages
 
 
 def build_shell(spec: LaunchSpec, starter: ZygoteStarter, zygote: Zygote) -> Shell:
@@ -91,7 +91,7 @@ class Parts:
     isolation: IsolationWatch
     communication: CommunicationWatch
     hangs: HangWatch
-    errands: Errands
+    tasks: BackgroundTasks
     node: NodeWatch
 
     async def end(self) -> None:
@@ -103,7 +103,7 @@ class Parts:
 
 
 def build_parts(shell: Shell, connection: Connection, listener: Listener) -> Parts:
-    spec, scratch, report = shell.spec, shell.starter.scratch, shell.facts.put_nowait
+    spec, scratch, report = shell.spec, shell.starter.scratch, shell.events.put_nowait
     ranks = Workers(spec, shell.logs, shell.boundary, connection.host, shell.starter.binding.cpus, scratch)
     communication = CommunicationWatch(scratch, connection.host, ranks, shell.logs.say, report)
     hangs = HangWatch(
@@ -135,7 +135,7 @@ def build_parts(shell: Shell, connection: Connection, listener: Listener) -> Par
         isolation,
         communication,
         hangs,
-        Errands(shell.boundary, ranks, communication, hangs, report),
+        BackgroundTasks(shell.boundary, ranks, communication, hangs, report),
         NodeWatch(
             *(spec, shell.folder.path, scratch, ranks.pages, hangs),
             *(shell.logs.say, connection.session.send, shell.boundary),

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from launcher.exchange import CommunicationFailed, Fact
+from launcher.exchange import AgentEvent, CommunicationFailed
 from launcher.failure.crash_text import Raised
 from launcher.failure.symptoms import class_of, hint_of
 from launcher.health import dumps, nccl_env, recorders
@@ -54,13 +54,13 @@ class CommunicationWatch:
         host: str,
         ranks: RankProcesses,
         say: Callable[[str], None],
-        happened: Callable[[Fact], None],
+        happened: Callable[[AgentEvent], None],
     ) -> None:
         self._host, self._ranks, self._say, self._happened = host, ranks, say, happened
         self._scratch = scratch
         self._guards = Guards(scratch, self)
         self._dump: tuple[int, asyncio.Task[list[Dump]]] | None = None
-        self._said_for = self._broken_off = -1  # generations
+        self._said_for = self._aborted = -1  # generations
 
     async def begin(self) -> None:
         await self._guards.listen()
@@ -76,11 +76,11 @@ class CommunicationWatch:
             self._dump[1].cancel()
         self._guards.close()
 
-    def break_off(self, generation: int, reason: str) -> None:
+    def abort_groups(self, generation: int, reason: str) -> None:
         """Abort shortly after the signal, so that the script's handler runs first."""
-        self._broken_off = generation
+        self._aborted = generation
         loop = asyncio.get_running_loop()
-        loop.call_later(_SIGNAL_FIRST_S, self._guards.break_off, generation, reason)
+        loop.call_later(_SIGNAL_FIRST_S, self._guards.abort_groups, generation, reason)
 
     async def with_recorders(
         self, generation: int, reports: tuple[RankReport, ...]
@@ -107,7 +107,7 @@ class CommunicationWatch:
 
     def communication_failed(self, lost: Lost) -> None:
         local_rank = self._ranks.local_rank_of(lost.rank, lost.generation)
-        if local_rank is None or lost.generation <= self._broken_off:
+        if local_rank is None or lost.generation <= self._aborted:
             return
         if lost.asynchronous:
             cause = asynchronous_cause(self._host, local_rank, lost)
@@ -118,7 +118,7 @@ class CommunicationWatch:
 
     def _say_if_it_lives_on(self, lost: Lost) -> None:
         lives = self._ranks.local_rank_of(lost.rank, lost.generation) is not None
-        if lives and lost.generation > self._broken_off:
+        if lives and lost.generation > self._aborted:
             self._say(f"ddp-launch: rank {lost.rank} continues after a communication error: {lost.text}")
 
 

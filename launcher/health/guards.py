@@ -84,7 +84,7 @@ class Guards:
 
     # --- orders --------------------------------------------------------------------------------------
 
-    def break_off(self, generation: int, reason: str) -> None:
+    def abort_groups(self, generation: int, reason: str) -> None:
         """All groups of all ranks of this node."""
         for (of, _rank), writer in self._lines.items():
             if of == generation:

@@ -14,11 +14,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, assert_never
 
 from launcher.exchange import (
-    BreakOff,
+    AbortGroups,
     CommunicationFailed,
-    LookAtRanks,
-    LookBack,
-    RanksSeen,
+    Inspected,
+    InspectLast,
+    InspectRanks,
     Send,
     StacksTaken,
     StallDetected,
@@ -41,18 +41,18 @@ _PEERS_STAY = (
 
 def step(
     state: Supervision,
-    fact: Examine | Accused | StallDetected | RanksSeen | StacksTaken | CommunicationFailed,
+    event: Examine | Accused | StallDetected | Inspected | StacksTaken | CommunicationFailed,
 ) -> Step:
-    agent, generation = state.agent, fact.generation
+    agent, generation = state.agent, event.generation
     if generation != state.generation or state.phase is not Phase.RUNNING:
         silent = Send(Examined(agent, generation, ()))
-        return state, ((silent,) if isinstance(fact, Examine | RanksSeen) else ())
-    match fact:
+        return state, ((silent,) if isinstance(event, Examine | Inspected) else ())
+    match event:
         case StallDetected():
             return state, (Send(RanksStalled(agent, generation)),)
         case Examine():
-            return state, (LookAtRanks(generation),)
-        case RanksSeen(_, reports):
+            return state, (InspectRanks(generation),)
+        case Inspected(_, reports):
             return state, (Send(Examined(agent, generation, reports)),)
         case Accused(_, cause):
             return replace(state, accused=(*state.accused, cause.local_rank)), (
@@ -61,7 +61,7 @@ def step(
         case StacksTaken(_, cause) | CommunicationFailed(_, cause):
             return state, (Send(RankFailed(agent, generation, cause)),)
         case _:
-            assert_never(fact)
+            assert_never(event)
 
 
 def before_a_stop(state: Supervision, decision: Decision) -> tuple[Action, ...]:
@@ -71,12 +71,12 @@ def before_a_stop(state: Supervision, decision: Decision) -> tuple[Action, ...]:
     looks = (
         decision.cause is not None and decision.cause.may_be_a_consequence and state.phase is Phase.RUNNING
     )
-    return (*((LookBack(state.generation),) if looks else ()), *release(state, _why(decision)))
+    return (*((InspectLast(state.generation),) if looks else ()), *release(state, _why(decision)))
 
 
 def release(state: Supervision, reason: str) -> tuple[Action, ...]:
     running = state.phase is Phase.RUNNING and bool(state.live)
-    return (BreakOff(state.generation, reason),) if running else ()
+    return (AbortGroups(state.generation, reason),) if running else ()
 
 
 def _why(decision: Decision) -> str:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from launcher.error_boundary import ErrorBoundary
-    from launcher.exchange import Fact
+    from launcher.exchange import AgentEvent
     from launcher.joining.connect import Connection
     from launcher.preflight.checkup import Check, Report
     from launcher.settings.spec import LaunchSpec
@@ -48,14 +48,14 @@ class Preflight:
         self._looking = asyncio.create_task(look(spec, spec.preflight))
 
     async def checked(
-        self, join: AgentJoined, connection: Connection, facts: asyncio.Queue[Fact]
+        self, join: AgentJoined, connection: Connection, events: asyncio.Queue[AgentEvent]
     ) -> AgentJoined:
         """Add the findings to the join. A signal that ends the job cancels the check.
 
         Raises `CannotConnect`.
         """
         concluding = self._boundary.awaited("the pre-flight", self._concluded(connection), None)
-        found = await unless_stopped(concluding, facts)
+        found = await unless_stopped(concluding, events)
         if isinstance(found, CannotConnect):
             raise found
         return replace(join, facts=found.of(join.facts)) if isinstance(found, Fitness) else join

@@ -20,7 +20,7 @@ from launcher.template.messages import Ready
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from launcher.exchange import Fact
+    from launcher.exchange import AgentEvent
     from launcher.ranks.zygote import Zygote
     from launcher.ranks.zygote_starter import ZygoteStarter
     from launcher.template.messages import Report
@@ -47,7 +47,7 @@ class ZygoteWatch:
         self,
         heard: Callable[[Report], Awaitable[None]],
         lost: Callable[[str], None],
-        happened: Callable[[Fact], None],
+        happened: Callable[[AgentEvent], None],
     ) -> None:
         """Handle reports until no zygote can be started."""
         while True:
@@ -87,7 +87,7 @@ class ZygoteWatch:
             loop.remove_writer(self.zygote.fileno())
         self.zygote.close()
 
-    async def _replaced(self, lost: Callable[[str], None]) -> Fact:
+    async def _replaced(self, lost: Callable[[str], None]) -> AgentEvent:
         """Replace a lost zygote. Its ranks died with it (parent-death signal); the agent ends what they left behind."""
         how = _in_words(await asyncio.to_thread(tree.await_child, self.zygote.pid, _LAST_BREATH_S))
         if self._is_ready:
@@ -102,7 +102,7 @@ class ZygoteWatch:
         lost(reason)
         return self._another(reason)
 
-    def _another(self, reason: str) -> Fact:
+    def _another(self, reason: str) -> AgentEvent:
         self._lost_in_a_row += 1
         if self._lost_in_a_row > _MOST_LOST or not (self._is_ready or self.zygote.warm):
             return StartFailed(f"no rank can be started here: {reason}")

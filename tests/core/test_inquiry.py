@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from launcher.exchange import (
-    BreakOff,
+    AbortGroups,
     GraceOver,
-    LastSeen,
-    LookAtRanks,
-    LookBack,
-    RanksSeen,
+    Inspected,
+    InspectLast,
+    InspectRanks,
+    LastInspected,
     Send,
     SignalRanks,
     StacksTaken,
@@ -49,8 +49,8 @@ REPORTS = (RankReport(0), RankReport(1))
     ("fact", "done"),
     [
         (StallDetected(1), Send(RanksStalled(AGENT, 1))),
-        (Examine(1), LookAtRanks(1)),
-        (RanksSeen(1, REPORTS), Send(Examined(AGENT, 1, REPORTS))),
+        (Examine(1), InspectRanks(1)),
+        (Inspected(1, REPORTS), Send(Examined(AGENT, 1, REPORTS))),
         (Accused(1, CAUSE), TakeStacks(1, CAUSE)),
         (StacksTaken(1, CAUSE), Send(RankFailed(AGENT, 1, CAUSE))),
     ],
@@ -65,7 +65,7 @@ def test_while_ranks_run(fact: object, done: object) -> None:
 def test_an_agent_without_these_ranks_says_so_at_once_and_does_nothing_else(state: Supervision) -> None:
     nothing = (Send(Examined(AGENT, 1, ())),)
     assert step(state, Examine(1)) == (state, nothing)
-    assert step(state, RanksSeen(1, REPORTS)) == (state, nothing)
+    assert step(state, Inspected(1, REPORTS)) == (state, nothing)
     for fact in (StallDetected(1), Accused(1, CAUSE), StacksTaken(1, CAUSE)):
         assert step(state, fact) == (state, ())
 
@@ -90,21 +90,21 @@ def stopped_for(cause: Cause | None, state: Supervision = RUNNING) -> tuple[obje
 @pytest.mark.parametrize("cause", [LOST, MISFIT])
 def test_before_all_are_stopped_for_a_mere_consequence_their_pages_are_looked_at(cause: Cause) -> None:
     first, second, third, *_ = stopped_for(cause)
-    assert first == LookBack(1)
-    assert isinstance(second, BreakOff)
+    assert first == InspectLast(1)
+    assert isinstance(second, AbortGroups)
     assert third == SignalRanks(SIGTERM)
-    assert stopped_for(cause, replace(RUNNING, live=())) == (LookBack(1), Sweep(1))
+    assert stopped_for(cause, replace(RUNNING, live=())) == (InspectLast(1), Sweep(1))
 
 
 @pytest.mark.parametrize("cause", [CAUSE, replace(CAUSE, doubt=Doubt.CULPRIT), None])
 def test_for_any_other_reason_nobody_looks_back(cause: Cause | None) -> None:
-    assert LookBack(1) not in stopped_for(cause)
+    assert InspectLast(1) not in stopped_for(cause)
 
 
 def test_what_was_seen_is_told_when_all_are_stopped_and_only_of_that_generation() -> None:
     state, _ = step(replace(RUNNING, live=()), Stop(1, Decision(DecisionKind.RESTART, "again", 1, LOST)))
-    state, _ = step(state, LastSeen(0, (RankReport(7),)))
-    state, _ = step(state, LastSeen(1, REPORTS))
+    state, _ = step(state, LastInspected(0, (RankReport(7),)))
+    state, _ = step(state, LastInspected(1, REPORTS))
     state, told = step(state, Swept(1))
     assert told == (Send(AgentStopped(AGENT, 1, REPORTS)),)
     state, _ = step(state, Assigned(replace(MINE, generation=2)))

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.progress import Signs, cut_off, in_words, is_hopeless, is_over, look, next_look_s
+from launcher.progress import Signs, contact_lost, in_words, is_hopeless, is_over, pause_s, updated
 
 TIMEOUT_S = 10.0
 
 
 def over_after(*signs: Signs) -> bool:
-    isolation = cut_off(signs[0])
+    isolation = contact_lost(signs[0])
     for each in signs[1:]:
-        isolation = look(isolation, each)
+        isolation = updated(isolation, each)
     return is_over(isolation, TIMEOUT_S)
 
 
@@ -57,22 +57,24 @@ def test_ranks_that_work_are_never_stopped_however_long_it_takes(pauses: list[fl
 
 
 def test_it_is_told_in_words_and_looked_at_often_enough() -> None:
-    isolation = look(look(cut_off(Signs(0.0)), Signs(5.0, output_bytes=1)), Signs(20.0, output_bytes=1))
+    isolation = updated(
+        updated(contact_lost(Signs(0.0)), Signs(5.0, output_bytes=1)), Signs(20.0, output_bytes=1)
+    )
     assert "for 20 s" in in_words(isolation)
     assert "no progress for 15 s" in in_words(isolation)
-    assert (next_look_s(2.0), next_look_s(3600.0)) == (0.2, 10.0)
+    assert (pause_s(2.0), pause_s(3600.0)) == (0.2, 10.0)
 
 
 def test_a_node_without_ranks_is_not_isolated_but_hopeless_in_the_end() -> None:
-    isolation = cut_off(Signs(0.0, ranks=2))
-    isolation = look(isolation, Signs(10.0, ranks=0))
+    isolation = contact_lost(Signs(0.0, ranks=2))
+    isolation = updated(isolation, Signs(10.0, ranks=0))
     assert isolation.idle_since == 10.0
-    isolation = look(isolation, Signs(40.0, ranks=0))
+    isolation = updated(isolation, Signs(40.0, ranks=0))
     assert not is_over(isolation, 5.0)
     assert not is_hopeless(isolation, 31.0)
     assert is_hopeless(isolation, 30.0)
-    assert not is_hopeless(look(isolation, Signs(50.0, ranks=1)), 30.0)
+    assert not is_hopeless(updated(isolation, Signs(50.0, ranks=1)), 30.0)
 
 
 def test_a_node_that_never_had_ranks_waits_from_the_moment_contact_was_lost() -> None:
-    assert is_hopeless(look(cut_off(Signs(5.0, ranks=0)), Signs(6.0, ranks=0)), 1.0)
+    assert is_hopeless(updated(contact_lost(Signs(5.0, ranks=0)), Signs(6.0, ranks=0)), 1.0)

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.exchange import (
+    AbortGroups,
     Action,
+    AgentEvent,
     AskCheckpoint,
-    BreakOff,
     CheckpointOver,
     CheckpointSignal,
     CommunicationFailed,
-    Fact,
     Finish,
     GraceOver,
     Isolated,
@@ -106,16 +106,16 @@ LEAVING = replace(STOPPING, finish=STOPPED)
 REJOINING = replace(SWEEPING, phase=Phase.JOINING)
 DONE = replace(SWEEPING, phase=Phase.DONE, finish=STOPPED)
 
-BROKEN = BreakOff(1, f"rank {CAUSE.rank} on {CAUSE.node}: {CAUSE.reason}")
-CUT = BreakOff(1, "cut off")
+BROKEN = AbortGroups(1, f"rank {CAUSE.rank} on {CAUSE.node}: {CAUSE.reason}")
+CUT = AbortGroups(1, "cut off")
 TERM = (SignalRanks(SIGTERM), StartGrace(1))
 KILL = (SignalRanks(SIGKILL),)
 GOODBYE = Send(AgentLeft(AGENT, STOPPED.reason))
 LOST = ZygoteReplaced("the zygote was lost", 137)
 CANNOT = StartFailed("no rank can be started here")
 GIVES_UP = (Send(AgentLeft(AGENT, CANNOT.reason)), Finish(75, CANNOT.reason))
-ASK = AskCheckpoint(assignment(), "more nodes", hurried=False)
-ASK_HURRIED = AskCheckpoint(assignment(), "SIGUSR1: this node is about to go", hurried=True)
+ASK = AskCheckpoint(assignment(), "more nodes", has_deadline=False)
+ASK_HURRIED = AskCheckpoint(assignment(), "SIGUSR1: the scheduler will take this node", has_deadline=True)
 UNREACHED = Send(RankFailed(AGENT, 1, Cause("a", 2, 0, FailureClass.NETWORK, "no route", 75)))
 CUT_OFF = Send(RankFailed(AGENT, 1, Cause("a", 0, 0, FailureClass.NETWORK, "cut off", 75)))
 REAPED = Send(AgentStopped(AGENT, 1))
@@ -140,7 +140,7 @@ STATES = {
 JOINING = ("new", "sealed", "told", "reaching", "rejoining")
 ENDS = {name: (Finish(5, OUTCOME.reason, OUTCOME),) for name in JOINING}
 LEFT_BEHIND = {**dict.fromkeys(("running", "last"), TERM), "idle": (Sweep(1),)}
-TABLE: list[tuple[Fact, dict[str, tuple[Action, ...]]]] = [
+TABLE: list[tuple[AgentEvent, dict[str, tuple[Action, ...]]]] = [
     (Waiting("more nodes", 1, 2), LEFT_BEHIND),
     (Assigned(assignment(1)), {"new": (OpenStore(1),)}),
     (
@@ -254,7 +254,7 @@ CELLS = [(state, fact, answers.get(state, ())) for fact, answers in TABLE for st
 @pytest.mark.parametrize(
     ("name", "fact", "expected"), CELLS, ids=lambda v: v if isinstance(v, str) else type(v).__name__
 )
-def test_table(name: str, fact: Fact, expected: tuple[Action, ...]) -> None:
+def test_table(name: str, fact: AgentEvent, expected: tuple[Action, ...]) -> None:
     after, actions = step(STATES[name], fact)
     assert actions == expected
     if isinstance(fact, RankEnded) and fact.generation == 1:
@@ -269,7 +269,7 @@ def test_table(name: str, fact: Fact, expected: tuple[Action, ...]) -> None:
     [fact for fact, _ in TABLE if getattr(fact, "generation", 1) == 0],
     ids=lambda fact: type(fact).__name__,
 )
-def test_other_generations_change_nothing(name: str, fact: Fact) -> None:
+def test_other_generations_change_nothing(name: str, fact: AgentEvent) -> None:
     assert step(STATES[name], fact) == (STATES[name], ())
 
 
@@ -296,7 +296,7 @@ def test_first_word_counts_when_several_end_the_job() -> None:
     assert actions == [STOPPED]
 
 
-def run(state: Supervision, *facts: Fact) -> tuple[Supervision, list[Action]]:
+def run(state: Supervision, *facts: AgentEvent) -> tuple[Supervision, list[Action]]:
     actions: list[Action] = []
     for fact in facts:
         state, more = step(state, fact)
@@ -306,7 +306,7 @@ def run(state: Supervision, *facts: Fact) -> tuple[Supervision, list[Action]]:
 
 GENERATIONS = st.sampled_from((1, 1, 1, 1, 2, 2, 0))  # mostly to the point
 CAUSES = st.sampled_from((None, CAUSE))
-FACTS: st.SearchStrategy[Fact] = st.one_of(
+FACTS: st.SearchStrategy[AgentEvent] = st.one_of(
     st.builds(Assigned, st.builds(assignment, GENERATIONS, st.integers(0, 1))),
     st.builds(StoreListens, GENERATIONS, st.just(STORE)),
     st.builds(StoreFailed, GENERATIONS, st.just("port in use")),
@@ -333,7 +333,7 @@ FACTS: st.SearchStrategy[Fact] = st.one_of(
 
 @settings(max_examples=400, deadline=None)
 @given(st.lists(FACTS, max_size=40))
-def test_no_order_of_facts_breaks_a_promise(facts: list[Fact]) -> None:
+def test_no_order_of_facts_breaks_a_promise(facts: list[AgentEvent]) -> None:
     state, started, finished = NEW, list[int](), False
     for fact in facts:
         before = state
@@ -358,7 +358,7 @@ def test_no_order_of_facts_breaks_a_promise(facts: list[Fact]) -> None:
 
 @settings(max_examples=400, deadline=None)
 @given(st.lists(FACTS, max_size=30))
-def test_a_stop_signal_always_leads_to_the_end_once_ranks_end(facts: list[Fact]) -> None:
+def test_a_stop_signal_always_leads_to_the_end_once_ranks_end(facts: list[AgentEvent]) -> None:
     state, _ = run(NEW, *facts)
     ended = [RankEnded(state.generation, rank, CAUSE) for rank in (0, 1)]
     outcome = [] if not state.job_failed else [Ended(OUTCOME)]
@@ -425,13 +425,13 @@ def test_a_world_that_was_broken_up_before_it_was_heard_of_is_not_waited_for() -
 def test_who_lost_nobody_is_not_broken_off(kind: DecisionKind) -> None:
     _, actions = step(RUNNING, Stop(1, Decision(kind, "why", 1)))
     stays = kind in (DecisionKind.GROW, DecisionKind.FINISH)
-    assert actions == (TERM if stays else (BreakOff(1, "why"), *TERM))
+    assert actions == (TERM if stays else (AbortGroups(1, "why"), *TERM))
 
 
 def test_why_is_said_by_name_unless_that_is_in_doubt() -> None:
     doubtful = replace(CAUSE, doubt=Doubt.CULPRIT)
     _, actions = step(RUNNING, Stop(1, Decision(DecisionKind.RESTART, "hang", 1, doubtful)))
-    assert BreakOff(1, "hang") in actions
+    assert AbortGroups(1, "hang") in actions
 
 
 def test_an_error_that_nobody_waits_for_is_a_failure_at_once() -> None:
@@ -463,7 +463,7 @@ def test_ranks_do_not_start_at_a_store_that_was_lost_with_its_zygote() -> None:
 
 def test_a_checkpoint_asked_for_while_ranks_start_is_asked_of_them_then() -> None:
     _, actions = run(REACHING, CheckpointRequested(1, "more nodes"), StoreReached(1))
-    assert actions[1:] == [AskCheckpoint(assignment(node_rank=1), "more nodes", hurried=False)]
+    assert actions[1:] == [AskCheckpoint(assignment(node_rank=1), "more nodes", has_deadline=False)]
 
 
 def test_the_answer_goes_where_the_question_came_from() -> None:
@@ -488,7 +488,7 @@ def test_both_questions_get_their_answer() -> None:
 
 
 @pytest.mark.parametrize("other", [restart(), Assigned(assignment(2)), Isolated("cut off")])
-def test_a_node_that_is_about_to_go_goes_whatever_stops_its_ranks_first(other: Fact) -> None:
+def test_a_node_that_is_about_to_go_goes_whatever_stops_its_ranks_first(other: AgentEvent) -> None:
     state, _ = run(RUNNING, CheckpointSignal("SIGTERM", StopRequested(15, "SIGTERM")), other)
     _, actions = run(state, RankEnded(1, 0, None), RankEnded(1, 1, None), Swept(1))
     assert actions[-1] == STOPPED

@@ -13,15 +13,15 @@ from typing import get_args
 
 from launcher import exchange, supervision
 from launcher.exchange import (
+    AgentEvent,
     CheckpointOver,
     CheckpointSignal,
     CommunicationFailed,
-    Fact,
     GraceOver,
+    Inspected,
     Isolated,
-    LastSeen,
+    LastInspected,
     RankEnded,
-    RanksSeen,
     StacksTaken,
     StallDetected,
     StartFailed,
@@ -70,8 +70,8 @@ _DEPTH = 6
 Cells = dict[tuple[str, str], set[str]]
 
 
-def facts() -> list[Fact]:
-    found: list[Fact] = [
+def facts() -> list[AgentEvent]:
+    found: list[AgentEvent] = [
         Waiting("for others", 1, 2),
         Refused("no", 77),
         Refused("come back", 75, retryable=True),
@@ -99,8 +99,8 @@ def facts() -> list[Fact]:
         found += [CheckpointRequested(generation, "growth"), CheckpointOver(generation, taken=True)]
         found += [Examine(generation), Accused(generation, CAUSE), StallDetected(generation)]
         found += [
-            RanksSeen(generation, ()),
-            LastSeen(generation, (RankReport(0),)),
+            Inspected(generation, ()),
+            LastInspected(generation, (RankReport(0),)),
             StacksTaken(generation, CAUSE),
         ]
         found += [CommunicationFailed(generation, CAUSE), Notice(generation, "news")]
@@ -142,7 +142,7 @@ def _in_words(before: Supervision, after: Supervision, actions: tuple[exchange.A
 
 def table() -> Cells:
     rows = re.findall(
-        r"^    \| (\w+) +\| (.*?) +\| (.*?) +\| (.*?) +\|$", supervision.__doc__ or "", re.MULTILINE
+        r"^  \| (\w+) +\| (.*?) +\| (.*?) +\| (.*?) +\|$", supervision.__doc__ or "", re.MULTILINE
     )
     groups = dict(re.findall(r"^    ([A-Z]+): (.+)$", supervision.__doc__ or "", re.MULTILINE))
     cells: Cells = {}
@@ -154,8 +154,8 @@ def table() -> Cells:
 
 
 def test_the_table_covers_every_fact() -> None:
-    assert {fact for fact, _ in table()} == {each.__name__ for each in get_args(Fact)}
-    assert {type(fact) for fact in facts()} == set(get_args(Fact)), "a fact that is not tried"
+    assert {fact for fact, _ in table()} == {each.__name__ for each in get_args(AgentEvent)}
+    assert {type(fact) for fact in facts()} == set(get_args(AgentEvent)), "a fact that is not tried"
 
 
 def test_the_table_says_what_step_does() -> None:

@@ -66,7 +66,7 @@ SHELL = {
         *(
             "__init__ __main__ about agent cli isolation manual preflight start status template user_messages wiring"
         ).split(),
-        *("daemon_threads errands error_boundary stop_requests").split(),
+        *("daemon_threads background_tasks error_boundary stop_requests").split(),
         *within("failure", "ending facts"),
         *within(
             "health",
@@ -151,7 +151,7 @@ ROOMS = {
             "daemon_threads error_boundary exchange joining machine output settings stop_requests template "
             "version".split()
         ),
-        "errands": {"error_boundary", "exchange", "health", "joining", "ranks"},
+        "background_tasks": {"error_boundary", "exchange", "health", "joining", "ranks"},
         "start_failure": {"exchange", "supervised"},
         "supervision": {"exchange", "health", "start_failure", "supervised"},
         "isolation": {"progress", "template"},
@@ -159,7 +159,7 @@ ROOMS = {
         "user_messages": {"exchange", "output", "settings", "supervised"},
         "hosts": {"daemon_threads", "failure", "joining", "output", "settings"},
         "wiring": set(
-            "errands error_boundary exchange health isolation joining output preflight ranks settings status "
+            "background_tasks error_boundary exchange health isolation joining output preflight ranks settings status "
             "user_messages version".split()
         ),
         "agent": set(

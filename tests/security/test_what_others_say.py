@@ -18,7 +18,7 @@ from rendezvous.values.types import AgentId, Decision, DecisionKind
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from launcher.exchange import Fact
+    from launcher.exchange import AgentEvent
 
 SPEC = LaunchSpec(EntryPoint(EntryKind.SCRIPT, "train.py"), "run-1", nproc=2)
 HOSTILE = "bad \x1b[2J\x9b31m\x1b]0;title\x07 \u202e\r\nddp-launch: all is well"
@@ -35,7 +35,7 @@ PRINTED = "bad  [2J 31m ]0;title     ddp-launch: all is well"
     ],
     ids=lambda fact: type(fact).__name__,
 )
-def test_what_is_told_of_other_nodes_is_one_line_without_orders(fact: Fact) -> None:
+def test_what_is_told_of_other_nodes_is_one_line_without_orders(fact: AgentEvent) -> None:
     lines: list[str] = []
     state = Supervision(AgentId("a", "1"))
     UserMessages(SPEC, lines.append).report(fact, state, Phase.RUNNING)
@@ -49,7 +49,7 @@ def test_a_service_that_refuses_gives_the_terminal_no_orders(
     capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert tell(SPEC, LogFolder(SPEC), Finish(77, HOSTILE), all_shown=True) == 77
+    assert tell(SPEC, LogFolder(SPEC), Finish(77, HOSTILE), missing="") == 77
     said = capfd.readouterr().err
     assert said.startswith("ddp-launch: bad  [2J 31m")
     assert said.replace("\n", "").isprintable()

@@ -62,7 +62,7 @@ def test_a_signal_asks_for_a_checkpoint_and_the_job_goes_on(launch: Launch, tmp_
         job.send(signal.SIGUSR1)
         job.await_there(f"taken-1-0-{number}", f"taken-1-1-{number}")
         asked = json.loads((job.there / f"taken-1-0-{number}").read_text())
-        assert asked == {"reason": "SIGUSR1: this node is about to go", "deadline_s": 40.0}
+        assert asked == {"reason": "SIGUSR1: the scheduler will take this node", "deadline_s": 40.0}
         eventually(
             lambda: not list(scratch.glob("checkpoint-*")), what="it is closed, and may be asked again"
         )
@@ -97,7 +97,7 @@ def test_a_stop_signal_waits_for_the_checkpoint_and_no_longer(launch: Launch, tm
     job.send(signal.SIGTERM)
     assert job.wait() == 143, "at once, not after the grace"
     assert job.is_there("taken-1-0-1", "taken-1-1-1")()
-    assert "SIGTERM: asking the ranks for a checkpoint" in job.stderr()
+    assert "SIGTERM: requesting a checkpoint" in job.stderr()
     job.assert_nothing_left()
 
 
@@ -110,7 +110,7 @@ def test_ranks_that_do_not_answer_have_the_grace_and_a_second_signal_ends_it(
     for job in (late, impatient):
         job.await_there("1-0", "1-1")
         job.send(signal.SIGTERM)
-    eventually(lambda: "asking the ranks" in impatient.stderr())
+    eventually(lambda: "requesting a checkpoint" in impatient.stderr())
     impatient.send(signal.SIGTERM)
     assert (late.wait(), impatient.wait()) == (143, 143)
     for job in (late, impatient):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from launcher import daemon_threads
-from launcher.exchange import CheckpointSignal, Fact, StopRequested, Swept
+from launcher.exchange import AgentEvent, CheckpointSignal, StopRequested, Swept
 from launcher.stop_requests import unless_stopped
 
 if TYPE_CHECKING:
@@ -67,19 +67,19 @@ def test_a_signal_is_answered_while_names_are_looked_up(
 # --- the parts ---------------------------------------------------------------------------------------
 
 
-def queued(*facts: Fact) -> asyncio.Queue[Fact]:
-    queue: asyncio.Queue[Fact] = asyncio.Queue()
+def queued(*facts: AgentEvent) -> asyncio.Queue[AgentEvent]:
+    queue: asyncio.Queue[AgentEvent] = asyncio.Queue()
     for fact in facts:
         queue.put_nowait(fact)
     return queue
 
 
-def left_in(queue: asyncio.Queue[Fact]) -> list[Fact]:
+def left_in(queue: asyncio.Queue[AgentEvent]) -> list[AgentEvent]:
     return [queue.get_nowait() for _ in range(queue.qsize())]
 
 
 @pytest.mark.parametrize("request_", [STOP, CheckpointSignal("SIGTERM", STOP)])
-def test_work_gives_way_to_a_stop_and_the_facts_stay(request_: Fact) -> None:
+def test_work_gives_way_to_a_stop_and_the_facts_stay(request_: AgentEvent) -> None:
     async def main() -> None:
         facts = queued(Swept(1), request_)
         assert await unless_stopped(asyncio.sleep(600), facts) == STOP

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from launched import SOON_S
 
-from launcher.exchange import Fact, StartFailed, ZygoteReplaced
+from launcher.exchange import AgentEvent, StartFailed, ZygoteReplaced
 from launcher.ranks.zygote import Zygote
 from launcher.ranks.zygote_watch import ZygoteWatch
 from launcher.template import wire
@@ -46,12 +46,12 @@ def test_the_loop_goes_on_while_a_lost_zygote_is_cleared_away(was_ready: bool) -
     starter: Any = Starter()
     heard: list[Report] = []
     lost: list[str] = []
-    facts: asyncio.Queue[Fact] = asyncio.Queue()
+    facts: asyncio.Queue[AgentEvent] = asyncio.Queue()
 
     async def hear(report: Report) -> None:
         heard.append(report)
 
-    async def main() -> Fact:
+    async def main() -> AgentEvent:
         watch = ZygoteWatch(starter, starter.start(), lambda _line: None)
         running = asyncio.create_task(watch.run(hear, lost.append, facts.put_nowait))
         outbox = wire.Outbox(starter.ends[0])

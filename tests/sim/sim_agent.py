@@ -13,17 +13,17 @@ from sim_ranks import Ranks
 
 from launcher import progress, supervision
 from launcher.exchange import (
+    AbortGroups,
     AskCheckpoint,
-    BreakOff,
     CheckpointOver,
     Finish,
     GraceOver,
+    Inspected,
+    InspectLast,
+    InspectRanks,
     Isolated,
-    LastSeen,
-    LookAtRanks,
-    LookBack,
+    LastInspected,
     OpenStore,
-    RanksSeen,
     ReachStore,
     Send,
     SignalRanks,
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from sim_network import Connection
     from sim_world import SimWorld
 
-    from launcher.exchange import Action, Fact
+    from launcher.exchange import Action, AgentEvent
     from rendezvous.client.session_rules import SessionEvent
 
 _GRACE_S, _GRACE_OF_ACCUSED_S = 2.0, 1.0
@@ -108,7 +108,7 @@ class SimAgent:
 
     # --- the machine of the launcher
 
-    def take(self, fact: Fact) -> None:
+    def take(self, fact: AgentEvent) -> None:
         if not self.is_up:
             return
         before = self.state
@@ -117,7 +117,7 @@ class SimAgent:
         for action in actions:
             self._carry_out(action)
 
-    def excused(self, fact: Fact, excuse: str) -> None:
+    def excused(self, fact: AgentEvent, excuse: str) -> None:
         """A fact of this node that may end its agent on its own."""
         self.excuse = self.excuse or excuse
         self.take(fact)
@@ -137,13 +137,13 @@ class SimAgent:
             case AskCheckpoint(assignment, _, _):
                 over = CheckpointOver(assignment.generation, chance.checkpoint_is_taken())
                 self.after(chance.checkpoint_s(), partial(self.take, over))
-            case LookAtRanks(generation):
+            case InspectRanks(generation):
                 self.after(chance.errand_s(), partial(self._look_at_ranks, generation))
-            case LookBack(generation):
-                self.after(0.0, partial(self.take, LastSeen(generation, ranks.reports())))
+            case InspectLast(generation):
+                self.after(0.0, partial(self.take, LastInspected(generation, ranks.reports())))
             case TakeStacks(generation, cause):
                 self.after(chance.errand_s(), partial(self.take, StacksTaken(generation, cause)))
-            case BreakOff(generation, _):
+            case AbortGroups(generation, _):
                 ranks.release(generation)
             case SignalRanks(signum, only):
                 ranks.signal(signum, only)
@@ -156,7 +156,7 @@ class SimAgent:
                 self._finish(action)
 
     def _look_at_ranks(self, generation: int) -> None:
-        self.take(RanksSeen(generation, self.ranks.reports()))
+        self.take(Inspected(generation, self.ranks.reports()))
 
     def _finish(self, finish: Finish) -> None:
         self.finish = finish
@@ -235,19 +235,19 @@ class SimAgent:
         if held:
             self._isolation = None
         elif self._isolation is None:
-            self._isolation = progress.cut_off(self._signs())
+            self._isolation = progress.contact_lost(self._signs())
             self._look_later(self._isolation)
 
     def _look_later(self, isolation: progress.Isolation) -> None:
-        every_s = progress.next_look_s(min(self.isolation_timeout_s, self.session.give_up_s))
+        every_s = progress.pause_s(min(self.isolation_timeout_s, self.session.give_up_s))
         self.after(every_s, partial(self._look, isolation))
 
     def _look(self, seen: progress.Isolation) -> None:
         if seen is not self._isolation or not self.is_up:
             return
-        isolation = self._isolation = progress.look(seen, self._signs())
+        isolation = self._isolation = progress.updated(seen, self._signs())
         if progress.is_over(isolation, self.isolation_timeout_s):
-            self._isolation = progress.cut_off(isolation.seen)
+            self._isolation = progress.contact_lost(isolation.seen)
             self.world.monitor.isolated(self)
             self.take(Isolated("cut off from the rendezvous"))
         if progress.is_hopeless(isolation, self.session.give_up_s):

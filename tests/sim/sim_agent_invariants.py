@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from sim_invariants import require
 
 from launcher.exchange import (
+    AbortGroups,
     AskCheckpoint,
-    BreakOff,
     CheckpointOver,
     Finish,
     GraceOver,
@@ -37,16 +37,16 @@ from rendezvous.values.events import (
 )
 
 if TYPE_CHECKING:
-    from launcher.exchange import Action, Fact
+    from launcher.exchange import Action, AgentEvent
     from launcher.supervised import Supervision
 
 _ORDERS = (StoreAt, Stop, CheckpointRequested, Accused)
 _FACTS = (StoreListens, StoreFailed, StoreReached, RankEnded, Swept, GraceOver, CheckpointOver)
-_NEEDS_RANKS = (AskCheckpoint, BreakOff)
+_NEEDS_RANKS = (AskCheckpoint, AbortGroups)
 
 
 def check_agent_step(
-    before: Supervision, fact: Fact, after: Supervision, actions: tuple[Action, ...]
+    before: Supervision, fact: AgentEvent, after: Supervision, actions: tuple[Action, ...]
 ) -> None:
     require(before.phase is not Phase.DONE, "a step after the end")
     _fenced(before, fact, after, actions)
@@ -62,7 +62,7 @@ def check_agent_step(
         require(after.finish.exit_code == fact.outcome.exit_code, "another exit code than the job's")
 
 
-def _fenced(before: Supervision, fact: Fact, after: Supervision, actions: tuple[Action, ...]) -> None:
+def _fenced(before: Supervision, fact: AgentEvent, after: Supervision, actions: tuple[Action, ...]) -> None:
     """A stale order or fact changes nothing."""
     if isinstance(fact, Assigned):
         stale = fact.assignment.generation <= before.generation

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from sim_transcript import Transcript
     from sim_world import SimWorld
 
-    from launcher.exchange import Action, Fact, Finish
+    from launcher.exchange import Action, AgentEvent, Finish
     from launcher.supervised import Supervision
     from rendezvous.service.owner import Turn
     from rendezvous.values.events import Event, FromAgent
@@ -197,7 +197,7 @@ class Monitor:
         require(not agent.ranks.live, f"{agent.id} sweeps while its ranks live")
 
     def agent_stepped(
-        self, agent: SimAgent, before: Supervision, fact: Fact, actions: tuple[Action, ...]
+        self, agent: SimAgent, before: Supervision, fact: AgentEvent, actions: tuple[Action, ...]
     ) -> None:
         if self.transcript is not None:
             now = self._world.clock.now

@@ -16,7 +16,7 @@ from rendezvous.values.events import AgentHeard, Persist, SetDeadline, Tell
 from rendezvous.values.types import AgentId, Assignment, Cause, Decision, Outcome
 
 if TYPE_CHECKING:
-    from launcher.exchange import Action, Fact
+    from launcher.exchange import Action, AgentEvent
     from launcher.supervised import Supervision
     from rendezvous.service.owner import Turn
     from rendezvous.values.events import Event
@@ -54,7 +54,7 @@ class Transcript:
         at: float,
         node: str,
         before: Supervision,
-        fact: Fact,
+        fact: AgentEvent,
         after: Supervision,
         actions: tuple[Action, ...],
     ) -> None:

@@ -11,7 +11,7 @@ MUTANTS = (
     Mutant(
         "ranks start before the older ones are reaped",
         _MACHINE,
-        "if state.phase is not Phase.JOINING:  # the order to stop was lost on its way",
+        "if state.phase is not Phase.JOINING:  # the Stop message was lost",
         "if state.phase is Phase.DONE:",
     ),
     Mutant(
@@ -35,8 +35,8 @@ MUTANTS = (
     Mutant(
         "ranks that are deaf to SIGTERM are never killed",
         _MACHINE,
-        "if not fact.of_accused:\n        return _kill(state)",
-        "if not fact.of_accused:\n        return state, ()",
+        "if not event.of_accused:\n        return _kill(state)",
+        "if not event.of_accused:\n        return state, ()",
     ),
     Mutant(
         "what ranks left behind is not swept",
@@ -47,8 +47,8 @@ MUTANTS = (
     Mutant(
         "a failure is not reported",
         _MACHINE,
-        "if fact.cause is not None:\n        actions",
-        "if fact.cause is not None and not live:\n        actions",
+        "if event.cause is not None:\n        actions",
+        "if event.cause is not None and not live:\n        actions",
     ),
     Mutant(
         "the first rank that ends counts for all",

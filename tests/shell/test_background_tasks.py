@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
-from launcher.errands import Errands
+from launcher.background_tasks import BackgroundTasks
 from launcher.error_boundary import ErrorBoundary
-from launcher.exchange import Fact, LastSeen, RanksSeen, StacksTaken
+from launcher.exchange import AgentEvent, Inspected, LastInspected, StacksTaken
 from launcher.health.sampler import Sampler
 from rendezvous.values.rank_report import RankReport
 from rendezvous.values.types import Cause, FailureClass
@@ -35,17 +35,17 @@ def test_an_error_is_logged_once_with_its_place_and_its_result_replaced() -> Non
     assert boundary.called("another look", fail, None) is None
     assert boundary.called("a look", lambda: 5, 7) == 5
     assert len(lines) == 2
-    assert all("OverflowError at test_errands.py:" in line and "\n" not in line for line in lines)
+    assert all("OverflowError at test_background_tasks.py:" in line and "\n" not in line for line in lines)
 
 
 def test_a_cancelled_errand_is_not_an_error() -> None:
     async def main() -> None:
         lines: list[str] = []
-        errand = asyncio.ensure_future(ErrorBoundary(lines.append).awaited("a look", asyncio.sleep(60), None))
+        task = asyncio.ensure_future(ErrorBoundary(lines.append).awaited("a look", asyncio.sleep(60), None))
         await asyncio.sleep(0)
-        errand.cancel()
+        task.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await errand
+            await task
         assert not lines
 
     asyncio.run(main())
@@ -63,16 +63,18 @@ def test_every_errand_ends_with_its_fact(broken: str) -> None:
         with_dumps=lambda _generation, cause: through(cause, "with_dumps"),
     )
 
-    async def main() -> list[Fact]:
-        facts: list[Fact] = []
-        errands = Errands(ErrorBoundary(lambda _line: None), parts, parts, parts, facts.append)
-        await errands.look_at_ranks(3)
-        errands.look_back(3)
-        await errands.take_stacks(3, CAUSE)
+    async def main() -> list[AgentEvent]:
+        facts: list[AgentEvent] = []
+        background_tasks = BackgroundTasks(
+            ErrorBoundary(lambda _line: None), parts, parts, parts, facts.append
+        )
+        await background_tasks.inspect_ranks(3)
+        background_tasks.inspect_last(3)
+        await background_tasks.take_stacks(3, CAUSE)
         return facts
 
     seen = () if broken == "reports" else SIGHTS
-    assert asyncio.run(main()) == [RanksSeen(3, seen), LastSeen(3, seen), StacksTaken(3, CAUSE)]
+    assert asyncio.run(main()) == [Inspected(3, seen), LastInspected(3, seen), StacksTaken(3, CAUSE)]
 
 
 def test_a_look_at_the_node_that_fails_is_made_again() -> None:
