@@ -1,15 +1,16 @@
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import generations
 import pytest
-from launched import Launched
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 PROGRAM = Path(__file__).parent / "programs" / "training.py"
 
@@ -19,7 +20,6 @@ class Told:
     """What the ranks of a job told, in their order."""
 
     lines: list[dict[str, Any]]
-    stderr: str
 
     def of(self, what: str, generation: int | None = None) -> list[dict[str, Any]]:
         return [
@@ -61,28 +61,20 @@ class Told:
 
 
 @pytest.fixture
-def train(tmp_path: Path) -> Iterator[Callable[..., Told]]:
+def train(tmp_path: Path) -> Callable[..., Told]:
     """Runs programs/training.py to its end, on so many ranks, disturbed as the plan says."""
-    jobs: list[Launched] = []
+    numbers = itertools.count()
 
-    def run(nproc: int = 2, restarts: int = 0, code: int = 0, env: Any = None, **plan: Any) -> Told:
+    def run(nproc: int = 2, restarts: int = 0, **plan: Any) -> Told:
         plan = {"model": "torch", "epochs": 2, "state": {}} | plan
-        words = ("--nproc-per-node", str(nproc), "--max-restarts", str(restarts), "--crash-loop", "off")
-        words += (
-            "--preload",
-            "torch._dynamo,torch.distributed.fsdp",
-        )  # else each rank imports them, each time
-        env = {"PLAN": json.dumps(plan)} | (env or {})
-        job = Launched(tmp_path / f"job{len(jobs)}", *words, str(PROGRAM), env=env)
-        jobs.append(job)
-        assert job.wait(200) == code, job.stderr()
-        lines = [
-            json.loads(line)
-            for path in sorted(job.there.glob("told-*"))
-            for line in path.read_text().splitlines()
-        ]
-        return Told(lines, job.stdout() + job.stderr())
+        folder = tmp_path / f"job{next(numbers)}"
+        there = folder / "there"
+        there.mkdir(parents=True)
+        env = {"PLAN": json.dumps(plan), "THERE": str(there)}
+        codes = generations.play(PROGRAM, folder, nproc, restarts, env)
+        said = "\n".join(path.read_text() for path in sorted(folder.glob("rank*")))
+        assert not any(codes), said
+        paths = sorted(there.glob("told-*"))
+        return Told([json.loads(line) for path in paths for line in path.read_text().splitlines()])
 
-    yield run
-    for job in jobs:
-        job.clean_up()
+    return run

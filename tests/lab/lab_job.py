@@ -128,7 +128,6 @@ class Job:
             (self.folder / name).mkdir(parents=True)
         place = ("--rendezvous", rendezvous) if rendezvous else ()
         self._words = (*place, "--rdzv-id", "lab", "--nproc-per-node", "1", *words)
-        self._words += ("--preload", "torch._dynamo")  # DDP imports it, in each rank of each generation else
         self.agents: list[Agent] = []
 
     # --- what is done to it ------------------------------------------------------------------------

@@ -28,7 +28,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
 SHARED = Path(sys.argv[1])
 BATCH = 12  # divides evenly among 1, 2, 3 and 4 ranks
@@ -37,41 +36,54 @@ CHECKPOINTS_KEPT = 4
 
 
 class Training:
+    """Without DDP and torch's optimizers: they import torch._dynamo, as long as torch itself, on each node."""
+
     def __init__(self) -> None:
         torch.manual_seed(0)
         layers = (torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 1))
         self.model = torch.nn.Sequential(*layers).double()
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
+        self.momentum = torch.zeros(
+            sum(each.numel() for each in self.model.parameters()), dtype=torch.float64
+        )
 
     def load(self, step: int) -> None:
         if step:
-            model, optimizer = torch.load(SHARED / f"model-{step}.pt", weights_only=True)
+            model, self.momentum = torch.load(SHARED / f"model-{step}.pt", weights_only=True)
             self.model.load_state_dict(model)
-            self.optimizer.load_state_dict(optimizer)
 
     def save(self, step: int) -> None:
         part = SHARED / f"model-{step}.part-{socket.gethostname()}-{os.getpid()}"
-        torch.save((self.model.state_dict(), self.optimizer.state_dict()), part)
+        torch.save((self.model.state_dict(), self.momentum), part)
         part.rename(SHARED / f"model-{step}.pt")
         (SHARED / f"model-{step - CHECKPOINTS_KEPT}.pt").unlink(missing_ok=True)
 
-    def step(self, forward: torch.nn.Module, number: int, rank: int, world_size: int) -> torch.Tensor:
+    def step(self, number: int, rank: int, world_size: int) -> torch.Tensor:
         """This rank's part of the batch's loss."""
         chance = torch.Generator().manual_seed(number)
         inputs = torch.randn(BATCH, 4, generator=chance, dtype=torch.float64)
         targets = inputs.sum(1, keepdim=True) + torch.randn(BATCH, 1, generator=chance, dtype=torch.float64)
         mine = slice(rank * BATCH // world_size, (rank + 1) * BATCH // world_size)
-        loss = torch.nn.functional.mse_loss(forward(inputs[mine]), targets[mine])
-        self.optimizer.zero_grad()
-        loss.backward()
-        self.optimizer.step()
+        loss = torch.nn.functional.mse_loss(self.model(inputs[mine]), targets[mine])
+        gradients = torch.autograd.grad(loss, list(self.model.parameters()))
+        mean = torch.cat([each.flatten() for each in gradients]) / world_size
+        if world_size > 1:
+            dist.all_reduce(mean)
+        self._descend(mean)
         return loss.detach() / world_size
+
+    @torch.no_grad()
+    def _descend(self, gradient: torch.Tensor) -> None:
+        self.momentum = 0.9 * self.momentum + gradient
+        parameters = list(self.model.parameters())
+        steps = self.momentum.split([each.numel() for each in parameters])
+        for parameter, step in zip(parameters, steps, strict=True):
+            parameter -= 0.05 * step.view_as(parameter)
 
 
 def alone(steps: int) -> None:
     training = Training()
     for number in range(1, steps + 1):
-        print(number, training.step(training.model, number, 0, 1).item().hex())
+        print(number, training.step(number, 0, 1).item().hex())
 
 
 def newest_step() -> int:
@@ -110,7 +122,6 @@ def as_rank() -> None:
     dist.broadcast(begin, 0)
     training = Training()
     training.load(int(begin))
-    forward = DistributedDataParallel(training.model)
     tell_who_runs_here(rank, world_size, generation)
     number, finish = int(begin), False
     with (SHARED / "curve").open("a", buffering=1) as curve:
@@ -118,7 +129,7 @@ def as_rank() -> None:
             number += 1
             obey(rank)
             time.sleep(PACE_S)
-            loss = training.step(forward, number, rank, world_size)
+            loss = training.step(number, rank, world_size)
             seen = float(rank == 0 and (SHARED / "finish").exists())
             shared = torch.stack([loss, torch.tensor(seen, dtype=torch.float64)])
             dist.all_reduce(shared)
