@@ -184,6 +184,8 @@ class Agent:
         for signum in stops:
             self._signals.on(signum, self._on_stop_signal)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, stops)
+        self._signals.on(signal.SIGWINCH, self._terminal_resized)
+        self._signals.on(signal.SIGCONT, lambda _signum: self._logs.resumed())
 
     def _watch_signals(self) -> None:
         for signum in self._spec.forwarded_signals:
@@ -203,6 +205,11 @@ class Agent:
         name = signal_name(signum)
         stop = StopRequested(signum, name) if signum in self._spec.signals else None
         self._events.put_nowait(CheckpointSignal(name, stop))
+
+    def _terminal_resized(self, signum: int) -> None:
+        """Ranks get the signal from us: the kernel sends it only to those who control a terminal."""
+        self._logs.resized()
+        self._forward_signal(signum)
 
     def _forward_signal(self, signum: int) -> None:
         self._zygotes.zygote.signal(signum)

@@ -7,6 +7,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
+from launcher.output.lines import can_redraw
 from launcher.supervised import Phase
 from rendezvous.values.events import Assigned, Waiting
 
@@ -25,8 +26,9 @@ class StatusLine:
     def __init__(self, spec: LaunchSpec, logs: LogPump) -> None:
         self._logs = logs
         self._target = spec.entry.target.rpartition("/")[2]
-        self._shown = spec.progress == "always" or (spec.progress == "auto" and os.isatty(2))
-        self.is_seen = self._shown and os.isatty(2)
+        is_drawn = can_redraw(os.isatty(2), os.environ)
+        self._shown = spec.progress == "always" or (spec.progress == "auto" and is_drawn)
+        self.is_seen = self._shown and is_drawn
         self._started = time.monotonic()
         self._text = "joining"
 

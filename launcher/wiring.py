@@ -55,8 +55,7 @@ class Shell:
 
 def build_shell(spec: LaunchSpec, starter: ZygoteStarter, zygote: Zygote) -> Shell:
     folder = LogFolder(spec)
-    alone = spec.nproc == spec.max_nodes == 1
-    logs = LogPump(spec.log, folder.path, file_limit=folder.file_limit, eager=alone)
+    logs = LogPump(spec.log, folder.path, file_limit=folder.file_limit)
     if folder.warning:
         logs.say(f"ddp-launch: warning: {folder.warning}")
     user_messages = UserMessages(spec, logs.say)

@@ -1,23 +1,12 @@
-"""Turns the bytes that a rank writes into the lines that a person reads. Pure, and without a loop over lines.
+"""The lines of a rank as text for people: labels, colours, filters, and which streams are shown. Pure.
 
-A rank may write anything at any time: half a line, a megabyte at once, a progress bar that overwrites itself, bytes
-that are not text. `feed` takes each chunk as it was read and returns whole lines. Text without a newline yet is `Held`.
-Four rules limit what is held, whatever a rank does:
-
-* A line is held until its newline or the end of the stream, but at most LINE_LIMIT bytes. A longer line is shown in
-  pieces of that size, each as a line.
-* A carriage return that is not part of a line end overwrites what precedes it, as on a terminal. Only the latest state
-  of a progress bar is held. It is shown as a line at most once per UPDATE_INTERVAL_S. The state at its newline is
-  always shown, once.
-* If one rank talks to one person (`eager`), text that stays unfinished for PROMPT_AFTER_S counts as a prompt, and is
-  shown as a piece of its own.
-* The rank's own file gets the raw bytes elsewhere, so nothing here can lose any of them.
+`launcher.output.stream_view` turns the bytes of a rank into these lines.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -26,12 +15,7 @@ if TYPE_CHECKING:
     from launcher.settings.spec import LogSpec, Streams
 
 LINE_LIMIT = 64 * 1024
-UPDATE_INTERVAL_S = 1.0
-PROMPT_AFTER_S = 0.2
 
-_LINE_END = re.compile(rb"\r+\n")
-# Anchored: without the anchor, a long line without a carriage return would take quadratic time.
-_OVERWRITTEN = re.compile(rb"^[^\n]*\r", re.MULTILINE)
 # Every escape sequence except colours (CSI ... m): the others need a terminal that only one process uses.
 _MOVEMENT = re.compile(
     rb"\x1b(?:\[[0-?]*[ -/]*[@-ln-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[ -/]*[0-Z\\^-~])",
@@ -55,75 +39,6 @@ class RankLabel:
     local_rank: int
     role: str
     generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """What a stream has written since its last newline."""
-
-    text: bytes = b""  # for a progress bar: a carriage return, then its latest state
-    shown: bytes = b""  # the last state of this bar that was shown, to avoid showing it again
-    updated_at: float = float("-inf")
-    prompt_at: float | None = None  # when to show unfinished text as it is
-
-
-def feed(held: Held, chunk: bytes, now: float, eager: bool = False) -> tuple[Held, bytes]:
-    """Return the whole lines that `chunk` completes, each with its newline, and what is held after it."""
-    cut = chunk.rfind(b"\n") + 1
-    if cut:
-        lines = held.text + chunk[:cut]
-        if b"\r" in lines:
-            lines = _OVERWRITTEN.sub(b"", _LINE_END.sub(b"\n", lines))
-        if held.shown and lines.startswith(held.shown + b"\n"):
-            lines = lines[len(held.shown) + 1 :]
-        held = Held(chunk[cut:], b"", held.updated_at)
-    else:
-        lines = b""
-        held = Held(held.text + chunk, held.shown, held.updated_at)
-    if b"\r" in held.text:
-        held, shown = update(Held(_latest_state(held.text), held.shown, held.updated_at), now)
-        lines += shown
-    if len(held.text) > LINE_LIMIT:
-        rest, pieces = cut_to_pieces(held.text.lstrip(b"\r"))
-        held = Held(rest, b"", held.updated_at)
-        lines += pieces
-    if eager and held.text and not held.text.startswith(b"\r"):
-        held = replace(held, prompt_at=now + PROMPT_AFTER_S)
-    return held, lines
-
-
-def due_at(held: Held) -> float | None:
-    """Return when to call `update` if the stream writes nothing more until then."""
-    if not held.text.startswith(b"\r"):
-        return held.prompt_at
-    state = held.text.strip(b"\r")
-    return held.updated_at + UPDATE_INTERVAL_S if state and state != held.shown else None
-
-
-def update(held: Held, now: float) -> tuple[Held, bytes]:
-    """Return the state of a progress bar, or a prompt, if it is time to show it."""
-    due = due_at(held)
-    if due is None or due > now:
-        return held, b""
-    if not held.text.startswith(b"\r"):
-        return Held(updated_at=held.updated_at), held.text + b"\n"
-    state = held.text.strip(b"\r")
-    return Held(held.text, state, now), state + b"\n"
-
-
-def finish(held: Held) -> bytes:
-    """Return the last line of a stream that ended without a newline."""
-    text = held.text.strip(b"\r")
-    return text + b"\n" if text and text != held.shown else b""
-
-
-def _latest_state(text: bytes) -> bytes:
-    """Keep a trailing carriage return: the next byte decides whether it overwrites or ends the line."""
-    states = text.rstrip(b"\r")
-    state = states[states.rfind(b"\r") + 1 :]
-    if not _MOVEMENT.sub(b"", state).strip():  # a bar that was erased
-        return b"\r"
-    return b"\r" + state + (b"\r" if len(states) < len(text) else b"")
 
 
 def cut_to_pieces(text: bytes) -> tuple[bytes, bytes]:
@@ -215,6 +130,22 @@ def is_colored(when: str, is_terminal: bool, environ: Mapping[str, str]) -> bool
     if when != "auto":
         return when == "always"
     return is_terminal and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
+
+
+def can_redraw(is_terminal: bool, environ: Mapping[str, str]) -> bool:
+    """Return whether an output understands escape sequences."""
+    return is_terminal and environ.get("TERM") != "dumb"
+
+
+def draws_bars(log: LogSpec, local_rank: int) -> bool:
+    """Return whether the progress bars of this rank are redrawn on a terminal."""
+    match log.bars:
+        case "first":
+            return local_rank == min(log.local_ranks_filter, default=0)
+        case "all" | "none":
+            return log.bars == "all"
+        case _:
+            return local_rank in log.bars
 
 
 def is_shown(log: LogSpec, local_rank: int, stream: Streams) -> bool:

@@ -1,7 +1,8 @@
-"""Carries a rank's output: pipe -> pump thread -> the rank's file (raw) and the terminal (lines).
+"""Carries a rank's output: channel -> pump thread -> the rank's file and the terminal.
 
-One daemon thread per agent waits on all pipes at once. Apart from output it wakes only for a progress bar that is due
-or a request of the control thread. The control thread never writes to the terminal and never waits for it. `say`,
+A channel is a pipe, or a pseudo-terminal if the stream is shown on a terminal (`launcher.output.channels`). One daemon
+thread per agent waits on all channels at once. Apart from output it wakes only for a progress bar that is due or a
+request of the control thread. The control thread never writes to the terminal and never waits for it. `say`,
 `progress` and the end of a generation are requests that the pump runs between two chunks, so that their lines are whole
 too. Streams belong to the pump. One lock protects what both threads use.
 
@@ -9,14 +10,14 @@ Files come first: a chunk is in its file before it is shown. If a terminal is to
 reports it (`launcher.output.terminal`). If the reader of a pipe is too slow, ranks wait for it
 (`launcher.output.throttle`). If a disk is full, the file loses bytes, reported once. The job continues.
 
-    <directory>/generation_<g>/rank_<r>/{stdout,stderr}.log   raw bytes (beyond a limit: in *.log.1 before)
+    <directory>/generation_<g>/rank_<r>/{stdout,stderr}.log   raw bytes (beyond a limit: in *.log.1 before); of a rank
+                                                              with a terminal its lines, without colours
     <directory>/generation_<g>/filtered_{stdout,stderr}.log   matching lines of all ranks that are shown
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import select
 import threading
@@ -24,25 +25,26 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from launcher.output import lines
+from launcher.output import channels, lines
+from launcher.output.channels import PIPE_SIZE, READ_SIZE, Channels
+from launcher.output.filtered_files import FilteredFiles
+from launcher.output.keyboard import Keyboard
 from launcher.output.lines import RankLabel
+from launcher.output.live_display import LiveDisplay
 from launcher.output.log_file import LogFile
-from launcher.output.rank_stream import RankStream
-from launcher.output.terminal import Terminal, same_place
+from launcher.output.rank_display import RankDisplay, label_columns
+from launcher.output.rank_stream import STREAM_NAMES, RankStream
+from launcher.output.terminal import Terminal, same_place, write_from_background
 from launcher.output.throttle import NOTICE_AFTER_S, Throttle
 from launcher.settings.spec import Streams
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from launcher.output.rank_display import Shown
     from launcher.settings.spec import LogSpec
 
 __all__ = ["LogPump", "RankLabel"]
-
-# Large enough for a burst. The pipes of one user share 64 MiB before the kernel makes new ones small.
-PIPE_SIZE = 256 * 1024
-READ_SIZE = 64 * 1024
-NAMES = {Streams.OUT: "stdout", Streams.ERR: "stderr"}
 
 
 class LogPump:
@@ -53,25 +55,21 @@ class LogPump:
         out_fd: int = 1,
         err_fd: int = 2,
         file_limit: int = 0,
-        eager: bool = False,
     ) -> None:
         self._log = log
         self._directory = directory
         self._file_limit = file_limit
         self._newest = -1  # generation
         self.received = 0  # bytes from all ranks: shows whether they write anything
-        self._eager = eager  # one rank may talk to a person: prompts are shown
         self._err_fd = err_fd
-        self._err = Terminal(err_fd)
-        self._out = self._err if same_place(out_fd, err_fd) else Terminal(out_fd)
+        self._err = self._open_terminal(err_fd)
+        self._out = self._err if same_place(out_fd, err_fd) else self._open_terminal(out_fd)
         self._terminals = [self._err] if self._out is self._err else [self._out, self._err]
-        self._needles = {
-            Streams.OUT: lines.any_of(log.stdout_filters),
-            Streams.ERR: lines.any_of(log.stderr_filters),
-        }
-        self._filtered: dict[tuple[int, Streams], LogFile] = {}
+        self._filtered = FilteredFiles(log, directory, file_limit, self._complain)
         self._streams: dict[int, RankStream] = {}  # by descriptor
-        self._bars: dict[int, RankStream] = {}  # those that show a progress bar
+        self._bars: dict[int, RankStream] = {}  # those that show something later if nothing more is written
+        self._live = LiveDisplay()
+        self._channels = Channels()
         self._waited: dict[int, None] = {}  # descriptors of terminals that are too slow
         self._lock = threading.Lock()  # guards the three below, and the tail of every stream
         self._latest: dict[tuple[int, int, Streams], RankStream] = {}
@@ -84,6 +82,7 @@ class LogPump:
         self._times_blocked = 0
         self._over = threading.Event()
         self.lacks_beginnings = False  # the limit has removed bytes from a log file
+        self._keyboard = Keyboard()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll = select.epoll()
         self._epoll.register(self._wake, select.EPOLLIN)
@@ -141,6 +140,15 @@ class LogPump:
         if self._err.is_tty:
             self._ask(lambda: self._err.set_status(text))
 
+    def resized(self) -> None:
+        """Adapt to the terminal's new size."""
+        self._ask(self._resize)
+
+    def resumed(self) -> None:
+        """Draw below what another program has written while the launcher was stopped."""
+        for terminal in self._terminals:
+            self._ask(terminal.forget_area)
+
     def blocked_ranks(self) -> list[int]:
         """Return the ranks that wait until somebody reads the output of this command."""
         streams = (self._streams.get(fd) for fd in self._throttle.blocked())
@@ -175,24 +183,28 @@ class LogPump:
         self._over.set()
 
     def _open_stream(self, label: RankLabel, stream: Streams) -> int:
-        path = os.path.join(self.rank_directory(label), f"{NAMES[stream]}.log")
-        prefix = lines.prefix_of(self._log.prefix, label)
-        source, sink = os.pipe()
-        os.set_blocking(source, False)
-        with contextlib.suppress(OSError):  # a smaller pipe also works
-            fcntl.fcntl(source, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
-        new = RankStream(label, stream, source, LogFile(path, self._file_limit, self._complain))
-        if lines.is_shown(self._log, label.local_rank, stream):
-            new.terminal = self._out if stream is Streams.OUT else self._err
-            new.prefix = prefix.encode("utf-8", "replace")
-            colored = lines.is_colored(self._log.color, new.terminal.is_tty, os.environ)
-            shown_prefix = lines.painted(prefix, label.rank) if colored else prefix
-            new.painted = shown_prefix.encode("utf-8", "replace")
+        path = os.path.join(self.rank_directory(label), f"{STREAM_NAMES[stream]}.log")
+        is_shown = lines.is_shown(self._log, label.local_rank, stream)
+        terminal = (self._out if stream is Streams.OUT else self._err) if is_shown else None
+        if terminal and terminal.is_drawn and self._log.terminal == "auto":
+            channel = self._channels.open_terminal(*self._size_for(label, terminal))
+        else:
+            channel = channels.open_pipe()
+        display = RankDisplay(self._log, label, terminal, channel.is_terminal) if terminal else None
+        new = RankStream(label, stream, channel, LogFile(path, self._file_limit, self._complain), display)
         with self._lock:
             self._latest[label.generation, label.rank, stream] = new
-        self._streams[source] = new
-        self._epoll.register(source, select.EPOLLIN)
-        return sink
+        self._streams[new.fd] = new
+        self._epoll.register(new.fd, select.EPOLLIN)
+        return channel.sink
+
+    def _size_for(self, label: RankLabel, terminal: Terminal) -> tuple[int, int]:
+        """Return the rows and columns that a rank has beside its label."""
+        size = terminal.size()
+        return size.rows, max(1, size.columns - label_columns(self._log, label))
+
+    def _open_terminal(self, fd: int) -> Terminal:
+        return Terminal(fd, lines.is_colored(self._log.color, os.isatty(fd), os.environ))
 
     def _tail(self, rank: int, generation: int, stream: Streams) -> bytes:
         with self._lock:
@@ -216,6 +228,7 @@ class LogPump:
     # --- the pump thread --------------------------------------------------------------------------
 
     def _run(self) -> None:
+        write_from_background()
         try:
             while self._deadline is None:
                 self._round(self._time_to_next_update())
@@ -234,6 +247,7 @@ class LogPump:
         for terminal in self._terminals:
             terminal.close(deadline if terminal.is_tty or self._is_abandoned else None)
         self._shown_all = not self._is_abandoned and not any(each.missed_lines for each in self._terminals)
+        self._keyboard.restore()
         with self._lock:
             self._epoll.close()
             os.close(self._wake)
@@ -263,6 +277,7 @@ class LogPump:
         self._show_due_updates(now)
         self._run_requests()
         self._report_slow_readers(now)
+        self._live.draw(now)
         self._write(is_over=False)
         self._throttle.release()
         for terminal in self._terminals:
@@ -271,9 +286,9 @@ class LogPump:
 
     def _time_to_next_update(self) -> float | None:
         bars = [bar for bar in self._bars.values() if bar.terminal and not bar.terminal.is_full]
-        due = [at for bar in bars if (at := lines.due_at(bar.held)) is not None]
-        if (at := self._throttle.notice_due_at()) is not None:
-            due.append(at)
+        times = [bar.display.due_at() for bar in bars if bar.display]
+        times += [self._throttle.notice_due_at(), self._live.due_at()]
+        due = [at for at in times if at is not None]
         return max(0.0, min(due) - time.monotonic()) if due else None
 
     def _report_slow_readers(self, now: float) -> None:
@@ -291,23 +306,19 @@ class LogPump:
 
     def _read(self, stream: RankStream, now: float) -> None:
         try:
-            chunk = os.read(stream.fd, READ_SIZE)
+            chunk = channels.read(stream.fd)
         except BlockingIOError:
             return
         if not chunk:
             self._end(stream)
             return
         self.received += len(chunk)
-        stream.file.write(chunk)
+        if not stream.has_terminal:
+            stream.file.write(chunk)
         with self._lock:
             stream.keep_tail(chunk)
-        if stream.terminal:
-            stream.held, text = lines.feed(stream.held, chunk, now, self._eager and stream.terminal.is_tty)
-            self._show(stream, stream.terminal, text)
-            if lines.due_at(stream.held) is not None:
-                self._bars[stream.fd] = stream
-            else:
-                self._bars.pop(stream.fd, None)
+        if stream.display:
+            self._show(stream, stream.display, stream.display.feed(chunk, now))
         if self._left is not None:
             self._left[stream.fd] -= len(chunk)
             if self._left[stream.fd] <= 0:
@@ -320,37 +331,35 @@ class LogPump:
             if self._streams.get(stream.fd) is stream:
                 self._read(stream, now)
 
-    def _show(self, stream: RankStream, terminal: Terminal, text: bytes) -> None:
-        if not text:
-            return
-        text = lines.presentable(text, terminal.is_tty)
-        terminal.put(lines.prefixed(text, stream.painted), stream.file.path)
-        if needle := self._needles[stream.stream]:
-            self._filtered_file(stream).write(lines.prefixed(lines.matching(text, needle), stream.prefix))
-
-    def _filtered_file(self, stream: RankStream) -> LogFile:
-        key = (stream.label.generation, stream.stream)
-        if key not in self._filtered:
-            name = f"filtered_{NAMES[stream.stream]}.log"
-            path = os.path.join(self._directory, f"generation_{key[0]}", name)
-            self._filtered[key] = LogFile(path, self._file_limit, self._complain)
-        return self._filtered[key]
+    def _show(self, stream: RankStream, display: RankDisplay, shown: Shown) -> None:
+        if stream.has_terminal and shown.record:
+            stream.file.write(shown.record)
+        if shown.text:
+            display.terminal.put(lines.prefixed(shown.text, display.painted), stream.file.path)
+            self._filtered.add(stream, display, shown.text)
+        self._live.update(display, at_once=bool(shown.text))
+        if display.due_at() is not None:
+            self._bars[stream.fd] = stream
+        else:
+            self._bars.pop(stream.fd, None)
 
     def _show_due_updates(self, now: float) -> None:
         for stream in list(self._bars.values()):
-            if stream.terminal and not stream.terminal.is_full:
-                stream.held, text = lines.update(stream.held, now)
-                self._show(stream, stream.terminal, text)
-            if lines.due_at(stream.held) is None:
-                del self._bars[stream.fd]
+            if stream.display and stream.terminal and not stream.terminal.is_full:
+                self._show(stream, stream.display, stream.display.update(now))
+
+    def _resize(self) -> None:
+        for stream in list(self._streams.values()):
+            if stream.has_terminal and stream.terminal:
+                channels.resize(stream.fd, *self._size_for(stream.label, stream.terminal))
 
     def _end(self, stream: RankStream) -> None:
         del self._streams[stream.fd]
-        if stream.terminal:
-            self._show(stream, stream.terminal, lines.finish(stream.held))
+        if stream.display:
+            self._show(stream, stream.display, stream.display.finish())
         self._bars.pop(stream.fd, None)
         self._throttle.remove(stream.fd)
-        os.close(stream.fd)
+        self._channels.close(stream.fd, stream.has_terminal)
         stream.file.close()
         self.lacks_beginnings = self.lacks_beginnings or stream.file.lacks_its_beginning
 
@@ -358,8 +367,7 @@ class LogPump:
         for stream in list(self._streams.values()):
             if stream.label.generation < before:
                 self._end(stream)
-        for key in [key for key in self._filtered if key[0] < before]:
-            self._filtered.pop(key).close()
+        self._filtered.retire(before)
 
     def _write(self, is_over: bool) -> None:
         for terminal in self._terminals:

@@ -1,35 +1,47 @@
-"""One output stream of one rank: its pipe, its file, and its last bytes."""
+"""One output stream of one rank: its channel, its file, and its last bytes."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from launcher.output.lines import CUT, TRACEBACK_HEADER, Held, RankLabel
+from launcher.output.lines import CUT, TRACEBACK_HEADER, RankLabel, without_color
 from launcher.settings.spec import Streams
 
 if TYPE_CHECKING:
+    from launcher.output.channels import Channel
     from launcher.output.log_file import LogFile
+    from launcher.output.rank_display import RankDisplay
     from launcher.output.terminal import Terminal
 
+STREAM_NAMES = {Streams.OUT: "stdout", Streams.ERR: "stderr"}
 TAIL_LIMIT = 64 * 1024
 _BEGINNING_LIMIT = 8 * 1024
 _HEADER, _CUT = TRACEBACK_HEADER.encode(), f"\n{CUT}\n".encode()
 
 
 class RankStream:
-    """One pipe of one rank, and where its bytes go. It belongs to the pump, except its tail."""
+    """One channel of one rank, and where its bytes go. It belongs to the pump, except its tail."""
 
-    def __init__(self, label: RankLabel, stream: Streams, fd: int, file: LogFile) -> None:
+    def __init__(
+        self,
+        label: RankLabel,
+        stream: Streams,
+        channel: Channel,
+        file: LogFile,
+        display: RankDisplay | None,
+    ) -> None:
         self.label = label
         self.stream = stream
-        self.fd = fd
+        self.fd = channel.source
+        self.has_terminal = channel.is_terminal
         self.file = file
+        self.display = display  # None: the stream goes to its file only
         self.tail = bytearray()
         self.beginning = b""  # of the last traceback that started before the tail
-        self.held = Held()
-        self.terminal: Terminal | None = None  # None: the stream goes to its file only
-        self.prefix = b""
-        self.painted = b""
+
+    @property
+    def terminal(self) -> Terminal | None:
+        return self.display.terminal if self.display else None
 
     def keep_tail(self, chunk: bytes) -> None:
         self.tail += chunk[-TAIL_LIMIT:]
@@ -42,7 +54,7 @@ class RankStream:
 
         A carriage return in the tail excludes the beginning: a progress bar ran since, so the rank survived.
         """
-        tail = bytes(self.tail[-TAIL_LIMIT:])
+        tail = without_color(bytes(self.tail[-TAIL_LIMIT:]))
         beginning = self._last_beginning()
         if not beginning or _HEADER in tail or b"\r" in tail:
             return tail

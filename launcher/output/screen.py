@@ -23,6 +23,7 @@ from __future__ import annotations
 import codecs
 import re
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from launcher.output.lines import LINE_LIMIT, cut_to_pieces
 from launcher.output.screen_row import BLANK, Cell, Row, cells_of, combine, restyled, width_of
@@ -88,25 +89,32 @@ class Screen:
         return Row(tuple(cells_of(_without_controls(self.text), "", 0)))
 
 
-def feed(screen: Screen, chunk: bytes, now: float) -> tuple[Screen, bytes]:
-    """Return the lines that `chunk` finishes, each with its newline, and the screen after it."""
-    was_prompt, lines = screen.is_prompt, b""
+class Finished(NamedTuple):
+    lines: bytes  # each with its newline; a line without end in pieces of LINE_LIMIT
+    unbroken: bytes  # the same without the newlines between these pieces
+
+
+def feed(screen: Screen, chunk: bytes, now: float) -> tuple[Screen, Finished]:
+    """Return the screen after `chunk`, and the lines that are finished."""
+    was_prompt, lines, pieces = screen.is_prompt, b"", b""
     if len(screen.rows) == 1 and not screen.is_redrawn and (end := chunk.find(b"\n") + 1):
         screen, lines = _feed_cells(screen, chunk[:end], now)
         chunk = chunk[end:]
     if not screen.rows and not screen.cut:
         chunk = _PLAIN_LINE_END.sub(b"\n", chunk) if b"\r" in chunk else chunk
-        end = _end_of_finished(chunk)
-        if end:
-            screen, more = _feed_text(screen, chunk[:end])
+        if end := _end_of_finished(chunk):
+            screen, more, pieces = _feed_text(screen, chunk[:end])
             lines, chunk = lines + more, chunk[end:]
+    unbroken = lines + pieces.replace(b"\n", b"")
+    lines += pieces
     if chunk:
         screen, more = _feed_cells(screen, chunk, now)
-        lines += more
+        lines, unbroken = lines + more, unbroken + more
     has_text = _has_text(screen)
     is_prompt = was_prompt and has_text and not lines
     waits = has_text and not is_prompt and not screen.hides_cursor and not screen.cursor_is_redrawn
-    return replace(screen, prompt_at=now + PROMPT_AFTER_S if waits else None, is_prompt=is_prompt), lines
+    screen = replace(screen, prompt_at=now + PROMPT_AFTER_S if waits else None, is_prompt=is_prompt)
+    return screen, Finished(lines, unbroken)
 
 
 def due_at(screen: Screen) -> float | None:
@@ -155,14 +163,14 @@ def _without_controls(text: bytes) -> str:
     return "".join(c for c in text.decode("utf-8", "surrogateescape") if c >= " " or c == "\t")
 
 
-def _feed_text(screen: Screen, chunk: bytes) -> tuple[Screen, bytes]:
+def _feed_text(screen: Screen, chunk: bytes) -> tuple[Screen, bytes, bytes]:
+    """Return the screen, finished lines, and after them pieces of a line that is too long."""
     cut = chunk.rfind(b"\n") + 1
     lines = screen.text + chunk[:cut] if cut else b""
-    text = chunk[cut:] if cut else screen.text + chunk
+    text, pieces = chunk[cut:] if cut else screen.text + chunk, b""
     if len(text) > LINE_LIMIT:
         text, pieces = cut_to_pieces(text)
-        lines += pieces
-    return replace(screen, text=text), lines
+    return replace(screen, text=text), lines, pieces
 
 
 def _feed_cells(screen: Screen, chunk: bytes, now: float) -> tuple[Screen, bytes]:
@@ -190,6 +198,7 @@ class _Canvas:
         self.column = screen.column if screen.rows else len(self.rows[0])
         self.reach, self.hides_cursor = screen.reach, screen.hides_cursor
         self.went_back = False
+        self._is_over = False  # the program has ended its display in this chunk
         self._finished: list[bytes] = []
 
     def screen(self, settles_at: float | None, cut: bytes) -> Screen:
@@ -208,7 +217,8 @@ class _Canvas:
         if self.hides_cursor and not self.reach:
             return 0
         first = max(0, min(self.at, len(self.rows) - 1 - self.reach))
-        if not self.reach and (settles_at is None or now < settles_at or self.went_back):
+        may_go_back = settles_at is None or now < settles_at or self.went_back
+        if not self.reach and may_go_back and not self._is_over:
             first = next((at for at in range(first) if self.redrawn[at]), first)
         return first
 
@@ -313,7 +323,7 @@ class _Canvas:
     def _show_cursor(self, is_shown: bool) -> None:
         self.hides_cursor = not is_shown
         if is_shown:
-            self.reach = 0
+            self.reach, self._is_over = 0, True
 
     def _move_by(self, final: str, numbers: list[int]) -> None:
         count = max(1, numbers[0] if numbers else 1)

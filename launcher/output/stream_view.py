@@ -3,7 +3,8 @@
 `feed` interprets the bytes (`screen`) and returns two texts, both of whole lines:
 
 * `lines`: what scrolls on a terminal. The rows that can still change are drawn below it (`launcher.output.live_area`).
-* `record`: the same for a place where nothing can be redrawn. Live rows become lines that grow rarer (`thinning`).
+* `record`: the same for a place where nothing can be redrawn. Live rows become lines that grow rarer (`thinning`). A
+  stream that is drawn has its record in a file, where a line may have any length.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from launcher.output import screen, thinning
-from launcher.output.screen import Screen
+from launcher.output.screen import Finished, Screen
 from launcher.output.thinning import Thinning
 
 if TYPE_CHECKING:
@@ -34,8 +35,8 @@ class Texts(NamedTuple):
 
 
 def feed(view: StreamView, chunk: bytes, now: float) -> tuple[StreamView, Texts]:
-    after, lines = screen.feed(view.screen, chunk, now)
-    return _recorded(replace(view, screen=after), lines, now)
+    after, finished = screen.feed(view.screen, chunk, now)
+    return _recorded(replace(view, screen=after), finished, now)
 
 
 def due_at(view: StreamView) -> float | None:
@@ -54,7 +55,7 @@ def update(view: StreamView, now: float) -> tuple[StreamView, Texts]:
     if view.shows_prompts and after.is_prompt:
         lines += after.cursor_row.line() + b"\n"
         after = Screen()
-    return _recorded(replace(view, screen=after), lines, now)
+    return _recorded(replace(view, screen=after), Finished(lines, lines), now)
 
 
 def finish(view: StreamView) -> Texts:
@@ -72,11 +73,17 @@ def prompt(view: StreamView) -> Row | None:
     return view.screen.cursor_row if view.is_drawn and view.screen.is_prompt else None
 
 
-def _recorded(view: StreamView, lines: bytes, now: float) -> tuple[StreamView, Texts]:
+def column(view: StreamView) -> int:
+    """Return the cursor's column in the row of the prompt."""
+    return view.screen.column if view.screen.rows else len(view.screen.cursor_row.cells)
+
+
+def _recorded(view: StreamView, finished: Finished, now: float) -> tuple[StreamView, Texts]:
     if not view.is_recorded:
-        return view, Texts(lines, b"")
-    after, record = thinning.add(view.thinning, lines, _as_lines(view.screen.live), now)
-    return replace(view, thinning=after), Texts(lines, record)
+        return view, Texts(finished.lines, b"")
+    text = finished.unbroken if view.is_drawn else finished.lines
+    after, record = thinning.add(view.thinning, text, _as_lines(view.screen.live), now)
+    return replace(view, thinning=after), Texts(finished.lines, record)
 
 
 def _as_lines(rows: tuple[Row, ...]) -> bytes:

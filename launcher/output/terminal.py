@@ -15,7 +15,9 @@ Lines go out in writes of at most PIPE_BUF, cut between lines. A pipe takes such
 one, so lines stay whole even if other processes write to the same pipe. Lines that a full disk does not take are
 counted, and `lost_lines` returns a message to show elsewhere.
 
-The bottom row of a terminal may hold a live status. It is erased before lines are written, and drawn again below them.
+The bottom rows of a terminal may be a live area (launcher/output/live_area.py). It is erased before lines are written,
+and drawn again below them. While the launcher is in the background, the terminal belongs to another program: lines are
+still written, but the area is not.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from __future__ import annotations
 import errno
 import os
 import select
+import signal
 import stat
 import threading
 import time
@@ -30,8 +33,14 @@ from collections import deque
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from launcher.output import live_area
+from launcher.output.lines import can_redraw
+from launcher.output.live_area import Size
+
 if TYPE_CHECKING:
     from collections.abc import Collection
+
+    from launcher.output.live_area import Block
 
 _Block = tuple[bytes, str | None]  # whole lines, and the log that also has them; None: the launcher's own
 
@@ -40,7 +49,7 @@ FRONT_SIZE = 256 * 1024
 PATIENCE_SHARE = 0.1
 PATIENCE_MAX_S = 0.1
 RELAY_READ = 64 * 1024
-_WIPE = b"\r\x1b[K"
+_DEFAULT_SIZE = Size(80, 24)
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -56,9 +65,11 @@ def same_place(fd: int, other: int) -> bool:
 class Terminal:
     """One output, used by one thread. `fd` is the descriptor to wait on (EPOLLOUT) while not `is_idle`."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, is_colored: bool = False) -> None:
         self.fd = -1
         self.is_tty = False
+        self.is_drawn = False  # a terminal that has a live area
+        self._is_colored = is_colored
         self._relay: threading.Thread | None = None
         self._queue: deque[_Block] = deque()
         self._queued = 0
@@ -74,7 +85,8 @@ class Terminal:
         self._disk_is_full = False
         self._torn = False  # the last line written lacks its end
         self._status = ""
-        self._row = b""  # the status row as shown on the screen
+        self._bars: tuple[Block, ...] = ()
+        self._area = b""  # as shown on the screen
         self._patience_s = PATIENCE_MAX_S
         self._patience_at = time.monotonic()
         self.is_gone = False
@@ -118,8 +130,22 @@ class Terminal:
             self._append(text.encode("utf-8", "replace").rstrip(b"\n") + b"\n")
 
     def set_status(self, text: str) -> None:
-        if self.is_tty:
+        if self.is_drawn:
             self._status = text
+
+    def set_area(self, blocks: tuple[Block, ...]) -> None:
+        self._bars = blocks
+
+    def forget_area(self) -> None:
+        """Leave what is on the screen as it is: another program has written below it."""
+        self._area = b""
+
+    def size(self) -> Size:
+        try:
+            columns, rows = os.get_terminal_size(self.fd)
+        except OSError:
+            return _DEFAULT_SIZE
+        return Size(columns or _DEFAULT_SIZE.columns, rows or _DEFAULT_SIZE.rows)
 
     def flush(self) -> None:
         """Write as much as the terminal takes now."""
@@ -145,8 +171,8 @@ class Terminal:
         return f"could not be written ({self._lost_why}): {lost}"
 
     def close(self, deadline: float | None) -> None:
-        """Erase the status row, write the rest, and release the descriptor. None: however long the reader takes."""
-        self._status = ""
+        """Erase the live area, write the rest, and release the descriptor. None: however long the reader takes."""
+        self._status, self._bars = "", ()
         self.flush()
         while not self.is_idle and not self.is_gone and self._wait(deadline):
             self.flush()
@@ -161,6 +187,7 @@ class Terminal:
     def _open(self, fd: int) -> None:
         mode = os.fstat(fd).st_mode
         self.is_tty = os.isatty(fd)
+        self.is_drawn = can_redraw(self.is_tty, os.environ)
         if stat.S_ISREG(mode) or (stat.S_ISCHR(mode) and not self.is_tty):
             self.fd = os.dup(fd)
             return
@@ -195,8 +222,8 @@ class Terminal:
             return True
         if self._skipped and self._queued < QUEUE_LIMIT // 2:
             self._tell_of_skipped()
-        row = self._status_row() if self.is_tty else b""
-        if not self._queue and row == self._row:
+        area = self._next_area() if self.is_drawn else b""
+        if not self._queue and area == self._area:
             return False
         blocks, size = 0, 0
         for block, _ in self._queue:
@@ -206,11 +233,11 @@ class Terminal:
         self._front_blocks = list(islice(self._queue, blocks))
         lines = b"".join(block for block, _ in self._front_blocks)
         self._at = 0
-        self._front = (_WIPE if self._row else b"") + (b"\n" if self._torn else b"") + lines + row
+        self._front = live_area.erased(self._area) + (b"\n" if self._torn else b"") + lines + area
         for _ in range(blocks):  # last, because `is_idle` may be read meanwhile
             self._queue.popleft()
         self._queued -= size
-        self._row = row
+        self._area = area
         return True
 
     def _tell_of_skipped(self) -> None:
@@ -232,13 +259,17 @@ class Terminal:
         self._front = b""
         self._at = 0
 
-    def _status_row(self) -> bytes:
+    def _next_area(self) -> bytes:
+        if not self._is_in_foreground():
+            self.forget_area()
+            return b""
+        return live_area.drawn(self._bars, self._status, self.size(), self._is_colored)
+
+    def _is_in_foreground(self) -> bool:
         try:
-            columns = os.get_terminal_size(self.fd).columns or 80
-        except OSError:
-            columns = 80
-        # The last column stays empty: a terminal wraps when it is written to.
-        return self._status.replace("\n", " ")[: columns - 1].encode("utf-8", "replace")
+            return os.tcgetpgrp(self.fd) == os.getpgrp()
+        except OSError:  # not the terminal of this session, so its shell does not use it
+            return True
 
     def _piece_end(self) -> int:
         if self._blocks:
@@ -284,7 +315,13 @@ def _where(logs: Collection[str]) -> str:
     return f"; the log: {folder}" if folder else ""
 
 
+def write_from_background() -> None:
+    """Let this thread write to the terminal from the background too, where `stty tostop` would stop the launcher."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
+
+
 def _relay(source: int, fd: int) -> None:
+    write_from_background()
     try:
         while chunk := os.read(source, RELAY_READ):
             view = memoryview(chunk)

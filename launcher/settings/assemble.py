@@ -161,6 +161,8 @@ def _log(settings: Settings) -> LogSpec:
         stderr_filters=settings["duplicate_stderr_filters"] or (),
         prefix=settings["log_prefix"],
         color=settings["color"],
+        terminal=settings["terminal"],
+        bars=settings["bars"],
     )
 
 

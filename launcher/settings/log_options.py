@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import TYPE_CHECKING
 
 from launcher.settings import values
 from launcher.settings.option import Option
 from launcher.settings.option import ours as _ours
 from launcher.settings.option import torch as _torch
+
+if TYPE_CHECKING:
+    from typing import Literal
+
+
+def bars(value: str) -> Literal["first", "all", "none"] | tuple[int, ...]:
+    match value:
+        case "first" | "all" | "none":
+            return value
+        case _:
+            return values.numbers(value, "local ranks", values.MAX_RANKS_PER_NODE)
+
 
 LOGS = (
     _torch(
@@ -76,5 +89,21 @@ LOGS = (
         "auto",
         values.choice("auto", "always", "never"),
         "when to show the progress line at the bottom: auto (on a terminal), always, never",
+    ),
+    _ours(
+        "--terminal",
+        "WHEN",
+        "auto",
+        values.choice("auto", "never"),
+        "when ranks get a terminal, so that libraries show progress bars and colors: auto (for output that is shown on "
+        "a terminal), never",
+    ),
+    _ours(
+        "--bars",
+        "first|all|none|N[,...]",
+        "first",
+        bars,
+        "local ranks whose progress bars are redrawn at the bottom of a terminal; first: the lowest local rank that "
+        "is shown",
     ),
 )

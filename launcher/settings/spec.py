@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntFlag, StrEnum
+from typing import Literal
 
 from launcher.settings.budgets import Budgets
 from rendezvous.values.types import CrashLoop, PolicyRule, RestartBudget, ScaleUp, StragglerRule
@@ -56,6 +57,8 @@ class LogSpec:
     stderr_filters: tuple[str, ...] = ()
     prefix: str = "[{node}:{rank}] "
     color: str = "auto"  # auto, always, never
+    terminal: str = "auto"  # whether ranks get a terminal: auto, never
+    bars: Literal["first", "all", "none"] | tuple[int, ...] = "first"  # local ranks whose bars are redrawn
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,8 @@ from launcher.health.recorders import heard
 from launcher.health.stall_detection import Watch, look, reports
 from launcher.joining.endpoint import MayServe, NoRendezvous, find_rendezvous, parse_endpoint
 from launcher.output import lines as output
+from launcher.output import stream_view
+from launcher.output.stream_view import StreamView
 from launcher.settings import host_names
 from launcher.settings.arguments import UsageError, read_arguments
 from launcher.settings.budgets import Budgets
@@ -104,12 +106,15 @@ def _told(end: RankEnd) -> None:
 
 def output_lines(data: bytes) -> None:
     """In chunks of any size: whole lines come out, and nothing that moves the cursor."""
-    held, shown, now, size = output.Held(), b"", 0.0, data[0] + 1 if data else 1
+    view, shown, now, size = StreamView(shows_prompts=True), b"", 0.0, data[0] + 1 if data else 1
     for at in range(1, len(data), size):
-        held, whole = output.feed(held, data[at : at + size], now, eager=False)
-        assert not whole or whole.endswith(b"\n")
-        shown, now = shown + whole, now + 0.3
-    shown += output.finish(held)
+        view, texts = stream_view.feed(view, data[at : at + size], now)
+        for whole in texts:
+            assert not whole or whole.endswith(b"\n")
+        shown, now = shown + texts.record, now + 0.3
+        view, texts = stream_view.update(view, now)
+        shown += texts.record
+    shown += stream_view.finish(view).record
     said = output.presentable(shown, on_terminal=True)
     said.decode()
     assert not set(said) & {0x07, 0x08, 0x0B, 0x0C, 0x0D}, said

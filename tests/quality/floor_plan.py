@@ -75,7 +75,11 @@ SHELL = {
         *within("hosts", "fleet outputs ssh_control"),
         *within("joining", "addresses connect"),
         *within("machine", "devices nvml small_files"),
-        *within("output", "frames log_file log_folder logs rank_stream terminal throttle"),
+        *within(
+            "output",
+            "channels filtered_files frames keyboard live_display log_file log_folder logs rank_display rank_stream "
+            "terminal throttle",
+        ),
         *within(
             "preflight",
             "agent_preflight compiled_core doctor facts gpus host network_check self_test versions wire",

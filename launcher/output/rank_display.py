@@ -1,0 +1,82 @@
+"""What one stream of a rank shows: on which output, with which label, and what its log file gets of it."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, NamedTuple
+
+from launcher.output import lines, stream_view
+from launcher.output.live_area import Block
+from launcher.output.screen_row import cells_of
+from launcher.output.stream_view import StreamView
+
+if TYPE_CHECKING:
+    from launcher.output.lines import RankLabel
+    from launcher.output.stream_view import Texts
+    from launcher.output.terminal import Terminal
+    from launcher.settings.spec import LogSpec
+
+
+class Shown(NamedTuple):
+    """Whole lines, without their prefix."""
+
+    text: bytes  # for the output
+    record: bytes  # for the log file of a rank with a terminal, without colours
+
+
+def label_columns(log: LogSpec, label: RankLabel) -> int:
+    return len(cells_of(lines.printable(lines.prefix_of(log.prefix, label)), "", 0))
+
+
+class RankDisplay:
+    def __init__(self, log: LogSpec, label: RankLabel, terminal: Terminal, has_terminal: bool) -> None:
+        prefix = lines.prefix_of(log.prefix, label)
+        self.terminal = terminal
+        self.order = (label.local_rank, label.rank)
+        self.prefix = prefix.encode("utf-8", "replace")
+        self._is_colored = lines.is_colored(log.color, terminal.is_tty, os.environ)
+        shown_prefix = lines.painted(prefix, label.rank) if self._is_colored else prefix
+        self.painted = shown_prefix.encode("utf-8", "replace")
+        color = lines.color_of(label.rank) if self._is_colored else ""
+        self._label = tuple(cells_of(lines.printable(prefix), color, 0))
+        self._draws_bars = terminal.is_drawn and lines.draws_bars(log, label.local_rank)
+        # Programs on a pipe decide about colours without us, so theirs stay.
+        self._strips_color = has_terminal and not self._is_colored
+        self._view = StreamView(
+            is_drawn=terminal.is_drawn,
+            is_recorded=has_terminal or not terminal.is_drawn,
+            shows_prompts=terminal.is_tty and not terminal.is_drawn,
+        )
+
+    @property
+    def block(self) -> Block | None:
+        """Return what to draw in the live area."""
+        prompt = stream_view.prompt(self._view)
+        rows = stream_view.live_rows(self._view) if self._draws_bars else ()
+        if prompt is None and not rows:
+            return None
+        return Block(self._label, rows, prompt, stream_view.column(self._view))
+
+    def feed(self, chunk: bytes, now: float) -> Shown:
+        self._view, texts = stream_view.feed(self._view, chunk, now)
+        return self._shown(texts)
+
+    def update(self, now: float) -> Shown:
+        self._view, texts = stream_view.update(self._view, now)
+        return self._shown(texts)
+
+    def finish(self) -> Shown:
+        shown = self._shown(stream_view.finish(self._view))
+        self._view = StreamView()
+        return shown
+
+    def due_at(self) -> float | None:
+        return stream_view.due_at(self._view)
+
+    def _shown(self, texts: Texts) -> Shown:
+        text = texts.lines if self._view.is_drawn else texts.record
+        if text:
+            text = lines.presentable(text, self.terminal.is_tty)
+        if self._strips_color:
+            text = lines.without_color(text)
+        return Shown(text, lines.without_color(texts.record))

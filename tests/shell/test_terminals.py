@@ -1,0 +1,250 @@
+"""Ranks that see a terminal: what libraries draw, prompts, and what a person sees of it, on a real pseudo-terminal."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+from launched import SOON_S, eventually
+from seen import SeenTerminal, on_terminal
+from test_logs import await_drained, label, write_all
+
+from launcher.output import channels
+from launcher.output.logs import LogPump
+from launcher.settings.spec import LogSpec, StreamChoice, Streams
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from launched import Launch
+
+TWO = ("--nproc-per-node", "2", "--log-prefix", "[{rank}] ")
+
+
+@pytest.fixture(autouse=True)
+def kind_of_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for name in ("NO_COLOR", "COLUMNS", "LINES"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def seen() -> Iterator[SeenTerminal]:
+    terminal = SeenTerminal()
+    yield terminal
+    terminal.end()
+
+
+def pump_on(seen: SeenTerminal, folder: Path, log: LogSpec) -> LogPump:
+    return LogPump(log, str(folder), seen.slave, seen.slave)
+
+
+def size_seen_by(fd: int) -> tuple[int, int]:
+    columns, rows = os.get_terminal_size(fd)
+    return columns, rows
+
+
+# --- what a rank gets ----------------------------------------------------------------------------------
+
+
+def test_a_stream_that_is_shown_on_a_terminal_is_one(seen: SeenTerminal, tmp_path: Path) -> None:
+    log = LogSpec(prefix="[{rank}] ", redirects=StreamChoice(Streams.NONE, ((1, Streams.ERR),)))
+    pump = pump_on(seen, tmp_path, log)
+    first, second = pump.open_rank(label(0)), pump.open_rank(label(1))
+    assert [os.isatty(fd) for fd in (*first, *second)] == [True, True, True, False]
+    assert size_seen_by(first[0]) == (80 - len("[0] "), 24)
+    with pytest.raises(OSError, match="Inappropriate ioctl"):  # not the terminal that controls a rank
+        os.tcgetpgrp(first[0])
+    for fd in (*first, *second):
+        os.close(fd)
+    pump.close(SOON_S)
+
+
+@pytest.mark.parametrize("why", ["option", "dumb terminal", "limit", "system"])
+def test_a_stream_is_a_pipe_if_it_cannot_be_a_terminal(
+    seen: SeenTerminal, tmp_path: Path, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left() -> tuple[int, int]:
+        raise OSError(28, "No space left on device")
+
+    if why == "dumb terminal":
+        monkeypatch.setenv("TERM", "dumb")
+    if why == "limit":
+        monkeypatch.setattr(channels, "TERMINALS_LIMIT", 0)
+    if why == "system":
+        monkeypatch.setattr(os, "openpty", none_left)
+    pump = pump_on(seen, tmp_path, LogSpec(prefix="", terminal="never" if why == "option" else "auto"))
+    fds = pump.open_rank(label())
+    assert not any(os.isatty(fd) for fd in fds)
+    os.write(fds[0], b"written to a pipe\n")
+    for fd in fds:
+        os.close(fd)
+    await_drained(pump, 0)
+    pump.close(SOON_S)
+    assert seen.end() == ["written to a pipe"]
+    assert (tmp_path / "generation_0/rank_0/stdout.log").read_bytes() == b"written to a pipe\n"
+
+
+def test_terminals_are_given_back(
+    seen: SeenTerminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channels, "TERMINALS_LIMIT", 2)
+    pump = pump_on(seen, tmp_path, LogSpec())
+    for generation in range(5):
+        fds = pump.open_rank(label(0, generation))
+        assert all(os.isatty(fd) for fd in fds)
+        for fd in fds:
+            os.close(fd)
+        await_drained(pump, generation)
+    pump.close(SOON_S)
+
+
+def test_the_last_bytes_of_a_rank_are_not_lost(seen: SeenTerminal, tmp_path: Path) -> None:
+    pump = pump_on(seen, tmp_path, LogSpec(prefix=""))
+    fds = pump.open_rank(label())
+    text = b"".join(b"%06d\n" % i for i in range(30_000)) + b"y" * 200_000 + b"\nno newline"
+    write_all(fds[0], text)
+    for fd in fds:
+        os.close(fd)
+    pump.close(SOON_S)
+    assert (tmp_path / "generation_0/rank_0/stdout.log").read_bytes() == text + b"\n"
+
+
+def test_the_log_has_the_lines_without_colours_and_so_has_a_filter(
+    seen: SeenTerminal, tmp_path: Path
+) -> None:
+    pump = pump_on(seen, tmp_path, LogSpec(prefix="", stderr_filters=("loss",)))
+    fds = pump.open_rank(label())
+    os.write(
+        fds[1],
+        b"\r  0%\r 50%\r100%\n\x1b[32mloss\x1b[0m 0.5 \x1b[1;31mNaN\x1b[0m\nlong " + b"x" * 1000 + b"\n",
+    )
+    for fd in fds:
+        os.close(fd)
+    await_drained(pump, 0)
+    assert b"\x1b" not in pump.stderr_tail(0, 0)
+    pump.close(SOON_S)
+    folder = tmp_path / "generation_0"
+    assert (folder / "rank_0/stderr.log").read_bytes() == b"100%\nloss 0.5 NaN\nlong " + b"x" * 1000 + b"\n"
+    assert (folder / "filtered_stderr.log").read_bytes() == b"loss 0.5 NaN\n"
+    assert b"\x1b[1;31mNaN\x1b[0m" in seen.raw
+
+
+@pytest.mark.parametrize("how", ["option", "variable"])
+def test_colours_of_ranks_can_be_switched_off(
+    seen: SeenTerminal, tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if how == "variable":
+        monkeypatch.setenv("NO_COLOR", "1")
+    pump = pump_on(seen, tmp_path, LogSpec(color="never" if how == "option" else "auto"))
+    fds = pump.open_rank(label())
+    os.write(fds[0], b"\x1b[31mred\x1b[0m\n\r\x1b[32m50%\x1b[0m")
+    seen.wait_for("50%")
+    for fd in fds:
+        os.close(fd)
+    pump.close(SOON_S)
+    assert b"m" not in seen.raw.replace(b"[n0:0]", b"")  # the end of every colour
+
+
+# --- the live area -------------------------------------------------------------------------------------
+
+
+def test_bars_of_the_chosen_ranks_stay_below_all_lines(seen: SeenTerminal, tmp_path: Path) -> None:
+    pump = pump_on(seen, tmp_path, LogSpec(prefix="[{rank}] ", bars=(0, 2)))
+    pump.progress("the status")
+    ranks = [pump.open_rank(label(rank)) for rank in range(3)]
+    for percent in (10, 20):
+        for rank, (_, err) in enumerate(ranks):
+            os.write(err, b"\r%d%% of %d" % (percent, rank))
+    for rank, (out, _) in enumerate(ranks):
+        os.write(out, b"line of %d\n" % rank)
+    below = ["[0] 20% of 0", "[2] 20% of 2", "the status"]
+    seen.wait_until(lambda: seen.rows[-3:] == below and len(seen.rows) == 6)
+    assert sorted(seen.rows[:3]) == [f"[{rank}] line of {rank}" for rank in range(3)]
+    os.write(ranks[2][1], b"\r100% of 2\n")
+    seen.wait_until(lambda: seen.rows[3:] == ["[2] 100% of 2", *below[::2]])
+    for fd in (fd for fds in ranks for fd in fds):
+        os.close(fd)
+    await_drained(pump, 0)
+    pump.close(SOON_S)
+    assert sorted(seen.end()[4:]) == ["[0] 20% of 0", "[1] 20% of 1"]
+
+
+def test_a_new_size_reaches_the_ranks_and_the_live_area(seen: SeenTerminal, tmp_path: Path) -> None:
+    pump = pump_on(seen, tmp_path, LogSpec(prefix=""))
+    fds = pump.open_rank(label())
+    os.write(fds[0], b"\r" + b"=" * 70)
+    seen.wait_for("=" * 70)
+    seen.resize(40, 10)
+    pump.resized()
+    eventually(lambda: size_seen_by(fds[0]) == (40, 10), what="the rank's terminal has the new size")
+    os.write(fds[0], b"\r" + b"#" * 70)
+    seen.wait_for("#" * 39)
+    assert "#" * 40 not in "".join(seen.rows)
+    for fd in fds:
+        os.close(fd)
+    pump.close(SOON_S)
+
+
+def test_after_a_stop_the_area_is_drawn_below_what_others_have_written(
+    seen: SeenTerminal, tmp_path: Path
+) -> None:
+    pump = pump_on(seen, tmp_path, LogSpec())
+    pump.progress("the status")
+    seen.wait_for("the status")
+    os.write(seen.slave, b"\r\n$ fg\r\n")
+    pump.resumed()
+    pump.say("a line")
+    seen.wait_until(lambda: seen.rows == ["the status", "$ fg", "a line", "the status"])
+    pump.close(SOON_S)
+
+
+# --- whole jobs ----------------------------------------------------------------------------------------
+
+_BARS = """
+import os, sys, time
+from tqdm import tqdm, trange
+import rich.console, rich.progress
+from loguru import logger
+
+rank = os.environ["RANK"]
+for epoch in trange(2, desc=f"epoch {rank}"):
+    for step in tqdm(range(5), desc=f"step {rank}", leave=False):
+        time.sleep(0.12)
+    tqdm.write(f"wrote {epoch}")
+console = rich.console.Console()
+with rich.progress.Progress(console=console) as progress:
+    tasks = [progress.add_task(name, total=10) for name in ("train", "valid")]
+    for step in range(10):
+        time.sleep(0.05)
+        for task in tasks:
+            progress.advance(task)
+        if step == 5:
+            console.print("[bold]half way[/]")
+logger.warning("the end")
+"""
+
+
+def test_libraries_draw_as_if_they_were_alone(launch: Launch, seen: SeenTerminal) -> None:
+    """tqdm with nested bars, rich with two, and the colours of loguru."""
+    job = launch(*TWO, source=_BARS, fake_torch="", **on_terminal(seen))
+    seen.forget_slave()
+
+    def has_nested_bars() -> bool:
+        below = seen.rows[-3:]
+        return [row.split(":")[0] for row in below[:2]] == ["[0] epoch 0", "[0] step 0"] and "40%" in below[1]
+
+    seen.wait_until(lambda: has_nested_bars() and "ranks running" in seen.rows[-1])
+    assert job.wait() == 0
+    rows = seen.end()
+    for rank in "01":
+        own = [row.removeprefix(f"[{rank}] ") for row in rows if row.startswith(f"[{rank}] ")]
+        kinds = [row.split()[0] for row in own if not row[0].isdigit()]
+        assert sorted(kinds) == ["epoch", "half", "train", "valid", "wrote", "wrote"]
+        assert sum("100%" in row for row in own) == 3
+        assert any("the end" in row for row in own)
+    assert len(rows) == 14
+    assert b"WARNING" in seen.raw
+    assert b"\x1b[33;1m" in seen.raw  # its colour
