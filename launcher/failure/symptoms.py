@@ -169,8 +169,11 @@ def _python_class(raised: Raised, words: str) -> FailureClass:
     return FailureClass.USER_EXCEPTION
 
 
+_MARKS = "/telemetry/collective_marks.py"  # our wrapper of torch's functions
+
+
 def _called_distributed(raised: Raised) -> bool:
-    called = [file for file in raised.files if not file.endswith("/ddp/collective_marks.py")]
+    called = [file for file in raised.files if not file.endswith(_MARKS)]
     return bool(called) and "/torch/distributed/" in called[-1]
 
 
@@ -182,6 +185,8 @@ def hint_of(raised: Raised) -> str:
         return _import_hint(raised.message)
     if raised.short_type == "AttributeError" and re.search(r"(partially initialized )?module 'ddp'", words):
         return _SHADOWED
+    if raised.short_type == "AttributeError" and (hidden := _hidden_standard_module(raised)):
+        return _hides(f"the module {hidden} of Python", hidden)
     if raised.short_type == "OutOfMemoryError":
         words = "cuda out of memory " + words
     plain = next((hint for needle, hint in _HINTS if needle in words), "")
@@ -198,7 +203,19 @@ def _is_of_library(raised: Raised) -> bool:
     return raised.type in _LIBRARY_TYPES or raised.short_type in _LIBRARY_TYPES
 
 
-_SHADOWED = "a file ddp.py or folder ddp beside the script hides the ddp library: rename it"
+def _hides(what: str, name: str) -> str:
+    return f"a file {name}.py or folder {name} beside the script or on PYTHONPATH hides {what}: rename it"
+
+
+_SHADOWED = _hides("the ddp library", "ddp")
+
+
+def _hidden_standard_module(raised: Raised) -> str:
+    """The library of Python misses an attribute of a module: it imports only its own, unless a file hides one."""
+    found = re.search(r"module '(\w+)' has no attribute", raised.message)
+    deepest = raised.files[-1] if raised.files else ""
+    in_library = "/lib/python" in deepest and not _any(deepest, ("/site-packages/", "/dist-packages/"))
+    return found[1] if found and in_library else ""
 
 
 def _import_hint(message: str) -> str:
@@ -206,6 +223,8 @@ def _import_hint(message: str) -> str:
         return _SHADOWED
     if re.search(r"No module named 'ddp\.|'ddp' is not a package", message):
         return _SHADOWED
+    if hidden := re.search(r"'([^'.]+)' is not a package", message):
+        return _hides(f"the package {hidden[1]}", hidden[1])
     if missing := re.search(r"No module named '([^']+)'", message):
         return f"check that {missing[1].partition('.')[0]} is installed for the Python that runs the ranks"
     return ""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
 import pytest
+from tidy import ROOT
 
 from launcher.failure.crash_text import CUT
 from launcher.failure.verdict import ErrorRecord, RankEnd, cause_of, shell_code
@@ -276,6 +278,42 @@ def test_hints(error: str, hint: str) -> None:
     found = ended(1, traceback(error)).hint
     assert hint in found
     assert bool(hint) == bool(found)
+
+
+LIBRARY = "/usr/lib/python3.11"
+
+
+@pytest.mark.parametrize(
+    ("error", "file", "names"),
+    [
+        ("ModuleNotFoundError: No module named 'torch.nn'; 'torch' is not a package", "train.py", "torch.py"),
+        (
+            "AttributeError: module 'signal' has no attribute 'SIGINT'",
+            f"{LIBRARY}/subprocess.py",
+            "signal.py",
+        ),
+        ("AttributeError: module 'time' has no attribute 'slep'", "train.py", ""),
+        (
+            "AttributeError: module 'torch' has no attribute 'new'",
+            f"{LIBRARY}/site-packages/transformers/a.py",
+            "",
+        ),
+    ],
+)
+def test_a_file_that_hides_a_module_is_named(error: str, file: str, names: str) -> None:
+    hint = ended(stderr=traceback(error, file=file)).hint
+    assert names in hint
+    assert bool(hint) == bool(names)
+
+
+def test_a_broken_connection_in_a_function_that_we_wrap_is_of_torch() -> None:
+    marks = str(ROOT / "ddp" / "telemetry" / "collective_marks.py")
+    assert Path(marks).exists()
+    frames = "".join(f'  File "{file}", line 1, in f\n    f()\n' for file in ("train.py", TORCH, marks))
+    found = ended(
+        stderr=f"Traceback (most recent call last):\n{frames}RuntimeError: Connection reset by peer\n"
+    )
+    assert found.failure is FailureClass.CONSEQUENCE
 
 
 def test_shell_code() -> None:
