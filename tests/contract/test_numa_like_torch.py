@@ -198,7 +198,7 @@ def machines(draw: st.DrawFn) -> Machine:
     )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(machines())
 def test_same_cpus_as_torch_on_any_machine(
     tmp_path_factory: pytest.TempPathFactory, machine: Machine

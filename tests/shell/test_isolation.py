@@ -27,7 +27,8 @@ if os.environ["DDP_GENERATION"] == "1":
     while not os.path.exists(os.environ["FINISH"]):
         match sys.argv[1]:
             case "computes":
-                sum(range(100_000))
+                sum(range(1_000_000))
+                time.sleep(0.02)
             case "talks":
                 print("step", flush=True)
                 time.sleep(0.1)

@@ -165,8 +165,8 @@ def test_consequence_is_not_the_cause(launch: Launch) -> None:
 @pytest.mark.parametrize(
     ("warm", "last"),
     [
-        (True, 60),
-        (False, 40),
+        (True, 40),
+        (False, 30),
         pytest.param(True, 220, marks=pytest.mark.nightly),
         pytest.param(False, 80, marks=pytest.mark.nightly),
     ],

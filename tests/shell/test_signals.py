@@ -22,8 +22,14 @@ DEAF = FAMILY + (
 )
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"])
-@pytest.mark.parametrize("warm", [True, False])
+@pytest.mark.parametrize(
+    ("warm", "name"),
+    [
+        *((False, name) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")),
+        (True, "SIGTERM"),
+        *(pytest.param(True, name, marks=pytest.mark.nightly) for name in ("SIGINT", "SIGHUP", "SIGQUIT")),
+    ],
+)
 def test_ranks_have_time_to_write_a_checkpoint(launch: Launch, name: str, warm: bool) -> None:
     """The rank is asked, its children are not: a DataLoader's workers must live while it finishes."""
     source = FAMILY + (
@@ -158,9 +164,18 @@ def test_signal_while_torch_is_imported_ends_at_once(launch: Launch, name: str) 
     assert "Traceback" not in job.stderr()
 
 
-@pytest.mark.parametrize("warm", [True, False])
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
-@pytest.mark.parametrize("processes", range(2, 6))
+def at_each_moment() -> list[object]:
+    """Each moment of both kinds of start, the signals in turn; nightly each signal at each of them."""
+    cases = [(n, name, warm) for n in range(2, 6) for name in ("SIGTERM", "SIGINT") for warm in (True, False)]
+    return [
+        pytest.param(
+            n, name, warm, marks=[] if (name == "SIGINT") == (n % 2 == warm) else pytest.mark.nightly
+        )
+        for n, name, warm in cases
+    ]
+
+
+@pytest.mark.parametrize(("processes", "name", "warm"), at_each_moment())
 def test_signal_while_it_starts(launch: Launch, processes: int, name: str, warm: bool) -> None:
     """As soon as so many processes are there, the agent, the zygote and the keeper among them."""
     job = launch("--nproc-per-node", "4", *(() if warm else PLAIN[:1]), source=DEAF, fake_torch="")
@@ -176,7 +191,7 @@ def test_signal_while_it_starts(launch: Launch, processes: int, name: str, warm:
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
 def test_signals_up_to_its_last_moment_change_nothing(launch: Launch, name: str) -> None:
     """Some come after it has decided how to end, while loops and threads are closed."""
-    for _ in range(5):
+    for _ in range(3):
         job = launch(*PLAIN, source=DEAF)
         job.await_there("rank-0", "rank-1")
         assert job.hail(getattr(signal, name)) == 128 + getattr(signal, name), job.stderr()

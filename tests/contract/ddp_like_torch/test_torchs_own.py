@@ -124,7 +124,7 @@ UNDER_RPC = {
 
 
 # Each of them starts its ranks anew.
-UNDER_RPC_QUICK = ("test_ddp_comparison", "test_backward_ddp_outside")
+UNDER_RPC_QUICK = ("test_ddp_comparison",)
 
 
 def under_rpc() -> list[object]:
