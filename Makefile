@@ -142,7 +142,9 @@ audit: install-test tools
 
 # What is released: wheels and sources, built twice and compared, checked, installed into empty environments, and run.
 dist: install-test
+	@$(SYSTEM_PACKAGES) cc 'arm64?'
 	$(BIN)/python deploy/wheels/build.py
+	$(BIN)/python deploy/wheels/arm64.py
 	$(MAKE) sbom
 	$(BIN)/python deploy/wheels/try_out.py
 

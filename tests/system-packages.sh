@@ -26,6 +26,8 @@ for wanted in "$@"; do
             || need "podman runc catatonit netavark aardvark-dns iptables mmdebstrap" ;;
         sshd) [ -x /usr/sbin/sshd ] && command -v ssh >/dev/null || need "openssh-server openssh-client" ;;
         slurm) [ -x /usr/sbin/slurmctld ] || need "slurmctld slurmd slurm-client munge" ;;
+        arm64) command -v aarch64-linux-gnu-gcc >/dev/null && command -v qemu-aarch64 >/dev/null \
+            || need "gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user" ;;
         cc) command -v cc >/dev/null && "$python" -c "$header" || need "gcc libc6-dev python3-dev" ;;
         *) echo "tests/system-packages.sh: unknown: $wanted" >&2; exit 2 ;;
     esac
