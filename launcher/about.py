@@ -12,7 +12,9 @@ from rendezvous.values.wire_names import PROTOCOL
 
 def text() -> str:
     core = compiled_core.state()
-    if core != "compiled":
+    if core == "compiled":
+        core += f", {compiled_core.kernels()} kernels"
+    else:
         core += "; collectives of CPU tensors use Gloo"
     return "\n".join(
         (

@@ -148,7 +148,7 @@ def plug_in(env: Environment, core: bool) -> None:
 
 def about_itself(env: Environment, core: bool) -> None:
     said = env.run("ddp-launch", "--version")
-    _look("core compiled\n" if core else "core not compiled", said)
+    _look("core compiled," if core else "core not compiled", said)
     _look("torch 2.", said)
     _look("# ", env.run("ddp-launch", "docs", "hangs"))
 

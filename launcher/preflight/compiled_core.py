@@ -5,6 +5,10 @@ from __future__ import annotations
 import os
 from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 _PARTS = ("ddp.groups._native", "ddp.telemetry._page")
 NOT_COMPILED = "not compiled"
@@ -22,7 +26,12 @@ def state() -> str:
     return "compiled"
 
 
-def _load(name: str) -> None:
+def kernels() -> str:
+    """The instructions that the core computes with, for example avx512. Call it only if the core is compiled."""
+    return str(_load(_PARTS[0]).kernels())
+
+
+def _load(name: str) -> ModuleType:
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     base = os.path.join(root, *name.split("."))
     path = next((base + suffix for suffix in EXTENSION_SUFFIXES if os.path.exists(base + suffix)), "")
@@ -32,4 +41,4 @@ def _load(name: str) -> None:
     loader = ExtensionFileLoader(name.rpartition(".")[2], path)
     spec = spec_from_file_location(loader.name, path, loader=loader)
     assert spec is not None
-    module_from_spec(spec)
+    return module_from_spec(spec)

@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -324,3 +325,13 @@ def test_ranks_that_the_limit_on_open_files_cannot_carry(desk: Path, files: int,
     )
     assert done.returncode == code, done.stderr
     assert ("--nproc-per-node" in done.stderr and "370" in done.stderr) == (code == 71)
+
+
+def test_the_version_names_what_it_works_with_and_loads_nothing_large() -> None:
+    heavy = "asyncio grpc torch ddp importlib.metadata socket ssl subprocess".split()
+    ask = f"import sys; from launcher.cli import main; main(['--version']); print({{*{heavy}}} & {{*sys.modules}})"
+    done = subprocess.run([sys.executable, "-P", "-c", ask], capture_output=True, text=True, check=True)
+    *lines, loaded = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["ddp-launch", "torch", "core", "protocol", "python"]
+    assert f"torch {metadata.version('torch')}" in lines
+    assert loaded == "set()"

@@ -162,6 +162,8 @@ extern const char *const element_names[ELEMENTS];
 void reduce(enum element, enum reduction, double divisor, size_t count, int sources, const char *const *from,
             int targets, char *const *to);
 void divide(enum element, double divisor, size_t count, char *data);
+const char *kernels_in_use(void); /* "avx512", "avx2", "neon" or "plain" */
+int use_kernels(const char *name); /* for tests; 0 if this CPU cannot run them. Not while a group is at work */
 
 /* segment.c */
 double now(void);

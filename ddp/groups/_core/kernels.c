@@ -1,20 +1,32 @@
-/* Reductions over plain arrays, compiled several times for the CPUs that may be met; the loader picks one.
- * Half-precision numbers are summed as floats and rounded once. */
+/* Reductions over plain arrays. Their loops are compiled for several sets of instructions; the first reduction picks the
+ * best that this CPU and the system support. The choice is made here, not by the loader: so it needs no particular libc,
+ * and any compiler that knows the instructions will do. All sets give the same bits. */
 #include "core.h"
 
 #include <string.h>
-
-#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__) && __GNUC__ >= 12 && !defined(ONE_TARGET)
-#define CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define CLONES
-#endif
 
 enum { BLOCK = 512 };
 
 const size_t element_bytes[ELEMENTS] = {8, 4, 2, 2, 8, 4, 2, 1, 1, 1};
 const char *const element_names[ELEMENTS] = {"float64", "float32", "float16", "bfloat16", "int64",
                                              "int32",   "int16",   "int8",    "uint8",    "bool"};
+
+struct kernels {
+    void (*fold_F64)(enum reduction, double *restrict, const double *, const double *, size_t);
+    void (*fold_F32)(enum reduction, float *restrict, const float *, const float *, size_t);
+    void (*fold_I64)(enum reduction, int64_t *restrict, const int64_t *, const int64_t *, size_t);
+    void (*fold_I32)(enum reduction, int32_t *restrict, const int32_t *, const int32_t *, size_t);
+    void (*fold_I16)(enum reduction, int16_t *restrict, const int16_t *, const int16_t *, size_t);
+    void (*fold_I8)(enum reduction, int8_t *restrict, const int8_t *, const int8_t *, size_t);
+    void (*fold_U8)(enum reduction, uint8_t *restrict, const uint8_t *, const uint8_t *, size_t);
+    void (*fold_BOOL)(enum reduction, uint8_t *restrict, const uint8_t *, const uint8_t *, size_t);
+    void (*widen_F16)(float *restrict, const uint16_t *restrict, size_t);
+    void (*narrow_F16)(uint16_t *restrict, const float *restrict, size_t);
+    void (*widen_BF16)(float *restrict, const uint16_t *restrict, size_t);
+    void (*narrow_BF16)(uint16_t *restrict, const float *restrict, size_t);
+    void (*divide_F32)(float *restrict, const float *, float, size_t);
+    void (*divide_F64)(double *restrict, const double *, double, size_t);
+};
 
 #define EACH(expression) \
     for (size_t i = 0; i < n; i++) to[i] = (expression); \
@@ -27,13 +39,13 @@ const char *const element_names[ELEMENTS] = {"float64", "float32", "float16", "b
     case MAXIMUM: EACH(b[i] > a[i] ? b[i] : a[i])
 
 #define FOLD_FLOAT(NAME, T) \
-    CLONES static void fold_##NAME(enum reduction r, T *restrict to, const T *a, const T *b, size_t n) { \
+    static void NAMED(fold_##NAME)(enum reduction r, T *restrict to, const T *a, const T *b, size_t n) { \
         switch (r) { ARITHMETIC(T, T) default: break; } \
     }
 
 /* Sums wrap around; signed ones are formed as unsigned. */
 #define FOLD_INT(NAME, T, WIDE) \
-    CLONES static void fold_##NAME(enum reduction r, T *restrict to, const T *a, const T *b, size_t n) { \
+    static void NAMED(fold_##NAME)(enum reduction r, T *restrict to, const T *a, const T *b, size_t n) { \
         switch (r) { \
             ARITHMETIC(T, WIDE) \
             case BIT_AND: EACH(a[i] & b[i]) \
@@ -43,73 +55,96 @@ const char *const element_names[ELEMENTS] = {"float64", "float32", "float16", "b
         } \
     }
 
-FOLD_FLOAT(F64, double)
-FOLD_FLOAT(F32, float)
-FOLD_INT(I64, int64_t, uint64_t)
-FOLD_INT(I32, int32_t, uint32_t)
-FOLD_INT(I16, int16_t, uint32_t)
-FOLD_INT(I8, int8_t, uint32_t)
-FOLD_INT(U8, uint8_t, uint32_t)
+#define JOIN(name, set) name##_##set
+#define NAMED_IN(name, set) JOIN(name, set)
+#define NAMED(name) NAMED_IN(name, SET)
 
-CLONES static void fold_BOOL(enum reduction r, uint8_t *restrict to, const uint8_t *a, const uint8_t *b, size_t n) {
-    switch (r) {
-        case SUM: case MAXIMUM: case BIT_OR: EACH((a[i] | b[i]) != 0)
-        case PRODUCT: case MINIMUM: case BIT_AND: EACH((a[i] != 0) & (b[i] != 0))
-        default: EACH((a[i] != 0) ^ (b[i] != 0))
+#define SET plain
+#include "loops.h"
+#undef SET
+
+#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
+#define AVX2 "avx2,fma,bmi,bmi2"
+#define AVX512 AVX2 ",avx512f,avx512bw,avx512cd,avx512dq,avx512vl"
+#define PRAGMA(words) _Pragma(#words)
+#ifdef __clang__
+#define BEGIN(set) PRAGMA(clang attribute push(__attribute__((target(set))), apply_to = function))
+#define END _Pragma("clang attribute pop")
+#else
+#define BEGIN(set) _Pragma("GCC push_options") PRAGMA(GCC target(set))
+#define END _Pragma("GCC pop_options")
+#endif
+
+BEGIN(AVX2)
+#define SET avx2
+#include "loops.h"
+#undef SET
+END
+
+BEGIN(AVX512)
+#define SET avx512
+#include "loops.h"
+#undef SET
+END
+
+static int has_avx2(void) {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
+           __builtin_cpu_supports("bmi2");
+}
+
+static int has_avx512(void) {
+    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+#define SETS {"avx512", &kernels_avx512, has_avx512}, {"avx2", &kernels_avx2, has_avx2},
+#else
+#define SETS
+#endif
+
+#ifdef __aarch64__
+#define PLAIN "neon" /* part of every arm64, and so of the plain loops */
+#else
+#define PLAIN "plain"
+#endif
+
+static int always(void) { return 1; }
+
+static const struct {
+    const char *name;
+    const struct kernels *kernels;
+    int (*is_supported)(void);
+} sets[] = {SETS{PLAIN, &kernels_plain, always}};
+
+enum { N_SETS = sizeof sets / sizeof *sets };
+static _Atomic(const struct kernels *) choice; /* threads that choose at the same time choose the same */
+
+static int best_from(int first) {
+#if defined(__x86_64__) && defined(__GNUC__)
+    __builtin_cpu_init();
+#endif
+    while (!sets[first].is_supported()) first++;
+    return first;
+}
+
+static const struct kernels *chosen(void) {
+    const struct kernels *now = atomic_load_explicit(&choice, memory_order_relaxed);
+    if (!now) atomic_store_explicit(&choice, now = sets[best_from(0)].kernels, memory_order_relaxed);
+    return now;
+}
+
+const char *kernels_in_use(void) {
+    int i = 0;
+    while (sets[i].kernels != chosen()) i++;
+    return sets[i].name;
+}
+
+int use_kernels(const char *name) {
+    for (int i = 0; i < N_SETS; i++) {
+        if (strcmp(name, sets[i].name) || best_from(i) != i) continue;
+        choice = sets[i].kernels;
+        return 1;
     }
-}
-
-static inline float as_float(uint32_t bits) {
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-static inline uint32_t as_bits(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return bits;
-}
-
-/* The exponent is moved by a multiplication, which makes the subnormals right as well. */
-CLONES static void widen_F16(float *restrict to, const uint16_t *restrict from, size_t n) {
-    for (size_t i = 0; i < n; i++) {
-        uint32_t magnitude = (uint32_t)(from[i] & 0x7fff) << 13, sign = (uint32_t)(from[i] & 0x8000) << 16;
-        uint32_t finite = as_bits(as_float(magnitude) * 0x1p112f);
-        to[i] = as_float(sign | (magnitude >= 0x0f800000 ? magnitude | 0x7f800000 : finite));
-    }
-}
-
-CLONES static void narrow_F16(uint16_t *restrict to, const float *restrict from, size_t n) {
-    for (size_t i = 0; i < n; i++) {
-        uint32_t bits = as_bits(from[i]), magnitude = bits & 0x7fffffff;
-        uint32_t normal = (magnitude - (112u << 23) + 0xfff + ((magnitude >> 13) & 1)) >> 13;
-        uint32_t subnormal = as_bits(as_float(magnitude) + 0.5f) - 0x3f000000; /* 0.5's last digit is 2^-24 */
-        uint32_t half = magnitude < 0x38800000 ? subnormal : normal;
-        half = magnitude >= 0x477ff000 ? 0x7c00 : half;
-        half = magnitude > 0x7f800000 ? 0x7e00 : half;
-        to[i] = (uint16_t)(half | ((bits >> 16) & 0x8000));
-    }
-}
-
-CLONES static void widen_BF16(float *restrict to, const uint16_t *restrict from, size_t n) {
-    for (size_t i = 0; i < n; i++) to[i] = as_float((uint32_t)from[i] << 16);
-}
-
-CLONES static void narrow_BF16(uint16_t *restrict to, const float *restrict from, size_t n) {
-    for (size_t i = 0; i < n; i++) {
-        uint32_t bits = as_bits(from[i]);
-        uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-        to[i] = (uint16_t)((bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded);
-    }
-}
-
-CLONES static void divide_F32(float *restrict to, const float *a, float divisor, size_t n) {
-    for (size_t i = 0; i < n; i++) to[i] = a[i] / divisor;
-}
-
-CLONES static void divide_F64(double *restrict to, const double *a, double divisor, size_t n) {
-    for (size_t i = 0; i < n; i++) to[i] = a[i] / divisor;
+    return 0;
 }
 
 union accumulator {
@@ -119,63 +154,66 @@ union accumulator {
 };
 
 /* `to` is neither of the others: the compiler may then use the widest instructions. */
-static void fold(enum element e, enum reduction r, void *to, const void *a, const void *b, size_t n) {
+static void fold(const struct kernels *k, enum element e, enum reduction r, void *to, const void *a, const void *b,
+                 size_t n) {
     switch (e) {
-        case F64: fold_F64(r, to, a, b, n); break;
-        case F32: fold_F32(r, to, a, b, n); break;
-        case I64: fold_I64(r, to, a, b, n); break;
-        case I32: fold_I32(r, to, a, b, n); break;
-        case I16: fold_I16(r, to, a, b, n); break;
-        case I8: fold_I8(r, to, a, b, n); break;
-        case U8: fold_U8(r, to, a, b, n); break;
-        default: fold_BOOL(r, to, a, b, n); break;
+        case F64: k->fold_F64(r, to, a, b, n); break;
+        case F32: k->fold_F32(r, to, a, b, n); break;
+        case I64: k->fold_I64(r, to, a, b, n); break;
+        case I32: k->fold_I32(r, to, a, b, n); break;
+        case I16: k->fold_I16(r, to, a, b, n); break;
+        case I8: k->fold_I8(r, to, a, b, n); break;
+        case U8: k->fold_U8(r, to, a, b, n); break;
+        default: k->fold_BOOL(r, to, a, b, n); break;
     }
 }
 
-static void widen(enum element e, float *to, const void *from, size_t n) {
-    if (e == F16) widen_F16(to, from, n);
-    else widen_BF16(to, from, n);
+static void widen(const struct kernels *k, enum element e, float *to, const void *from, size_t n) {
+    if (e == F16) k->widen_F16(to, from, n);
+    else k->widen_BF16(to, from, n);
 }
 
-static void narrow(enum element e, void *to, const float *from, size_t n) {
-    if (e == F16) narrow_F16(to, from, n);
-    else narrow_BF16(to, from, n);
+static void narrow(const struct kernels *k, enum element e, void *to, const float *from, size_t n) {
+    if (e == F16) k->narrow_F16(to, from, n);
+    else k->narrow_BF16(to, from, n);
 }
 
 /* Half-precision sources are widened into `sums` in turn; others are folded from where they are. */
-static const char *sum_block(enum element e, enum reduction r, size_t at, size_t n, int sources,
-                             const char *const *from, union accumulator *sums) {
+static const char *sum_block(const struct kernels *k, enum element e, enum reduction r, size_t at, size_t n,
+                             int sources, const char *const *from, union accumulator *sums) {
     int half = e == F16 || e == BF16, turn = 0;
     union accumulator *other = sums + 2;
     const char *sum = from[0] + at;
-    if (half) widen(e, sums[1].f32, sum, n);
+    if (half) widen(k, e, sums[1].f32, sum, n);
     if (half) sum = sums[1].bytes;
     for (int s = 1; s < sources; s++, turn ^= 1) {
-        if (half) widen(e, other->f32, from[s] + at, n);
-        fold(half ? F32 : e, r, sums[turn].bytes, sum, half ? other->bytes : from[s] + at, n);
+        if (half) widen(k, e, other->f32, from[s] + at, n);
+        fold(k, half ? F32 : e, r, sums[turn].bytes, sum, half ? other->bytes : from[s] + at, n);
         sum = sums[turn].bytes;
     }
     return sum;
 }
 
-static const char *finish_block(enum element e, double divisor, size_t n, const char *sum, union accumulator *spare) {
-    if (divisor != 1 && e == F64) divide_F64(spare[0].f64, (const double *)sum, divisor, n);
-    if (divisor != 1 && e != F64) divide_F32(spare[0].f32, (const float *)sum, (float)divisor, n);
+static const char *finish_block(const struct kernels *k, enum element e, double divisor, size_t n, const char *sum,
+                                union accumulator *spare) {
+    if (divisor != 1 && e == F64) k->divide_F64(spare[0].f64, (const double *)sum, divisor, n);
+    if (divisor != 1 && e != F64) k->divide_F32(spare[0].f32, (const float *)sum, (float)divisor, n);
     if (divisor != 1) sum = spare[0].bytes;
     if (e != F16 && e != BF16) return sum;
-    narrow(e, spare[1].bytes, (const float *)sum, n);
+    narrow(k, e, spare[1].bytes, (const float *)sum, n);
     return spare[1].bytes;
 }
 
 /* `to` may be among `from`: a block is read from everywhere before it is written anywhere. */
 void reduce(enum element e, enum reduction r, double divisor, size_t count, int sources, const char *const *from,
             int targets, char *const *to) {
+    const struct kernels *k = chosen();
     union accumulator room[5];
     size_t bytes = element_bytes[e];
     for (size_t done = 0; done < count; done += BLOCK) {
         size_t n = count - done < BLOCK ? count - done : BLOCK, at = done * bytes;
-        const char *sum = sum_block(e, r, at, n, sources, from, room);
-        sum = finish_block(e, divisor, n, sum, room + 3);
+        const char *sum = sum_block(k, e, r, at, n, sources, from, room);
+        sum = finish_block(k, e, divisor, n, sum, room + 3);
         for (int t = 0; t < targets; t++)
             if (to[t] + at != sum) memcpy(to[t] + at, sum, n * bytes);
     }

@@ -362,7 +362,16 @@ static PyObject *forgive_signal(PyObject *self, PyObject *none) {
     Py_RETURN_NONE;
 }
 
+static PyObject *kernels(PyObject *self, PyObject *args) {
+    (void)self;
+    const char *name = NULL;
+    if (!PyArg_ParseTuple(args, "|s", &name)) return NULL;
+    if (name && !use_kernels(name)) return PyErr_Format(PyExc_ValueError, "this CPU cannot run the kernels %s", name);
+    return PyUnicode_FromString(kernels_in_use());
+}
+
 static PyMethodDef functions[] = {
+    {"kernels", kernels, METH_VARARGS, "The instructions that sums are computed with; with a name, tests choose them."},
     {"length", length, METH_VARARGS, "Bytes of a shared file for so many members."},
     {"guard_signal", guard_signal, METH_VARARGS, "Heeds this signal from the parent only."},
     {"overdue_signal", overdue_signal, METH_NOARGS, "One that was not heeded, and nothing came of it in time; or 0."},
