@@ -17,6 +17,7 @@ from __future__ import annotations
 import io
 import json
 import struct
+import warnings
 import zlib
 from dataclasses import dataclass
 from functools import cached_property
@@ -104,6 +105,14 @@ def saved(value: Any) -> bytes:
     buffer = io.BytesIO()
     torch.save(value, buffer)
     return buffer.getvalue()
+
+
+def read_plain(data: bytes | memoryview) -> Any:
+    """Return what was saved; raise if it holds more than plain values, because reading must not execute code in it."""
+    with warnings.catch_warnings():
+        # From 2.14 on, torch checks sparse tensors here and warns that this takes time: they are read once per resume.
+        warnings.filterwarnings("ignore", "Validating sparse tensor invariants")
+        return torch.load(io.BytesIO(data), weights_only=True)
 
 
 # --- writing -----------------------------------------------------------------------------------------
@@ -219,7 +228,7 @@ def view(data: memoryview, leaf: Leaf, offset: int) -> torch.Tensor:
 
 
 def _loaded(section: memoryview) -> Any:
-    return torch.load(io.BytesIO(section), weights_only=True)
+    return read_plain(section)
 
 
 def pieces(data: memoryview) -> Iterator[memoryview]:

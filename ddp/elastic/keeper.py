@@ -6,7 +6,6 @@ layout, and the views into the slots) is created once. It is reused as long as t
 
 from __future__ import annotations
 
-import io
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -152,7 +151,7 @@ def _copy(views: list[torch.Tensor], tensors: list[torch.Tensor], layout: image.
 def _check_readable(skeleton: bytes) -> None:
     """Raise if torch cannot read the skeleton safely: reading a file must not execute code in it."""
     try:
-        torch.load(io.BytesIO(skeleton), weights_only=True)
+        image.read_plain(skeleton)
     except Exception as error:
         raise TypeError(
             "cannot commit the state: it has values that torch.load(weights_only=True) does not read. Use only plain "

@@ -283,7 +283,7 @@ class SparseBucket:
         parameter = self.parameters[0]
         indices = torch.zeros((1, 0), dtype=torch.long, device=parameter.device)
         values = torch.zeros((0, *parameter.shape[1:]), dtype=parameter.dtype, device=parameter.device)
-        return torch.sparse_coo_tensor(indices, values, parameter.shape)
+        return torch.sparse_coo_tensor(indices, values, parameter.shape, check_invariants=False)
 
     def finish(self, result: torch.Tensor | None, used: Used) -> None:
         average = self.payload[0] if result is None else result

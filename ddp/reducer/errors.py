@@ -125,6 +125,14 @@ def delayed_in_join() -> RuntimeError:
     )
 
 
+def no_manual_finalization() -> NotImplementedError:
+    return NotImplementedError(
+        "manual finalization of a backward is not supported: a backward ends with all gradients averaged. Remove "
+        "`require_manual_backward_finalization` and `finalize_backward()`, or use "
+        "torch.nn.parallel.DistributedDataParallel"
+    )
+
+
 def changed_module(names: Sequence[str], rank: int, what: str) -> RuntimeError:
     return RuntimeError(
         f"The module was changed after it had been wrapped in DistributedDataParallel. On rank {rank}, "

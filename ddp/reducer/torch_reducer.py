@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ddp.reducer import errors
 from ddp.reducer.reducer import Reducer
 
 if TYPE_CHECKING:
@@ -123,6 +124,18 @@ class TorchReducer:
             "sparse metadata is not supported. Sparse gradients are averaged without it: remove the call, or use "
             "torch.nn.parallel.DistributedDataParallel"
         )
+
+    # From 2.15 on, a script may finalize a backward itself.
+
+    def _set_manual_finalization_required(self, required: bool) -> None:
+        if required:
+            raise errors.no_manual_finalization()
+
+    def _should_finalize_after_backward(self) -> bool:
+        return False
+
+    def _finalize_backward_manual(self) -> None:
+        raise errors.no_manual_finalization()
 
     def _set_ddp_runtime_logging_sample_rate(self, rate: int) -> None:
         self.core.stopwatch.sample_rate = rate

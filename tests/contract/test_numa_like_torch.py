@@ -5,6 +5,7 @@ torch reads fixed paths, so its module is pointed at the tree; ours reads the tr
 
 from __future__ import annotations
 
+import inspect
 import os
 import shutil
 from dataclasses import dataclass
@@ -15,7 +16,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import cuda
-from torch.numa import binding
 
 from launcher.ranks.affinity import BindingError, cpus_for_rank
 from launcher.ranks.topology import Gpu, pci_address, read_topology, visible_indexes
@@ -23,6 +23,7 @@ from launcher.ranks.topology import Gpu, pci_address, read_topology, visible_ind
 if TYPE_CHECKING:
     from pathlib import Path
 
+binding: Any = pytest.importorskip("torch.numa.binding", reason="before 2.9, torch binds no ranks to CPUs")
 MODES = ("node", "socket", "exclusive", "core-complex")
 
 
@@ -103,16 +104,23 @@ def point_torch_at(machine: Machine, root: Path, patch: pytest.MonkeyPatch) -> N
             pci_domain_id=0, pci_bus_id=range(len(machine.gpus))[index], pci_device_id=0
         ),
     )
+    gpus.is_available, gpus.current_accelerator = (lambda: True), (lambda: "cuda")
+    torch = SimpleNamespace(cuda=gpus, accelerator=gpus, get_device_module=lambda _kind: gpus)
     patch.setattr(binding, "open", lambda path: open(moved(path)), raising=False)
     patch.setattr(binding, "os", system)
-    patch.setattr(binding, "torch", SimpleNamespace(cuda=gpus))
-    patch.setattr(binding, "shutil", SimpleNamespace(which=lambda name: name))
+    patch.setattr(binding, "torch", torch)
+    patch.setattr(binding, "shutil", SimpleNamespace(which=lambda name: name), raising=False)
 
 
 def torch_answer(mode: str, rank: int) -> tuple[int, ...] | str:
     options = binding.NumaOptions(affinity_mode=binding.AffinityMode(mode))
+    # In 2.9 the check is separate; before 2.14 the device is a gpu_index.
+    ask = getattr(binding, "_get_validated_logical_cpus_to_bind_to", binding._get_logical_cpus_to_bind_to)
+    index, *_ = inspect.signature(ask).parameters
     try:
-        cpus = binding._get_validated_logical_cpus_to_bind_to(gpu_index=rank, numa_options=options)
+        cpus = ask(**{index: rank, "numa_options": options})
+        if not cpus:
+            return "impossible"
     except (RuntimeError, ValueError, ZeroDivisionError, IndexError):
         return "impossible"
     return tuple(sorted(cpus))

@@ -1,4 +1,4 @@
-"""Construction asks an older torch for nothing that it does not have."""
+"""Construction asks an older torch for nothing that it does not have, and refuses what a newer one asks of it."""
 
 from __future__ import annotations
 
@@ -75,3 +75,15 @@ def test_construction_on_an_older_torch(given: dict[str, Any]) -> None:
     wrapped = DistributedDataParallel(torch.nn.Linear(2, 2), **given)
     told = wrapped._get_ddp_logging_data()
     assert told["broadcast_buffers"] == given.get("broadcast_buffers", True)
+
+
+@pytest.mark.usefixtures("alone")
+def test_manual_finalization_of_a_newer_torch_is_refused() -> None:
+    """As torch 2.15 calls it."""
+    wrapped = DistributedDataParallel(torch.nn.Linear(2, 2))
+    wrapped.reducer._set_manual_finalization_required(False)
+    assert not wrapped.reducer._should_finalize_after_backward()
+    with pytest.raises(NotImplementedError, match="manual finalization"):
+        wrapped.reducer._set_manual_finalization_required(True)
+    with pytest.raises(NotImplementedError, match="manual finalization"):
+        wrapped.reducer._finalize_backward_manual()
