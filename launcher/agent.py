@@ -222,7 +222,7 @@ class Agent:
                 self._ranks.note_started(report)
             case Exited():
                 ended = await self._ranks.ended(report)
-                explain = partial(self._parts.node.explained, ended)
+                explain = partial(self._parts.node.with_node_problems, ended)
                 self._events.put_nowait(
                     self._shell.boundary.called("reading the health of the node", explain, ended)
                 )

@@ -1,1 +1,1 @@
-"""What is made of a failure: facts, symptoms, the verdict, the story that is told, and the last words."""
+"""Analyses a failure: collects data about it, classifies it, finds the cause, and writes the report."""

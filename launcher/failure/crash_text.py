@@ -1,13 +1,13 @@
 """Parses what a failing process printed.
 
-A traceback is found by its header line. Its frames are indented; the first line that is not is the exception,
-and what follows belongs to the message until another report begins. Python prints a chain of exceptions
-oldest first, joined by one of two sentences; only blocks joined so belong together: an earlier traceback
-that the script caught and logged is not part of it. What Python prints while it shuts down
-("Exception ignored in", atexit, threads) is an aside. It counts only if there is nothing else.
+A traceback starts with its header line. Its frames are indented. The first line without indentation is the exception,
+and the lines after it belong to the message until another report begins. Python prints a chain of exceptions with the
+oldest first, and one of two sentences between them. Only blocks with such a sentence between them form a chain: an
+earlier traceback that the script logged is not part of it. What Python prints during shutdown ("Exception ignored in",
+atexit, threads) is used only if there is nothing else.
 
-Torch prefixes the lines with "[rank3]: " once a process group exists. Patterns are compiled on first use:
-only a failure pays for them.
+Torch prefixes the lines with "[rank3]: " once a process group exists. Patterns are compiled on first use, so a job
+without a failure spends no time on them.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _JOINTS = (
     "The above exception was the direct cause of the following exception:",
     "During handling of the above exception, another exception occurred:",
 )
-_ASIDES = ("Exception ignored in", "Exception in thread", "Error in atexit", "Error in sys.excepthook")
+_AT_SHUTDOWN = ("Exception ignored in", "Exception in thread", "Error in atexit", "Error in sys.excepthook")
 _OTHER_REPORTS = (
-    *_ASIDES,
+    *_AT_SHUTDOWN,
     *_JOINTS,
     "Fatal Python error:",
     "terminate called",
@@ -60,12 +60,12 @@ class Raised:
     def headline(self) -> str:
         first = re.sub(r"^\[\S+\.(?:cc|cpp|hpp|h|cu):\d+\] ", "", first_line(self.message))
         if "Original Traceback (most recent" in self.message and first.startswith("Caught "):
-            return self._carried_over(first)
+            return self._worker_headline(first)
         line = f"{self.short_type}: {first}" if first else self.short_type
-        return f"{line}; first: {self.parts[0].headline}" if self.parts else line
+        return f"{line}; first exception of the group: {self.parts[0].headline}" if self.parts else line
 
-    def _carried_over(self, caught: str) -> str:
-        """torch wraps the exception of a DataLoader worker: the last line of the message has the cause."""
+    def _worker_headline(self, caught: str) -> str:
+        """The cause of a DataLoader worker's exception: torch puts the worker's traceback into the message."""
         original = last_raised(self.message.replace("Original Traceback", "Traceback").split("\n"))
         where = caught.partition(" in ")[2].rstrip(".")
         if original is None:
@@ -84,8 +84,8 @@ class Crash:
 class _Block:
     start: int
     end: int
-    shown_end: int  # the end of the part to show: a long message is cut
-    aside: bool
+    shown_end: int  # the end of the shown part; a long message is truncated
+    at_shutdown: bool
     raised: Raised
 
 
@@ -94,14 +94,14 @@ def first_line(text: str) -> str:
 
 
 def clean_lines(text: str) -> list[str]:
-    """Without colors, torch's rank prefix, the overwritten part of progress bars, and over-long lines."""
+    """Remove colors, torch's rank prefix and the overwritten part of progress bars; truncate long lines."""
     text = re.sub(r"\x1b(?:\[[0-9;?]*[A-Za-z]|\][^\x07\x1b]*(?:\x07|\x1b\\)?)", "", text)
     lines = (line.rstrip().rpartition("\r")[2] for line in text.split("\n"))
     return _one_report([re.sub(r"^\[rank\d+\]:(?: |$)?", "", line)[:MAX_LINE_CHARS] for line in lines])
 
 
 def _one_report(lines: list[str]) -> list[str]:
-    """Drop the lines before a cut, unless the rest can be their end: frames and few other lines."""
+    """If text was removed in the middle, drop the lines before the gap, unless both parts can be one traceback."""
     if CUT not in lines:
         return lines
     after = lines[lines.index(CUT) + 1 :]
@@ -110,7 +110,7 @@ def _one_report(lines: list[str]) -> list[str]:
 
 
 def bounded(lines: list[str]) -> str:
-    """Keep the end (the exception) and the beginning (where it started)."""
+    """Shorten a long traceback: keep its beginning (where it started) and its end (the exception)."""
     while lines and not lines[-1].strip():
         lines = lines[:-1]
     if len(lines) > MAX_LINES:
@@ -121,11 +121,11 @@ def bounded(lines: list[str]) -> str:
 
 
 def last_raised(lines: list[str]) -> Crash | None:
-    """The last chain of exceptions that `lines` (see `clean_lines`) end with."""
+    """The chain of exceptions at the end of `lines` (see `clean_lines`)."""
     blocks = _blocks(lines)
     if not blocks:
         return _bare_syntax_error(lines)
-    last = max(range(len(blocks)), key=lambda i: (not blocks[i].aside, i))
+    last = max(range(len(blocks)), key=lambda i: (not blocks[i].at_shutdown, i))
     first = last
     while first > 0 and _joined(lines, blocks[first].start):
         first -= 1
@@ -189,11 +189,13 @@ def _plain_block(lines: list[str], start: int) -> _Block | None:
         at += 1
     found = re.match(_EXCEPTION, lines[at]) if at < len(lines) else None
     if found is None:
-        return None  # cut short: the process died while it printed
+        return None  # incomplete: the process ended while it printed
     end = _message_end(lines, at + 1)
     message = "\n".join([found[2] or "", *lines[at + 1 : end]]).strip()
     shown_end = end if "Original Traceback" in message else min(end, at + MAX_SHOWN_MESSAGE_LINES)
-    return _Block(start, end, shown_end, _is_aside(lines, start), Raised(found[1], message, tuple(files)))
+    return _Block(
+        start, end, shown_end, _is_at_shutdown(lines, start), Raised(found[1], message, tuple(files))
+    )
 
 
 def _message_end(lines: list[str], at: int) -> int:
@@ -218,7 +220,7 @@ def _group_block(lines: list[str], start: int) -> _Block | None:
     if not raised:
         return None
     group = Raised(raised[0].type, raised[0].message, parts=tuple(raised[1:]))
-    return _Block(start, end, end, _is_aside(lines, start), group)
+    return _Block(start, end, end, _is_at_shutdown(lines, start), group)
 
 
 def _before(lines: list[str], start: int) -> str:
@@ -229,8 +231,8 @@ def _joined(lines: list[str], start: int) -> bool:
     return _before(lines, start) in _JOINTS
 
 
-def _is_aside(lines: list[str], start: int) -> bool:
-    return _before(lines, start).startswith(_ASIDES)
+def _is_at_shutdown(lines: list[str], start: int) -> bool:
+    return _before(lines, start).startswith(_AT_SHUTDOWN)
 
 
 def _bare_syntax_error(lines: list[str]) -> Crash | None:

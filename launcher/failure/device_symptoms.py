@@ -1,8 +1,8 @@
 """Maps error messages of NCCL, CUDA, network drivers and Gloo to a failure class and a hint.
 
---failure-policy sets the action of each class. `restart` is the action that the message alone suggests: RESTART,
-EXCLUDE the node (hardware=exclude), or FAIL, because the error would happen again (user-exception=fail). The first
-entry that matches a message applies. docs/communication-errors.md shows this table.
+--failure-policy sets the action of each class. The field `restart` holds the action that the message suggests: RESTART,
+EXCLUDE (restart without the node, as with hardware=exclude), or FAIL (a restart would fail in the same way, as with
+user-exception=fail). The first entry that matches a message applies. docs/communication-errors.md shows this table.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ class Restart(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Symptom:
-    said: tuple[str, ...]  # lower-cased; any of them
+    phrases: tuple[str, ...]  # lower case; any of them matches
     failure: Class
     restart: Restart
     hint: str
 
     def fits(self, words: str) -> bool:
-        return any(needle in words for needle in self.said)
+        return any(phrase in words for phrase in self.phrases)
 
 
 _DMESG = "look for Xid errors in dmesg on that node, then take the node out of service"
@@ -38,7 +38,7 @@ _LOCKED = (
 _INTERFACE = "check that the interface of NCCL_SOCKET_IFNAME or --interface is up on this node"
 
 TABLE: tuple[Symptom, ...] = (
-    # --- this script, on every node alike
+    # --- the script, on every node
     Symptom(
         (
             "collective mismatch",
@@ -88,7 +88,12 @@ TABLE: tuple[Symptom, ...] = (
         _LOCKED,
     ),
     # --- a device
-    Symptom(("fallen off the bus",), Class.HARDWARE, Restart.EXCLUDE, f"the GPU is gone: {_DMESG}"),
+    Symptom(
+        ("fallen off the bus",),
+        Class.HARDWARE,
+        Restart.EXCLUDE,
+        f"the GPU no longer responds on the PCIe bus: {_DMESG}",
+    ),
     Symptom(
         ("nvlink", "nvswitch", "fabric manager", "system not yet initialized"),
         Class.HARDWARE,
@@ -99,7 +104,7 @@ TABLE: tuple[Symptom, ...] = (
         ("uncorrectable", "ecc error", "row remap"),
         Class.HARDWARE,
         Restart.EXCLUDE,
-        f"a failing GPU: {_DMESG}",
+        f"the GPU is failing: {_DMESG}",
     ),
     Symptom(
         ("hardware stack error", "unspecified launch failure", "launch timed out and was terminated"),
@@ -117,7 +122,7 @@ TABLE: tuple[Symptom, ...] = (
         ),
         Class.HARDWARE,
         Restart.EXCLUDE,
-        "the GPU or its driver is in a bad state: run nvidia-smi on that node to see whether it answers",
+        "the GPU or its driver is in a bad state: run nvidia-smi on that node to check that the driver responds",
     ),
     # --- a peer
     Symptom(
@@ -149,7 +154,8 @@ TABLE: tuple[Symptom, ...] = (
         ("net/ofi", "fi_cq_readerr", "libfabric", "efa provider"),
         Class.NETWORK,
         Restart.RESTART,
-        "EFA/libfabric lost a peer: run fi_info -p efa on both nodes; the security group must allow its own traffic",
+        "EFA/libfabric lost a peer: run fi_info -p efa on both nodes; the AWS security group must allow all traffic "
+        "from and to itself",
     ),
     Symptom(
         ("no socket interface found", "network is down", "no such device or address"),
@@ -175,7 +181,7 @@ XIDS: dict[int, str] = {
     13: "a kernel's illegal instruction or access (usually caused by the script)",
     31: "a kernel touched memory that is not mapped (usually caused by the script)",
     43: "the GPU stopped processing (usually caused by the script)",
-    45: "the process was terminated while the GPU worked for it",
+    45: "the process was terminated while it had work on the GPU",
     48: "an uncorrectable memory error (ECC)",
     61: "the GPU's microcontroller failed",
     62: "the GPU's microcontroller halted",
@@ -187,7 +193,7 @@ XIDS: dict[int, str] = {
     92: "many correctable memory errors",
     94: "a contained uncorrectable memory error",
     95: "an uncontained uncorrectable memory error",
-    119: "the GPU's system processor does not answer",
+    119: "the GPU's system processor does not respond",
     120: "the GPU's system processor failed",
     140: "an unrecovered memory error",
 }

@@ -1,4 +1,4 @@
-"""The end of an agent: the failure box, its JSON, the log folder, and the exit code.
+"""The end of an agent: prints the failure report, writes it as JSON, keeps or removes the logs, sets the exit code.
 
 `Farewell` does the slow part in threads: the reader of a pipe may be slow. A stop signal ends the wait.
 """
@@ -73,7 +73,7 @@ def exit_code(spec: LaunchSpec, finish: Finish) -> int:
 
 
 def tell(spec: LaunchSpec, folder: LogFolder, finish: Finish, missing: str) -> int:
-    """Report how the job ended, and return the exit code. The logs of a failed job stay.
+    """Report how the job ended, and return the exit code. The logs of a failed job are kept.
 
     `missing`: what to say of output that was not shown; "" if all was shown.
     """
@@ -119,7 +119,7 @@ def _place(spec: LaunchSpec, folder: LogFolder) -> str:
 
 
 def _say_last(spec: LaunchSpec, text: str, whose: str, error: str = "") -> None:
-    """Write to the terminal, or to the `--hosts` command, which shows the same text of all agents once."""
+    """Write to the terminal, or to the `--hosts` process, which shows a text that all agents send only once."""
     if spec.has_ssh_control:
         _say(frames.framed("ending", whose=whose, text=text, error=error))
         return

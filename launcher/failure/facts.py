@@ -1,9 +1,9 @@
-"""Reads what is known about an ended rank: its error file, and whether the kernel killed it for memory.
+"""Reads data about an ended rank: its error file, and whether the kernel's out-of-memory killer ended it.
 
-Three sources report out-of-memory kills, each with a limit. The kernel's log names the process, but with the numbers
-of the first pid namespace, and it is often not readable. A cgroup's `oom_kill` counter needs no rights but does not
-name the process: each increment explains one death, in the order of our questions. The node's count in /proc/vmstat
-can only exclude: if it has not changed, no process was killed for memory.
+Three sources report out-of-memory kills, each with a limit. The kernel's log names the process, but with PIDs of the
+initial PID namespace, and it is often not readable. A cgroup's `oom_kill` counter needs no privileges but does not name
+the process: each increment is assigned to one killed rank, in the order of the calls of `killed`. The counter in
+/proc/vmstat can only prove that there was no kill: it has not changed.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _our_record(data: dict[str, Any]) -> ErrorRecord:
 
 
 def _within(value: object, most: int) -> int | None:
-    """The value if a message of the service can carry it."""
+    """Return the value if it fits in the message field, otherwise None."""
     return value if type(value) is int and 0 <= value <= most else None
 
 
@@ -103,11 +103,11 @@ def _whole(value: object) -> int:
     return 0
 
 
-# --- killed for memory -------------------------------------------------------------------------------
+# --- out-of-memory kills -------------------------------------------------------------------------------
 
 
 def oom_victim(record: str) -> int | None:
-    """The process that one record of /dev/kmsg says was killed for memory."""
+    """The PID of the process that the out-of-memory killer ended, if this record of /dev/kmsg reports one."""
     import re
 
     prefix, _, message = record.partition(";")
@@ -138,10 +138,10 @@ class OomWatch:
             for name in ("memory.events", "memory.oom_control"):
                 path = os.path.join(folder, name)
                 count = _counter(path)
-                if count is not None and not self._counted_further_out(folder, name):
+                if count is not None and not self._has_counted_ancestor(folder, name):
                     self._counters.setdefault(path, count)
 
-    def _counted_further_out(self, folder: str, name: str) -> bool:
+    def _has_counted_ancestor(self, folder: str, name: str) -> bool:
         """memory.events (version 2) of a cgroup includes its children, so a child must not count again."""
         return name == "memory.events" and any(
             path.endswith("/" + name) and folder.startswith(os.path.dirname(path).rstrip("/") + "/")
@@ -149,7 +149,7 @@ class OomWatch:
         )
 
     def killed(self, pid: int) -> bool | None:
-        """Whether the SIGKILL that ended `pid` was for memory. Call once per death. None: unknown."""
+        """Whether the out-of-memory killer ended `pid`. Call once per killed rank. Returns None if this is unknown."""
         names = self._read_log()
         if pid in self._victims:
             self._victims.discard(pid)
@@ -218,7 +218,7 @@ def _counter(path: str) -> int | None:
     return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)
 
 
-# --- what is left for the user -----------------------------------------------------------------------
+# --- the report file -----------------------------------------------------------------------
 
 
 def write_outcome(path: str, outcome: dict[str, object]) -> None:

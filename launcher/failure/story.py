@@ -1,7 +1,7 @@
 """Reports the end of a job: a short box for people, and the same facts as JSON for programs.
 
-The box names one rank: the first cause. A rank that only lost its peers, or that we stopped, counts among the
-others and is never named as the cause. If there are only such ranks, the box says that the cause is unknown.
+The box names one rank: the first cause. A rank that failed only because it lost a peer, or that the launcher stopped,
+is listed under "others" and never as the cause. If there are only such ranks, the box says that the cause is unknown.
 A requested end is not a failure and gets one line.
 """
 
@@ -106,7 +106,7 @@ def headline(outcome: Outcome) -> str:
         if not _consequences(outcome):
             return f"the job failed: {outcome.reason}"
         return (
-            "the job failed, and no rank reports its own cause; "
+            "the job failed, but its ranks report only lost connections; "
             "the network or a process outside this job probably failed"
         )
     if cause.uncertain:
@@ -129,7 +129,7 @@ def _consequences(outcome: Outcome) -> tuple[Cause, ...]:
     return outcome.causes or ((outcome.first_cause,) if outcome.first_cause else ())
 
 
-# --- the facts below the headline --------------------------------------------------------------------
+# --- the rows below the headline --------------------------------------------------------------------
 
 
 def _facts(outcome: Outcome, cause: Cause | None, log_dir: str, budget: str) -> list[tuple[str, str]]:
@@ -176,9 +176,9 @@ def _others(outcome: Outcome, cause: Cause | None) -> list[str]:
     if stopped:
         n = len(stopped)
         texts.append(f"{n} {'other ' if cause else ''}rank{'s were' if n > 1 else ' was'} stopped")
-    texts += [f"rank {c.rank} on {c.node} failed as well: {described(c)}" for c in own[:2]]
+    texts += [f"rank {c.rank} on {c.node} also failed: {described(c)}" for c in own[:2]]
     if len(own) > 2:
-        texts.append(f"{len(own) - 2} more failed as well")
+        texts.append(f"{len(own) - 2} other ranks also failed")
     return texts
 
 
@@ -196,7 +196,7 @@ def _restarts(outcome: Outcome, budget: str) -> str:
     last: Decision | None = outcome.decisions[-1] if outcome.decisions else None
     why = last.reason if last is not None and last.kind is DecisionKind.FAIL else outcome.reason
     if budget == "0" and outcome.restarts == 0:
-        return why or "none allowed (--max-restarts)"
+        return why or "disabled; set --max-restarts to restart after a failure"
     return f"{used}; not restarted: {why}" if why else used
 
 

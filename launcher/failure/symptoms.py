@@ -1,10 +1,10 @@
 """Maps an error message to a failure class and a hint.
 
-The messages come from torch, NCCL, Gloo and the CUDA driver. They change slowly, so plain substrings of the
-lower-cased message are enough. One question needs care: does the error only report that a peer is gone? Gloo, NCCL
-and the store have specific phrases for it. They count anywhere in an error whose type these libraries raise.
-"Connection reset by peer" alone counts only if the failed call belongs to torch.distributed: a data loader that
-lost its web server is a cause of its own.
+The messages come from torch, NCCL, Gloo and the CUDA driver. They rarely change between versions, so plain substrings
+of the lower-cased message are enough. One question needs care: does the error only report that a peer is lost? Gloo,
+NCCL and the store have specific phrases for it. If these libraries raise the type of the exception, a phrase may be
+anywhere in the message. "Connection reset by peer" alone counts only if the failed call belongs to torch.distributed: a
+data loader that loses the connection to a web server is a separate cause.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ def hint_of(raised: Raised) -> str:
 
 
 def is_mismatch_error(raised: Raised) -> bool:
-    """Whether the ranks called different collectives. One rank alone cannot show which of them is wrong."""
+    """Whether the ranks called different collectives. The error of one rank does not show which rank is wrong."""
     return _is_of_library(raised) and device_symptoms.is_mismatch(raised.message.lower())
 
 

@@ -1,13 +1,13 @@
-"""Derives the `Cause` of a rank's end from what its agent knows.
+"""Determines the `Cause` of a rank's end from the data that its agent has.
 
-Evidence is checked in order of its value:
+The first of these that applies is used:
 
-1. an exception that the rank recorded, unless it was raised after we asked the rank to stop;
-2. our own stop: what a rank does after SIGTERM says nothing about the failure;
+1. an exception that the rank recorded, unless it was raised after the launcher asked the rank to stop;
+2. a stop by the launcher: what a rank does after SIGTERM says nothing about the failure;
 3. the signal that ended it, with what C++ or the interpreter printed last;
 4. its exit code, with the last traceback on stderr.
 
-The first exception of a chain decides. An error caused by a lost peer is a consequence, however the script wraps
+The first exception of a chain is the cause. An error caused by a lost peer is a consequence, even if the script wraps
 it. If a peer is lost while the script cleans up after a ValueError, the ValueError is the cause.
 """
 
@@ -30,7 +30,7 @@ from launcher.failure.symptoms import class_of, hint_of, is_mismatch_error
 from rendezvous.values.types import Cause, Doubt, FailureClass
 
 _LEFT_THREAD = "terminate called without an active exception"
-_ENDS_STDERR = 30  # up to so many lines after it, a traceback still counts as the end of stderr
+_ENDS_STDERR = 30  # a traceback with at most this many lines after it counts as the end of stderr
 _SIGNAL_WORDS: dict[int, str] = {
     signal.SIGSEGV: "segmentation fault",
     signal.SIGBUS: "bus error",
@@ -39,11 +39,14 @@ _SIGNAL_WORDS: dict[int, str] = {
     signal.SIGABRT: "aborted",
 }
 _SIGNAL_HINTS: dict[int, str] = {
-    signal.SIGBUS: "often a full /dev/shm (docker: --shm-size=8g), or a mapped file that shrank",
+    signal.SIGBUS: "often a full /dev/shm (docker: --shm-size=8g), or a memory-mapped file was truncated",
     signal.SIGSEGV: "a crash in native code: run with python -X faulthandler to see where",
     signal.SIGILL: "a library was built for a different CPU type than this node has",
     signal.SIGXCPU: "the CPU time limit of this node (ulimit -t) was reached",
 }
+_TOO_LITTLE_MEMORY = (
+    "this node (or its container) has too little memory: use fewer ranks, fewer workers or a smaller batch"
+)
 _MISMATCH = "the collectives of the ranks do not match"
 _GLIBC = ("double free", "free(): ", "malloc(): ", "corrupted ", "*** stack smashing", "Assertion `")
 
@@ -67,17 +70,17 @@ class RankEnd:
     node: str
     rank: int
     local_rank: int
-    exit_code: int | None  # its own; None when a signal ended it
+    exit_code: int | None  # None if a signal ended the rank
     signal: int = 0
-    stopped_by_us: int = 0  # the last signal that we sent before it ended
+    stopped_by_us: int = 0  # the last signal that the launcher sent before the rank ended
     stderr_tail: str = ""
     error_record: ErrorRecord | None = None
     oom_killed: bool | None = None  # None: the kernel reports nothing
     ran_s: float = 0.0
     at: str = ""
     log: str = ""
-    stopped_at_ns: int = 0  # wall clock of this node when we first sent one; 0: not known
-    step: int | None = None  # from its status page; `place`: where its script was
+    stopped_at_ns: int = 0  # wall-clock time of the first such signal; 0: not known
+    step: int | None = None  # from its status page; `place`: the position of its script
     place: str = ""
 
 
@@ -127,7 +130,7 @@ def cause_of(end: RankEnd) -> Cause:
     )
 
 
-# --- an exception of its own -------------------------------------------------------------------------
+# --- a recorded exception -------------------------------------------------------------------------
 
 
 def _recorded(end: RankEnd) -> _Account | None:
@@ -150,7 +153,7 @@ def _recorded(end: RankEnd) -> _Account | None:
     account = _of_chain(crash)
     if end.exit_code:
         return account
-    # Stopped, or crashed on its way out, while the exception was already recorded.
+    # Stopped, or crashed during exit, after the exception was recorded.
     return replace(account, exit_code=record.exit_code or 1)
 
 
@@ -160,7 +163,7 @@ def _is_caused_by_our_stop(end: RankEnd, record: ErrorRecord) -> bool:
 
 
 def _means_stop(kind: str, message: str) -> bool:
-    """The last condition matches a DataLoader worker that the same signal stopped."""
+    """Whether the exception is only the effect of the stop signal, also if it stopped a DataLoader worker."""
     return kind in ("SystemExit", "KeyboardInterrupt") or "is killed by signal: Terminated" in message
 
 
@@ -190,7 +193,10 @@ def _of_chain(crash: Crash) -> _Account:
 
 
 def _stopped(end: RankEnd) -> _Account | None:
-    """A rank that ended with its own traceback and code 1 in the moment of the stop keeps its exception."""
+    """A stop by the launcher.
+
+    A rank that exited with a traceback and code 1 at that time is reported with it instead.
+    """
     if not end.stopped_by_us:
         return None
     if end.exit_code == 1 and end.error_record is None:
@@ -221,8 +227,8 @@ def _signalled(end: RankEnd) -> _Account | None:
     hint = _SIGNAL_HINTS.get(end.signal, "")
     if crash is None:
         words = _SIGNAL_WORDS.get(end.signal, "")
-        said = _abort_line(lines) if end.signal == signal.SIGABRT else ""
-        reason = f"killed by {name}" + (f" ({words})" if words else "") + (f": {said}" if said else "")
+        printed = _abort_line(lines) if end.signal == signal.SIGABRT else ""
+        reason = f"killed by {name}" + (f" ({words})" if words else "") + (f": {printed}" if printed else "")
         return _Account(FailureClass.SIGNAL, reason, hint=hint, signal=end.signal)
     raised = crash.chain[0]
     if is_mismatch_error(raised):
@@ -241,7 +247,7 @@ def _signalled(end: RankEnd) -> _Account | None:
 
 
 def _aborted_during_exit(end: RankEnd, lines: list[str]) -> _Account | None:
-    """An exception that leaves a process group open sometimes ends in an abort by one of its threads."""
+    """The exception before an abort: a thread of a process group that is still open can abort the process at exit."""
     if end.signal != signal.SIGABRT or not any(_LEFT_THREAD in line for line in lines[-_ENDS_STDERR:]):
         return None
     crash = last_raised(lines)
@@ -264,19 +270,17 @@ def _killed(end: RankEnd) -> _Account:
     match end.oom_killed:
         case True:
             reason = "killed by SIGKILL: the kernel's out-of-memory killer"
-            hint = (
-                "this node (or its container) has too little memory: "
-                "use fewer ranks, fewer workers or a smaller batch"
-            )
-            return _Account(FailureClass.OUT_OF_MEMORY, reason, hint=hint, signal=end.signal)
+            return _Account(FailureClass.OUT_OF_MEMORY, reason, hint=_TOO_LITTLE_MEMORY, signal=end.signal)
         case False:
-            reason = "killed by SIGKILL from outside (the kernel reports no out-of-memory kill)"
+            reason = (
+                "killed by SIGKILL from a process outside the job (the kernel reports no out-of-memory kill)"
+            )
         case None:
-            reason = "killed by SIGKILL from outside (the kernel does not report whether memory ran out)"
+            reason = "killed by SIGKILL (the kernel does not report whether memory ran out)"
     return _Account(FailureClass.SIGNAL, reason, signal=end.signal)
 
 
-# --- left with a code --------------------------------------------------------------------------------
+# --- ended with an exit code --------------------------------------------------------------------------------
 
 
 def _exited(end: RankEnd) -> _Account:
@@ -299,19 +303,19 @@ def _with_traceback(account: _Account, code: int) -> _Account:
     """Python exits with 1 after an uncaught exception. The script chose any other code, so the code is reported."""
     if code == 1 or account.failure is FailureClass.CONSEQUENCE:
         return account
-    reason = f"exit code {code} after {account.reason}"
+    reason = f"exit code {code}; last exception: {account.reason}"
     return _Account(FailureClass.EXIT_CODE, reason, account.traceback, account.hint)
 
 
 def _usage_error(lines: list[str]) -> str:
-    said = [line for line in lines[-8:] if re.match(r"\S.*?: (error: |can't open file )", line)]
-    return said[-1] if said else ""
+    printed = [line for line in lines[-8:] if re.match(r"\S.*?: (error: |can't open file )", line)]
+    return printed[-1] if printed else ""
 
 
 def _plain_exit(end: RankEnd, code: int, lines: list[str]) -> _Account:
     if code == 128 + signal.SIGKILL and end.oom_killed:
-        reason = f"exit code {code}: its child was killed by the kernel's out-of-memory killer"
-        return _Account(FailureClass.OUT_OF_MEMORY, reason)
+        reason = f"exit code {code}: the kernel's out-of-memory killer ended a child process of the rank"
+        return _Account(FailureClass.OUT_OF_MEMORY, reason, hint=_TOO_LITTLE_MEMORY)
     if 128 < code <= 192:
         return _Account(
             FailureClass.EXIT_CODE, f"exit code {code} (a shell's code for {signal_name(code - 128)})"
@@ -321,5 +325,5 @@ def _plain_exit(end: RankEnd, code: int, lines: list[str]) -> _Account:
         127: "a command was not found: the program or one that it calls",
     }
     last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-    said = f' (last line on stderr: "{last[:200]}")' if last and code == 1 else ""
-    return _Account(FailureClass.EXIT_CODE, f"exit code {code}{said}", hint=hints.get(code, ""))
+    printed = f' (last line on stderr: "{last[:200]}")' if last and code == 1 else ""
+    return _Account(FailureClass.EXIT_CODE, f"exit code {code}{printed}", hint=hints.get(code, ""))

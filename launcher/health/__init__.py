@@ -1,1 +1,1 @@
-"""How the ranks of this node are: what they say of themselves, and what can be seen of them from outside."""
+"""The health of this node and its ranks: what the ranks report, and what the agent observes."""

@@ -17,27 +17,34 @@ _Sample = tuple[tuple[tuple[str, str], ...], float]
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """Facts that the agent knows without the ranks."""
+    """Values that do not come from the ranks."""
 
     generation: int
     restarts: int
-    ranks: int  # that run
+    ranks: int  # number of running ranks
     ready: bool
 
 
 def text(running: Running, views: Sequence[RankView], health: Health) -> str:
     known = [view for view in views if view.known]
     out = [
-        *_family("generation", "gauge", "Number of the present world.", [((), running.generation)]),
-        *_family("restarts_total", "counter", "Restarts of the job.", [((), running.restarts)]),
-        *_family("ranks_running", "gauge", "Ranks of this node that run.", [((), running.ranks)]),
-        *_family("ready", "gauge", "1 while the ranks of this node run.", [((), int(running.ready))]),
+        *_family(
+            "generation",
+            "gauge",
+            "Number of the current generation; it increases at each restart.",
+            [((), running.generation)],
+        ),
+        *_family("restarts_total", "counter", "Number of restarts of the job.", [((), running.restarts)]),
+        *_family("ranks_running", "gauge", "Number of running ranks of this node.", [((), running.ranks)]),
+        *_family(
+            "ready", "gauge", "1 if the ranks of this node run, otherwise 0.", [((), int(running.ready))]
+        ),
         *_ranks(known),
     ]
     if health.last is not None:
         out += _node(health.last)
     out += _family(
-        "complaints", "gauge", "What is wrong with this node, in number.", [((), len(health.texts))]
+        "complaints", "gauge", "Number of current problems of this node.", [((), len(health.texts))]
     )
     return "\n".join(out) + "\n"
 
@@ -46,41 +53,81 @@ def _ranks(known: Sequence[RankView]) -> Iterator[str]:
     def each(value: str) -> list[_Sample]:
         return [((("rank", str(view.rank)),), getattr(view, value)) for view in known]
 
-    yield from _family("steps_total", "counter", "Steps that a rank has finished.", each("step"))
-    yield from _family("step_seconds", "gauge", "Mean time of a rank's latest steps.", each("mean_step_s"))
-    yield from _family("still_seconds", "gauge", "Since a rank last gave a sign of life.", each("quiet_s"))
+    yield from _family(
+        "steps_total", "counter", "Number of training steps that a rank has finished.", each("step")
+    )
+    yield from _family(
+        "step_seconds",
+        "gauge",
+        "Mean time of the last training steps of a rank, in seconds.",
+        each("mean_step_s"),
+    )
+    yield from _family(
+        "still_seconds", "gauge", "Seconds since the last progress of a rank.", each("quiet_s")
+    )
     spent = [
         ((("rank", str(view.rank)), ("phase", str(phase))), seconds)
         for view in known
         for phase, seconds in view.phase_times
     ]
     yield from _family(
-        "phase_seconds_total", "counter", "What a rank has spent its time on since it began.", spent
+        "phase_seconds_total",
+        "counter",
+        "Seconds that a rank has spent in each phase since its start.",
+        spent,
     )
 
 
-def _node(vitals: NodeReading) -> Iterator[str]:
-    if vitals.memory is not None:
-        whose = (("whose", vitals.memory.whose),)
+def _node(reading: NodeReading) -> Iterator[str]:
+    if reading.memory is not None:
+        whose = (("whose", reading.memory.whose),)
         yield from _family(
-            "memory_used_bytes", "gauge", "Where it is tightest.", [(whose, vitals.memory.used)]
+            "memory_used_bytes",
+            "gauge",
+            "Used memory of the cgroup with the least free memory, or of the machine.",
+            [(whose, reading.memory.used)],
         )
-        yield from _family("memory_limit_bytes", "gauge", "That limit.", [(whose, vitals.memory.limit)])
-    if vitals.throttling is not None:
-        throttled = vitals.throttling.throttled
         yield from _family(
-            "cpu_throttled_periods_total", "counter", "Time slices cut by the CPU quota.", [((), throttled)]
+            "memory_limit_bytes",
+            "gauge",
+            "Limit of the memory in memory_used_bytes.",
+            [(whose, reading.memory.limit)],
         )
-    free: list[_Sample] = [((("path", disk.path),), disk.free) for disk in vitals.disks]
-    yield from _family("disk_free_bytes", "gauge", "Room for logs.", free)
-    errors: list[_Sample] = [((("interface", nic.name),), nic.errors) for nic in vitals.nics]
-    yield from _family("network_errors_total", "counter", "Of a network interface.", errors)
-    gpus = [((("gpu", str(gpu.index)),), gpu) for gpu in vitals.gpus if not gpu.lost]
+    if reading.throttling is not None:
+        throttled = reading.throttling.throttled
+        yield from _family(
+            "cpu_throttled_periods_total",
+            "counter",
+            "Number of scheduler periods in which the CPU quota of the cgroup was used up.",
+            [((), throttled)],
+        )
+    free: list[_Sample] = [((("path", disk.path),), disk.free) for disk in reading.disks]
+    yield from _family(
+        "disk_free_bytes", "gauge", "Free bytes on the file system of the log directory.", free
+    )
+    errors: list[_Sample] = [((("interface", nic.name),), nic.errors) for nic in reading.nics]
+    yield from _family(
+        "network_errors_total",
+        "counter",
+        "Number of receive and transmit errors of a network interface.",
+        errors,
+    )
+    gpus = [((("gpu", str(gpu.index)),), gpu) for gpu in reading.gpus if not gpu.lost]
     for name, kind, what, attribute in (
-        ("gpu_utilisation_percent", "gauge", "Share of time in which a kernel ran.", "utilisation"),
-        ("gpu_temperature_celsius", "gauge", "Of the chip.", "temperature"),
-        ("gpu_memory_used_bytes", "gauge", "Of the device's memory.", "memory_used"),
-        ("gpu_ecc_uncorrected_total", "counter", "Since the driver was loaded.", "ecc_uncorrected"),
+        (
+            "gpu_utilisation_percent",
+            "gauge",
+            "Percentage of time in which a CUDA kernel ran on the GPU.",
+            "utilisation",
+        ),
+        ("gpu_temperature_celsius", "gauge", "Temperature of the GPU chip.", "temperature"),
+        ("gpu_memory_used_bytes", "gauge", "Used memory of the GPU.", "memory_used"),
+        (
+            "gpu_ecc_uncorrected_total",
+            "counter",
+            "Number of uncorrectable memory errors (ECC) since the driver was loaded.",
+            "ecc_uncorrected",
+        ),
     ):
         yield from _family(name, kind, what, [(label, getattr(gpu, attribute)) for label, gpu in gpus])
 

@@ -16,7 +16,7 @@ def is_frozen(pid: int) -> bool:
 
 
 def _is_frozen(folder: str) -> bool:
-    """The outermost cgroup has neither file: it cannot be frozen."""
+    """The root cgroup has neither cgroup.events nor freezer.state, because it cannot be frozen."""
     for name, sign in _SIGNS:
         with suppress(OSError, UnicodeDecodeError):
             if sign in Path(os.path.join(folder, name)).read_text().splitlines():

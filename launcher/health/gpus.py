@@ -1,7 +1,8 @@
-"""GPUs as NVML sees them, where nvidia-ml-py is installed; without it, or without a driver, there is nothing to see.
+"""GPU data from NVML. Needs the package nvidia-ml-py and a driver; without them, no GPU data is reported.
 
-Heat and power are policy as long as the driver only keeps to the cap that it was given; what is told is what holds
-clocks down beyond that. An Xid is one line of the driver's in the kernel's log; NVML hands them on as they come.
+Lower clocks because of a configured power cap are normal and are not reported. Only other throttling is reported:
+temperature, power supply, hardware slowdown. An Xid error is a driver message in the kernel log; NVML delivers it as
+an event.
 """
 
 from __future__ import annotations
@@ -11,8 +12,13 @@ from typing import Any
 from launcher.health.node_health import Gpu
 from launcher.machine.nvml import binding
 
-# Bits of nvml.h, which the binding has called by two names.
-_SLOWED_BY = {0x40: "heat", 0x20: "heat", 0x80: "a power shortage", 0x08: "a hardware slowdown"}
+# Bits of nvml.h; versions of the Python binding use two different names for them.
+_SLOWED_BY = {
+    0x40: "its temperature",
+    0x20: "its temperature",
+    0x80: "an insufficient power supply",
+    0x08: "a hardware slowdown",
+}
 _MOST_XIDS = 16
 
 
@@ -23,7 +29,7 @@ def open_gpus() -> Gpus | None:
     try:
         nvml.nvmlInit()
         return Gpus(nvml)
-    except (nvml.NVMLError, AttributeError):  # no driver; or a binding of other names than ours
+    except (nvml.NVMLError, AttributeError):  # no driver, or a binding with other names
         return None
 
 
@@ -36,7 +42,7 @@ class Gpus:
         self._events = self._watched()
 
     def _watched(self) -> Any:
-        """None where the driver does not offer it."""
+        """Return the set of Xid events, or None if the driver does not support it."""
         nvml = self._nvml
         try:
             events = nvml.nvmlEventSetCreate()
@@ -46,7 +52,7 @@ class Gpus:
             return None
         return events
 
-    def look(self) -> tuple[Gpu, ...]:
+    def read(self) -> tuple[Gpu, ...]:
         xids = self._xids()
         return tuple(self._one(i, device, tuple(xids.get(i, ()))) for i, device in enumerate(self._devices))
 
@@ -88,4 +94,4 @@ class Gpus:
             kind, since = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
             return int(nvml.nvmlDeviceGetTotalEccErrors(device, kind, since))
         except nvml.NVMLError:
-            return 0  # it has none
+            return 0  # the GPU has no ECC counters

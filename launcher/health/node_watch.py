@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from launcher.supervised import Supervision
     from rendezvous.values.events import FromAgent
 
-_LOOK_S = 5.0
+_SAMPLE_S = 5.0
 
 
 class NodeWatch:
@@ -57,11 +57,11 @@ class NodeWatch:
         self._loop = asyncio.get_running_loop()
         self._health = Health()
         self._state: Callable[[], Supervision] | None = None
-        self._sampler = Sampler(partial(Node, [folder]), self._from_thread, _LOOK_S, boundary)
+        self._sampler = Sampler(partial(Node, [folder]), self._from_thread, _SAMPLE_S, boundary)
         self._web: Web | None = None
         self._scratch = scratch
         self._rank_timers: RankTimers | None = None
-        self._ran_out: dict[int, str] = {}  # by rank: which of its timers
+        self._expired: dict[int, str] = {}  # by rank: the message of its expired timer
         self._timer: asyncio.TimerHandle | None = None
 
     async def begin(self, state: Callable[[], Supervision]) -> None:
@@ -69,18 +69,18 @@ class NodeWatch:
         self._state = state
         self._sampler.start()
         if self._spec.rank_timers:
-            self._take_timers(timer_file(self._scratch, os.environ))
+            self._start_timers(timer_file(self._scratch, os.environ))
         if self._spec.health_address is not None:
-            await self._answer(*self._spec.health_address)
+            await self._serve(*self._spec.health_address)
 
-    async def _answer(self, host: str, port: int) -> None:
+    async def _serve(self, host: str, port: int) -> None:
         web = Web(self._is_ready, self._metrics, self._is_alive)
         try:
             port = await web.listen(host, port)
         except OSError as error:
             reason = error.strerror or str(error)
             return self._say_to_user(
-                f"--health-port {host}:{port}: cannot listen: {reason}; the job continues without it"
+                f"--health-port {host}:{port}: cannot listen: {reason}; the job continues without this port"
             )
         self._web = web
         self._say_to_user(f"node health: http://{host}:{port}/livez, /readyz and /metrics")
@@ -99,50 +99,55 @@ class NodeWatch:
 
     # --- the node ----------------------------------------------------------------------------------
 
-    def _from_thread(self, seen: NodeReading) -> None:
-        look = partial(self._boundary.called, "judging the node's health", partial(self._looked, seen), None)
+    def _from_thread(self, reading: NodeReading) -> None:
+        report = partial(
+            self._boundary.called,
+            "evaluating the health of the node",
+            partial(self._on_reading, reading),
+            None,
+        )
         with suppress(RuntimeError):  # the loop was closed meanwhile
-            self._loop.call_soon_threadsafe(look)
+            self._loop.call_soon_threadsafe(report)
 
-    def _looked(self, seen: NodeReading) -> None:
-        self._health, news = node_health.judge(self._health, seen)
-        self._sampler.pause_s = node_health.next_look_s(self._health, _LOOK_S)
+    def _on_reading(self, reading: NodeReading) -> None:
+        self._health, news = node_health.evaluate(self._health, reading)
+        self._sampler.pause_s = node_health.next_sample_s(self._health, _SAMPLE_S)
         for text in news:
             self._say_to_user(f"{self._state_now.agent.node}: {text}")
             self._send(NodeHealth(self._state_now.agent, text, self._health.texts))
 
-    def explained(self, ended: RankEnded) -> RankEnded:
-        """Add to the hint what was wrong with the node before a rank died."""
+    def with_node_problems(self, ended: RankEnded) -> RankEnded:
+        """Add the problems of the node before the failure to the hint."""
         if ended.cause is None:
             return ended
-        ran_out = self._ran_out.pop(ended.cause.rank, "")
-        seen = node_health.before_death(self._health, self._loop.time())
-        hint = "; ".join(filter(None, (ran_out or ended.cause.hint, seen)))
+        expired = self._expired.pop(ended.cause.rank, "")
+        seen = node_health.before_end(self._health, self._loop.time())
+        hint = "; ".join(filter(None, (expired or ended.cause.hint, seen)))
         return replace(ended, cause=replace(ended.cause, hint=hint))
 
     # --- its ranks ---------------------------------------------------------------------------------
 
-    def _take_timers(self, path: str) -> None:
+    def _start_timers(self, path: str) -> None:
         try:
-            self._rank_timers = RankTimers(path, self._timer_ran_out)
+            self._rank_timers = RankTimers(path, self._timer_expired)
         except OSError as error:
             self._say_to_user(
-                f"ranks cannot set timers: {path}: {error.strerror}; the job continues without them"
+                f"--rank-timers: cannot create the pipe {path}: {error.strerror}; the job continues without rank timers"
             )
 
-    def _timer_ran_out(self, timer: Timer) -> None:
+    def _timer_expired(self, timer: Timer) -> None:
         rank = next((view.rank for view in self._pages.views() if view.pid == timer.pid), None)
         if rank is not None and timer.signum:
-            self._ran_out[rank] = timer.in_words
+            self._expired[rank] = timer.in_words
         self._say_to_user(f"{f'process {timer.pid}' if rank is None else f'rank {rank}'}: {timer.in_words}")
 
     def ranks_started(self, generation: int) -> None:
-        self._ran_out.clear()
+        self._expired.clear()
         if self._timer is not None:
             self._timer.cancel()
         if self._spec.stragglers.policy is not StragglerPolicy.OFF:
             self._report_phase_times(generation, begun=True)
-        if texts := self._health.texts:  # the service forgets the health of a node that it drops
+        if texts := self._health.texts:  # the service discards the health of a node that leaves
             self._send(NodeHealth(self._state_now.agent, "; ".join(texts), texts))
 
     def _report_phase_times(self, generation: int, *, begun: bool = False) -> None:
@@ -150,17 +155,17 @@ class NodeWatch:
             return
         if not begun:
             ranks = self._boundary.called(
-                "measuring phase times", lambda: phase_times(self._pages.views()), ()
+                "reading the phase times of the ranks", lambda: phase_times(self._pages.views()), ()
             )
             self._send(PhaseTimesReported(self._state_now.agent, generation, ranks))
         window_s = self._spec.stragglers.window_s
         self._timer = self._loop.call_later(window_s, self._report_phase_times, generation)
 
-    # --- whoever asks ------------------------------------------------------------------------------
+    # --- HTTP ------------------------------------------------------------------------------
 
     @property
     def _state_now(self) -> Supervision:
-        assert self._state is not None, "begin() was called"
+        assert self._state is not None, "begin() must be called first"
         return self._state()
 
     def _is_ready(self) -> bool:

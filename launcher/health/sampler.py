@@ -1,7 +1,7 @@
-"""Samples the state of this node periodically, in its own thread: a log folder on a dead file server, or a driver that
-hangs, can block the reader, and must not block the agent.
+"""Samples the state of this node periodically, in its own thread. A dead file server or a hanging driver can block this
+thread, but not the agent.
 
-It reads the memory and CPU cgroups (either version) up to the tightest limit, /proc/meminfo, memory pressure if the
+It reads the memory and CPU cgroups (either version) and their ancestors, /proc/meminfo, memory pressure if the
 kernel reports it, swapping, network interfaces and InfiniBand ports, free space, and GPUs through NVML if nvidia-ml-py
 is installed. Whatever cannot be read is omitted.
 """
@@ -33,7 +33,7 @@ _IB_ERRORS = ("symbol_error", "port_rcv_errors", "link_error_recovery", "local_l
 
 
 class Node:
-    """The sources of one node. `root` is a prefix of /proc and /sys."""
+    """The sources of one node. `root` is put before /proc and /sys (for tests)."""
 
     def __init__(self, disks: Sequence[str] = (), *, root: str = "") -> None:
         self._root, self._disks = root, tuple(disks)
@@ -50,7 +50,7 @@ class Node:
                 folder = os.path.dirname(folder)
         return folders
 
-    def look(self) -> NodeReading:
+    def read(self) -> NodeReading:
         return NodeReading(
             at=time.monotonic(),
             memory=max(self._memories(), key=lambda memory: memory.share, default=None),
@@ -58,7 +58,7 @@ class Node:
             swapped=self._swapped(),
             throttling=self._throttling(),
             nics=(*self._nics(), *self._ports()),
-            gpus=self._gpus.look() if self._gpus is not None else (),
+            gpus=self._gpus.read() if self._gpus is not None else (),
             disks=tuple(_disks(self._disks)),
         )
 
@@ -169,17 +169,17 @@ def _read(path: str) -> str:
 
 
 class Sampler:
-    """Calls `tell` in its own thread after each look. `pause_s` is the time between looks."""
+    """Calls `report` in its own thread after each sample. `pause_s` is the time between samples."""
 
     def __init__(
         self,
         node: Callable[[], Node],
-        tell: Callable[[NodeReading], None],
+        report: Callable[[NodeReading], None],
         pause_s: float,
         boundary: ErrorBoundary,
     ) -> None:
         self.pause_s = pause_s
-        self._node, self._tell, self._boundary = node, tell, boundary
+        self._node, self._report, self._boundary = node, report, boundary
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="health", daemon=True)
 
@@ -191,9 +191,9 @@ class Sampler:
         self._over.set()
 
     def _run(self) -> None:
-        node = self._boundary.called("checking the node", self._node, None)
+        node = self._boundary.called("reading the state of the node", self._node, None)
         while node is not None and not self._over.is_set():
-            vitals = self._boundary.called("checking the node", node.look, None)
-            if vitals is not None and not self._over.is_set():
-                self._tell(vitals)
+            reading = self._boundary.called("reading the state of the node", node.read, None)
+            if reading is not None and not self._over.is_set():
+                self._report(reading)
             self._over.wait(self.pause_s)

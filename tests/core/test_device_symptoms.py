@@ -213,7 +213,7 @@ def test_what_the_script_says_itself_is_its_own_affair() -> None:
 
 def test_every_line_of_the_table_is_reached() -> None:
     for line in TABLE:
-        assert any(symptom(f"nccl: {needle} x") is line for needle in line.said), line.said
+        assert any(symptom(f"nccl: {needle} x") is line for needle in line.phrases), line.phrases
     assert {line.restart for line in TABLE if line.failure is C.HARDWARE} == {Restart.EXCLUDE}
     assert {line.restart for line in TABLE if line.failure is C.USER_EXCEPTION} == {Restart.FAIL}
 
@@ -221,7 +221,7 @@ def test_every_line_of_the_table_is_reached() -> None:
 def test_the_page_shows_the_tables() -> None:
     page = (Path(__file__).parents[2] / "docs" / "communication-errors.md").read_text()
     for line in TABLE:
-        said = ", ".join(f"`{needle}`" for needle in line.said)
+        said = ", ".join(f"`{needle}`" for needle in line.phrases)
         assert f"| {said} | {line.failure} | {line.restart} | {line.hint} |" in page
     for name, value, why in nccl_env.SHARED:
         assert f"| `{name}` | `{value}` | {why} |" in page

@@ -92,7 +92,7 @@ def test_a_consequence_reported_first_is_not_the_cause() -> None:
 
 def test_only_consequences_are_told_honestly() -> None:
     text = box(failed(LOST, HALTED))
-    assert "no rank reports its own cause" in text
+    assert "report only lost connections" in text
     assert "failed first" not in text
     assert outcome_json(failed(LOST, HALTED))["first_cause"] is None
 

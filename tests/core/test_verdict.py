@@ -165,7 +165,10 @@ def test_exception_groups_name_their_first_member() -> None:
         "    | KeyError: 'b'\n"
         "    +------------------------------------\n"
     )
-    assert ended(1, text).reason == "ExceptionGroup: many (2 sub-exceptions); first: ValueError: a"
+    assert (
+        ended(1, text).reason
+        == "ExceptionGroup: many (2 sub-exceptions); first exception of the group: ValueError: a"
+    )
 
 
 def test_a_script_that_does_not_compile() -> None:
@@ -181,7 +184,10 @@ def test_leaving_with_a_text_or_a_code() -> None:
     assert ended(7).reason == "exit code 7"
     assert ended(139).reason == "exit code 139 (a shell's code for SIGSEGV)"
     after = ended(13, traceback("ValueError: bad batch"))
-    assert (after.failure, after.reason) == (C.EXIT_CODE, "exit code 13 after ValueError: bad batch")
+    assert (after.failure, after.reason) == (
+        C.EXIT_CODE,
+        "exit code 13; last exception: ValueError: bad batch",
+    )
 
 
 @pytest.mark.parametrize(
@@ -214,11 +220,15 @@ def test_signals_by_name(number: int, stderr: str, reason: str) -> None:
     ("oom", "failure", "words"),
     [
         (True, C.OUT_OF_MEMORY, "killed by SIGKILL: the kernel's out-of-memory killer"),
-        (False, C.SIGNAL, "killed by SIGKILL from outside (the kernel reports no out-of-memory kill)"),
+        (
+            False,
+            C.SIGNAL,
+            "killed by SIGKILL from a process outside the job (the kernel reports no out-of-memory kill)",
+        ),
         (
             None,
             C.SIGNAL,
-            "killed by SIGKILL from outside (the kernel does not report whether memory ran out)",
+            "killed by SIGKILL (the kernel does not report whether memory ran out)",
         ),
     ],
 )

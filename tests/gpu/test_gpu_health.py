@@ -14,7 +14,7 @@ def test_every_gpu_answers_and_is_well() -> None:
     gpus = open_gpus()
     if gpus is None:
         pytest.skip("there is no NVIDIA driver here")
-    for gpu in gpus.look():
+    for gpu in gpus.read():
         assert not gpu.lost
         assert gpu.memory_total > gpu.memory_used >= 0
         assert 0 <= gpu.utilisation <= 100

@@ -159,7 +159,7 @@ def test_a_slow_rank_is_named_on_the_terminal_while_it_runs(launch: Launch) -> N
     )
     named = eventually(lambda: re.search(r"ddp-launch: (rank \d on \S+ is slower.*)", job.stderr()))
     assert re.fullmatch(
-        r"rank 1 on \S+ is slower than its peers: [\d.e+]+ m?s a step in its data loader, they [\d.e+]+ m?s",
+        r"rank 1 on \S+ is slower than its peers: [\d.e+]+ m?s per step in its data loader, its peers [\d.e+]+ m?s",
         named[1],
     )
     finish(job)
@@ -193,20 +193,20 @@ def test_what_is_read_of_a_node(tmp_path: Path) -> None:
         path = Path(f"{tmp_path}{name}")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    seen = Node([str(tmp_path)], root=str(tmp_path)).look()
+    seen = Node([str(tmp_path)], root=str(tmp_path)).read()
     assert seen.memory == Memory("the cgroup's limit", 80 * MIB, 100 * MIB, 2)
     assert (seen.stalled, seen.swapped) == (2.5, 7 * os.sysconf("SC_PAGE_SIZE"))
     assert seen.nics == (Nic("eth0", 6, 8, carrier=True), Nic("mlx5_0/1", 7, 0, carrier=True))
     assert seen.throttling == (Throttling(40, 10, 1.5) if folders_of("self", "cpu") else None)
     assert seen.disks[0].total > seen.disks[0].free > 0
     (limited / "memory.max").write_text("max\n")
-    machine = Node(root=str(tmp_path)).look().memory
+    machine = Node(root=str(tmp_path)).read().memory
     assert machine is not None
     assert machine.whose == "the machine's memory"
 
 
 def test_a_node_of_which_nothing_can_be_read_is_well(tmp_path: Path) -> None:
-    seen = Node(["/no/such/folder"], root=str(tmp_path)).look()
+    seen = Node(["/no/such/folder"], root=str(tmp_path)).read()
     assert (seen.memory, seen.throttling, seen.nics, seen.disks) == (None, None, (), ())
 
 
@@ -253,13 +253,13 @@ def test_memory_that_runs_out_is_told_before_and_in_the_report_of_the_death(
         source=GREEDY,
         preexec_fn=lambda: procs.write_text("0"),
     )
-    said = eventually(lambda: re.search(r"ddp-launch: \S+: (memory is at .*)", job.stderr()))
-    assert re.fullmatch(
-        rf"memory is at (9\d|100) % of the cgroup's limit \(1\d\d of {LIMIT_MIB} MiB\)", said[1]
+    said = eventually(lambda: re.search(r"ddp-launch: \S+: (memory use is high: .*)", job.stderr()))
+    assert re.match(
+        rf"memory use is high: (9\d|100) % of the cgroup's limit \(1\d\d of {LIMIT_MIB} MiB\)", said[1]
     ), said[1]
     (job.there / "enough").touch()
     assert job.wait() == 137
     assert "out-of-memory killer" in job.stderr()
     assert re.search(
-        rf"memory was at \d+ % of the cgroup's limit \(1\d\d of {LIMIT_MIB} MiB\) \d+ s before", job.stderr()
+        rf"memory use was \d+ % of the cgroup's limit \(1\d\d of {LIMIT_MIB} MiB\) \d+ s before", job.stderr()
     )
