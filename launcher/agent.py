@@ -8,7 +8,6 @@ does, and why.
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import signal
 import time
@@ -22,6 +21,7 @@ from launcher.exchange import (
     AskCheckpoint,
     CheckpointSignal,
     Finish,
+    Grace,
     GraceOver,
     InspectLast,
     InspectRanks,
@@ -58,6 +58,26 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 _GRACE_OF_ACCUSED_S = 1.0  # of ranks that have made no progress for a long time and block the others
+_LAST_GRACE_S = 5.0  # after the SIGTERM that follows SIGINT
+_SHARE_TOGETHER = (
+    2 / 3
+)  # of --shutdown-timeout: after that, collectives are aborted, and a third is left to save
+# For processes that a rank has started in a session of their own. That of Weights & Biases ends 0.1 s after its rank.
+_DETACHED_S = 2.0
+
+
+def _grace_s(kind: Grace, timeout_s: float) -> float:
+    match kind:
+        case Grace.FULL:
+            return timeout_s
+        case Grace.OF_ACCUSED:
+            return min(timeout_s, _GRACE_OF_ACCUSED_S)
+        case Grace.TOGETHER:
+            return timeout_s * _SHARE_TOGETHER
+        case Grace.LAST:
+            return min(timeout_s, _LAST_GRACE_S)
+        case _:
+            assert_never(kind)
 
 
 class Agent:
@@ -151,11 +171,11 @@ class Agent:
                 if only is None:
                     self._ranks.note_stop(signum)
                 self._zygotes.zygote.signal(signum, only)
-            case StartGrace(generation, of_accused):
-                grace = min(self._spec.shutdown_timeout_s, _GRACE_OF_ACCUSED_S if of_accused else math.inf)
-                self._loop.call_later(grace, self._events.put_nowait, GraceOver(generation, of_accused))
-            case Sweep(generation):
-                self._zygotes.zygote.sweep(generation)
+            case StartGrace(generation, kind):
+                grace_s = _grace_s(kind, self._spec.shutdown_timeout_s)
+                self._loop.call_later(grace_s, self._events.put_nowait, GraceOver(generation, kind))
+            case Sweep(generation, hurried):
+                self._zygotes.zygote.sweep(generation, 0.0 if hurried else _DETACHED_S)
 
     # --- sources of events ---------------------------------------------------------------------
 

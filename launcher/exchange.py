@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from rendezvous.values.events import FromAgent, ToAgent
@@ -10,6 +11,16 @@ from rendezvous.values.events import FromAgent, ToAgent
 if TYPE_CHECKING:
     from rendezvous.values.rank_report import RankReport
     from rendezvous.values.types import Assignment, Cause, Outcome, StoreAddress
+
+
+class Grace(StrEnum):
+    """A time that ranks have after a signal; see launcher/stop_sequence.py."""
+
+    FULL = "full"
+    OF_ACCUSED = "of accused"  # short: these ranks have had their time
+    TOGETHER = "together"  # to complete their collectives
+    LAST = "last"  # after SIGTERM, for ranks that did not end on SIGINT
+
 
 # --- events of this node ----------------------------------------------------------------------------
 
@@ -63,7 +74,7 @@ class Swept:
 @dataclass(frozen=True, slots=True)
 class GraceOver:
     generation: int
-    of_accused: bool = False  # only the grace period of the accused ranks
+    kind: Grace = Grace.FULL
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +238,7 @@ class SignalRanks:
 @dataclass(frozen=True, slots=True)
 class StartGrace:
     generation: int
-    of_accused: bool = False  # a short grace period, because they made no progress for a long time
+    kind: Grace = Grace.FULL
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +263,10 @@ class TakeStacks:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
+    """`hurried`: processes in a session of their own get no time either."""
+
     generation: int
+    hurried: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from launcher.exchange import OpenStore, Send, Sweep
+from launcher.exchange import OpenStore, Send
+from launcher.stop_sequence import sweep
 from launcher.supervised import Phase
 from rendezvous.values.events import AgentStopped, RankFailed
 from rendezvous.values.types import Cause, FailureClass
@@ -53,7 +54,7 @@ def zygote_replaced(state: Supervision, event: ZygoteReplaced) -> Step:
         case Phase.JOINING if state.assignment is not None and state.assignment.node_rank == 0:
             return _store_lost_with_zygote(state, state.assignment, event)
         case Phase.STOPPING if not state.live:
-            return state, (Sweep(state.generation),)
+            return state, (sweep(state),)
         case _:
             return state, ()
 

@@ -37,6 +37,8 @@ class Supervision:
     accused: tuple[int, ...] = ()  # local ranks that were identified as the cause of a hang
     last_seen: tuple[RankReport, ...] = ()  # the state of the ranks before the stop, if it was read
     stop_signal: int = 0  # the last signal sent to the ranks
+    is_interrupted: bool = False  # a person pressed Ctrl-C, on this node or another one
+    is_hurried: bool = False  # a stop signal was repeated
     join: AgentJoined | None = None  # the message to send again if the service has declared this node lost
     rejoins: bool = False  # the node was declared lost: join again after its ranks are stopped
     overtaken_by: Assignment | None = None  # a new generation, received while ranks of the old one still ran

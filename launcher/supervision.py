@@ -8,8 +8,8 @@ Theory of operation
 
 The agent reports to the service (`RankFailed`, `RanksFinished`, `AgentStopped`) and carries out its decisions
 (`Assigned`, `StoreAt`, `Stop`, `Ended`). It does not decide anything about the job. Every stop follows the same steps:
-signal the ranks, kill them after the grace period, kill the remaining child processes, report the stop. Events of other
-generations are ignored.
+signal the ranks, kill them when their time is over (launcher/stop_sequence.py), kill the remaining child processes,
+report the stop. Events of other generations are ignored.
 
 The table lists, for each event and phase, all possible effects: actions (for a `Send` its message), `>` with the next
 phase, `noted` if only the state changes, `-` if nothing changes. In Done, every event is ignored. A word in capitals is
@@ -20,6 +20,8 @@ a group; at least one effect of the group follows:
     STOPS: >stopping SignalRanks StartGrace AgentLeft
     NEXT: >joining AgentStopped AgentJoined OpenStore
     ENDS: >done Finish
+    GRACE: SignalRanks AbortGroups StartGrace
+    HURRY: SignalRanks Sweep
 
   | event               | Joining                      | Running                             | Stopping               |
   | ------------------- | ---------------------------- | ----------------------------------- | ---------------------- |
@@ -39,9 +41,9 @@ a group; at least one effect of the group follows:
   | StoreReached        | STARTS CANNOT                | -                                   | -                      |
   | RankEnded           | -                            | RankFailed RanksFinished noted      | RankFailed Sweep noted |
   | Swept               | -                            | -                                   | ENDS NEXT              |
-  | GraceOver           | -                            | -                                   | SignalRanks            |
-  | StopRequested       | ENDS AgentLeft               | STOPS Sweep                         | AgentLeft SignalRanks  |
-  | CheckpointSignal    | ENDS AgentLeft               | STOPS AskCheckpoint Sweep           | AgentLeft SignalRanks  |
+  | GraceOver           | -                            | -                                   | GRACE                  |
+  | StopRequested       | ENDS AgentLeft               | STOPS Sweep                         | AgentLeft HURRY        |
+  | CheckpointSignal    | ENDS AgentLeft               | STOPS AskCheckpoint Sweep           | AgentLeft HURRY        |
   | CheckpointOver      | -                            | STOPS CheckpointTaken Sweep         | -                      |
   | Isolated            | -                            | STOPS AbortGroups RankFailed        | -                      |
   | StallDetected       | -                            | RanksStalled                        | -                      |
@@ -89,24 +91,22 @@ from launcher.exchange import (
     RankEnded,
     ReachStore,
     Send,
-    SignalRanks,
     StacksTaken,
     StallDetected,
     StartFailed,
-    StartGrace,
     StartRanks,
     StopRequested,
     StoreFailed,
     StoreListens,
     StoreLost,
     StoreReached,
-    Sweep,
     Swept,
     ZygoteReplaced,
 )
 from launcher.health.hang_inquiry import before_a_stop, release
 from launcher.health.hang_inquiry import step as inquire
 from launcher.start_failure import cannot_start, failed_for, store_lost, zygote_replaced
+from launcher.stop_sequence import SIGINT, grace_over, hurry, signal_ranks, sweep
 from launcher.supervised import Phase, Step, Supervision
 from rendezvous.values.events import (
     Accused,
@@ -135,7 +135,6 @@ from rendezvous.values.types import (
     StoreAddress,
 )
 
-SIGTERM, SIGKILL = 15, 9
 TRY_AGAIN = 75
 
 
@@ -160,7 +159,7 @@ def step(state: Supervision, event: AgentEvent) -> Step:
         case Stop(generation, decision):
             return _stop(state, generation, decision)
         case GraceOver():
-            return _grace_over(state, event)
+            return grace_over(state, event)
         case Swept(generation):
             return _swept(state, generation)
         case Ended(outcome):
@@ -206,6 +205,7 @@ def _assigned(state: Supervision, assignment: Assignment) -> Step:
         state = replace(state, overtaken_by=assignment)
         return _begin_stopping(state) if state.phase is Phase.RUNNING else (state, ())
     state = replace(state, assignment=assignment, store_told=False, store=None, over=False, stop_signal=0)
+    state = replace(state, is_interrupted=False, is_hurried=False)
     state = replace(state, checkpoint="", preempted=None, accused=(), last_seen=())
     return state, _if(assignment.node_rank == 0, OpenStore(assignment.generation))
 
@@ -251,7 +251,7 @@ def _rank_ended(state: Supervision, event: RankEnded) -> Step:
         actions.append(Send(RankFailed(state.agent, state.generation, event.cause)))
     if not live:
         if state.phase is Phase.STOPPING:
-            actions.append(Sweep(state.generation))
+            actions.append(sweep(state))
         else:  # also if the service ignored the failure of some of them
             actions.append(Send(RanksFinished(state.agent, state.generation)))
     return state, tuple(actions)
@@ -265,6 +265,7 @@ def _stop(state: Supervision, generation: int, decision: Decision) -> Step:
     if generation != state.generation:
         return state, ()
     state = replace(state, job_failed=decision.kind is DecisionKind.FAIL)
+    state = replace(state, is_interrupted=state.is_interrupted or decision.is_interrupt)
     # In Joining, the generation was stopped before its ranks started. Its store may already run.
     if state.phase not in (Phase.JOINING, Phase.RUNNING):
         return state, ()
@@ -276,26 +277,12 @@ def _stop(state: Supervision, generation: int, decision: Decision) -> Step:
 def _begin_stopping(state: Supervision) -> Step:
     if state.preempted is not None:  # the scheduler takes this node anyway
         signum, name = state.preempted.signum, state.preempted.name
-        return _leave(replace(state, preempted=None), f"stopped by {name}", 128 + signum)
+        state = replace(state, preempted=None, is_interrupted=signum == SIGINT)
+        return _leave(state, f"stopped by {name}", 128 + signum)
     state = replace(state, phase=Phase.STOPPING, over=True, checkpoint="")
     if not state.live:
-        return state, (Sweep(state.generation),)
-    state = replace(state, stop_signal=SIGTERM)
-    hurry = _if(bool(state.accused), StartGrace(state.generation, of_accused=True))
-    return state, (SignalRanks(SIGTERM), *hurry, StartGrace(state.generation))
-
-
-def _grace_over(state: Supervision, event: GraceOver) -> Step:
-    if event.generation != state.generation or state.phase is not Phase.STOPPING or not state.live:
-        return state, ()
-    if not event.of_accused:
-        return _kill(state)
-    still = tuple(rank for rank in state.accused if rank in state.live)
-    return state, _if(bool(still), SignalRanks(SIGKILL, still))
-
-
-def _kill(state: Supervision) -> Step:
-    return replace(state, stop_signal=SIGKILL), (SignalRanks(SIGKILL),)
+        return state, (sweep(state),)
+    return signal_ranks(state)
 
 
 def _swept(state: Supervision, generation: int) -> Step:
@@ -339,15 +326,18 @@ def _finish(state: Supervision, finish: Finish) -> Step:
 
 
 def _stop_requested(state: Supervision, event: StopRequested) -> Step:
-    if state.phase is Phase.STOPPING and (state.finish is not None or state.job_failed):
-        return _kill(state)
-    return _leave(replace(state, preempted=None), f"stopped by {event.name}", 128 + event.signum)
+    # The interrupt of another node is not the first signal of this one: people type Ctrl-C on all nodes at once.
+    is_repeated = state.finish is not None or (state.job_failed and not state.is_interrupted)
+    if state.phase is Phase.STOPPING and is_repeated:
+        return hurry(state)
+    state = replace(state, preempted=None, is_interrupted=event.signum == SIGINT)
+    return _leave(state, f"stopped by {event.name}", 128 + event.signum)
 
 
 def _leave(state: Supervision, reason: str, exit_code: int) -> Step:
     """Leave the job because of a local decision: notify the service first, and do not wait for its reply."""
     state, actions = _finish(state, Finish(exit_code, reason))
-    return state, (Send(AgentLeft(state.agent, reason)), *actions)
+    return state, (Send(AgentLeft(state.agent, reason, state.is_interrupted)), *actions)
 
 
 # --- checkpoints and isolation ------------------------------------------------------------------

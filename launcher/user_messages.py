@@ -31,6 +31,8 @@ class UserMessages:
         match event:
             case Stop(_, decision) if before is Phase.RUNNING and decision.kind is not DecisionKind.FAIL:
                 self._report_reason(decision.reason)
+            case Stop(_, decision) if before is Phase.RUNNING and decision.is_interrupt:
+                self.say(f"{decision.reason}: stopping the ranks (up to {self._spec.shutdown_timeout_s:g} s)")
             case Assigned(assignment) if state.assignment == assignment:
                 self._report_reason(assignment.reason)  # which names the first of several causes
             case StopRequested(_, name) if before is Phase.RUNNING:

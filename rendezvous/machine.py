@@ -89,9 +89,9 @@ def _react(state: JobState, event: Event, now: float) -> Result:
             return renew_lease(state, agent, now)
         case AgentJoined():
             return join(state, event, now)
-        case AgentLeft(agent, reason):
+        case AgentLeft(agent, reason, ends_job):
             member = _live_member(state, agent)
-            return leave(state, member, reason, now) if member else (state, ())
+            return leave(state, member, reason, now, ends_job=ends_job) if member else (state, ())
         case AgentLost(agent, reason):
             member = _live_member(state, agent)
             return lose(state, [member], f"was lost: {reason}", now) if member else (state, ())

@@ -118,6 +118,8 @@ def headline(outcome: Outcome) -> str:
 
 def _was_requested(outcome: Outcome) -> bool:
     """Whether an operator or a signal ended the job. No rank failed; ranks were only stopped."""
+    if any(decision.is_interrupt for decision in outcome.decisions):
+        return True  # whatever ranks report after Ctrl-C
     if first_cause(outcome) is not None:
         return False
     if causes := _consequences(outcome):

@@ -66,7 +66,7 @@ def step(
 
 def before_a_stop(state: Supervision, decision: Decision) -> tuple[Action, ...]:
     """The world has lost a rank: no collective of its ranks can succeed now."""
-    if decision.kind in _PEERS_STAY:
+    if decision.kind in _PEERS_STAY or decision.is_interrupt:
         return ()
     looks = (
         decision.cause is not None and decision.cause.may_be_a_consequence and state.phase is Phase.RUNNING

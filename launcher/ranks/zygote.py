@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import sys
 from typing import TYPE_CHECKING
@@ -104,7 +105,11 @@ class Zygote:
             argv = (sys.executable, "-I", "-S", os.path.join(_TEMPLATE, "plain.py"), json.dumps(config))
         os.set_inheritable(theirs.fileno(), True)
         try:
-            pid = os.posix_spawn(sys.executable, argv, env, setsid=True, setsigmask=signal_mask)
+            # A shell starts background jobs with SIGINT ignored, and their processes inherit that. Ranks must get it.
+            default = (signal.SIGINT,)
+            pid = os.posix_spawn(
+                sys.executable, argv, env, setsid=True, setsigmask=signal_mask, setsigdef=default
+            )
         except OSError:
             ours.close()
             raise
@@ -134,8 +139,8 @@ class Zygote:
     def signal(self, signum: int, ranks: Iterable[int] | None = None) -> None:
         self._send(Signal(signum, None if ranks is None else tuple(ranks)))
 
-    def sweep(self, generation: int) -> None:
-        self._send(Sweep(generation))
+    def sweep(self, generation: int, patience_s: float) -> None:
+        self._send(Sweep(generation, patience_s))
 
     def close(self) -> None:
         """End the zygote, which ends everything below it first."""

@@ -61,7 +61,7 @@ RANKS = (
         "TIME",
         "30",
         values.duration,
-        "time for the ranks to exit after SIGTERM, before they are killed",
+        "time for the ranks to exit after SIGTERM, or SIGINT from Ctrl-C, before they are killed",
         foreign=("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str),
     ),
     _ours(

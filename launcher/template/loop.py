@@ -48,6 +48,8 @@ class Loop:
         self._ranks: dict[int, _Child] = {}
         self._keepers: dict[int, _Keeper] = {}
         self._sweeping: int | None = None
+        self._spare_until = 0.0  # by then, detached processes have ended by themselves or are killed
+        self._sessions = {os.getpid()}  # of the zygote and its ranks: others were opened to survive them
         self._left_over = 0
         self._reserved: socket.socket | None = None
         self._cgroup = ""
@@ -75,7 +77,7 @@ class Loop:
         self._tell(Ready(self._warm, self._obstacle, import_s))
         scratch.remove_left_behind(scratch_folder)
         while True:
-            for fd, events in self._poll.poll():
+            for fd, events in self._poll.poll(self._patience_ms()):
                 if fd == self._wake_r:
                     self._reap()
                     continue
@@ -83,6 +85,13 @@ class Loop:
                     self._flush()
                 if events & ~select.POLLOUT and self._listen() == "rank":
                     return
+            if self._sweeping is not None and time.monotonic() >= self._spare_until:
+                self._sweep()
+
+    def _patience_ms(self) -> float | None:
+        if self._sweeping is None or (left_s := self._spare_until - time.monotonic()) <= 0:
+            return None
+        return left_s * 1000 + 1
 
     def _listen(self) -> str:
         """Obey the orders that have arrived. Return "rank" in a process that has become a rank."""
@@ -101,8 +110,9 @@ class Loop:
                 self._keep(order)
             case Signal(signum, ranks):
                 self._signal(signum, ranks)
-            case Sweep(generation):
+            case Sweep(generation, patience_s):
                 self._sweeping = generation
+                self._spare_until = time.monotonic() + patience_s
                 self._left_over = len(tree.descendants(self._pid)) - len(self._keepers)
                 self._sweep()
         return ""
@@ -128,6 +138,7 @@ class Loop:
             )
             return ""
         self._ranks[pid] = child
+        self._sessions.add(pid)
         self._tell(Started(child.local_rank, child.generation, pid))
         return ""
 
@@ -189,7 +200,10 @@ class Loop:
         for pid, child in self._ranks.items():
             if wanted is None or child.local_rank in wanted:
                 _send_signal(pid, signum, to_group=child.group)
-                if signum == signal.SIGTERM:  # a stopped process receives it only after it continues
+                if signum in (
+                    signal.SIGTERM,
+                    signal.SIGINT,
+                ):  # a stopped process receives it only after it continues
                     _send_signal(pid, signal.SIGCONT, to_group=child.group)
 
     def _reap(self) -> None:
@@ -227,12 +241,17 @@ class Loop:
     def _sweep(self) -> None:
         """Kill what is left. The end of each child calls this again, until nothing is left.
 
+        A process in a session of its own was made to survive its rank: it may still save what the rank has sent it.
         This kills the old store's keeper too, but does not wait for it: the next store has its own port.
         """
         assert self._sweeping is not None
-        if tree.kill_all(self._pid) <= len(self._keepers):
+        spared: frozenset[int] = frozenset()
+        if time.monotonic() < self._spare_until:
+            spared = tree.in_other_sessions(self._pid, self._sessions)
+        if tree.kill_all(self._pid, spared) <= len(self._keepers):
             self._tell(Swept(self._sweeping, self._left_over))
             self._sweeping = None
+            self._sessions = {self._pid}
 
     def _end(self) -> NoReturn:
         """End everything below this process, and the process itself: the agent has ended or closed the socket."""

@@ -41,9 +41,13 @@ class Signal(NamedTuple):
 
 
 class Sweep(NamedTuple):
-    """End all processes that the ranks of this generation have left behind."""
+    """End all processes that the ranks of this generation have left behind.
+
+    Processes in a session of their own have `patience_s` to end by themselves.
+    """
 
     generation: int
+    patience_s: float = 0.0
 
 
 class Ready(NamedTuple):

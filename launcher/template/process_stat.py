@@ -1,7 +1,7 @@
 """Reads /proc/PID/stat of a process or a thread.
 
 This module does not use psutil: the zygote loads the standard library only, and the launcher does not depend on psutil.
-One line of the file has all three fields.
+One line of the file has all fields.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ class ProcessStat(NamedTuple):
     state: str  # one letter: R, S, D, T, t, Z, X
     parent: int
     cpu_s: float  # of the process, and of those of its children that have ended
+    session: int = 0
 
 
 def process_stat(pid: int | str, task: str = "") -> ProcessStat | None:
@@ -25,6 +26,7 @@ def process_stat(pid: int | str, task: str = "") -> ProcessStat | None:
             fields = (
                 file.read().rpartition(b")")[2].split()
             )  # a command's name may contain anything, parentheses included
-        return ProcessStat(fields[0].decode(), int(fields[1]), sum(map(int, fields[11:15])) / _TICKS_PER_S)
+        cpu_s = sum(map(int, fields[11:15])) / _TICKS_PER_S
+        return ProcessStat(fields[0].decode(), int(fields[1]), cpu_s, int(fields[3]))
     except (OSError, ValueError, IndexError):
         return None

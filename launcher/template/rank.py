@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _CANNOT_EXECUTE = 126
 _NOT_FOUND = 127
 _INTERNAL = 70
+_INTERRUPTED = 130
 
 
 def become(order: Spawn, fds: tuple[int, ...], parent: int) -> None:
@@ -56,6 +57,8 @@ def death_on_error() -> Iterator[None]:
     """Exit on an error: a child that fails before it is a rank must not continue as a second zygote."""
     try:
         yield
+    except KeyboardInterrupt:  # the job ends before this rank has begun
+        os._exit(_INTERRUPTED)
     except BaseException as error:
         _die(f"a rank could not be set up: {type(error).__name__}: {error}", _INTERNAL)
 

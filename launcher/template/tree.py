@@ -8,8 +8,12 @@ import os
 import select
 import signal
 import time
+from typing import TYPE_CHECKING
 
 from .process_stat import process_stat
+
+if TYPE_CHECKING:
+    from collections.abc import Container
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -46,10 +50,16 @@ def descendants(root: int) -> list[int]:
     return found
 
 
-def kill_all(root: int) -> int:
-    """Send SIGKILL to everything below `root`. Return how many; the caller reaps and repeats until none are left."""
+def kill_all(root: int, spared: Container[int] = ()) -> int:
+    """Send SIGKILL to everything below `root`. Return how many; the caller reaps and repeats until none are left.
+
+    `spared` are counted, but not killed.
+    """
     killed = 0
     for pid in descendants(root):
+        if pid in spared:
+            killed += 1
+            continue
         try:
             os.kill(pid, signal.SIGKILL)
         except PermissionError:
@@ -58,6 +68,12 @@ def kill_all(root: int) -> int:
             pass  # ended between the scan and the kill
         killed += 1
     return killed
+
+
+def in_other_sessions(root: int, sessions: Container[int]) -> frozenset[int]:
+    """Return the processes below `root` that are in none of these sessions."""
+    found = ((pid, process_stat(pid)) for pid in descendants(root))
+    return frozenset(pid for pid, stat in found if stat is not None and stat.session not in sessions)
 
 
 def reap_all(root: int, timeout_s: float = 10.0) -> bool:

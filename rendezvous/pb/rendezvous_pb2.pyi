@@ -232,10 +232,12 @@ class Heartbeat(_message.Message):
     def __init__(self) -> None: ...
 
 class Leave(_message.Message):
-    __slots__ = ("reason",)
+    __slots__ = ("reason", "ends_job")
     REASON_FIELD_NUMBER: _ClassVar[int]
+    ENDS_JOB_FIELD_NUMBER: _ClassVar[int]
     reason: str
-    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+    ends_job: bool
+    def __init__(self, reason: _Optional[str] = ..., ends_job: bool = ...) -> None: ...
 
 class StoreOpened(_message.Message):
     __slots__ = ("generation", "store")
@@ -692,18 +694,20 @@ class StoreAddress(_message.Message):
     def __init__(self, host: _Optional[str] = ..., port: _Optional[int] = ..., kept: bool = ...) -> None: ...
 
 class Decision(_message.Message):
-    __slots__ = ("kind", "reason", "generation", "cause", "nodes")
+    __slots__ = ("kind", "reason", "generation", "cause", "nodes", "is_interrupt")
     KIND_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     CAUSE_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
+    IS_INTERRUPT_FIELD_NUMBER: _ClassVar[int]
     kind: DecisionKind
     reason: str
     generation: int
     cause: Cause
     nodes: int
-    def __init__(self, kind: _Optional[_Union[DecisionKind, str]] = ..., reason: _Optional[str] = ..., generation: _Optional[int] = ..., cause: _Optional[_Union[Cause, _Mapping]] = ..., nodes: _Optional[int] = ...) -> None: ...
+    is_interrupt: bool
+    def __init__(self, kind: _Optional[_Union[DecisionKind, str]] = ..., reason: _Optional[str] = ..., generation: _Optional[int] = ..., cause: _Optional[_Union[Cause, _Mapping]] = ..., nodes: _Optional[int] = ..., is_interrupt: bool = ...) -> None: ...
 
 class Outcome(_message.Message):
     __slots__ = ("succeeded", "reason", "exit_code", "first_cause", "causes", "restarts", "decisions")

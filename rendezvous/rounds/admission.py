@@ -15,7 +15,7 @@ from rendezvous.rounds.growing import consider_growth
 from rendezvous.rounds.policy import outcome_text
 from rendezvous.rounds.sealing import Result, by_arrival, gather, missed_messages, spec_of, waiting
 from rendezvous.rounds.state_recovery import is_forgotten, remember_generation
-from rendezvous.rounds.stopping import after_loss, exclude
+from rendezvous.rounds.stopping import after_loss, exclude, interrupt
 from rendezvous.values.events import AgentJoined, Disagreement, Ended, Notice, RefusalKind, Refused, Tell
 from rendezvous.values.frozen_map import FrozenMap
 from rendezvous.values.state import INCARNATIONS_KEPT, JobState, Member, Phase, member_of
@@ -255,8 +255,12 @@ def lose(state: JobState, gone: Sequence[Member], reason: str, now: float) -> Re
     return after_loss(forget(state, gone), gone, reason, now)
 
 
-def leave(state: JobState, member: Member, reason: str, now: float) -> Result:
+def leave(state: JobState, member: Member, reason: str, now: float, *, ends_job: bool) -> Result:
+    """A node leaves. `ends_job` has an effect if it is in the world: a spare, or a node that waits, only leaves."""
+    in_world = member.node_rank is not None and state.phase is not Phase.FORMING
     state = retire(forget(state, [member]), member.agent)
+    if ends_job and in_world:
+        return interrupt(state, member, reason, now)
     return after_loss(state, [member], f"left: {reason}", now, left=True)
 
 

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from rendezvous.values.rank_report import RankReport
 
 ABORTED_EXIT_CODE = 143  # as if the operator had sent SIGTERM
+INTERRUPTED_EXIT_CODE = 130
 TRY_AGAIN_EXIT_CODE = 75
 
 
@@ -353,9 +354,22 @@ def abort(state: JobState, reason: str, now: float) -> Result:
             return order_stop(state, decision, now)
 
 
+def interrupt(state: JobState, member: Member, reason: str, now: float) -> Result:
+    """End the job: a person has interrupted it on this node of the world, which `forget` has removed."""
+    state = _no_longer_pending(state, member.agent.node)
+    words = f"{reason} on {member.agent.node}"
+    decision = Decision(DecisionKind.FAIL, words, state.generation, is_interrupt=True)
+    if state.phase is not Phase.STOPPING:
+        return order_stop(state, decision, now)
+    if state.decision is None or state.decision.kind is not DecisionKind.FAIL:
+        state = replace(_noted(state, decision), decision=decision)
+    return conclude(state, now) if not len(state.pending) else (state, (Persist(),))
+
+
 def _aborted(state: JobState, decision: Decision) -> Result:
     causes = tuple(sorted(state.causes.values(), key=first_cause_order))[:MAX_CAUSES]
-    return end(state, Outcome(False, decision.reason, ABORTED_EXIT_CODE, None, causes, state.restarts_used))
+    code = INTERRUPTED_EXIT_CODE if decision.is_interrupt else ABORTED_EXIT_CODE
+    return end(state, Outcome(False, decision.reason, code, None, causes, state.restarts_used))
 
 
 def _failed(state: JobState, reason: str, first: Cause) -> Outcome:

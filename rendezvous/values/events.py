@@ -47,6 +47,7 @@ class AgentLeft:
 
     agent: AgentId
     reason: ShortenedSentence
+    ends_job: bool = False  # a person has interrupted the job on this node
 
 
 @dataclass(frozen=True, slots=True)

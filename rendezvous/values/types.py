@@ -261,6 +261,7 @@ class Decision:
     cause: Cause | None = None
     # RESTART_WITH_SPARE: the spares used. SHRINK: the nodes left. WAIT: the nodes missing. Otherwise, or unknown: 0.
     nodes: int = 0
+    is_interrupt: bool = False  # a person pressed Ctrl-C on some node: ranks get SIGINT first
 
 
 @dataclass(frozen=True, slots=True)

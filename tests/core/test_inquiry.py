@@ -8,6 +8,7 @@ import pytest
 
 from launcher.exchange import (
     AbortGroups,
+    Grace,
     GraceOver,
     Inspected,
     InspectLast,
@@ -22,8 +23,9 @@ from launcher.exchange import (
     Swept,
     TakeStacks,
 )
+from launcher.stop_sequence import SIGKILL, SIGTERM
 from launcher.supervised import Phase, Supervision
-from launcher.supervision import SIGKILL, SIGTERM, step
+from launcher.supervision import step
 from rendezvous.values.events import (
     Accused,
     AgentStopped,
@@ -73,9 +75,9 @@ def test_an_agent_without_these_ranks_says_so_at_once_and_does_nothing_else(stat
 def test_an_accused_rank_gets_a_short_grace_when_all_are_stopped() -> None:
     state, _ = step(RUNNING, Accused(1, CAUSE))
     state, actions = step(state, Stop(1, Decision(DecisionKind.RESTART, "again", 1, CAUSE)))
-    assert actions[-3:] == (SignalRanks(SIGTERM), StartGrace(1, of_accused=True), StartGrace(1))
-    assert step(state, GraceOver(1, of_accused=True))[1] == (SignalRanks(SIGKILL, (1,)),)
-    assert step(replace(state, live=(0,)), GraceOver(1, of_accused=True))[1] == ()
+    assert actions[-3:] == (SignalRanks(SIGTERM), StartGrace(1, Grace.OF_ACCUSED), StartGrace(1))
+    assert step(state, GraceOver(1, Grace.OF_ACCUSED))[1] == (SignalRanks(SIGKILL, (1,)),)
+    assert step(replace(state, live=(0,)), GraceOver(1, Grace.OF_ACCUSED))[1] == ()
     assert step(state, GraceOver(1))[1] == (SignalRanks(SIGKILL),)
 
 

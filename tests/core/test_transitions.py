@@ -17,6 +17,7 @@ from launcher.exchange import (
     CheckpointOver,
     CheckpointSignal,
     CommunicationFailed,
+    Grace,
     GraceOver,
     Inspected,
     Isolated,
@@ -77,6 +78,7 @@ def facts() -> list[AgentEvent]:
         Refused("come back", 75, retryable=True),
         Ended(Outcome(False, "enough", 5, CAUSE)),
         TERM,
+        StopRequested(2, "SIGINT"),
         CheckpointSignal("SIGUSR1", TERM),
         CheckpointSignal("SIGUSR1", None),
         Isolated("cut off"),
@@ -95,7 +97,7 @@ def facts() -> list[AgentEvent]:
         ]
         found += [StoreReached(generation), StoreReached(generation, "no route")]
         found += [RankEnded(generation, 0, None), RankEnded(generation, 1, CAUSE), Swept(generation)]
-        found += [GraceOver(generation), GraceOver(generation, of_accused=True)]
+        found += [GraceOver(generation, kind) for kind in Grace]
         found += [CheckpointRequested(generation, "growth"), CheckpointOver(generation, taken=True)]
         found += [Examine(generation), Accused(generation, CAUSE), StallDetected(generation)]
         found += [

@@ -12,7 +12,7 @@ CORE = {
     "launcher": {
         *(
             "exchange failure health hosts joining machine output progress ranks settings "
-            "start_failure supervised supervision version"
+            "start_failure stop_sequence supervised supervision version"
         ).split(),
         *within("failure", "crash_text device_symptoms story symptoms verdict"),
         *within(
@@ -156,8 +156,9 @@ ROOMS = {
             "version".split()
         ),
         "background_tasks": {"error_boundary", "exchange", "health", "joining", "ranks"},
-        "start_failure": {"exchange", "supervised"},
-        "supervision": {"exchange", "health", "start_failure", "supervised"},
+        "stop_sequence": {"exchange", "supervised"},
+        "start_failure": {"exchange", "stop_sequence", "supervised"},
+        "supervision": {"exchange", "health", "start_failure", "stop_sequence", "supervised"},
         "isolation": {"progress", "template"},
         "status": {"exchange", "output", "settings", "supervised"},
         "user_messages": {"exchange", "output", "settings", "supervised"},

@@ -78,20 +78,6 @@ def test_last_output_reaches_a_slow_reader_before_the_box(launch: Launch) -> Non
     assert text.index("the end") < text.index("job failed")
 
 
-def test_output_that_nobody_took_in_time_is_kept(launch: Launch) -> None:
-    """A reader that sits there and does not read must not hold up the end for ever, nor cost the output."""
-    source = "for i in range(30000): print(i, 'x' * 90)\nprint('the end')\n"
-    reader, writer = os.pipe()
-    job = launch("--no-warm-start", "--nproc-per-node", "1", source=source, stdout=writer)
-    os.close(writer)
-    assert job.wait() == 0
-    os.close(reader)
-    (logs,) = job.logs()
-    assert str(logs) in job.stderr()
-    (log,) = logs.glob("generation_1/rank_0/stdout.log")
-    assert log.read_text().endswith("the end\n")
-
-
 # --- folders -----------------------------------------------------------------------------------------
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 PLAIN = ("--no-warm-start", "--nproc-per-node", "2")
 GRACE = "2"  # seconds in which a rank on a busy machine gets round to saying that it was asked
 DEAF = FAMILY + (
-    "signal.signal(signal.SIGTERM, lambda *_: there('asked'))\n"
+    "for each in (signal.SIGINT, signal.SIGTERM): signal.signal(each, lambda *_: there('asked'))\n"
     "there('rank')\n"
     "while True:\n    signal.pause()\n"
 )
@@ -38,7 +38,8 @@ def test_ranks_have_time_to_write_a_checkpoint(launch: Launch, name: str, warm: 
         "    there('asked')\n"
         "    while not os.path.exists(os.environ['THERE'] + '/go'): time.sleep(0.001)\n"
         "    there('checkpoint'); sys.exit(0)\n"
-        "signal.signal(signal.SIGTERM, checkpoint); stay('rank')\n"
+        "for each in (signal.SIGINT, signal.SIGTERM): signal.signal(each, checkpoint)\n"
+        "stay('rank')\n"
     )
     job = launch("--nproc-per-node", "2", *(() if warm else PLAIN), source=source, fake_torch="")
     job.await_there("rank-0", "rank-1", "child-0", "child-1")
@@ -184,7 +185,9 @@ def test_signal_while_it_starts(launch: Launch, processes: int, name: str, warm:
     job.send(getattr(signal, name))
     eventually(lambda: over(job, getattr(signal, name)))
     assert job.wait() == 128 + getattr(signal, name), job.stderr()
-    assert "Traceback" not in job.stderr()
+    assert not any(
+        line.startswith("Traceback") for line in job.stderr().splitlines()
+    )  # a rank may be interrupted
     job.assert_nothing_left(0.0)
 
 

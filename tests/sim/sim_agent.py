@@ -17,6 +17,7 @@ from launcher.exchange import (
     AskCheckpoint,
     CheckpointOver,
     Finish,
+    Grace,
     GraceOver,
     Inspected,
     InspectLast,
@@ -63,7 +64,7 @@ if TYPE_CHECKING:
     from launcher.exchange import Action, AgentEvent
     from rendezvous.client.session_rules import SessionEvent
 
-_GRACE_S, _GRACE_OF_ACCUSED_S = 2.0, 1.0
+_GRACE_S = {Grace.FULL: 2.0, Grace.OF_ACCUSED: 1.0, Grace.TOGETHER: 1.5, Grace.LAST: 1.0}
 _FAREWELL_S = 1.0
 
 
@@ -147,10 +148,9 @@ class SimAgent:
                 ranks.release(generation)
             case SignalRanks(signum, only):
                 ranks.signal(signum, only)
-            case StartGrace(generation, of_accused):
-                grace_s = _GRACE_OF_ACCUSED_S if of_accused else _GRACE_S
-                self.after(grace_s, partial(self.take, GraceOver(generation, of_accused)))
-            case Sweep(generation):
+            case StartGrace(generation, kind):
+                self.after(_GRACE_S[kind], partial(self.take, GraceOver(generation, kind)))
+            case Sweep(generation, _):
                 ranks.sweep(generation)
             case Finish():
                 self._finish(action)

@@ -22,8 +22,8 @@ from launcher.exchange import (
     Sweep,
     Swept,
 )
+from launcher.stop_sequence import SIGKILL
 from launcher.supervised import Phase
-from launcher.supervision import SIGKILL
 from rendezvous.values.events import (
     Accused,
     AgentStopped,

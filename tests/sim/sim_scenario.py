@@ -150,6 +150,10 @@ class Scenario:
     def do_signal(self, node: str) -> None:
         self._agent(node).excused(StopRequested(15, "SIGTERM"), "a signal")
 
+    def do_interrupt(self, node: str) -> None:
+        """A person presses Ctrl-C."""
+        self._agent(node).excused(StopRequested(2, "SIGINT"), "a signal")
+
     def do_checkpoint_signal(self, node: str) -> None:
         self._agent(node).excused(CheckpointSignal("SIGTERM", StopRequested(15, "SIGTERM")), "a signal")
 

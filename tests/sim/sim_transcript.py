@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from launcher.exchange import Finish, Send, SignalRanks
+from launcher.exchange import Finish, Grace, Send, SignalRanks
 from rendezvous.values.events import AgentHeard, Persist, SetDeadline, Tell
 from rendezvous.values.types import AgentId, Assignment, Cause, Decision, Outcome
 
@@ -100,8 +100,10 @@ def _field(name: str, value: object) -> str:
             return f"g{value}"
         case int() if name in ("local_rank", "exit_code", "signum"):
             return f"{name.replace('_', ' ')} {value}"
-        case True if name in ("taken", "retryable", "of_accused"):
+        case True if name in ("taken", "retryable", "ends_job"):
             return name.replace("_", " ")
+        case Grace() if value is not Grace.FULL:
+            return str(value)
         case str() if name == "problem" and value:
             return value
         case _:

@@ -29,19 +29,25 @@ MUTANTS = (
     Mutant(
         "a stop is answered before the node is reaped",
         _MACHINE,
-        "    if not state.live:\n        return state, (Sweep(state.generation),)",
+        "    if not state.live:\n        return state, (sweep(state),)",
         "    if not state.live:\n        return state, (Send(AgentStopped(state.agent, state.generation)),)",
     ),
     Mutant(
         "ranks that are deaf to SIGTERM are never killed",
-        _MACHINE,
-        "if not event.of_accused:\n        return _kill(state)",
-        "if not event.of_accused:\n        return state, ()",
+        "launcher.stop_sequence",
+        "        case _:\n            return kill(state)",
+        "        case _:\n            return state, ()",
+    ),
+    Mutant(
+        "ranks that are deaf to SIGINT do not get SIGTERM",
+        "launcher.stop_sequence",
+        "return replace(state, stop_signal=SIGTERM), (SignalRanks(SIGTERM), last)",
+        "return state, ()",
     ),
     Mutant(
         "what ranks left behind is not swept",
         _MACHINE,
-        "actions.append(Sweep(state.generation))",
+        "actions.append(sweep(state))",
         "actions.append(Send(AgentStopped(state.agent, state.generation)))",
     ),
     Mutant(
@@ -77,7 +83,7 @@ MUTANTS = (
     Mutant(
         "a sweep that was lost with its zygote is not repeated",
         "launcher.start_failure",
-        "        case Phase.STOPPING if not state.live:\n            return state, (Sweep(state.generation),)",
+        "        case Phase.STOPPING if not state.live:\n            return state, (sweep(state),)",
         "        case Phase.STOPPING if not state.live:\n            return state, ()",
     ),
     Mutant(
