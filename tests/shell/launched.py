@@ -7,6 +7,7 @@ open and however often they fork, so /proc tells at any time which of them are t
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -174,6 +175,11 @@ class Launched:
 
     def stderr(self) -> str:
         return self.err.read_text(errors="replace")
+
+    def failure(self) -> Any:
+        """The contents of failure.json."""
+        (path,) = self.temp.glob("*/failure.json")
+        return json.loads(path.read_text())
 
     def said(self) -> str:
         """Standard error as running text, also what stands in the box."""

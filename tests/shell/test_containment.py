@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from typing import TYPE_CHECKING
@@ -119,8 +120,7 @@ def test_job_restarts_when_the_zygote_is_killed(launch: Launch, mode: str) -> No
     assert job.wait() == 0, job.stderr()
     job.assert_nothing_left()
     assert job.is_there("second-0", "second-1")()
-    assert "the zygote" in job.stderr()
-    assert "killed by SIGKILL" in job.stderr()
+    assert re.search(r"zygote.* SIGKILL", job.stderr())
 
 
 def test_job_fails_with_the_cause_when_the_zygote_is_killed(launch: Launch) -> None:
@@ -129,8 +129,9 @@ def test_job_fails_with_the_cause_when_the_zygote_is_killed(launch: Launch) -> N
     os.kill(job.zygote(), signal.SIGKILL)
     assert job.wait() == 137, job.stderr()
     job.assert_nothing_left()
-    box = job.stderr()[max(0, job.stderr().index("no restarts were allowed") - 2000) :]
-    assert "zygote" in box
+    cause = job.failure()["first_cause"]
+    assert cause["class"] == "signal"
+    assert "zygote" in cause["reason"]
 
 
 @pytest.mark.parametrize("processes", range(2, 5))
@@ -153,7 +154,7 @@ def test_crash_while_torch_is_imported_falls_back_to_a_plain_start(launch: Launc
     job = launch("--nproc-per-node", "2", source=FAMILY + "there('ran')\nimport torch", fake_torch=abort)
     assert job.wait() == 0, job.stderr()
     assert job.is_there("ran-0", "ran-1")()
-    said = [line for line in job.stderr().splitlines() if "without the warm start" in line]
+    said = [line for line in job.stderr().splitlines() if "--warm-start" in line]
     assert len(said) == 1
     assert "SIGABRT" in said[0]
     job.assert_nothing_left()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -129,8 +128,7 @@ def test_the_report_holds_the_stack_of_the_rank(launch: Launch) -> None:
     words = ("--nproc-per-node", "2", "--hang-timeout", "2", "SCRIPT", "loader")
     job = launch(*words, source=TRAIN)
     assert job.wait() == 124, job.stderr()
-    (logs,) = job.logs()
-    cause = json.loads((logs / "failure.json").read_text())["first_cause"]
+    cause = job.failure()["first_cause"]
     assert (cause["rank"], cause["class"]) == (1, "hang")
     assert "in its data loader" in cause["reason"]
     assert re.search(r'File ".*train\.py", line \d+ in __getitem__', cause["traceback"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import pytest
@@ -52,8 +51,7 @@ def test_a_store_that_cannot_be_kept_ends_the_job_and_says_why(
         env={"PYTHONPATH": str(tmp_path)},
     )
     assert job.wait() == 75, job.stderr()
-    (logs,) = job.logs()
-    cause = json.loads((logs / "failure.json").read_text())["first_cause"]
+    cause = job.failure()["first_cause"]
     assert cause["reason"].endswith("has ended: ValueError: this torch takes no listening socket")
     assert job.stderr().count("restarting with the same nodes") == generations - 1
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from launched import Launch, Launched
 
+NOT_WARM = "without --warm-start"
 HEAVY = """
 import os
 with open(os.environ["IMPORTED"], "a") as file:
@@ -55,7 +56,7 @@ def test_it_is_imported_once_for_all_ranks_of_all_generations(launch: Launch, tm
     assert job.wait() == 0, job.stderr()
     assert [line.partition("] ")[2] for line in job.stdout().splitlines()] == ["True"] * 4
     assert len((tmp_path / "imported").read_text().splitlines()) == 1
-    assert "warm start" not in job.stderr()
+    assert NOT_WARM not in job.stderr()
 
 
 @pytest.mark.parametrize(
@@ -76,7 +77,7 @@ def test_what_cannot_be_is_told_and_ranks_start_plainly(
     job = launched(launch, tmp_path, {"heavy.py": text}, "--preload", "heavy", source="print('trained')")
     assert job.wait() == 0, job.stderr()
     assert job.stdout().count("trained") == 2
-    assert "ranks start more slowly, without --warm-start: heavy (--preload) " in job.stderr()
+    assert f"{NOT_WARM}: heavy (--preload) " in job.stderr()
     assert words in job.stderr()
 
 

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
-from launched import FAMILY, Launched, eventually
+from launched import FAMILY, eventually
 
 if TYPE_CHECKING:
     from launched import Launch
 
 PLAIN = ("--no-warm-start", "--nproc-per-node", "2")
 RANK_0_STAYS = FAMILY + "if os.environ['RANK'] == '0': there('rank'); signal.pause()\n"
-
-
-def failure(job: Launched) -> Any:
-    (logs,) = job.logs()
-    return json.loads((logs / "failure.json").read_text())
 
 
 # --- how many ----------------------------------------------------------------------------------------
@@ -53,29 +47,26 @@ def test_generations_count_up_and_each_has_a_store_of_its_own(launch: Launch, tm
 
 
 @pytest.mark.parametrize(
-    ("options", "generations", "words"),
+    ("options", "generations"),
     [
-        ((), 1, "no restarts were allowed"),
-        (("--max-restarts", "2", "--crash-loop", "off"), 3, "restart budget used up (2 of 2)"),
-        (("--max-restarts", "2/1h", "--crash-loop", "off"), 3, "restart budget used up (2 of 2 within"),
-        (
-            ("--max-restarts", "9", "--crash-loop", "3/60s"),
-            3,
-            "rank 1 failed within 60 s of its start 3 times in a row",
-        ),
+        ((), 1),
+        (("--max-restarts", "2", "--crash-loop", "off"), 3),
+        (("--max-restarts", "2/1h", "--crash-loop", "off"), 3),
+        (("--max-restarts", "9", "--crash-loop", "3/60s"), 3),
     ],
     ids=["none", "budget", "window", "crash loop"],
 )
-def test_limits(launch: Launch, options: tuple[str, ...], generations: int, words: str) -> None:
+def test_limits(launch: Launch, options: tuple[str, ...], generations: int) -> None:
     source = RANK_0_STAYS + "sys.exit(3)\n"
     job = launch(*PLAIN, *options, source=source)
     assert job.wait() == 3
-    assert words in job.said()
     (logs,) = job.logs()
     assert len(list(logs.glob("generation_*"))) == generations
-    told = failure(job)
+    told = job.failure()
     assert told["exit_code"] == 3
     assert told["restarts"] == generations - 1
+    assert [each["kind"] for each in told["decisions"]] == ["restart"] * (generations - 1) + ["fail"]
+    assert " ".join(told["reason"].split()) in job.said()
     job.assert_nothing_left(0.0)
 
 
@@ -96,9 +87,7 @@ def test_limits(launch: Launch, options: tuple[str, ...], generations: int, word
 def test_exit_code_and_cause(launch: Launch, ending: str, code: int, words: str) -> None:
     job = launch(*PLAIN, source=RANK_0_STAYS + ending)
     assert job.wait() == code
-    assert "rank 1" in job.stderr()
-    assert words in job.stderr()
-    told = failure(job)
+    told = job.failure()
     assert (told["exit_code"], told["first_cause"]["rank"]) == (code, 1)
     assert words in told["first_cause"]["reason"]
     (logs,) = job.logs()
@@ -114,13 +103,13 @@ def test_a_rank_that_ended_well_early_does_not_hide_a_later_failure(launch: Laun
     )
     job = launch(*PLAIN, "--max-restarts", "1", source=source)
     assert job.wait() == 4
-    assert failure(job)["first_cause"]["rank"] == 1
+    assert job.failure()["first_cause"]["rank"] == 1
 
 
 def test_two_ranks_that_fail_at_once_give_one_cause(launch: Launch) -> None:
     job = launch(*PLAIN, source="import os, sys\nsys.exit(10 + int(os.environ['RANK']))\n")
     assert job.wait() in (10, 11)
-    told = failure(job)
+    told = job.failure()
     assert told["exit_code"] == 10 + told["first_cause"]["rank"]
 
 
@@ -154,7 +143,7 @@ def test_consequence_is_not_the_cause(launch: Launch) -> None:
     )
     job = launch("--nproc-per-node", "2", source=source)
     assert job.wait() == 1
-    told = failure(job)
+    told = job.failure()
     assert told["first_cause"]["rank"] == 1, job.stderr()
     assert "the real cause" in told["first_cause"]["reason"]
 
