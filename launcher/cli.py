@@ -52,6 +52,11 @@ def _check_system() -> None:
             f"ddp-launch runs on Linux only, and this system is {sys.platform}. Here you can use ddp-rendezvous, "
             "ddpctl, and torchrun with --rdzv-backend ddp."
         )
+    if "t" in sys.abiflags:
+        raise UsageError(
+            f"ddp-launch does not support free-threaded Python, and {sys.executable} is such a build. Use one with "
+            "the global interpreter lock, for example python3.13 instead of python3.13t."
+        )
 
 
 def _launch(line: CommandLine, environ: Mapping[str, str], control: SshControl | None) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher import cli
 from launcher.machine.devices import NoDevices, count_ranks, cpu_quota, usable_cpus, visible_of
 from launcher.settings import checks
 from launcher.settings.arguments import UsageError
@@ -335,3 +336,15 @@ def test_the_version_names_what_it_works_with_and_loads_nothing_large() -> None:
     assert [line.split()[0] for line in lines] == ["ddp-launch", "torch", "core", "protocol", "python"]
     assert f"torch {metadata.version('torch')}" in lines
     assert loaded == "set()"
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "says"), [("abiflags", "t", "free-threaded"), ("platform", "darwin", "Linux only")]
+)
+def test_where_it_cannot_run(
+    attribute: str, value: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, attribute, value)
+    assert cli.main(["train.py"]) == 2
+    assert says in capsys.readouterr().err
+    assert cli.main(["--help"]) == 0
