@@ -20,7 +20,8 @@ def run_agent(spec: LaunchSpec) -> int:
     for warning in starter.binding.warnings:
         _print_message(f"warning: {warning}")
     # Blocked until the agent handles them: the default action of a signal would leave a log folder and processes.
-    signal.pthread_sigmask(signal.SIG_BLOCK, spec.handled_signals)
+    # And SIGTTOU for good: with `stty tostop`, a line from the background would stop the launcher.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {*spec.handled_signals, signal.SIGTTOU})
     try:
         zygote = starter.start()
     except OSError as error:

@@ -101,13 +101,18 @@ class Parts:
         self.question.withdraw()
 
 
+def _waiting_for_a_person(logs: LogPump, ranks: Workers) -> list[int]:
+    """Return the ranks whose output is not read, or that wait for input: they are not hung."""
+    return logs.blocked_ranks() + ranks.waiting_for_input(logs.prompting_ranks())
+
+
 def build_parts(shell: Shell, connection: Connection, listener: Listener) -> Parts:
     spec, scratch, report = shell.spec, shell.starter.scratch, shell.events.put_nowait
     ranks = Workers(spec, shell.logs, shell.boundary, connection.host, shell.starter.binding.cpus, scratch)
     communication = CommunicationWatch(scratch, connection.host, ranks, shell.logs.say, report)
     hangs = HangWatch(
         spec.hang,
-        lambda: excused(ranks.pages.views(), shell.logs.blocked_ranks()),
+        lambda: excused(ranks.pages.views(), _waiting_for_a_person(shell.logs, ranks)),
         lambda generation: report(StallDetected(generation)),
         shell.boundary,
     )

@@ -77,7 +77,7 @@ def look(watch: Watch, views: Iterable[RankView], now: float, period_s: float) -
 
 
 def excused(views: Iterable[RankView], ranks: Container[int]) -> tuple[RankView, ...]:
-    """Return the views as if `ranks` had made progress just now. They wait for a person to read their output."""
+    """Return the views as if `ranks` had made progress just now. They wait for a person to read or to type."""
     return tuple(replace(view, quiet_s=0.0) if view.rank in ranks else view for view in views)
 
 

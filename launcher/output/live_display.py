@@ -13,11 +13,12 @@ _PAUSE_S = 0.05
 
 
 class LiveDisplay:
-    """Used by the pump's thread."""
+    """Used by the pump's thread, except `prompting_ranks`."""
 
     def __init__(self) -> None:
         self._blocks: dict[RankDisplay, Block] = {}
         self._changed: dict[Terminal, None] = {}
+        self._prompting: set[int] = set()
         self._next_at = float("-inf")
 
     def update(self, display: RankDisplay, at_once: bool) -> None:
@@ -29,9 +30,14 @@ class LiveDisplay:
             del self._blocks[display]
         else:
             self._blocks[display] = block
+        self._prompting = {shown.rank for shown, its in self._blocks.items() if its.prompt is not None}
         self._changed[display.terminal] = None
         if at_once or (block is not None and block.prompt is not None):
             self._next_at = float("-inf")
+
+    def prompting_ranks(self) -> set[int]:
+        """Return the global ranks that show a prompt. For any thread."""
+        return self._prompting
 
     def due_at(self) -> float | None:
         return self._next_at if self._changed else None

@@ -156,6 +156,9 @@ class LogPump:
             each.label.rank for each in streams if each is not None and each.label.generation == self._newest
         ]
 
+    def prompting_ranks(self) -> set[int]:
+        return self._live.prompting_ranks()
+
     def signs_of_life(self) -> int:
         """Return a number that changes while ranks write, or would write if their reader let them."""
         self._times_blocked += bool(self._throttle.blocked())

@@ -32,6 +32,7 @@ class RankDisplay:
     def __init__(self, log: LogSpec, label: RankLabel, terminal: Terminal, has_terminal: bool) -> None:
         prefix = lines.prefix_of(log.prefix, label)
         self.terminal = terminal
+        self.rank = label.rank
         self.order = (label.local_rank, label.rank)
         self.prefix = prefix.encode("utf-8", "replace")
         self._is_colored = lines.is_colored(log.color, terminal.is_tty, os.environ)

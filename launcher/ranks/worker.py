@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from launcher.exchange import RankEnded
 from launcher.failure.facts import OomWatch, read_error_record
 from launcher.failure.verdict import RankEnd, cause_of
-from launcher.health import page, stacks
+from launcher.health import keyboard_wait, page, stacks
 from launcher.health.pages import Pages
 from launcher.health.stack_text import known_better
 from launcher.output.lines import RankLabel
@@ -25,7 +25,7 @@ from launcher.template.messages import CANNOT_START, Spawn
 from rendezvous.values.types import Cause, FailureClass
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Container
 
     from launcher.error_boundary import ErrorBoundary
     from launcher.output.logs import LogPump
@@ -124,6 +124,17 @@ class Workers:
         return next(
             (each.local_rank for each in labels if (each.rank, each.generation) == (rank, generation)), None
         )
+
+    def waiting_for_input(self, prompting: Container[int]) -> list[int]:
+        """Return the global ranks that wait for a person to type. `prompting`: those that show a prompt."""
+        if not keyboard_wait.someone_may_type():
+            return []
+        started = [each for each in self._live.values() if each.pid]
+        return [
+            each.label.rank
+            for each in started
+            if keyboard_wait.waits_for_input(each.pid, each.label.rank in prompting)
+        ]
 
     def pids(self) -> list[int]:
         return [started.pid for started in self._live.values() if started.pid]

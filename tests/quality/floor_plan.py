@@ -70,7 +70,7 @@ SHELL = {
         *within("failure", "ending facts"),
         *within(
             "health",
-            "communication dumps freezer gpus guards node_watch pages rank_timers sampler stacks watch",
+            "communication dumps freezer gpus guards keyboard_wait node_watch pages rank_timers sampler stacks watch",
         ),
         *within("hosts", "fleet outputs ssh_control"),
         *within("joining", "addresses connect"),

@@ -104,7 +104,10 @@ def hail(process: subprocess.Popen[Any], signum: int) -> None:
 
 
 class Launched:
-    """`source` is the script of the ranks; without it `words` are the whole command line."""
+    """`source` is the script of the ranks; without it `words` are the whole command line.
+
+    `before`: a program that runs the command, as a shell does.
+    """
 
     def __init__(
         self,
@@ -113,6 +116,7 @@ class Launched:
         source: str | None = None,
         env: dict[str, str] | None = None,
         fake_torch: str | None = None,
+        before: tuple[str, ...] = (),
         **popen: Any,
     ) -> None:
         self.folder = folder
@@ -131,7 +135,7 @@ class Launched:
             words = tuple(str(script) if word == "SCRIPT" else word for word in words)
             words = words if str(script) in words else (*words, str(script))
         self.out, self.err = folder / "stdout", folder / "stderr"
-        command = [sys.executable, "-m", "launcher", *words]
+        command = [*before, sys.executable, "-m", "launcher", *words]
         with self.out.open("wb") as out, self.err.open("wb") as err:
             streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err}
             self.agent = subprocess.Popen(command, env=self.env, **{**streams, **popen})

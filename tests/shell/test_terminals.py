@@ -227,7 +227,7 @@ logger.warning("the end")
 """
 
 
-def test_libraries_draw_as_if_they_were_alone(launch: Launch, seen: SeenTerminal) -> None:
+def test_libraries_draw_as_if_they_were_alone(seen: SeenTerminal, launch: Launch) -> None:
     """tqdm with nested bars, rich with two, and the colours of loguru."""
     job = launch(*TWO, source=_BARS, fake_torch="", **on_terminal(seen))
     seen.forget_slave()
