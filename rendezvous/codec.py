@@ -1,10 +1,10 @@
 """Conversion between protobuf and the domain's values. Only this module knows both.
 
 A dataclass and its message have the same field names, and a StrEnum and its proto enum have the same members. So the
-coders are built from the annotations, once per class, and only the table below needs maintenance (a test compares both
-sides). Reading is strict: a missing part, an unknown enum value, a number that is not finite and a text that is too
-long each raise `BadMessage`, and no other exception. Tracebacks and reasons are the exception: they are useful at any
-length, so the codec shortens them.
+encoders and decoders are built from the annotations, once per class, and only the table below needs maintenance (a
+test compares both sides). Reading is strict. It raises only `BadMessage`: for a missing part, an unknown enum value, a
+number that is not finite, or a text that is too long. Long tracebacks and reasons are useful too, so they are accepted
+and shortened.
 """
 
 from __future__ import annotations
@@ -160,13 +160,15 @@ def _parsed(kind: Any, data: bytes) -> Any:
     try:
         return kind.FromString(data)
     except (DecodeError, UnicodeDecodeError) as error:
-        raise BadMessage(f"these bytes are no {kind.DESCRIPTOR.name}") from error
+        raise BadMessage(f"cannot decode the message as {kind.DESCRIPTOR.name}") from error
 
 
 def _body(message: Any, table: dict[str, Any]) -> tuple[Any, Any]:
     body = message.WhichOneof("body")
     if body is None:
-        raise BadMessage(f"an empty {message.DESCRIPTOR.name}, or one of a newer version")
+        raise BadMessage(
+            f"the {message.DESCRIPTOR.name} is empty, or a newer version wrote it: use the same version on both sides"
+        )
     return table[body], getattr(message, body)
 
 
@@ -185,7 +187,7 @@ def decode(kind: type[T], message: Message) -> T:
 
 
 class _Row:
-    """The coders of one dataclass."""
+    """The encoder and decoder of one dataclass."""
 
     def __init__(self, kind: Any) -> None:
         self._kind, self._message = kind, _MESSAGES.get(kind, pb.Heartbeat)
@@ -235,7 +237,7 @@ def _field(name: str, hint: Any) -> tuple[Callable[[Any], Any], Callable[[Any], 
 
 def _required(message: Any, name: str) -> Any:
     if not message.HasField(name):
-        raise BadMessage(f"{message.DESCRIPTOR.name} lacks its {name}")
+        raise BadMessage(f"{message.DESCRIPTOR.name}: field {name} is missing")
     return getattr(message, name)
 
 
@@ -275,7 +277,7 @@ def _read_spec(message: Any) -> types.JobSpec:
 
 def _finite(name: str, value: float) -> float:
     if not math.isfinite(value):
-        raise BadMessage(f"{name} is {value}")
+        raise BadMessage(f"{name} = {value}: expected a finite number")
     return value
 
 
@@ -289,7 +291,7 @@ def _text(name: str, limit: TextLimit) -> tuple[Callable[[Any], Any], Callable[[
         try:
             return limit.applied(value)
         except ValueError as error:
-            raise BadMessage(f"{name} has {error}") from None
+            raise BadMessage(f"{name} is too long: {error}") from None
 
     return write, read
 
@@ -302,7 +304,9 @@ def _enum(kind: type[StrEnum]) -> tuple[Callable[[Any], Any], Callable[[Any], An
 
     def read(number: int) -> StrEnum:
         if number not in to_member:
-            raise BadMessage(f"{kind.__name__} has no value {number} here")
+            raise BadMessage(
+                f"unknown value {number} of {kind.__name__}; the sender may have a newer version"
+            )
         return to_member[number]
 
     return to_number.__getitem__, read

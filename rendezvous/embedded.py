@@ -1,7 +1,7 @@
 """The rendezvous of a job on one machine, inside its agent's process: no port, no thread, no gRPC.
 
-It uses the same round machine and the same owner as the service, with a store in memory. Agents in this process
-cannot stop without the service stopping, too. So they count as alive at every deadline of a lease.
+It uses the same round machine and the same owner as the service, with a store in memory. The agents and the service
+stop together, so the leases of these agents never expire.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class EmbeddedRendezvous:
     """One job. Connect from within a running event loop; closing the last session ends it."""
 
     def __init__(self) -> None:
-        self._owner = JobOwner(MemoryJobStore(), self._tell, self._present)
+        self._owner = JobOwner(MemoryJobStore(), self._send, self._alive)
         self._task: asyncio.Task[None] | None = None
         self._sessions: dict[AgentId, _EmbeddedSession] = {}
 
@@ -46,25 +46,25 @@ class EmbeddedRendezvous:
             return
         del self._sessions[session.agent]
         if self._sessions:
-            self._owner.post(AgentLost(session.agent, "its session was closed"))
+            self._owner.post(AgentLost(session.agent, "its agent closed the session"))
             return
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
 
-    def _tell(self, agent: AgentId, message: ToAgent) -> None:
+    def _send(self, agent: AgentId, message: ToAgent) -> None:
         session = self._sessions.get(agent)
         if session is not None:
             session.inbox.put_nowait(message)
 
-    def _present(self) -> Iterator[AgentId]:
+    def _alive(self) -> Iterator[AgentId]:
         return (agent for agent, session in self._sessions.items() if session.joined)
 
     def _broken(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
         for session in self._sessions.values():
-            session.inbox.put_nowait(error or ConnectionError("the embedded rendezvous was cancelled"))
+            session.inbox.put_nowait(error or ConnectionError("the rendezvous in this process was stopped"))
 
 
 class _EmbeddedSession:
@@ -84,7 +84,7 @@ class _EmbeddedSession:
             raise message
         return message
 
-    def watch_contact(self, tell: Callable[[bool], None]) -> None:
+    def watch_contact(self, callback: Callable[[bool], None]) -> None:
         """Does nothing: the rendezvous in this process is always reachable."""
 
     async def close(self) -> None:

@@ -23,7 +23,7 @@ _PRIVATE_TOKEN_S = 366 * 86_400.0  # it is only valid while this process runs
 @dataclass(frozen=True, slots=True)
 class PrivateService:
     port: int
-    token: str  # of an agent of the one job
+    token: str  # for the agents of this job
     close: Callable[[], Awaitable[None]]
 
 
@@ -32,14 +32,14 @@ class Protection:
     """The credentials that protect a service run by an agent."""
 
     secret: Secret | None = None
-    certificate: str = ""  # files, as `ddp-rendezvous serve` has them
+    certificate: str = ""  # paths, as for `ddp-rendezvous serve`
     key: str = ""
     client_ca: str = ""
     token_keys: str = ""
 
     @property
     def suffices(self) -> bool:
-        """Whether other machines can be served: connections are encrypted and clients authenticated."""
+        """Whether it is safe to accept other machines: connections are encrypted, and clients are authenticated."""
         return self.secret is not None or bool(self.certificate and (self.token_keys or self.client_ca))
 
 
@@ -50,7 +50,7 @@ def protection(environ: Mapping[str, str], secret: Secret | None) -> Protection:
         *(environ.get(f"{ENV}{name}", "") for name in ("TLS_CERT", "TLS_KEY", "CLIENT_CA", "TOKEN_KEYS")),
     )
     if bool(found.certificate) != bool(found.key):
-        raise OptionsUnusable(f"{ENV}TLS_CERT and {ENV}TLS_KEY are only useful together: set both or neither")
+        raise OptionsUnusable(f"{ENV}TLS_CERT and {ENV}TLS_KEY must be set together: set both or neither")
     if found.certificate and secret is not None:
         raise OptionsUnusable(f"{ENV}SECRET_FILE conflicts with {ENV}TLS_CERT: unset one of the two")
     return found

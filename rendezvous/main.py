@@ -1,5 +1,4 @@
-"""ddp-rendezvous: run the rendezvous service (`serve`), create access tokens (`token`) and the keys that sign them
-(`key`), or create a secret for a job that runs without a service (`secret`)."""
+"""ddp-rendezvous: run the rendezvous service, and create its credentials."""
 
 from __future__ import annotations
 
@@ -38,9 +37,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     key = commands.add_parser(
         "key", help="add a new key to a key file (created if missing); new tokens are signed with it"
     )
-    key.add_argument("file", help="the key file")
+    key.add_argument("file", help="the key file to create or extend")
     secret = commands.add_parser(
-        "secret", help="create the shared secret of a job that runs without a service; printed without FILE"
+        "secret",
+        help="create the shared secret of a job whose agents run the rendezvous; without FILE, print it",
     )
     secret.add_argument("file", nargs="?", default="", help="a new file to write the secret to")
     arguments = parser.parse_args(argv)
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             case "key":
                 return _add_key(arguments.file)
             case command:
-                raise AssertionError(f"{command} has no action")
+                raise AssertionError(f"internal error: command {command} is not implemented")
     except (ValueError, OSError) as error:  # every `...Unusable` is a ValueError with a message for the user
         _print_error(error)
         return _USAGE
@@ -124,21 +124,24 @@ async def _run(server: Any, settled: Mapping[str, Any], stop: asyncio.Future[int
         try:
             listening = await web.listen(host.strip("[]"), int(port))
         except OSError as error:
-            raise CannotListen(f"cannot listen on {settled['http']} (--http): {in_words(error)}") from error
+            raise CannotListen(
+                f"cannot listen on {settled['http']} (--http): {in_words(error)}. Use another port or address"
+            ) from error
         _log.info("metrics at %s:%d", host, listening)
     where = ", ".join(
         a if a.startswith("unix:") else f"{a.rpartition(':')[0]}:{p}"
         for a, p in zip(settled["listen"], server.ports, strict=True)
     )
-    kept = "in memory and end with this process" if settled["store"] == "memory" else "in the store"
-    _log.info("serving at %s; jobs are kept %s", where, kept)
+    is_lost = "in memory, and lost when this process ends"
+    kept = is_lost if settled["store"] == "memory" else "in the store"
+    _log.info("serving at %s; the state of jobs is kept %s", where, kept)
     notifier = Notifier()
     notifier.send(f"READY=1\nSTATUS=serving at {where}")
     keep_alive = asyncio.create_task(notifier.keep_alive())
     signum = await stop
     keep_alive.cancel()
     notifier.send("STOPPING=1")
-    _log.info("received %s: redirecting agents and shutting down", signal.Signals(signum).name)
+    _log.info("received %s: asking the agents to reconnect, and shutting down", signal.Signals(signum).name)
     await web.close()
 
 
@@ -182,7 +185,7 @@ def _add_token(parser: argparse.ArgumentParser) -> None:
         "--role",
         required=True,
         choices=[role.value for role in Role],
-        help="agent: join as a node; operator: look and give orders; viewer: look only",
+        help="agent: join jobs as a node; operator: read and control jobs; viewer: read jobs",
     )
     parser.add_argument("--ttl", default="24h", help="how long it is valid: 30m, 24h, 7d (default: 24h)")
 
@@ -191,7 +194,9 @@ def _print_token(arguments: argparse.Namespace) -> int:
     from rendezvous.access.tokens import Grant, Role, new_grant_id, read_keys, sign
 
     if not arguments.token_keys:
-        raise ValueError("--token-keys is missing: name the key file; `ddp-rendezvous key FILE` creates one")
+        raise ValueError(
+            "--token-keys is missing: set it to the key file; `ddp-rendezvous key FILE` creates one"
+        )
     if not arguments.job:
         raise ValueError("--job is empty: give a job id, or '*' for all jobs")
     until = time.time() + seconds(arguments.ttl)
@@ -203,7 +208,7 @@ def _print_token(arguments: argparse.Namespace) -> int:
 def seconds(text: str) -> float:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
     if found is None:
-        raise ValueError(f"invalid --ttl {text!r}: not a duration. Use for example 90s, 30m, 24h or 7d.")
+        raise ValueError(f"invalid --ttl {text!r}: use for example 90s, 30m, 24h or 7d.")
     return float(found[1]) * _UNIT_S[found[2]]
 
 
@@ -212,7 +217,9 @@ def _print_secret(path: str) -> int:
 
     if path:
         secret.write_new(path)
-        sys.stdout.write(f"created {path}. Keep it private: whoever has it can join the job as a node.\n")
+        sys.stdout.write(
+            f"created {path}. Keep it private: anyone who can read it can join the job as a node.\n"
+        )
     else:
         sys.stdout.write(secret.make())
     return 0
@@ -230,8 +237,8 @@ def _add_key(path: str) -> int:
     )
     if mode := os.stat(path).st_mode & 0o077:
         sys.stderr.write(
-            f"ddp-rendezvous: other users of this machine may open {path} (mode {0o600 | mode:o}), and whoever reads "
-            f"it can create tokens. Run: chmod 600 {path}\n"
+            f"ddp-rendezvous: other users can open {path} (mode {0o600 | mode:04o}), and then create tokens. "
+            f"Run: chmod 600 {path}\n"
         )
     return 0
 

@@ -11,10 +11,13 @@ _PREFIX = "ddp_rendezvous_"
 
 # name -> (label, what it counts)
 _COUNTERS = {
-    "events": ("kind", "Events of jobs, by kind: joined, lost, sealed, decision, ended, ..."),
-    "turned_away": ("why", "Rejected joins: for now (the agent tries again) or for good."),
+    "events": (
+        "kind",
+        "Events of jobs, by kind: joined, lost, sealed (a world was formed), decision, ended, ...",
+    ),
+    "turned_away": ("why", "Rejected joins: temporary (the agent tries again) or final."),
     "calls": ("code", "Finished calls and streams, by gRPC status."),
-    "refused": ("reason", "Refused or ended connections and calls of clients, by reason."),
+    "refused": ("reason", "Connections and calls of clients that the service refused or ended, by reason."),
 }
 
 

@@ -1,7 +1,7 @@
 """Session replay: the messages that an agent sends again at the start of each stream. Pure.
 
 The service does not store the reports of the current generation, so each new stream begins with a replay: the join,
-unchanged, and then the reports. When a newer generation begins, the reports of the older one are dropped.
+unchanged, and then the reports. When a newer generation begins, the reports of the older generation are dropped.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Redirect:
 
 @dataclass(frozen=True, slots=True)
 class SessionReplay:
-    """What an agent would send on a new stream."""
+    """The messages that an agent sends at the start of a new stream."""
 
     joined: AgentJoined | None = None
     generation: int = 0
@@ -95,7 +95,7 @@ class SessionReplay:
         return (joined, *self.reports, *health, *((self.left,) if self.left is not None else ()))
 
     def reports_for(self, message: ToAgent) -> tuple[FromAgent, ...]:
-        """The reports to send again: a service that repeats a message of this generation may have lost them."""
+        """The reports to send again. If the service repeats a message of this generation, it may have lost them."""
         match message:
             case Assigned(assignment) if assignment.generation == self.generation:
                 return self.reports

@@ -1,9 +1,9 @@
 """Handle signals as callbacks of an event loop, until the process ends.
 
-asyncio's own `add_signal_handler` leaves a gap at the end: when the loop closes, it restores the default action of
-each signal, although the process still runs for some milliseconds. Another Ctrl-C there gives a traceback or another
-exit code. To block the signal in the main thread does not help: a thread of gRPC then receives it. Here a signal is
-ignored from the moment when it is no longer handled.
+asyncio's own `add_signal_handler` is not sufficient at the end. When the loop closes, it restores the default action of
+each signal, and the process still runs for some milliseconds. A second Ctrl-C during this time prints a traceback or
+changes the exit code. Blocking the signal in the main thread does not help: a thread of gRPC then receives it. So this
+module ignores the signals after it has removed their handlers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class SignalWatch:
 
     def on(self, signum: int, answer: Callable[[int], object]) -> None:
         self._answers[signum] = lambda: answer(signum)
-        signal.signal(signum, _leave_it_to_the_loop)
+        signal.signal(signum, _do_nothing)
         signal.siginterrupt(signum, False)
 
     def close(self) -> None:
@@ -52,5 +52,5 @@ class SignalWatch:
                     self._answers[signum]()
 
 
-def _leave_it_to_the_loop(signum: int, frame: object) -> None:
+def _do_nothing(signum: int, frame: object) -> None:
     """Python writes to the wake-up descriptor only if the signal has a handler."""

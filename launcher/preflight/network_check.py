@@ -26,7 +26,7 @@ from launcher.preflight import link_plan, wire
 from launcher.preflight.checkup import Check, Grade, skipped
 from launcher.preflight.link_plan import Baseline, Findings, Link, SlowNode
 from launcher.version import VERSION
-from rendezvous.client.scratch_client import NotAnswered, Scratch
+from rendezvous.client.scratch_client import CallFailed, Scratch
 from rendezvous.diagnosing import versions
 from rendezvous.diagnosing.versions import Difference
 from rendezvous.values.events import (
@@ -150,7 +150,7 @@ class _Meeting:
                 (watching,), timeout=_PARTING_S
             )  # another node may not have read the verdict yet
             return checks
-        except NotAnswered as error:
+        except CallFailed as error:
             raise _CutShort(f"the service does not answer: {error}") from error
         finally:
             measuring.cancel()

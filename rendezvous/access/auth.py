@@ -1,13 +1,13 @@
 """Authenticate and authorize every call, and load the certificates of the service.
 
-    right    agent   operator   viewer
-    attend     x                          the stream of an agent
-    look       x        x         x       list, get, watch
-    order               x                 drain, resume, resize, restart, abort
-    scratch    x        x                 values and barriers
+    right      agent   operator   viewer
+    join         x                          open the stream of an agent
+    read         x        x         x       list, get, watch
+    control               x                 drain, resume, resize, restart, abort
+    values       x        x                 values and barriers of scripts
 
-Without a key file there are no tokens: every client that can connect has all rights. That is meant for loopback, for
-client certificates (`--client-ca`), and for `--insecure`.
+Without a key file there are no tokens: every client that can connect has all rights. Run the service without a key file
+only on loopback, with client certificates (`--client-ca`), or with `--insecure`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from rendezvous.access.certificates import fault
+from rendezvous.access.certificates import file_problem
 from rendezvous.access.refusals import Reason
 from rendezvous.access.tokens import BadToken, Grant, KeyFileUnusable, NoKeys, Role, read_keys, verify
 
@@ -36,16 +36,16 @@ _RELOAD_S = 1.0
 
 
 class Right(StrEnum):
-    ATTEND = "attend"
-    LOOK = "look"
-    ORDER = "order"
-    SCRATCH = "scratch"
+    JOIN = "join jobs"
+    READ = "read jobs"
+    CONTROL = "control jobs"
+    VALUES = "use the values of jobs"
 
 
 RIGHTS = {
-    Role.AGENT: (Right.ATTEND, Right.LOOK, Right.SCRATCH),
-    Role.OPERATOR: (Right.LOOK, Right.ORDER, Right.SCRATCH),
-    Role.VIEWER: (Right.LOOK,),
+    Role.AGENT: (Right.JOIN, Right.READ, Right.VALUES),
+    Role.OPERATOR: (Right.READ, Right.CONTROL, Right.VALUES),
+    Role.VIEWER: (Right.READ,),
 }
 
 
@@ -57,7 +57,7 @@ class Denied(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who calls. `grant` is None if the service does not use tokens."""
+    """The identity of the caller. `grant` is None if the service does not use tokens."""
 
     name: str
     grant: Grant | None = None
@@ -71,10 +71,12 @@ class Identity:
         if self.may(right, job_id):
             return
         assert self.grant is not None
-        what = f"a token with role {self.grant.role} for job {self.grant.job!r}"
-        on = "" if job_id is None else f" on job {job_id!r}"
-        reason = Reason.OTHER_JOB if self.may(right) else Reason.ROLE
-        raise Denied(grpc.StatusCode.PERMISSION_DENIED, f"{what} does not permit {right.value!r}{on}", reason)
+        if self.may(right):
+            words = f"the token is for job {self.grant.job!r}, not for job {job_id!r}: create a token for this job"
+            raise Denied(grpc.StatusCode.PERMISSION_DENIED, words, Reason.OTHER_JOB)
+        roles = " or ".join(role.value for role, rights in RIGHTS.items() if right in rights)
+        words = f"a token with role {self.grant.role} does not permit to {right.value}: use a token with role {roles}"
+        raise Denied(grpc.StatusCode.PERMISSION_DENIED, words, Reason.ROLE)
 
 
 class Gate:
@@ -87,7 +89,7 @@ class Gate:
         self._looked_at = time.monotonic()
 
     def identify(self, context: Any) -> Identity:
-        """Who calls. Raises `Denied` (UNAUTHENTICATED)."""
+        """The identity of the caller. Raises `Denied` (UNAUTHENTICATED)."""
         if not self._key_file:
             return Identity(peer_name(context))
         self._reload()
@@ -117,9 +119,11 @@ class Gate:
             self._keys = read_keys(self._key_file)
         except NoKeys as error:  # the last key was removed, so its tokens must not be accepted any more
             self._keys = ()
-            _log.error("rejecting all tokens: %s", error)
+            _log.error("rejecting all tokens until the key file contains a key: %s", error)
         except KeyFileUnusable as error:
-            _log.error("keeping the keys that were loaded before: %s", error)
+            _log.error(
+                "cannot reload the key file, so the keys that were loaded before remain valid: %s", error
+            )
 
 
 def _token(metadata: Iterable[tuple[str, str | bytes]]) -> str:
@@ -139,7 +143,7 @@ def peer_name(context: Any) -> str:
 
 
 def _stamp(*paths: str) -> tuple[tuple[int, int, int], ...]:
-    """A value that changes when a file is written or replaced; empty if one of them cannot be read."""
+    """A value that changes when one of the files is written or replaced; empty if one of them cannot be read."""
     try:
         found = [os.stat(path) for path in paths if path]
     except OSError:
@@ -152,7 +156,7 @@ def _stamp(*paths: str) -> tuple[tuple[int, int, int], ...]:
 
 @dataclass(frozen=True, slots=True)
 class Certificates:
-    """Paths. With `client_ca`, every client needs a certificate that this CA signed."""
+    """The paths of the service's certificate files. With `client_ca`, clients need a certificate of this CA."""
 
     certificate: str
     key: str
@@ -165,7 +169,7 @@ def server_credentials(files: Certificates) -> grpc.ServerCredentials:
     While the files are being replaced, key and certificate may not match. Then the previous pair stays in use, and
     the next connection checks again. At the start there is no previous pair: raises `OSError` with a message.
     """
-    if words := fault(files.certificate, files.key, files.client_ca):
+    if words := file_problem(files.certificate, files.key, files.client_ca):
         raise OSError(words)
     last = [_stamp(files.certificate, files.key, files.client_ca)]
 
@@ -188,7 +192,7 @@ def secret_credentials(secret: Secret) -> grpc.ServerCredentials:
 
 def _fits(files: Certificates) -> bool:
     try:
-        return not fault(files.certificate, files.key, files.client_ca)
+        return not file_problem(files.certificate, files.key, files.client_ca)
     except OSError:
         return False
 

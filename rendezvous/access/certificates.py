@@ -5,17 +5,20 @@ from __future__ import annotations
 _CERTIFICATE, _KEY = b"CERTIFICATE-----", b"PRIVATE KEY-----"
 
 
-def fault(certificate: str, key: str, authority: str) -> str:
-    """What is wrong with these files; "" if nothing is. An empty path is not checked. Raises `OSError`."""
+def file_problem(certificate: str, key: str, authority: str) -> str:
+    """Describe the problem with these files; "" if there is none. An empty path is not checked. Raises `OSError`."""
     for path, mark, kind in (
         (authority, _CERTIFICATE, "certificate"),
         (certificate, _CERTIFICATE, "certificate"),
         (key, _KEY, "private key"),
     ):
         if path and mark not in _read(path):
-            return f"{path} does not contain a {kind} (PEM)"
+            return f"{path} does not contain a {kind} in PEM format"
     if certificate and key and not _belong_together(certificate, key):
-        return f"the key in {key} does not match the certificate in {certificate}, is encrypted, or one is damaged"
+        return (
+            f"the key in {key} cannot be used with the certificate in {certificate}. Check that they belong together, "
+            "that the key is not encrypted, and that neither file is damaged"
+        )
     return ""
 
 

@@ -1,8 +1,8 @@
 """Count refused clients by reason, and log them at a limited rate.
 
-The first refusal of each reason and peer is logged, the others within the next minute are counted, and one line sums
-them up after that minute. An attacker can have any number of peers, so at most 32 of them have a line of their own
-within a minute. All others share one line per reason.
+The first refusal for each reason and peer is logged. Further ones are counted for a minute, and then logged as one
+line. An attacker can use any number of addresses, so at most 32 peers are logged separately in each minute. All others
+share one line per reason.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _OTHERS = "other clients"
 
 
 class Reason(StrEnum):
-    """All reasons, as values of the label of the metric."""
+    """The reasons for a refusal. Each is a value of the label `reason` of the metric `refused`."""
 
     NO_TOKEN = "no_token"
     BAD_TOKEN = "bad_token"
@@ -33,7 +33,7 @@ class Reason(StrEnum):
     OTHER_JOB = "other_job"
     REPLAYED_JOIN = "replayed_join"
     HTTP_PORT = "http_port"
-    CUT_OFF = "cut_off"  # it was connected, and broke a rule or a limit
+    STREAM_ABORTED = "stream_aborted"  # an open stream broke a rule or a limit
 
 
 @dataclass(slots=True)
@@ -66,6 +66,6 @@ class Refusals:
         logged = self._logged.pop(key)
         if logged.more:
             reason, peer = key
-            words = "refused %s %d more times within %g s: %s"
+            words = "refused %s %d more times in the last %g s: %s"
             extra = {"kind": reason.value}
             _log.warning(words, peer, logged.more, self._quiet_s, logged.words, extra=extra)

@@ -2,10 +2,11 @@
 
 Theory of operation
 -------------------
-It contains a private key and a self-signed certificate. Both sides of a connection present this certificate, and each
-side trusts only this one. So whoever has the secret gets a connection that others can neither read nor open, without
-a certificate authority, host names or tokens. All holders of the secret have the same rights: any of them could serve.
-That suits the nodes of one job. A service that several users share has its own certificates and tokens.
+The secret contains a private key and a self-signed certificate. Both sides of a connection present this certificate,
+and each side trusts only this certificate. So holders of the secret get encrypted and authenticated connections. No
+certificate authority, host names or tokens are needed. All holders of the secret have the same rights: any of them can
+run the service. This is meant for the nodes of one job. A service that several users share has its own certificates and
+tokens.
 
 The certificate is valid from a date in the past, since clocks of machines differ, and far longer than any job.
 """
@@ -109,11 +110,13 @@ def read(path: str) -> Secret:
             mode = os.fstat(file.fileno()).st_mode
             text = file.read(_LONGEST)
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not ASCII text"
-        raise SecretUnusable(f"cannot read the secret in {path}: {reason}") from error
+        reason = error.strerror if isinstance(error, OSError) else "it is not a PEM file"
+        raise SecretUnusable(
+            f"cannot read the secret in {path}: {reason}. Check DDP_RENDEZVOUS_SECRET_FILE"
+        ) from error
     if mode & stat.S_IRWXO:
         raise SecretUnusable(
-            f"other users have access to {path}, which contains a secret. Run: chmod 600 {path}"
+            f"refusing to use {path}: it contains a secret, and other users have access to it. Run: chmod 600 {path}"
         )
     return parse(text, path)
 
@@ -147,7 +150,7 @@ def write_new(path: str) -> None:
     except FileExistsError:
         raise SecretUnusable(f"{path} already exists: remove it first, or name another file") from None
     except OSError as error:
-        raise SecretUnusable(f"cannot write {path}: {error.strerror}") from error
+        raise SecretUnusable(f"cannot write the secret to {path}: {error.strerror}") from error
     with os.fdopen(descriptor, "w", encoding="ascii") as file:
         file.write(text)
 
@@ -162,5 +165,9 @@ def _openssl(folder: str, *words: str) -> None:
             "cannot create a key: openssl is not on PATH. Install it, or create the secret on another machine."
         ) from None
     except subprocess.CalledProcessError as error:
-        output = error.stderr.decode(errors="replace").strip().splitlines() or ["no reason given"]
-        raise SecretUnusable(f"openssl could not create a key: {output[-1]}") from error
+        output = error.stderr.decode(errors="replace").strip().splitlines() or [
+            f"exit code {error.returncode}"
+        ]
+        raise SecretUnusable(
+            f"openssl could not create a key: {output[-1]}. Check that `openssl version` works"
+        ) from error

@@ -1,10 +1,10 @@
-"""Signed tokens: who may do what with which jobs. The service does not store them.
+"""Signed tokens: each grants a role for some jobs. The service does not store them.
 
     KEY-ID.PAYLOAD.SIGNATURE      payload: base64url of JSON {"id", "job", "role", "until"}
 
-The signature is HMAC-SHA256 over `KEY-ID.PAYLOAD`. A key file has one `KEY-ID SECRET` per line. The last key signs,
-and all keys verify. To rotate keys, add one, wait until the old tokens have expired, and remove the first. Pure,
-except for reading the key file: the time is the argument `now`.
+The signature is HMAC-SHA256 over `KEY-ID.PAYLOAD`. A key file has one `KEY-ID SECRET` per line. Tokens are signed with
+the key in the last line, and verified with any key. To rotate keys, add one, wait until the old tokens have expired,
+and remove the first. The functions are pure, except that they read the key file. The current time is passed as `now`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class BadToken(ValueError):
 
 
 class KeyFileUnusable(ValueError):
-    """The key file cannot be used. The message is for whoever starts the service."""
+    """The key file cannot be used. The message is for the user who starts the service."""
 
 
 class NoKeys(KeyFileUnusable):
@@ -64,7 +64,7 @@ class Grant:
     until: float  # seconds since the epoch
 
     def covers(self, job_id: str) -> bool:
-        """Whether the grant covers this job, or the pre-flight checks of a job that it covers."""
+        """Whether the grant is valid for this job, or for the checks that run before such a job."""
         return fnmatchcase(job_id, self.job) or fnmatchcase(job_id.removesuffix(_PREFLIGHT), self.job)
 
 
@@ -87,7 +87,7 @@ def sign(grant: Grant, key: Key) -> str:
 def verify(token: str, keys: tuple[Key, ...], now: float) -> Grant:
     parts = token.split(".") if len(token) <= _TOKEN_CHARS and token.isascii() else []
     if len(parts) != 3:
-        raise BadToken("not a token: expected KEY-ID.PAYLOAD.SIGNATURE; `ddp-rendezvous token` creates one")
+        raise BadToken("invalid token: expected KEY-ID.PAYLOAD.SIGNATURE; `ddp-rendezvous token` creates one")
     key_id, payload, signature = parts
     key = next((k for k in keys if k.id == key_id), None)
     if key is None:
@@ -96,7 +96,9 @@ def verify(token: str, keys: tuple[Key, ...], now: float) -> Grant:
             Reason.UNKNOWN_KEY,
         )
     if not hmac.compare_digest(_signature(f"{key_id}.{payload}", key), signature):
-        raise BadToken("the signature of the token is invalid")
+        raise BadToken(
+            "the token is damaged, or it was signed with another key of the same id; create a new token"
+        )
     grant = _grant(payload)
     if now >= grant.until:
         raise BadToken(
@@ -138,7 +140,9 @@ def read_keys(path: str) -> tuple[Key, ...]:
                 )
             keys = _keys_in(file, path)
     except OSError as error:
-        raise KeyFileUnusable(f"cannot read the key file {path}: {error}") from error
+        raise KeyFileUnusable(
+            f"cannot read the key file {path}: {error}. Check --token-keys and the permissions of the file"
+        ) from error
     if not keys:
         raise NoKeys(f"the key file {path} is empty; `ddp-rendezvous key {path}` adds a key")
     return keys
@@ -146,25 +150,33 @@ def read_keys(path: str) -> tuple[Key, ...]:
 
 def _keys_in(file: TextIO, path: str) -> tuple[Key, ...]:
     try:
-        rows = [line.split() for line in file if line.strip() and not line.startswith("#")]
+        lines = enumerate(file, start=1)
+        rows = [(n, line.split()) for n, line in lines if line.strip() and not line.startswith("#")]
     except UnicodeDecodeError as error:
-        raise KeyFileUnusable(f"cannot read the key file {path}: {error}") from error
-    return tuple(_key(path, row) for row in rows)
+        raise KeyFileUnusable(
+            f"cannot read the key file {path}: {error}. Check --token-keys and the permissions of the file"
+        ) from error
+    return tuple(_key(path, number, row) for number, row in rows)
 
 
-def _key(path: str, row: list[str]) -> Key:
+def _key(path: str, number: int, row: list[str]) -> Key:
     try:
         key_id, secret = row
         key = Key(key_id, urlsafe_b64decode(secret + "=" * (-len(secret) % 4)))
     except (ValueError, binascii.Error) as error:
-        raise KeyFileUnusable(f"a line of the key file {path} is not KEY-ID SECRET") from error
+        raise KeyFileUnusable(
+            f"line {number} of the key file {path} is invalid: expected KEY-ID SECRET. Correct or remove it"
+        ) from error
     if len(key.secret) < 16 or "." in key.id:
-        raise KeyFileUnusable(f"key {key.id} in {path} is shorter than 16 bytes, or has a dot in its id")
+        raise KeyFileUnusable(
+            f"key {key.id} in {path} is shorter than 16 bytes, or has a dot in its id. Remove it; "
+            f"`ddp-rendezvous key {path}` adds a valid key"
+        )
     return key
 
 
 def add_key(path: str) -> str:
-    """Append a new key, and return its id. Creates the file if it is missing; rejects a file that is not a key file."""
+    """Append a new key, and return its id. Creates the file if it is missing; rejects a file with other contents."""
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
     key_id = os.urandom(4).hex()
     with os.fdopen(descriptor, "a", encoding="ascii") as file:

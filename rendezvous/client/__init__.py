@@ -1,1 +1,1 @@
-"""What an agent or a tool needs to reach a rendezvous; it imports nothing of the service."""
+"""The client side of the rendezvous, for agents and tools. This package does not import the service."""

@@ -9,7 +9,7 @@ import grpc
 import grpc.aio
 
 from rendezvous.access.secret import NAME
-from rendezvous.client.options import OptionsUnusable, current_token, is_loopback
+from rendezvous.client.options import ENV, OptionsUnusable, current_token, is_loopback
 from rendezvous.client.session_rules import CONNECT_S, PATIENCE_S, PING_AFTER_S
 from rendezvous.values.version import VERSION, VERSION_METADATA
 
@@ -61,7 +61,8 @@ def open_channel(
             _read(options.ca_file), _read(options.key_file), _read(options.certificate_file)
         )
     except OSError as error:
-        raise OptionsUnusable(f"cannot read a certificate: {error}") from error
+        names = f"{ENV}CA_FILE, {ENV}CERT_FILE and {ENV}KEY_FILE"
+        raise OptionsUnusable(f"cannot read {error.filename}: {error.strerror}. Check {names}") from error
     return grpc.aio.secure_channel(
         _target(endpoint), credentials, options=(*tuned, *_named(options.server_name))
     )
@@ -72,7 +73,7 @@ def _named(server_name: str) -> tuple[tuple[str, str], ...]:
 
 
 def _target(endpoint: str) -> str:
-    """Mark numeric addresses as such, so that gRPC does not resolve them."""
+    """Add the scheme `ipv4:` or `ipv6:` to an IP address, so that gRPC does not resolve it as a name."""
     host, _, port = endpoint.rpartition(":")
     try:
         address = ipaddress.ip_address(host.strip("[]"))

@@ -1,4 +1,4 @@
-"""The credentials of a client and what it trusts: from DDP_RENDEZVOUS_* variables and the files that they name."""
+"""Read a client's credentials and trusted CAs from DDP_RENDEZVOUS_* variables and the files that these name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class OptionsUnusable(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ClientOptions:
-    """How to connect. `token`, `secret` and the key file hold secrets: from files or the environment, never argv."""
+    """How to connect. `token`, `secret` and the key file are secret: they never come from the command line."""
 
     token: str = ""
     token_file: str = ""  # read again for each stream, so a token can be renewed while the job runs
@@ -44,14 +44,12 @@ def client_options(environ: Mapping[str, str], give_up_s: float = 600.0) -> Clie
     ca_file = environ.get(f"{ENV}CA_FILE", "")
     certificate_file, key_file = environ.get(f"{ENV}CERT_FILE", ""), environ.get(f"{ENV}KEY_FILE", "")
     if bool(certificate_file) != bool(key_file):
-        raise OptionsUnusable(
-            f"{ENV}CERT_FILE and {ENV}KEY_FILE are only useful together: set both or neither"
-        )
+        raise OptionsUnusable(f"{ENV}CERT_FILE and {ENV}KEY_FILE must be set together: set both or neither")
     shared = job_secret(environ)
     if shared and (ca_file or certificate_file):
         raise OptionsUnusable(
-            f"{ENV}SECRET_FILE conflicts with {ENV}CA_FILE and {ENV}CERT_FILE: the secret is for a job without a "
-            "service, the files are for a deployed service. Unset one of the two."
+            f"{ENV}SECRET_FILE conflicts with {ENV}CA_FILE and {ENV}CERT_FILE. Use the secret if an agent runs the "
+            "rendezvous, or the certificates if you connect to a deployed service."
         )
     return ClientOptions(
         token=_token(environ),
@@ -68,7 +66,7 @@ def client_options(environ: Mapping[str, str], give_up_s: float = 600.0) -> Clie
 
 
 def _flag(environ: Mapping[str, str], name: str, otherwise: bool) -> bool:
-    """Read a flag. Any other word is an error: a misspelt value must not turn protection off."""
+    """Read a flag. Any value except true and false is an error: a misspelt value must not turn protection off."""
     text = environ.get(f"{ENV}{name}", "").strip().lower()
     if text and text not in (*_TRUE, *_FALSE):
         raise OptionsUnusable(f"invalid {ENV}{name} {text!r}: use true or false")
@@ -83,7 +81,7 @@ def _token(environ: Mapping[str, str]) -> str:
 
 
 def current_token(options: ClientOptions) -> str:
-    """The token in its file now. While the file is being replaced, the previous token."""
+    """Read the token from its file. While the file is being replaced, return the previous token."""
     if not options.token_file:
         return options.token
     try:
@@ -97,7 +95,7 @@ def _token_in(path: str) -> str:
         with open(path, encoding="ascii") as file:
             return _one_line(file.read(8192), path)
     except (OSError, UnicodeDecodeError) as error:
-        raise OptionsUnusable(f"cannot read the token in {path}: {error}") from error
+        raise OptionsUnusable(f"cannot read the token in {path}: {error}. Check {ENV}TOKEN_FILE") from error
 
 
 def _one_line(text: str, where: str) -> str:

@@ -1,7 +1,7 @@
-"""The session of an agent with a remote service: gRPC streams, timers and jitter around `session_rules`.
+"""The session of an agent with a remote service. It adds gRPC streams, timers and jitter to `session_rules`.
 
-One task performs the effects of the rules, one after the other: hold a stream, or pause. Messages from the stream and
-from the agent, and the end of a stream, go to the rules as events.
+One task carries out the actions that the rules return, one after the other: keep a stream open, or wait. Messages from
+the stream and from the agent, and the end of a stream, are passed to the rules as events.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ if TYPE_CHECKING:
 
 ATTEND = "/rendezvous.v1.Agents/Attend"
 
-_FAREWELL_S = 1.0
+_CLOSE_S = 1.0
 _PROBED_EVERY_S = 1.0
 _NOT_ALLOWED, _UNUSABLE = 77, 78
-_FOR_GOOD = {
+_FINAL = {
     grpc.StatusCode.UNAUTHENTICATED: _NOT_ALLOWED,
     grpc.StatusCode.PERMISSION_DENIED: _NOT_ALLOWED,
     grpc.StatusCode.INVALID_ARGUMENT: _UNUSABLE,
@@ -72,7 +72,7 @@ class RemoteSession:
         self._news: asyncio.Future[None] | None = None
         # By endpoint: when it was probed, and what was found.
         self._probes: dict[str, tuple[float, str]] = {}
-        self._tell_contact: Callable[[bool], None] = _nobody_asks
+        self._on_contact: Callable[[bool], None] = _ignore
         self._loop = asyncio.get_running_loop()
         first = random.randrange(len(endpoints))
         self._state = SessionState(endpoints, options.give_up_s, self._loop.time(), at=first)
@@ -80,7 +80,7 @@ class RemoteSession:
         self._task = self._loop.create_task(self._run(), name="rendezvous session")
         self._task.add_done_callback(self._ended)
 
-    # --- what the agent sees ------------------------------------------------------------------------
+    # --- for the agent ------------------------------------------------------------------------
 
     def send(self, message: FromAgent) -> None:
         self._take(MessageSent(message))
@@ -91,14 +91,14 @@ class RemoteSession:
             raise message
         return message
 
-    def watch_contact(self, tell: Callable[[bool], None]) -> None:
-        self._tell_contact = tell
+    def watch_contact(self, callback: Callable[[bool], None]) -> None:
+        self._on_contact = callback
 
     async def close(self) -> None:
         """End the session. Queued messages are delivered if that takes no longer than a second."""
         self._take(CloseRequested())
         self._wake()
-        await asyncio.wait([self._task], timeout=_FAREWELL_S)
+        await asyncio.wait([self._task], timeout=_CLOSE_S)
         self._task.cancel()
         await asyncio.wait([self._task])
 
@@ -117,7 +117,7 @@ class RemoteSession:
                 case Deliver(message):
                     self._inbox.put_nowait(message)
                 case ContactChanged(held):
-                    self._tell_contact(held)
+                    self._on_contact(held)
                 case OpenStream(_, messages):
                     self._outbox.clear()  # now, so that later messages come after these
                     self._write_soon(messages)
@@ -142,28 +142,30 @@ class RemoteSession:
                 await asyncio.sleep(random.uniform(work.least_s, work.most_s))
                 self._take(PauseEnded())
             else:
-                self._take(await self._converse(work))
+                self._take(await self._use_stream(work))
 
     # --- one stream ----------------------------------------------------------------------------------
 
-    async def _converse(self, stream: OpenStream) -> SessionEvent:
+    async def _use_stream(self, stream: OpenStream) -> SessionEvent:
         try:
             channel = open_channel(
                 stream.endpoint, self._options, stream.patience_s, stream.ping_after_s, stream.connect_s
             )
         except OptionsUnusable as error:
-            return StreamFailed(str(error), refused=Refused(str(error), _UNUSABLE), curable=True)
+            return StreamFailed(str(error), refused=Refused(str(error), _UNUSABLE), may_recover=True)
         number = ("rendezvous-stream", str(next(_NUMBERS)))
         call: Any = channel.stream_stream(ATTEND)(metadata=(*metadata(self._options), number))
         writer = self._loop.create_task(self._write(call))
         try:
             await self._read(call, stream.first_answer_s)
         except grpc.aio.AioRpcError as error:
-            failed = _judged(error, renewable=bool(self._options.token_file))
+            failed = _classified(error, renewable=bool(self._options.token_file))
         except TimeoutError:
             failed = StreamFailed("no answer", silent=True)
         except BadMessage as error:
-            words = f"cannot read a message of the service at {stream.endpoint}: {error}"
+            words = (
+                f"cannot read a message of the service at {stream.endpoint}: {error}. Use the same version"
+            )
             failed = StreamFailed(words, refused=Refused(words, _UNUSABLE))
         else:
             return StreamEnded()
@@ -175,7 +177,10 @@ class RemoteSession:
         return await self._probed(failed, stream.endpoint)
 
     async def _probed(self, failed: StreamFailed, endpoint: str) -> StreamFailed:
-        """Add the finding of the TLS probe, until a service was reached. Later, certificates may be changing."""
+        """Add the result of the TLS probe if no service was reached yet.
+
+        Later, a TLS failure may be temporary, because certificates are being replaced.
+        """
         if self._state.was_reached or self._state.is_closing or failed.refused is not None:
             return failed
         probed_at, found = self._probes.get(endpoint, (-_PROBED_EVERY_S, ""))
@@ -223,18 +228,18 @@ class RemoteSession:
             alarm.cancel()
 
 
-def _nobody_asks(_held: bool) -> None:
+def _ignore(_held: bool) -> None:
     pass
 
 
-def _judged(error: grpc.aio.AioRpcError, *, renewable: bool) -> StreamFailed:
+def _classified(error: grpc.aio.AioRpcError, *, renewable: bool) -> StreamFailed:
     """Classify a failed stream. An expired token may still be renewed in its file; until then the job continues."""
-    code, words = error.code(), error.details() or "no reason given"
+    code, words = error.code(), error.details() or "the service gave no reason"
     if code is grpc.StatusCode.UNIMPLEMENTED:  # gRPC's own answer, which has no version of the service
         words = with_releases("it does not know this call", version_in(error.trailing_metadata()), VERSION)
-    if code in _FOR_GOOD:
-        refused = Refused(f"the rendezvous rejected this agent: {words}", _FOR_GOOD[code])
-        curable = renewable and code is grpc.StatusCode.UNAUTHENTICATED
-        return StreamFailed(f"unauthenticated: {words}", refused=refused, curable=curable)
+    if code in _FINAL:
+        refused = Refused(f"the rendezvous rejected this agent: {words}", _FINAL[code])
+        may_recover = renewable and code is grpc.StatusCode.UNAUTHENTICATED
+        return StreamFailed(f"unauthenticated: {words}", refused=refused, may_recover=may_recover)
     silent = "ping timeout" in words or "keepalive" in words  # gRPC has no code for it
     return StreamFailed(f"{code.name.lower().replace('_', ' ')}: {words}", silent=silent)

@@ -1,4 +1,4 @@
-"""Which endpoint to call: the replica that decides about the job, as soon as a refused call has named it."""
+"""Which endpoint to call: the replica that owns the job, once a redirect has given its address."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 class Route:
-    """Goes through the endpoints in turn, and follows each redirect for one call."""
+    """Uses the endpoints in turn. A redirect applies only to the next call."""
 
     def __init__(self, endpoints: Sequence[str]) -> None:
         self._endpoints, self._at = tuple(endpoints), 0
-        self.owner = ""  # named by the latest refused call
+        self.owner = ""  # from the latest redirect
 
     @property
     def endpoint(self) -> str:

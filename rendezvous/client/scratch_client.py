@@ -1,4 +1,4 @@
-"""Calls of an agent outside its session: values of the scratchpad, and the clock of the service."""
+"""Calls of an agent outside its session: the key-value store of a job ("scratchpad"), and the clock of the service."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _AGAIN = (
 )
 
 
-class NotAnswered(Exception):
+class CallFailed(Exception):
     """A call failed. The message says why."""
 
 
 class Scratch:
-    """The values of one job. Raises `NotAnswered` when it could not be done within the time."""
+    """The values of one job. Raises `CallFailed` if a call does not succeed within its timeout."""
 
     def __init__(self, endpoints: Sequence[str], options: ClientOptions, job_id: str) -> None:
         self._endpoints, self._options, self._job_id = list(endpoints), options, job_id
@@ -65,7 +65,7 @@ class Scratch:
                 return await self._ask(route.endpoint, method, request)
             except grpc.aio.AioRpcError as error:
                 if error.code() not in _AGAIN or loop.time() > give_up_at:
-                    raise NotAnswered(f"{error.code().name.lower()}: {error.details()}") from error
+                    raise CallFailed(f"{error.code().name.lower()}: {error.details()}") from error
                 route.refused(error)
             await asyncio.sleep(_PAUSE_S * random.uniform(0.5, 1.5))
 
@@ -78,9 +78,10 @@ class Scratch:
 
 
 async def clock_offset(endpoint: str, options: ClientOptions, asks: int = 4) -> tuple[float, float] | None:
-    """The service's clock minus ours, and the error bound, from the fastest of several answers; None without any.
+    """Return the offset of the service's clock and its error bound, or None if the service does not answer.
 
-    The service reads its clock between our request and its answer, so at most half the round trip from the middle.
+    The fastest of several calls counts. The service reads its clock between our request and its answer. So its time
+    differs from the middle of the call by at most half the round-trip time.
     """
     best: tuple[float, float] | None = None
     async with open_channel(endpoint, options) as channel:
@@ -90,12 +91,12 @@ async def clock_offset(endpoint: str, options: ClientOptions, asks: int = 4) -> 
             began = time.time()
             since = time.monotonic()
             try:
-                told = await call.initial_metadata()
+                received = await call.initial_metadata()
             except grpc.aio.AioRpcError:
                 return best
             half_s = (time.monotonic() - since) / 2
             await call.code()
-            theirs = next((str(value) for key, value in told if key == TIME_METADATA), "")
+            theirs = next((str(value) for key, value in received if key == TIME_METADATA), "")
             if theirs and (best is None or half_s < best[1]):
                 best = (float(theirs) - (began + half_s), half_s)
     return best

@@ -1,4 +1,4 @@
-"""The agent's view of the rendezvous: one ordered exchange of messages, wherever the service runs.
+"""The session of an agent with the rendezvous: messages in order. The same for an embedded and a remote service.
 
 Light to import: an agent on a single machine never loads gRPC.
 """
@@ -21,8 +21,8 @@ class Session(Protocol):
 
     async def receive(self) -> ToAgent: ...
 
-    def watch_contact(self, tell: Callable[[bool], None]) -> None:
-        """Call `tell` with False when the service becomes unreachable, and with True when it answers again."""
+    def watch_contact(self, callback: Callable[[bool], None]) -> None:
+        """Call `callback` with False when the service becomes unreachable, and with True when it answers again."""
 
     async def close(self) -> None: ...
 

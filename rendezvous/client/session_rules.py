@@ -1,4 +1,4 @@
-"""The rules of an agent's session, which outlives streams, services and addresses. Pure; see `remote_session`.
+"""The rules of an agent's session. It continues if the stream, the service or its address changes. Pure (no I/O).
 
 Theory of operation
 -------------------
@@ -8,11 +8,12 @@ Theory of operation
 
 A session holds one stream at a time. Each stream begins with a replay (`SessionReplay`), so messages that were lost
 with the last stream are sent again. Between streams the session pauses: briefly after a stream that worked, and
-longer after each further failure, with jitter so that agents do not return in step.
+longer after each further failure. The pauses have jitter, so that agents do not reconnect all at once.
 
-The session follows a redirect, unless the address it names fell silent a moment ago. It prefers other endpoints to
-one that fell silent. It gives up only if trying again cannot help (`StreamFailed.refused`), or if it never reached
-any service within `give_up_s`. It reports that as `Refused`, like any refusal by the service.
+The session follows a redirect, unless that endpoint stopped answering recently. It prefers other endpoints to one that
+stopped answering. It gives up only if a retry cannot help (`StreamFailed.refused`), or if it has not reached any
+service within `give_up_s`. It reports this as `Refused`, like any refusal by the service. `remote_session` does the
+I/O.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _EARLY_WARNING_S = 4.0
 _TLS_PROBLEM_S = 20.0  # certificates that are being replaced may not match for this long
 _RECENT_S = 60.0
 _RECONNECT_S = 0.6  # a broken link may recover a moment after the first lost packet
-_SHUNNED_S = 10.0  # each attempt to reach an unresponsive endpoint takes seconds
+_AVOIDED_S = 10.0  # each attempt to reach an unresponsive endpoint takes seconds
 _LONGEST_PATIENCE_S = 20.0
 _CROWD = 400  # agents: more of them ping less often, and wait longer for the answer ...
 _MAX_TIME_FACTOR = 5.0  # ... in proportion, up to this factor: the service may be busy with the others
@@ -55,7 +56,7 @@ class Link(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """`at`: when `endpoint` last fell silent."""
+    """`at`: when `endpoint` last stopped answering."""
 
     endpoint: str
     at: float
@@ -63,7 +64,7 @@ class Silence:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Why the latest stream to `endpoint` failed. `is_tls`: the TLS settings of the two ends do not match."""
+    """Why the latest stream to `endpoint` failed. `is_tls`: the TLS settings of client and service do not match."""
 
     endpoint: str
     reason: str
@@ -80,12 +81,14 @@ class SessionState:
     endpoint: str = ""  # of the current stream
     replay: SessionReplay = SessionReplay()
     redirect: Redirect | None = None  # received on the current stream
-    worked: bool = False  # the current stream brought a message
-    was_reached: bool = False  # any stream did
+    worked: bool = False  # the current stream has delivered a message
+    was_reached: bool = False  # any stream has delivered a message
     is_closing: bool = False
     failures: int = 0  # streams in a row that did not work
     connect_s: float = CONNECT_S  # for the next stream
-    silent_streams: tuple[float, ...] = ()  # when streams fell silent before they had brought a message
+    silent_streams: tuple[
+        float, ...
+    ] = ()  # when streams stopped answering before they had delivered a message
     silences: tuple[Silence, ...] = ()
     problems: tuple[Problem, ...] = ()
     has_warned: bool = False
@@ -113,17 +116,17 @@ class StreamEnded:
 
 @dataclass(frozen=True, slots=True)
 class StreamFailed:
-    """A stream failed. `silent`: the service stopped answering. `tls_problem`: the finding of the TLS probe.
+    """A stream failed. `silent`: the service stopped answering. `tls_problem`: the result of the TLS probe.
 
-    `refused`: a retry cannot help. `curable`: a retry can help after all if a service was reached before
-    (certificates are being replaced, or a token is being renewed).
+    `refused`: a retry cannot help. `may_recover`: retry nevertheless if a service was reached before, because
+    certificates or a token may be being replaced.
     """
 
     reason: str
     silent: bool = False
     tls_problem: str = ""
     refused: Refused | None = None
-    curable: bool = False
+    may_recover: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,10 +243,10 @@ def _open(state: SessionState, now: float) -> SessionStep:
 
 
 def patience(state: SessionState) -> float:
-    """How long to wait for a ping: longer with each recent stream that did not bring a message.
+    """How long to wait for the answer to a ping: longer with each recent stream that did not deliver a message.
 
     If thousands of agents join, the service is busy, and agents that disconnect and return would make it busier.
-    A service that has answered is not that busy. If such a stream falls silent, the cause is most often the link, and
+    A service that has answered is not that busy. If its stream stops answering, the cause is most often the link, and
     with a longer wait the node would be lost.
     """
     return min(_LONGEST_PATIENCE_S, float(_time_factor(state) * PATIENCE_S * 2 ** len(state.silent_streams)))
@@ -275,7 +278,7 @@ def _received(state: SessionState, message: ToAgent | Redirect) -> SessionStep:
 
 
 def _failed(state: SessionState, event: StreamFailed, now: float) -> SessionStep:
-    if event.refused is not None and not (event.curable and state.was_reached):
+    if event.refused is not None and not (event.may_recover and state.was_reached):
         return replace(state, link=Link.OVER), (Deliver(event.refused),)
     problem = Problem(state.endpoint, event.tls_problem or event.reason, bool(event.tls_problem))
     others = (known for known in state.problems if known.endpoint != state.endpoint)
@@ -337,22 +340,22 @@ def _unreachable(state: SessionState) -> str:
 
 
 def _next(state: SessionState, now: float) -> int:
-    """The next endpoint: if possible not that of the last stream, nor one that fell silent recently."""
+    """The next endpoint: if possible not that of the last stream, nor one that stopped answering recently."""
     n = len(state.endpoints)
     others = [
         i % n for i in range(state.at + 1, state.at + n + 1) if state.endpoints[i % n] != state.endpoint
     ]
-    awake = (i for i in (*others, state.at) if not _is_shunned(state, state.endpoints[i], now))
-    return next(awake, others[0] if others else state.at)
+    usable = (i for i in (*others, state.at) if not _is_avoided(state, state.endpoints[i], now))
+    return next(usable, others[0] if others else state.at)
 
 
-def _is_shunned(state: SessionState, endpoint: str, now: float) -> bool:
-    return any(known.endpoint == endpoint and now - known.at < _SHUNNED_S for known in state.silences)
+def _is_avoided(state: SessionState, endpoint: str, now: float) -> bool:
+    return any(known.endpoint == endpoint and now - known.at < _AVOIDED_S for known in state.silences)
 
 
 def _redirected_to(state: SessionState, now: float) -> str:
-    """The address of the redirect, unless it fell silent recently: the redirecting replica may not know that yet."""
-    if state.redirect is None or _is_shunned(state, state.redirect.address, now):
+    """The address of the redirect. Empty if it stopped answering recently: the other replica may not know that yet."""
+    if state.redirect is None or _is_avoided(state, state.redirect.address, now):
         return ""
     return state.redirect.address
 

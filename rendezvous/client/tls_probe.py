@@ -11,7 +11,7 @@ import asyncio
 import ssl
 from typing import TYPE_CHECKING
 
-from rendezvous.access.certificates import fault
+from rendezvous.access.certificates import file_problem
 from rendezvous.access.secret import NAME, as_file
 from rendezvous.client.options import ENV
 
@@ -67,7 +67,7 @@ async def _without_tls(there: tuple[str, int], endpoint: str) -> str:
 
 
 async def _with_tls(there: tuple[str, int], endpoint: str, options: ClientOptions) -> str:
-    if words := fault(options.certificate_file, options.key_file, options.ca_file):
+    if words := file_problem(options.certificate_file, options.key_file, options.ca_file):
         return words
     try:
         answer = await _answer(there, _context(options), _expected_name(there[0], options))

@@ -1,1 +1,1 @@
-"""ddpctl: the command line for looking at jobs and giving them orders."""
+"""ddpctl: the command line to inspect and control jobs."""

@@ -13,7 +13,7 @@ from rendezvous.values.wire_names import PORT
 
 _ENDPOINT_ENV = "DDP_RENDEZVOUS"
 _DEFAULT = f"127.0.0.1:{PORT}"
-_ABOUT = "ddpctl: look at jobs and change them, from any machine that can connect to the service."
+_ABOUT = "ddpctl: inspect and control jobs, from any machine that can connect to the service."
 
 
 class Command(StrEnum):
@@ -31,7 +31,7 @@ class Command(StrEnum):
     ABORT = "abort"
 
 
-# These change the job; the others only look at it.
+# These change the job; the others only read its state.
 Order = Literal[Command.DRAIN, Command.RESUME, Command.RESIZE, Command.RESTART, Command.ABORT]
 
 SUBMIT = "submit"  # does not call the service
@@ -40,11 +40,11 @@ _HELP = {
     Command.LIST: "list all jobs",
     Command.STATUS: "show one job: its nodes, its decisions, and how it ended",
     Command.GET: "show one job as JSON",
-    Command.EVENTS: "print the past events of a job that the service still has",
+    Command.EVENTS: "print the past events of a job, as far as the service has kept them",
     Command.WATCH: "print past events of a job, and new ones until it ends",
-    Command.DRAIN: "exclude a node from a job until it is resumed",
-    Command.RESUME: "let a drained node join again",
-    Command.RESIZE: "change how many nodes a job may have",
+    Command.DRAIN: "stop using a node for a job, until `ddpctl resume`",
+    Command.RESUME: "end the drain or exclusion of a node",
+    Command.RESIZE: "change the number of nodes of a job",
     Command.RESTART: "stop all ranks of a job and start them again; does not count against the restart budget",
     Command.ABORT: "end a job",
 }
@@ -67,7 +67,9 @@ def parser() -> argparse.ArgumentParser:
         added[each].add_argument("node", help="the name of the node, as in `ddpctl status`")
     added[Command.RESIZE].add_argument("nodes", help="the number of nodes: N, or MIN:MAX for an elastic job")
     for each in (Command.DRAIN, Command.RESTART, Command.ABORT):
-        added[each].add_argument("--reason", default="", help="shown in the status and the events of the job")
+        added[each].add_argument(
+            "--reason", default="", help="a reason, shown in the status and the events of the job"
+        )
     add_submit(commands.add_parser(SUBMIT, help=_SUBMIT_HELP))
     return found
 

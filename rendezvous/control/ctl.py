@@ -1,4 +1,4 @@
-"""ddpctl: look at jobs and give them orders, from any machine that can connect to the service."""
+"""ddpctl: inspect and control jobs, from any machine that can connect to the service."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ def _check(arguments: argparse.Namespace) -> None:
 
     if not 0 < arguments.timeout < 1e6:
         raise OptionsUnusable(f"invalid --timeout {arguments.timeout:g}: use a number of seconds above 0")
-    words = (str(value) for value in vars(arguments).values())
-    if any(not word.isprintable() for word in words):  # also finds bytes that are not UTF-8
-        raise OptionsUnusable("invalid argument: it contains characters that cannot be printed")
+    for value in map(str, vars(arguments).values()):
+        if not value.isprintable():  # also finds bytes that are not UTF-8
+            raise OptionsUnusable(f"invalid argument {value!r}: remove the control characters")
 
 
 def _tls_problem(error: Any, service: Service) -> str:
-    """The findings of the TLS probe if every endpoint has a TLS problem, else empty."""
+    """The results of the TLS probe if every endpoint has a TLS problem, else empty."""
     import grpc
 
     from rendezvous.client.tls_probe import probe_tls
@@ -83,12 +83,13 @@ def _tls_problem(error: Any, service: Service) -> str:
 def _explain(error: Any, endpoints: str) -> tuple[str, int]:
     import grpc
 
-    code, details = error.code(), error.details() or "no reason given"
+    code = error.code()
+    details = error.details() or f"the service gave no reason (gRPC status {code.name})"
     match code:
         case grpc.StatusCode.UNAUTHENTICATED | grpc.StatusCode.PERMISSION_DENIED:
             return details, 77
         case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.DEADLINE_EXCEEDED:
-            return f"no answer from {endpoints}: {details}", 75
+            return f"no answer from {endpoints}: {details}. Check --rendezvous, and that the service runs", 75
         case grpc.StatusCode.UNIMPLEMENTED:
             service = version_in(error.trailing_metadata())
             return with_releases(f"{endpoints} does not know this command", service, VERSION), 1

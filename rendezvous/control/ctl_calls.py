@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 OPERATIONS = "/rendezvous.v1.Operations/"
 _ROUNDS = 3
 _PAUSE_S = 0.25
-_FOLLOWED_S = 60.0  # how long `watch` keeps trying while no replica has the job
+_FOLLOWED_S = 60.0  # for which `watch` keeps trying while no replica has the job
 
 
 class Service:
@@ -58,7 +58,7 @@ class Service:
             return getattr(pb, f"{method}Response").FromString(answer)
 
     async def notes(self, job_id: str, *, follow: bool) -> AsyncIterator[Any]:
-        """The events of a job, each once, across broken streams and replicas."""
+        """Yield each event of a job exactly once, even if the stream breaks or another replica takes over."""
         latest, failed_since, found = pb.WatchEventsResponse(), 0.0, False
         route = Route(self.endpoints)
         loop = asyncio.get_running_loop()
@@ -74,8 +74,8 @@ class Service:
             except grpc.aio.AioRpcError as error:
                 route.refused(error)
                 failed_since, found = failed_since or loop.time(), found or bool(route.owner)
-                patience_s = _FOLLOWED_S if follow and found else _ROUNDS * _PAUSE_S
-                if error.code() is not grpc.StatusCode.UNAVAILABLE or loop.time() - failed_since > patience_s:
+                retry_s = _FOLLOWED_S if follow and found else _ROUNDS * _PAUSE_S
+                if error.code() is not grpc.StatusCode.UNAVAILABLE or loop.time() - failed_since > retry_s:
                     raise
                 await asyncio.sleep(_PAUSE_S)
 
@@ -117,13 +117,13 @@ async def _give(service: Service, order: Order, arguments: argparse.Namespace, *
 
 
 async def _warn_unknown_node(service: Service, arguments: argparse.Namespace) -> str:
-    """Warn if the job has no such node now: it may be meant for a later node, or be misspelt."""
+    """Warn if the job has no such node now. The name may be that of a node that joins later, or be misspelt."""
     node, job = arguments.node, arguments.job
     here = [each.node for each in await _nodes_of(job, service) if each.present]
     if node in here:
         return ""
     return (
-        f"job {job} has no node {node} now (its nodes: {named(here)}). If a node of that name joins later, it stays "
+        f"job {job} has no node {node} now (its nodes: {named(here)}). If a node of that name joins later, it will be "
         f"excluded until `ddpctl resume {job} {node}`."
     )
 
@@ -137,7 +137,8 @@ async def _warn_not_drained(service: Service, arguments: argparse.Namespace) -> 
         return ""  # the order itself reports that the job does not exist
     if arguments.node in out:
         return ""
-    return f"node {arguments.node} of job {arguments.job} was not drained (drained: {named(out)}); nothing has changed"
+    problem = f"node {arguments.node} of job {arguments.job} was not drained (drained or excluded nodes: {named(out)})"
+    return f"{problem}; nothing has changed"
 
 
 async def _nodes_of(job: str, service: Service) -> list[Any]:
@@ -148,20 +149,20 @@ async def _all_jobs(service: Service) -> list[Any]:
     """All jobs: each replica lists those that it owns."""
     jobs: dict[str, Any] = {}
     last: grpc.aio.AioRpcError | None = None
-    reached, silent = 0, list[str]()
+    reached, unreachable = 0, list[str]()
     for endpoint in service.endpoints:
         try:
             answer = await service.ask(endpoint, "ListJobs", pb.ListJobsRequest())
         except grpc.aio.AioRpcError as error:
             last = error
-            silent.append(f"{endpoint} ({error.details() or error.code().name.lower()})")
+            unreachable.append(f"{endpoint} ({error.details() or error.code().name.lower()})")
             continue
         reached += 1
         jobs |= {job.job_id: job for job in answer.jobs}
     if last is not None and not reached:
         raise last
-    if silent:
-        sys.stderr.write(f"ddpctl: the list may be incomplete: no answer from {', '.join(silent)}\n")
+    if unreachable:
+        sys.stderr.write(f"ddpctl: the list may be incomplete: no answer from {', '.join(unreachable)}\n")
     return [jobs[job_id] for job_id in sorted(jobs)]
 
 

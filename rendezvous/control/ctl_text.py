@@ -44,7 +44,7 @@ def job_text(job: Any) -> str:
     parts = [job_table([job.summary])]
     if job.nodes:
         parts.append(
-            _table(("NODE", "RANK", "RANKS", "ADDRESS", "HEARD", "STATE"), map(_node_row, job.nodes))
+            _table(("NODE", "RANK", "RANKS", "ADDRESS", "HEARTBEAT", "STATE"), map(_node_row, job.nodes))
         )
     problems = [f"  {_printable(n.node)}: {_printable(text)}" for n in job.nodes for text in n.health]
     if problems:
@@ -62,7 +62,7 @@ def _node_row(node: Any) -> tuple[str, ...]:
     if node.excluded:
         state = f"excluded: {_printable(node.excluded)}"
     else:
-        state = "in the world" if placed else "standby"
+        state = "assigned" if placed else "standby"
     return (
         _printable(node.node),
         str(node.node_rank) if placed else "-",
@@ -79,7 +79,7 @@ def _decision(decision: Any) -> str:
 
 
 def _cause(cause: Any) -> str:
-    unsure = "culprit uncertain: " if cause.HasField("doubt") else ""
+    unsure = "cause uncertain: " if cause.HasField("doubt") else ""
     reason = f"{unsure}{_printable(cause.reason)} (exit code {cause.exit_code})"
     return f"rank {cause.rank} on {_printable(cause.node)}: {reason}"
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from rendezvous.values.frozen_map import EMPTY, FrozenMap
-from rendezvous.values.straggler_state import PhaseTimes, Slowness, Standing, StragglerState
+from rendezvous.values.straggler_state import PhaseTimes, Slowness, SlowRank, StragglerState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -58,23 +58,21 @@ def add_report(
     rule: StragglerRule,
 ) -> tuple[StragglerState, tuple[News, ...]]:
     """Add the report of one node. The world has `nodes` nodes. A second report in a window replaces the first one."""
-    straggler_state = replace(straggler_state, told=straggler_state.told.plus(node, phase_times))
-    if len(straggler_state.told) < nodes:
+    straggler_state = replace(straggler_state, reports=straggler_state.reports.plus(node, phase_times))
+    if len(straggler_state.reports) < nodes:
         return straggler_state, ()
     compared, home = _compared(straggler_state)
     if any(times.steps < _FEWEST_STEPS for times in compared.values()):
-        return replace(straggler_state, told=EMPTY), ()
-    standings, news = _after_window(
-        straggler_state.standings, slow_ranks(compared, rule.factor), compared, home
-    )
-    return StragglerState(base=straggler_state.told, standings=standings), news
+        return replace(straggler_state, reports=EMPTY), ()
+    found, news = _after_window(straggler_state.slow_ranks, slow_ranks(compared, rule.factor), compared, home)
+    return StragglerState(base=straggler_state.reports, slow_ranks=found), news
 
 
 def _compared(straggler_state: StragglerState) -> tuple[dict[int, PhaseTimes], dict[int, str]]:
     """The times per step in this window and the nodes, for ranks that had finished a step before the window began."""
     steps: dict[int, PhaseTimes] = {}
     home: dict[int, str] = {}
-    for node, phase_times in straggler_state.told.items():
+    for node, phase_times in straggler_state.reports.items():
         before = {times.rank: times for times in straggler_state.base.get(node, ())}
         for times in phase_times:
             if times.steps and times.rank in before and before[times.rank].steps:
@@ -140,29 +138,29 @@ def _with_peers(values: Sequence[float]) -> list[tuple[float, float]]:
 
 
 def _after_window(
-    standings: FrozenMap[int, Standing],
+    known: FrozenMap[int, SlowRank],
     slow: Mapping[int, Slowness],
     compared: Mapping[int, PhaseTimes],
     home: Mapping[int, str],
-) -> tuple[FrozenMap[int, Standing], tuple[News, ...]]:
+) -> tuple[FrozenMap[int, SlowRank], tuple[News, ...]]:
     news: list[News] = []
-    for rank in sorted({**slow, **dict(standings.items())}):
-        before = standings.get(rank)
+    for rank in sorted({**slow, **dict(known.items())}):
+        before = known.get(rank)
         if rank not in compared:
             continue
         if rank in slow:
             times = 1 + (before.slow if before is not None and not before.fast else 0)
             named = times >= WINDOWS_TO_NAME or (before is not None and before.named)
-            standings = standings.plus(rank, Standing(home[rank], times, 0, named, slow[rank]))
+            known = known.plus(rank, SlowRank(home[rank], times, 0, named, slow[rank]))
             if named and not (before is not None and before.named):
                 news.append(News(home[rank], in_words(rank, home[rank], slow[rank])))
         elif before is not None and before.named and before.fast + 1 < WINDOWS_TO_CLEAR:
-            standings = standings.plus(rank, replace(before, slow=0, fast=before.fast + 1))
+            known = known.plus(rank, replace(before, slow=0, fast=before.fast + 1))
         elif before is not None:
-            standings = standings.minus(rank)
+            known = known.minus(rank)
             if before.named:
                 news.append(News(before.node, as_fast_again(rank, before.node)))
-    return standings, tuple(news)
+    return known, tuple(news)
 
 
 def in_words(rank: int, node: str, slowness: Slowness) -> str:
@@ -193,12 +191,12 @@ def nodes_to_exclude(
     """The nodes to exclude, with the reason: the slowest first. At least `min_nodes` of the present nodes remain."""
     slowest = sorted(straggler_state.named, key=lambda pair: _lost(pair[1]), reverse=True)
     chosen: dict[str, str] = {}
-    for rank, standing in slowest:
-        node = standing.node
+    for rank, slow_rank in slowest:
+        node = slow_rank.node
         if node in present and node not in chosen and len(present) - len(chosen) > min_nodes:
-            chosen[node] = in_words(rank, node, standing.slowness)
+            chosen[node] = in_words(rank, node, slow_rank.slowness)
     return chosen
 
 
-def _lost(standing: Standing) -> float:
-    return standing.slowness.own_s - standing.slowness.peers_s
+def _lost(slow_rank: SlowRank) -> float:
+    return slow_rank.slowness.own_s - slow_rank.slowness.peers_s

@@ -110,13 +110,13 @@ def _exclusions(before: JobState, after: JobState) -> Iterator[Line]:
 
 
 def _straggler_lines(before: JobState, after: JobState) -> Iterator[Line]:
-    standings = before.straggler_state.standings
-    for rank, standing in after.straggler_state.named:
-        if rank not in standings or not standings[rank].named:
-            yield Line("straggler", in_words(rank, standing.node, standing.slowness), standing.node)
-    for rank, standing in before.straggler_state.named:
-        if rank not in after.straggler_state.standings:
-            yield Line("keeps-up", as_fast_again(rank, standing.node), standing.node)
+    slow_ranks = before.straggler_state.slow_ranks
+    for rank, slow_rank in after.straggler_state.named:
+        if rank not in slow_ranks or not slow_ranks[rank].named:
+            yield Line("straggler", in_words(rank, slow_rank.node, slow_rank.slowness), slow_rank.node)
+    for rank, slow_rank in before.straggler_state.named:
+        if rank not in after.straggler_state.slow_ranks:
+            yield Line("keeps-up", as_fast_again(rank, slow_rank.node), slow_rank.node)
 
 
 def _new_decisions(before: JobState, after: JobState) -> list[Decision]:

@@ -135,7 +135,7 @@ def _node(state: JobState, member: Member, now: float) -> NodeView:
 
 def _slow(state: JobState, node: str) -> list[str]:
     named = sorted(pair for pair in state.straggler_state.named if pair[1].node == node)
-    return [in_words(rank, node, standing.slowness) for rank, standing in named]
+    return [in_words(rank, node, slow_rank.slowness) for rank, slow_rank in named]
 
 
 def _failures(state: JobState, node: str) -> int:

@@ -1,1 +1,1 @@
-"""The service's shell: calls, streams, jobs and their owners, metrics, health, shutdown."""
+"""The I/O layer of the service: calls, streams, jobs and their owners, metrics, health, shutdown."""

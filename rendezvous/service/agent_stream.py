@@ -1,7 +1,7 @@
 """One agent's stream on the side of the service: inbound messages are throttled, the outbox is bounded.
 
-The task of the call writes, and a second task reads. No other code touches the gRPC stream: the job only appends
-bytes to the outbox. If the outbox is full, the client does not read, and the service ends its stream.
+Two tasks use the gRPC stream: the task of the call writes, and a second task reads. The job only appends
+bytes to the outbox. If the outbox is full, because the client does not read, the service ends the stream.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _THROTTLE_EVERY = 64  # messages
 _BACKLOG_CHECK_S = 0.05
 
 
-class Cut(Exception):
+class StreamAborted(Exception):
     """The service ends the stream with this status."""
 
     def __init__(self, code: grpc.StatusCode, words: str) -> None:
@@ -58,7 +58,7 @@ class AgentStream:
         self._wakeup: asyncio.Future[None] | None = None
         self._closing = False
         self._has_written = False
-        self._cut: Cut | None = None
+        self._aborted: StreamAborted | None = None
         self._task: asyncio.Task[Any] | None = None
 
     # --- outbound ----------------------------------------------------------------------------------
@@ -73,7 +73,7 @@ class AgentStream:
             self._wake()
         else:
             words = "the outbox is full: this client does not read its messages fast enough; connect again"
-            self.cut(Cut(grpc.StatusCode.RESOURCE_EXHAUSTED, words))
+            self.abort(StreamAborted(grpc.StatusCode.RESOURCE_EXHAUSTED, words))
 
     def redirect(self, redirect: Redirect) -> None:
         """Send this as the last message. The stream ends with status OK once it is written."""
@@ -84,14 +84,14 @@ class AgentStream:
         self._closing = True
         self._wake()
 
-    def cut(self, why: Cut) -> None:
+    def abort(self, why: StreamAborted) -> None:
         """End the stream at once and drop unwritten messages, but do not interrupt the first write.
 
-        The first write also sends the metadata. If it is interrupted, gRPC sends the metadata again with the status
-        and fails to send either.
+        The first write also sends the metadata. If it is interrupted, gRPC tries to send the metadata a second time,
+        and neither the metadata nor the status arrives.
         """
-        if self._cut is None:
-            self._cut = why
+        if self._aborted is None:
+            self._aborted = why
             self._closing = True
             self._outbox.clear()
             if self._task is not None and self._has_written:
@@ -103,7 +103,7 @@ class AgentStream:
             self._wakeup.set_result(None)
 
     async def run(self) -> None:
-        """Serve the stream until either side ends it. Raises `Cut`."""
+        """Serve the stream until either side ends it. Raises `StreamAborted`."""
         self._task = asyncio.current_task()
         loop = asyncio.get_running_loop()
         reader = loop.create_task(self._read())
@@ -119,15 +119,15 @@ class AgentStream:
                 self._wakeup = loop.create_future()
                 await self._wakeup
         except asyncio.CancelledError:
-            if self._cut is None:
+            if self._aborted is None:
                 raise
         except grpc.aio.BaseError:
             pass  # the client is gone
         finally:
             self._task = None
             reader.cancel()
-        if self._cut is not None:
-            raise self._cut
+        if self._aborted is not None:
+            raise self._aborted
 
     # --- inbound -----------------------------------------------------------------------------------
 
@@ -135,7 +135,7 @@ class AgentStream:
         try:
             await self._read_all()
         except BadMessage as error:
-            self.cut(Cut(grpc.StatusCode.INVALID_ARGUMENT, str(error)))
+            self.abort(StreamAborted(grpc.StatusCode.INVALID_ARGUMENT, str(error)))
         except grpc.aio.BaseError:
             pass  # the stream broke; gRPC reports it to the task of the call, too
         self.close()
@@ -155,7 +155,7 @@ class AgentStream:
                 await self._await_backlog()
 
     async def _await_backlog(self) -> None:
-        """Wait while the store of the job is slow. Unread messages stay with their sender."""
+        """Wait while the store of the job is slow. Flow control keeps unread messages at the sender."""
         while self._busy():  # noqa: ASYNC110  # a queue of another task: an event per stream would cost more
             await asyncio.sleep(_BACKLOG_CHECK_S)
 

@@ -12,9 +12,9 @@ from rendezvous.access.auth import Denied, Right
 from rendezvous.access.refusals import Reason
 from rendezvous.codec import BadMessage, read_from_agent, to_agent_bytes
 from rendezvous.rounds.join_limits import join_problem, reported_state_problem
-from rendezvous.service.agent_stream import AgentStream, Cut
+from rendezvous.service.agent_stream import AgentStream, StreamAborted
 from rendezvous.service.calls import count_open
-from rendezvous.service.jobs import Elsewhere
+from rendezvous.service.jobs import OwnedByOther
 from rendezvous.service.limits import Counts, LimitReached, Limits, Rates
 from rendezvous.session_replay import Redirect
 from rendezvous.values.events import AgentJoined, Refused
@@ -49,12 +49,12 @@ class Agents:
 
     async def _attend(self, _: Any, context: Any) -> None:
         identity = self._gate.identify(context)
-        identity.require(Right.ATTEND)
+        identity.require(Right.JOIN)
         with count_open(self._streams, identity):
             joined = await self._read_join(context)
             if joined is None:
                 return
-            identity.require(Right.ATTEND, joined.spec.job_id)
+            identity.require(Right.JOIN, joined.spec.job_id)
             await self._await_turn(identity)
             words = join_problem(joined.agent, joined.spec, joined.facts) or reported_state_problem(
                 joined.generation, joined.running
@@ -86,13 +86,15 @@ class Agents:
         job_id = joined.spec.job_id
         try:
             job = self._jobs.if_open(job_id) or await self._jobs.open(job_id)
-        except Elsewhere as error:
+        except OwnedByOther as error:
             await context.write(
                 to_agent_bytes(Redirect(error.address, 0.0 if error.address else _NO_OWNER_YET_S, str(error)))
             )
             return None
         if len(job.streams) >= self._limits.agents_per_job and joined.agent not in job.streams:
-            raise LimitReached(f"job {job_id!r} already has {len(job.streams)} agents, which is the limit")
+            raise LimitReached(
+                f"job {job_id!r} already has {len(job.streams)} agents, which is the limit of the service"
+            )
         return job
 
     def _require_new(self, job: Job, joined: AgentJoined, context: Any) -> None:
@@ -100,8 +102,8 @@ class Agents:
         if job.is_new_stream(joined.agent, _number(context.invocation_metadata() or ())):
             return
         words = (
-            f"replayed join: {joined.agent} already opened a stream with this number or a later one; "
-            "each stream of an agent needs a higher number"
+            f"replayed join: {joined.agent} already opened a stream with this number or a higher one. The message was "
+            "sent twice, or two agents have the same identity"
         )
         raise Denied(grpc.StatusCode.PERMISSION_DENIED, words, Reason.REPLAYED_JOIN)
 
@@ -116,8 +118,8 @@ class Agents:
         try:
             owner.post(joined)
             await stream.run()
-        except Cut as cut:
-            cut.whose = f"{joined.agent} in job {job.job_id}"
+        except StreamAborted as aborted:
+            aborted.whose = f"{joined.agent} in job {job.job_id}"
             raise
         finally:
             job.detach(stream)

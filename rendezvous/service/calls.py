@@ -1,4 +1,4 @@
-"""What every call passes through: access checks, limits, and one table from our errors to gRPC status codes."""
+"""The wrapper of every call: access checks, limits, and one table from our errors to gRPC status codes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from google.protobuf.message import DecodeError
 from rendezvous.access.auth import Denied, peer_name
 from rendezvous.access.refusals import Reason
 from rendezvous.codec import BadMessage
-from rendezvous.service.agent_stream import Cut
-from rendezvous.service.jobs import Elsewhere
+from rendezvous.service.agent_stream import StreamAborted
+from rendezvous.service.jobs import OwnedByOther
 from rendezvous.service.limits import LimitReached
-from rendezvous.store.protocol import Conflict, Deposed, StoreError
+from rendezvous.store.protocol import Conflict, OwnershipLost, StoreError
 from rendezvous.store.protocol import LimitReached as ValuesFull
 from rendezvous.values.version import VERSION, VERSION_METADATA, version_in, with_releases
 from rendezvous.values.wire_names import OWNER_METADATA
@@ -40,7 +40,7 @@ class NotFound(Exception):
 
 
 class NotNow(Exception):
-    """The order does not apply in the present phase of the job. The message is for the caller."""
+    """The order does not apply in the current phase of the job. The message is for the caller."""
 
 
 @contextmanager
@@ -60,7 +60,8 @@ class Calls:
     def unary(
         self, right: Right, request_type: Any, answer: Callable[[Any, Identity], Awaitable[Any]]
     ) -> Any:
-        """Build the handler of a unary call. The caller's right covers `request.job_id`, if the request has one."""
+        """Build the handler of a unary call. It checks the caller's right for `request.job_id`, if that
+        field exists."""
         by_job = "job_id" in request_type.DESCRIPTOR.fields_by_name
 
         async def call(data: bytes, context: Any) -> bytes:
@@ -103,16 +104,18 @@ class Calls:
         if isinstance(error, Denied):
             self._refusals.note(error.reason, peer, error.words)
         # ABORTED: the same agent opened another stream.
-        if isinstance(error, Cut) and error.code is not grpc.StatusCode.ABORTED:
-            self._refusals.note(Reason.CUT_OFF, peer, f"ended the stream of {error.whose}: {error.words}")
+        if isinstance(error, StreamAborted) and error.code is not grpc.StatusCode.ABORTED:
+            self._refusals.note(
+                Reason.STREAM_ABORTED, peer, f"ended the stream of {error.whose}: {error.words}"
+            )
 
 
 def _status(error: Exception) -> tuple[grpc.StatusCode, str, str]:
     code = grpc.StatusCode
     match error:
-        case Denied() | Cut():
+        case Denied() | StreamAborted():
             return error.code, error.words, ""
-        case Elsewhere():
+        case OwnedByOther():
             return code.UNAVAILABLE, str(error), error.address
         case LimitReached() | ValuesFull():
             return code.RESOURCE_EXHAUSTED, str(error), ""
@@ -123,10 +126,18 @@ def _status(error: Exception) -> tuple[grpc.StatusCode, str, str]:
         case NotFound():
             return code.NOT_FOUND, str(error), ""
         case Conflict():
-            return code.FAILED_PRECONDITION, "the key has another version; read it again", ""
+            return (
+                code.FAILED_PRECONDITION,
+                "the value was changed in the meantime; read it again and retry",
+                "",
+            )
         case TimeoutError():
-            return code.DEADLINE_EXCEEDED, "the call did not finish within its timeout", ""
-        case Deposed() | StoreError() | ConnectionError():
+            return (
+                code.DEADLINE_EXCEEDED,
+                "the call did not finish within its timeout; retry, or see the log of the service",
+                "",
+            )
+        case OwnershipLost() | StoreError() | ConnectionError():
             return code.UNAVAILABLE, str(error), ""
         case _:
             _log.error("internal error in a call", exc_info=error)

@@ -1,7 +1,7 @@
 """Coalesce status messages: hold them back while the status still changes.
 
-When thousands of agents join at once, a status message to each of them after each join would be quadratic, and most
-of them obsolete before they are read. So a status message waits until no new one came for QUIET_S, and at most
+If thousands of agents join at once, a status message to each agent after each join would take O(N^2) messages. Most of
+them would be outdated before they are read. So a status message waits until no new one came for QUIET_S, and at most
 LONGEST_S. A later message to the same agent replaces it.
 """
 
@@ -47,7 +47,7 @@ class Coalescer(Generic[K, V]):
             self._timer = None
 
     def _flush_if_quiet(self) -> None:
-        """Deliver, or set the timer again if it fired too early: to move it with each message would cost more."""
+        """Deliver, or set the timer again if a message came in the meantime. Resetting it each time would be slower."""
         loop = asyncio.get_running_loop()
         deadline = min(self._changed_at + QUIET_S, self._began_at + LONGEST_S)
         if self._held and loop.time() < deadline:

@@ -1,6 +1,6 @@
-"""grpc.health.v1.Health, written by hand: a request names a service, the answer is one small number.
+"""grpc.health.v1.Health, without generated code: a request contains a service name, the answer a status number.
 
-It uses no generated code, so it cannot conflict with another copy of that schema in the same process.
+So it cannot conflict with another copy of that schema in the same process.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WATCHES = 64
 
 
 class Health:
-    """Health answers. They need no token, since probes send none, and reveal only whether the service serves."""
+    """Health answers. They need no token, since probes send none. They contain only the status of the service."""
 
     def __init__(self, services: tuple[str, ...]) -> None:
         self._services = ("", *services)
@@ -63,14 +63,17 @@ class Health:
 
     async def _watch(self, data: bytes, context: Any) -> None:
         if self._watches >= _WATCHES:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many health watches")
-        service, told = _service(data), b""
+            await context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"{_WATCHES} health watches are open, which is the limit: close some, or use Check",
+            )
+        service, sent = _service(data), b""
         self._watches += 1
         try:
             while True:
                 changed = self._changed
-                if (status := self.answer(service)) != told:
-                    told = status
+                if (status := self.answer(service)) != sent:
+                    sent = status
                     await context.write(status)
                 await changed.wait()
         finally:

@@ -14,7 +14,7 @@ import grpc
 from rendezvous.codec import to_agent_bytes
 from rendezvous.rounds.journal import Note, lines
 from rendezvous.rounds.outcome_truncation import fitted
-from rendezvous.service.agent_stream import AgentStream, Cut
+from rendezvous.service.agent_stream import AgentStream, StreamAborted
 from rendezvous.service.coalescer import Coalescer
 from rendezvous.service.owner import JobOwner
 from rendezvous.session_replay import Redirect
@@ -35,7 +35,7 @@ _log = logging.getLogger("rendezvous")
 _NOTES_KEPT = 1000
 _WATCHER_NOTES = 1000
 _STREAM_NUMBERS_KEPT = 65_536
-_DOUBT_S = 0.2
+_UNCONFIRMED_S = 0.2
 _CROWD = 64  # with more members than this, log one join in 64: a log line costs as much as a join
 
 
@@ -49,7 +49,7 @@ class Watcher:
         self.fell_behind = False
         self.job_moved = False  # to another replica, which reports what follows
 
-    def tell(self, note: Note | None) -> None:
+    def put(self, note: Note | None) -> None:
         try:
             self.queue.put_nowait(note)
         except asyncio.QueueFull:
@@ -57,7 +57,7 @@ class Watcher:
 
 
 class Job:
-    """One open job. `holds` tells whether this replica owns the job at this instant."""
+    """One open job. `holds` returns whether this replica owns the job now."""
 
     def __init__(
         self,
@@ -80,10 +80,10 @@ class Job:
         self._seq = 0
         self._last: tuple[ToAgent, bytes] | None = None
         self._coalescer: Coalescer[AgentStream, Waiting] = Coalescer(
-            lambda to, word: to.put(self._encoded(word))
+            lambda to, message: to.put(self._encoded(message))
         )
         self._loaded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.owner = JobOwner(store, self._tell, note=self._note)
+        self.owner = JobOwner(store, self._send, note=self._note)
         self.task = asyncio.get_running_loop().create_task(self.owner.run(), name=f"job {job_id}")
 
     @property
@@ -116,7 +116,10 @@ class Job:
     # --- streams -----------------------------------------------------------------------------------
 
     def is_new_stream(self, agent: AgentId, number: int) -> bool:
-        """As far as this replica remembers. Another replica may admit a replay, which the agent's next stream ends."""
+        """Whether the number of the stream is new to this replica.
+
+        Another replica may admit a replayed join. The next stream of the real agent ends such a stream.
+        """
         if number <= self._stream_numbers.get(agent, 0):
             return number == 0 and agent not in self._stream_numbers
         self._stream_numbers[agent] = number
@@ -128,7 +131,7 @@ class Job:
         agent = stream.agent
         before = self.streams.get(agent)
         if before is not None:
-            before.cut(Cut(grpc.StatusCode.ABORTED, "the agent opened another stream"))
+            before.abort(StreamAborted(grpc.StatusCode.ABORTED, "the agent opened another stream"))
         self.streams[agent] = stream
         if (timer := self._absent.pop(agent, None)) is not None:
             timer.cancel()
@@ -154,12 +157,14 @@ class Job:
         words = f"its stream broke and it did not reconnect within {self._grace_s():g} s"
         self.owner.post(AgentLost(agent, words))
 
-    def _tell(self, agent: AgentId, message: ToAgent) -> None:
+    def _send(self, agent: AgentId, message: ToAgent) -> None:
         stream = self.streams.get(agent)
         if stream is None:
             return
         if not self._holds(self.job_id):
-            stream.redirect(Redirect("", _DOUBT_S, "this replica cannot confirm that it owns the job"))
+            stream.redirect(
+                Redirect("", _UNCONFIRMED_S, "this replica cannot confirm that it owns the job; trying again")
+            )
             return
         if isinstance(message, Waiting):
             self._coalescer.put(stream, message)
@@ -170,7 +175,7 @@ class Job:
     def notify(self, text: str) -> None:
         """Print `text` on all nodes that have joined."""
         for agent in list(self.streams):
-            self._tell(agent, Notice(self.state.generation, text))
+            self._send(agent, Notice(self.state.generation, text))
 
     def _encoded(self, message: ToAgent) -> bytes:
         """Encode a broadcast only once. Assignments differ from node to node and are not kept."""
@@ -178,7 +183,7 @@ class Job:
             return to_agent_bytes(message)
         if self._last is None or self._last[0] != message:
             if isinstance(message, Refused):
-                self._metrics.count("turned_away", "for now" if message.retryable else "for good")
+                self._metrics.count("turned_away", "temporary" if message.retryable else "final")
             short = fitted(message, lambda m: len(to_agent_bytes(m)))
             self._last = (message, to_agent_bytes(short))
         return self._last[1]
@@ -202,27 +207,27 @@ class Job:
             extra = {"job": self.job_id, "generation": after.generation, "kind": line.kind}
             _log.log(_level(line, after), line.text, extra=extra)
             for watcher in self.watchers:
-                watcher.tell(note)
+                watcher.put(note)
         if after.phase is Phase.ENDED and before.phase is not Phase.ENDED:
             for watcher in self.watchers:
-                watcher.tell(None)
+                watcher.put(None)
 
     def watch(self, after_seq: int) -> Watcher:
         watcher = Watcher([note for note in self.notes if note.seq > after_seq])
         self.watchers.add(watcher)
         if self.state.outcome is not None:
-            watcher.tell(None)
+            watcher.put(None)
         return watcher
 
     # --- the end -----------------------------------------------------------------------------------
 
     async def close(self, redirect: Redirect) -> None:
-        """Stop owning the job here, and redirect its agents."""
+        """Give up the job, and redirect its agents."""
         for stream in list(self.streams.values()):
             stream.redirect(redirect)
         for watcher in self.watchers:
             watcher.job_moved = True
-            watcher.tell(None)
+            watcher.put(None)
         for timer in self._absent.values():
             timer.cancel()
         self._absent.clear()
@@ -232,6 +237,6 @@ class Job:
 
 
 def _level(line: Line, after: JobState) -> int:
-    """DEBUG for most joins of a large job. The journal has all of them."""
+    """The log level of an event: DEBUG for most joins of a large job. The journal contains all of them."""
     here = len(after.members)
     return logging.DEBUG if line.kind == "joined" and here > _CROWD and here % _CROWD else logging.INFO

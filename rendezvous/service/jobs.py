@@ -1,8 +1,8 @@
-"""The jobs that this replica owns: opened from the store, closed when lost or over, deleted when the history expires.
+"""The jobs that this replica owns. They are opened from the store, closed, and deleted when the history expires.
 
-A job is opened when an agent joins it, when a client asks about it, when the service starts, and when the replica
-that owned it is gone. A job that is over and has no watchers is closed after a minute. The store keeps it for the
-days of `--history`.
+A job is opened when an agent joins it, when a client asks about it, when the service starts, and when the replica that
+owned it has stopped or lost its lease. It is closed when another replica owns it. A job that has ended and has no
+watchers is closed after a minute. The store keeps it for the days of `--history`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from rendezvous.service import waiting_jobs
 from rendezvous.service.job import Job
 from rendezvous.service.limits import LimitReached
 from rendezvous.session_replay import Redirect
-from rendezvous.store.protocol import Deposed, StoreError
 from rendezvous.store.protocol import LimitReached as ValuesFull
+from rendezvous.store.protocol import OwnershipLost, StoreError
 from rendezvous.values.state import Phase
 
 if TYPE_CHECKING:
@@ -34,14 +34,16 @@ _ENDED_AT = RESERVED + "ended-at"
 _IDLE_S = 60.0
 _MAINTAIN_EVERY_S = 10.0
 _HISTORY_EVERY_S = 3600.0
-_REFUSALS = (Deposed, StoreError)
+_REFUSALS = (OwnershipLost, StoreError)
 
 
-class Elsewhere(Exception):
+class OwnedByOther(Exception):
     """Another replica owns the job. `address` is empty while the owner is not known."""
 
     def __init__(self, address: str) -> None:
-        super().__init__(f"another replica owns this job: {address or 'its address is not known yet'}")
+        super().__init__(
+            f"another replica owns this job: {address or 'its address is not known yet; try again in a few seconds'}"
+        )
         self.address = address
 
 
@@ -83,7 +85,7 @@ class Jobs:
         return self._open.get(job_id)
 
     async def open(self, job_id: str) -> Job:
-        """Open the job, creating it if it does not exist. Raises `Elsewhere`, `LimitReached`, `StoreError`."""
+        """Open the job, creating it if it does not exist. Raises `OwnedByOther`, `LimitReached`, `StoreError`."""
         if (job := self._open.get(job_id)) is not None:
             return job
         if (leaving := self._leaving.get(job_id)) is not None:
@@ -97,21 +99,21 @@ class Jobs:
 
     async def _load(self, job_id: str) -> Job:
         if self.draining:
-            raise Elsewhere("")
+            raise OwnedByOther("")
         if sum(1 for job in self if job.state.phase is not Phase.ENDED) >= self._limits.jobs:
             raise LimitReached(
                 f"the service already has {self._limits.jobs} jobs, which is the limit (--max-jobs)"
             )
         owner = await self._store.ownership.claim(job_id)
         if not owner.is_me:
-            raise Elsewhere(owner.address)
+            raise OwnedByOther(owner.address)
         job = Job(
             job_id, self._store.job(job_id), self._store.ownership.holds, self._metrics, self._resume_grace_s
         )
         try:
             await job.wait_loaded()
-        except Deposed as error:
-            raise Elsewhere("") from error
+        except OwnershipLost as error:
+            raise OwnedByOther("") from error
         self._open[job_id] = job
         job.task.add_done_callback(lambda task: self._ended(job, task))
         return job
@@ -128,17 +130,19 @@ class Jobs:
         return sorted({*stored, *self._open})
 
     async def resume_all(self) -> None:
-        """At the start, resume the jobs that are not over, whether or not an agent comes back."""
+        """At the start, resume the jobs that have not ended, even if no agent reconnects."""
         for job_id in await self._store.jobs():
             await self._resume(job_id)
 
     async def _resume(self, job_id: str) -> None:
         try:
             await self.open(job_id)
-        except Elsewhere:
+        except OwnedByOther:
             pass  # its owner resumes it
         except (LimitReached, StoreError) as error:
-            _log.error("cannot open the job: %s", error, extra={"job": job_id})
+            _log.error(
+                "cannot open the job, will try again when an agent joins: %s", error, extra={"job": job_id}
+            )
 
     # --- losing ------------------------------------------------------------------------------------
 
@@ -149,15 +153,15 @@ class Jobs:
             self._later(job.close(Redirect("", 0.05, "another replica owns this job now")))
 
     def _freed(self, job_id: str) -> None:
-        """The owner is gone: try to claim the job. Agents learn the new owner when they connect."""
+        """The owner has stopped or lost its lease: try to claim the job. Agents are redirected to the new owner."""
         if not self.draining:
             self._later(self._resume(job_id))
 
     def _ended(self, job: Job, task: asyncio.Task[None]) -> None:
-        """The owner task ends by itself only if the store fails for good, another replica took over, or by a bug."""
+        """The owner task ends by itself only after a permanent store error, after a takeover, or because of a bug."""
         if task.cancelled() or self._open.get(job.job_id) is not job:
             return
-        if isinstance(task.exception(), Deposed):
+        if isinstance(task.exception(), OwnershipLost):
             self._lost(job.job_id)
             return
         _log.error(
@@ -188,7 +192,7 @@ class Jobs:
             self.mention_waiting_jobs()
             if now >= history_at:
                 history_at = now + _HISTORY_EVERY_S
-                await self.forget_old(time.time())
+                await self.delete_old(time.time())
             await asyncio.sleep(_MAINTAIN_EVERY_S)
 
     def mention_waiting_jobs(self) -> None:
@@ -203,7 +207,7 @@ class Jobs:
         self._hints, self._mentioned = hints, repeated
 
     async def _leave(self, job: Job) -> None:
-        """Close an idle job. A request for it meanwhile waits until it is closed."""
+        """Close an idle job. A request for the job during that time waits until the job is closed."""
         task = asyncio.get_running_loop().create_task(self._close_idle(job))
         self._leaving[job.job_id] = task
         self._tasks.add(task)
@@ -218,15 +222,15 @@ class Jobs:
     async def _close_idle(self, job: Job) -> None:
         del self._open[job.job_id]
         blank = job.state.spec is None
-        await job.close(Redirect("", 0.0, "the job is over"))
+        await job.close(Redirect("", 0.0, "the job has ended"))
         if blank:
-            await self._store.forget(job.job_id)
+            await self._store.delete(job.job_id)
         else:
-            await self._over_at(job.job_id, time.time())
+            await self._ended_at(job.job_id, time.time())
         await self._store.ownership.release(job.job_id)
 
-    async def _over_at(self, job_id: str, now: float) -> float:
-        """When the job was first seen to be over."""
+    async def _ended_at(self, job_id: str, now: float) -> float:
+        """The time at which a replica first saw that the job had ended."""
         values = self._store.values(job_id)
         known = await values.get(_ENDED_AT)
         if known is not None:
@@ -237,8 +241,8 @@ class Jobs:
             return self._over_since.setdefault(job_id, now)
         return now
 
-    async def forget_old(self, now: float) -> None:
-        """Delete expired jobs, also those of other replicas. An error about one job does not stop the others."""
+    async def delete_old(self, now: float) -> None:
+        """Delete expired jobs, also those of other replicas. After an error, continue with the next job."""
         try:
             stored = await self._store.jobs()
         except StoreError as error:
@@ -246,13 +250,13 @@ class Jobs:
             return
         for job_id in stored:
             try:
-                await self._forget_if_old(job_id, now)
+                await self._delete_if_old(job_id, now)
             except _REFUSALS as error:
                 _log.warning(
                     "cannot delete the expired job, will try again: %s", error, extra={"job": job_id}
                 )
 
-    async def _forget_if_old(self, job_id: str, now: float) -> None:
+    async def _delete_if_old(self, job_id: str, now: float) -> None:
         if job_id in self._open or job_id in self._opening:
             return
         owner = await self._store.ownership.owner_of(job_id)
@@ -261,12 +265,12 @@ class Jobs:
         state, _ = await self._store.job(job_id).load()
         if state.outcome is None and state.spec is not None:
             return
-        if state.spec is None or now - await self._over_at(job_id, now) > self._history_s:
-            await self._store.forget(job_id)
+        if state.spec is None or now - await self._ended_at(job_id, now) > self._history_s:
+            await self._store.delete(job_id)
             self._over_since.pop(job_id, None)
 
     async def close(self, after_s: float) -> None:
-        """Redirect all agents. This decides nothing about the jobs: the store keeps them as they are."""
+        """Redirect all agents. The jobs do not change: the store keeps them."""
         self.draining = True
         jobs = list(self)
         self._open.clear()

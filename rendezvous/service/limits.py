@@ -1,4 +1,4 @@
-"""Limits of the service: per identity, per job, and over all."""
+"""Limits of the service: per identity, per job, and in total."""
 
 from __future__ import annotations
 

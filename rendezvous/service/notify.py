@@ -37,7 +37,7 @@ class Notifier:
 
 
 def _watchdog_s(environ: Mapping[str, str]) -> float:
-    """The watchdog interval; 0 if it is off, or meant for another process."""
+    """The watchdog interval; 0 if it is off, or if WATCHDOG_PID is another process."""
     text, pid = environ.get("WATCHDOG_USEC", ""), environ.get("WATCHDOG_PID", "")
     if not text.isdigit() or (pid and pid != str(os.getpid())):
         return 0.0

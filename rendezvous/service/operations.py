@@ -1,4 +1,4 @@
-"""The gRPC service Operations: views of jobs and orders, for people and their tools."""
+"""The gRPC service Operations: read and control jobs, for users and their tools."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.rounds.policy import outcome_text
 from rendezvous.rounds.view import summary_of, view_of
 from rendezvous.service.calls import NotFound, NotNow, count_open
-from rendezvous.service.jobs import Elsewhere
+from rendezvous.service.jobs import OwnedByOther
 from rendezvous.service.limits import Counts, LimitReached, Limits
 from rendezvous.values.events import JobAborted, JobResized, NodeDrained, NodeResumed, RestartOrdered
 from rendezvous.values.state import Phase
@@ -35,16 +35,16 @@ class Operations:
         self._watches = Counts("watches", limits.watches_per_identity)
 
     def methods(self, calls: Calls) -> dict[str, Any]:
-        look, order = Right.LOOK, Right.ORDER
+        read, control = Right.READ, Right.CONTROL
         return {
-            "ListJobs": calls.unary(look, pb.ListJobsRequest, self._list),
-            "GetJob": calls.unary(look, pb.GetJobRequest, self._get),
+            "ListJobs": calls.unary(read, pb.ListJobsRequest, self._list),
+            "GetJob": calls.unary(read, pb.GetJobRequest, self._get),
             "WatchEvents": grpc.unary_stream_rpc_method_handler(calls.guard(self._watch)),
-            "DrainNode": calls.unary(order, pb.DrainNodeRequest, self._drain),
-            "ResumeNode": calls.unary(order, pb.ResumeNodeRequest, self._resume),
-            "ResizeJob": calls.unary(order, pb.ResizeJobRequest, self._resize),
-            "RestartJob": calls.unary(order, pb.RestartJobRequest, self._restart),
-            "AbortJob": calls.unary(order, pb.AbortJobRequest, self._abort),
+            "DrainNode": calls.unary(control, pb.DrainNodeRequest, self._drain),
+            "ResumeNode": calls.unary(control, pb.ResumeNodeRequest, self._resume),
+            "ResizeJob": calls.unary(control, pb.ResizeJobRequest, self._resize),
+            "RestartJob": calls.unary(control, pb.RestartJobRequest, self._restart),
+            "AbortJob": calls.unary(control, pb.AbortJobRequest, self._abort),
         }
 
     async def _find(self, job_id: str) -> Job:
@@ -53,15 +53,15 @@ class Operations:
             raise NotFound(f"job {job_id!r} does not exist")
         return job
 
-    # --- looking -----------------------------------------------------------------------------------
+    # --- reading -----------------------------------------------------------------------------------
 
     async def _list(self, _: Any, identity: Identity) -> Any:
-        covered = [job_id for job_id in await self._jobs.known() if identity.may(Right.LOOK, job_id)]
+        covered = [job_id for job_id in await self._jobs.known() if identity.may(Right.READ, job_id)]
         found = []
         for job_id in covered[:_JOBS_LISTED]:
             try:
                 job = await self._jobs.find(job_id)
-            except (Elsewhere, LimitReached):
+            except (OwnedByOther, LimitReached):
                 continue  # the replica that owns it lists it
             if job is not None:
                 found.append(encode(summary_of(job_id, job.state)))
@@ -75,12 +75,12 @@ class Operations:
     async def _watch(self, data: bytes, context: Any) -> None:
         identity = self._gate.identify(context)
         request = pb.WatchEventsRequest.FromString(data)
-        identity.require(Right.LOOK, request.job_id)
+        identity.require(Right.READ, request.job_id)
         with count_open(self._watches, identity):
             job = await self._find(request.job_id)
             watcher = job.watch(request.after_seq if request.journal_id in ("", job.journal_id) else 0)
             if not request.follow:
-                watcher.tell(None)
+                watcher.put(None)
             try:
                 await self._relay(watcher, job.journal_id, context)
             finally:
@@ -90,7 +90,7 @@ class Operations:
         while not watcher.fell_behind:
             note = await watcher.queue.get()
             if note is None and watcher.job_moved:
-                raise Elsewhere("")
+                raise OwnedByOther("")
             if note is None:
                 return
             response = pb.WatchEventsResponse(note=encode(note), journal_id=journal_id)
@@ -103,7 +103,7 @@ class Operations:
         job = await self._find(job_id)
         after = await job.execute(order)
         if after.outcome is not None and not isinstance(order, JobAborted):
-            raise NotNow(f"job {job_id!r} is over: {outcome_text(after.outcome)}")
+            raise NotNow(f"job {job_id!r} has ended: {outcome_text(after.outcome)}")
         if after.phase is Phase.FORMING and isinstance(order, RestartOrdered):
             raise NotNow(f"job {job_id!r} has no ranks to restart: it still waits for its nodes")
         return encode(summary_of(job_id, after))
@@ -141,4 +141,4 @@ def _node(request: Any) -> str:
 
 def _reason(request: Any, identity: Identity) -> str:
     words = "".join(c if c.isprintable() else " " for c in request.reason[:_REASON_CHARS]).strip()
-    return words or f"no reason given ({identity.name})"
+    return words or f"{identity.name} gave no reason"

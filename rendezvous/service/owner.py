@@ -1,15 +1,19 @@
 """Own one job: the one place where its events become state, writes and messages.
 
-`OwnedJob` is the logic, without I/O: an event becomes a `Turn`, and a turn takes effect only once it is committed.
-`JobOwner` is the shell around it: one queue, one consumer. If a turn changes what must survive, it is written to the
-store before any of its messages is sent. A failed compare-and-swap means that another process wrote the job. Then the
-owner discards the turn with its messages, reads the job again, sends every agent its place in the state it has read,
-and processes the event again. That is safe because every event carries its own fence.
+`OwnedJob` is the logic, without I/O: an event becomes a `Transition`, which takes effect only once it is committed.
+`JobOwner` adds the I/O: one queue, one consumer. If a transition changes durable state, it is written to the store
+before any of its messages is sent. A failed compare-and-swap means that another process has written the job. Then the
+owner does four things:
 
-Heartbeats arrive by the thousand each second, and matter only when a lease may have expired. They are kept aside with
-their times until the next deadline, and then applied all at once. A process that was delayed (suspended, busy with
-thousands of joins, or blocked by its store) may not have read all of them. It therefore postpones a late deadline
-once, so that it does not mistake its own delay for silence of the agents.
+1. It discards the transition with its messages.
+2. It reads the job again.
+3. It sends every agent the messages that the state requires.
+4. It processes the event again. This is safe, because an event contains its generation: an outdated event is ignored.
+
+Thousands of heartbeats can arrive per second, and they are needed only when a lease may have expired. They are kept
+with their times until the next deadline, and then applied all at once. A process that was delayed (suspended, busy with
+thousands of joins, or blocked by its store) may not have read all of them. So it postpones a late deadline once. Then
+no agent counts as lost because of a delay in the service.
 """
 
 from __future__ import annotations
@@ -37,7 +41,7 @@ _CATCH_UP_S = 2.0  # ... and is postponed by the same time, up to this, to read 
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class Transition:
     """The state after one event, and the effects to perform once it is committed."""
 
     state: JobState
@@ -53,44 +57,44 @@ class OwnedJob:
         self.state = JobState()
         self.version = 0
 
-    def take(self, event: Event, now: float) -> Turn:
-        return Turn(*step(self.state, event, now))
+    def take(self, event: Event, now: float) -> Transition:
+        return Transition(*step(self.state, event, now))
 
-    def renew_leases(self, heard: Mapping[AgentId, float]) -> None:
+    def renew_leases(self, heartbeats: Mapping[AgentId, float]) -> None:
         """Apply heartbeats. They are not stored: leases start again when a state is read."""
-        self.state = renew_leases(self.state, heard)
+        self.state = renew_leases(self.state, heartbeats)
 
-    def commit(self, turn: Turn, version: int) -> None:
-        self.state, self.version = turn.state, version
+    def commit(self, transition: Transition, version: int) -> None:
+        self.state, self.version = transition.state, version
 
-    def reload(self, state: JobState, version: int, now: float) -> Turn:
+    def reload(self, state: JobState, version: int, now: float) -> Transition:
         """Start, or start again, from the stored state."""
-        turn = Turn(*resume(state, now))
-        self.commit(turn, version)
-        return turn
+        transition = Transition(*resume(state, now))
+        self.commit(transition, version)
+        return transition
 
 
 class JobOwner:
-    """Processes the events of one job. `tell` must not block, and ignores agents that are not connected here.
+    """Processes the events of one job. `send` must not block, and ignores agents that are not connected here.
 
-    `vouch` returns the agents that count as alive at each deadline. `note` is called after each event, with the
+    `always_alive` returns the agents that count as alive at each deadline. `note` is called after each event, with the
     states before and after it; the event is None after the job was read from the store.
     """
 
     def __init__(
         self,
         store: JobStore,
-        tell: Callable[[AgentId, ToAgent], None],
-        vouch: Callable[[], Iterable[AgentId]] = tuple,
+        send: Callable[[AgentId, ToAgent], None],
+        always_alive: Callable[[], Iterable[AgentId]] = tuple,
         note: Callable[[Event | None, JobState, JobState], None] | None = None,
     ) -> None:
         self._job = OwnedJob()
         self._store = store
-        self._tell = tell
-        self._vouch = vouch
+        self._send = send
+        self._always_alive = always_alive
         self._note = note
         self._events: asyncio.Queue[Event] = asyncio.Queue()
-        self._heard: dict[AgentId, float] = {}
+        self._heartbeats: dict[AgentId, float] = {}
         self._alarm: asyncio.TimerHandle | None = None
         self._fired_at = 0.0
         self._catching_up = False
@@ -112,7 +116,7 @@ class JobOwner:
         """Record a heartbeat. If the agent is not a member or the job is over, answer it at once."""
         state = self._job.state
         if state.outcome is None and member_of(state, agent) is not None:
-            self._heard[agent] = asyncio.get_running_loop().time()
+            self._heartbeats[agent] = asyncio.get_running_loop().time()
         else:
             self.post(AgentHeard(agent))
 
@@ -129,28 +133,28 @@ class JobOwner:
 
     async def _take(self, event: Event) -> None:
         while True:
-            if isinstance(event, DeadlineReached) and self._heard:
-                self._job.renew_leases(self._heard)
-                self._heard.clear()
-            turn = self._job.take(event, asyncio.get_running_loop().time())
+            if isinstance(event, DeadlineReached) and self._heartbeats:
+                self._job.renew_leases(self._heartbeats)
+                self._heartbeats.clear()
+            transition = self._job.take(event, asyncio.get_running_loop().time())
             version = self._job.version
-            if turn.persists:
+            if transition.persists:
                 try:
-                    version = await self._store.save(turn.state, version)
+                    version = await self._store.save(transition.state, version)
                 except Conflict:
                     await self._reload()
                     continue
             before = self._job.state
-            self._job.commit(turn, version)
+            self._job.commit(transition, version)
             if self._note is not None:
-                self._note(event, before, turn.state)
-            self._perform(turn)
+                self._note(event, before, transition.state)
+            self._perform(transition)
             return
 
     async def _reload(self) -> None:
         """Read the job and write it back unchanged: after that, a write of an earlier owner conflicts.
 
-        Otherwise an owner that was just deposed could still seal a world that this one does not know.
+        Otherwise a former owner could still write a new world.
         """
         while True:
             state, version = await self._store.load()
@@ -160,18 +164,18 @@ class JobOwner:
                 continue
             break
         before = self._job.state
-        turn = self._job.reload(state, version, asyncio.get_running_loop().time())
+        transition = self._job.reload(state, version, asyncio.get_running_loop().time())
         if self._note is not None:
-            self._note(None, before, turn.state)
-        self._perform(turn)
+            self._note(None, before, transition.state)
+        self._perform(transition)
 
-    def _perform(self, turn: Turn) -> None:
-        for effect in turn.effects:
+    def _perform(self, transition: Transition) -> None:
+        for effect in transition.effects:
             match effect:
                 case Persist():
                     pass  # already written
                 case Tell(agent, message):
-                    self._tell(agent, message)
+                    self._send(agent, message)
                 case SetDeadline(at):
                     self._set_deadline(at)
 
@@ -189,13 +193,13 @@ class JobOwner:
     def _fire(self, deadline: float) -> None:
         if self._postpone(deadline):
             return
-        for agent in self._vouch():
+        for agent in self._always_alive():
             self.post(AgentHeard(agent))
         self._fired_at = asyncio.get_running_loop().time()
         self.post(DeadlineReached())
 
     def _postpone(self, deadline: float) -> bool:
-        """Postpone a deadline that fired late, once, so that messages which wait are read first."""
+        """If a deadline fires late, postpone it once, so that waiting messages are read first."""
         now = asyncio.get_running_loop().time()
         if now - deadline <= _DELAYED_S or self._catching_up:
             return False

@@ -11,7 +11,7 @@ _LIMIT_S = 4.0
 
 
 def main() -> int:
-    """0 if the service answers, or has no HTTP port to ask; otherwise 1."""
+    """Return exit code 0 if the service answers, or if --http is not set; otherwise 1."""
     host, _, port = os.environ.get("DDP_RENDEZVOUS_HTTP", "").rpartition(":")
     if not port:
         return 0

@@ -1,8 +1,8 @@
 """The gRPC service Scratchpad: a few values and barriers per job, for scripts.
 
 The store keeps the values. Only the replica that owns the job knows which members have entered a barrier, so a member
-enters again when its connection breaks. That a barrier was passed is stored first, so that members which enter again
-later pass, too.
+enters again when its connection breaks. The service first stores that a barrier is complete, and then answers its
+members. So members that reconnect later pass the barrier too.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class Scratchpad:
 
     def methods(self, calls: Calls) -> dict[str, Any]:
         return {
-            "GetValue": calls.unary(Right.SCRATCH, pb.GetValueRequest, self._get),
-            "PutValue": calls.unary(Right.SCRATCH, pb.PutValueRequest, self._put),
-            "DeleteValue": calls.unary(Right.SCRATCH, pb.DeleteValueRequest, self._delete),
-            "EnterBarrier": calls.unary(Right.SCRATCH, pb.EnterBarrierRequest, self._enter),
+            "GetValue": calls.unary(Right.VALUES, pb.GetValueRequest, self._get),
+            "PutValue": calls.unary(Right.VALUES, pb.PutValueRequest, self._put),
+            "DeleteValue": calls.unary(Right.VALUES, pb.DeleteValueRequest, self._delete),
+            "EnterBarrier": calls.unary(Right.VALUES, pb.EnterBarrierRequest, self._enter),
         }
 
     async def _values(self, job_id: str) -> Values:
@@ -83,14 +83,12 @@ class Scratchpad:
 
     async def _enter(self, request: Any, _: Identity) -> Any:
         values, name = await self._values(request.job_id), _key(request.name)
-        if (
-            not 1 <= request.parties <= _PARTIES
-            or not 0 < len(request.member) <= 256
-            or not request.wait_s > 0
-        ):
-            raise BadMessage(
-                "invalid barrier: use 1 to 100,000 parties, a member name of 1 to 256 characters and wait_s > 0"
-            )
+        if not 1 <= request.parties <= _PARTIES:
+            raise BadMessage(f"invalid number of parties {request.parties}: use 1 to {_PARTIES:,}")
+        if not 0 < len(request.member) <= 256:
+            raise BadMessage(f"invalid member name of {len(request.member)} characters: use 1 to 256")
+        if not request.wait_s > 0:
+            raise BadMessage(f"invalid wait_s {request.wait_s:g}: use a number of seconds above 0")
         mark = f"{RESERVED}barrier/{name}"
         with self._entered(request.job_id, name, request.member) as barrier:
             # Read after entering: if the barrier is passed later, its future reports that.
@@ -106,7 +104,7 @@ class Scratchpad:
 
     @contextmanager
     def _entered(self, job_id: str, name: str, member: str) -> Iterator[_Barrier]:
-        """Enter the barrier for the time of one call. It exists while any call is inside, however that call ends."""
+        """Enter the barrier for the time of one call. It is removed when its last call ends, also after an error."""
         key = (job_id, name)
         if key not in self._barriers:
             self._counts.enter(job_id)

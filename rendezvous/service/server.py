@@ -1,7 +1,7 @@
 """The gRPC server: its services, its ports, its transport settings, and its shutdown.
 
-Shutdown (SIGTERM) decides nothing about jobs: the port closes for new streams, every agent is redirected to another
-replica or told to reconnect, and the jobs stay in the store as they are.
+On SIGTERM the service closes its port for new streams. It redirects each agent to another replica, or asks it to
+reconnect. The jobs stay in the store unchanged.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _OPTIONS = (
     ("grpc.http2.min_ping_interval_without_data_ms", 500),
     ("grpc.http2.max_ping_strikes", 3),
 )
-_FAREWELL_S = 5.0
+_STOP_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class ServerOptions:
 
 
 class CannotListen(Exception):
-    """An address cannot be used. The message is for whoever starts the service."""
+    """An address cannot be used. The message is for the user who starts the service."""
 
 
 class Server:
@@ -119,7 +119,7 @@ class Server:
     async def start(self) -> None:
         """Listen and serve. Raises `CannotListen`."""
         _collect_less_often()
-        server = self._server = grpc.aio.server(options=(*_OPTIONS, *_at_once(self._options.limits)))
+        server = self._server = grpc.aio.server(options=(*_OPTIONS, *_pending_calls(self._options.limits)))
         for name, service in self._services.items():
             methods = grpc.method_handlers_generic_handler(name, service.methods(self._calls))
             server.add_generic_rpc_handlers((methods,))
@@ -144,7 +144,7 @@ class Server:
                     return server.add_insecure_port(address)
                 return server.add_secure_port(address, server_credentials(certificates))
         except RuntimeError as error:  # which only refers to gRPC's own log
-            raise CannotListen(f"cannot listen on {address}: {_why_not(address) or error}") from error
+            raise CannotListen(_cannot_listen(address, _why_not(address) or str(error))) from error
         except OSError as error:
             raise CannotListen(f"cannot listen on {address}: {in_words(error)}") from error
 
@@ -156,14 +156,14 @@ class Server:
             await asyncio.wait([self._maintenance])
         await self.jobs.close(self._options.return_after_s)
         if self._server is not None:
-            await self._server.stop(_FAREWELL_S)
+            await self._server.stop(_STOP_S)
 
     def _declare_gauges(self) -> None:
         metrics = self.metrics
         metrics.gauge("streams", "Open agent streams.", lambda: self.agents.streams)
         metrics.gauges("jobs", "Open jobs, by phase.", "phase", self._jobs_by_phase)
         metrics.gauge(
-            "backlog", "Queued events, over all jobs.", lambda: sum(j.owner.backlog for j in self.jobs)
+            "backlog", "Queued events of all jobs together.", lambda: sum(j.owner.backlog for j in self.jobs)
         )
         metrics.gauge(
             "watchers", "Open WatchEvents streams.", lambda: sum(len(j.watchers) for j in self.jobs)
@@ -177,11 +177,11 @@ class Server:
         return counted
 
 
-def _at_once(limits: Limits) -> tuple[tuple[str, int], ...]:
+def _pending_calls(limits: Limits) -> tuple[tuple[str, int], ...]:
     """Raise gRPC's limit on waiting calls.
 
     By default gRPC drops calls at random once a thousand of them wait. All agents of a large job may connect at the
-    same moment, and dropped agents only connect again.
+    same moment. Dropped agents would reconnect and add more load.
     """
     most = limits.streams_per_identity
     return (
@@ -207,6 +207,10 @@ def in_words(error: OSError) -> str:
         error.strerror if isinstance(error, socket.gaierror) or not error.errno else os.strerror(error.errno)
     )
     return ": ".join(filter(None, (error.filename, words or str(error))))
+
+
+def _cannot_listen(address: str, reason: str) -> str:
+    return f"cannot listen on {address}: {reason}. Check --listen, and whether another program uses it"
 
 
 def _why_not(address: str) -> str:
@@ -239,8 +243,8 @@ def _bind_port(address: str) -> None:
 def _collect_less_often() -> None:
     """Make garbage collection rarer.
 
-    The objects of a stream live as long as the stream. To traverse all of them for every few hundred new objects
-    takes a tenth of the time while thousands of agents join.
+    The objects of a stream live as long as the stream. While thousands of agents join, traversing all these objects for
+    every few hundred new ones would take 10 % of the CPU time.
     """
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)

@@ -19,7 +19,7 @@ ENV = "DDP_RENDEZVOUS_"
 
 
 class SettingsUnusable(ValueError):
-    """A setting is invalid. The message is for whoever starts the service."""
+    """A setting is invalid. The message is for the user who starts the service."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ SETTINGS = (
         "resume_grace", "number", 1.0, "seconds to wait for an agent to reconnect before it counts as lost"
     ),
     Setting("max_jobs", "count", 1000, "maximum number of unfinished jobs"),
-    Setting("max_agents", "count", 65_536, "maximum number of agents, over all jobs"),
+    Setting("max_agents", "count", 65_536, "maximum number of agents of all jobs together"),
     Setting("log_format", "text", "text", "format of log lines: text or json", ("text", "json")),
     Setting(
         "log_level",
@@ -116,8 +116,8 @@ def settle(arguments: argparse.Namespace, environ: Mapping[str, str]) -> dict[st
     given = {s.name: getattr(arguments, s.name) for s in SETTINGS}
     if re.match(r"etcd://[^/@]*:[^/]*@", given["store"] or ""):
         raise SettingsUnusable(
-            "--store contains a password, which every user of this machine can read in the process list: write USER@, "
-            "and pass the password with ?password-file=FILE or DDP_RENDEZVOUS_ETCD_PASSWORD"
+            "--store contains a password, and every user of this machine can read it in the process list. "
+            "Write USER@, and pass the password with ?password-file=FILE or DDP_RENDEZVOUS_ETCD_PASSWORD"
         )
     settled |= {name: value for name, value in given.items() if value is not None}
     _check(settled)
@@ -133,7 +133,7 @@ def _from_file(path: str) -> dict[str, Any]:
         with open(path, "rb") as file:
             found = tomllib.load(file)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        raise SettingsUnusable(f"cannot read {path}: {error}") from error
+        raise SettingsUnusable(f"cannot read the configuration file {path} (--config): {error}") from error
     return {name.replace("-", "_"): _from_toml(path, name.replace("-", "_"), found[name]) for name in found}
 
 
@@ -182,7 +182,7 @@ def _check(settled: Mapping[str, Any]) -> None:
     if not settled["listen"]:
         raise SettingsUnusable("--listen is empty: give at least one HOST:PORT")
     if bool(settled["tls_cert"]) != bool(settled["tls_key"]):
-        raise SettingsUnusable("--tls-cert and --tls-key are only useful together: set both or neither")
+        raise SettingsUnusable("--tls-cert and --tls-key must be set together: set both or neither")
     if settled["client_ca"] and not settled["tls_cert"]:
         raise SettingsUnusable("--client-ca needs TLS: also set --tls-cert and --tls-key")
     _check_advertised(settled)
@@ -204,8 +204,8 @@ def _check_advertised(settled: Mapping[str, Any]) -> None:
     everywhere = not first.startswith("unix:") and first.rpartition(":")[0] in ("0.0.0.0", "[::]", "::", "*")
     if settled["store"].startswith("etcd:") and everywhere and not settled["advertise"]:
         raise SettingsUnusable(
-            f"other replicas cannot redirect agents to {first}, since it is not one address but all of this machine: "
-            "set --advertise HOST:PORT to the address at which agents reach this replica"
+            f"--listen {first} means all addresses of this machine, so other replicas cannot redirect agents to it. "
+            "Set --advertise HOST:PORT to the address at which agents reach this replica"
         )
 
 
@@ -221,7 +221,7 @@ def _check_exposure(settled: Mapping[str, Any]) -> None:
     if missing:
         raise SettingsUnusable(
             f"{outward[0]} is reachable from other machines without {' and without '.join(missing)}. "
-            "Set these options, or --insecure to serve without them."
+            "Set the options in brackets, or --insecure to serve without them."
         )
 
 
@@ -244,6 +244,6 @@ def warnings(settled: Mapping[str, Any]) -> list[str]:
         )
     if not settled["token_keys"] and not settled["client_ca"]:
         found.append(
-            "clients are not authenticated (--insecure): whoever reaches the port can join or abort any job"
+            "clients are not authenticated (--insecure): anyone who can connect to the port can join or abort any job"
         )
     return found

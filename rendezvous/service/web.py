@@ -26,7 +26,7 @@ _NOT_ALLOWED = "405 Method Not Allowed"
 
 
 class Web:
-    """The HTTP server. `alive` lets the owner fail /livez although the event loop still answers."""
+    """The HTTP server. If `alive` returns false, /livez fails, although the event loop still answers."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Web:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task: asyncio.Task[None] | None = asyncio.current_task()
-        assert task is not None, "the server runs this in a task"
+        assert task is not None, "internal error: called outside of a task"
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         self._make_room()
@@ -80,7 +80,7 @@ class Web:
                 await writer.wait_closed()
 
     def _make_room(self) -> None:
-        """Close the oldest of too many connections. A probe sends its whole request at once and is answered first."""
+        """If there are too many connections, close the oldest. A normal probe has its answer by then."""
         if len(self._asking) >= _AT_ONCE:
             oldest = next(iter(self._asking))
             del self._asking[oldest]
@@ -91,7 +91,7 @@ class Web:
             from rendezvous.access.refusals import Reason
 
             self._refused(
-                Reason.HTTP_PORT, peer, "it sent gRPC to the port of --http; use the port of --listen"
+                Reason.HTTP_PORT, peer, "the client sent gRPC to the port of --http; use the port of --listen"
             )
 
     def _answer(self, request: bytes) -> bytes:
@@ -114,7 +114,11 @@ class Web:
             case b"/livez" if self._alive():
                 return "200 OK", "alive\n", _TEXT
             case b"/livez":
-                return "503 Service Unavailable", "not alive: no progress\n", _TEXT
+                return (
+                    "503 Service Unavailable",
+                    "not alive: the service makes no progress; restart it\n",
+                    _TEXT,
+                )
             case b"/readyz" if self._ready():
                 return "200 OK", "ready\n", _TEXT
             case b"/readyz":

@@ -1,8 +1,8 @@
 """The store in etcd, for any number of replicas.
 
 A write is one transaction: it succeeds if the job still has the version that was read and this replica still owns it.
-etcd checks both. A random token precedes every value. If the answer to a write is lost, the writer recognises its own
-write by the token. `etcd_requests` has the layout of the keys.
+etcd checks both. A random write id is stored before every value. If the answer to a write is lost, the writer
+recognises its own write by this id. `etcd_requests` has the layout of the keys.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rendezvous.store.etcd_requests import (
 from rendezvous.store.etcd_values import EtcdValues
 from rendezvous.store.etcd_wire import RANGE, TXN
 from rendezvous.store.packing import pack, unpack
-from rendezvous.store.protocol import Conflict, Deposed, StoreError
+from rendezvous.store.protocol import Conflict, OwnershipLost, StoreError
 from rendezvous.values.state import JobState
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from rendezvous.store.etcd_wire import Access
     from rendezvous.store.protocol import JobStore, Values
 
-TOKEN_BYTES = 8
+WRITE_ID_BYTES = 8
 _PAGE = 1000
 _LARGEST = 1_500_000  # etcd's own limit on a request is 1.5 MiB, keys and overhead included
 _FIRST_ANSWER_S = 10.0
@@ -51,7 +51,10 @@ async def open_etcd_store(access: Access, prefix: str, address: str) -> EtcdStor
         await client.call(RANGE, one(keys.all_jobs), give_up_at=time.monotonic() + _FIRST_ANSWER_S)
     except Unreachable:
         await client.close()
-        raise StoreError(f"no answer from etcd at {', '.join(access.endpoints)}") from None
+        raise StoreError(
+            f"no answer from etcd at {', '.join(access.endpoints)}. Check that etcd runs, and the addresses and TLS "
+            "files of --store"
+        ) from None
     except BaseException:
         await client.close()
         raise
@@ -84,19 +87,19 @@ class EtcdStore:
                 return sorted(found)
             start = answer.kvs[-1].key + b"\0"
 
-    async def forget(self, job_id: str) -> None:
+    async def delete(self, job_id: str) -> None:
         """Delete the job, if this replica owns it or it has no owner."""
         claim = self.ownership.claim_of(job_id)
         owner, job = self._keys.owner(job_id), self._keys.job(job_id)
         values = self._keys.all_values(job_id)
         removal = [deleting(job), deleting(values, end_of(values)), deleting(owner)]
-        nobody_else = created_at(owner, claim.fence if claim is not None else 0)
-        request = when([nobody_else], removal, [reading(one(owner)), reading(one(job))])
-        self.ownership.let_go(job_id)
+        no_other_owner = created_at(owner, claim.fence if claim is not None else 0)
+        request = when([no_other_owner], removal, [reading(one(owner)), reading(one(job))])
+        self.ownership.drop(job_id)
         self._values.pop(job_id, None)
         answer = await self._client.call(TXN, request)
         if not answer.succeeded and any(r.response_range.kvs for r in answer.responses):
-            raise Deposed(f"job {job_id!r} is owned by another replica")
+            raise OwnershipLost(f"job {job_id!r} is owned by another replica")
 
     async def close(self) -> None:
         if self._closed:
@@ -118,13 +121,15 @@ class EtcdJob:
         found = (await self._client.call(RANGE, one(self._key))).kvs
         if not found:
             return JobState(), 0
-        return await unpack(found[0].value[TOKEN_BYTES:], self._job_id), found[0].mod_revision
+        return await unpack(found[0].value[WRITE_ID_BYTES:], self._job_id), found[0].mod_revision
 
     async def save(self, state: JobState, expected_version: int) -> int:
         claim = self._kept()
-        value = os.urandom(TOKEN_BYTES) + await pack(state)
+        value = os.urandom(WRITE_ID_BYTES) + await pack(state)
         if len(value) > _LARGEST:
-            raise StoreError(f"the state of job {self._job_id!r} is too large for etcd: {len(value)} bytes")
+            raise StoreError(
+                f"the state of job {self._job_id!r} has {len(value):,} bytes, the limit of etcd is {_LARGEST:,}"
+            )
         request = when(
             [created_at(self._owner_key, claim.fence), version_is(self._key, expected_version)],
             [putting(self._key, value)],
@@ -135,18 +140,18 @@ class EtcdJob:
             return await self._confirm(claim, answer.header.revision)
         owner, held = (r.response_range.kvs for r in answer.responses)
         if not owner or owner[0].create_revision != claim.fence:
-            raise Deposed(f"another replica owns job {self._job_id!r} now")
-        if held and held[0].value[:TOKEN_BYTES] == value[:TOKEN_BYTES]:
+            raise OwnershipLost(f"another replica owns job {self._job_id!r} now")
+        if held and held[0].value[:WRITE_ID_BYTES] == value[:WRITE_ID_BYTES]:
             return await self._confirm(claim, held[0].mod_revision)
         raise Conflict
 
     def _kept(self) -> Claim:
         claim = self._claim
-        if claim is None or not self._ownership.is_kept(claim):
-            raise Deposed(f"this replica does not own job {self._job_id!r} (any more)")
+        if claim is None or not self._ownership.is_held(claim):
+            raise OwnershipLost(f"this replica does not own job {self._job_id!r}")
         return claim
 
     async def _confirm(self, claim: Claim, revision: int) -> int:
-        """Return once it is certain that this replica still owns the job, since it now informs the agents."""
-        await self._ownership.certain(claim)
+        """Wait until the ownership is certain. After that the agents may be informed."""
+        await self._ownership.wait_until_certain(claim)
         return revision

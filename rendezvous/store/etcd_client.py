@@ -1,10 +1,10 @@
 """Calls to an etcd cluster that are retried until they succeed.
 
-The client uses one member at a time. If it does not answer, the client asks all members at once, repeatedly, and uses
-the first that answers from then on. A member may be gone, hang, or wait for a leader that is gone, and only the
-missing answer shows that. Each attempt has a short timeout, which grows while no member answers, so that a slow disk
-is not mistaken for a dead cluster for ever. A request may be executed more than once, or without an answer. So every
-request made here can be repeated, and writes carry a token by which the writer recognises them.
+The client uses one member at a time. If it does not answer, the client asks all members at once, repeatedly, and then
+continues with the first that answers. A member may have stopped, hang, or wait for a leader that has stopped. The only
+sign of this is a missing answer. Each attempt has a short timeout, which grows while no member answers. So requests to
+a slow cluster succeed in the end. A request may be executed more than once, or its answer may be lost. So all requests
+are idempotent, and writes contain an id by which the writer recognises them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import grpc
 import grpc.aio
 
 from rendezvous.pb import etcd_pb2 as pb
-from rendezvous.store.etcd_wire import AUTHENTICATE, RANGE, Member, one_error_if_broken_off
+from rendezvous.store.etcd_wire import AUTHENTICATE, RANGE, Member, one_error_if_reopened
 from rendezvous.store.protocol import StoreError
 
 if TYPE_CHECKING:
@@ -48,9 +48,9 @@ class NotFound(StoreError):
     """The lease that the request refers to does not exist."""
 
 
-class _Verdict(Enum):
+class _Reaction(Enum):
     AGAIN = auto()  # another member, or later
-    SIGN_IN = auto()  # our token is not known (any more)
+    SIGN_IN = auto()  # etcd does not know our access token
     NOT_FOUND = auto()
     REFUSED = auto()
 
@@ -62,7 +62,7 @@ class EtcdClient:
         self._at = random.randrange(len(self._members))
         self._token: str | None = None if access.user else ""
         self._signing_in = asyncio.Lock()
-        self._silent = False
+        self._not_answering = False
         self._closed = False
 
     async def call(
@@ -106,28 +106,31 @@ class EtcdClient:
     async def _ask(self, member: Member, method: Method[Q, A], request: Q, limit_s: float) -> A | None:
         used: Metadata = ()
         try:
-            with one_error_if_broken_off():
+            with one_error_if_reopened():
                 used = await self.metadata(limit_s)
                 answer = await member.ask(method, request, used, limit_s)
         except grpc.aio.AioRpcError as error:
-            self._judge(member, method.name, error, used)
+            self._react(member, method.name, error, used)
             return None
         self._note_answer(member)
         return answer
 
     async def most_members_answer(self) -> bool:
-        """Whether a majority answers, with or without a leader: then no other replica can have a newer view."""
+        """Whether a majority of the members answers, with or without a leader.
+
+        If so, no other majority exists that could serve another replica.
+        """
         answers = await asyncio.gather(*(self._answers(member) for member in self._members))
         return 2 * sum(answers) > len(self._members)
 
     async def _answers(self, member: Member) -> bool:
         request = pb.RangeRequest(key=b"\0", serializable=True, count_only=True)
         try:
-            with one_error_if_broken_off():
+            with one_error_if_reopened():
                 used = (("token", self._token),) if self._token else ()
                 await member.ask(RANGE, request, used, _LOCAL_ANSWER_S)
         except grpc.aio.AioRpcError as error:
-            return _verdict(error) is not _Verdict.AGAIN
+            return _reaction(error) is not _Reaction.AGAIN
         return True
 
     async def metadata(self, limit_s: float = _ATTEMPT_S) -> Metadata:
@@ -138,10 +141,10 @@ class EtcdClient:
     def member(self) -> Member:
         """The member in use."""
         if self._closed:
-            raise StoreError("the store is closed")
+            raise StoreError("internal error: the store was used after it was closed")
         return self._members[self._at]
 
-    def turn_from(self, member: Member) -> None:
+    def switch_from(self, member: Member) -> None:
         """Use the next member after a failure of this one, unless the client has already switched."""
         if self._members[self._at] is member:
             self._at = (self._at + 1) % len(self._members)
@@ -156,32 +159,34 @@ class EtcdClient:
         for member in self._members:
             await member.close()
 
-    def _judge(self, member: Member, name: str, error: grpc.aio.AioRpcError, used: Metadata) -> None:
-        match _verdict(error):
-            case _Verdict.AGAIN:
-                if not self._silent:
+    def _react(self, member: Member, name: str, error: grpc.aio.AioRpcError, used: Metadata) -> None:
+        match _reaction(error):
+            case _Reaction.AGAIN:
+                if not self._not_answering:
                     _log.warning(
                         "etcd at %s does not answer: %s; retrying with all members",
                         member.endpoint,
                         words(error),
                     )
-                self._silent = True
-                self.turn_from(member)
-            case _Verdict.SIGN_IN:
+                self._not_answering = True
+                self.switch_from(member)
+            case _Reaction.SIGN_IN:
                 if not self._access.user:
                     raise StoreError(
                         f"etcd requires a user and a password: use etcd://USER@HOST ({words(error)})"
                     ) from error
                 self.sign_in_again(used)
-            case _Verdict.NOT_FOUND:
+            case _Reaction.NOT_FOUND:
                 raise NotFound(words(error)) from error
-            case _Verdict.REFUSED:
-                raise StoreError(f"etcd at {member.endpoint} rejected {name}: {words(error)}") from error
+            case _Reaction.REFUSED:
+                raise StoreError(
+                    f"etcd at {member.endpoint} refused {name}: {words(error)}. Check the role of the user in etcd"
+                ) from error
 
     def _note_answer(self, member: Member) -> None:
         self._at = self._members.index(member)
-        if self._silent:
-            self._silent = False
+        if self._not_answering:
+            self._not_answering = False
             _log.info("etcd at %s answers again", member.endpoint)
 
     async def _sign_in(self, limit_s: float) -> None:
@@ -194,23 +199,25 @@ class EtcdClient:
             except grpc.aio.AioRpcError as error:
                 if "authentication is not enabled" not in (error.details() or ""):
                     raise
-                _log.warning("user and password have no effect: etcd does not use authentication")
+                _log.warning(
+                    "etcd does not use authentication, so user and password have no effect: remove USER@ from --store"
+                )
                 self._token = ""
             else:
                 self._token = answer.token
 
 
-def _verdict(error: grpc.aio.AioRpcError) -> _Verdict:
+def _reaction(error: grpc.aio.AioRpcError) -> _Reaction:
     details = error.details() or ""
     match error.code():
         case grpc.StatusCode.UNAUTHENTICATED:
-            return _Verdict.SIGN_IN
+            return _Reaction.SIGN_IN
         case grpc.StatusCode.INVALID_ARGUMENT if (
             "user name is empty" in details or "auth store is old" in details
         ):
-            return _Verdict.SIGN_IN
+            return _Reaction.SIGN_IN
         case grpc.StatusCode.NOT_FOUND:
-            return _Verdict.NOT_FOUND
+            return _Reaction.NOT_FOUND
         case (
             grpc.StatusCode.INVALID_ARGUMENT
             | grpc.StatusCode.PERMISSION_DENIED
@@ -218,13 +225,13 @@ def _verdict(error: grpc.aio.AioRpcError) -> _Verdict:
             | grpc.StatusCode.OUT_OF_RANGE
             | grpc.StatusCode.FAILED_PRECONDITION
         ):
-            return _Verdict.REFUSED
+            return _Reaction.REFUSED
         case _:
-            return _Verdict.AGAIN
+            return _Reaction.AGAIN
 
 
 def words(error: grpc.aio.AioRpcError) -> str:
-    return f"{error.details() or 'no reason given'} ({error.code().name})"
+    return f"{error.details() or 'etcd gave no reason'} ({error.code().name})"
 
 
 def _within(limit_s: float, give_up_at: float | None) -> float:
@@ -237,7 +244,7 @@ def _within(limit_s: float, give_up_at: float | None) -> float:
 
 
 async def _pause(rounds: int, give_up_at: float | None) -> None:
-    """Wait before a retry: not before every member was asked once, then longer and longer, with jitter."""
+    """Wait before a retry. There is no wait until every member was asked once, then growing waits with jitter."""
     if rounds < 0:
         return
     longest_s = min(_SHORTEST_PAUSE_S * 2 ** min(rounds, 10), _LONGEST_PAUSE_S)

@@ -1,12 +1,12 @@
 """Follow all keys below a prefix, and every change of them.
 
-It begins with all keys (`Picture`), read at one revision. Then come the `Changes` from the next revision on. After a
-broken stream it continues where it stopped, at any member that answers. If etcd has compacted the revisions between,
-it sends another `Picture`, so the caller need not handle that case.
+It first delivers all keys (`Snapshot`), read at one revision. Then it delivers `Changes`, starting with the next
+revision. After a broken stream it continues where it stopped, at any member that answers. If etcd has compacted the
+revisions in between, it delivers another `Snapshot`, so the caller need not handle that case.
 
-A watch is silent when nothing changes, but also when its member hangs or is separated from the others. So the follower
-asks a quiet member for its progress, and leaves it if there is no answer. `hasleader` makes a member without a quorum
-end the stream itself.
+A watch delivers nothing if nothing changes, but also if its member hangs or is separated from the others. So the
+follower sends a progress request if no event arrives, and switches to another member if it is not answered. With
+`hasleader`, a member that has no leader ends the stream.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import grpc.aio
 
 from rendezvous.pb import etcd_pb2 as pb
 from rendezvous.store.etcd_requests import end_of, everything_in
-from rendezvous.store.etcd_wire import RANGE, one_error_if_broken_off
+from rendezvous.store.etcd_wire import RANGE, one_error_if_reopened
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     Stream = grpc.aio.StreamStreamCall[pb.WatchRequest, pb.WatchResponse]
 
 _PATH = "/etcdserverpb.Watch/Watch"
-_QUIET_S = 0.5
+_IDLE_S = 0.5
 _PAUSE_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class Snapshot:
     revision: int
     entries: tuple[pb.KeyValue, ...]
 
@@ -51,18 +51,20 @@ class _Compacted(Exception):
 
 
 class Follower:
-    """Calls `heard`, which must neither block nor raise, with a `Picture` and then with `Changes`."""
+    """Calls `on_event`, which must neither block nor raise, with a `Snapshot` and then with `Changes`."""
 
-    def __init__(self, client: EtcdClient, prefix: bytes, heard: Callable[[Picture | Changes], None]) -> None:
-        self._client, self._prefix, self._heard = client, prefix, heard
+    def __init__(
+        self, client: EtcdClient, prefix: bytes, on_event: Callable[[Snapshot | Changes], None]
+    ) -> None:
+        self._client, self._prefix, self._on_event = client, prefix, on_event
         self._next = 0  # the first revision not yet received
 
     async def run(self) -> None:
         """Follow until cancelled."""
         while True:
-            picture = await self._client.call(RANGE, everything_in(self._prefix))
-            self._next = picture.header.revision + 1
-            self._heard(Picture(picture.header.revision, tuple(picture.kvs)))
+            snapshot = await self._client.call(RANGE, everything_in(self._prefix))
+            self._next = snapshot.header.revision + 1
+            self._on_event(Snapshot(snapshot.header.revision, tuple(snapshot.kvs)))
             try:
                 while True:
                     await self._one_member()
@@ -74,21 +76,21 @@ class Follower:
         member = self._client.member()
         used: Metadata = ()
         try:
-            with one_error_if_broken_off():
+            with one_error_if_reopened():
                 used = await self._client.metadata()
                 await self._one_stream(member, used)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNAUTHENTICATED:
                 self._client.sign_in_again(used)
                 return
-        self._client.turn_from(member)
+        self._client.switch_from(member)
 
     async def _one_stream(self, member: Member, metadata: Metadata) -> None:
         """Follow one stream until the member ends it, or stops answering."""
         metadata = (*metadata, ("hasleader", "true"))
         stream = await member.stream(_PATH, pb.WatchRequest, pb.WatchResponse, metadata)
         try:
-            async with asyncio.timeout(2 * _QUIET_S):
+            async with asyncio.timeout(2 * _IDLE_S):
                 await stream.write(_from(self._prefix, self._next))
             await self._listen(stream)
         except TimeoutError:
@@ -102,22 +104,22 @@ class Follower:
         reading = asyncio.ensure_future(stream.read())
         try:
             while True:
-                await asyncio.wait([reading], timeout=_QUIET_S)
+                await asyncio.wait([reading], timeout=_IDLE_S)
                 if reading.done():
-                    if not self._took(reading):
+                    if not self._handle(reading):
                         return
                     reading, asked = asyncio.ensure_future(stream.read()), False
                 elif asked:
                     return
                 else:
-                    async with asyncio.timeout(_QUIET_S):
+                    async with asyncio.timeout(_IDLE_S):
                         await stream.write(pb.WatchRequest(progress_request=pb.WatchProgressRequest()))
                     asked = True
         finally:
             reading.cancel()
             await asyncio.wait([reading])
 
-    def _took(self, reading: asyncio.Future[object]) -> bool:
+    def _handle(self, reading: asyncio.Future[object]) -> bool:
         """Handle one message; False if the stream has ended."""
         if reading.cancelled():
             return False
@@ -130,7 +132,7 @@ class Follower:
             return False
         if response.events:
             self._next = response.header.revision + 1
-            self._heard(Changes(tuple(response.events)))
+            self._on_event(Changes(tuple(response.events)))
         return True
 
 

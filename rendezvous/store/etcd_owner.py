@@ -1,15 +1,15 @@
-"""Which replica owns a job, when several serve from one etcd.
+"""Which replica owns a job, if several replicas use one etcd.
 
-Every replica holds one lease. A replica owns a job if it created the owner key of the job under its lease: the key
-disappears with the lease. The revision at which the key was created is the fence that etcd checks on every write of
-the job. So two replicas may both believe that they own a job, but only one of them can write.
+Every replica holds one lease. A replica owns a job if it created the owner key of the job under its lease: etcd deletes
+the key with the lease. The revision at which the key was created is the fencing token that etcd checks on every write
+of the job. So two replicas may both believe that they own a job, but only one of them can write.
 
-A replica that could not renew its lease in time is uncertain: it sends nothing about its jobs until etcd has renewed
-the lease. A replica that was suspended (SIGSTOP, a paused virtual machine) resumes as uncertain and learns that its
-lease is over. While etcd elects a leader, it renews no lease and ends none. So as long as a majority of the members
-is reachable, the replica waits. If it cannot reach a majority, it is cut off, and gives up its jobs before another
-replica can own them. It revokes a lease that it gave up as soon as it can reach etcd. Otherwise the other replicas
-would wait for its end, which a new leader delays by an election and a full lease.
+If a replica could not renew its lease in time, its ownership is uncertain. It sends no messages about its jobs until
+etcd has renewed the lease. The same is true after a suspension (SIGSTOP, a paused virtual machine). During a leader
+election, etcd does not renew or end leases. So as long as a majority of the members is reachable, the replica waits. If
+it cannot reach a majority, it stops using its jobs before its lease can expire. As soon as it can reach etcd again, it
+revokes that lease. Otherwise the other replicas would wait until the lease expires, and a new leader extends leases by
+their full duration.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING
 
 from rendezvous.pb import etcd_pb2 as pb
 from rendezvous.store.etcd_client import NotFound, Unreachable
-from rendezvous.store.etcd_follow import Changes, Follower, Picture
+from rendezvous.store.etcd_follow import Changes, Follower, Snapshot
 from rendezvous.store.etcd_requests import created_at, deleting, name_in, one, putting, reading, when
 from rendezvous.store.etcd_wire import GRANT, KEEP_ALIVE, RANGE, REVOKE, TXN
 from rendezvous.store.lease import Lease
-from rendezvous.store.protocol import Deposed, Owner, StoreError
+from rendezvous.store.protocol import Owner, OwnershipLost, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,10 +86,12 @@ class EtcdOwnership:
             await self._revoke(lease, _REVOKE_WITHIN_S)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """Only a bug ends a task early. Without the task this replica cannot own jobs."""
+        """A task ends early only because of a bug. Without the task this replica cannot own jobs."""
         if not task.cancelled() and task.exception() is not None:
             _log.critical(
-                "internal error: the task '%s' has failed", task.get_name(), exc_info=task.exception()
+                "internal error: the task '%s' has failed; restart this replica",
+                task.get_name(),
+                exc_info=task.exception(),
             )
             self._give_up("internal error of this replica")
 
@@ -106,7 +108,7 @@ class EtcdOwnership:
             try:
                 owner = await self._put_or_read(job_id, lease)
             except NotFound:
-                self._give_up("it does not exist in etcd any more")
+                self._give_up("it has expired or was revoked")
                 continue
             if owner is not None:
                 return owner
@@ -120,15 +122,15 @@ class EtcdOwnership:
         if not answer.succeeded:
             (found,) = answer.responses[0].response_range.kvs
             if found.lease != lease.id:
-                return Owner(self._elsewhere(found.value), is_me=False, fence=found.create_revision)
+                return Owner(self._other_owner(found.value), is_me=False, fence=found.create_revision)
             fence = found.create_revision  # by an attempt whose answer was lost
         if self._lease is None or self._lease.id != lease.id:
             return None
         claim = self._claims[job_id] = Claim(job_id, lease.id, fence)
         return self._mine(claim)
 
-    def _elsewhere(self, address: bytes) -> str:
-        """The address of another owner; empty if the key is a leftover of this replica, so that no owner exists yet."""
+    def _other_owner(self, address: bytes) -> str:
+        """The address of another owner. Empty if the key is from an earlier lease of this replica."""
         return "" if address.decode() == self._address else address.decode()
 
     def _mine(self, claim: Claim) -> Owner:
@@ -148,36 +150,36 @@ class EtcdOwnership:
     def claim_of(self, job_id: str) -> Claim | None:
         return self._claims.get(job_id)
 
-    def is_kept(self, claim: Claim) -> bool:
-        """Whether the claim is neither lost nor released. It may be uncertain; then etcd decides."""
+    def is_held(self, claim: Claim) -> bool:
+        """Whether the claim is still held. It may be uncertain; then etcd decides."""
         return self._claims.get(claim.job_id) is claim
 
-    async def certain(self, claim: Claim) -> None:
-        """Wait until the claim is certain. Raises `Deposed` if it is lost."""
-        while self.is_kept(claim):
+    async def wait_until_certain(self, claim: Claim) -> None:
+        """Wait until the claim is certain. Raises `OwnershipLost` if it is lost."""
+        while self.is_held(claim):
             if self.holds(claim.job_id):
                 return
             await self._news.wait()
-        raise Deposed(f"this replica does not own job {claim.job_id!r} any more")
+        raise OwnershipLost(f"this replica no longer owns job {claim.job_id!r}")
 
-    def _tell_news(self) -> None:
+    def _notify(self) -> None:
         news, self._news = self._news, asyncio.Event()
         news.set()
 
-    def _let_go(self, job_id: str) -> Claim | None:
+    def _remove_claim(self, job_id: str) -> Claim | None:
         claim = self._claims.pop(job_id, None)
-        self._tell_news()
+        self._notify()
         return claim
 
     async def release(self, job_id: str) -> None:
-        claim = self._let_go(job_id)
+        claim = self._remove_claim(job_id)
         if claim is not None:
             key = self._keys.owner(job_id)
             await self._client.call(TXN, when([created_at(key, claim.fence)], [deleting(key)]))
 
-    def let_go(self, job_id: str) -> None:
+    def drop(self, job_id: str) -> None:
         """Drop the claim after its owner key was deleted together with the job."""
-        self._let_go(job_id)
+        self._remove_claim(job_id)
 
     # --- the lease
 
@@ -219,12 +221,12 @@ class EtcdOwnership:
                 lease = renewed
                 self._proven(lease)
             elif not lease.is_certain(clock()) and not await self._client.most_members_answer():
-                self._give_up("it could not be renewed in time")
+                self._give_up("no majority of etcd answered in time")
                 return
             pause_s = 0.0 if ttl_s is None else lease.renewal_pause_s
 
     async def _ttl_of(self, lease: Lease) -> float | None:
-        """Renew the lease once; None without an answer. A short timeout, since the lease counts from the request."""
+        """Renew the lease once; None without an answer. The timeout is short: the lease counts from the request on."""
         give_up_at = time.monotonic() + _RENEWAL_ATTEMPT_S
         request = pb.LeaseKeepAliveRequest(ID=lease.id)
         try:
@@ -238,7 +240,7 @@ class EtcdOwnership:
     def _proven(self, lease: Lease) -> None:
         if self._lease is not None:
             self._lease = lease
-            self._tell_news()
+            self._notify()
 
     async def _unless_given_up(self, pause_s: float) -> None:
         try:
@@ -254,9 +256,9 @@ class EtcdOwnership:
         self._leased.clear()
         self._given_up.set()
         claims, self._claims = self._claims, {}
-        self._tell_news()
+        self._notify()
         _log.warning(
-            "gave up the etcd lease: %s; jobs that were owned here: %d",
+            "lost the etcd lease: %s. Other replicas take over its %d jobs",
             why,
             len(claims),
         )
@@ -273,17 +275,17 @@ class EtcdOwnership:
     # --- the others
 
     async def _follow_owners(self) -> None:
-        follower = Follower(self._client, self._keys.all_owners, self._heard)
+        follower = Follower(self._client, self._keys.all_owners, self._on_event)
         while True:
             try:
                 await follower.run()
             except StoreError as error:
-                _log.warning("cannot watch the owners of jobs: %s", error)
+                _log.warning("cannot watch which replicas own jobs, trying again: %s", error)
                 await asyncio.sleep(_AFTER_REFUSAL_S)
 
-    def _heard(self, news: Picture | Changes) -> None:
-        if isinstance(news, Picture):
-            self._see(news)
+    def _on_event(self, news: Snapshot | Changes) -> None:
+        if isinstance(news, Snapshot):
+            self._replace_all(news)
             return
         for event in news.events:
             job_id = name_in(event.kv.key, self._keys.all_owners)
@@ -292,10 +294,10 @@ class EtcdOwnership:
             else:
                 self._unowned(job_id, event.kv.mod_revision)
 
-    def _see(self, picture: Picture) -> None:
-        entries = {name_in(kv.key, self._keys.all_owners): kv for kv in picture.entries}
+    def _replace_all(self, snapshot: Snapshot) -> None:
+        entries = {name_in(kv.key, self._keys.all_owners): kv for kv in snapshot.entries}
         for job_id in sorted({*self._others, *self._claims} - entries.keys()):
-            self._unowned(job_id, picture.revision)
+            self._unowned(job_id, snapshot.revision)
         for job_id, kv in entries.items():
             self._owned(job_id, kv)
 
@@ -312,10 +314,10 @@ class EtcdOwnership:
         self._drop(job_id, revision)
 
     def _drop(self, job_id: str, revision: int) -> None:
-        """Our owner key was removed although our lease is valid."""
+        """Drop the claim: our owner key was removed, although our lease is valid."""
         claim = self._claims.get(job_id)
         if claim is not None and claim.fence < revision:
-            self._let_go(job_id)
+            self._remove_claim(job_id)
             self._lost(job_id)
 
 

@@ -1,10 +1,10 @@
-"""etcd's requests as short expressions, and where the keys lie.
+"""Helpers that build etcd requests, and the layout of the keys.
 
-    PREFIX/jobs/JOB             the packed snapshot, behind the token of the write that put it there
-    PREFIX/owners/JOB           address of the replica that owns the job; goes with that replica's lease
-    PREFIX/values/JOB/KEY       what scripts keep, likewise behind a token
+    PREFIX/jobs/JOB             the write id, followed by the packed snapshot
+    PREFIX/owners/JOB           address of the replica that owns the job; deleted when that replica's lease ends
+    PREFIX/values/JOB/KEY       the write id, followed by a value of a script
 
-Job ids and keys are percent-encoded, so none reaches outside its place. There is nothing secret in any of them.
+Job ids and keys are percent-encoded, so a name cannot refer to another key. Keys and values contain no secrets.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Keys:
-    """`prefix` keeps several services apart in one etcd."""
+    """`prefix` separates services that share an etcd cluster."""
 
     def __init__(self, prefix: str) -> None:
         self._root = f"/{prefix.strip('/')}"
@@ -40,7 +40,7 @@ class Keys:
 
 
 def name_in(key: bytes, prefix: bytes) -> str:
-    """The job id, or the script's key, that `key` stands for below `prefix`."""
+    """The job id, or the key of a script, that `key` contains after `prefix`."""
     return unquote(key[len(prefix) :].decode())
 
 
@@ -62,12 +62,12 @@ def everything_in(prefix: bytes) -> pb.RangeRequest:
 
 
 def version_is(key: bytes, revision: int) -> pb.Compare:
-    """Last written at `revision`; 0: not there."""
+    """Compare: the key was last modified at `revision`; 0: the key does not exist."""
     return pb.Compare(target=pb.Compare.MOD, result=pb.Compare.EQUAL, key=key, mod_revision=revision)
 
 
 def created_at(key: bytes, revision: int) -> pb.Compare:
-    """There without a break since `revision`; 0: not there."""
+    """Compare: the key was created at `revision` and exists since then; 0: the key does not exist."""
     return pb.Compare(target=pb.Compare.CREATE, result=pb.Compare.EQUAL, key=key, create_revision=revision)
 
 

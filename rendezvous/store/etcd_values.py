@@ -1,7 +1,7 @@
-"""What the scripts of a job keep in etcd. Any replica serves them: nothing here asks who owns the job.
+"""The values of scripts in etcd. Any replica can serve them: the owner of the job is not checked.
 
-The bound on the number of keys is looked at before a key is added, not together with it: scripts that add many
-at the same moment may pass it by a few.
+The limit on the number of keys is checked before a key is added, not in the same transaction. So concurrent writers may
+exceed it slightly.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from rendezvous.pb import etcd_pb2 as pb
 from rendezvous.store.bounds import check_count, check_key, check_value
-from rendezvous.store.etcd_follow import Changes, Follower, Picture
+from rendezvous.store.etcd_follow import Changes, Follower, Snapshot
 from rendezvous.store.etcd_requests import (
     created_at,
     deleting,
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from rendezvous.store.etcd_client import EtcdClient
     from rendezvous.store.etcd_requests import Keys
 
-_TOKEN_BYTES = 8
+_WRITE_ID_BYTES = 8
 
 
 class EtcdValues:
-    """While anybody waits, one watch on all the values of the job serves them all."""
+    """All waiters of a job share one watch on all its values. Without waiters there is no watch."""
 
     def __init__(self, client: EtcdClient, keys: Keys, job_id: str) -> None:
         self._client, self._keys, self._job_id = client, keys, job_id
@@ -47,11 +47,11 @@ class EtcdValues:
 
     async def get(self, key: str) -> Value | None:
         found = (await self._client.call(RANGE, one(self._key(key)))).kvs
-        return Value(found[0].value[_TOKEN_BYTES:], found[0].mod_revision) if found else None
+        return Value(found[0].value[_WRITE_ID_BYTES:], found[0].mod_revision) if found else None
 
     async def put(self, key: str, data: bytes) -> int:
-        """One transaction for a key that is there; for a new one, counting comes before."""
-        value = _with_token(key, data)
+        """An existing key needs one transaction. For a new key, the keys are counted first."""
+        value = _with_write_id(key, data)
         put = putting(self._key(key), value)
         answer = await self._client.call(
             TXN, when([created_at(self._key(key), 0)], [self._counting()], [put])
@@ -62,7 +62,7 @@ class EtcdValues:
         return answer.header.revision
 
     async def compare_and_put(self, key: str, data: bytes, expected_version: int) -> int:
-        value = _with_token(key, data)
+        value = _with_write_id(key, data)
         at = self._key(key)
         if expected_version == 0:
             count = await self._client.call(TXN, when([], [self._counting()]))
@@ -72,7 +72,7 @@ class EtcdValues:
         if answer.succeeded:
             return answer.header.revision
         held = answer.responses[0].response_range.kvs
-        if held and held[0].value[:_TOKEN_BYTES] == value[:_TOKEN_BYTES]:
+        if held and held[0].value[:_WRITE_ID_BYTES] == value[:_WRITE_ID_BYTES]:
             return held[0].mod_revision
         raise Conflict
 
@@ -107,24 +107,24 @@ class EtcdValues:
 
     def _follow(self) -> None:
         if self._following is None or self._following.done():
-            follower = Follower(self._client, self._all, self._heard)
+            follower = Follower(self._client, self._all, self._on_event)
             self._following = asyncio.create_task(follower.run(), name=f"etcd values of {self._job_id}")
             self._following.add_done_callback(self._broken)
 
     def _broken(self, following: asyncio.Task[None]) -> None:
-        """Whoever waits reads again, and learns there what is wrong."""
+        """Wake all waiters: their next read raises the error."""
         if not following.cancelled() and following.exception() is not None:
             self._notices.announce_all()
 
-    def _heard(self, news: Picture | Changes) -> None:
-        if isinstance(news, Picture):
+    def _on_event(self, news: Snapshot | Changes) -> None:
+        if isinstance(news, Snapshot):
             self._notices.announce_all()
             return
         for event in news.events:
             self._notices.announce(name_in(event.kv.key, self._all))
 
 
-def _with_token(key: str, data: bytes) -> bytes:
+def _with_write_id(key: str, data: bytes) -> bytes:
     check_key(key)
     check_value(data)
-    return os.urandom(_TOKEN_BYTES) + data
+    return os.urandom(_WRITE_ID_BYTES) + data

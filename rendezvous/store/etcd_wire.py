@@ -1,4 +1,4 @@
-"""One etcd member: its channel, opened when needed, and opened anew when the TLS files on disk have changed."""
+"""One etcd member: its channel, opened when needed, and reopened when the TLS files on disk have changed."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ Q = TypeVar("Q", bound="Message")
 A = TypeVar("A", bound="Message")
 
 _log = logging.getLogger(__name__)
-_LOOK_AT_FILES_EVERY_S = 5.0
+_CHECK_FILES_EVERY_S = 5.0
 _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.use_local_subchannel_pool", 1),  # a new channel must not find the old connection
     ("grpc.enable_http_proxy", 0),
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 1000),
     ("grpc.max_reconnect_backoff_ms", 1000),
-    ("grpc.keepalive_time_ms", 10_000),  # etcd hangs up on whoever pings more often than every 5 s
+    ("grpc.keepalive_time_ms", 10_000),  # etcd closes connections with more than one ping per 5 s
     ("grpc.keepalive_timeout_ms", 3_000),
     ("grpc.max_receive_message_length", 16 * 1024 * 1024),
 )
@@ -72,7 +72,7 @@ AUTHENTICATE: Method[pb.AuthenticateRequest, pb.AuthenticateResponse] = Method(
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """`ca` empty: the system's authorities. `cert` and `key` together, for mutual TLS."""
+    """If `ca` is empty, the CAs of the system are used. `cert` and `key` are set together, for mutual TLS."""
 
     ca: str = ""
     cert: str = ""
@@ -81,7 +81,7 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How to get at the cluster. `password` is asked whenever one is needed, so it may change meanwhile."""
+    """How to connect to the cluster. `password` is called for each login, so the password may change."""
 
     endpoints: tuple[str, ...]
     user: str = ""
@@ -96,7 +96,7 @@ class Member:
         self._channel: grpc.aio.Channel | None = None
         self._calls: dict[str, Any] = {}  # of this channel
         self._stamp: tuple[object, ...] = ()
-        self._look_at = 0.0
+        self._check_at = 0.0
 
     async def ask(self, method: Method[Q, A], request: Q, metadata: Metadata, timeout_s: float) -> A:
         channel = await self._open()
@@ -138,15 +138,17 @@ class Member:
         return grpc.aio.secure_channel(self.endpoint, _credentials(self._tls), options=_OPTIONS)
 
     async def _renew_if_files_changed(self, tls: TlsFiles) -> None:
-        """Half-written files are looked at again a little later; until then the old connection goes on."""
-        if time.monotonic() < self._look_at:
+        """If the files do not match yet, they are checked again later. The old connection stays in use until then."""
+        if time.monotonic() < self._check_at:
             return
-        self._look_at = time.monotonic() + _LOOK_AT_FILES_EVERY_S
+        self._check_at = time.monotonic() + _CHECK_FILES_EVERY_S
         try:
             stamp = _stamp(tls)
             renewed = self._dial() if self._channel is not None and stamp != self._stamp else None
         except (OSError, StoreError, ValueError) as error:
-            _log.warning("etcd's TLS files cannot be used yet: %s", error)
+            _log.warning(
+                "cannot use etcd's new TLS files, keeping the old connection and trying again: %s", error
+            )
             return
         self._stamp = stamp
         if renewed is not None and self._channel is not None:
@@ -165,19 +167,19 @@ async def _first_answer(
     stream = call(metadata=metadata, timeout=timeout_s)
     try:
         await stream.write(request)
-        heard = await stream.read()
+        received = await stream.read()
     finally:
         stream.cancel()
-    if not isinstance(heard, method.answer):
-        raise broken_off("the stream ended without an answer")
-    return heard
+    if not isinstance(received, method.answer):
+        raise unavailable("etcd ended the stream without an answer; the call is retried")
+    return received
 
 
 @contextmanager
-def one_error_if_broken_off() -> Iterator[None]:
-    """A call whose channel is closed under it, to be opened anew, ends in ways that look like other things.
+def one_error_if_reopened() -> Iterator[None]:
+    """Turn the errors of calls on a channel that was closed to reopen it into one error.
 
-    Cancelled, above all: but nobody meant the task.
+    Such a call ends with various errors, most often CancelledError although the task was not cancelled.
     """
     try:
         yield
@@ -185,12 +187,12 @@ def one_error_if_broken_off() -> Iterator[None]:
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise
-        raise broken_off("the connection was renewed") from None
+        raise unavailable("the connection was reopened; the call is retried") from None
     except (asyncio.InvalidStateError, grpc.aio.UsageError) as error:
-        raise broken_off(str(error)) from error
+        raise unavailable(str(error)) from error
 
 
-def broken_off(why: str) -> grpc.aio.AioRpcError:
+def unavailable(why: str) -> grpc.aio.AioRpcError:
     nothing = grpc.aio.Metadata()
     return grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, why)
 
@@ -205,10 +207,12 @@ def _content(path: str) -> bytes:
         with open(path, "rb") as file:
             return file.read()
     except OSError as error:
-        raise StoreError(f"cannot read {path}: {error.strerror}") from error
+        raise StoreError(
+            f"cannot read {path}: {error.strerror}. Check cacert, cert and key in --store"
+        ) from error
 
 
 def _stamp(tls: TlsFiles) -> tuple[object, ...]:
-    """Differs once any of the files was written or replaced."""
+    """A value that changes when one of the files is written or replaced."""
     found = [os.stat(path) for path in (tls.ca, tls.cert, tls.key) if path]
     return tuple((at.st_ino, at.st_mtime_ns, at.st_size) for at in found)

@@ -2,7 +2,7 @@
 
 jobs           job -> version, packed snapshot
 script_values  job, key -> version, data
-counter        the last version given out, to jobs and values alike: a version never comes twice
+counter        the last version number used, shared by jobs and values: a number is never reused
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ async def _open_ledger(path: str) -> Ledger:
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # tracebacks must be private
     except OSError as error:
-        raise StoreError(f"cannot open {path}: {error.strerror}") from error
+        raise StoreError(f"cannot open the store {path} (--store): {error.strerror}") from error
     ledger = Ledger(path, _prepare)
     try:
         await ledger.ready()
@@ -77,7 +77,7 @@ class FileStore:
         rows = await self._ledger.do(lambda db: db.execute("SELECT job FROM jobs ORDER BY job").fetchall())
         return [job_id for (job_id,) in rows]
 
-    async def forget(self, job_id: str) -> None:
+    async def delete(self, job_id: str) -> None:
         def both(db: sqlite3.Connection) -> None:
             db.execute("DELETE FROM jobs WHERE job = ?", (job_id,))
             db.execute("DELETE FROM script_values WHERE job = ?", (job_id,))
@@ -179,7 +179,9 @@ def _prepare(db: sqlite3.Connection) -> None:
             "not a store of ddp-rendezvous, but a database of another program: choose another file"
         )
     elif layout != _LAYOUT:
-        raise StoreError(f"this database has layout {layout}: this version reads only {_LAYOUT}")
+        raise StoreError(
+            f"this database has layout {layout}, and this version reads layout {_LAYOUT}: use the version that wrote it"
+        )
 
 
 def _version(db: sqlite3.Connection, query: str, *keys: str) -> int:

@@ -1,10 +1,10 @@
 """One SQLite database with its own thread, so that the disk never blocks the event loop.
 
 Operations run in the order of their requests. Operations that were queued during a commit share the next commit, so a
-burst costs one wait for the disk. A write is reported as done only once it is on the disk.
+burst needs one fsync. A write is reported as done only once it is on the disk.
 
-`synchronous=FULL`: with WAL, the faster NORMAL would survive a crash of the process but not a power failure, and
-agents act on what was reported. If the disk is full or fails, callers wait, and the error is logged once.
+`synchronous=FULL`: with WAL, the faster NORMAL would survive a crash of the process but not a power failure, and the
+service informs agents after the commit. If the disk is full or fails, callers wait, and the error is logged once.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Ledger:
         await self._ready
 
     async def do(self, operation: Callable[[sqlite3.Connection], T]) -> T:
-        """Run `operation` in a transaction. It may run more than once; only the last run counts. Raises its errors."""
+        """Run `operation` in a transaction, and raise its errors. If it runs more than once, the last run counts."""
         if self._closing.is_set():
             raise StoreError(f"the store {self._path} is closed")
         answer: asyncio.Future[T] = self._loop.create_future()
@@ -77,12 +77,12 @@ class Ledger:
         try:
             database = self._open(prepare)
         except Exception as error:
-            self._tell(_Outcome(self._ready, None, StoreError(f"{self._path}: {error}")))
+            self._report(_Outcome(self._ready, None, StoreError(f"{self._path}: {error}")))
         else:
-            self._tell(_Outcome(self._ready, None, None))
+            self._report(_Outcome(self._ready, None, None))
             self._serve(database)
             database.close()
-        self._tell(_Outcome(self._done, None, None))
+        self._report(_Outcome(self._done, None, None))
 
     def _open(self, prepare: Callable[[sqlite3.Connection], None]) -> sqlite3.Connection:
         database = sqlite3.connect(self._path, isolation_level=None)
@@ -107,26 +107,28 @@ class Ledger:
                 task = self._tasks.get()
             ended = task is None
             if batch:
-                self._tell(*self._carry_out(database, batch))
+                self._report(*self._carry_out(database, batch))
 
     def _carry_out(self, database: sqlite3.Connection, batch: list[_Task]) -> list[_Outcome]:
-        complained = False
+        has_logged = False
         while True:
             try:
                 outcomes = self._one_transaction(database, batch)
             except sqlite3.OperationalError as error:
                 if self._closing.is_set():
                     return [_Outcome(t.answer, None, StoreError(f"{self._path}: {error}")) for t in batch]
-                if not complained:
+                if not has_logged:
                     _log.error(
-                        "cannot write the store %s: %s; retrying until it is writable", self._path, error
+                        "cannot write the store %s: %s. Free disk space or correct the permissions; retrying",
+                        self._path,
+                        error,
                     )
-                complained = True
+                has_logged = True
                 self._closing.wait(_RETRY_S)
             except Exception as error:  # a damaged file or a bug: callers must not wait for ever
                 return [_Outcome(t.answer, None, StoreError(f"{self._path}: {error}")) for t in batch]
             else:
-                if complained:
+                if has_logged:
                     _log.warning("the store %s is writable again", self._path)
                 return outcomes
 
@@ -149,11 +151,15 @@ class Ledger:
         except Exception as error:  # raised by the operation itself, before it wrote
             return _Outcome(task.answer, None, error)
 
-    def _tell(self, *outcomes: _Outcome) -> None:
+    def _report(self, *outcomes: _Outcome) -> None:
         try:
             self._loop.call_soon_threadsafe(_deliver, outcomes)
         except RuntimeError:
-            _log.debug("%s: the event loop is closed; %d writes are not reported", self._path, len(outcomes))
+            _log.debug(
+                "%s: the event loop is closed; the results of %d writes are not reported",
+                self._path,
+                len(outcomes),
+            )
 
 
 def _deliver(outcomes: tuple[_Outcome, ...]) -> None:

@@ -1,4 +1,4 @@
-"""One process per file store. The kernel drops the lock when the process dies, however it dies."""
+"""One process per file store. The kernel releases the lock when the process ends, also after a crash."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class LockFile:
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise StoreError(f"cannot open {path}: {error.strerror}") from error
+            raise StoreError(f"cannot open {path} next to the store (--store): {error.strerror}") from error
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

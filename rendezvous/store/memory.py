@@ -1,4 +1,4 @@
-"""The store in memory, lost with the process: for one machine, for tests, and for services without recovery."""
+"""The store in memory, lost with the process: for one machine, tests, and services that need not survive a restart."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class MemoryStore:
     async def jobs(self) -> list[str]:
         return sorted([job_id for job_id, job in self._jobs.items() if (await job.load())[1]])
 
-    async def forget(self, job_id: str) -> None:
+    async def delete(self, job_id: str) -> None:
         self._jobs.pop(job_id, None)
         self._values.pop(job_id, None)
 

@@ -4,8 +4,9 @@
     file:PATH
     etcd://[USER@]HOST[:PORT][,HOST[:PORT]...][/PREFIX][?tls=true&cacert=FILE&cert=FILE&key=FILE&password-file=FILE]
 
-The password comes from the file, from DDP_RENDEZVOUS_ETCD_PASSWORD, or from USER:PASSWORD@ in the URL. Use the last
-only in a configuration file, since every user of the machine can read a command line. No message contains it.
+The password comes from the file, from DDP_RENDEZVOUS_ETCD_PASSWORD, or from USER:PASSWORD@ in the URL. Write
+USER:PASSWORD@ only in a configuration file, since every user of the machine can read a command line. No message
+contains the password.
 """
 
 from __future__ import annotations
@@ -84,7 +85,9 @@ def _password(path: str, given: str) -> Callable[[], str]:
             with open(path, encoding="utf-8") as file:
                 return file.read().strip()
         except OSError as error:
-            raise StoreError(f"cannot read the etcd password from {path}: {error.strerror}") from error
+            raise StoreError(
+                f"cannot read the etcd password from {path}: {error.strerror}. Check password-file in --store"
+            ) from error
 
     return read
 
@@ -94,7 +97,7 @@ def _tls(settings: Mapping[str, str]) -> TlsFiles | None:
 
     files = TlsFiles(settings.get("cacert", ""), settings.get("cert", ""), settings.get("key", ""))
     if bool(files.cert) != bool(files.key):
-        raise StoreError("etcd store: cert and key are only useful together: set both or neither")
+        raise StoreError("etcd store: cert and key must be set together: set both or neither")
     wanted = settings.get("tls", "true" if files != TlsFiles() else "false")
     if wanted not in ("true", "false"):
         raise StoreError(f"etcd store: invalid tls {wanted!r}: use true or false")

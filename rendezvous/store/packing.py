@@ -1,6 +1,6 @@
 """A job's state as the bytes that the stores keep (compressed by `rendezvous.rounds.snapshot`).
 
-To read a state of thousands of nodes takes a tenth of a second, so that is done in a thread.
+Reading a state of thousands of nodes takes 0.1 s, so it is done in a thread.
 """
 
 from __future__ import annotations

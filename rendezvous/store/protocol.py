@@ -1,8 +1,8 @@
 """The interface of a store: in memory, in a file, or in etcd.
 
-A call raises only three kinds of errors. `Conflict`: another process wrote. `Deposed`: another replica owns the job,
-or may own it by now. `StoreError`: a retry cannot help. An unreachable store is not an error: the call retries until
-it succeeds, and the caller cancels it if it takes too long. Secrets are never written to a store.
+A call raises only three kinds of errors. `Conflict`: another process wrote. `OwnershipLost`: another replica owns the
+job, or may own it by now. `StoreError`: a retry cannot help. An unreachable store is not an error: the call retries
+until it succeeds, and the caller cancels it if it takes too long. Secrets are never written to a store.
 
 Scripts may keep a few values per job. They are limited, so that a script cannot fill the store.
 """
@@ -40,12 +40,12 @@ class StoreError(Exception):
     """The store cannot be used, for example because of its format, a wrong password, or the lock of another process."""
 
 
-class Deposed(Exception):
-    """This replica does not own the job (any more). It must send nothing about it, and redirect its agents."""
+class OwnershipLost(Exception):
+    """This replica does not own the job. It must not send messages about the job, and must redirect its agents."""
 
 
 class LimitReached(ValueError):
-    """A key or a value is too large, or there are too many."""
+    """A key or a value is too large, or the job has too many values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +65,12 @@ class Values(Protocol):
         """The new version; raises `LimitReached`."""
 
     async def compare_and_put(self, key: str, data: bytes, expected_version: int) -> int:
-        """The new version; `Conflict` if the key is at another one (0: absent)."""
+        """The new version. `Conflict` if the key has another version (0: the key does not exist)."""
 
     async def delete(self, key: str) -> bool: ...
 
     async def wait(self, key: str, after_version: int = 0) -> Value:
-        """The value as soon as it is newer than `after_version`; the caller bounds the wait."""
+        """Wait for a version above `after_version`, and return the value. No timeout: the caller sets it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +85,15 @@ class Owner:
 class Ownership(Protocol):
     """Which of several replicas owns a job. With a store for one process, that process owns every job.
 
-    Each claim ends once, by `release`, by `forget` or by a call of `lost`. A lost claim never becomes valid again:
-    the job must be claimed again, since another replica may have owned it meanwhile.
+    Each claim ends once, by `release`, by `Store.delete` or by a call of `lost`. A lost claim never becomes valid
+    again. Claim the job again, since another replica may have owned it in the meantime.
     """
 
     def listen(self, lost: Callable[[str], None], freed: Callable[[str], None]) -> None:
         """Register callbacks. `lost(job_id)`: this replica does not own the job any more; `freed`: it has no owner."""
 
     def reachable_at(self, address: str) -> None:
-        """Set the address of this replica: after it listens, and before it claims a job."""
+        """Set the address of this replica. Call it after the replica listens and before it claims a job."""
 
     async def claim(self, job_id: str) -> Owner:
         """Become the owner if there is none. Returns the owner."""
@@ -101,10 +101,10 @@ class Ownership(Protocol):
     async def owner_of(self, job_id: str) -> Owner | None: ...
 
     def holds(self, job_id: str) -> bool:
-        """Whether it is certain, at this instant, that this replica owns the job. Check it before each message.
+        """Whether it is certain now that this replica owns the job. Check it before each message.
 
-        It may be false for a while without a call of `lost`: then nothing may be sent until it is true again or the
-        job is lost. No other replica owns the job in between.
+        The result can be false temporarily. Then do not send messages until it is true again or `lost` is called. No
+        other replica owns the job during that time.
         """
 
     async def release(self, job_id: str) -> None:
@@ -118,7 +118,7 @@ class Store(Protocol):
     def ownership(self) -> Ownership: ...
 
     def job(self, job_id: str) -> JobStore:
-        """The state of a job for its owner, bound to the present claim: after that is lost, `save` raises `Deposed`.
+        """The state of a job for its owner. After the current claim is lost, `save` raises `OwnershipLost`.
 
         When `save` returns, it is certain that this replica owns the job (`holds`).
         """
@@ -128,7 +128,7 @@ class Store(Protocol):
     async def jobs(self) -> list[str]:
         """All stored jobs, sorted."""
 
-    async def forget(self, job_id: str) -> None:
-        """Delete the state and values of a job, if there are any. Raises `Deposed` if another replica owns it."""
+    async def delete(self, job_id: str) -> None:
+        """Delete the state and values of a job, if there are any. Raises `OwnershipLost` if another replica owns it."""
 
     async def close(self) -> None: ...

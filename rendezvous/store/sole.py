@@ -15,7 +15,7 @@ class SoleOwnership:
         self._me = Owner(address, is_me=True, fence=1)
 
     def listen(self, lost: Callable[[str], None], freed: Callable[[str], None]) -> None:
-        """Jobs are never lost to others or freed by them, so the callbacks are not used."""
+        """No other replica can take over or release a job, so the callbacks are not used."""
 
     def reachable_at(self, address: str) -> None:
         self._me = Owner(address, is_me=True, fence=1)

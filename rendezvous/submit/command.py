@@ -7,7 +7,15 @@ import sys
 import tomllib
 from typing import TYPE_CHECKING
 
-from rendezvous.submit.hand_over import CANNOT, NO_PROGRAM, PROGRAMS, beside, handed, objection, shown
+from rendezvous.submit.hand_over import (
+    CANNOT,
+    NO_PROGRAM,
+    PROGRAMS,
+    options_problem,
+    prerequisites,
+    render,
+    submit,
+)
 from rendezvous.submit.job_file import BadJobFile, read
 
 if TYPE_CHECKING:
@@ -38,19 +46,22 @@ def carry_out(arguments: argparse.Namespace) -> int:
     except BrokenPipeError:  # the reader closed the pipe
         raise
     except OSError as error:  # a full disk, or too many arguments for a program
-        sys.stderr.write(f"ddpctl: {': '.join(filter(None, (error.filename, error.strerror)))}\n")
+        problem = ": ".join(filter(None, (error.filename, error.strerror)))
+        sys.stderr.write(f"ddpctl: cannot submit the job: {problem}\n")
         return CANNOT
 
 
 def _carry_out(job: JobFile, arguments: argparse.Namespace) -> int:
-    text = shown(job, arguments.target)
-    if words := objection(job, arguments.target):
-        sys.stderr.write(f"ddpctl: {arguments.file}: ddp-launch rejects its options:\n{words}\n")
+    text = render(job, arguments.target)
+    if words := options_problem(job, arguments.target):
+        sys.stderr.write(
+            f"ddpctl: {arguments.file}: ddp-launch rejects the options of the job file:\n{words}\n"
+        )
         return _USAGE
     if arguments.dry_run:
         sys.stdout.write(text)
         sys.stdout.flush()
-        if words := beside(job, arguments.target):
+        if words := prerequisites(job, arguments.target):
             sys.stderr.write(f"ddpctl: {words}\n")
         return 0
     program = PROGRAMS[arguments.target]
@@ -59,7 +70,7 @@ def _carry_out(job: JobFile, arguments: argparse.Namespace) -> int:
             f"ddpctl: {program} is not on PATH. Install it, or use --dry-run and submit the output elsewhere.\n"
         )
         return NO_PROGRAM
-    return handed(job, arguments.target)
+    return submit(job, arguments.target)
 
 
 def _load(path: str) -> dict[str, object]:
@@ -71,8 +82,8 @@ def _load(path: str) -> dict[str, object]:
     except OSError as error:
         raise BadJobFile(f"cannot read the file: {error.strerror}") from error
     if len(data) > _MOST_BYTES:
-        raise BadJobFile(f"the file is larger than {_MOST_BYTES} bytes, so it is not a job file")
+        raise BadJobFile(f"the file is larger than {_MOST_BYTES} bytes, which is the limit: check --file")
     try:
         return tomllib.loads(data.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadJobFile(f"not valid TOML: {error}") from error
+        raise BadJobFile(f"invalid TOML: {error}") from error

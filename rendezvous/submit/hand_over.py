@@ -26,20 +26,20 @@ _APPLY = ("apply", "--server-side", "--force-conflicts", "-f", "-")
 PROGRAMS = {"kubernetes": "kubectl", "slurm": "sbatch", "ssh": "ddp-launch"}
 
 
-def shown(job: JobFile, target: str) -> str:
-    """The input for that program. Raises `BadJobFile`."""
+def render(job: JobFile, target: str) -> str:
+    """The text that kubectl or sbatch gets, or the ssh command. Raises `BadJobFile`."""
     match target:
         case "kubernetes":
             return documents(_objects(job))
         case "slurm":
             return slurm.script(job)
         case "ssh":
-            return ssh.shown(job, _run(job))
+            return ssh.render(job, _run(job))
         case _:
-            raise AssertionError(f"{target} has no script")
+            raise AssertionError(f"internal error: unknown target {target}")
 
 
-def handed(job: JobFile, target: str) -> int:
+def submit(job: JobFile, target: str) -> int:
     """Submit the job, and return the exit code. Raises `BadJobFile`."""
     match target:
         case "kubernetes":
@@ -49,12 +49,12 @@ def handed(job: JobFile, target: str) -> int:
         case "ssh":
             return _to_ssh(job, ssh.command(job, _run(job)))
         case _:
-            raise AssertionError(f"nothing hands over to {target}")
+            raise AssertionError(f"internal error: unknown target {target}")
 
 
 def _objects(job: JobFile) -> list[kubernetes.Object]:
     if not job.image:
-        raise BadJobFile('image is missing, which Kubernetes needs; write image = "REPOSITORY/NAME:TAG"')
+        raise BadJobFile('Kubernetes needs an image; write image = "REPOSITORY/NAME:TAG"')
     return kubernetes.objects(job)
 
 
@@ -65,8 +65,8 @@ def _run(job: JobFile) -> str:
 def _to_kubectl(job: JobFile, objects: list[kubernetes.Object]) -> int:
     """Create the job with kubectl. An existing job of that name is an error and is not changed.
 
-    The objects around it may exist already. Those that belong to this job (service, network policy, secret) are
-    created after it and deleted with it. The runtime of a TrainJob is created first, and not overwritten if it exists.
+    The additional objects of this job (service, network policy, secret) may exist already. They are created after the
+    job and deleted with it. The TrainingRuntime is created before its TrainJob, and not overwritten if it exists.
     """
     *after, main = objects
     before = [each for each in after if each["kind"] == "TrainingRuntime"]
@@ -111,22 +111,26 @@ def _to_ssh(job: JobFile, command: list[str]) -> int:
         try:
             os.chdir(job.workdir)
         except OSError as error:
-            raise BadJobFile(f"workdir = {job.workdir!r}: {error.strerror}") from error
+            raise BadJobFile(
+                f"cannot use workdir = {job.workdir!r} on this machine: {error.strerror}"
+            ) from error
     sys.stdout.flush()
     os.execvpe(command[0], command, {**os.environ, **job.env})
 
 
-def beside(job: JobFile, target: str) -> str:
-    """What the user must also create if they submit the output themselves; "" if nothing."""
+def prerequisites(job: JobFile, target: str) -> str:
+    """The objects that the user must also create if they submit the output themselves; "" if there are none."""
     name = own_secret(job) if target == "kubernetes" else ""
     if not name:
         return ""
-    create = f"kubectl -n {job.kubernetes.namespace} create secret generic {name} --from-file=secret"
-    return f"if you submit this yourself, first create its secret: ddp-rendezvous secret secret && {create}"
+    create = (
+        f"kubectl -n {job.kubernetes.namespace} create secret generic {name} --from-file=secret=./job-secret"
+    )
+    return f"to submit this yourself, first create the job's secret: ddp-rendezvous secret ./job-secret && {create}"
 
 
-def objection(job: JobFile, target: str) -> str:
-    """The error of ddp-launch about its options; "" if there is none, or ddp-launch is not installed here.
+def options_problem(job: JobFile, target: str) -> str:
+    """The error of ddp-launch about the options of the job file; "" if there is none, or no ddp-launch is installed.
 
     So a misspelt option is found now, and not in the first pod.
     """
@@ -136,8 +140,8 @@ def objection(job: JobFile, target: str) -> str:
     if program is None:
         return ""
     words = _launch(job, target)
-    ours = ("DDP_LAUNCH_", "PET_", "SLURM_")
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    prefixes = ("DDP_LAUNCH_", "PET_", "SLURM_")
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
     command = [program, "--print-config", *words]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
     return done.stderr.strip() if done.returncode == 2 else ""
@@ -146,5 +150,5 @@ def objection(job: JobFile, target: str) -> str:
 def _launch(job: JobFile, target: str) -> list[str]:
     if target == "ssh":
         return ssh.command(job, _run(job))[1:]
-    meet_at = (job.kubernetes.rendezvous if target == "kubernetes" else "") or job.rendezvous
-    return job.launch(*(("--rendezvous", meet_at) if meet_at else ()))
+    endpoint = (job.kubernetes.rendezvous if target == "kubernetes" else "") or job.rendezvous
+    return job.launch(*(("--rendezvous", endpoint) if endpoint else ()))

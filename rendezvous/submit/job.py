@@ -43,7 +43,7 @@ class Kubernetes:
     )
     secret_env: dict[str, str] = field(default_factory=dict)  # NAME = "SECRET/KEY"
     grace_s: int = 120  # from SIGTERM to SIGKILL; must be long enough for a checkpoint
-    replace: int = 10  # how often a pod of one index is replaced
+    replace: int = 10  # how many times a pod of one index is replaced
     wait: str = "1d"  # how long pods wait for pods that are not scheduled yet
     deadline_s: int = 0  # the job is ended after this time; 0: never
     keep_s: int = 86_400  # how long a finished job is kept
@@ -51,11 +51,11 @@ class Kubernetes:
     annotations: dict[str, str] = field(default_factory=dict)
     node_selector: dict[str, str] = field(default_factory=dict)
     tolerations: list[dict[str, Any]] = field(default_factory=list)
-    apart: str = ""  # a label of nodes: pods are spread evenly over its values
-    together: str = ""  # a label of nodes: pods go where its value is the same, if they can
+    apart: str = ""  # anti-affinity: the key of a node label; pods are spread evenly over its values
+    together: str = ""  # affinity: the key of a node label; pods prefer nodes with the same value
     runtime_class: str = ""
-    user: int = 10_001  # who owns what the job writes; the group is the same number
-    fenced: bool = True  # only the pods of the job can reach the ports of its ranks
+    user: int = 10_001  # the user id of the job; the group id is the same
+    fenced: bool = True  # a network policy: only the pods of the job can reach the ports of its ranks
     host_network: bool = False
     capabilities: list[str] = field(default_factory=list)  # IPC_LOCK, where RDMA asks for it
     image_pull_secrets: list[str] = field(default_factory=list)
@@ -75,13 +75,13 @@ class Slurm:
     requeue: bool = True
     signal_s: int = 120  # how long before the time limit the ranks are asked for a checkpoint
     setup: list[str] = field(default_factory=list)  # lines of shell: modules, an environment
-    options: list[str] = field(default_factory=list)  # further #SBATCH words
+    options: list[str] = field(default_factory=list)  # more #SBATCH options
 
 
 @dataclass(frozen=True, slots=True)
 class Ssh:
     hosts: list[str] = field(default_factory=list)
-    options: list[str] = field(default_factory=list)  # further words for ddp-launch
+    options: list[str] = field(default_factory=list)  # more options of ddp-launch
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class JobFile:
     ssh: Ssh = Ssh()
 
     @property
-    def least(self) -> int:
+    def min_machines(self) -> int:
         """The smallest number of machines with which the job can continue."""
         return int(self.nodes.partition(":")[0])
 

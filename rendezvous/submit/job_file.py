@@ -3,16 +3,16 @@
 name = "train"
 image = "registry.example/train:7"       # Kubernetes only
 script = ["train.py", "--epochs", "3"]   # or after `--` on the command line
-workdir = "/work"                        # where it runs; "": as the image says, or where the command was given
+workdir = "/work"                        # "": that of the image (Kubernetes), or the current directory
 nodes = "4"                              # or "2:4", elastic
 ranks_per_node = "auto"
 spares = 0
-max_restarts = 5                         # or "5/1h": so many within any hour
-options = ["--log-dir", "/logs"]         # further words for ddp-launch
-rendezvous = "HOST:PORT"                 # a deployed service; without it the first node serves
+max_restarts = 5                         # or "5/1h": at most 5 restarts within any hour
+options = ["--log-dir", "/logs"]         # more options of ddp-launch
+rendezvous = "HOST:PORT"                 # a deployed service; without it the first node runs the rendezvous
 
 [resources]  cpu, memory, gpus, gpu_resource, shm, extra
-[env]        NAME = "value"              # a secret never: see secret_env, and DDP_RENDEZVOUS_TOKEN_FILE
+[env]        NAME = "value"              # do not put secrets here: see secret_env, and DDP_RENDEZVOUS_TOKEN_FILE
 [[volumes]]  path, read_only, and one of: claim, config_map, secret, host_path, size (an empty folder)
 [kubernetes] kind (job, jobset, trainjob), context, namespace, rendezvous, queue, priority_class, scheduler,
              service_account, token_secret, tls_secret, secret_env, grace_s, replace, wait, deadline_s, keep_s, labels,
@@ -21,6 +21,8 @@ rendezvous = "HOST:PORT"                 # a deployed service; without it the fi
 [slurm]      partition, account, qos, time, reservation, constraint, exclude, gres, array, requeue, signal_s, setup,
              options
 [ssh]        hosts, options
+
+`job` explains each key, for example `apart`, `together` and `fenced`.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from rendezvous.submit.job import JobFile, Kubernetes, Resources, Slurm, Ssh, Volume
-from rendezvous.submit.job_rules import objection
+from rendezvous.submit.job_rules import first_problem
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -57,14 +59,16 @@ def read(data: Mapping[str, Any], script: Sequence[str] = ()) -> JobFile:
         raise BadJobFile("invalid volumes: expected a list of tables; write [[volumes]]")
     given["volumes"] = tuple(_table(Volume, each, f"[[volumes]] {i}") for i, each in enumerate(volumes, 1))
     job: JobFile = _table(JobFile, given, "the job file")
-    if words := objection(job):
+    if words := first_problem(job):
         raise BadJobFile(words)
     return job
 
 
 def _table(kind: type, found: Any, where: str) -> Any:
     if not isinstance(found, dict):
-        raise BadJobFile(f"{where}: expected a table")
+        raise BadJobFile(
+            f"{where}: expected a table; write {where if where.startswith('[') else 'KEY = VALUE lines'}"
+        )
     known = {each.name: each for each in fields(kind)}
     hints = get_type_hints(kind)
     for key, value in found.items():
@@ -73,7 +77,7 @@ def _table(kind: type, found: Any, where: str) -> Any:
         found = found | {key: _value(hints[key], value, f"{where}: {key}")}
     missing = [name for name, each in known.items() if _needed(each) and name not in found]
     if missing:
-        raise BadJobFile(f"{where}: {' and '.join(missing)} is missing")
+        raise BadJobFile(f"{where}: missing: {', '.join(missing)}")
     return kind(**found)
 
 
@@ -100,19 +104,19 @@ def _value(hint: Any, value: Any, where: str) -> Any:
     if hint is str and isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)  # cpu = 4
     if hint is Any:
-        return _handed_on(value, where)
+        return _passed_through(value, where)
     if isinstance(value, origin) and not (origin is int and isinstance(value, bool)):
         return value
     shown = {str: "a string", int: "a whole number", bool: "true or false", list: "a list", tuple: "a list"}
     raise BadJobFile(f"{where} = {value!r}: expected {shown.get(origin, 'a table')}")
 
 
-def _handed_on(value: Any, where: str) -> Any:
-    """A value that is passed to Kubernetes unchecked. Dates of TOML have no equivalent there."""
+def _passed_through(value: Any, where: str) -> Any:
+    """A value that is passed to Kubernetes without a check. Dates of TOML have no equivalent there."""
     if isinstance(value, list):
-        return [_handed_on(each, where) for each in value]
+        return [_passed_through(each, where) for each in value]
     if isinstance(value, dict):
-        return {key: _handed_on(each, f"{where}.{key}") for key, each in value.items()}
+        return {key: _passed_through(each, f"{where}.{key}") for key, each in value.items()}
     if not isinstance(value, str | int | float) or not isfinite(value if isinstance(value, float) else 0.0):
         raise BadJobFile(f"{where} = {value}: dates and times are not supported; write it in quotes")
     return value

@@ -40,16 +40,19 @@ _KEY_OF_OPTION = {
     "--hosts": "[ssh] hosts",
     "--hostfile": "[ssh] hosts",
 }
-_OURS_IN_PODS = {"JOB_UID": "the uid of the job", "JOB_COMPLETION_INDEX": "the index of the pod"}
+_OURS_IN_PODS = {
+    "JOB_UID": "the uid of the job, set by ddp-launch",
+    "JOB_COMPLETION_INDEX": "the index of the pod, set by Kubernetes",
+}
 _TAKEN_PATHS = {"/", "/dev/shm", "/etc/ddp-launch", "/proc", "/sys", "/dev"}
 
 
-def objection(job: JobFile) -> str:
+def first_problem(job: JobFile) -> str:
     """The first error; "" if there is none."""
-    return next(_objections(job), "")
+    return next(_problems(job), "")
 
 
-def _objections(job: JobFile) -> Iterator[str]:
+def _problems(job: JobFile) -> Iterator[str]:
     yield from _of_texts(asdict(job), "")
     yield from _of_the_name(job)
     yield from _of_the_world(job)
@@ -62,7 +65,7 @@ def _objections(job: JobFile) -> Iterator[str]:
 
 
 def _of_texts(found: Any, where: str) -> Iterator[str]:
-    """Arguments cannot contain NUL, and YAML cannot contain a lone surrogate."""
+    """Arguments cannot contain NUL, and YAML cannot contain an invalid Unicode character (a lone surrogate)."""
     if isinstance(found, dict):
         for key, each in found.items():
             yield from _of_texts(each, f"{where}.{key}" if where else str(key))
@@ -70,14 +73,14 @@ def _of_texts(found: Any, where: str) -> Iterator[str]:
         for each in found:
             yield from _of_texts(each, where)
     elif isinstance(found, str) and ("\0" in found or any("\ud800" <= c <= "\udfff" for c in found)):
-        yield f"{where}: {found!r} contains a NUL or a lone surrogate; remove it"
+        yield f"{where}: {found!r} contains a NUL or an invalid Unicode character; remove it"
 
 
 def _of_the_name(job: JobFile) -> Iterator[str]:
     if not _NAME.fullmatch(job.name) or len(job.name) > _NAME_CHARS:
         yield (
-            f"name = {job.name!r}: it becomes a host name: use up to {_NAME_CHARS} lowercase letters, digits and "
-            "dashes, beginning with a letter"
+            f"invalid name {job.name!r}: it is used as a host name. Use up to {_NAME_CHARS} lowercase letters, digits "
+            "and dashes, beginning with a letter"
         )
 
 
@@ -87,7 +90,7 @@ def _of_the_world(job: JobFile) -> Iterator[str]:
         return
     low, _, high = job.nodes.rpartition(":")
     if low and int(low) > int(high):
-        yield f"nodes = {job.nodes!r}: write the smaller number first, MIN:MAX, MIN at least 1"
+        yield f"nodes = {job.nodes!r}: write MIN:MAX, with MIN not above MAX"
     if min(job.spares, job.resources.gpus) < 0:
         yield "spares and gpus must be 0 or more"
     if not re.fullmatch(r"\d{1,6}(/\d+(\.\d+)?[smhd]?)?", job.max_restarts):
@@ -95,14 +98,17 @@ def _of_the_world(job: JobFile) -> Iterator[str]:
     longest = f"{job.name}-node-0-{job.machines - 1}"
     if len(longest) > _HOST_CHARS:
         over = len(longest) - _HOST_CHARS
-        yield f"name = {job.name!r}: {over} too long for {job.machines} machines: host names end in a number"
+        yield (
+            f"name = {job.name!r} is {over} characters too long for {job.machines} machines: host names also contain "
+            "the number of the machine. Use a shorter name"
+        )
     if not re.fullmatch(r"auto|gpu|cpu|xpu|[1-9]\d*", job.ranks_per_node):
         yield f"ranks_per_node = {job.ranks_per_node!r}: write a number, auto, gpu, cpu or xpu"
 
 
 def _of_words(job: JobFile) -> Iterator[str]:
     if not job.script or not job.script[0]:
-        yield 'no script; write script = ["train.py"], or the script after `--`'
+        yield 'script is missing; write script = ["train.py"], or the script after `--`'
     for where, given in (("script", job.script), ("options", job.options)):
         if any(len(word.encode()) > _WORD_BYTES for word in given):
             yield f"{where}: an argument is {_TOO_LONG}"
@@ -112,21 +118,21 @@ def _of_words(job: JobFile) -> Iterator[str]:
             if flag in _KEY_OF_OPTION:
                 yield f"{where}: instead of {flag}, set `{_KEY_OF_OPTION[flag]}` in the job file"
             if word == "--":
-                yield f"{where}: remove --; the script has its own key"
+                yield f"{where}: remove `--`; set the script with the key `script`"
 
 
 def _of_variables(job: JobFile) -> Iterator[str]:
     for name in (*job.env, *job.kubernetes.secret_env):
         if not _VARIABLE.fullmatch(name):
-            yield f"[env]: {name!r} is not a valid variable name"
+            yield f"[env]: invalid variable name {name!r}: use letters, digits and underscores"
         if len(f"{name}={job.env.get(name, '')}".encode()) > _WORD_BYTES:
             yield f"[env]: {name} is {_TOO_LONG}"
         if name in _OURS_IN_PODS:
-            yield f"[env]: {name} is reserved: in pods it is {_OURS_IN_PODS[name]}"
+            yield f"[env]: {name} is reserved for {_OURS_IN_PODS[name]}; use another name"
     for name in ("DDP_RENDEZVOUS_TOKEN", "DDP_RENDEZVOUS_SECRET"):
         if name in job.env:
             yield (
-                f"[env]: {name} would be readable in manifests and scripts; use {name}_FILE"
+                f"[env]: do not set the secret {name} here: others can read manifests and scripts. Use {name}_FILE"
                 f"{', or [kubernetes] token_secret' if name.endswith('TOKEN') else ''}"
             )
     for name, source in job.kubernetes.secret_env.items():
@@ -141,21 +147,22 @@ def _of_resources(job: JobFile) -> Iterator[str]:
     wanted = job.resources
     for name in ("cpu", "memory", *(("shm",) if wanted.shm else ())):
         if not _QUANTITY.fullmatch(getattr(wanted, name)) or amount_of(getattr(wanted, name)) <= 0:
-            yield f"[resources]: {name} = {getattr(wanted, name)!r} is not a quantity; write for example 8 or 16Gi"
+            yield f"[resources]: {name} = {getattr(wanted, name)!r} is invalid; write a quantity, for example 8 or 16Gi"
         elif name != "cpu" and amount_of(getattr(wanted, name)) < 2**20:
             yield f"[resources]: {name} = {getattr(wanted, name)!r} is less than 1Mi; add a unit, for example 16Gi"
     if not re.fullmatch(r"\d+(\.\d+)?m?", wanted.cpu):
         yield f"[resources]: cpu = {wanted.cpu!r}: write a number of CPUs, for example 8 or 500m"
     if amount_of(wanted.shm) > amount_of(wanted.memory):
         yield (
-            f"[resources]: shm = {wanted.shm!r} is more than memory = {wanted.memory!r}, which includes it; use less"
+            f"[resources]: shm = {wanted.shm!r} is more than memory = {wanted.memory!r}, which includes "
+            "it; use less shm or more memory"
         )
     devices = [(wanted.gpu_resource, "1")]
     for name, amount in wanted.extra.items():
         if not _OF_KUBERNETES.fullmatch(name):
             devices.append((name, amount))
         elif not _QUANTITY.fullmatch(amount):
-            yield f"[resources]: {name} = {amount!r} is not a quantity; write for example 16Gi"
+            yield f"[resources]: {name} = {amount!r} is invalid; write a quantity, for example 16Gi"
     for name, amount in devices:
         whole = _QUANTITY.fullmatch(amount) and amount_of(amount).is_integer()  # devices are not divided
         if "/" not in name or not _KEY.fullmatch(name) or not whole:
@@ -183,9 +190,9 @@ def _of_a_volume(volume: Volume, where: str) -> Iterator[str]:
     if volume.host_path and not volume.host_path.startswith("/"):
         yield f"{where}: host_path = {volume.host_path!r}: use an absolute path"
     if not _QUANTITY.fullmatch(volume.size) or amount_of(volume.size) <= 0:
-        yield f"{where}: size = {volume.size!r} is not a quantity; write for example 16Gi"
+        yield f"{where}: size = {volume.size!r} is invalid; write a quantity, for example 16Gi"
     if volume.read_only and not sources:
-        yield f"{where}: read_only has no use for an empty folder; name a claim, config_map, secret or host_path"
+        yield f"{where}: read_only cannot be used for an empty folder; set a claim, config_map, secret or host_path"
 
 
 def _of_kubernetes(job: JobFile) -> Iterator[str]:
@@ -193,36 +200,39 @@ def _of_kubernetes(job: JobFile) -> Iterator[str]:
     if where.kind not in _KINDS:
         yield f"[kubernetes]: kind = {where.kind!r}: write job, jobset or trainjob"
     if not where.namespace or "." in where.namespace or len(where.namespace) > _HOST_CHARS:
-        yield f"[kubernetes]: namespace = {where.namespace!r} is not a valid namespace"
+        yield f"[kubernetes]: namespace = {where.namespace!r} is invalid; use lowercase letters, digits and dashes"
     names = ("namespace", "priority_class", "service_account", "token_secret", "tls_secret", "runtime_class")
     for name in names:
         yield from _of_an_object(getattr(where, name), f"[kubernetes]: {name}")
     for secret in where.image_pull_secrets:
         yield from _of_an_object(secret, "[kubernetes]: image_pull_secrets")
     if not _LABEL.fullmatch(where.queue):
-        yield f"[kubernetes]: queue = {where.queue!r} is not a valid queue name"
+        yield f"[kubernetes]: queue = {where.queue!r} is invalid; use letters, digits, '-', '_' and '.'"
     for name in ("labels", "node_selector"):
         for key, text in getattr(where, name).items():
             if not _KEY.fullmatch(key) or not _LABEL.fullmatch(text):
-                yield f"[kubernetes]: {name}: {key} = {text!r} is not a valid label"
+                yield f"[kubernetes]: {name}: {key} = {text!r} is invalid; use letters, digits, '-', '_' and '.'"
     for key in (*where.annotations, *(each for each in (where.apart, where.together) if each)):
         if not _KEY.fullmatch(key):
-            yield f"[kubernetes]: {key!r} is not a valid key of a label or an annotation"
+            yield f"[kubernetes]: invalid key {key!r} of a label or an annotation; write NAME or DOMAIN/NAME"
     yield from _of_times_and_numbers(job)
     if where.host_network and not (where.rendezvous or job.rendezvous):
-        yield "[kubernetes]: with host_network, pods have no host names for a rendezvous of their own; set rendezvous"
+        yield "[kubernetes]: with host_network, the job cannot run its own rendezvous; set rendezvous to a service"
     if not re.fullmatch(r"\S*", job.image):
-        yield f"image = {job.image!r} is not a valid image name"
+        yield f"image = {job.image!r} is invalid; remove the spaces"
 
 
 def _of_times_and_numbers(job: JobFile) -> Iterator[str]:
     where = job.kubernetes
     if where.grace_s < 3 * _STOPPING_S:
-        yield f"[kubernetes]: grace_s = {where.grace_s}: use {3 * _STOPPING_S} or more: a checkpoint needs time"
+        yield (
+            f"[kubernetes]: grace_s = {where.grace_s}: use {3 * _STOPPING_S} seconds or more, so that there is time "
+            "for a checkpoint"
+        )
     if min(where.replace, where.deadline_s, where.keep_s) < 0:
         yield "[kubernetes]: replace, deadline_s and keep_s must be 0 or more"
     if not _SPAN.fullmatch(where.wait):
-        yield f"[kubernetes]: wait = {where.wait!r} is not a duration; write for example 30m, 12h or 1d"
+        yield f"[kubernetes]: invalid wait = {where.wait!r}; write for example 30m, 12h or 1d"
     if max(where.grace_s, where.deadline_s, where.keep_s, where.replace, where.user) > _INT32:
         yield f"[kubernetes]: grace_s, deadline_s, keep_s, replace and user must be at most {_INT32}"
     if where.user < 1:
@@ -234,7 +244,7 @@ def _of_times_and_numbers(job: JobFile) -> Iterator[str]:
 
 def _of_an_object(name: str, where: str) -> Iterator[str]:
     if name and (not _OBJECT.fullmatch(name) or len(name) > _OBJECT_CHARS):
-        yield f"{where} = {name!r} is not a valid Kubernetes object name"
+        yield f"{where} = {name!r} is not a Kubernetes object name; use lowercase letters, digits, '-' and '.'"
 
 
 def _of_slurm(job: JobFile) -> Iterator[str]:

@@ -1,13 +1,14 @@
 """A job file as Kubernetes objects: an Indexed Job with its headless service, a JobSet, or a Kubeflow TrainJob. Pure.
 
-Who recovers what
------------------
+Recovery: the agents and Kubernetes
+-----------------------------------
 The agents recover from failed ranks: they restart them within moments, in the same pods. Kubernetes replaces lost
 pods. So a pod never restarts its container (`Never`). An evicted pod does not count (`Ignore: DisruptionTarget`). A
 pod whose agent was killed, or could not reach the others, is replaced under the same index (`backoffLimitPerIndex`).
-Any other exit code is the agents' decision about the whole job: `FailJob`.
-An agent exits with 0 only if the whole job has succeeded. If some machines may be missing (spares, or those above the
-minimum of an elastic job), the job is complete when the minimum number of pods has succeeded (`successPolicy`).
+Any other exit code means that the whole job has failed (`FailJob`).
+
+An agent exits with 0 only if the whole job has succeeded. A job does not need all its pods if it has spares or is
+elastic. Then it is complete when the minimum number of pods has succeeded (`successPolicy`).
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ Object = dict[str, Any]
 
 def objects(job: JobFile) -> list[Object]:
     """The objects to create; the last one is the job itself."""
-    fence = [_fence(job)] if job.kubernetes.fenced else []
+    policy = [_network_policy(job)] if job.kubernetes.fenced else []
     match job.kubernetes.kind:
         case "job":
-            return [_service(job), *fence, _job(job)]
+            return [_service(job), *policy, _job(job)]
         case "jobset":
-            return [*fence, _jobset(job)]
+            return [*policy, _jobset(job)]
         case "trainjob":
-            return [*fence, _runtime(job), _trainjob(job)]
+            return [*policy, _runtime(job), _trainjob(job)]
         case kind:
-            raise AssertionError(f"{kind} has no objects")
+            raise AssertionError(f"internal error: unknown kind {kind}")
 
 
 def _meta(job: JobFile, **more: Any) -> Object:
@@ -44,18 +45,18 @@ def _meta(job: JobFile, **more: Any) -> Object:
 
 
 def _queued(job: JobFile) -> Object:
-    """Kueue may admit an elastic job with fewer pods than it asks for; pods of a plain Job only."""
+    """Kueue may admit an elastic job with fewer pods than requested. This works only for kind = job."""
     meta, annotations = _meta(job), dict(job.kubernetes.annotations)
     if job.kubernetes.queue:
         meta["labels"]["kueue.x-k8s.io/queue-name"] = job.kubernetes.queue
-        if job.least < job.machines and job.kubernetes.kind == "job":
-            annotations["kueue.x-k8s.io/job-min-parallelism"] = str(job.least)
+        if job.min_machines < job.machines and job.kubernetes.kind == "job":
+            annotations["kueue.x-k8s.io/job-min-parallelism"] = str(job.min_machines)
             annotations["kueue.x-k8s.io/job-completions-equal-parallelism"] = "true"
     return meta | ({"annotations": annotations} if annotations else {})
 
 
 def _service(job: JobFile) -> Object:
-    """The headless service that gives pods their names, also before they are ready: they need them to get ready."""
+    """The headless service that gives pods their names. Pods need the names before they are ready."""
     spec = {
         "clusterIP": "None",
         "publishNotReadyAddresses": True,
@@ -64,7 +65,7 @@ def _service(job: JobFile) -> Object:
     return {"apiVersion": "v1", "kind": "Service", "metadata": _meta(job), "spec": spec}
 
 
-def _fence(job: JobFile) -> Object:
+def _network_policy(job: JobFile) -> Object:
     """The network policy: torch's store, Gloo and NCCL do not authenticate, so only pods of the job may connect."""
     ours = {"podSelector": {"matchLabels": {"app.kubernetes.io/name": job.name, "ddp-launch/role": "worker"}}}
     ingress: list[Object] = [{"from": [ours]}]
@@ -141,7 +142,7 @@ def _trainjob(job: JobFile) -> Object:
 def _job_spec(job: JobFile) -> Object:
     evicted = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
     codes = {"containerName": CONTAINER, "operator": "NotIn", "values": list(REPLACED)}
-    dispensable = job.machines - job.least
+    dispensable = job.machines - job.min_machines
     spec: Object = {
         "completionMode": "Indexed",
         "completions": job.machines,
@@ -153,7 +154,7 @@ def _job_spec(job: JobFile) -> Object:
         "template": template(job),
     }
     if dispensable:
-        spec["successPolicy"] = {"rules": [{"succeededCount": job.least}]}
+        spec["successPolicy"] = {"rules": [{"succeededCount": job.min_machines}]}
     if job.kubernetes.deadline_s:
         spec["activeDeadlineSeconds"] = job.kubernetes.deadline_s
     return spec

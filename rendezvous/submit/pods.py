@@ -120,21 +120,21 @@ def arguments(job: JobFile) -> list[str]:
             "--shutdown-timeout",
             f"{_STOPPING_S}s",
         ),
-        *_patience(job),
+        *_timeouts(job),
     ]
     options, script = (tuple(map(_literal, words)) for words in (job.options, job.script))
     return replace(job, options=options, script=script).launch(*ours)
 
 
-def _patience(job: JobFile) -> list[str]:
-    """Timeouts: pods start when the cluster has room, so wait long for those that the job cannot do without."""
+def _timeouts(job: JobFile) -> list[str]:
+    """The timeouts of pods. Pods may wait long for capacity, so the timeout for the required pods is long."""
     given = {word.partition("=")[0].replace("_", "-") for word in job.options}
-    said = [("--join-timeout", job.kubernetes.wait), ("--replacement-timeout", job.kubernetes.wait)]
+    options = [("--join-timeout", job.kubernetes.wait), ("--replacement-timeout", job.kubernetes.wait)]
     if job.is_elastic and "--replacement-timeout" not in given:
-        said.append(("--shrink-after", "0s"))  # do not wait for the others
+        options.append(("--shrink-after", "0s"))  # do not wait for the others
     codes = ",".join(map(str, REPLACED))
-    said.append(("--reserved-exit-codes", codes))
-    return [word for flag, value in said if flag not in given for word in (flag, value)]
+    options.append(("--reserved-exit-codes", codes))
+    return [word for flag, value in options if flag not in given for word in (flag, value)]
 
 
 def _literal(text: str) -> str:

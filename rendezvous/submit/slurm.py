@@ -1,8 +1,8 @@
 """A job file as a batch script for Slurm. Pure.
 
 Slurm signals every process of the step in advance: --signal before the time limit, SIGTERM before preemption or a
-requeue. Then the agents take a checkpoint (docs/rendezvous.md). Each start has its own job id at the rendezvous: a
-requeued job is a new job there and resumes only from its checkpoint.
+requeue. Then the agents take a checkpoint (docs/rendezvous.md). Each run has its own rendezvous job id. So after a
+requeue the job is a new rendezvous job, and resumes only from its checkpoint.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def script(job: JobFile) -> str:
 
 
 def _requeued(step: str) -> list[str]:
-    """Requeue after preemption. Slurm requeues only jobs that still run after the grace period; ours have ended."""
+    """Requeue after preemption. Slurm itself requeues only jobs that still run after the grace period."""
     return [
         "trap : TERM  # the step ends on SIGTERM; this script continues",
         "code=0",
@@ -94,8 +94,8 @@ def _directives(job: JobFile) -> list[str]:
 def _machines(job: JobFile, cpus: int) -> list[str]:
     """Request MIN-MAX machines, so that an elastic job starts with those that are free.
 
-    With a number of tasks, Slurm would allocate machines only for the minimum.
+    If --ntasks is set, Slurm allocates machines only for the minimum.
     """
-    if job.least == job.machines:
+    if job.min_machines == job.machines:
         return [f"--nodes={job.machines}", "--ntasks-per-node=1"]
-    return [f"--nodes={job.least}-{job.machines}", f"--mincpus={cpus}"]
+    return [f"--nodes={job.min_machines}-{job.machines}", f"--mincpus={cpus}"]

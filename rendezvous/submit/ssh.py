@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 
 def command(job: JobFile, run: str) -> list[str]:
-    """The ddp-launch command. `run` is the job id. It contains no values of variables, since `ps` shows commands.
+    """The ddp-launch command. `run` is the job id. It does not contain values of environment
+    variables, since `ps` shows commands.
 
     Raises `BadJobFile`.
     """
@@ -33,8 +34,8 @@ def command(job: JobFile, run: str) -> list[str]:
     return ["ddp-launch", *job.launch(*words, *job.ssh.options)]
 
 
-def shown(job: JobFile, run: str) -> str:
+def render(job: JobFile, run: str) -> str:
     """The same command as a shell line."""
-    said = [f"{name}={shlex.quote(value)}" for name, value in job.env.items()]
+    variables = [f"{name}={shlex.quote(value)}" for name, value in job.env.items()]
     place = f"cd {shlex.quote(job.workdir)} && " if job.workdir else ""
-    return place + " ".join([*said, shlex.join(command(job, run))]) + "\n"
+    return place + " ".join([*variables, shlex.join(command(job, run))]) + "\n"

@@ -1,4 +1,4 @@
-"""torch's interface to a rendezvous, implemented over one of our sessions."""
+"""torch's interface to a rendezvous. It uses one session with the service."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from rendezvous.client.options import client_options
 from rendezvous.client.session import connect
 from rendezvous.torchrun.link import JobOver, Link
-from rendezvous.torchrun.standing import Standing, come, finish, give_up, hand_out, leave
+from rendezvous.torchrun.node_state import NodeState, fail_job, finish, give_to_torch, leave, next_rendezvous
 from rendezvous.values.events import AgentJoined, StoreOpened
 from rendezvous.values.types import (
     UNLIMITED,
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 NAME = "ddp"
-_FAREWELL_S = 10.0
+_END_TIMEOUT_S = 10.0
 _TRY_AGAIN = 75
 _NO_ERROR_FILE = "<N/A>"
 # torch's agent stops its ranks with a grace of 30 s, then kills and waits for up to 30 s more.
@@ -93,7 +93,7 @@ class TorchrunRendezvous(RendezvousHandler):
         joining = _joining(params, self._join_timeout_s, _address_towards(endpoints[0]))
         agent = joining.agent
         self._link = Link(
-            Standing(agent, joining),
+            NodeState(agent, joining),
             lambda: connect([f"{host}:{port}" for host, port in endpoints], agent, options),
         )
         self._store: TCPStore | None = None  # of the latest generation; node rank 0's is its server
@@ -111,43 +111,46 @@ class TorchrunRendezvous(RendezvousHandler):
         """Whether ranks share the agents' store, which is new in each generation. Otherwise rank 0 hosts a store."""
         return os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") != "1"
 
-    # --- meeting -------------------------------------------------------------------------------------
+    # --- joining -------------------------------------------------------------------------------------
 
     def next_rendezvous(self) -> RendezvousInfo:
-        self._link.do(come)
+        self._link.apply(next_rendezvous)
         while True:
-            assignment = self._await(lambda standing: standing.assigned)
-            info = self._meet(assignment)
+            assignment = self._await(lambda node: node.assigned)
+            info = self._form_world(assignment)
             if info is not None:
                 return info
 
-    def _await(self, look: Callable[[Standing], Answer | None]) -> Answer:
+    def _await(self, look: Callable[[NodeState], Answer | None]) -> Answer:
         try:
             return self._link.wait_for(look, self._join_timeout_s)
         except JobOver as over:
-            raise _ending(over.standing) from None
+            raise _ending(over.node) from None
         except TimeoutError as error:
-            words = f"not a word from the rendezvous service for {self._join_timeout_s:g} s"
-            raise RendezvousTimeoutError(words) from error
+            problem = f"the rendezvous service did not answer for {self._join_timeout_s:g} s"
+            what_next = (
+                "Check --rdzv-endpoint and the log of the service, or increase --rdzv-conf join_timeout"
+            )
+            raise RendezvousTimeoutError(f"{problem}. {what_next}") from error
         except ConnectionError as error:
             raise RendezvousConnectionError(str(error)) from error
 
-    def _meet(self, assignment: Assignment) -> RendezvousInfo | None:
-        """Complete this world. Return None if it broke before it was complete; another one follows."""
+    def _form_world(self, assignment: Assignment) -> RendezvousInfo | None:
+        """Connect to the store of this world. Return None if the world has ended: wait for the next assignment."""
         if assignment.node_rank == 0:
             self._open_store(assignment)
-        told = self._await(partial(_told_of, assignment))
-        if not isinstance(told, StoreAddress) or not self._connected(told, assignment):
+        store = self._await(partial(_store_of, assignment))
+        if not isinstance(store, StoreAddress) or not self._connected(store, assignment):
             return None
-        standing = self._link.do(partial(hand_out, assignment=assignment))
-        return self._info(assignment, told) if standing.running == assignment else None
+        node = self._link.apply(partial(give_to_torch, assignment=assignment))
+        return self._info(assignment, store) if node.running == assignment else None
 
     def _open_store(self, assignment: Assignment) -> None:
         host = assignment.store_host
         self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=self._read_timeout)
         opened = StoreAddress(host, self._store.port)
         generation = assignment.generation
-        self._link.do(lambda s: (s, (StoreOpened(s.agent, generation, opened),)))
+        self._link.apply(lambda s: (s, (StoreOpened(s.agent, generation, opened),)))
 
     def _connected(self, address: StoreAddress, assignment: Assignment) -> bool:
         if assignment.node_rank == 0:
@@ -157,74 +160,83 @@ class TorchrunRendezvous(RendezvousHandler):
                 address.host, address.port, wait_for_workers=False, timeout=self._read_timeout
             )
         except RuntimeError as error:  # torch's DistError is one
-            if self._link.standing.assigned != assignment:
+            if self._link.node.assigned != assignment:
                 return False
-            words = f"no way to the store of node rank 0 at {address.host}:{address.port}: {error}"
-            raise RendezvousConnectionError(words) from error
+            problem = (
+                f"cannot connect to the TCPStore of node rank 0 at {address.host}:{address.port}: {error}"
+            )
+            what_next = "Check the network and the firewall between the nodes"
+            raise RendezvousConnectionError(f"{problem}. {what_next}") from error
         return True
 
     def _info(self, assignment: Assignment, address: StoreAddress) -> RendezvousInfo:
         assert self._store is not None
         rank, store = assignment.node_rank, PrefixStore("torchrun", self._store)
         if self.use_agent_store:
-            ranks_meet_at = RendezvousStoreInfo(address.host, address.port)
+            store_info = RendezvousStoreInfo(address.host, address.port)
         else:
-            ranks_meet_at = RendezvousStoreInfo.build(rank, store, assignment.store_host)
-        return RendezvousInfo(store, rank, assignment.n_nodes, ranks_meet_at)
+            store_info = RendezvousStoreInfo.build(rank, store, assignment.store_host)
+        return RendezvousInfo(store, rank, assignment.n_nodes, store_info)
 
     def num_nodes_waiting(self) -> int:
         """A value above 0 makes torch's agent stop its ranks and join again, without using its restart budget."""
-        standing = self._link.standing
-        if not standing.must_come_again:
+        node = self._link.node
+        if not node.must_rejoin:
             return 0
-        if standing.running is not None and self._warned_of != standing.running.generation:
-            self._warned_of = standing.running.generation
-            _log.warning("%s", _why(standing))
+        if node.running is not None and self._warned_of != node.running.generation:
+            self._warned_of = node.running.generation
+            _log.warning("%s", _why(node))
         return 1
 
-    # --- parting -------------------------------------------------------------------------------------
+    # --- leaving -------------------------------------------------------------------------------------
 
     def is_closed(self) -> bool:
-        return self._link.standing.over
+        return self._link.node.over
 
     def set_closed(self) -> None:
-        self._link.do(finish)
+        self._link.apply(finish)
 
     def shutdown(self) -> bool:
-        """Report how the agent ended. torch does not pass this on, but calls this while it handles the exception."""
+        """Report how the agent ended. torch does not pass the reason: it is the exception that is being handled."""
         atexit.unregister(self._ended_by_signal)
         error = sys.exc_info()[1]
         if error is None:
-            self._link.do(finish)
+            self._link.apply(finish)
         elif isinstance(error, ChildFailedError):
-            self._link.do(partial(give_up, cause=_final_cause(error)))
+            self._link.apply(partial(fail_job, cause=_final_cause(error)))
         else:
-            self._link.do(partial(leave, reason=f"its torchrun ended: {type(error).__name__}: {error}"))
-        self._hear_out()
+            self._link.apply(
+                partial(leave, reason=f"torchrun on this node ended: {type(error).__name__}: {error}")
+            )
+        self._wait_for_end()
         self._link.close()
         self._store = None
         return True
 
-    def _hear_out(self) -> None:
+    def _wait_for_end(self) -> None:
         """Wait until the service confirms the end, so that node rank 0 keeps its store open while others need it."""
-        if self._link.standing.running is None:
+        if self._link.node.running is None:
             return
         try:
-            self._link.wait_for(lambda s: s.stop, _FAREWELL_S)
+            self._link.wait_for(lambda s: s.stop, _END_TIMEOUT_S)
         except JobOver:
             pass
         except (TimeoutError, ConnectionError) as error:
-            _log.warning("the rendezvous service did not answer the goodbye: %s", error or "no word of it")
+            reason = error or f"no answer for {_END_TIMEOUT_S:g} s"
+            _log.warning("the rendezvous service did not confirm that this node has left: %s", reason)
 
     def _ended_by_signal(self) -> None:
-        """Leave after a signal: torch's launcher does not call `shutdown` then. Its ranks are stopped by now."""
-        self._link.do(partial(leave, reason="its torchrun was ended by a signal"))
+        """Leave after a signal: torch's launcher does not call `shutdown` then. It has already stopped its ranks."""
+        self._link.apply(partial(leave, reason="a signal ended torchrun on this node"))
         self._link.close()
 
 
-def _told_of(assignment: Assignment, standing: Standing) -> StoreAddress | bool | None:
-    """The store of this world; False if the world is no longer assigned, None while the store is unknown."""
-    return standing.store if standing.assigned == assignment else False
+def _store_of(assignment: Assignment, node: NodeState) -> StoreAddress | bool | None:
+    """The store of this world.
+
+    None: it is not known yet. False: the world is no longer assigned.
+    """
+    return node.store if node.assigned == assignment else False
 
 
 # --- the join of this node ----------------------------------------------------------------------------
@@ -246,7 +258,7 @@ def _joining(params: RendezvousParameters, join_timeout_s: float, address: str) 
 
 
 def _job_spec(params: RendezvousParameters, join_timeout_s: float) -> JobSpec:
-    """The job spec. It switches off the rules that torch's agent has itself."""
+    """The job spec. It switches off the rules that torch's agent already implements, for example for restarts."""
     limit = params.get_as_int("max_restarts")
     return JobSpec(
         job_id=params.run_id,
@@ -285,10 +297,10 @@ def _address_towards(service: tuple[str, int]) -> str:
 # --- in words ----------------------------------------------------------------------------------------
 
 
-def _ending(standing: Standing) -> BaseException:
-    outcome = standing.outcome
+def _ending(node: NodeState) -> BaseException:
+    outcome = node.outcome
     if outcome is None:
-        refused = standing.refused
+        refused = node.refused
         assert refused is not None
         return (RendezvousConnectionError if refused.exit_code == _TRY_AGAIN else RendezvousStateError)(
             _refusal(refused)
@@ -304,40 +316,41 @@ def _ending(standing: Standing) -> BaseException:
 def _in_words(outcome: Outcome) -> str:
     first = outcome.first_cause
     if first is None:
-        return f"the job is over: {outcome.reason}"
+        return f"the job has ended: {outcome.reason}"
     # Our own rule ends the job on a final failure; the outcome's reason would only repeat that rule.
     more = "" if first.failure in _FINAL else f" ({outcome.reason})"
-    return f"the job is over: on {first.node}, {first.reason}{more}"
+    return f"the job has ended: {first.reason}, on {first.node}{more}"
 
 
-def _why(standing: Standing) -> str:
-    if standing.stop is not None:
-        decision = standing.stop.decision
+def _why(node: NodeState) -> str:
+    if node.stop is not None:
+        decision = node.stop.decision
         if decision.kind is DecisionKind.FAIL and decision.cause is not None:
-            return f"the job fails: on {decision.cause.node}, {decision.cause.reason}"
-        return f"{decision.reason}; torchrun stops its ranks and meets again"
-    if standing.refused is not None:
-        return f"the rendezvous refuses this node: {_refusal(standing.refused)}"
-    return "the job went on without this node; torchrun stops its ranks and joins again"
+            return f"the job has failed: {decision.cause.reason}, on {decision.cause.node}"
+        return f"{decision.reason}; torchrun stops its ranks and joins the rendezvous again"
+    if node.refused is not None:
+        return f"the rendezvous refused this node: {_refusal(node.refused)}"
+    return "the job has continued without this node; torchrun stops its ranks and joins the rendezvous again"
 
 
 def _refusal(refused: Refused) -> str:
-    """The refusal as text, with torchrun's options: they differ from those of ddp-launch, as does --max-restarts."""
+    """The refusal as text, with torchrun's option names. Some of them differ from those of ddp-launch."""
     found = refused.disagreement
     option = _OPTIONS.get(found.setting) if found is not None else None
     if found is None or option is None:
         return refused.reason
     return (
-        f"the job's nodes disagree about {option}: the job has {found.of_job}, this node has {found.of_node}"
+        f"the nodes of the job have different values of {option}: the job has {found.of_job}, "
+        f"this node has {found.of_node}. Start all nodes with the same value"
     )
 
 
 def _final_cause(error: ChildFailedError) -> Cause:
-    """The cause of a final failure. The standing sets `node` and `rank`: the service counts the node as one rank."""
+    """The cause of a final failure. `fail_job` sets `node` and `rank`: the service counts a node as one rank."""
     rank, failure = error.get_first_failure()
     code = failure.exitcode
-    told = failure.error_file != _NO_ERROR_FILE
-    if told:
+    has_record = failure.error_file != _NO_ERROR_FILE
+    if has_record:
         kind, what = FailureClass.USER_EXCEPTION, str(failure.message).splitlines()[0]
     elif code < 0:
         kind, what = FailureClass.SIGNAL, f"killed by {failure.signal_name()}"
@@ -348,9 +361,9 @@ def _final_cause(error: ChildFailedError) -> Cause:
         rank=0,
         local_rank=failure.local_rank,
         failure=kind,
-        reason=f"rank {rank}: {what}; torchrun has no restart left",
+        reason=f"rank {rank}: {what}; all restarts of torchrun's --max-restarts are used",
         exit_code=128 - code if code < 0 else code,
         signal=-code if code < 0 else 0,
         at=datetime.fromtimestamp(failure.timestamp).isoformat(sep=" "),
-        log=failure.error_file if told else "",
+        log=failure.error_file if has_record else "",
     )

@@ -1,7 +1,8 @@
 """One session with the rendezvous, for a thread that has no event loop.
 
-A separate thread runs the loop, so that heartbeats continue while torch's agent sleeps, waits or kills. The threads
-share the standing under one condition. The link sends messages in the order in which the standing changed.
+A separate thread runs the loop, so that heartbeats continue while torch's agent sleeps, waits or stops processes. The
+threads share the node state, which one `threading.Condition` protects. The link sends messages in the order in which
+the node state changed.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
-from rendezvous.torchrun.standing import come, hear
+from rendezvous.torchrun.node_state import handle_message, next_rendezvous
 from rendezvous.values.events import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rendezvous.client.session import Session
-    from rendezvous.torchrun.standing import Said, Standing
+    from rendezvous.torchrun.node_state import NodeState, Transition
     from rendezvous.values.events import FromAgent, ToAgent
 
 _JOIN_AGAIN_S = 1.0
@@ -28,17 +29,17 @@ Answer = TypeVar("Answer")
 
 
 class JobOver(Exception):
-    def __init__(self, standing: Standing) -> None:
-        super().__init__("the job is over for this node")
-        self.standing = standing
+    def __init__(self, node: NodeState) -> None:
+        super().__init__("the rendezvous has ended for this node")
+        self.node = node
 
 
 class Link:
-    def __init__(self, standing: Standing, open_session: Callable[[], Session]) -> None:
-        self._standing = standing
+    def __init__(self, node: NodeState, open_session: Callable[[], Session]) -> None:
+        self._node = node
         self._open_session = open_session
         self._changed = threading.Condition()
-        self._heard = 0
+        self._received = 0
         self._broken: BaseException | None = None
         self._session: Session | None = None
         self._unsent: list[FromAgent] = []
@@ -48,31 +49,31 @@ class Link:
         self._thread.start()
 
     @property
-    def standing(self) -> Standing:
+    def node(self) -> NodeState:
         with self._changed:
-            return self._standing
+            return self._node
 
-    def do(self, act: Callable[[Standing], Said]) -> Standing:
-        """Apply an action of torch's agent to the standing, and send the messages that follow."""
+    def apply(self, act: Callable[[NodeState], Transition]) -> NodeState:
+        """Apply an action of torch's agent to the node state, and send the resulting messages."""
         with self._changed:
-            self._standing, said = act(self._standing)
-            self._say(said)
+            self._node, messages = act(self._node)
+            self._queue(messages)
             self._changed.notify_all()
-            return self._standing
+            return self._node
 
-    def wait_for(self, look: Callable[[Standing], Answer | None], silence_s: float) -> Answer:
-        """Return the result of `look` as soon as there is one. Raise JobOver if the job is over before.
+    def wait_for(self, look: Callable[[NodeState], Answer | None], silence_s: float) -> Answer:
+        """Return the first result of `look` that is not None. Raise JobOver if the rendezvous ends before.
 
         Raise TimeoutError if no message came from the service for `silence_s`.
         """
         with self._changed:
-            while (found := look(self._standing)) is None:
-                if self._standing.over:
-                    raise JobOver(self._standing)
+            while (found := look(self._node)) is None:
+                if self._node.over:
+                    raise JobOver(self._node)
                 if self._broken is not None:
                     raise ConnectionError(str(self._broken)) from self._broken
-                heard = self._heard
-                if not self._changed.wait(silence_s) and self._heard == heard:
+                received = self._received
+                if not self._changed.wait(silence_s) and self._received == received:
                     raise TimeoutError
             return found
 
@@ -104,15 +105,15 @@ class Link:
                 self._session = session
                 self._flush()
             while True:
-                self._hear(await session.receive())
+                self._receive(await session.receive())
         finally:
             await asyncio.wait_for(session.close(), _CLOSE_S)
 
-    def _hear(self, message: ToAgent) -> None:
+    def _receive(self, message: ToAgent) -> None:
         with self._changed:
-            self._standing, said = hear(self._standing, message)
-            self._say(said)
-            self._heard += 1
+            self._node, messages = handle_message(self._node, message)
+            self._queue(messages)
+            self._received += 1
             self._changed.notify_all()
         if isinstance(message, Refused) and message.retryable:
             self._loop.call_later(_JOIN_AGAIN_S, self._join_again)
@@ -120,13 +121,13 @@ class Link:
     def _join_again(self) -> None:
         """Join again if no ranks run here. Otherwise torch's agent first reaps its ranks, then joins again."""
         with self._changed:
-            if self._standing.running is None:
-                self._standing, said = come(self._standing)
-                self._say(said)
+            if self._node.running is None:
+                self._node, messages = next_rendezvous(self._node)
+                self._queue(messages)
 
-    def _say(self, said: tuple[FromAgent, ...]) -> None:
-        self._unsent += said
-        if said and not self._loop.is_closed():
+    def _queue(self, messages: tuple[FromAgent, ...]) -> None:
+        self._unsent += messages
+        if messages and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._flush)
 
     def _flush(self) -> None:

@@ -1,8 +1,7 @@
 """The inputs and outputs of the round machine.
 
-A message from an agent to the service is an event. It carries the agent and, if it is about ranks, their generation.
-The generation is a fence: it makes a late message harmless. A message from the service to an agent travels inside the
-effect `Tell`.
+A message from an agent to the service is an event. It names the agent and, if it is about ranks, their generation.
+Messages of an older generation are ignored. A message from the service to an agent is sent with the effect `Tell`.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class AgentLeft:
 
 @dataclass(frozen=True, slots=True)
 class StoreOpened:
-    """The store of this generation listens on node rank 0."""
+    """The TCPStore of this generation listens on node rank 0."""
 
     agent: AgentId
     generation: int
@@ -80,8 +79,8 @@ class RanksFinished:
 class AgentStopped:
     """The answer to `Stop`: every rank of `generation` on this node, with all its descendants, is reaped.
 
-    While the job continues, the agent thereby also asks to join the next generation. `reports`: the state of its ranks
-    when the order arrived, if its reason may be a consequence of another failure (see diagnosing/post_mortem.py).
+    While the job continues, this answer is also a request to join the next generation. `reports`: the state of its
+    ranks when the order arrived, if its reason may be a consequence of another failure (see diagnosing/post_mortem.py).
     """
 
     agent: AgentId
@@ -116,8 +115,7 @@ class Examined:
 
 @dataclass(frozen=True, slots=True)
 class PhaseTimesReported:
-    """The phase times of the ranks of this node since they began, without those of which
-    nothing is known."""
+    """The phase times of the ranks of this node since their start, for the ranks that have reported any."""
 
     agent: AgentId
     generation: int
@@ -126,19 +124,19 @@ class PhaseTimesReported:
 
 @dataclass(frozen=True, slots=True)
 class NodeHealth:
-    """The health of the node has changed: `news` is the change, `complaints` lists all current problems."""
+    """The health of the node has changed: `news` describes the change, `complaints` lists all current problems."""
 
     agent: AgentId
     news: Sentence
     complaints: tuple[Sentence, ...] = ()
 
 
-# --- from the service's own shell, or an operator ----------------------------------------------------
+# --- from the I/O layer of the service, or an operator -----------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class AgentLost:
-    """The agent's stream broke and its session did not resume, or the shell gave it up for another reason."""
+    """The agent's stream broke and its session did not resume, or the service removed it for another reason."""
 
     agent: AgentId
     reason: ShortenedSentence
@@ -175,7 +173,7 @@ class NodeResumed:
 
 @dataclass(frozen=True, slots=True)
 class DeadlineReached:
-    """The last deadline that `SetDeadline` set has been reached."""
+    """The deadline of the most recent `SetDeadline` has been reached."""
 
 
 FromAgent = (
@@ -208,7 +206,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """The agent is admitted and does not run ranks yet. `reason` says what it waits for, for the progress line."""
+    """The agent is admitted and does not run ranks yet. `reason` is the text of the progress line."""
 
     reason: ShortenedSentence
     present: int
@@ -243,7 +241,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Assigned:
-    """A world is sealed. The agent of node rank 0 now opens the store. Ranks start at `StoreAt`."""
+    """A world is sealed. The agent of node rank 0 now opens the TCPStore. The message `StoreAt` starts the ranks."""
 
     assignment: Assignment
 
@@ -264,7 +262,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRequested:
-    """The world grows after a checkpoint: let the ranks take one, then answer `CheckpointTaken`."""
+    """The job will grow. First request a checkpoint from the ranks, then answer `CheckpointTaken`."""
 
     generation: int
     reason: ShortenedSentence
@@ -279,7 +277,7 @@ class Examine:
 
 @dataclass(frozen=True, slots=True)
 class Accused:
-    """A rank of this node is the suspected reason: look at its stacks, then send `RankFailed` with this cause."""
+    """A rank of this node is the suspected cause: examine its stacks, then send `RankFailed` with this cause."""
 
     generation: int
     cause: Cause
@@ -295,7 +293,7 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The job is over, and no rank of it may run here any more: report that and exit."""
+    """The job has ended, and none of its ranks may still run here: report the outcome and exit."""
 
     outcome: Outcome
 
@@ -309,7 +307,7 @@ ToAgent = (
 
 @dataclass(frozen=True, slots=True)
 class Persist:
-    """Write the new state with compare-and-swap. Always the first effect: write before any agent is told."""
+    """Write the new state with compare-and-swap. Always the first effect: write before any message is sent."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
-"""The state of one rank at one moment: the value that its page is read into, and that the diagnosis of a hang uses.
+"""The state of one rank at one moment, decoded from its status page. The diagnosis of a hang uses it.
 
-The values come from the rank's page and from its process. Durations are seconds before that moment, since the clocks
-of two hosts are not comparable. `known` is false for a rank that has never written its page: a program that does not
-use our library, or one that has just started. For such a rank only `process` has a meaning.
+The values come from the rank's page and from its process. Times are given as ages, in seconds before that moment,
+since the clocks of two hosts are not comparable. `known` is false for a rank that has never written its page: a program
+that does not use our library, or one that has just started. For such a rank only `process` has a meaning.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class RankPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """A collective that a rank has entered. Equal calls differ at most in `number`, `is_async` and the times."""
+    """A collective that a rank has entered. Calls count as equal if only `number`, `is_async` and the times differ."""
 
     number: int  # among all collectives of this rank, from 1
     group: str  # torch's name of the group, the same on all its members
@@ -57,7 +57,7 @@ class GroupView:
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """The buckets of the backward that runs now, or ran last."""
+    """The buckets of the current or the last backward pass."""
 
     of: int
     launched: int
@@ -83,7 +83,7 @@ class ProcessView:
     """The state of the rank's process in the operating system."""
 
     alive: bool = True
-    # R running, S asleep, D uninterruptible, T stopped, t traced, F frozen by its cgroup, Z ended; ? unknown
+    # R running, S sleeping, D uninterruptible, T stopped, t traced, F frozen by its cgroup, Z ended; ? unknown
     state: str = "?"
     cpu_s: float = 0.0  # of all its threads and of the children that it has waited for
     cpu_moved: bool = True  # since the last reading, more than an idle process uses

@@ -1,4 +1,4 @@
-"""Everything that the rendezvous knows about one job.
+"""The state of one job.
 
     FORMING --seal--> SEALED --store opened--> RUNNING --all finished--> ENDED
        ^                 |                        |                        ^
@@ -7,10 +7,10 @@
        +--- too few nodes are left --- STOPPING <-+--- decision FAIL ------+--+
                                           +--- all stopped: seal g+1 ---> SEALED
 
-Decisions are durable: the service writes them before it tells any agent. Messages of agents (joins, "finished",
-"stopped", reports) and their leases are not. An agent sends its messages again when its session resumes, so a service
-that restarts from its store collects them again. The times in a snapshot are on the clock of the process that wrote
-it. `as_of` is the time of the snapshot on that clock. `rendezvous.rounds.resume` moves the times to another clock.
+Decisions are durable: the service writes them before it sends them to any agent. Messages of agents (joins, "finished",
+"stopped", reports) and their leases are not durable. An agent sends its messages again when its session resumes, so a
+service that restarts from its store collects them again. The times in a snapshot use the monotonic clock of the process
+that wrote it, and `as_of` is the time of the snapshot. `rendezvous.rounds.resume` converts the times to another clock.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ NOT_KEPT = {"kept": False}  # a field that is not part of a snapshot: the agents
 
 class Phase(StrEnum):
     FORMING = "forming"  # a round collects members; also after a loss, while the job waits for a replacement
-    SEALED = "sealed"  # a world exists; its store is not open yet
+    SEALED = "sealed"  # the nodes and ranks of a world are fixed; its TCPStore is not open yet
     RUNNING = "running"  # ranks may run
     STOPPING = "stopping"  # a stop was ordered; not every node has reaped its ranks yet
     ENDED = "ended"
@@ -66,7 +66,7 @@ class Exclusion:
 
 @dataclass(frozen=True, slots=True)
 class Streak:
-    """How many generations in a row this rank was the first to fail, each time soon after its start."""
+    """The number of generations in a row in which this rank was the first to fail, soon after its start."""
 
     rank: int = -1
     times: int = 0
@@ -80,7 +80,7 @@ class Timers:
     settle_at: float | None = None  # enough nodes are present; more may join until then
     settle_bound_at: float | None = None  # ... but no later than this
     stop_by: float | None = None  # STOPPING: a node that has not answered by then is lost
-    progress_at: float | None = None  # FORMING: tell all agents how many nodes are present
+    progress_at: float | None = None  # FORMING: send all agents the number of nodes that have joined
     examine_at: float | None = None  # RUNNING: the examination continues with the answers so far
     lease_check_at: float | None = None
     readmit_at: float | None = None  # the first exclusion expires
@@ -108,8 +108,8 @@ class Timers:
 
 class Stage(StrEnum):
     ASKING = "asking"  # not every node has reported its ranks
-    PATIENCE = "patience"  # all is in order for now; ask again later
-    ACCUSING = "accusing"  # the agents of the accused ranks look at their stacks
+    PATIENCE = "patience"  # there is no problem yet; ask again later
+    ACCUSING = "accusing"  # the agents of the accused ranks examine the stacks
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ class JobState:
     pending: FrozenMap[str, bool] = EMPTY  # nodes that have not finished (RUNNING) or stopped (STOPPING)
     checkpoints_due: FrozenMap[str, bool] = EMPTY  # nodes that have not taken the requested checkpoint
     causes: FrozenMap[int, Cause] = EMPTY  # of this generation, by rank
-    decision: Decision | None = None  # the decision in progress
+    decision: Decision | None = None  # the decision that is being carried out
     forgotten: int = 0  # the latest generation that agents report; above `generation` if the state was lost
     arrivals: int = 0
     restarts_used: int = 0  # all restarts that count against the budget
@@ -169,7 +169,7 @@ MAX_CAUSES = 256  # of one failed generation; every agent gets them all
 
 
 def member_of(state: JobState, agent: AgentId) -> Member | None:
-    """The member that this agent is; None if it is unknown or another incarnation of a member's node."""
+    """The member with this agent. None if the agent is unknown, or if the node has another agent now."""
     member = state.members.get(agent.node)
     return member if member is not None and member.agent == agent else None
 

@@ -12,7 +12,7 @@ from rendezvous.values.frozen_map import EMPTY, FrozenMap
 
 @dataclass(frozen=True, slots=True)
 class PhaseTimes:
-    """The steps and phase times of a rank, both since it began."""
+    """The steps and phase times of a rank, both since its start."""
 
     rank: int
     steps: int
@@ -38,7 +38,7 @@ class Slowness:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class SlowRank:
     """The state of a rank that was slow recently."""
 
     node: str
@@ -52,10 +52,10 @@ class Standing:
 class StragglerState:
     """The straggler state of one generation."""
 
-    told: FrozenMap[str, tuple[PhaseTimes, ...]] = EMPTY  # reports in this window, by node
+    reports: FrozenMap[str, tuple[PhaseTimes, ...]] = EMPTY  # in this window, by node
     base: FrozenMap[str, tuple[PhaseTimes, ...]] = EMPTY  # reports at the beginning of the window
-    standings: FrozenMap[int, Standing] = EMPTY
+    slow_ranks: FrozenMap[int, SlowRank] = EMPTY  # by rank
 
     @property
-    def named(self) -> list[tuple[int, Standing]]:
-        return [(rank, standing) for rank, standing in self.standings.items() if standing.named]
+    def named(self) -> list[tuple[int, SlowRank]]:
+        return [(rank, slow) for rank, slow in self.slow_ranks.items() if slow.named]

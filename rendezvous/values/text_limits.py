@@ -1,6 +1,7 @@
 """The length limit of a text, as part of the declaration of its field.
 
-A field without a declaration is a name (an identifier, an address, a path) and has at most `NAME.max_chars`.
+A text field without a declaration is treated as a name (an identifier, an address, a path). Its limit is
+`NAME.max_chars`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class TextLimit:
         if len(text) <= self.max_chars:
             return text
         if not self.is_shortened:
-            raise ValueError(f"{len(text)} characters, more than {self.max_chars}")
+            raise ValueError(f"{len(text)} characters, the limit is {self.max_chars}")
         return shortened(text, self.max_chars)
 
 

@@ -13,7 +13,7 @@ from rendezvous.values.text_limits import Sentence, ShortenedSentence, Traceback
 
 @dataclass(frozen=True, slots=True, order=True)
 class AgentId:
-    """One agent process: a node that restarts its agent joins as another incarnation."""
+    """One agent process. After a restart of the agent, the node has the same name and another incarnation."""
 
     node: str
     incarnation: str
@@ -23,7 +23,7 @@ class AgentId:
 
 
 class ScaleUp(StrEnum):
-    """When nodes that join after the first seal enlarge the world (up to max_nodes)."""
+    """When to add nodes that join after the first world was formed (up to max_nodes)."""
 
     NEVER = "never"
     ON_RESTART = "on-restart"
@@ -46,11 +46,11 @@ class FailureClass(StrEnum):
 
 
 class Doubt(StrEnum):
-    """What is uncertain about a cause. An uncertain cause does not count against a node."""
+    """What is uncertain about a cause. An uncertain cause is not counted as a failure of the node."""
 
     MAY_WAIT = "may-wait"  # its rank has stalled and may wait for other ranks; its own stack can show it
-    CULPRIT = "culprit"  # the culprit is among the suspects
-    NO_RANK = "no-rank"  # the cause is not in a rank
+    CULPRIT = "culprit"  # the cause is one or more of the suspects
+    NO_RANK = "no-rank"  # no rank is the cause
     SHARED_ERROR = "shared-error"  # ranks raised errors that do not show which rank is wrong
 
 
@@ -74,7 +74,7 @@ class RestartBudget:
 
 @dataclass(frozen=True, slots=True)
 class CrashLoop:
-    """The job ends if the same rank fails first, within `within_s` of its start, in `times` rounds in a row."""
+    """The job ends if a rank is the first to fail, within `within_s` of its start, in `times` generations in a row."""
 
     times: int = 3  # 0 switches the rule off
     within_s: float = 1.0
@@ -103,7 +103,7 @@ class StragglerPolicy(StrEnum):
 
     OFF = "off"
     REPORT = "report"
-    EXCLUDE = "exclude"  # its node sits out at the next restart, if enough nodes are left
+    EXCLUDE = "exclude"  # its node is excluded at the next restart, if enough nodes are left
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,17 +170,19 @@ class Cause:
     traceback: Traceback = ""
     step: int | None = None
     ran_s: float = 0.0
-    at: str = ""  # wall clock of its node, for people only; no decision uses it
+    at: str = ""  # wall clock of its node, for users; no decision uses it
     log: ShortenedSentence = ""
     hint: ShortenedSentence = ""  # what usually helps, in one line
     doubt: Doubt | None = None  # None: the cause is certain
-    suspects: tuple[int, ...] = ()  # for MAY_WAIT and CULPRIT: the ranks among which the culprit is
-    stopped: bool = False  # a CONSEQUENCE because the launcher stopped the rank; otherwise it lost its peers
+    suspects: tuple[int, ...] = ()  # for MAY_WAIT and CULPRIT: the ranks that may be the cause
+    stopped: bool = (
+        False  # a CONSEQUENCE because the launcher stopped the rank; otherwise it lost its connections
+    )
     place: Sentence = ""  # where its script was: "in backward, bucket 3 of 7"
 
     @property
     def uncertain(self) -> bool:
-        """The rank may be innocent, and its node is not to blame."""
+        """The rank may not be the cause. The failure is not counted for its node."""
         return self.doubt is not None
 
     @property
@@ -203,7 +205,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """A sealed membership: placements in order of node_rank. The ranks are 0..size-1 without a gap."""
+    """A fixed set of nodes with their ranks. Placements are in order of node_rank. The ranks are 0 to size-1."""
 
     generation: int
     placements: tuple[Placement, ...]
@@ -229,8 +231,8 @@ class Assignment:
     restart_count: int
     max_restarts: int
     store_host: str  # address of node rank 0, whose agent keeps the store
-    store_node: str = ""  # the name of that node, for people
-    reason: ShortenedSentence = ""  # why the previous generation ended, in words
+    store_node: str = ""  # the name of that node, for users
+    reason: ShortenedSentence = ""  # why the previous generation ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +255,7 @@ class DecisionKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A decision with its reason in words. Each failed generation ends with exactly one."""
+    """A decision with its reason as text. Each failed generation ends with exactly one decision."""
 
     kind: DecisionKind
     reason: ShortenedSentence
@@ -266,7 +268,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How the job ended. `causes` are the reports of the failed generation, first cause first."""
+    """How the job ended. `causes` are the reports of the failed generation, sorted: the first cause comes first."""
 
     succeeded: bool
     reason: ShortenedSentence

@@ -195,7 +195,7 @@ def test_without_a_restart_left_all_agents_end(nodes: Nodes) -> None:
     assert len(nodes.rounds()) == 1
     logs = nodes.log(0) + nodes.log(1)
     assert "exitcode  : 7" in logs
-    assert "rank 1: exit code 7; torchrun has no restart left" in logs  # on the node whose ranks were well
+    assert "rank 1: exit code 7; " in logs  # on the node whose ranks were well
 
 
 @pytest.mark.nightly
@@ -241,4 +241,4 @@ def test_nodes_that_disagree_are_told_about_what(nodes: Nodes) -> None:
     nodes.torchrun(nnodes="3")
     ended = nodes.first_to_end()
     assert nodes.end(ended) == 1
-    assert "disagree about --nnodes" in nodes.log(ended)
+    assert "different values of --nnodes" in nodes.log(ended)

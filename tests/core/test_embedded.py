@@ -54,7 +54,7 @@ async def one_node_restarts_and_finishes() -> None:
     await session.close()
 
 
-async def silent_agents_are_vouched_for() -> None:
+async def silent_agents_count_as_alive() -> None:
     rendezvous = EmbeddedRendezvous()
     job = spec(2, lease_s=0.02)
     sessions = [rendezvous.connect(agent(n)) for n in "ab"]
@@ -126,7 +126,7 @@ async def a_round_trip_takes_far_less_than_a_millisecond() -> None:
     "story",
     [
         one_node_restarts_and_finishes,
-        silent_agents_are_vouched_for,
+        silent_agents_count_as_alive,
         an_owner_that_breaks_says_so,
         a_lost_write_is_neither_kept_nor_told,
         a_round_trip_takes_far_less_than_a_millisecond,

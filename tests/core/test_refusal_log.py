@@ -33,12 +33,12 @@ def test_a_flood_is_one_line_and_later_one_more_that_counts_it(caplog: pytest.Lo
     with caplog.at_level(logging.INFO, "rendezvous"):
         asyncio.run(story())
     assert said(caplog)[2:] == [
-        "refused 10.0.0.9 999 more times within 0.01 s: no token",
+        "refused 10.0.0.9 999 more times in the last 0.01 s: no token",
         "refused 10.0.0.9: no token",
     ]
     assert 'refused_total{reason="bad_token"} 1001' in metrics.text()
     assert 'refused_total{reason="other_job"} 1' in metrics.text()
-    assert 'refused_total{reason="cut_off"} 0' in metrics.text()
+    assert 'refused_total{reason="stream_aborted"} 0' in metrics.text()
 
 
 def test_however_many_peers_there_are_the_lines_are_few(caplog: pytest.LogCaptureFixture) -> None:

@@ -173,12 +173,12 @@ def test_who_was_reached_once_is_never_given_up() -> None:
     assert state.link is Link.PAUSING
 
 
-@pytest.mark.parametrize("curable", [False, True])
-def test_a_refusal_ends_the_session_unless_it_may_be_cured_later(curable: bool) -> None:
-    refusal = StreamFailed("no", refused=REFUSED, curable=curable)
+@pytest.mark.parametrize("may_recover", [False, True])
+def test_a_refusal_ends_the_session_unless_it_may_be_cured_later(may_recover: bool) -> None:
+    refusal = StreamFailed("no", refused=REFUSED, may_recover=may_recover)
     assert after(JOINED, refusal)[1] == (Deliver(REFUSED),)
     state, _ = after(RUNNING, refusal)
-    assert state.link is (Link.PAUSING if curable else Link.OVER)
+    assert state.link is (Link.PAUSING if may_recover else Link.OVER)
 
 
 def test_closing_delivers_what_was_said_and_opens_no_stream_after_that() -> None:

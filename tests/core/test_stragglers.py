@@ -17,7 +17,7 @@ from rendezvous.rounds.journal import lines
 from rendezvous.rounds.view import view_of
 from rendezvous.session_replay import SessionReplay
 from rendezvous.values.events import AgentJoined, NodeHealth, Notice, PhaseTimesReported
-from rendezvous.values.straggler_state import PhaseTimes, Slowness, Standing, StragglerState
+from rendezvous.values.straggler_state import PhaseTimes, Slowness, SlowRank, StragglerState
 from rendezvous.values.types import FailureClass, NodeFacts, StragglerPolicy, StragglerRule
 
 RULE = StragglerRule()
@@ -130,7 +130,7 @@ def test_named_after_some_windows_once_and_cleared_when_it_keeps_up() -> None:
             story.happens(event)
             heard += [line.text for line in lines(event, before, story.state)]
     assert heard == ["rank 2 on b is as fast as its peers again"]
-    assert not story.state.straggler_state.standings
+    assert not story.state.straggler_state.slow_ranks
 
 
 def test_its_own_agent_and_the_first_one_are_told() -> None:
@@ -158,7 +158,7 @@ def test_late_foreign_and_unwanted_reports_change_nothing() -> None:
     story.happens(PhaseTimesReported(agent("a", 9), 1, (PhaseTimes(0, 10),)))
     assert story.state is before
     story.happens(PhaseTimesReported(agent("a"), 1, (PhaseTimes(3, 10),)))
-    assert story.state.straggler_state.told["a"] == ()
+    assert story.state.straggler_state.reports["a"] == ()
     off = running(spec(2, stragglers=StragglerRule(StragglerPolicy.OFF)), "a", "b")
     before = off.state
     assert tells(off, 1, "a") == []
@@ -175,7 +175,7 @@ def test_an_excluded_straggler_sits_out_at_the_next_restart_and_not_before(polic
     story.fails("a", 0, FailureClass.USER_EXCEPTION).stop("a", "b", "c")
     assert story.state.generation == 2
     assert story.nodes() == (["a", "c"] if policy is StragglerPolicy.EXCLUDE else ["a", "b", "c"])
-    assert not story.state.straggler_state.standings
+    assert not story.state.straggler_state.slow_ranks
 
 
 def test_a_straggler_that_the_job_cannot_do_without_stays() -> None:
@@ -187,11 +187,11 @@ def test_a_straggler_that_the_job_cannot_do_without_stays() -> None:
 
 
 def test_of_several_the_slowest_sits_out_first() -> None:
-    standings = {
-        rank: Standing(node, 3, 0, True, Slowness("data_s", own_s, 0.1))
+    slow_ranks = {
+        rank: SlowRank(node, 3, 0, True, Slowness("data_s", own_s, 0.1))
         for rank, node, own_s in ((0, "a", 0.3), (2, "b", 0.9), (4, "c", 0.5), (5, "c", 0.6))
     }
-    straggler_state = StragglerState(standings=stragglers.FrozenMap(standings.items()))
+    straggler_state = StragglerState(slow_ranks=stragglers.FrozenMap(slow_ranks.items()))
     assert list(stragglers.nodes_to_exclude(straggler_state, ["a", "b", "c", "d"], 2)) == ["b", "c"]
 
 

@@ -13,7 +13,7 @@ from etcd_cluster import issue, make_certificates, needs_etcd, running
 
 from rendezvous.pb import etcd_pb2 as pb
 from rendezvous.store.etcd_client import EtcdClient
-from rendezvous.store.etcd_follow import Changes, Follower, Picture
+from rendezvous.store.etcd_follow import Changes, Follower, Snapshot
 from rendezvous.store.etcd_owner import EtcdOwnership
 from rendezvous.store.etcd_requests import putting, when
 from rendezvous.store.etcd_wire import COMPACT, TXN, Access
@@ -89,7 +89,7 @@ def test_a_member_that_is_gone_is_passed_by(
             victim = _follower_of_the_leader(cluster)
             client = _client_of(store)
             while _member_in_use(cluster, client) is not victim:
-                client.turn_from(client.member())
+                client.switch_from(client.member())
             ownership = _ownership_of(store)
             await ownership.claim("j")
             claim = ownership.claim_of("j")
@@ -100,7 +100,7 @@ def test_a_member_that_is_gone_is_passed_by(
             version, longest_s = await _saved(store, job, version, 5)
             assert longest_s < 10.0
             async with asyncio.timeout(60.0):
-                await ownership.certain(claim)  # the lease is not lost over it
+                await ownership.wait_until_certain(claim)  # the lease is not lost over it
             assert (await job.load())[1] == version
 
     asyncio.run(check())
@@ -162,9 +162,9 @@ class _Heard:
         self.pictures = 0
         self._changed = asyncio.Event()
 
-    def __call__(self, news: Picture | Changes) -> None:
+    def __call__(self, news: Snapshot | Changes) -> None:
         match news:
-            case Picture(_, entries):
+            case Snapshot(_, entries):
                 self.pictures += 1
                 self.held = {kv.key: kv.value for kv in entries}
             case Changes(events):
@@ -211,9 +211,9 @@ def test_a_watch_misses_nothing_while_its_member_hangs(
         watching, writing, heard = _client(cluster), _client(cluster), _Heard()
         victim = _follower_of_the_leader(cluster)
         while _member_in_use(cluster, watching) is not victim:
-            watching.turn_from(watching.member())
+            watching.switch_from(watching.member())
         while _member_in_use(cluster, writing) is victim:
-            writing.turn_from(writing.member())
+            writing.switch_from(writing.member())
         async with following(watching, heard):
             await _put(writing, b"a", b"first")
             await heard.until(_PREFIX + b"a", b"first")

@@ -19,7 +19,7 @@ from rendezvous.pb import etcd_pb2 as pb
 from rendezvous.store.etcd import EtcdStore
 from rendezvous.store.etcd_wire import REVOKE
 from rendezvous.store.open import open_store
-from rendezvous.store.protocol import Conflict, Deposed
+from rendezvous.store.protocol import Conflict, OwnershipLost
 from rendezvous.values.state import JobState
 
 if TYPE_CHECKING:
@@ -141,10 +141,10 @@ def test_one_owns_and_the_others_know_who(url: str, monkeypatch: pytest.MonkeyPa
             assert known is not None
             assert (known.address, known.is_me) == (address, False)
             await mine.job("j").save(JobState(), 0)
-            with pytest.raises(Deposed):
+            with pytest.raises(OwnershipLost):
                 await other.job("j").save(JobState(), 0)
-            with pytest.raises(Deposed):
-                await other.forget("j")
+            with pytest.raises(OwnershipLost):
+                await other.delete("j")
             assert await mine.jobs() == ["j"]
 
     asyncio.run(check())
@@ -168,12 +168,12 @@ def test_a_released_job_and_a_closed_replica_are_free_at_once(
             async with asyncio.timeout(60.0):
                 assert await freed.get() == "j"
             assert (await b.ownership.claim("j")).is_me
-            with pytest.raises(Deposed):
+            with pytest.raises(OwnershipLost):
                 await stale.save(JobState(), version)
             await b.ownership.release("j")
             again = await a.ownership.claim("j")
             assert again.is_me
-            with pytest.raises(Deposed):  # the claim it was made for is over, whoever owns the job now
+            with pytest.raises(OwnershipLost):  # the claim it was made for is over, whoever owns the job now
                 await stale.save(JobState(), version)
             await a.job("j").save(JobState(), version)
             await a.close()
@@ -199,13 +199,13 @@ def test_etcd_itself_refuses_the_write_of_a_deposed_owner(url: str, monkeypatch:
                 task.cancel()
             await b.__dict__["_client"].call(REVOKE, pb.LeaseRevokeRequest(ID=claim.lease_id))
             assert (await b.ownership.claim("j")).is_me
-            assert a.ownership.is_kept(claim)
+            assert a.ownership.is_held(claim)
             assert a.ownership.holds("j")
-            with pytest.raises(Deposed):
+            with pytest.raises(OwnershipLost):
                 await old.save(JobState(generation=2), version)
             assert (await b.job("j").load())[0].generation == 1
             await b.job("j").save(JobState(generation=3), version)
-            with pytest.raises((Deposed, Conflict)):
+            with pytest.raises((OwnershipLost, Conflict)):
                 await old.save(JobState(generation=2), version)
             assert (await b.job("j").load())[0].generation == 3
 

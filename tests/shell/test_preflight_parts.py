@@ -16,7 +16,7 @@ from launcher import daemon_threads
 from launcher.preflight import facts, host, versions, wire
 from launcher.preflight.checkup import GB, Check, Clock, Grade, judge_clock
 from rendezvous.client.options import ClientOptions
-from rendezvous.client.scratch_client import NotAnswered, Scratch, clock_offset
+from rendezvous.client.scratch_client import CallFailed, Scratch, clock_offset
 from rendezvous.service.health import SERVING
 from rendezvous.values.wire_names import TIME_METADATA
 
@@ -209,5 +209,5 @@ def test_a_scratchpad_that_nobody_serves_is_given_up_in_time(listener: wire.List
         finally:
             await scratch.close()
 
-    with pytest.raises(NotAnswered):
+    with pytest.raises(CallFailed):
         asyncio.run(story())

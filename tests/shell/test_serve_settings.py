@@ -79,7 +79,7 @@ def test_nonsense_is_told(
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (("one.pem", "other.key", ""), "other.key does not match the certificate in one.pem"),
+        (("one.pem", "other.key", ""), "other.key cannot be used with the certificate in one.pem"),
         (("one.key", "one.key", ""), "one.key does not contain a certificate"),
         (("one.pem", "one.pem", ""), "one.pem does not contain a private key"),
         (("one.pem", "one.key", "empty"), "empty does not contain a certificate"),

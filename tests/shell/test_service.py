@@ -175,14 +175,17 @@ def test_a_port_in_use_is_told_in_one_line(service: Service) -> None:
     second = Service("--listen", service.endpoint)
     assert second.wait() == 1
     said = "".join(second.log)
-    assert said == f"ddp-rendezvous: cannot listen on {service.endpoint}: Address already in use\n"
+    assert said.startswith(f"ddp-rendezvous: cannot listen on {service.endpoint}: Address already in use")
+    assert said.count("\n") == 1
 
 
 def test_a_path_that_no_socket_can_have_is_told_in_one_line(tmp_path: Path) -> None:
     service = Service("--listen", f"unix:{tmp_path}/nowhere/socket")
     assert service.wait() == 1
     words = f"cannot listen on unix:{tmp_path}/nowhere/socket: No such file or directory"
-    assert "".join(service.log) == f"ddp-rendezvous: {words}\n"
+    said = "".join(service.log)
+    assert said.startswith(f"ddp-rendezvous: {words}")
+    assert said.count("\n") == 1
 
 
 # --- operators ---------------------------------------------------------------------------------------------
@@ -220,7 +223,7 @@ def test_orders_are_carried_out_and_answered(service: Service) -> None:
                 await agent.expect(Stop)
                 agent.session.send(AgentStopped(agent.id, 3))
             assert "aborted by an operator: enough" in (await a.expect(Ended)).outcome.reason
-        with pytest.raises(grpc.RpcError, match="job 'job' is over: aborted by an operator: enough"):
+        with pytest.raises(grpc.RpcError, match="job 'job' has ended: aborted by an operator: enough"):
             await ops.call("RestartJob", pb.RestartJobRequest(job_id="job"))
         await ops.call("AbortJob", pb.AbortJobRequest(job_id="job"))  # which is what it is already
 
@@ -253,7 +256,7 @@ def test_ddpctl_speaks_json_and_text(service: Service) -> None:
             listed = await asyncio.to_thread(ddpctl, "list", "-o", "json")
             assert json.loads(listed.stdout)["jobs"][0]["phase"] == "PHASE_RUNNING"
             status = await asyncio.to_thread(ddpctl, "status", "job")
-            assert "in the world" in status.stdout
+            assert "assigned" in status.stdout
             events = await asyncio.to_thread(ddpctl, "events", "job", "-o", "json")
             assert [json.loads(line)["kind"] for line in events.stdout.splitlines()] == [
                 "joined",
@@ -270,7 +273,7 @@ def test_ddpctl_speaks_json_and_text(service: Service) -> None:
             again = await asyncio.to_thread(ddpctl, "resume", "job", "aa")
             assert (again.returncode, again.stderr) == (
                 0,
-                "ddpctl: node aa of job job was not drained (drained: none); nothing has changed\n",
+                "ddpctl: node aa of job job was not drained (drained or excluded nodes: none); nothing has changed\n",
             )
             silent = f"127.0.0.1:{free_port()}"
             partly = await asyncio.to_thread(ddpctl, "--rendezvous", f"{silent},{service.endpoint}", "list")

@@ -46,10 +46,10 @@ def test_what_is_over_is_forgotten_when_its_time_is_up_and_nothing_else(tmp_path
         async with kept(f"file:{tmp_path}/jobs") as (store, jobs):
             await store.job("over").save(_ENDED, 0)
             await store.job("running").save(_RUNNING, 0)
-            await jobs.forget_old(1000.0)  # seen to be over for the first time
-            await jobs.forget_old(1000.0 + _HISTORY_S)
+            await jobs.delete_old(1000.0)  # seen to be over for the first time
+            await jobs.delete_old(1000.0 + _HISTORY_S)
             assert await store.jobs() == ["over", "running"]
-            await jobs.forget_old(1001.0 + _HISTORY_S)
+            await jobs.delete_old(1001.0 + _HISTORY_S)
             assert await store.jobs() == ["running"]
             assert await store.values("over").get("rendezvous/ended-at") is None
 
@@ -64,8 +64,8 @@ def test_a_job_that_cannot_be_read_does_not_keep_the_others(tmp_path: Path) -> N
             with sqlite3.connect(tmp_path / "jobs") as database:
                 database.execute("UPDATE jobs SET state = x'00' WHERE job = 'a-damaged'")
             database.close()
-            await jobs.forget_old(1000.0)
-            await jobs.forget_old(1001.0 + _HISTORY_S)
+            await jobs.delete_old(1000.0)
+            await jobs.delete_old(1001.0 + _HISTORY_S)
             assert await store.jobs() == ["a-damaged"]
 
     soon(story())
@@ -77,8 +77,8 @@ def test_a_job_whose_scripts_filled_its_values_is_forgotten_all_the_same() -> No
             await store.job("full").save(_ENDED, 0)
             for i in range(KEYS_PER_JOB):
                 await store.values("full").put(f"{i}", b"")
-            await jobs.forget_old(1000.0)
-            await jobs.forget_old(1001.0 + _HISTORY_S)
+            await jobs.delete_old(1000.0)
+            await jobs.delete_old(1001.0 + _HISTORY_S)
             assert await store.jobs() == []
 
     soon(story())

@@ -50,10 +50,10 @@ async def status_of(call: Any) -> tuple[grpc.StatusCode, str]:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"\xff\xff\xff\xff", "these bytes are no AgentMessage"),
-        (b"", "an empty AgentMessage"),
+        (b"\xff\xff\xff\xff", "cannot decode the message as AgentMessage"),
+        (b"", "the AgentMessage is empty"),
         (HEARTBEAT, "must be a join"),
-        (b"\x0a\x00", "Join lacks its agent"),
+        (b"\x0a\x00", "Join: field agent is missing"),
     ],
 )
 def test_bad_first_messages_are_named(service: Service, data: bytes, words: str) -> None:
@@ -94,10 +94,10 @@ def test_a_stream_is_one_agents(service: Service) -> None:
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        (JobSpec("job", 1, 1, lease_s=1e-6), "the lease is 1e-06"),
+        (JobSpec("job", 1, 1, lease_s=1e-6), "the lease: 1e-06"),
         (JobSpec("job", 3, 2), "--nnodes 3:2"),
         (JobSpec("", 1, 1), "the job id has 0 characters"),
-        (JobSpec("j\nfake line", 1, 1), "cannot be printed"),
+        (JobSpec("j\nfake line", 1, 1), "control characters"),
     ],
 )
 def test_a_spec_that_could_busy_the_service_is_refused(service: Service, spec: JobSpec, words: str) -> None:
@@ -188,7 +188,7 @@ def test_a_client_that_does_not_read_is_cut_off_and_slows_nobody() -> None:
                 while await call.read() is not grpc.aio.EOF:
                     pass
             assert (await status_of(call))[0] is not grpc.StatusCode.OK
-        await asyncio.to_thread(service.await_line, "cut_off.*a in job slow-reader")
+        await asyncio.to_thread(service.await_line, "stream_aborted.*a in job slow-reader")
         assert service.resident - before < 64 * 2**20
 
     with serving() as own:  # where no other stream was cut: one line stands for all of a minute

@@ -100,8 +100,8 @@ def test_jobs_are_listed_apart_and_forgotten(url: str) -> None:
                 versions.append(await store.job(name).save(JobState(generation=generation), 0))
                 await store.values(name).put("k", name.encode())
             assert await store.jobs() == sorted(names)
-            await store.forget("a")
-            await store.forget("never there")
+            await store.delete("a")
+            await store.delete("never there")
             assert await store.jobs() == sorted(names[1:])
             assert await store.values("a").get("k") is None
             assert (await store.job("a").load())[1] == 0

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from launcher.exchange import Action, AgentEvent, Finish
     from launcher.supervised import Supervision
-    from rendezvous.service.owner import Turn
+    from rendezvous.service.owner import Transition
     from rendezvous.values.events import Event, FromAgent
 
 __all__ = ["Monitor", "Violation"]
@@ -58,13 +58,13 @@ class Monitor:
 
     # --- the service
 
-    def stepped(self, before: JobState, event: Event, turn: Turn) -> None:
+    def stepped(self, before: JobState, event: Event, transition: Transition) -> None:
         self.steps += 1
-        after = turn.state
+        after = transition.state
         if self.transcript is not None:
-            self.transcript.service_stepped(self._world.clock.now, before, event, turn)
+            self.transcript.service_stepped(self._world.clock.now, before, event, transition)
         self._stop_is_bounded(before)
-        check_step(before, event, after, turn.effects)
+        check_step(before, event, after, transition.effects)
         self._note_losses(before, after)
         if isinstance(event, RankFailed) and after is not before:
             self._blamed.setdefault(event.generation, []).append(event)

@@ -6,7 +6,7 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
 
-from rendezvous.service.owner import OwnedJob, Turn
+from rendezvous.service.owner import OwnedJob, Transition
 from rendezvous.store.protocol import Conflict
 from rendezvous.values.events import AgentLost, DeadlineReached, Persist, SetDeadline, Tell
 from rendezvous.values.state import JobState
@@ -71,53 +71,53 @@ class Service:
             self._queue.append(event)
             self._work()
 
-    # --- one turn after another
+    # --- one transition after another
 
     def _work(self) -> None:
         while self._queue and not self._busy and self.alive:
             event = self._queue.popleft()
-            turn = self._turn(event)
-            if turn.persists:
+            transition = self._turn(event)
+            if transition.persists:
                 self._busy = True
-                self.world.clock.after(self.world.chance.write_s(), partial(self._write, event, turn))
+                self.world.clock.after(self.world.chance.write_s(), partial(self._write, event, transition))
             else:
-                self._commit(turn, self.job.version)
+                self._commit(transition, self.job.version)
 
-    def _turn(self, event: Event) -> Turn:
-        turn = self.job.take(event, self.now())
-        self.world.monitor.stepped(self.job.state, event, turn)
-        return turn
+    def _turn(self, event: Event) -> Transition:
+        transition = self.job.take(event, self.now())
+        self.world.monitor.stepped(self.job.state, event, transition)
+        return transition
 
-    def _write(self, event: Event, turn: Turn) -> None:
+    def _write(self, event: Event, transition: Transition) -> None:
         """Lands or not; the service may die, or the answer be lost, either way."""
         if not self.alive:
             return
         try:
-            version = self.world.store.save(turn.state, self.job.version)
+            version = self.world.store.save(transition.state, self.job.version)
         except Conflict:
             self.crash()  # another replica owns the job: agents have to go there
             return
-        self.world.monitor.written(turn.state)
+        self.world.monitor.written(transition.state)
         if self.world.chance.answer_is_lost():
             self._take_over()
             self._queue.appendleft(event)
             self._busy = False
             self._work()
             return
-        self.world.clock.after(self.world.chance.write_s(), partial(self._written, turn, version))
+        self.world.clock.after(self.world.chance.write_s(), partial(self._written, transition, version))
 
-    def _written(self, turn: Turn, version: int) -> None:
+    def _written(self, transition: Transition, version: int) -> None:
         if self.alive:
             self._busy = False
-            self._commit(turn, version)
+            self._commit(transition, version)
             self._work()
 
-    def _commit(self, turn: Turn, version: int) -> None:
-        self.job.commit(turn, version)
-        self._perform(turn)
+    def _commit(self, transition: Transition, version: int) -> None:
+        self.job.commit(transition, version)
+        self._perform(transition)
 
-    def _perform(self, turn: Turn) -> None:
-        for effect in turn.effects:
+    def _perform(self, transition: Transition) -> None:
+        for effect in transition.effects:
             match effect:
                 case Persist():
                     pass

@@ -18,7 +18,7 @@ from rendezvous.values.types import AgentId, Assignment, Cause, Decision, Outcom
 if TYPE_CHECKING:
     from launcher.exchange import Action, AgentEvent
     from launcher.supervised import Supervision
-    from rendezvous.service.owner import Turn
+    from rendezvous.service.owner import Transition
     from rendezvous.values.events import Event
     from rendezvous.values.state import JobState
 
@@ -34,12 +34,12 @@ class Transcript:
             f"{at:7.2f} {who:<8}| {what} | {phase} | {then or '-'}" for at, who, what, phase, then in lines
         ]
 
-    def service_stepped(self, at: float, before: JobState, event: Event, turn: Turn) -> None:
-        told = [e for e in turn.effects if isinstance(e, Tell)]
+    def service_stepped(self, at: float, before: JobState, event: Event, transition: Transition) -> None:
+        told = [e for e in transition.effects if isinstance(e, Tell)]
         if isinstance(event, AgentHeard) and not told:
             return
-        quiet = all(isinstance(e, Persist | SetDeadline) for e in turn.effects)
-        after = turn.state
+        quiet = all(isinstance(e, Persist | SetDeadline) for e in transition.effects)
+        after = transition.state
         if quiet and (after.phase, after.generation, len(after.pending)) == (
             before.phase,
             before.generation,

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from rendezvous.store import etcd_owner
 from rendezvous.store.open import open_store
-from rendezvous.store.protocol import Conflict, Deposed, Store
+from rendezvous.store.protocol import Conflict, OwnershipLost, Store
 
 
 def say(what: str, **more: object) -> None:
@@ -31,7 +31,7 @@ async def own(store: Store, job_id: str) -> None:
         except Conflict:
             state, version = await job.load()
             continue
-        except Deposed:
+        except OwnershipLost:
             say("deposed")
             return
         state = replace(state, generation=state.generation + 1)

@@ -1,4 +1,4 @@
-"""What a node under torch's agent says and hears, against the real round machine: no torch, no network."""
+"""The messages of a node under torch's agent, against the real round machine: no torch, no network."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rendezvous.machine import step
-from rendezvous.torchrun.standing import Standing, come, finish, give_up, hand_out, hear, leave
+from rendezvous.torchrun.node_state import (
+    NodeState,
+    fail_job,
+    finish,
+    give_to_torch,
+    handle_message,
+    leave,
+    next_rendezvous,
+)
 from rendezvous.values.events import AgentJoined, AgentLost, Refused, StoreOpened, Tell
 from rendezvous.values.state import JobState, Phase
 from rendezvous.values.types import (
@@ -29,7 +37,7 @@ from rendezvous.values.types import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rendezvous.torchrun.standing import Said
+    from rendezvous.torchrun.node_state import Transition
     from rendezvous.values.events import Event, ToAgent
 
 SPEC = JobSpec(
@@ -39,11 +47,11 @@ FINAL = Cause("", 0, 0, FailureClass.SIGNAL, "rank 3: killed", 137)
 
 
 class Wire:
-    """Everything said arrives at once and in order; what is told to `deaf` nodes waits."""
+    """Messages arrive at once and in order. Messages to `deaf` nodes are held back."""
 
     def __init__(self, *nodes: str, spec: JobSpec = SPEC) -> None:
         self.state, self.spec = JobState(), spec
-        self.at: dict[str, Standing] = {}
+        self.at: dict[str, NodeState] = {}
         self.deaf: dict[str, list[ToAgent]] = {}
         self._events: deque[Event] = deque()
         for node in nodes:
@@ -51,10 +59,10 @@ class Wire:
 
     def arrives(self, node: str) -> None:
         agent = AgentId(node, "1")
-        self.at[node] = Standing(agent, AgentJoined(agent, self.spec, NodeFacts(node, node, 1)))
-        self.does(node, come)
+        self.at[node] = NodeState(agent, AgentJoined(agent, self.spec, NodeFacts(node, node, 1)))
+        self.does(node, next_rendezvous)
 
-    def does(self, node: str, act: Callable[[Standing], Said]) -> None:
+    def does(self, node: str, act: Callable[[NodeState], Transition]) -> None:
         self.at[node], said = act(self.at[node])
         self._events += said
         self._settle()
@@ -82,7 +90,7 @@ class Wire:
             self._deliver(node, message)
 
     def _deliver(self, node: str, message: ToAgent) -> None:
-        self.at[node], said = hear(self.at[node], message)
+        self.at[node], said = handle_message(self.at[node], message)
         self._events += said
 
     def assigned(self, node: str) -> Assignment:
@@ -98,9 +106,9 @@ class Wire:
 
     def runs(self) -> Wire:
         self.opens_store()
-        for node, standing in self.at.items():
-            if standing.assigned is not None:
-                self.does(node, partial(hand_out, assignment=standing.assigned))
+        for name, node in self.at.items():
+            if node.assigned is not None:
+                self.does(name, partial(give_to_torch, assignment=node.assigned))
         return self
 
     def running(self) -> dict[str, tuple[int, int]]:
@@ -112,20 +120,20 @@ class Wire:
 def test_nodes_meet_and_finish() -> None:
     wire = Wire("a", "b").runs()
     assert wire.running() == {"a": (1, 0), "b": (1, 1)}
-    assert not any(s.must_come_again for s in wire.at.values())
+    assert not any(s.must_rejoin for s in wire.at.values())
     wire.does("a", finish)
     assert wire.at["a"].outcome is None
     wire.does("b", finish)
     assert all(s.outcome is not None and s.outcome.succeeded for s in wire.at.values())
-    assert not any(s.must_come_again for s in wire.at.values())
+    assert not any(s.must_rejoin for s in wire.at.values())
 
 
 def test_a_failure_brings_the_peer_as_well_and_costs_one_restart() -> None:
     wire = Wire("a", "b").runs()
-    wire.does("b", come)
-    assert wire.at["a"].must_come_again
+    wire.does("b", next_rendezvous)
+    assert wire.at["a"].must_rejoin
     assert wire.at["a"].assigned is None  # nobody starts before everybody is reaped
-    wire.does("a", come)
+    wire.does("a", next_rendezvous)
     wire.runs()
     assert wire.running() == {"a": (2, 0), "b": (2, 1)}
     assert wire.state.restarts_used == 1
@@ -134,8 +142,8 @@ def test_a_failure_brings_the_peer_as_well_and_costs_one_restart() -> None:
 def test_two_failures_at_once_are_one() -> None:
     wire = Wire("a", "b").runs()
     wire.deaf["b"] = []
-    wire.does("a", come)
-    wire.does("b", come)  # its ranks failed too, before it heard of anything
+    wire.does("a", next_rendezvous)
+    wire.does("b", next_rendezvous)  # its ranks failed too, before it heard of anything
     wire.hears_again("b")
     wire.runs()
     assert wire.running() == {"a": (2, 0), "b": (2, 1)}
@@ -146,11 +154,11 @@ def test_two_failures_at_once_are_one() -> None:
 def test_giving_up_ends_the_job_for_all_and_is_its_cause(wished_before: bool) -> None:
     wire = Wire("a", "b").runs()
     if wished_before:
-        wire.does("a", come)
-    wire.does("b", partial(give_up, cause=FINAL))
+        wire.does("a", next_rendezvous)
+    wire.does("b", partial(fail_job, cause=FINAL))
     if not wished_before:
-        assert wire.at["a"].must_come_again
-        wire.does("a", come)
+        assert wire.at["a"].must_rejoin
+        wire.does("a", next_rendezvous)
     outcome = wire.at["a"].outcome
     assert outcome is not None
     assert (outcome.succeeded, outcome.exit_code) == (False, 137)
@@ -162,8 +170,8 @@ def test_a_lost_node_is_replaced() -> None:
     wire = Wire("a", "b").runs()
     del wire.at["b"]
     wire.happens(AgentLost(AgentId("b", "1"), "its stream broke"))
-    assert wire.at["a"].must_come_again
-    wire.does("a", come)
+    assert wire.at["a"].must_rejoin
+    wire.does("a", next_rendezvous)
     assert wire.state.phase is Phase.FORMING
     wire.arrives("c")
     wire.runs()
@@ -173,7 +181,7 @@ def test_a_lost_node_is_replaced() -> None:
 def test_the_lost_one_explains_the_others() -> None:
     """Its peers' ranks fail because of it, and may be reported first."""
     wire = Wire("a", "b").runs()
-    wire.does("a", come)
+    wire.does("a", next_rendezvous)
     del wire.at["b"]
     wire.happens(AgentLost(AgentId("b", "1"), "its stream broke"))
     assert wire.state.failures[-1][1].failure is FailureClass.NODE_LOST
@@ -185,7 +193,7 @@ def test_a_world_that_breaks_before_it_met_is_never_handed_out() -> None:
     del wire.at["b"]
     wire.happens(AgentLost(AgentId("b", "1"), "its stream broke"))
     assert wire.state.phase is Phase.FORMING  # `a` said by itself that nothing runs
-    wire.does("a", partial(hand_out, assignment=broken))
+    wire.does("a", partial(give_to_torch, assignment=broken))
     assert wire.at["a"].running is None
     wire.arrives("c")
     wire.runs()
@@ -196,12 +204,12 @@ def test_cast_out_it_reaps_and_joins_again() -> None:
     wire = Wire("a", "b").runs()
     wire.deaf["b"] = []
     wire.happens(AgentLost(AgentId("b", "1"), "silent for a lease"))
-    wire.does("a", come)
+    wire.does("a", next_rendezvous)
     wire.deaf["b"] = [Refused("the job goes on without this agent", 75, retryable=True)]
     wire.hears_again("b")
-    assert wire.at["b"].must_come_again
+    assert wire.at["b"].must_rejoin
     assert wire.at["b"].assigned is None
-    wire.does("b", come)
+    wire.does("b", next_rendezvous)
     wire.runs()
     assert wire.running() == {"a": (2, 0), "b": (2, 1)}
 
@@ -210,7 +218,7 @@ def test_leaving_is_no_failure_of_the_job() -> None:
     spec = JobSpec("job", 1, 2, budget=RestartBudget(9))
     wire = Wire("a", "b", spec=spec).runs()
     wire.does("b", partial(leave, reason="SIGTERM"))
-    wire.does("a", come)
+    wire.does("a", next_rendezvous)
     wire.runs()
     assert wire.running()["a"] == (2, 0)
     assert wire.state.decisions[-1].kind is DecisionKind.SHRINK
@@ -220,7 +228,7 @@ def test_leaving_is_no_failure_of_the_job() -> None:
 def test_done_though_told_to_restart_it_leaves() -> None:
     """torch's agent waits for its peers where nothing can call it back; then it ends."""
     wire = Wire("a", "b").runs()
-    wire.does("a", come)
+    wire.does("a", next_rendezvous)
     wire.does("b", finish)
     assert "b" not in wire.state.members
     assert wire.state.phase is Phase.FORMING
@@ -235,7 +243,7 @@ def test_refused_for_good_there_is_nothing_more_to_say() -> None:
     assert refused is not None
     assert "version" in refused.reason
     assert wire.at["b"].over
-    assert come(wire.at["b"])[1] == leave(wire.at["b"], "x")[1] == ()
+    assert next_rendezvous(wire.at["b"])[1] == leave(wire.at["b"], "x")[1] == ()
 
 
 def test_what_is_heard_twice_changes_nothing() -> None:
