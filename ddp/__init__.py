@@ -1,6 +1,6 @@
-"""The library inside a rank: process groups and the gradient reducer.
+"""The library that each training process imports: process groups and the gradient reducer.
 
-Names are fetched when they are asked for, so that `import ddp` costs nothing and a script loads what it uses.
+Submodules are imported on first use (lazy import), so `import ddp` is fast.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from ddp import averaging, comm_hooks, elastic
     from ddp.diagnostics.numerics import NumericsError, check_numerics
     from ddp.diagnostics.tracing import trace
-    from ddp.groups.place import InitError
     from ddp.groups.process_group import Place, init, shutdown
+    from ddp.groups.rank_info import InitError
     from ddp.sharding.sharded_optimizer import ShardedOptimizer
     from ddp.telemetry.comm_error import CommError
     from ddp.telemetry.sections import section, status
@@ -42,7 +42,7 @@ _MODULES = {"averaging", "comm_hooks", "elastic"}
 _FROM = {
     "CommError": "ddp.telemetry.comm_error",
     "DistributedDataParallel": "ddp.wrapper",
-    "InitError": "ddp.groups.place",
+    "InitError": "ddp.groups.rank_info",
     "NumericsError": "ddp.diagnostics.numerics",
     "Place": "ddp.groups.process_group",
     "ShardedOptimizer": "ddp.sharding.sharded_optimizer",

@@ -1,12 +1,13 @@
 """Communication hooks: other ways to average a bucket of gradients than an all-reduce of the whole bucket.
 
 All hooks have torch's signature, `hook(state, bucket) -> Future[Tensor]`. They work with `register_comm_hook` of our
-DDP and of torch's, over any backend. The state of a simple hook is the process group, or None for the default group.
+DDP and of torch's, over any backend. Hooks without settings take the process group as their state, or None for the
+default group.
 
-A hook that changes gradients by more than rounding remembers its error for each parameter, and adds it to the next
-gradient ("error feedback"). This memory belongs to the parameter, not to the bucket, because buckets are rebuilt after
-the first step. A pickle of the state contains the settings and the step count, but not the memory. To save the memory
-under the names of the parameters, use `state_dict(module)` and `load_state_dict(module, saved)`.
+A lossy hook stores the compression error of each parameter and adds it to the next gradient ("error feedback"). This
+memory belongs to the parameter, not to the bucket, because buckets are rebuilt after the first step. A pickle of the
+state contains the settings and the step count, but not the memory. To save the memory under the names of the
+parameters, use `state_dict(module)` and `load_state_dict(module, saved)`.
 """
 
 from ddp.comm_hooks.casting import bf16, bf16_around, fp16, fp16_around

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import GradBucket
 
-from ddp.comm_hooks.plain import NUMBERS, accepted
+from ddp.comm_hooks.plain import NUMBERS, checked_buffer
 from ddp.comm_hooks.resumable import Resumable
 from ddp.comm_hooks.staged import Stages
 
@@ -56,7 +56,7 @@ def partners(topology: Topology, size: int, rank: int, step: int, seed: int) -> 
 
 
 def gossip_grad(state: Gossip, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    return state.run(bucket, _stages(state, accepted(bucket, "gossip_grad", NUMBERS), bucket.index()))
+    return state.run(bucket, _stages(state, checked_buffer(bucket, "gossip_grad", NUMBERS), bucket.index()))
 
 
 def _stages(state: Gossip, buffer: torch.Tensor, index: int) -> Stages:

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 
 class Memory:
+    """One stored tensor per parameter, such as its compression error."""
+
     def __init__(self) -> None:
         self._kept: MutableMapping[torch.Tensor, torch.Tensor] = WeakIdKeyDictionary()
 
@@ -31,7 +33,7 @@ class Memory:
                 piece.add_(kept.to(piece.device))
 
     def keep(self, flat: torch.Tensor, parameters: Sequence[torch.Tensor]) -> None:
-        """Keep the pieces of `flat`. NaN and Inf become 0, or they would come back in every later step."""
+        """Keep the pieces of `flat`. NaN and Inf become 0: otherwise they would return in every later step."""
         flat.nan_to_num_(0.0, 0.0, 0.0)
         for parameter, piece in _pieces(flat, parameters):
             self.put(parameter, piece)

@@ -11,8 +11,8 @@ NUMBERS = (*FLOATS, torch.complex64, torch.complex128)
 
 
 def all_reduce(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Average as without a hook. Wrap another hook around it, for example `fp16_around`."""
-    buffer = accepted(bucket, "all_reduce", NUMBERS)
+    """Average as without a hook. Use it inside another hook, for example `fp16_around(all_reduce)`."""
+    buffer = checked_buffer(bucket, "all_reduce", NUMBERS)
     group = group_of(state)
     work = dist.all_reduce(buffer.div_(group.size()), group=group, async_op=True)
     averaged: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda _done: buffer)
@@ -41,13 +41,13 @@ def completed(tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
 
 
 def future_for(tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-    """A future for a tensor on this tensor's device."""
+    """Create a future for a tensor on the same device as `tensor`."""
     devices: list[int | str | torch.device] = [] if tensor.device.type == "cpu" else [tensor.device]
     return torch.futures.Future(devices=devices)
 
 
-def accepted(bucket: GradBucket, hook: str, dtypes: tuple[torch.dtype, ...] = FLOATS) -> torch.Tensor:
-    """Return the bucket's buffer if the hook supports it. All ranks have the same buckets, so all of them raise."""
+def checked_buffer(bucket: GradBucket, hook: str, dtypes: tuple[torch.dtype, ...] = FLOATS) -> torch.Tensor:
+    """Return the bucket's buffer. Raise if the hook does not support it, on all ranks: all have the same buckets."""
     buffer = bucket.buffer()
     problem = ""
     if buffer.is_sparse:
@@ -64,7 +64,7 @@ def accepted(bucket: GradBucket, hook: str, dtypes: tuple[torch.dtype, ...] = FL
 
 
 def describe(bucket: GradBucket) -> str:
-    """Name the first parameter of a bucket, or give its shape: torch's own buckets do not know names."""
+    """Name the first parameter of a bucket, or give its shape: torch's buckets do not contain names."""
     names: list[str] = getattr(bucket, "names", list)()
     if names:
         return f"the parameter {names[0]!r}"

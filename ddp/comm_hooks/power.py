@@ -1,8 +1,9 @@
 """PowerSGD (Vogels, Karimireddy, Jaggi 2019): send a gradient matrix M as two thin factors, M ~ P Q'.
 
 Each step does one step of subspace iteration: P = mean of M Q over the ranks, orthonormalized; Q = mean of M' P. The
-average is P Q'. The next step starts from this Q, so the approximation follows the gradients. The approximation error
-is added to the next gradient. Vectors, and matrices that are too small to gain from this, are sent uncompressed with P.
+average is P Q'. The next step starts from this Q, so the approximation improves while the gradients change slowly. The
+approximation error is added to the next gradient. Vectors, and matrices that are too small to gain from this, are sent
+uncompressed, in the same all-reduce as P.
 """
 
 import torch
@@ -10,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed import GradBucket
 
 from ddp.comm_hooks.memory import Memory
-from ddp.comm_hooks.plain import accepted
+from ddp.comm_hooks.plain import checked_buffer
 from ddp.comm_hooks.resumable import Resumable
 from ddp.comm_hooks.staged import Stages
 
@@ -64,20 +65,20 @@ class PowerSGD(Resumable):
 
 
 def power_sgd(state: PowerSGD, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    buffer = accepted(bucket, "power_sgd")
+    buffer = checked_buffer(bucket, "power_sgd")
     parameters = bucket.parameters()
     if state.step < state.start_step:
-        return state.run(bucket, _as_usual(state, buffer))
-    return state.run(bucket, _compressed(state, buffer, parameters, bucket.index()))
+        return state.run(bucket, _average(state, buffer))
+    return state.run(bucket, _compress(state, buffer, parameters, bucket.index()))
 
 
-def _as_usual(state: PowerSGD, buffer: torch.Tensor) -> Stages:
+def _average(state: PowerSGD, buffer: torch.Tensor) -> Stages:
     buffer.div_(state.group.size())
     yield [dist.all_reduce(buffer, group=state.group, async_op=True)]
     return buffer
 
 
-def _compressed(state: PowerSGD, buffer: torch.Tensor, parameters: list[torch.Tensor], index: int) -> Stages:
+def _compress(state: PowerSGD, buffer: torch.Tensor, parameters: list[torch.Tensor], index: int) -> Stages:
     size = state.group.size()
     numel = sum(parameter.numel() for parameter in parameters)
     gradient = buffer[:numel].to(_WIDE.get(buffer.dtype, buffer.dtype), copy=True)

@@ -1,19 +1,19 @@
 """Send gradients as 8-bit numbers with a common scale, in both directions.
 
-Each rank averages one slice. It receives this slice from all ranks, averages it in full precision, quantizes the result
-and sends it to all ranks. So each element is sent twice as one byte, for any number of ranks. All ranks get the same
-bits.
+The bucket is divided into one slice per rank, and each rank averages its slice. It receives this slice from all ranks,
+averages it in full precision, quantizes the result and sends it to all ranks. So each element is sent twice as one
+byte, for any number of ranks. All ranks get the same bits.
 
-A scale applies to a whole message, or, more precisely, to each chunk of a given number of elements. With error feedback
-a rank remembers the rounding error of its message. For its own slice it also remembers the rounding error of the
-average, which no other rank knows.
+There is one scale per message, or, for higher accuracy, one per chunk of `chunk` elements. With error feedback a rank
+stores the rounding error of its message. For its own slice it also stores the rounding error of the average, because no
+other rank has it.
 """
 
 import torch
 import torch.distributed as dist
 from torch.distributed import GradBucket
 
-from ddp.comm_hooks.plain import accepted
+from ddp.comm_hooks.plain import checked_buffer
 from ddp.comm_hooks.resumable import Resumable
 from ddp.comm_hooks.staged import Stages
 from ddp.groups.single_tensor import all_gather
@@ -42,7 +42,7 @@ class Quantized(Resumable):
 
 
 def quantized(state: Quantized, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    return state.run(bucket, _stages(state, accepted(bucket, "quantized"), bucket.parameters()))
+    return state.run(bucket, _stages(state, checked_buffer(bucket, "quantized"), bucket.parameters()))
 
 
 def _stages(state: Quantized, buffer: torch.Tensor, parameters: list[torch.Tensor]) -> Stages:
@@ -55,21 +55,21 @@ def _stages(state: Quantized, buffer: torch.Tensor, parameters: list[torch.Tenso
         state.errors.add_to(gradient, parameters)
     slices = padded.view(size, chunks, chunk)
 
-    sent = _packed(slices, whole=state.chunk is None)
+    sent = _pack(slices, whole=state.chunk is None)
     got = torch.empty_like(sent)
     yield [dist.all_to_all_single(got, sent, group=group, async_op=True)]
 
-    average = _unpacked(got, chunks, chunk).mean(0, keepdim=True)
-    mine = _packed(average, whole=state.chunk is None)
+    average = _unpack(got, chunks, chunk).mean(0, keepdim=True)
+    mine = _pack(average, whole=state.chunk is None)
     everything = mine.new_empty(size * mine.numel())
     yield [all_gather(everything, mine.view(-1), group)]
 
     if state.error_feedback:
-        slices.sub_(_unpacked(sent, chunks, chunk))
+        slices.sub_(_unpack(sent, chunks, chunk))
         # All ranks lose this rounding error of the average, and only we can compensate for it: hence times `size`.
-        slices[me].add_((average - _unpacked(mine, chunks, chunk))[0], alpha=size)
+        slices[me].add_((average - _unpack(mine, chunks, chunk))[0], alpha=size)
         state.errors.keep(gradient.clone(), parameters)
-    averages = _unpacked(everything.view(size, -1), chunks, chunk)
+    averages = _unpack(everything.view(size, -1), chunks, chunk)
     buffer[:numel].copy_(averages.view(-1)[:numel])
     return buffer
 
@@ -83,7 +83,7 @@ def _cut(numel: int, size: int, chunk: int | None) -> tuple[int, int]:
     return max(1, -(-each // chunk)), chunk
 
 
-def _packed(values: torch.Tensor, whole: bool) -> torch.Tensor:
+def _pack(values: torch.Tensor, whole: bool) -> torch.Tensor:
     """Pack (messages, chunks, elements) into one row of bytes for each message: its scales, then its elements."""
     largest = values.abs().amax(-1, keepdim=True)
     if whole:
@@ -96,7 +96,7 @@ def _packed(values: torch.Tensor, whole: bool) -> torch.Tensor:
     return torch.cat([scale.view(rows, -1).view(torch.uint8), levels.view(rows, -1).view(torch.uint8)], dim=1)
 
 
-def _unpacked(rows: torch.Tensor, chunks: int, chunk: int) -> torch.Tensor:
+def _unpack(rows: torch.Tensor, chunks: int, chunk: int) -> torch.Tensor:
     scales = rows[:, : chunks * _SCALE_BYTES].contiguous().view(torch.float32)
     levels = rows[:, chunks * _SCALE_BYTES :].contiguous().view(torch.int8)
     return levels.view(-1, chunks, chunk) * scales.view(-1, chunks, 1)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Resumable:
-    """`process_group`: None means the default group. A pickle omits it: set it again if you use another."""
+    """`process_group`: None means the default group. A pickle does not contain it: set it again after loading."""
 
     def __init__(self, process_group: dist.ProcessGroup | None = None) -> None:
         self.process_group = process_group

@@ -1,10 +1,10 @@
 """Hooks that need several collectives in turn, in the same order on all ranks.
 
-If a callback launched the second collective of a bucket when the first one completes, the order would depend on timing:
-before the next bucket's first collective on one rank, after it on another. Backends that match collectives by their
-order would then combine unrelated data. So no callback launches anything here. A hook is a generator that yields the
-work it waits for. Each new bucket advances all pending buckets by one stage, and the last bucket advances all of them
-to their end. So a stage can transfer its data between two buckets, while the backward continues.
+Suppose that a callback launches the second collective of a bucket when the first one completes. Then the order depends
+on timing and differs between ranks. Backends that match collectives by their order would combine unrelated data. So no
+callback launches anything here. A hook is a generator that yields the work it waits for. Each new bucket advances all
+pending buckets by one stage, and the last bucket runs all remaining stages. So the data of a stage is transferred until
+the next bucket is ready, while the backward continues.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ Stages = Generator[Sequence[Any], None, torch.Tensor]
 
 
 class Staged:
+    """The pending buckets of a hook, each at one of its stages."""
+
     def __init__(self) -> None:
         self._pending: list[_Run] = []
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import GradBucket
 
-from ddp.comm_hooks.plain import accepted
+from ddp.comm_hooks.plain import checked_buffer
 from ddp.comm_hooks.resumable import Resumable
 from ddp.comm_hooks.staged import Stages
 from ddp.groups.single_tensor import all_gather
@@ -36,7 +36,7 @@ class TopK(Resumable):
 
 
 def top_k(state: TopK, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    return state.run(bucket, _stages(state, accepted(bucket, "top_k"), bucket.parameters()))
+    return state.run(bucket, _stages(state, checked_buffer(bucket, "top_k"), bucket.parameters()))
 
 
 def _stages(state: TopK, buffer: torch.Tensor, parameters: list[torch.Tensor]) -> Stages:

@@ -8,27 +8,27 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddp.reducer.bucket import Used
-    from ddp.reducer.bucket_sender import Carrying
+    from ddp.reducer.bucket_sender import BucketOperations
     from ddp.reducer.reducer import Reducer
 
 
 class BucketObserver:
-    """See each bucket on its way from the reducer to its sender. Several observers form a chain."""
+    """Is called with each bucket before the sender. Several observers form a chain."""
 
     def __init__(self, reducer: Reducer) -> None:
         self.reducer = reducer
 
     def begin(self) -> None:
-        self._next: Carrying = self.reducer.setup.carrying
-        self.reducer.setup.carrying = self
-        self.reducer.stopwatch.tell(self.mark)
+        self._next: BucketOperations = self.reducer.setup.operations
+        self.reducer.setup.operations = self
+        self.reducer.stopwatch.add_listener(self.mark)
 
     def end(self) -> None:
-        self.reducer.stopwatch.forget(self.mark)
-        if self.reducer.setup.carrying is self:
-            self.reducer.setup.carrying = self._next
+        self.reducer.stopwatch.remove_listener(self.mark)
+        if self.reducer.setup.operations is self:
+            self.reducer.setup.operations = self._next
             return
-        before: Any = self.reducer.setup.carrying
+        before: Any = self.reducer.setup.operations
         while before._next is not self:
             before = before._next
         before._next = self._next

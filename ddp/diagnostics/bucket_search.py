@@ -1,10 +1,10 @@
-"""Choose bucket sizes: from measurements of the first steps to the plans worth a trial, and to the plan to keep. Pure.
+"""Choose bucket sizes: select the plans to try from measurements, then select the plan to keep (pure functions).
 
 A simple model selects the plans to try. Each gradient arrives at a known time. A bucket is ready when its last gradient
 has arrived. Collectives run one after another, and the cost curve gives the duration of each. Communication that
 continues after the last gradient has been computed is exposed; the search minimizes it. Each bucket also costs the
-computing thread some time. If ranks share processors, such a prediction is unreliable. So the best candidates run in
-turns with the default plan, and one is kept only if it makes the slowest rank faster.
+computing thread some time. If ranks share processors, such a prediction is unreliable. So the best candidates and the
+default plan are used alternately. A candidate is kept only if it makes the slowest rank faster.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ddp.reducer.plan import MIB, Limits, rebuilt_plan
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddp.reducer.plan import BucketPlan, ParameterFacts, Transport
+    from ddp.reducer.plan import BucketPlan, ParameterInfo, Transport
 
 # The time that each bucket costs the thread that computes gradients: its hooks and its launch.
 BUCKET_OVERHEAD_S = 40e-6
@@ -68,7 +68,7 @@ def arrivals(steps: Sequence[Sequence[float]], computed: Sequence[float]) -> Arr
     return Arrivals(tuple(median(times) for times in zip(*steps, strict=True)), median(computed))
 
 
-def exposed(plan: BucketPlan, facts: Sequence[ParameterFacts], seen: Arrivals, curve: Curve) -> float:
+def exposed(plan: BucketPlan, facts: Sequence[ParameterInfo], seen: Arrivals, curve: Curve) -> float:
     """Predict how long communication continues after the computation has ended, in seconds."""
     free = 0.0
     for bucket in plan.buckets:
@@ -78,14 +78,14 @@ def exposed(plan: BucketPlan, facts: Sequence[ParameterFacts], seen: Arrivals, c
 
 
 def candidates(
-    facts: Sequence[ParameterFacts],
+    facts: Sequence[ParameterInfo],
     order: Sequence[int],
     default: Limits,
     transport: Transport,
     seen: Arrivals,
     curve: Curve,
 ) -> list[Limits]:
-    """The most promising limits, best first, whose plan differs from the default plan."""
+    """Return the limits with the shortest predicted step, best first, without those that give the default plan."""
     known: list[BucketPlan] = [rebuilt_plan(facts, order, default, transport)]
     rated: list[tuple[float, int, Limits]] = []
     for limit in _limits(default):
@@ -106,7 +106,10 @@ def _limits(default: Limits) -> list[Limits]:
 
 @dataclass(frozen=True)
 class Trial:
-    """Plans in turns; plan 0 is the default. All ranks count the same steps, so they always agree on the plan."""
+    """Uses several plans alternately; plan 0 is the default.
+
+    All ranks count the same steps, so they use the same plan.
+    """
 
     plans: int
     step: int = 0
@@ -133,7 +136,7 @@ class Trial:
         return Trial(self.plans, self.step + 1)
 
 
-def chosen(times: Sequence[Sequence[int]]) -> int:
+def choose_plan(times: Sequence[Sequence[int]]) -> int:
     """Return the plan to keep; 0 is the default. `times`: for each rank, the duration of a step with each plan.
 
     Ranks wait for each other, so the slowest rank determines the duration of a step.

@@ -1,12 +1,12 @@
 """`bucket_cap_mb="auto"`: find the best bucket sizes during the first steps.
 
 After the plan has been rebuilt in order of arrival, the tuner measures in a few steps when each gradient arrives. Then
-it times a few all-reduces. Rank 0 selects the bucket sizes for which `bucket_search.py` predicts a short step, and they
-run in turns with the default. All of this happens at the end of an averaged backward, where all ranks are at the same
-step. The ranks exchange their times, so all of them choose the same sizes.
+it times a few all-reduces. Rank 0 selects the bucket sizes for which `bucket_search.py` predicts a short step, and
+these sizes and the default are used alternately. All of this happens at the end of an averaged backward, where all
+ranks are at the same step. The ranks exchange their times, so all of them choose the same sizes.
 
-The tuner stops and keeps the default buckets if the buckets must not change: with a communication hook, with a search
-for unused parameters, with mixed precision, or in a `join`, where some ranks do not have a step to measure.
+The tuner stops if the buckets must not change. This is so with a communication hook, with a search for unused
+parameters, with mixed precision, and in a `join`, where some ranks do not run the step.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from ddp.diagnostics import bucket_search
 from ddp.diagnostics.bucket_observer import BucketObserver
 from ddp.reducer import agreement
-from ddp.reducer.carrier import gathered
+from ddp.reducer.collectives import gather_rows
 from ddp.reducer.plan import MIB, Limits
 
 if TYPE_CHECKING:
@@ -60,6 +60,8 @@ class ArrivalObserver(BucketObserver):
 
 
 class Tuning:
+    """The tuner of one reducer, from its construction until `stop`."""
+
     def __init__(self, reducer: Reducer) -> None:
         self._reducer = reducer
         self._observer: ArrivalObserver | None = None
@@ -89,7 +91,7 @@ class Tuning:
         reducer = self._reducer
         if self._observer is not None:
             self._observer.end()
-        reducer.stopwatch.forget(self._mark)
+        reducer.stopwatch.remove_listener(self._mark)
         reducer.at_round_over.remove(self._round_over)
         reducer.tuner = None
         if reducer.rank == 0:
@@ -113,7 +115,7 @@ class Tuning:
         self._limits = [default, *(Limits(default.first, pair) for pair in pairs)]
         self._times = [[] for _ in self._limits]
         self._trial = bucket_search.Trial(len(self._limits))
-        reducer.stopwatch.tell(self._mark)
+        reducer.stopwatch.add_listener(self._mark)
 
     def _candidates(self, observer: ArrivalObserver, curve: bucket_search.Curve) -> list[Limits]:
         reducer, sender = self._reducer, self._reducer.sender
@@ -164,7 +166,7 @@ class Tuning:
         reducer = self._reducer
         mine = [int(median(times)) if times else 0 for times in self._times]
         times = torch.tensor(mine, dtype=torch.int64, device=reducer.sender.device)
-        kept = bucket_search.chosen(gathered(reducer.sender.group, times))
+        kept = bucket_search.choose_plan(gather_rows(reducer.sender.group, times))
         reducer.resize(self._limits[kept])
         first, cap = (size / MIB for size in self._limits[kept].rebuilt)
         sizes = [limit.largest / MIB for limit in self._limits]

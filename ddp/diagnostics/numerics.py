@@ -31,7 +31,7 @@ import torch.distributed as dist
 from ddp.diagnostics import numerics_report
 from ddp.diagnostics.bucket_observer import BucketObserver
 from ddp.diagnostics.numerics_report import RankReport
-from ddp.reducer.carrier import gathered
+from ddp.reducer.collectives import gather_rows
 from ddp.reducer.torch_reducer import reducer_of
 from ddp.telemetry import torch_api, torch_names
 
@@ -141,7 +141,7 @@ class NumericsCheck(BucketObserver):
         if places := kinds.nonzero().flatten().tolist():
             order = [member for members, _ in seen for member in members]
             mine[:3] = [order[places[0]], int(kinds[places[0]] == _NAN), len(places)]
-        rows = gathered(sender.group, torch.tensor(mine, dtype=torch.int64, device=sender.device))
+        rows = gather_rows(sender.group, torch.tensor(mine, dtype=torch.int64, device=sender.device))
         if any(row[3] for row in rows):
             return
         found = [
@@ -166,7 +166,7 @@ class NumericsCheck(BucketObserver):
         if not differs:
             return
         first = differs[0]
-        rows = gathered(sender.group, mine[first : first + 1])
+        rows = gather_rows(sender.group, mine[first : first + 1])
         values = [row[0] for row in rows]
         text = numerics_report.report_replicas(named[first][0], values, len(differs) - 1, self._rounds)
         raise self._error(text)

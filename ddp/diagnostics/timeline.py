@@ -1,8 +1,8 @@
-"""The timeline of a step: from the measured times of a rank to a line of text, and to events of a Chrome trace. Pure.
+"""Convert the measured times of a rank into a one-line summary and into events of a Chrome trace (pure functions).
 
 A bucket is *ready* after its last copy, *launched* when its collective starts, and *done* when its collective ends.
-Communication is the time during which any bucket is between launched and done. The part of it for which the training
-loop waits at the end of the backward is *exposed*. The rest is hidden behind the computation of gradients.
+Communication is the time during which at least one collective is running. The part of it for which the training loop
+waits at the end of the backward is *exposed*. The rest is hidden behind the computation of gradients.
 
 All times are nanoseconds of one clock, which all ranks of a host share.
 """
@@ -75,7 +75,7 @@ class StepTimes:
 
 
 def covered(spans: Sequence[Span]) -> int:
-    """The time during which at least one of the spans lasts."""
+    """Return the total time that the spans cover."""
     total, reached = 0, None
     for span in sorted(spans, key=lambda one: one.start):
         start = span.start if reached is None else max(span.start, reached)

@@ -5,8 +5,8 @@
             ...
     print(timeline.summary)
 
-A recorder observes each bucket on its way from the reducer to its sender, and records the time of each event. Without a
-recorder the reducer calls the sender directly, so a trace that is off costs nothing.
+A recorder is called with each bucket before the sender, and records the time of each event. Without a recorder the
+reducer calls the sender directly, so a trace that is off costs nothing.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ _now = time.perf_counter_ns
 
 
 class Recorder(BucketObserver):
+    """Records the times of each step."""
+
     def __init__(self, reducer: Reducer) -> None:
         super().__init__(reducer)
         self.steps: list[StepTimes] = []

@@ -1,4 +1,4 @@
-"""State that survives the processes of a rank, and a sampler that resumes within an epoch."""
+"""State that is kept when the process of a rank is restarted, and a sampler that resumes within an epoch."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""The choice of the commit from which a new generation resumes, and of the ranks that send it. Pure.
+"""Choose the commit from which the restarted ranks (a new generation) resume, and the ranks that send it.
 
-A commit has *parts*. Each part is stored as an *image* in its own file. Replicated state has one part, and every node
-keeps an image of it. Sharded state has one part per shard. A generation can resume from a commit if its ranks together
-can read an image of every part.
+A commit has *parts*. Each part is stored as an *image*: a copy of its bytes in a file, on disk or in memory. Replicated
+state has one part, and every node keeps an image of it. Sharded state has one part per shard. A generation can resume
+from a commit if its ranks together can read an image of every part.
 
-The name of a commit has a number, which counts the commits of a job, and a *lineage*: a random string on which all
-ranks agree at every resume. Two generations may both make a commit 11 with different contents. The lineage tells their
-parts apart.
+The name of a commit has a number and a *lineage*. The number counts the commits of a job. The lineage is a random
+string that all ranks choose together at every resume. Two generations may both make a commit 11 with different
+contents. The lineage shows which parts belong together.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class CommitName:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class ReadableImage:
     """An image that a rank can read."""
 
     commit: CommitName
@@ -37,7 +37,7 @@ class Held:
     in_memory: bool
 
 
-Holdings = tuple[tuple[Held, ...], ...]  # by rank
+Holdings = tuple[tuple[ReadableImage, ...], ...]  # by rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +69,10 @@ def is_due(number: int, every: int) -> bool:
 def newest(holdings: Holdings, bad: frozenset[str] = frozenset()) -> Choice | None:
     """Return the newest commit of which every part is readable by some rank, without the damaged images in `bad`.
 
-    A rank may have died just before it made its own image of that commit. The job could resume from it, but with other
-    random numbers on that rank. If all ranks still have their own image of the commit before, that commit is chosen.
+    If a rank died before it wrote its own image of this commit, the state of its random generators is missing there.
+    Then the previous commit is chosen, if all ranks have their own image of it.
     """
-    by_commit: dict[CommitName, list[tuple[int, Held]]] = {}
+    by_commit: dict[CommitName, list[tuple[int, ReadableImage]]] = {}
     for reader, held in enumerate(holdings):
         for each in held:
             if each.image not in bad:
@@ -91,7 +91,7 @@ def newest(holdings: Holdings, bad: frozenset[str] = frozenset()) -> Choice | No
     return first
 
 
-def _choice(commit: CommitName, seen: list[tuple[int, Held]]) -> Choice | None:
+def _choice(commit: CommitName, seen: list[tuple[int, ReadableImage]]) -> Choice | None:
     parts: dict[int, dict[str, tuple[list[int], bool]]] = {}
     for reader, each in seen:
         if each.part is not None:
@@ -103,25 +103,25 @@ def _choice(commit: CommitName, seen: list[tuple[int, Held]]) -> Choice | None:
     return Choice(commit, tuple(_sources(parts[part]) for part in range(wanted)))
 
 
-def _has_all_private(seen: list[tuple[int, Held]], world_size: int) -> bool:
-    """Whether each rank of the new world can read the image of the same rank in a world of the same size."""
+def _has_all_private(seen: list[tuple[int, ReadableImage]], world_size: int) -> bool:
+    """Whether the world size is unchanged and every rank can read the image that the same rank wrote."""
     own = {each.rank for reader, each in seen if each.rank == reader and each.world_size == world_size}
     return len(own) == world_size
 
 
 def _sources(images: dict[str, tuple[list[int], bool]]) -> tuple[Source, ...]:
-    """Images in memory before those on disk, then by rank, so that all ranks have the same order."""
+    """Sort images: first those in memory, then those on disk, each by rank. All ranks get the same order."""
     sources = [Source(image, tuple(ranks), in_memory) for image, (ranks, in_memory) in images.items()]
     return tuple(sorted(sources, key=lambda source: (not source.in_memory, source.ranks[0], source.image)))
 
 
-def examiner(source: Source) -> int:
+def verifying_rank(source: Source) -> int:
     """The rank that verifies an image before any rank uses it."""
     return source.ranks[0]
 
 
 def keep_equal_images(choice: Choice, checksums: dict[str, int]) -> Choice:
-    """Keep for each part only the images that equal its first one: replicas must be bit-identical."""
+    """For each part, keep only the images that are equal to its first image: replicas must have the same bits."""
     kept = tuple(
         tuple(each for each in part if checksums[each.image] == checksums[part[0].image])
         for part in choice.parts
@@ -168,11 +168,11 @@ def parse_file_name(file: str) -> DiskName | None:
     return DiskName(CommitName(int(found[1]), found[2]), part, parts) if part < parts else None
 
 
-def outdated(files: list[str], keep: int, lineage: str, since: CommitName) -> list[str]:
+def files_to_remove(files: list[str], keep: int, lineage: str, since: CommitName) -> list[str]:
     """Return the files to remove: complete and unfinished ones that are older than the last `keep` complete commits.
 
     A commit of another lineage that is newer than `since` was damaged or unreadable at the resume, so it does not count
-    as complete. It is removed once it is older than the commits that count.
+    as complete. It is removed when enough newer complete commits exist.
     """
     names = {file: name for file in files if (name := parse_file_name(file.removesuffix(UNFINISHED)))}
     finished: dict[tuple[CommitName, int], int] = {}
@@ -207,7 +207,11 @@ class Role:
 
 
 def roles(members: tuple[Member, ...]) -> tuple[Role, ...]:
-    """Assign roles. Replicated state: an image per node, one file in total. Shards: an image per rank, a file each."""
+    """Assign who writes what.
+
+    Replicated state: one rank per node keeps an image in memory, and one rank of the job writes the file. Shards: each
+    rank keeps an image and writes a file.
+    """
     met: dict[str, int] = {}
     written: dict[int, int] = {}
     found = []

@@ -1,8 +1,8 @@
 """The contents of a State: objects with a state dictionary, and plain values. Captures and restores them.
 
-State dictionaries are torch's own. With FSDP2 their parameters are DTensors. The path of optimizer state contains the
-number of its parameter, and the parameter gives its sharding. This is enough to give each rank its part in a world of
-another size.
+State dictionaries are torch's own. With FSDP2 their parameters are DTensors. The path of an optimizer state contains
+the index of the parameter. The sharding of this parameter is also the sharding of the state. This is enough to give
+each rank its part in a world of another size.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Contents:
         return Captured(*leaves.disassemble(tree))
 
     def partition(self) -> tuple[tuple[int, int], int]:
-        """Return this rank's part, the number of parts, and a fingerprint of the regions of the modules' tensors."""
+        """Return this rank's part, the number of parts, and a hash of which slice of each tensor it has."""
         tensors = list(self._templates().values())
         part = leaves.part_of(tensors)
         return part or (0, 1), self.fingerprint()
@@ -78,7 +78,7 @@ class Contents:
         return found
 
     def restore(self, images: Iterable[Image]) -> int:
-        """Load the images one by one, in the order of their parts; return the size of the world that made them."""
+        """Load the images one by one, in the order of their parts; return the world size of the job that wrote them."""
         assembly: _Assembly | None = None
         for each in images:
             assembly = assembly or _Assembly(each, self._all_templates())
@@ -116,7 +116,7 @@ def _own_copy(tree: Any) -> Any:
 
 
 def _check_shareable(name: str, value: Any) -> None:
-    """Raise for state that differs between ranks without DTensors: it cannot be given to other ranks."""
+    """Raise if a state differs between ranks but is not stored in DTensors: then it cannot be resharded."""
     for kind in ("ZeroRedundancyOptimizer", "ShardedOptimizer"):
         if kind in {each.__name__ for each in type(value).__mro__}:
             raise TypeError(
@@ -154,7 +154,7 @@ class _Assembly:
         self.world_size = first.head.world_size
         self._templates = [templates.of(leaf) for leaf in first.layout.leaves]
         pairs = zip(first.layout.leaves, self._templates, strict=True)
-        self._leaves = [_wanted(leaf, template) for leaf, template in pairs]
+        self._leaves = [_target_leaf(leaf, template) for leaf, template in pairs]
         self._filled = [leaves.Filled(leaf) for leaf in self._leaves]
 
     def take(self, image: Image) -> None:
@@ -180,7 +180,7 @@ class _Assembly:
         )
 
 
-def _wanted(leaf: Leaf, template: torch.Tensor | None) -> Leaf:
+def _target_leaf(leaf: Leaf, template: torch.Tensor | None) -> Leaf:
     if template is not None and leaves.is_dtensor(template):
         today = leaves.leaf_of(template, leaf.path)
         if today.shape != leaf.shape:

@@ -1,4 +1,4 @@
-"""The state of torch's random number generators, saved per rank, so that dropout continues without a break."""
+"""The state of torch's random number generators, saved per rank: dropout, for example, continues its sequence."""
 
 from __future__ import annotations
 

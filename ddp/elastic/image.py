@@ -9,7 +9,7 @@ of the data, and a state word that marks a complete image.
 
 In memory, the only danger is that the writer dies. It may stop anywhere, but everything it has stored remains. So the
 writer clears the state word first and sets it last, and the data needs no checksum. A file can be damaged in other
-ways, so there the checksum of the data counts.
+ways, so the checksum of the data is verified for files.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Layout:
                 end += -(-leaf.n_bytes // _ALIGN) * _ALIGN
         return cls(tuple(leaves), tuple(offsets), end)
 
-    def packed(self) -> bytes:
+    def pack(self) -> bytes:
         rows = [
             [leaf.path, str(leaf.dtype), leaf.shape, leaf.stride, leaf.region, leaf.sharded, offset]
             for leaf, offset in zip(self.leaves, self.offsets, strict=True)
@@ -85,7 +85,7 @@ class Layout:
         return json.dumps([self.n_bytes, rows]).encode()
 
     @classmethod
-    def unpacked(cls, data: bytes) -> Layout:
+    def unpack(cls, data: bytes) -> Layout:
         n_bytes, rows = json.loads(data)
         leaves = tuple(
             Leaf(path, _dtype(dtype), tuple(shape), tuple(stride), tuple((a, b) for a, b in region), sharded)
@@ -101,7 +101,7 @@ def _dtype(text: str) -> torch.dtype:
     return dtype
 
 
-def saved(value: Any) -> bytes:
+def serialize(value: Any) -> bytes:
     buffer = io.BytesIO()
     torch.save(value, buffer)
     return buffer.getvalue()
@@ -195,14 +195,14 @@ class Image:
 
     @cached_property
     def layout(self) -> Layout:
-        return Layout.unpacked(bytes(self._layout))
+        return Layout.unpack(bytes(self._layout))
 
     def skeleton(self) -> Any:
-        outer = _loaded(self._skeleton)
-        return outer | {"objects": _loaded(memoryview(outer["objects"]))}
+        outer = _deserialize(self._skeleton)
+        return outer | {"objects": _deserialize(memoryview(outer["objects"]))}
 
     def private(self) -> Any:
-        return _loaded(self._private)
+        return _deserialize(self._private)
 
     def content_sum(self) -> int:
         """A checksum of layout and data, which all replicas share."""
@@ -227,7 +227,7 @@ def view(data: memoryview, leaf: Leaf, offset: int) -> torch.Tensor:
     return flat.view(leaf.dtype).view(leaf.local_shape)
 
 
-def _loaded(section: memoryview) -> Any:
+def _deserialize(section: memoryview) -> Any:
     return read_plain(section)
 
 

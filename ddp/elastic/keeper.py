@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """The facts that all images of this rank in this generation share."""
+    """The metadata that is the same in all images of this rank in this generation."""
 
     lineage: str
     role: commits.Role
@@ -48,6 +48,8 @@ class _Description:
 
 
 class Keeper:
+    """Makes the commits of one rank in one generation."""
+
     def __init__(self, slots: Slots, writer: Writer | None, signature: Signature) -> None:
         self._slots, self._writer, self._signature = slots, writer, signature
         self._described: _Description | None = None
@@ -58,8 +60,8 @@ class Keeper:
         tensors = [leaves.local(each) for each in captured.tensors]
         described = self._describe(captured, tensors)
         objects = self._objects(captured.skeleton["objects"])
-        skeleton, _kinds = self._packed(captured.skeleton | {"objects": objects})
-        private = image.saved(generators.get())
+        skeleton, _kinds = self._pack(captured.skeleton | {"objects": objects})
+        private = image.serialize(generators.get())
         head = self._signature.head(number)
         index = image.index_of(head, skeleton, private, described.packed, described.layout.n_bytes)
         slot = self._slots.next(index.n_bytes)
@@ -72,17 +74,20 @@ class Keeper:
             self._writer.write(slot, name)
 
     def _objects(self, skeleton: Any) -> bytes:
-        """Pack the objects' skeletons, and reuse the last result: an optimizer's is long and rarely changes."""
+        """Pack the objects' skeletons, and reuse the last result:
+
+        the skeleton of an optimizer is long and rarely changes.
+        """
         known, packed = self._packed_objects
         if known is None or known != skeleton:
-            packed, kinds = self._packed(skeleton)
+            packed, kinds = self._pack(skeleton)
             # state_dict() returns new containers, but maybe the same leaves: a mutable leaf may change unnoticed.
             self._packed_objects = (skeleton if kinds <= _NEVER_CHANGE else None, packed)
         return packed
 
-    def _packed(self, skeleton: Any) -> tuple[bytes, set[Any]]:
-        """Pack a skeleton. Values that cannot be read back raise now, not when the commit is needed."""
-        packed, kinds = image.saved(skeleton), _kinds_in(skeleton)
+    def _pack(self, skeleton: Any) -> tuple[bytes, set[Any]]:
+        """Pack a skeleton. Raise now if a value cannot be loaded again, instead of at the resume."""
+        packed, kinds = image.serialize(skeleton), _kinds_in(skeleton)
         if not kinds <= self._readable:
             _check_readable(packed)
             self._readable |= kinds
@@ -96,7 +101,7 @@ class Keeper:
             role = self._signature.role
             kept = [role.part is not None and (leaf.sharded or role.keeps_replicas) for leaf in found]
             layout = image.Layout.of(found, kept)
-            self._described = _Description(looks, layout, layout.packed())
+            self._described = _Description(looks, layout, layout.pack())
         return self._described
 
     def _views(self, slot: Slot, data_at: int, described: _Description) -> list[torch.Tensor]:
@@ -126,7 +131,7 @@ _NEVER_CHANGE = {dict, OrderedDict, list, tuple, *_SCALARS}
 
 
 def _kinds_in(skeleton: Any) -> set[Any]:
-    """The types of all values in a skeleton. Empty bytes count as a type, because they are stored differently."""
+    """The types of all values in a skeleton. An empty `bytes` is a separate type: it is stored differently."""
     found: set[Any] = {type(skeleton)}
     rest = [skeleton]
     while rest:

@@ -101,7 +101,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def is_dtensor(tensor: torch.Tensor | None) -> TypeGuard[DTensor]:
-    """Check without importing DTensor, which takes a third of torch's import time: if not imported, none exists."""
+    """Check without importing DTensor, which is slow to import. If it is not imported yet, no tensor is a DTensor."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 
@@ -128,7 +128,10 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def part_of(tensors: list[torch.Tensor]) -> tuple[int, int] | None:
-    """Return this rank's part and the number of parts if any tensor is sharded; replicas of a shard are one part."""
+    """Return this rank's part and the number of parts if any tensor is sharded.
+
+    Replicas of a shard have the same part.
+    """
     meshes = []
     for tensor in tensors:
         if is_dtensor(tensor) and any(placement.is_shard() for placement in tensor.placements):

@@ -5,9 +5,9 @@ JSON: `{"reason": "...", "deadline_s": 30.0}`. The deadline counts from the time
 no deadline. After its checkpoint is durable, a rank creates an empty file next to it with the suffix
 `.done.<RANK>`.
 
-A rank that checks for requests creates another empty file with the suffix `.watched.<RANK>`. Only then does the
-launcher request a checkpoint before it stops the ranks. From then on the rank also leaves the signals of a scheduler to
-the launcher (ddp/groups/_core/signals.c).
+A rank that checks for requests creates another empty file with the suffix `.watched.<RANK>`. The launcher requests a
+checkpoint before it stops the ranks only if these files exist. From then on the rank ignores the signals of a
+scheduler, and the launcher handles them (ddp/groups/_core/signals.c).
 """
 
 from __future__ import annotations

@@ -44,9 +44,9 @@ class LocalImages:
     images: dict[str, image.Image]
     paths: dict[str, Path]
 
-    def held(self) -> tuple[commits.Held, ...]:
+    def held(self) -> tuple[commits.ReadableImage, ...]:
         return tuple(
-            commits.Held(
+            commits.ReadableImage(
                 commits.CommitName(each.head.number, each.head.lineage),
                 each.head.part,
                 each.head.parts,
@@ -60,7 +60,7 @@ class LocalImages:
 
 
 def node_name(places: list[Path]) -> str:
-    """Name the node of this rank: ranks on one node share a host and a folder in memory."""
+    """Return the name of this rank's node. Ranks on one node have the same host and the same folder in memory."""
     return f"{socket.gethostname()}:{places[0]}"
 
 
@@ -95,7 +95,7 @@ def choose(team: Team, local: LocalImages) -> commits.Choice | None:
     while choice := commits.newest(holdings, bad):
         checksums: dict[str, int] = {}
         damaged: set[str] = set()
-        for sums, found in team.gather(_examine(team.rank, local, choice)):
+        for sums, found in team.gather(_verify(team.rank, local, choice)):
             checksums |= sums
             damaged |= found
         if not damaged:
@@ -104,12 +104,12 @@ def choose(team: Team, local: LocalImages) -> commits.Choice | None:
     return None
 
 
-def _examine(rank: int, local: LocalImages, choice: commits.Choice) -> tuple[dict[str, int], set[str]]:
+def _verify(rank: int, local: LocalImages, choice: commits.Choice) -> tuple[dict[str, int], set[str]]:
     checksums: dict[str, int] = {}
     damaged: set[str] = set()
     for part in choice.parts:
         for source in part:
-            if commits.examiner(source) != rank:
+            if commits.verifying_rank(source) != rank:
                 continue
             found = local.images[source.image]
             try:
@@ -136,7 +136,7 @@ def parts(
         if part in sent:
             root = sent[part].root
             mine = local.images[sent[part].image].whole if team.rank == root else None
-            received = team.send(mine, root)
+            received = team.broadcast(mine, root)
             here = here or image.Image(received)
         if part in need:
             assert here is not None
@@ -148,7 +148,7 @@ def _regions(team: Team, local: LocalImages, choice: commits.Choice) -> list[int
     mine = {
         part: local.images[sources[0].image].head.regions
         for part, sources in enumerate(choice.parts)
-        if commits.examiner(sources[0]) == team.rank
+        if commits.verifying_rank(sources[0]) == team.rank
     }
     known: dict[int, int] = {}
     for each in team.gather(mine):
@@ -157,7 +157,7 @@ def _regions(team: Team, local: LocalImages, choice: commits.Choice) -> list[int
 
 
 def private(local: LocalImages, choice: commits.Choice, rank: int, world_size: int) -> image.Image | None:
-    """The image that the same rank wrote in a world of the same size, if this rank can read it."""
+    """Return the image that the previous process of this rank wrote. None if there is none for this world size."""
     for each in local.images.values():
         head = each.head
         ours = (head.rank, head.world_size) == (rank, world_size)
@@ -171,7 +171,7 @@ def new_lineage(team: Team) -> str:
 
 
 def slots_of(local: LocalImages, choice: commits.Choice | None) -> set[str]:
-    """Names of the slots with the chosen commit, which the new generation overwrites last."""
+    """Names of the slots with the chosen commit. The new generation overwrites them only after all others."""
     if choice is None:
         return set()
     return {

@@ -1,13 +1,13 @@
-"""The samples of an epoch that remain for a rank, independent of the sizes of earlier worlds. Pure.
+"""The samples of an epoch that remain for a rank, for any earlier world size (pure functions).
 
 An epoch is one order of all samples. It depends only on the seed and the number of the epoch. It is consumed from the
 front, and `consumed` is the position. With W ranks, rank r takes the positions consumed + r, consumed + r + W, and so
 on. So after k samples on every rank, exactly the next k * W samples of the order are consumed, for any batch size. A
 world of another size continues at this position: no sample is skipped, and none is repeated.
 
-Only the last round of an epoch may not fit. All ranks must run the same number of steps. So either the round is filled
-with samples from the start of the epoch (fewer than W samples are repeated), or `drop_last` omits the round (fewer than
-W samples are skipped).
+A round is one sample per rank. The number of samples may not be a multiple of W: then the last round is incomplete. All
+ranks must run the same number of steps. By default the round is filled with samples from the start of the epoch, so
+fewer than W samples are repeated. With `drop_last` the round is omitted, so fewer than W samples are skipped.
 """
 
 from __future__ import annotations

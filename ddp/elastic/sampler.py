@@ -1,4 +1,4 @@
-"""A sampler whose position in the epoch follows the training, not the loader, which runs ahead.
+"""A sampler whose position in the epoch counts samples that were trained on, not samples that were prefetched.
 
 DataLoader workers prefetch batches that the script has not trained on yet. So iterating does not move the position.
 `advance` does, and every commit calls it. After a restart the epoch continues after the last committed sample, in a

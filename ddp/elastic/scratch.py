@@ -1,9 +1,9 @@
-"""Memory that survives a rank: files in a folder that is private to the user, the agent of this node, and the job.
+"""Memory that is kept when a rank ends: files in a folder, one per user, per launcher on this node, and per job.
 
 The launcher names the folder in DDP_SCRATCH and removes it after the job. Under another launcher, ranks use a folder in
-/dev/shm. Its name contains the process that starts the ranks of this node, so it is the same in every generation and
-differs between jobs. The next job removes folders whose process is gone. A process without a launcher is never
-restarted, so its folder contains its own process id.
+/dev/shm. Its name contains the id of the process that starts the ranks of this node, so it is the same in every
+generation and differs between jobs. The next job removes folders whose process is gone. A process without a launcher is
+never restarted, so its folder contains its own process id.
 
 A rank keeps its commits in a few *slots*, which are mapped files that it overwrites in turn. So after the first commits
 a commit is one copy from tensors to mapped memory, and the kernel allocates no pages. A rank never overwrites the last
@@ -38,7 +38,7 @@ def folders(environ: Mapping[str, str]) -> list[Path]:
     """The folders for commits of this node, the preferred one first."""
     given = environ.get("DDP_SCRATCH")
     owner = os.getppid() if is_launched(environ) else os.getpid()
-    name = f"ddp-elastic-{os.getuid()}-{_process_space()}-{owner}-{_started(owner)}"
+    name = f"ddp-elastic-{os.getuid()}-{_process_space()}-{owner}-{_start_time(owner)}"
     first = Path(given, "elastic") if given else Path("/dev/shm", name)
     # /dev/shm may be small. Ordinary files work as well: the page cache keeps them in memory while there is space.
     return [first, Path(tempfile.gettempdir(), name)]
@@ -54,7 +54,7 @@ def _process_space() -> int:
     return os.stat("/proc/self/ns/pid").st_ino
 
 
-def _started(pid: int) -> int:
+def _start_time(pid: int) -> int:
     """The start time of a process, because process ids are reused; 0 if the process does not exist."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
@@ -90,7 +90,7 @@ def sweep(root: Path) -> None:
         for entry in list(os.scandir(root)):
             if named := _NAME.fullmatch(entry.name):
                 user, space, owner, started = map(int, named.groups())
-                if (user, space) == ours and _started(owner) != started:
+                if (user, space) == ours and _start_time(owner) != started:
                     shutil.rmtree(entry.path, ignore_errors=True)
 
 
@@ -176,7 +176,7 @@ class Slots:
 
 
 def _map(path: Path, n_bytes: int) -> mmap.mmap:
-    """Map a file and reserve its memory now: a full /dev/shm is an error here, but a SIGBUS later."""
+    """Map a file and reserve its memory now: otherwise a later write to a full /dev/shm would cause SIGBUS."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         os.posix_fallocate(fd, 0, n_bytes)

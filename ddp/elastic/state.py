@@ -78,7 +78,7 @@ class State:
     # --- resuming ----------------------------------------------------------------------------------
 
     def resume(self) -> Resumed | None:
-        """Resume from the newest commit that the ranks can read; return None if there is none and the job starts."""
+        """Resume from the newest commit that the ranks can read; return None if there is no commit."""
         _only_one(self)
         team = Team(self._group)
         places = scratch.folders(os.environ)
@@ -125,7 +125,10 @@ class State:
     # --- committing --------------------------------------------------------------------------------
 
     def commit(self, samples: int | None = None) -> None:
-        """Commit after each optimizer step. `samples`: how many samples this rank trained on since the last commit."""
+        """Commit the state. Call it after each optimizer step.
+
+        `samples`: the number of samples that this rank has trained on since the last commit.
+        """
         _team, keeper = self._resumed()
         if self._samplers and samples is None:
             raise TypeError(
@@ -151,7 +154,7 @@ class State:
             )
         self._number += 1
         with checkpointing():
-            error = self._written(keeper)
+            error = self._write_checkpoint(keeper)
             errors = team.gather(None if error is None else str(error) or repr(error))
             failed = [f"rank {rank}: {text}" for rank, text in enumerate(errors) if text]
             if error is not None and not isinstance(error, OSError):
@@ -164,7 +167,7 @@ class State:
             request.checkpoint_done()
         keeper.raise_error()
 
-    def _written(self, keeper: Keeper) -> Exception | None:
+    def _write_checkpoint(self, keeper: Keeper) -> Exception | None:
         """Write this rank's part of a checkpoint; return the error or None."""
         try:
             keeper.keep(self._contents.capture(), self._number, to_disk=True)
@@ -174,7 +177,10 @@ class State:
         return None
 
     def should_checkpoint(self) -> bool:
-        """Whether any node has a request for a checkpoint: the same result on all ranks. One tiny collective."""
+        """Whether any node has a request for a checkpoint.
+
+        Collective: all ranks must call it, and get the same result.
+        """
         team, _keeper = self._resumed()
         return team.any(request.checkpoint_requested())
 

@@ -19,6 +19,8 @@ _PIECE = 64 << 20
 
 
 class Team:
+    """The ranks that commit together."""
+
     def __init__(self, group: ProcessGroup | None) -> None:
         self._group = group
         self._together = dist.is_available() and dist.is_initialized()
@@ -46,8 +48,8 @@ class Team:
         """Return on every rank the value that rank 0 makes."""
         return self.gather(make() if self.rank == 0 else None)[0]  # type: ignore[return-value]
 
-    def send(self, data: memoryview | None, root: int) -> memoryview:
-        """Return on every rank the bytes of the root."""
+    def broadcast(self, data: memoryview | None, root: int) -> memoryview:
+        """Broadcast bytes from the root. Return them on every rank."""
         n_bytes = self.gather(len(data) if data is not None and self.rank == root else 0)[root]
         if data is None or self.rank != root:
             data = memoryview(bytearray(n_bytes))

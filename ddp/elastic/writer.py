@@ -1,8 +1,8 @@
 """Write commits to disk in the background.
 
 One thread writes one commit at a time. The caller continues at once. It waits only while the previous commit is still
-being written, so that a slow disk slows the training down instead of filling the memory. Errors are kept by the number
-of their commit until the caller asks for them. A file ends in `.part` until all of it is on disk.
+being written, so that a slow disk slows the training down instead of filling the memory. Errors are stored under the
+number of their commit until the caller asks for them. A file ends in `.part` until all of it is on disk.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ class CommitError(OSError):
 
 
 class Writer:
+    """Writes the commits of one rank to a folder, one at a time."""
+
     def __init__(
         self, folder: Path, keep: int, prunes: bool, lineage: str, since: commits.CommitName
     ) -> None:
@@ -35,7 +37,7 @@ class Writer:
         self._failed: dict[int, Exception] = {}  # by the number of the commit
 
     def write(self, slot: Slot, name: commits.DiskName) -> None:
-        """Write a slot, which stays pinned until then."""
+        """Write a slot to disk. The slot is not overwritten until the write has finished."""
         self._wait()
         slot.pinned = True
         thread = threading.Thread(target=self._run, args=(slot, name), name="ddp-commit", daemon=True)
@@ -78,13 +80,13 @@ class Writer:
             slot.pinned = False
 
     def _prune(self) -> None:
-        for file in commits.outdated(os.listdir(self._folder), self._keep, self._lineage, self._since):
+        for file in commits.files_to_remove(os.listdir(self._folder), self._keep, self._lineage, self._since):
             with contextlib.suppress(FileNotFoundError):
                 (self._folder / file).unlink()
 
 
 def write_file(path: Path, source: image.Image) -> None:
-    """Write the file atomically: under its name it is complete, or does not exist."""
+    """Write the file atomically: a file with the final name is always complete."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(path.name + commits.UNFINISHED)
     try:

@@ -1,4 +1,4 @@
-"""The choice of a backend, and the layout of ranks on hosts. Pure."""
+"""The choice of a backend, and the layout of ranks on hosts (pure functions)."""
 
 from __future__ import annotations
 
@@ -29,16 +29,19 @@ class Layout:
         return self.here.index(self.rank)
 
     @property
-    def carriers(self) -> int:
-        """How many ranks of each host reduce a slice and send it to other hosts; limited by the smallest host."""
+    def leaders(self) -> int:
+        """How many ranks of each host reduce a slice and send it to other hosts:
+
+        the ranks of the host with the fewest.
+        """
         return min(len(ranks) for ranks in self.hosts)
 
     @property
-    def carries(self) -> bool:
-        return len(self.hosts) > 1 and self.member < self.carriers
+    def is_leader(self) -> bool:
+        return len(self.hosts) > 1 and self.member < self.leaders
 
-    def carrier_at(self, host: int) -> int:
-        """The rank on another host that carries the same slice as this one."""
+    def leader_at(self, host: int) -> int:
+        """Return the rank on another host that reduces the same slice as this one."""
         return self.hosts[host % len(self.hosts)][self.member]
 
 

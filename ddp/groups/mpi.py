@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed import TCPStore
 
 from ddp.groups import ring
-from ddp.groups.place import InitError, Seat
+from ddp.groups.rank_info import InitError, RankInfo
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -30,13 +30,13 @@ def library() -> Any:
         ) from error
 
 
-def seat() -> Seat:
+def rank_info() -> RankInfo:
     mpi = library()
     world = mpi.COMM_WORLD
     here = world.Split_type(mpi.COMM_TYPE_SHARED)
     first = here.bcast(world.rank)
     hosts = sorted(set(world.allgather(first)))
-    taken = Seat(world.rank, world.size, here.rank, here.size, hosts.index(first), launched=True)
+    taken = RankInfo(world.rank, world.size, here.rank, here.size, hosts.index(first), launched=True)
     here.Free()
     return taken
 
@@ -48,7 +48,7 @@ def create_store(timeout: timedelta) -> tuple[str, Store]:
     hosts = world.allgather(socket.gethostname())
     elsewhere = [host for host in hosts if host != hosts[0]]
     address = world.bcast(
-        (ring.facing(elsewhere[0]) or socket.gethostname()) if first and elsewhere else _LOOPBACK
+        (ring.source_address(elsewhere[0]) or socket.gethostname()) if first and elsewhere else _LOOPBACK
     )
     kept = TCPStore(address, 0, None, True, timeout, wait_for_workers=False) if first else None
     port = world.bcast(kept.port if kept is not None else 0)

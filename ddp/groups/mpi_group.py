@@ -87,13 +87,13 @@ def _real(tensor: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
-def _countable(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+def _flatten(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return one new array with the data of all tensors, of a type that MPI can sum."""
     flat = torch.cat([_real(tensor).reshape(-1) for tensor in tensors])
     return flat.float() if flat.dtype in _HALVES else flat
 
 
-def _spread(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
+def _unflatten(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
     """Copy the data of such an array back into the tensors."""
     at = 0
     for tensor in tensors:
@@ -110,7 +110,7 @@ def _bytes_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     )
 
 
-def _described(mpi: Any, flat: torch.Tensor, as_bytes: bool = False) -> list[Any]:
+def _buffer(mpi: Any, flat: torch.Tensor, as_bytes: bool = False) -> list[Any]:
     """Return a buffer without a count. mpi4py derives the count, which for some arrays is the count per rank."""
     memory = mpi.memory.fromaddress(flat.data_ptr(), flat.nbytes)
     return [memory, mpi.BYTE if as_bytes else getattr(mpi, _TYPES[flat.dtype])]
@@ -138,6 +138,8 @@ def _operation(mpi: Any, opts: Any, tensor: torch.Tensor) -> tuple[Any, bool]:
 
 
 class MpiWork(CollectiveWork):
+    """One MPI call on the thread of its group."""
+
     def __init__(self, under_way: Future[None], tensors: list[torch.Tensor], timeout_s: float) -> None:
         super().__init__()
         self._under_way = under_way
@@ -183,6 +185,8 @@ class MpiWork(CollectiveWork):
 
 
 class MpiGroup(_ProcessGroup):  # type: ignore[misc]
+    """A process group with an MPI communicator and a thread of its own."""
+
     def __init__(self, mpi: Any, communicator: MPI.Intracomm, timeout: timedelta) -> None:
         super().__init__(communicator.rank, communicator.size)
         self._mpi = mpi
@@ -214,9 +218,9 @@ class MpiGroup(_ProcessGroup):  # type: ignore[misc]
         operation, averaged = _operation(self._mpi, opts, tensors[0])
 
         def call() -> None:
-            flat = _countable(tensors)
-            self._communicator.Allreduce(self._mpi.IN_PLACE, _described(self._mpi, flat), operation)
-            _spread(flat.div_(self._world) if averaged else flat, tensors)
+            flat = _flatten(tensors)
+            self._communicator.Allreduce(self._mpi.IN_PLACE, _buffer(self._mpi, flat), operation)
+            _unflatten(flat.div_(self._world) if averaged else flat, tensors)
 
         return self._start(call, tensors, opts)
 
@@ -229,17 +233,17 @@ class MpiGroup(_ProcessGroup):  # type: ignore[misc]
         operation, averaged = _operation(self._mpi, opts, tensors[0])
 
         def call() -> None:
-            flat = _countable(tensors)
+            flat = _flatten(tensors)
             there = self._communicator.rank == opts.rootRank
-            given = self._mpi.IN_PLACE if there else _described(self._mpi, flat)
-            got = _described(self._mpi, flat) if there else None
+            given = self._mpi.IN_PLACE if there else _buffer(self._mpi, flat)
+            got = _buffer(self._mpi, flat) if there else None
             self._communicator.Reduce(given, got, operation, opts.rootRank)
             if there:
-                _spread(flat.div_(self._world) if averaged else flat, tensors)
+                _unflatten(flat.div_(self._world) if averaged else flat, tensors)
 
         return self._start(call, tensors, opts)
 
-    def _scattered(self, output: torch.Tensor, parts: Sequence[torch.Tensor], opts: Any) -> MpiWork:
+    def _reduce_scatter(self, output: torch.Tensor, parts: Sequence[torch.Tensor], opts: Any) -> MpiWork:
         opts = dist.ReduceScatterOptions() if opts is None else opts
         _check_supported([output, *parts])
         if sum(part.numel() for part in parts) != output.numel() * self._world:
@@ -251,21 +255,21 @@ class MpiGroup(_ProcessGroup):  # type: ignore[misc]
         operation, averaged = _operation(self._mpi, opts, output)
 
         def call() -> None:
-            flat = _countable(parts)
+            flat = _flatten(parts)
             got = torch.empty(flat.numel() // self._world, dtype=flat.dtype)
-            given = _described(self._mpi, flat)
-            self._communicator.Reduce_scatter_block(given, _described(self._mpi, got), operation)
-            _spread(got.div_(self._world) if averaged else got, [output])
+            given = _buffer(self._mpi, flat)
+            self._communicator.Reduce_scatter_block(given, _buffer(self._mpi, got), operation)
+            _unflatten(got.div_(self._world) if averaged else got, [output])
 
         return self._start(call, [output], opts)
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> MpiWork:
         if len(outputs) != 1:
             raise _unsupported(f"reduce_scatter of {len(outputs)} tensors in one call, only of one")
-        return self._scattered(outputs[0], inputs[0], opts)
+        return self._reduce_scatter(outputs[0], inputs[0], opts)
 
     def reduce_scatter_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> MpiWork:
-        return self._scattered(output, [given], opts)
+        return self._reduce_scatter(output, [given], opts)
 
     _reduce_scatter_base = reduce_scatter_single
 
@@ -279,13 +283,13 @@ class MpiGroup(_ProcessGroup):  # type: ignore[misc]
         def call() -> None:
             for tensor in tensors:
                 flat = _bytes_of([tensor])
-                self._communicator.Bcast(_described(self._mpi, flat, as_bytes=True), opts.rootRank)
+                self._communicator.Bcast(_buffer(self._mpi, flat, as_bytes=True), opts.rootRank)
                 if self._communicator.rank != opts.rootRank:
                     tensor.detach().copy_(flat.view(tensor.shape))
 
         return self._start(call, tensors, opts)
 
-    def _gathered(self, outputs: Sequence[torch.Tensor], given: torch.Tensor, opts: Any) -> MpiWork:
+    def _all_gather(self, outputs: Sequence[torch.Tensor], given: torch.Tensor, opts: Any) -> MpiWork:
         _check_supported([given, *outputs])
         if sum(output.numel() for output in outputs) != given.numel() * self._world:
             got_from_each = sum(output.numel() for output in outputs) / self._world
@@ -297,8 +301,8 @@ class MpiGroup(_ProcessGroup):  # type: ignore[misc]
         def call() -> None:
             mine = _bytes_of([given])
             all_of_them = torch.empty(mine.numel() * self._world, dtype=mine.dtype)
-            sent = _described(self._mpi, mine, as_bytes=True)
-            self._communicator.Allgather(sent, _described(self._mpi, all_of_them, as_bytes=True))
+            sent = _buffer(self._mpi, mine, as_bytes=True)
+            self._communicator.Allgather(sent, _buffer(self._mpi, all_of_them, as_bytes=True))
             at = 0
             for output in outputs:
                 output.detach().copy_(all_of_them[at : at + output.numel()].view(output.shape))
@@ -309,10 +313,10 @@ class MpiGroup(_ProcessGroup):  # type: ignore[misc]
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> MpiWork:
         if len(inputs) != 1:
             raise _unsupported(f"all_gather of {len(inputs)} tensors in one call, only of one")
-        return self._gathered(outputs[0], inputs[0], opts)
+        return self._all_gather(outputs[0], inputs[0], opts)
 
     def all_gather_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> MpiWork:
-        return self._gathered([output], given, opts)
+        return self._all_gather([output], given, opts)
 
     _allgather_base = all_gather_single
 

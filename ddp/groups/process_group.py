@@ -1,7 +1,7 @@
 """`ddp.init()`: create the default process group, for a launched job or for a single process.
 
 A script without a launcher is a world of one rank. Its store is in this process, without an open port. A script that
-mpirun has started gets its place and the address of the store through MPI. The call or DDP_BACKEND names the backend.
+mpirun has started gets its rank and the address of the store through MPI. The call or DDP_BACKEND names the backend.
 Otherwise it is chosen from the available hardware.
 """
 
@@ -20,13 +20,13 @@ import torch.distributed as dist
 from torch.distributed import HashStore
 
 from ddp.groups import backends, core_loading, mpi
-from ddp.groups.place import (
+from ddp.groups.rank_info import (
     ALONE,
     InitError,
-    Seat,
+    RankInfo,
     device_index,
     known_backend,
-    seat_of,
+    parse_rank_info,
     seconds,
     started_by_mpi,
 )
@@ -75,7 +75,7 @@ def init(
     asked = (backend, device, timeout)
     if dist.is_initialized():
         if _place is None:
-            _place, _asked = _made_elsewhere(backend, device), asked
+            _place, _asked = _use_existing_group(backend, device), asked
         elif asked not in (_asked, ("auto", None, None)):
             raise InitError(
                 f"ddp.init() was called with other arguments: the group uses {_place.backend} on {_place.device}. "
@@ -83,17 +83,17 @@ def init(
             )
         return _place
     by_mpi = started_by_mpi(os.environ)
-    seat = mpi.seat() if by_mpi else seat_of(os.environ)
-    where = _device(seat, device)
+    info = mpi.rank_info() if by_mpi else parse_rank_info(os.environ)
+    where = _device(info, device)
     if where.type == "cuda":
         torch.cuda.set_device(where)
-    chosen = _backend(backend, seat, where)
+    chosen = _backend(backend, info, where)
     torch_marks.install()
     our_guard = guard.start()
     with explaining("the initial rendezvous"):
-        _make_group(chosen, seat, where, _limit(timeout), by_mpi)
+        _make_group(chosen, info, where, _limit(timeout), by_mpi)
     our_guard.wake()
-    _place, _asked = _place_of(seat, where, chosen), asked
+    _place, _asked = _make_place(info, where, chosen), asked
     return _place
 
 
@@ -105,7 +105,7 @@ def shutdown() -> None:
         dist.destroy_process_group()
 
 
-def _made_elsewhere(backend: str, device: torch.device | str | int | None) -> Place:
+def _use_existing_group(backend: str, device: torch.device | str | int | None) -> Place:
     """Use the group that the script created with torch's init_process_group."""
     there = dist.get_backend_config() if hasattr(dist, "get_backend_config") else dist.get_backend()
     if backend not in ("auto", dist.get_backend(), str(there)):
@@ -113,21 +113,21 @@ def _made_elsewhere(backend: str, device: torch.device | str | int | None) -> Pl
             f"cannot use backend {backend!r}: the process group of torch.distributed exists already, with backend "
             f"{dist.get_backend()!r}. Create the group only once, or use the same backend"
         )
-    seat = seat_of(os.environ)
-    if seat == ALONE:
-        seat = Seat(
+    info = parse_rank_info(os.environ)
+    if info == ALONE:
+        info = RankInfo(
             dist.get_rank(), dist.get_world_size(), dist.get_rank(), dist.get_world_size(), 0, launched=False
         )
-    return _place_of(seat, _device(seat, device), dist.get_backend())
+    return _make_place(info, _device(info, device), dist.get_backend())
 
 
-def _place_of(seat: Seat, device: torch.device, backend: str) -> Place:
+def _make_place(info: RankInfo, device: torch.device, backend: str) -> Place:
     return Place(
         dist.get_rank(),
         dist.get_world_size(),
-        seat.local_rank,
-        seat.local_world_size,
-        seat.node_rank,
+        info.local_rank,
+        info.local_world_size,
+        info.node_rank,
         device,
         backend,
     )
@@ -136,7 +136,7 @@ def _place_of(seat: Seat, device: torch.device, backend: str) -> Place:
 # --- device and backend ------------------------------------------------------------------------------
 
 
-def _device(seat: Seat, asked: torch.device | str | int | None) -> torch.device:
+def _device(info: RankInfo, asked: torch.device | str | int | None) -> torch.device:
     if isinstance(asked, int):
         return torch.device("cuda", asked)
     device = torch.device(asked) if asked is not None else _accelerator()
@@ -146,7 +146,7 @@ def _device(seat: Seat, asked: torch.device | str | int | None) -> torch.device:
     n_devices = module.device_count()
     if not n_devices:
         raise InitError(f"no {device.type} device is available. Use ddp.init(device='cpu') to run on the CPU")
-    return torch.device(device.type, device_index(seat, n_devices, device.type))
+    return torch.device(device.type, device_index(info, n_devices, device.type))
 
 
 def _accelerator() -> torch.device:
@@ -158,7 +158,7 @@ def _accelerator() -> torch.device:
     return torch.device("cpu")
 
 
-def _backend(asked: str, seat: Seat, device: torch.device) -> str:
+def _backend(asked: str, info: RankInfo, device: torch.device) -> str:
     asked = os.environ.get(_BACKEND, "auto") if asked == "auto" else asked
     if asked != "auto":
         if asked == "mpi" and not dist.is_mpi_available():
@@ -167,7 +167,7 @@ def _backend(asked: str, seat: Seat, device: torch.device) -> str:
         return known_backend(asked, dist.Backend.backend_list)
     if device.type == "cpu":
         has_native = core_loading.native() is not None
-        chosen = backends.choose(seat.world_size, seat.local_world_size, has_native)
+        chosen = backends.choose(info.world_size, info.local_world_size, has_native)
         _register_ours(chosen)
         return chosen
     native = dist.Backend.default_device_backend_map.get(device.type)
@@ -202,9 +202,9 @@ def _limit(timeout: timedelta | float | None) -> timedelta | None:
 
 
 def _make_group(
-    backend: str, seat: Seat, device: torch.device, timeout: timedelta | None, by_mpi: bool
+    backend: str, info: RankInfo, device: torch.device, timeout: timedelta | None, by_mpi: bool
 ) -> None:
-    how: dict[str, Any] = {"backend": backend, "rank": seat.rank, "world_size": seat.world_size}
+    how: dict[str, Any] = {"backend": backend, "rank": info.rank, "world_size": info.world_size}
     if timeout is not None:
         how["timeout"] = timeout
     if device.type == "cuda":
@@ -216,7 +216,7 @@ def _make_group(
         )  # the ring of `hier` uses the interface that leads there
         dist.init_process_group(store=store, **how)
         return
-    if seat.launched:
+    if info.launched:
         dist.init_process_group(init_method="env://", **how)
         return
     with _gloo_on_loopback():

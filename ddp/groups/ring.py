@@ -1,4 +1,6 @@
-"""The TCP connections of a ring of hosts: each carrier connects to the next one, and accepts the previous one.
+"""The TCP connections of a ring of hosts.
+
+A leader of each host connects to the leader of the next host, and accepts the connection from the previous host.
 
 A connecting rank sends a secret that only members of the job can read in the store. Other connections are closed.
 """
@@ -16,13 +18,13 @@ from ddp.groups.segment import hello, read_hello
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    listener: socket.socket
+    socket: socket.socket
     address: str
     secret: str
 
     @property
     def number(self) -> int:
-        return int(self.listener.getsockname()[1])
+        return int(self.socket.getsockname()[1])
 
 
 def open_port() -> Port:
@@ -41,7 +43,7 @@ def own_address() -> str:
         return _address_of(interface)
     master = os.environ.get("MASTER_ADDR", "")
     for candidate in (master, socket.gethostname()):
-        if candidate and (address := facing(candidate)):
+        if candidate and (address := source_address(candidate)):
             return address
     return "127.0.0.1"
 
@@ -62,8 +64,8 @@ def _address_of(interface: str) -> str:
     return socket.inet_ntoa(answer[20:24])
 
 
-def facing(target: str) -> str:
-    """The source address of packets to the target, found without sending one."""
+def source_address(target: str) -> str:
+    """Return the local address that the kernel uses for packets to the target. Sends no packet."""
     try:
         candidates = socket.getaddrinfo(target, 9, type=socket.SOCK_DGRAM)
     except OSError:
@@ -96,7 +98,10 @@ class Links:
 
 
 def join(port: Port, me: int, following: tuple[str, int, str], previous: int, timeout_s: float) -> Links:
-    """`following`: address, port and secret of the next carrier; `previous`: the rank that connects to us."""
+    """Connect to the next host and accept the previous one.
+
+    `following`: address, port and secret of the next leader; `previous`: the rank that connects to this one.
+    """
     address, number, secret = following
     deadline = time.monotonic() + timeout_s
     ahead = socket.create_connection((address, number), timeout=timeout_s)
@@ -120,8 +125,8 @@ def _expect(port: Port, previous: int, deadline: float) -> socket.socket:
                 f"rank {previous} did not connect to {port.address}:{port.number} in time. Check the firewall, or set "
                 "GLOO_SOCKET_IFNAME to an interface that all hosts can reach"
             )
-        port.listener.settimeout(left)
-        connection, _ = port.listener.accept()
+        port.socket.settimeout(left)
+        connection, _ = port.socket.accept()
         if read_hello(connection, port.secret) == previous:
             return connection
         connection.close()

@@ -25,31 +25,34 @@ _ANSWER_WITHIN_S = 5.0
 
 
 def host_key() -> str:
-    """Return a key that is equal for processes that can connect: same boot, network namespace and user."""
+    """Return a key that is equal for processes that can connect:
+
+    same running kernel (boot id), network namespace and user.
+    """
     with open("/proc/sys/kernel/random/boot_id") as file:
         boot = file.read().strip()
     return f"{boot}/{os.readlink('/proc/self/ns/net')}/{os.getuid()}"
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
-    """The listener of this member, which accepts neighbours until all have connected."""
+class Listener:
+    """The listening socket of this member, which accepts the other members until all have connected."""
 
-    listener: socket.socket
+    socket: socket.socket
     name: str
     secret: str
 
 
-def open_door() -> Door:
+def open_listener() -> Listener:
     name = f"ddp-{secrets.token_hex(16)}"
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(f"\0{name}")
     listener.listen(1024)
-    return Door(listener, name, secrets.token_hex(16))
+    return Listener(listener, name, secrets.token_hex(16))
 
 
 @dataclass(slots=True)
-class Neighbourhood:
+class LocalMembers:
     """The shared file, and a connection to each other member. The entry of this member is None."""
 
     file: int
@@ -83,25 +86,25 @@ def anonymous_file(length: int) -> int:
     return file
 
 
-def meet(
-    door: Door, doors: list[tuple[str, str]], member: int, length: int, timeout_s: float
-) -> Neighbourhood:
-    """Connect all members and share the file. `doors`: name and secret of every member's listener, in order."""
+def connect_members(
+    listener: Listener, listeners: list[tuple[str, str]], member: int, length: int, timeout_s: float
+) -> LocalMembers:
+    """Connect all members and share the file. `listeners`: name and secret of every member's listener, in order."""
     deadline = time.monotonic() + timeout_s
-    neighbours = Neighbourhood(-1, [None] * len(doors))
+    members = LocalMembers(-1, [None] * len(listeners))
     try:
         if member == 0:
-            neighbours.file = anonymous_file(length)
-        for other, (name, secret) in enumerate(doors[:member]):
-            neighbours.connections[other] = _knock(name, secret, member, deadline)
-        while any(each is None for each in neighbours.connections[member + 1 :]):
-            _admit(door, neighbours, member, deadline)
+            members.file = anonymous_file(length)
+        for other, (name, secret) in enumerate(listeners[:member]):
+            members.connections[other] = _connect_to(name, secret, member, deadline)
+        while any(each is None for each in members.connections[member + 1 :]):
+            _accept_one(listener, members, member, deadline)
         if member:
-            neighbours.file = _receive_file(neighbours.connections[0], deadline)
+            members.file = _receive_file(members.connections[0], deadline)
     except OSError:
-        neighbours.close()
+        members.close()
         raise
-    return neighbours
+    return members
 
 
 def _left(deadline: float) -> float:
@@ -111,7 +114,7 @@ def _left(deadline: float) -> float:
     return left
 
 
-def _knock(name: str, secret: str, member: int, deadline: float) -> socket.socket:
+def _connect_to(name: str, secret: str, member: int, deadline: float) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.settimeout(_left(deadline))
@@ -131,18 +134,18 @@ def _is_of_this_user(connection: socket.socket) -> bool:
     return int(_CREDENTIALS.unpack(credentials)[1]) == os.getuid()
 
 
-def _admit(door: Door, neighbours: Neighbourhood, member: int, deadline: float) -> None:
-    """Accept one connection. Close it unless it has the secret and comes from a missing member."""
-    door.listener.settimeout(_left(deadline))
-    connection, _ = door.listener.accept()
-    other = read_hello(connection, door.secret) if _is_of_this_user(connection) else None
-    missing = other is not None and member < other < len(neighbours.connections)
-    if other is None or not missing or neighbours.connections[other] is not None:
+def _accept_one(listener: Listener, members: LocalMembers, member: int, deadline: float) -> None:
+    """Accept one connection. Close it if its secret is wrong or if its member is already connected."""
+    listener.socket.settimeout(_left(deadline))
+    connection, _ = listener.socket.accept()
+    other = read_hello(connection, listener.secret) if _is_of_this_user(connection) else None
+    missing = other is not None and member < other < len(members.connections)
+    if other is None or not missing or members.connections[other] is not None:
         connection.close()
         return
-    neighbours.connections[other] = connection
+    members.connections[other] = connection
     if member == 0:
-        socket.send_fds(connection, [b"f"], [neighbours.file])
+        socket.send_fds(connection, [b"f"], [members.file])
 
 
 def read_hello(connection: socket.socket, secret: str) -> int | None:

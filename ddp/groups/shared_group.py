@@ -1,9 +1,10 @@
 """A process group whose CPU collectives run in the compiled core.
 
 Operations that the core does not support (point-to-point, all-to-all, sparse tensors, rare dtypes) use a backend of
-torch: Gloo for CPU tensors, NCCL for tensors on GPUs. Without the core all operations do. The group calls the backends
-directly, not through its base class. A base method that Python can override holds the GIL while it runs. Gloo's threads
-need the GIL to release tensors, and they release them while they hold a lock of Gloo. So this could deadlock.
+torch: Gloo for CPU tensors, NCCL for tensors on GPUs. Without the core, all operations use a backend of torch. The
+group calls the backends directly, not through its base class. A base method that Python can override holds the GIL
+while it runs. Gloo's threads need the GIL to release tensors, and they release them while they hold a lock of Gloo. So
+this could deadlock.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from ddp.groups.core_arguments import (
     reduce_options,
     suits,
 )
-from ddp.groups.shared_work import FAILED, NOT_YET, FinishedWork, InFlight, SharedWork, combined
+from ddp.groups.shared_work import FAILED, NOT_YET, FinishedWork, InFlight, SharedWork, call_for_each
 from ddp.telemetry import torch_api, torch_names
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ _ProcessGroup: Any = dist.ProcessGroup
 
 
 class SharedGroup(_ProcessGroup):  # type: ignore[misc]
+    """A process group of the backends `shm` and `hier`."""
+
     def __init__(
         self,
         name: str,
@@ -97,7 +100,7 @@ class SharedGroup(_ProcessGroup):  # type: ignore[misc]
             self._register_backend(torch.device("cuda"), kinds.NCCL, nccl)
 
     def _fallback(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """The backend for operations outside the core. If the group has failed, it has failed for them as well."""
+        """Return the backend for operations outside the core. Raise if the group has failed."""
         if self._core is not None and (failure := self._core.failure()):
             raise dist.DistBackendError(failure)
         return self._get_backend(tensors[0].device if tensors else torch.device("cpu"))
@@ -120,7 +123,10 @@ class SharedGroup(_ProcessGroup):  # type: ignore[misc]
         root: int = 0,
         wakes: bool = True,
     ) -> dist.Work:
-        """`wakes`: whether it starts now, on the core's thread; otherwise it runs on the thread that waits for it."""
+        """Submit an operation to the core.
+
+        `wakes`: start it now, on the core's thread, not on the thread that waits for it.
+        """
         timeout_s, waits = self._timeout_s, False
         if opts is not None:
             timeout_s, waits = self._limit_s(opts), not opts.asyncOp
@@ -177,12 +183,17 @@ class SharedGroup(_ProcessGroup):  # type: ignore[misc]
         """Whether the root is valid; otherwise Gloo handles the call, or reports the error."""
         return len(tensors) == 1 and 0 <= opts.rootRank < self._world and opts.rootTensor == 0
 
-    def _all_reduce(
-        self, flight: InFlight, tensors: list[torch.Tensor], reduction: Reduction, opts: Any
-    ) -> dist.Work:
+    def _all_reduce(self, tensors: Sequence[torch.Tensor], opts: Any) -> dist.Work | None:
+        """Start an all-reduce in the core. None: the core does not support it."""
+        flight = self._flight
+        if flight is None or not suits(tensors):
+            return None
+        reduction = self._reduction(opts, tensors[0].dtype)
+        if reduction is None:
+            return None
         got = operands(tensors, written=True)
         count = got.size // reduction.element_size
-        return self._post(flight, ALL_REDUCE, reduction, count, _NOTHING, got, tensors, opts)
+        return self._post(flight, ALL_REDUCE, reduction, count, _NOTHING, got, list(tensors), opts)
 
     # --- collectives that reduce -----------------------------------------------------------------------
 
@@ -190,35 +201,25 @@ class SharedGroup(_ProcessGroup):  # type: ignore[misc]
         if type(tensors) is not list and isinstance(tensors, torch.Tensor):
             tensors = [tensors]
         opts = reduce_options(AllreduceOptions, opts, named)
-        flight = self._flight
-        if flight is not None and len(tensors) == 1 and not opts.asyncOp:
-            work = self._reduce_at_once(flight, tensors, opts)
+        if self._flight is not None and len(tensors) == 1 and not opts.asyncOp:
+            work = self._reduce_at_once(self._flight, tensors, opts)
             if work is not None:
                 return work
         # Several tensors would be those of one rank's devices, which are added to one sum.
-        if flight is not None and len(tensors) == 1 and suits(tensors):
-            reduction = self._reduction(opts, tensors[0].dtype)
-            if reduction is not None:
-                return self._all_reduce(flight, list(tensors), reduction, opts)
-        return self._fallback(tensors).allreduce(tensors, opts)
+        work = self._all_reduce(tensors, opts) if len(tensors) == 1 else None
+        return self._fallback(tensors).allreduce(tensors, opts) if work is None else work
 
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:
         opts = AllreduceCoalescedOptions() if opts is None else opts
-        flight = self._flight
-        if flight is not None and suits(tensors):
-            reduction = self._reduction(opts, tensors[0].dtype)
-            if reduction is not None:
-                return self._all_reduce(flight, list(tensors), reduction, opts)
-        return self._fallback(tensors).allreduce_coalesced(tensors, opts)
+        return self._all_reduce(tensors, opts) or self._fallback(tensors).allreduce_coalesced(tensors, opts)
 
     def reduce(self, tensors: Any, opts: Any = None, **named: Any) -> Any:
         if isinstance(tensors, torch.Tensor):
             tensors = [tensors]
         opts = reduce_options(dist.ReduceOptions, opts, named)
         flight = self._near
-        reduction = None
-        if flight is not None and suits(tensors) and self._has_root(tensors, opts):
-            reduction = self._reduction(opts, tensors[0].dtype)
+        in_core = suits(tensors) and self._has_root(tensors, opts)
+        reduction = self._reduction(opts, tensors[0].dtype) if in_core else None
         if flight is None or reduction is None:
             return self._fallback(tensors).reduce(tensors, opts)
         # Like Gloo, change only the root's tensor.
@@ -226,7 +227,9 @@ class SharedGroup(_ProcessGroup):  # type: ignore[misc]
         count = got.size // reduction.element_size
         return self._post(flight, REDUCE, reduction, count, _NOTHING, got, tensors, opts, opts.rootRank)
 
-    def _scattered(self, output: torch.Tensor, given: Sequence[torch.Tensor], opts: Any) -> dist.Work | None:
+    def _reduce_scatter(
+        self, output: torch.Tensor, given: Sequence[torch.Tensor], opts: Any
+    ) -> dist.Work | None:
         flight = self._near
         if flight is None or not suits([output, *given]):
             return None
@@ -242,20 +245,18 @@ class SharedGroup(_ProcessGroup):  # type: ignore[misc]
         opts = dist.ReduceScatterOptions() if opts is None else opts
         work = None
         if len(outputs) == len(inputs) == 1 and self._one_each(inputs[0], outputs[0]):
-            work = self._scattered(outputs[0], inputs[0], opts)
+            work = self._reduce_scatter(outputs[0], inputs[0], opts)
         return self._fallback(outputs).reduce_scatter(outputs, inputs, opts) if work is None else work
 
     def reduce_scatter_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> Any:
         opts = dist.ReduceScatterOptions() if opts is None else opts
-        work = self._scattered(output, [given], opts)
+        work = self._reduce_scatter(output, [given], opts)
         return self._fallback([output])._reduce_scatter_base(output, given, opts) if work is None else work
 
     _reduce_scatter_base = reduce_scatter_single
 
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        opts = dist.ReduceScatterOptions() if opts is None else opts
-        pairs = list(zip(outputs, inputs, strict=True))
-        return combined([self.reduce_scatter_single(got, given, opts) for got, given in pairs], list(outputs))
+        return call_for_each(self.reduce_scatter_single, outputs, inputs, opts)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
@@ -282,7 +283,9 @@ class SharedGroup(_ProcessGroup):  # type: ignore[misc]
             flight, BROADCAST, BYTES, got.size, _NOTHING, got, list(tensors), opts, opts.rootRank
         )
 
-    def _gathered(self, outputs: Sequence[torch.Tensor], given: torch.Tensor, opts: Any) -> dist.Work | None:
+    def _all_gather(
+        self, outputs: Sequence[torch.Tensor], given: torch.Tensor, opts: Any
+    ) -> dist.Work | None:
         flight = self._near
         if flight is None or not suits([given, *outputs]):
             return None
@@ -298,20 +301,18 @@ class SharedGroup(_ProcessGroup):  # type: ignore[misc]
         opts = AllgatherOptions() if opts is None else opts
         work = None
         if len(outputs) == len(inputs) == 1 and self._one_each(outputs[0], inputs[0]):
-            work = self._gathered(outputs[0], inputs[0], opts)
+            work = self._all_gather(outputs[0], inputs[0], opts)
         return self._fallback(inputs).allgather(outputs, inputs, opts) if work is None else work
 
     def all_gather_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> Any:
         opts = AllgatherOptions() if opts is None else opts
-        work = self._gathered([output], given, opts)
+        work = self._all_gather([output], given, opts)
         return self._fallback([given])._allgather_base(output, given, opts) if work is None else work
 
     _allgather_base = all_gather_single
 
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        opts = AllgatherOptions() if opts is None else opts
-        pairs = list(zip(outputs, inputs, strict=True))
-        return combined([self.all_gather_single(got, given, opts) for got, given in pairs], list(outputs))
+        return call_for_each(self.all_gather_single, outputs, inputs, opts)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
@@ -350,7 +351,10 @@ class SharedGroup(_ProcessGroup):  # type: ignore[misc]
 
     @property
     def ddp_device_types(self) -> tuple[str, ...]:
-        """Devices whose lists of tensors are averaged without a copy. Gloo and NCCL are faster with one flat bucket."""
+        """Device types for which a list of tensors is averaged in place.
+
+        Gloo and NCCL are faster with one flat bucket.
+        """
         return ("cpu",) if self._core is not None else ()
 
     @property
@@ -366,7 +370,7 @@ class SharedGroup(_ProcessGroup):  # type: ignore[misc]
         return torch.empty(numel, dtype=dtype)
 
     def ddp_average(self, tensors: list[torch.Tensor], divisor: float) -> Any:
-        """Average the tensors in place; the list counts as one array."""
+        """Average the tensors in place. The list is treated as one flat array."""
         flight = self._flight
         if flight is not None and suits(tensors):
             reduction = averaging(tensors[0].dtype, divisor)

@@ -1,7 +1,7 @@
 """The Work object of an operation in the compiled core.
 
-The operations of a group run in the order of their tickets. A thread that waits gets the result from the core. One
-thread per group completes futures. It starts when the first future is requested.
+The operations of a group run in the order of their sequence numbers (tickets). A thread that waits gets the result from
+the core. One thread per group completes futures. It starts when the first future is requested.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NO_TIMEOUT = timedelta(0)
 
 
 class Core(Protocol):
-    """ddp.groups._native.Group."""
+    """The interface of the compiled class ddp.groups._native.Group."""
 
     def post(
         self,
@@ -95,7 +95,7 @@ class InFlight:
             del work, done, awaited
 
     def close(self) -> None:
-        """Close after the core, because then every operation has a result."""
+        """Stop the thread. Call this after the core is closed: then every operation has a result."""
         if self._thread is not None:
             self._awaited.put(None)
             if self._thread is not threading.current_thread():
@@ -203,7 +203,7 @@ class SharedWork(CollectiveWork):
     def get_future(self) -> Any:
         """Return a future whose error is raised in a callback.
 
-        torch's C++ code would take an exception that is set from Python for a value.
+        torch's C++ code treats an exception that is set from Python as a normal value.
         """
         if self._future is None:
             done: Any = torch.futures.Future()
@@ -257,5 +257,7 @@ class CombinedWork(CollectiveWork):
         return together.then(lambda _done: self._tensors)
 
 
-def combined(works: list[dist.Work], tensors: list[torch.Tensor]) -> dist.Work:
-    return works[0] if len(works) == 1 else CombinedWork(works, tensors)
+def call_for_each(collective: Callable[..., dist.Work], outputs: Any, inputs: Any, opts: Any) -> dist.Work:
+    """Call a collective for each pair of an output and an input, and return all operations as one Work."""
+    works = [collective(output, given, opts) for output, given in zip(outputs, inputs, strict=True)]
+    return works[0] if len(works) == 1 else CombinedWork(works, list(outputs))

@@ -40,8 +40,8 @@ class _Entry:
     host: str = ""
     host_name: str = ""
     reason: str = ""
-    door: str = ""
-    door_secret: str = ""
+    listener: str = ""
+    listener_secret: str = ""
     address: str = ""
     port: int = 0
     port_secret: str = ""
@@ -63,7 +63,7 @@ class _Setup:
         self.size = size
         self.timeout_s = max(timeout.total_seconds(), MIN_CREATION_S)
         self.ranks = ranks or list(range(size))
-        self.door: segment.Door | None = None
+        self.listener: segment.Listener | None = None
         self.port: ring.Port | None = None
 
     def core(self) -> tuple[Any, bool]:
@@ -78,9 +78,9 @@ class _Setup:
             core_loading.warn_once(str(reason))
             return None, False
         finally:
-            for each in (self.door, self.port):
+            for each in (self.listener, self.port):
                 if each is not None:
-                    each.listener.close()
+                    each.socket.close()
 
     def _exchange(self, what: str, mine: str) -> list[str]:
         self.store.set(f"{what}/{self.rank}", mine)
@@ -105,13 +105,15 @@ class _Setup:
         if core_loading.native() is None:
             return _Entry(reason="has no compiled core: install the same package on all ranks")
         try:
-            self.door = segment.open_door()
+            self.listener = segment.open_listener()
             if self.name == "hier":
                 self.port = ring.open_port()
             host = os.environ.get("DDP_HOST_KEY", "") + segment.host_key()
         except OSError as error:
             return _Entry(reason=f"cannot set up its sockets: {error}")
-        entry = _Entry(host, socket.gethostname(), door=self.door.name, door_secret=self.door.secret)
+        entry = _Entry(
+            host, socket.gethostname(), listener=self.listener.name, listener_secret=self.listener.secret
+        )
         if self.port is None:
             return entry
         address, number, secret = self.port.address, self.port.number, self.port.secret
@@ -140,25 +142,25 @@ class _Setup:
     def _connect(self, entries: list[_Entry], placed: Layout) -> Any:
         native = core_loading.native()
         assert native is not None
-        assert self.door is not None
+        assert self.listener is not None
         staging = _staging(placed)
         region = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        doors = [(entries[rank].door, entries[rank].door_secret) for rank in placed.here]
+        listeners = [(entries[rank].listener, entries[rank].listener_secret) for rank in placed.here]
         length = native.length(len(placed.here), staging, region)
-        near = segment.meet(self.door, doors, placed.member, length, self.timeout_s)
+        near = segment.connect_members(self.listener, listeners, placed.member, length, self.timeout_s)
         far, links = None, (0, 0, -1, -1, 0, 0)
         try:
-            if placed.carries:
+            if placed.is_leader:
                 far = self._link(entries, placed)
-                previous = self.ranks[placed.carrier_at(placed.host - 1)]
-                links = (0, 0, *far.sockets(), self.ranks[placed.carrier_at(placed.host + 1)], previous)
+                previous = self.ranks[placed.leader_at(placed.host - 1)]
+                links = (0, 0, *far.sockets(), self.ranks[placed.leader_at(placed.host + 1)], previous)
             if len(placed.hosts) > 1:
                 links = (len(placed.hosts), placed.host, *links[2:])
             members = [self.ranks[rank] for rank in placed.here]
-            carriers = placed.carriers
+            leaders = placed.leaders
             hosts = self._labels(entries, placed)
             made = native.Group(
-                near.file, placed.member, near.sockets(), members, staging, region, carriers, links, hosts
+                near.file, placed.member, near.sockets(), members, staging, region, leaders, links, hosts
             )
         except OSError:
             near.close()
@@ -179,8 +181,8 @@ class _Setup:
 
     def _link(self, entries: list[_Entry], placed: Layout) -> ring.Links:
         assert self.port is not None
-        following = entries[placed.carrier_at(placed.host + 1)]
-        previous = placed.carrier_at(placed.host - 1)
+        following = entries[placed.leader_at(placed.host + 1)]
+        previous = placed.leader_at(placed.host - 1)
         where = (following.address, following.port, following.port_secret)
         return ring.join(self.port, self.rank, where, previous, self.timeout_s)
 

@@ -1,4 +1,4 @@
-"""Collectives whose parts are slices of one tensor, under the names that the installed torch uses."""
+"""Wrappers for all_gather_into_tensor and reduce_scatter_tensor, whose names differ between torch versions."""
 
 from __future__ import annotations
 

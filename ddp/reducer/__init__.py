@@ -1,1 +1,1 @@
-"""From a gradient to its average: the wrapper, its hooks, buckets, the plan of the buckets, and one backward."""
+"""The gradient reducer: wrapper module, hooks, buckets, bucket plan, and the code that runs during a backward."""

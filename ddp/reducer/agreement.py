@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ddp.reducer import plan
-from ddp.reducer.carrier import gathered, told_by_rank_0
+from ddp.reducer.collectives import broadcast_from_rank_0, gather_rows
 from ddp.reducer.errors import different_plans
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def same_model(
     group: ProcessGroup,
     device: torch.device,
-    parameters: Sequence[plan.ParameterFacts],
+    parameters: Sequence[plan.ParameterInfo],
     state: Sequence[plan.Entry],
     options: Options,
 ) -> None:
@@ -35,13 +35,13 @@ def same_model(
     facts = [dataclasses.asdict(each) for each in parameters]
     text = json.dumps([facts, list(state), list(options)]).encode()
     mine = [plan.model_fingerprint(parameters, [("state", tuple(state)), *options]), len(text)]
-    answers = gathered(group, torch.tensor(mine, dtype=torch.int64, device=device))
+    answers = gather_rows(group, torch.tensor(mine, dtype=torch.int64, device=device))
     if all(answer[0] == mine[0] for answer in answers):
         return
     longest = max(int(answer[1]) for answer in answers)
     padded = torch.zeros(longest, dtype=torch.uint8, device=device)
     padded[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(device)
-    texts = gathered(group, padded)
+    texts = gather_rows(group, padded)
     described = [json.loads(bytes(row[: int(answer[1])])) for row, answer in zip(texts, answers, strict=True)]
     models = [[_facts(entry) for entry in entries] for entries, _, _ in described]
     settings = [[(str(name), value) for name, value in chosen] for _, _, chosen in described]
@@ -50,15 +50,13 @@ def same_model(
         raise RuntimeError(difference)
 
 
-def _facts(entry: dict[str, Any]) -> plan.ParameterFacts:
-    return plan.ParameterFacts(
-        **{**entry, "sizes": tuple(entry["sizes"]), "strides": tuple(entry["strides"])}
-    )
+def _facts(entry: dict[str, Any]) -> plan.ParameterInfo:
+    return plan.ParameterInfo(**{**entry, "sizes": tuple(entry["sizes"]), "strides": tuple(entry["strides"])})
 
 
 def order_of_rank_0(group: ProcessGroup, device: torch.device, order: Sequence[int]) -> list[int]:
     told = torch.tensor(order, dtype=torch.int32, device=device)
-    told_by_rank_0(group, told)
+    broadcast_from_rank_0(group, told)
     agreed: list[int] = told.tolist()
     return agreed
 
@@ -66,6 +64,7 @@ def order_of_rank_0(group: ProcessGroup, device: torch.device, order: Sequence[i
 def same_plan(group: ProcessGroup, device: torch.device, number: int) -> None:
     """Raise unless all ranks pass the same `number`."""
     if any(
-        row != [number] for row in gathered(group, torch.tensor([number], dtype=torch.int64, device=device))
+        row != [number]
+        for row in gather_rows(group, torch.tensor([number], dtype=torch.int64, device=device))
     ):
         raise different_plans(group.rank())

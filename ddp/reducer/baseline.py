@@ -38,7 +38,7 @@ class Baseline:
         return all(map(self.arrived, members, grads))
 
     def held(self, index: int) -> bool:
-        """Whether `.grad` existed: from an earlier backward, or from this one before it reached an output."""
+        """Whether `.grad` existed when the baseline was recorded."""
         return self.grads is not None and self.grads[index] is not None
 
     def of(self, members: Sequence[int]) -> list[Any] | None:

@@ -1,10 +1,11 @@
 """The storage of gradients while they are averaged, and the tensor that `.grad` refers to before and after.
 
-FlatBucket    copies gradients side by side into one tensor. The copy releases a gradient that this backward created:
-              `.grad` then points into the bucket. This saves the copy back and frees memory early in the backward.
+FlatBucket    copies gradients side by side into one tensor. If this backward created a gradient, it is freed after the
+              copy,
+              and `.grad` then points into the bucket. This avoids the copy back to `.grad`, and frees memory early.
               A gradient that existed before (accumulation, zeroed in place) keeps its identity: the average is
               copied back into it, unless it is already in the bucket.
-LooseBucket   averages gradients in place.
+InPlaceBucket averages gradients in place.
 SparseBucket  holds one sparse gradient.
 
 With `as_views`, `.grad` is a view of the bucket. The bucket lives as long as the plan, and the next step writes into
@@ -12,7 +13,7 @@ it again. Without `as_views`, `.grad` is a separate tensor that uses the memory 
 memory only if no other code refers to it. A gradient that the script keeps therefore does not change.
 
 The three classes share an interface. `gather` takes the gradients of the members [start, end). `payload` holds the
-tensors to average. `finish` stores the average in `.grad`. `late` tells whether a gradient changed after `gather`.
+tensors to average. `finish` stores the average in `.grad`. `late` is true if a gradient changed after `gather`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from ddp.telemetry import torch_api
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ddp.reducer.carrier import Carrier
+    from ddp.reducer.collectives import BucketCollectives
 
     # A member and its average -> whether to change its `.grad`.
     Used = Callable[[int, torch.Tensor], bool]
@@ -42,22 +43,24 @@ _wants_gradient = attrgetter("requires_grad")
 
 
 class FlatBucket:
+    """Copies its gradients into one tensor."""
+
     alone = True  # no other reducer averages these gradients in the same backward
 
     def __init__(
         self,
         parameters: Sequence[torch.Tensor],
-        carrier: Carrier,
+        collectives: BucketCollectives,
         *,
         as_views: bool,
         dtype: torch.dtype | None,
     ) -> None:
         self.parameters = list(parameters)
-        self._carrier = carrier
+        self._collectives = collectives
         self._as_views = as_views
         self._dtype = dtype or parameters[0].dtype
         # In mixed precision a communication hook moves `.grad` to other memory.
-        self._may_release = dtype is None
+        self._may_replace = dtype is None
         sizes = [parameter.numel() for parameter in self.parameters]
         self.numel = sum(sizes)
         self._offsets = [0, *itertools.accumulate(sizes)]
@@ -76,7 +79,7 @@ class FlatBucket:
         self._countable = True  # whether versions show changes: views of one bucket share a counter
 
     def _allocate(self) -> None:
-        self.flat = self._carrier.allocate(self.numel, self._dtype, self.parameters[0].device)
+        self.flat = self._collectives.allocate(self.numel, self._dtype, self.parameters[0].device)
         self.targets = [
             self._piece(parameter, offset)
             for parameter, offset in zip(self.parameters, self._offsets[:-1], strict=True)
@@ -98,7 +101,7 @@ class FlatBucket:
             self.flat.untyped_storage(), start, size, stride
         )
 
-    def _seen_by_others(self, in_place: int) -> bool:
+    def _has_other_users(self, in_place: int) -> bool:
         """Whether other code holds a gradient in this bucket, or another tensor uses the same memory."""
         references = sum(map(sys.getrefcount, self.targets))
         return references != self._idle_references + in_place or self._uses() != self._idle_uses
@@ -112,7 +115,7 @@ class FlatBucket:
         elif not self._as_views:
             pairs = zip(self.parameters, self.targets, strict=True)
             in_place = 0 if fresh else sum(p.grad is t for p, t in pairs)
-            if self._seen_by_others(in_place):
+            if self._has_other_users(in_place):
                 self._allocate()
         self._versions = [self.flat._version] if self._as_views else [-1] * len(self.targets)
 
@@ -123,7 +126,7 @@ class FlatBucket:
         self._countable &= not self._as_views or before is None
         self._late |= self._as_views and self._countable and self.flat._version != self._versions[0]
         grads = [parameter.grad for parameter in self.parameters[start:end]]
-        if before is None and self._may_release and self.alone and _are_plain(grads):
+        if before is None and self._may_replace and self.alone and _are_plain(grads):
             self._gather_together(start, end, grads, scale)
             for parameter, target in zip(self.parameters[start:end], self.targets[start:end], strict=True):
                 parameter.grad = target
@@ -150,7 +153,7 @@ class FlatBucket:
                 into.append(target)
                 sources.append(grad.detach())
                 fresh = before[i] is None or self._as_views
-                if self._may_release and self.alone and fresh and not grad.requires_grad:
+                if self._may_replace and self.alone and fresh and not grad.requires_grad:
                     released.append(i)
                 else:
                     self._kept.append((i, target))
@@ -174,7 +177,7 @@ class FlatBucket:
             # Not _foreach_mul_: it rounds the factor to the dtype of the gradients first.
             self.flat[self._offsets[start] : self._offsets[end]].mul_(scale)
 
-    def has_taken(self, grad: torch.Tensor) -> bool:
+    def owns(self, grad: torch.Tensor) -> bool:
         return self._begun and any(grad is target for target in self.targets)
 
     @property
@@ -208,7 +211,9 @@ class FlatBucket:
         self._kept, self._kept_versions = [], []
 
 
-class LooseBucket:
+class InPlaceBucket:
+    """Averages each gradient where it is."""
+
     alone = True
 
     def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
@@ -225,7 +230,7 @@ class LooseBucket:
             if grad is None:
                 tensor = like_gradient(parameter).zero_()
                 self._absent.append((i, tensor))
-            elif not self.alone or _stands_apart(grad, parameter):
+            elif not self.alone or _needs_copy(grad, parameter):
                 tensor = like_gradient(parameter).copy_(grad.detach())
                 self._kept.append((i, tensor))
             else:
@@ -233,9 +238,9 @@ class LooseBucket:
             if scale is not None:
                 tensor.mul_(scale)
             self._versions.append((tensor, tensor._version))
-            self.payload.append(_lying_flat(tensor))
+            self.payload.append(_as_flat(tensor))
 
-    def has_taken(self, grad: torch.Tensor) -> bool:
+    def owns(self, grad: torch.Tensor) -> bool:
         return any(grad is tensor for tensor, _version in self._versions)
 
     @property
@@ -248,7 +253,7 @@ class LooseBucket:
 
     def finish(self, result: torch.Tensor | None, used: Used) -> None:
         if result is not None:
-            raise RuntimeError("internal error: a LooseBucket has no flat buffer for a result")
+            raise RuntimeError("internal error: a InPlaceBucket has no flat buffer for a result")
         for i, tensor in self._kept:
             if used(i, tensor):
                 _write_back(self.parameters[i], tensor)
@@ -259,6 +264,8 @@ class LooseBucket:
 
 
 class SparseBucket:
+    """Averages one sparse gradient."""
+
     alone = True
 
     def __init__(self, parameter: torch.Tensor) -> None:
@@ -275,11 +282,11 @@ class SparseBucket:
         # The gradients of two parameters may share their values, so nothing is changed in place.
         self.payload = [grad.clone() if scale is None else grad * scale]
 
-    def has_taken(self, grad: torch.Tensor) -> bool:
+    def owns(self, grad: torch.Tensor) -> bool:
         return False
 
     def zeros(self) -> torch.Tensor:
-        """Return a gradient without entries, like that of a batch without lookups."""
+        """Return an empty sparse gradient, like that of an embedding for a batch that does not use it."""
         parameter = self.parameters[0]
         indices = torch.zeros((1, 0), dtype=torch.long, device=parameter.device)
         values = torch.zeros((0, *parameter.shape[1:]), dtype=parameter.dtype, device=parameter.device)
@@ -300,11 +307,11 @@ def _are_plain(grads: Sequence[torch.Tensor | None]) -> bool:
     return all(map(is_not, grads, itertools.repeat(None))) and not any(map(_wants_gradient, grads))
 
 
-AnyBucket = FlatBucket | LooseBucket | SparseBucket
+AnyBucket = FlatBucket | InPlaceBucket | SparseBucket
 
 
 def gradient_strides(parameter: torch.Tensor) -> tuple[int, ...]:
-    """Return the strides that autograd gives a gradient: those of a dense parameter, else row-major."""
+    """Return the strides of a gradient: the parameter's if it is non-overlapping and dense, else contiguous strides."""
     if _is_dense(parameter):
         return parameter.stride()
     return torch.empty(parameter.shape, device="meta").stride()
@@ -322,12 +329,12 @@ def like_gradient(parameter: torch.Tensor, like: torch.Tensor | None = None) -> 
     )
 
 
-def _stands_apart(grad: torch.Tensor, parameter: torch.Tensor) -> bool:
+def _needs_copy(grad: torch.Tensor, parameter: torch.Tensor) -> bool:
     """Whether the gradient cannot be averaged in place."""
     return grad.requires_grad or grad.stride() != gradient_strides(parameter) or not _is_dense(grad)
 
 
-def _lying_flat(tensor: torch.Tensor) -> torch.Tensor:
+def _as_flat(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.is_contiguous() else tensor.as_strided((tensor.numel(),), (1,))
 
 

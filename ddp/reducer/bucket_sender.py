@@ -1,7 +1,7 @@
 """Send buckets: the current plan, the storage of its buckets, the hook or the collective, and the divisor.
 
-A communication hook receives undivided gradients and divides them itself. Without a hook, gradients are divided
-before they are summed. A group that offers the division does it instead (see `ddp/reducer/carrier.py`).
+A communication hook receives undivided gradients and divides them itself. Without a hook, gradients are divided before
+they are summed. If the process group can divide, it divides instead (see `ddp/reducer/collectives.py`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from ddp.reducer import plan
-from ddp.reducer.bucket import AnyBucket, FlatBucket, LooseBucket, SparseBucket, gradient_strides
-from ddp.reducer.carrier import AS_LONG_AS_IT_TAKES, Carrier, summed
+from ddp.reducer.bucket import AnyBucket, FlatBucket, InPlaceBucket, SparseBucket, gradient_strides
+from ddp.reducer.collectives import GROUP_TIMEOUT, BucketCollectives, start_sum
 from ddp.reducer.grad_bucket import GradBucket, result_of
 from ddp.reducer.plan import Kind
 from ddp.telemetry import comm_error, status_page, torch_api, torch_names
@@ -40,7 +40,7 @@ class Settings:
     tuned: bool = False  # `limit` is only the initial limit
 
 
-class Carrying(Protocol):
+class BucketOperations(Protocol):
     """The operations of a reducer on a bucket."""
 
     def gather(self, number: int, start: int, end: int, before: Sequence[Any] | None) -> None: ...
@@ -48,8 +48,8 @@ class Carrying(Protocol):
     def finish(self, number: int, work: Any, used: Used) -> None: ...
 
 
-def facts_of(parameter: torch.Tensor, name: str, sparse: bool) -> plan.ParameterFacts:
-    return plan.ParameterFacts(
+def describe_parameter(parameter: torch.Tensor, name: str, sparse: bool) -> plan.ParameterInfo:
+    return plan.ParameterInfo(
         name,
         tuple(parameter.shape),
         gradient_strides(parameter),
@@ -61,6 +61,8 @@ def facts_of(parameter: torch.Tensor, name: str, sparse: bool) -> plan.Parameter
 
 
 class BucketSender:
+    """The current plan and its buckets, and how they are sent: by a hook or by a collective."""
+
     def __init__(
         self,
         parameters: Sequence[torch.Tensor],
@@ -70,9 +72,9 @@ class BucketSender:
     ) -> None:
         self.parameters = list(parameters)
         self.device = self.parameters[0].device
-        self.facts = [facts_of(*one) for one in zip(parameters, names, sparse, strict=True)]
+        self.facts = [describe_parameter(*one) for one in zip(parameters, names, sparse, strict=True)]
         self._settings = settings
-        self._carrier = Carrier(settings.groups, self.device)
+        self._collectives = BucketCollectives(settings.groups, self.device)
         self._hook: tuple[Any, Callable[[Any, GradBucket], Any]] | None = None
         self._dtype: torch.dtype | None = None
         self._divisor: float | None = None
@@ -83,31 +85,32 @@ class BucketSender:
         self._futures: list[Any] = []
         self._consumed = False
         self.alone = True
-        self._taker: Callable[[int, Used], None] | None = None
+        self._shard_receiver: Callable[[int, Used], None] | None = None
         self.buckets: list[AnyBucket] = []
         self._page = status_page.page()
         self._launched = 0
         self.plan = plan.BucketPlan(())
         self.start_over()
 
-    def gradients_are_consumed(self) -> None:
-        """Record that the hook steps the optimizer and drops the gradients. Averages need not be written to `.grad`."""
+    def skip_write_back(self) -> None:
+        """Do not write averages to `.grad`: the hook runs the optimizer and drops the gradients."""
         self._consumed = True
 
-    def shares_gradients(self, shared: bool) -> None:
+    def set_shared(self, shared: bool) -> None:
         """Set whether other reducers use the same gradients. If so, do not average in place or move `.grad` early."""
         self.alone = not shared
         for bucket in self.buckets:
             bucket.alone = self.alone
 
-    def shards_go_to(self, taker: Callable[[int, Used], None]) -> bool:
-        """Let the hook sum one shard of each bucket. Call `taker(bucket, used)` for each bucket in order at the end.
+    def set_shard_receiver(self, receiver: Callable[[int, Used], None]) -> bool:
+        """Let the hook sum one shard of each bucket instead of the whole bucket.
 
-        -> whether the group divides the sums. If not, gradients are divided before the hook receives them.
+        At the end of the backward, `receiver(bucket, used)` is called for each bucket in order. Return whether the
+        group divides the sums. If not, gradients are divided before the hook receives them.
         """
-        self._consumed, self._taker = True, taker
-        self._carrier.slack = self.group.size() - 1
-        return self._carrier.averages_shards
+        self._consumed, self._shard_receiver = True, receiver
+        self._collectives.slack = self.group.size() - 1
+        return self._collectives.averages_shards
 
     @property
     def backend_name(self) -> str:
@@ -133,7 +136,7 @@ class BucketSender:
 
     @property
     def group(self) -> ProcessGroup:
-        return self._carrier.groups[0]
+        return self._collectives.groups[0]
 
     # --- the plan ----------------------------------------------------------------------------------
 
@@ -154,13 +157,13 @@ class BucketSender:
     @property
     def transport(self) -> plan.Transport:
         plain = self._hook is None and self._dtype is None and not self._settings.as_views
-        return plan.Transport(lists=self._carrier.takes_lists, loose=plain)
+        return plan.Transport(lists=self._collectives.averages_lists, in_place=plain)
 
     def start_over(self) -> None:
         """Return to the first plan, which is made before any backward."""
         self.adopt(plan.first_plan(self.facts, self._settings.limit, self.transport))
 
-    def planned(self, arrival: Sequence[int], limit: plan.Limits | None = None) -> plan.BucketPlan:
+    def make_plan(self, arrival: Sequence[int], limit: plan.Limits | None = None) -> plan.BucketPlan:
         return plan.rebuilt_plan(self.facts, arrival, limit or self._settings.limit, self.transport)
 
     def adopt(self, chosen: plan.BucketPlan) -> None:
@@ -173,9 +176,9 @@ class BucketSender:
         members = [self.parameters[i] for i in bucket.members]
         if bucket.kind is Kind.SPARSE:
             return SparseBucket(members[0])
-        if bucket.kind is Kind.LOOSE:
-            return LooseBucket(members)
-        return FlatBucket(members, self._carrier, as_views=self._settings.as_views, dtype=self._dtype)
+        if bucket.kind is Kind.IN_PLACE:
+            return InPlaceBucket(members)
+        return FlatBucket(members, self._collectives, as_views=self._settings.as_views, dtype=self._dtype)
 
     def register_hook(self, state: Any, hook: Callable[[Any, GradBucket], Any]) -> None:
         if self._hook is not None:
@@ -194,7 +197,7 @@ class BucketSender:
         self.start_over()
 
     def use_groups(self, groups: Sequence[ProcessGroup]) -> None:
-        self._carrier = Carrier(groups, self.device)
+        self._collectives = BucketCollectives(groups, self.device)
         self.start_over()
 
     # --- sending a bucket --------------------------------------------------------------------------
@@ -203,7 +206,7 @@ class BucketSender:
         """Make this step part of a `join`. `work` counts the ranks that still have input."""
         self._joining, self._ever_joined = (work, static_world_size), True
 
-    def joins_others(self, within: bool) -> None:
+    def set_within_join(self, within: bool) -> None:
         self.within_join = within
         self._ever_joined |= within
 
@@ -221,14 +224,17 @@ class BucketSender:
         return self._divisor
 
     def _divides(self, bucket: AnyBucket) -> bool:
-        """Whether the group divides. In a `join` it does not: a rank without input does not know the divisor."""
-        lists = self._carrier.takes_lists and not isinstance(bucket, SparseBucket)
+        """Whether the group divides the sums.
+
+        In a `join` it does not: a rank without input does not have the divisor.
+        """
+        lists = self._collectives.averages_lists and not isinstance(bucket, SparseBucket)
         return lists and not self.joins
 
     def _scale(self, bucket: AnyBucket) -> float | None:
         """The factor for gradients before they are summed. None: do not scale."""
-        if self._taker is not None:
-            return None if self._carrier.averages_shards else 1 / self.group.size()
+        if self._shard_receiver is not None:
+            return None if self._collectives.averages_shards else 1 / self.group.size()
         return None if self._hook is not None or self._divides(bucket) else 1 / self.divisor
 
     def gather(self, number: int, start: int, end: int, before: Sequence[Any] | None) -> None:
@@ -242,12 +248,12 @@ class BucketSender:
         try:
             if self._hook is not None:
                 return self.run_hook(self._shown(number, bucket.payload[0]))
-            if self._carrier.takes_lists and not isinstance(bucket, SparseBucket):
-                return self._carrier.average(
+            if self._collectives.averages_lists and not isinstance(bucket, SparseBucket):
+                return self._collectives.average(
                     number, bucket.payload, self.divisor if self._divides(bucket) else 1.0
                 )
             (tensor,) = bucket.payload
-            return self._carrier.sum(number, tensor)
+            return self._collectives.sum(number, tensor)
         except RuntimeError as error:
             self._explain(error, number)
             raise
@@ -257,16 +263,16 @@ class BucketSender:
         names = [self.facts[i].name for i in self.plan.buckets[number].members]
         way = "all_reduce" if self._hook is None else "the communication hook"
         group = str(getattr(self.group, "group_desc", ""))
-        doing = comm_error.Doing(way, group, None, number, len(self.buckets), tuple(names))
+        doing = comm_error.Operation(way, group, None, number, len(self.buckets), tuple(names))
         comm_error.explain(error, doing)
 
     def run_hook(self, bucket: GradBucket) -> Any:
         """-> the hook's future, or the work of the collective. The caller waits for it."""
         if self._hook is None:
             buffer = bucket.buffer()
-            if self._carrier.takes_lists and not buffer.is_sparse:
-                return self._carrier.average(bucket.index(), [buffer], 1.0)
-            return self._carrier.sum(bucket.index(), buffer)
+            if self._collectives.averages_lists and not buffer.is_sparse:
+                return self._collectives.average(bucket.index(), [buffer], 1.0)
+            return self._collectives.sum(bucket.index(), buffer)
         state, hook = self._hook
         future = hook(state, bucket)
         if not isinstance(future, torch.futures.Future | _BARE_FUTURE):
@@ -278,7 +284,7 @@ class BucketSender:
 
     def sum_bucket(self, bucket: GradBucket) -> Any:
         """-> Future. For hooks that use the plain all-reduce as one of their steps."""
-        return self._carrier.sum(bucket.index(), bucket.buffer()).get_future()
+        return self._collectives.sum(bucket.index(), bucket.buffer()).get_future()
 
     def zero_buckets(self) -> list[GradBucket]:
         """Return the buckets that a rank without input sends."""
@@ -292,10 +298,10 @@ class BucketSender:
 
     def try_out(self, tensor: torch.Tensor) -> None:
         """Send a tensor in the same way as a bucket, and wait for it."""
-        if self._carrier.takes_lists:
-            self._carrier.average(0, [tensor], self.divisor).wait(AS_LONG_AS_IT_TAKES)
+        if self._collectives.averages_lists:
+            self._collectives.average(0, [tensor], self.divisor).wait(GROUP_TIMEOUT)
         else:
-            self._carrier.sum(0, tensor).wait(AS_LONG_AS_IT_TAKES)
+            self._collectives.sum(0, tensor).wait(GROUP_TIMEOUT)
         self.settle_device()
 
     def settle_device(self) -> None:
@@ -303,20 +309,20 @@ class BucketSender:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def tell_used(self, used: list[int]) -> tuple[torch.Tensor, Any]:
+    def sum_used(self, used: list[int]) -> tuple[torch.Tensor, Any]:
         told = torch.tensor(used, dtype=torch.int32, device=self.device)
-        return told, summed(self.group, told)
+        return told, start_sum(self.group, told)
 
     def await_futures(self, futures: Sequence[Any]) -> None:
         self._futures += futures
 
-    def taken(self, grads: Sequence[torch.Tensor | None]) -> dict[int, torch.Tensor]:
+    def owned_gradients(self, grads: Sequence[torch.Tensor | None]) -> dict[int, torch.Tensor]:
         """Return the gradients that a bucket owns or averages in place, by the index of their parameter."""
         return {
             i: grad
             for described, bucket in zip(self.plan.buckets, self.buckets, strict=True)
             for i in described.members
-            if (grad := grads[i]) is not None and bucket.has_taken(grad)
+            if (grad := grads[i]) is not None and bucket.owns(grad)
         }
 
     def finish(self, number: int, work: Any, used: Used) -> None:
@@ -327,10 +333,10 @@ class BucketSender:
             if work is not None and self._hook is not None:
                 result = result_of(work)
             elif work is not None:
-                work.wait(AS_LONG_AS_IT_TAKES)
-            if self._taker is not None:
+                work.wait(GROUP_TIMEOUT)
+            if self._shard_receiver is not None:
                 with torch.no_grad():
-                    self._taker(number, used)
+                    self._shard_receiver(number, used)
         except RuntimeError as error:
             self._explain(error, number)
             raise

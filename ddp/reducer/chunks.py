@@ -1,4 +1,7 @@
-"""Chunks are runs of neighbours in a bucket that are gathered together. `Mode` selects the watched gradients."""
+"""A chunk is a sequence of adjacent gradients in a bucket that are gathered together.
+
+`Mode` selects which have hooks.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,16 @@ from ddp.reducer.plan import Kind
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddp.reducer.plan import BucketPlan, ParameterFacts
+    from ddp.reducer.plan import BucketPlan, ParameterInfo
 
-# A hook and two calls cost more than a smaller chunk saves.
+# With smaller chunks, a hook and two calls cost more than they save.
 CHUNK_BYTES = 128 * 1024
 
 
 class Mode(Enum):
-    OBSERVE = "every parameter is watched, all is sent at the end"
-    COUNT = "every parameter is watched, buckets are sent when they are full"
-    SENTINEL = "one parameter of each chunk is watched"
+    OBSERVE = "every parameter has a hook, and all buckets are sent at the end"
+    COUNT = "every parameter has a hook, and buckets are sent when they are full"
+    SENTINEL = "one parameter of each chunk has a hook"
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class Chunk:
     members: tuple[int, ...]
 
 
-def cut(plan: BucketPlan, parameters: Sequence[ParameterFacts]) -> list[Chunk]:
+def cut(plan: BucketPlan, parameters: Sequence[ParameterInfo]) -> list[Chunk]:
     chunks = []
     for number, bucket in enumerate(plan.buckets):
         start, filled = 0, 0

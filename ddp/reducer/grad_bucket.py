@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 
 class GradBucket:
+    """One bucket, as a communication hook receives it."""
+
     def __init__(
         self,
         index: int,

@@ -1,11 +1,9 @@
 """Hooks that report when a gradient has been added to `.grad`.
 
-The hooks are on the accumulator nodes of the autograd graph, as in torch. The script's own hooks on a parameter or
-its gradient therefore run earlier. At first every parameter has a hook. Once the order of arrival is known, one hook
-per
+The hooks are on the accumulator nodes of the autograd graph, as in torch. The script's own hooks on a parameter or its
+gradient therefore run earlier. At first every parameter has a hook. Once the order of arrival is known, one hook per
 chunk of adjacent gradients is enough: the hook of the gradient that arrives last, the "sentinel". The reducer then
-checks
-that the other gradients have arrived. A Python hook costs about 1 us: in total 2 ms for 2,000 small parameters.
+checks that the other gradients have arrived. A Python hook costs about 1 us: in total 2 ms for 2,000 small parameters.
 
 The engine owns the hooks, and the garbage collector does not see references through the engine. The hooks therefore
 hold weak references to their listeners, and `GradientHooks` removes them when it is deleted.

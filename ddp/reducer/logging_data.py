@@ -1,4 +1,4 @@
-"""The result of `_get_ddp_logging_data`: those of torch's keys for which a reducer in Python has a value."""
+"""The result of `_get_ddp_logging_data`. It has only the keys of torch that this reducer can fill."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ class Stopwatch:
         if self.sampling:
             self.marks[name] = time.time_ns()
 
-    def tell(self, listener: Callable[[str], None]) -> None:
+    def add_listener(self, listener: Callable[[str], None]) -> None:
         """Call `listener` with every later mark, also in steps that are not sampled."""
         self._listeners = [*self._listeners, listener]
 
-    def forget(self, listener: Callable[[str], None]) -> None:
+    def remove_listener(self, listener: Callable[[str], None]) -> None:
         self._listeners = [one for one in self._listeners if one != listener]
 
     def mark_first(self, name: str) -> None:
@@ -124,11 +124,11 @@ class Log:
         if static_graph:
             numbers["static_graph"] = 1
 
-    def tell(self, strings: dict[str, str], numbers: dict[str, int]) -> None:
+    def update(self, strings: dict[str, str], numbers: dict[str, int]) -> None:
         self.data.strs_map.update(strings)
         self.data.ints_map.update(numbers)
 
-    def tell_times(self, watch: Stopwatch) -> None:
+    def update_times(self, watch: Stopwatch) -> None:
         numbers = self.data.ints_map
         for stage, span in watch.spans().items():
             numbers[f"{stage}_time"] = span

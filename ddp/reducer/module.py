@@ -19,11 +19,11 @@ from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataPar
 
 from ddp.reducer import agreement, engine, errors, extensions, plan
 from ddp.reducer.bucket_sender import Settings
-from ddp.reducer.carrier import AS_LONG_AS_IT_TAKES, summed
+from ddp.reducer.collectives import GROUP_TIMEOUT, start_sum
 from ddp.reducer.grad_bucket import GradBucket
 from ddp.reducer.gradient_hooks import weakly
 from ddp.reducer.logging_data import Log
-from ddp.reducer.module_changes import Unchanged
+from ddp.reducer.module_changes import ModuleCheck
 from ddp.reducer.torch_reducer import TorchReducer
 from ddp.reducer.unused import tensors_in
 from ddp.telemetry import torch_api, torch_marks, torch_names
@@ -53,7 +53,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         given = _TORCHS.bind(self, *args, **kwargs)
         given.apply_defaults()
         chosen = dict(list(given.arguments.items())[1:])
-        self.__dict__["_groups"] = groups = _several(chosen["process_group"])
+        self.__dict__["_groups"] = groups = _group_list(chosen["process_group"])
         if groups:
             chosen["process_group"] = groups[0]
         # torch's checks do not name the parameter and leave rank 0 waiting, so `_agree` replaces them.
@@ -61,7 +61,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         self.__dict__["_buffers_first"] = (
             chosen.get("forward_sync_buffers") is not None or chosen["broadcast_buffers"] is not False
         )
-        self.__dict__["_tunes_buckets"] = _asks_for_tuning(chosen)
+        self.__dict__["_tunes_buckets"] = _wants_tuning(chosen)
         _replace_deprecated(chosen)
         torch_api.skip_in_dynamo("ddp")
         torch_marks.install()
@@ -99,7 +99,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         if settings.tuned:
             self.reducer.core.tune()
         if self._delay_all_reduce_params:
-            self.reducer.core.at_round_over.append(weakly(self._look_for_delayed))
+            self.reducer.core.at_round_over.append(weakly(self._check_delayed))
         self.reducer.core.wanted = _synchronizes(weakref.ref(self))
         if self.__dict__.pop("_agrees_first", False):
             self._agree(static_graph)
@@ -108,7 +108,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
                 parameter._idx = i  # type: ignore[attr-defined]  # torch's module reads it
         if self._averages_in_python:
             self.reducer._remove_autograd_hooks()
-        self._unchanged = Unchanged(
+        self._module_check = ModuleCheck(
             self.module, [*parameters, *self._delay_all_reduce_params], self.parameters_to_ignore
         )
         self._open_log(static_graph)
@@ -166,7 +166,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
 
     def _open_log(self, static_graph: bool) -> None:
         self.logger = Log(self.reducer.refresh)
-        self.reducer.tell(self.logger)
+        self.reducer.write_log(self.logger)
         self.reducer.set_logger(self.logger)
         self.logger.set_construction_data_and_log(
             type(self.module).__name__,
@@ -184,7 +184,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()
-        state.pop("_unchanged", None)
+        state.pop("_module_check", None)
         state.pop("_groups", None)
         return state
 
@@ -198,8 +198,8 @@ class DistributedDataParallel(TorchDistributedDataParallel):
     @explaining("the synchronization before a forward")
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled() and not self._delay_all_reduce_all_params:
-            self._unchanged.check(self.reducer.core.rank)
-        self.reducer.core.sender.joins_others(self._join_config.enable)
+            self._module_check.check(self.reducer.core.rank)
+        self.reducer.core.sender.set_within_join(self._join_config.enable)
         if self._join_config.enable and self._delay_all_reduce_params:
             raise errors.delayed_in_join()
         return super()._pre_forward(*inputs, **kwargs)
@@ -222,27 +222,30 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         buffer = self._delay_grad_buffer
         assert buffer is not None
         buffer.div_(self.process_group.size())
-        work, sent = summed(self.process_group, buffer), buffer._version
+        work, sent = start_sum(self.process_group, buffer), buffer._version
         self._delayed_is_sent = True
 
         def finish() -> None:
             late = buffer._version != sent
-            work.wait(AS_LONG_AS_IT_TAKES)
-            if late or self._delayed_elsewhere():
+            work.wait(GROUP_TIMEOUT)
+            if late or self._is_outside_delay_buffer():
                 raise errors.delayed_too_late(self._delayed_names(), self.reducer.core.rank)
 
         engine.when_it_ends(finish)
         return grad
 
-    def _delayed_elsewhere(self) -> bool:
-        """Whether the script dropped a gradient after the forward, so that the new one is not in the buffer."""
+    def _is_outside_delay_buffer(self) -> bool:
+        """Whether `.grad` was set to None after the forward:
+
+        then autograd stores the new gradient outside the buffer.
+        """
         pairs = zip(self._delay_all_reduce_params, self._delay_grad_views, strict=True)
         return any(p.grad is not None and p.grad.data_ptr() != view.data_ptr() for p, view in pairs)
 
-    def _look_for_delayed(self) -> None:
+    def _check_delayed(self) -> None:
         """Raise if delayed gradients were not averaged. It runs at the end of each averaged step."""
         sent, self._delayed_is_sent = self._delayed_is_sent, False
-        if not sent and (self._delayed_elsewhere() or bool(self._delay_grad_buffer.any())):  # type: ignore[union-attr]
+        if not sent and (self._is_outside_delay_buffer() or bool(self._delay_grad_buffer.any())):  # type: ignore[union-attr]
             raise errors.never_delayed_to(self._delayed_names(), self.reducer.core.rank)
 
     def _delayed_names(self) -> list[str]:
@@ -255,8 +258,8 @@ class DistributedDataParallel(TorchDistributedDataParallel):
     def _match_all_reduce_for_bwd_pass(self) -> None:
         """Also match the all-reduce of used parameters, which ranks with input send after their buckets."""
         super()._match_all_reduce_for_bwd_pass()
-        if self.reducer.core.setup.tells_used:
-            summed(self.process_group, self.reducer.nothing_used()).wait(AS_LONG_AS_IT_TAKES)
+        if self.reducer.core.setup.exchanges_used:
+            start_sum(self.process_group, self.reducer.nothing_used()).wait(GROUP_TIMEOUT)
 
     def _match_unused_params_allreduce(self) -> None:
         """Do nothing: `_match_all_reduce_for_bwd_pass` includes this all-reduce."""
@@ -271,7 +274,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         self.reducer.register_comm_hook(state, hook)
 
     def _check_comm_hook(self, hook: Any) -> None:
-        if not (callable(hook) and _written_for_ours(hook)):
+        if not (callable(hook) and _is_annotated_for_ours(hook)):
             super()._check_comm_hook(hook)
 
     def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
@@ -300,7 +303,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
 DistributedDataParallel.__init__.__signature__ = _TORCHS  # type: ignore[attr-defined]
 
 
-def _asks_for_tuning(chosen: dict[str, Any]) -> bool:
+def _wants_tuning(chosen: dict[str, Any]) -> bool:
     cap = chosen["bucket_cap_mb"]
     if not isinstance(cap, str):
         return False
@@ -317,14 +320,14 @@ def _asks_for_tuning(chosen: dict[str, Any]) -> bool:
 def _replace_deprecated(chosen: dict[str, Any]) -> None:
     """Replace deprecated arguments. Warn at the caller's line: torch's warning would point into this file."""
     if chosen["check_reduction"]:
-        _deprecated("`check_reduction` is deprecated and has no effect. Remove it.")
+        _warn_deprecated("`check_reduction` is deprecated and has no effect. Remove it.")
         chosen["check_reduction"] = False
     if "forward_sync_buffers" not in chosen or chosen["broadcast_buffers"] is None:
         return
     if chosen["forward_sync_buffers"] is not None:
-        _deprecated("`broadcast_buffers` has no effect if `forward_sync_buffers` is given. Remove it.")
+        _warn_deprecated("`broadcast_buffers` has no effect if `forward_sync_buffers` is given. Remove it.")
     else:
-        _deprecated(
+        _warn_deprecated(
             "`broadcast_buffers` is deprecated. Use `forward_sync_buffers`. With False, buffers are synchronized at "
             "construction only, not before each forward."
         )
@@ -332,11 +335,11 @@ def _replace_deprecated(chosen: dict[str, Any]) -> None:
     chosen["broadcast_buffers"] = None
 
 
-def _deprecated(text: str) -> None:
+def _warn_deprecated(text: str) -> None:
     warnings.warn(text, FutureWarning, stacklevel=4)
 
 
-def _written_for_ours(hook: Callable[..., Any]) -> bool:
+def _is_annotated_for_ours(hook: Callable[..., Any]) -> bool:
     """Whether the hook is annotated for this GradBucket. torch's check rejects this class and string annotations."""
     signature = inspect.signature(hook)
     bucket = signature.parameters.get("bucket")
@@ -353,7 +356,7 @@ def _synchronizes(module: weakref.ref[DistributedDataParallel]) -> Callable[[], 
     return answer
 
 
-def _several(process_group: Any) -> tuple[ProcessGroup, ...] | None:
+def _group_list(process_group: Any) -> tuple[ProcessGroup, ...] | None:
     if not isinstance(process_group, list | tuple):
         return None
     if not process_group:

@@ -35,7 +35,9 @@ def _count_registrations() -> None:
         registration.register_module_module_registration_hook(_count)
 
 
-class Unchanged:
+class ModuleCheck:
+    """The parameters of a module when it was wrapped, and the check that they are still the same."""
+
     def __init__(
         self, module: torch.nn.Module, averaged: Iterable[torch.Tensor], ignored: Container[str]
     ) -> None:

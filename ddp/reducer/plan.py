@@ -4,13 +4,13 @@ One collective averages the gradients of a bucket. Every rank launches the bucke
 is therefore a pure function of values that are equal on all ranks.
 
 The first plan is made before any backward. It takes the parameters in the order of registration and the buckets in
-reverse, because gradients arrive roughly last layer first. It holds one bucket per device and dtype, unless the
-reducer searches for unused parameters. The backward of a model may run its own collectives, and buckets must not mix
-with them in an order that the ranks have not compared. The rebuilt plan follows the order in which the gradients of
-rank 0 arrived. Its first bucket is small, so that communication starts early.
+reverse, because gradients arrive roughly last layer first. It holds one bucket per device and dtype, unless the reducer
+searches for unused parameters. The backward of a model may run its own collectives. Before the ranks have agreed on an
+order, buckets must not be sent between them. The rebuilt plan follows the order in which the gradients of rank 0
+arrived. Its first bucket is small, so that communication starts early.
 
-A FLAT bucket copies its gradients side by side into one tensor. A LOOSE bucket averages its gradients in place, which
-saves the copy and the memory. A SPARSE bucket has one gradient, which is a sparse tensor.
+A FLAT bucket copies its gradients side by side into one tensor. An IN_PLACE bucket averages its gradients in place,
+which avoids the copy and needs no memory. A SPARSE bucket has one gradient, which is a sparse tensor.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 MIB = 1024 * 1024
 # Below this size a copy costs less than a separate collective.
-LEAST_LOOSE_BYTES = MIB
+MIN_IN_PLACE_BYTES = MIB
 # From this size a separate collective costs less, whatever the bucket size, if the group does not take lists.
-SURELY_LOOSE_BYTES = 8 * MIB
+ALWAYS_IN_PLACE_BYTES = 8 * MIB
 # Up to this size a model does not need buckets if the group takes lists. A larger one gains from copies in cache.
 SMALL_MODEL_BYTES = 6 * MIB
 _NO_LIMIT = 2**63 - 1
@@ -40,12 +40,12 @@ _SAME_MODEL = "Wrap the same model on all ranks."
 
 class Kind(Enum):
     FLAT = "flat"
-    LOOSE = "loose"
+    IN_PLACE = "in place"
     SPARSE = "sparse"
 
 
 @dataclass(frozen=True)
-class ParameterFacts:
+class ParameterInfo:
     """The properties of a parameter that a plan depends on. `strides` is the layout of its gradient."""
 
     name: str
@@ -82,14 +82,14 @@ class Limits:
 
 @dataclass(frozen=True)
 class Transport:
-    """The abilities of the group that averages.
+    """The capabilities of the process group.
 
-    `lists`: one call averages many tensors without a copy. `loose`: gradients may be averaged in place. This is false
-    with a communication hook, gradients of another dtype, or bucket views, because these need one flat buffer.
+    `lists`: one call averages many tensors without a copy. `in_place`: gradients may be averaged in place. This is
+    false with a communication hook, gradients of another dtype, or bucket views, because these need one flat buffer.
     """
 
     lists: bool = False
-    loose: bool = True
+    in_place: bool = True
 
 
 @dataclass(frozen=True)
@@ -111,16 +111,16 @@ def limits(cap_bytes: int, first_bytes: int, per_bucket: Sequence[int], *, whole
     return Limits((_NO_LIMIT,) if whole_at_first else stepped, (first_bytes, cap_bytes))
 
 
-def first_plan(parameters: Sequence[ParameterFacts], limit: Limits, transport: Transport) -> BucketPlan:
+def first_plan(parameters: Sequence[ParameterInfo], limit: Limits, transport: Transport) -> BucketPlan:
     groups = _separated(parameters, range(len(parameters)), limit, transport, limit.first)
     groups.sort(key=min)
     return BucketPlan(tuple(_bucket(parameters, group, limit, transport) for group in reversed(groups)))
 
 
 def rebuilt_plan(
-    parameters: Sequence[ParameterFacts], arrival: Sequence[int], limit: Limits, transport: Transport
+    parameters: Sequence[ParameterInfo], arrival: Sequence[int], limit: Limits, transport: Transport
 ) -> BucketPlan:
-    """Plan from a backward. `arrival`: every parameter once, in the order in which its gradient arrived."""
+    """Make the plan from the gradient order of a backward. `arrival` has every parameter once."""
     if sorted(arrival) != list(range(len(parameters))):
         raise ValueError("the order of arrival must name every parameter once")
     place = {member: i for i, member in enumerate(arrival)}
@@ -131,27 +131,27 @@ def rebuilt_plan(
 
 
 def _separated(
-    parameters: Sequence[ParameterFacts],
+    parameters: Sequence[ParameterInfo],
     order: Sequence[int],
     limit: Limits,
     transport: Transport,
     sizes: Sequence[int],
 ) -> list[list[int]]:
     """Return each large parameter alone, and the others in groups."""
-    large = [i for i in order if _loose_alone(parameters[i], limit, transport)]
+    large = [i for i in order if _is_large(parameters[i], limit, transport)]
     apart = set(large)
     return [*([i] for i in large), *_grouped(parameters, [i for i in order if i not in apart], sizes)]
 
 
-def _loose_alone(facts: ParameterFacts, limit: Limits, transport: Transport) -> bool:
-    enough = max(limit.largest, LEAST_LOOSE_BYTES)
+def _is_large(facts: ParameterInfo, limit: Limits, transport: Transport) -> bool:
+    enough = max(limit.largest, MIN_IN_PLACE_BYTES)
     if not transport.lists:
-        enough = min(enough, SURELY_LOOSE_BYTES)
-    return transport.loose and not facts.sparse and facts.nbytes >= enough
+        enough = min(enough, ALWAYS_IN_PLACE_BYTES)
+    return transport.in_place and not facts.sparse and facts.nbytes >= enough
 
 
 def _grouped(
-    parameters: Sequence[ParameterFacts], order: Iterable[int], sizes: Sequence[int]
+    parameters: Sequence[ParameterInfo], order: Iterable[int], sizes: Sequence[int]
 ) -> list[list[int]]:
     closed: list[list[int]] = []
     open_: dict[tuple[str, str], list[int]] = {}
@@ -173,14 +173,14 @@ def _grouped(
 
 
 def _bucket(
-    parameters: Sequence[ParameterFacts], members: Sequence[int], limit: Limits, transport: Transport
+    parameters: Sequence[ParameterInfo], members: Sequence[int], limit: Limits, transport: Transport
 ) -> Bucket:
     if parameters[members[0]].sparse:
         return Bucket(tuple(members), Kind.SPARSE)
-    alone = len(members) == 1 and _loose_alone(parameters[members[0]], limit, transport)
+    alone = len(members) == 1 and _is_large(parameters[members[0]], limit, transport)
     small = transport.lists and sum(facts.nbytes for facts in parameters) <= SMALL_MODEL_BYTES
-    loose = alone or (small and transport.loose)
-    return Bucket(tuple(members), Kind.LOOSE if loose else Kind.FLAT)
+    in_place = alone or (small and transport.in_place)
+    return Bucket(tuple(members), Kind.IN_PLACE if in_place else Kind.FLAT)
 
 
 # --- comparison between ranks ---------------------------------------------------------------------
@@ -191,13 +191,13 @@ def fingerprint(*things: object) -> int:
     return zlib.crc32(repr(things).encode())
 
 
-def model_fingerprint(parameters: Sequence[ParameterFacts], options: Sequence[tuple[str, object]]) -> int:
+def model_fingerprint(parameters: Sequence[ParameterInfo], options: Sequence[tuple[str, object]]) -> int:
     """Return a checksum of the model. It omits the device index, which may differ between ranks."""
     shapes = [(p.name, p.sizes, p.strides, p.dtype, kind_of_device(p), p.sparse) for p in parameters]
     return fingerprint(shapes, tuple(options))
 
 
-def kind_of_device(facts: ParameterFacts) -> str:
+def kind_of_device(facts: ParameterInfo) -> str:
     return facts.device.partition(":")[0]
 
 
@@ -206,7 +206,7 @@ def plan_fingerprint(plan: BucketPlan) -> int:
 
 
 def disagreement(
-    described: Sequence[Sequence[ParameterFacts]], options: Sequence[Sequence[tuple[str, object]]]
+    described: Sequence[Sequence[ParameterInfo]], options: Sequence[Sequence[tuple[str, object]]]
 ) -> str:
     """Describe the first difference between the models of the ranks. Empty if there is none."""
     ours, settings = described[0], options[0]
@@ -268,7 +268,7 @@ def first_unlike(states: Sequence[Sequence[Entry]]) -> str:
     return ""
 
 
-def _difference(a: ParameterFacts, b: ParameterFacts) -> tuple[str, str, str] | None:
+def _difference(a: ParameterInfo, b: ParameterInfo) -> tuple[str, str, str] | None:
     pairs: tuple[tuple[str, object, object], ...] = (
         ("sizes", list(a.sizes), list(b.sizes)),
         ("strides", list(a.strides), list(b.strides)),

@@ -1,19 +1,18 @@
-"""The reducer's state between backwards: the hooks, the bucket plan, and the lesson of the last backward.
+"""The reducer's state between backwards: the hooks, the bucket plan, and what was observed in the last backward.
 
-A forward arms the reducer with a `Round`. The round begins when the backward reaches an output of that forward. As
-gradients arrive, the round gathers chunks of them into buckets, and launches full buckets in the order of the plan.
-At the end of the outermost backward it sends the rest as it is and waits for every bucket. Then `.grad` holds the
-averages.
+A forward creates a `Round` for the next backward. The round begins when the backward reaches an output of that forward.
+As gradients arrive, the round gathers chunks of them into buckets, and launches full buckets in the order of the plan.
+At the end of the outermost backward it sends the buckets that are not full, with the gradients that they have, and
+waits for every bucket. Then `.grad` contains the averages.
 
-Every parameter is averaged at the end. One without a new gradient contributes its old `.grad`, or zeros. The next
-forward raises an error with its name, as torch does, but the gradients of this step are right. For the same reason a
-second backward of the same forward, or of an earlier one, is averaged again. What was averaged before is equal on all
-ranks, so the average of the sum is the sum of the averages.
+Every parameter is averaged at the end. A parameter without a new gradient contributes its old `.grad`, or zeros. The
+next forward raises an error with its name, as torch does, but the gradients of this step are right. A second backward
+of the same forward, or of an earlier one, is averaged too. This is correct: gradients from earlier averages are equal
+on all ranks, so another average does not change them.
 
-The first round observes: it sends everything at its end. Before the next forward, rank 0 broadcasts the order in
-which its gradients arrived. All ranks derive the same plan from it, and compare. From then on the hooks follow the
-plan, with fewer hooks if the order is stable. `round.py` describes one backward, `gradient_hooks.py` how arrivals are
-detected, `bucket_sender.py` how buckets are sent, and `bucket.py` where gradients are stored.
+The first round only observes, and sends all buckets at its end. Before the next forward, rank 0 broadcasts the order in
+which its gradients arrived. All ranks derive a plan from it, and check that their plans are equal. After that,
+gradients are sent by this plan. If the order is stable, fewer hooks are installed.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ from ddp.reducer import agreement, engine, errors, extensions, plan, rpc_context
 from ddp.reducer.bucket_sender import BucketSender
 from ddp.reducer.chunks import Mode, cut
 from ddp.reducer.gradient_hooks import GradientHooks, weakly
-from ddp.reducer.lesson import Lesson, lesson
 from ddp.reducer.logging_data import Stopwatch
+from ddp.reducer.observation import Observation, observe
 from ddp.reducer.round import Round, Setup, new_round
 from ddp.reducer.unused import GraphSearch
 from ddp.telemetry.comm_error import explaining
@@ -41,11 +40,13 @@ if TYPE_CHECKING:
     from ddp.reducer.unowned_gradients import Guarded
 
 _NONE_UNUSED: frozenset[int] = frozenset()
-# How many lessons the reducer takes from changed orders. After these it always watches every parameter.
-_MOST_LESSONS = 3
+# How often the reducer adapts to a changed order. After that it always has a hook on every parameter.
+_MAX_OBSERVED = 3
 
 
 class Reducer:
+    """The reducer of one model."""
+
     tuner: extensions.Tuner | None = None
 
     def __init__(
@@ -75,7 +76,7 @@ class Reducer:
         self.at_round_over: list[Callable[[], None]] = []
         self.wanted: Callable[[], bool] = lambda: True  # whether gradients should be averaged now
         self.hooks = GradientHooks(self.parameters, self.arrived)
-        self.hooked_by_others = False
+        self.without_hooks = False
         self.round: Round | None = None
         self.previous: Round | None = None
         self.rebuilt = False
@@ -84,8 +85,8 @@ class Reducer:
         self.graph_is_static = True
         self.agreed_order: Sequence[int] = ()
         self.own_order: tuple[int, ...] = ()
-        self._lesson: Lesson | None = None
-        self._lessons = 0
+        self._observed: Observation | None = None
+        self._n_observed = 0
         self._lacking: set[int] | None = None
         self._end_task = -1
         self._graph = GraphSearch(self.hooks.accumulators)
@@ -114,29 +115,32 @@ class Reducer:
     # --- before a forward --------------------------------------------------------------------------
 
     def _within_own_backward(self) -> bool:
-        """Whether a checkpoint repeats the forward while its backward runs. That belongs to the same step."""
+        """Whether activation checkpointing runs the forward again during the backward. It is part of the same step."""
         seen = self.round
         running = seen is not None and seen.end_known and not seen.ended
         return running and engine.current_task() == self._end_task
 
     def rebuild_buckets(self) -> bool:
-        """Check the previous backward before each forward, and apply its lesson -> whether buckets were rebuilt."""
+        """Before a forward, check the previous backward and apply its observation.
+
+        Return whether buckets were rebuilt.
+        """
         if self._within_own_backward():
             return False
         self.check_finished()
-        self._forget_sharers()
-        learned, self._lesson = self._lesson, None
-        if learned is None:
+        self._check_sharers()
+        observed, self._observed = self._observed, None
+        if observed is None:
             return False
         rebuild = self.should_rebuild
         if rebuild:
-            self.rebuild(learned.order)
+            self.rebuild(observed.order)
         if self.mode is Mode.OBSERVE:
-            self.setup.expected = list(learned.expected)
-            self.own_order = learned.order
-        self._lessons += 1
-        steady = self._lessons <= _MOST_LESSONS and not self.hooked_by_others
-        self._mode_alone = learned.mode if steady else Mode.COUNT
+            self.setup.expected = list(observed.expected)
+            self.own_order = observed.order
+        self._n_observed += 1
+        steady = self._n_observed <= _MAX_OBSERVED and not self.without_hooks
+        self._mode_alone = observed.mode if steady else Mode.COUNT
         self._watch_as(self._mode_alone if self.sender.alone else Mode.COUNT)
         return rebuild
 
@@ -147,7 +151,10 @@ class Reducer:
         self.stopwatch.mark("forward_start")
 
     def check_finished(self) -> None:
-        """Raise if the previous backward left parameters without a gradient. If it raised, finish it instead."""
+        """Raise if parameters got no gradient in the previous backward.
+
+        If that backward raised, clean up its state instead.
+        """
         seen, lacking, self._lacking = self.round, self._lacking, None
         if seen is not None and seen.begun and not seen.end_known:
             self.round = None
@@ -174,19 +181,22 @@ class Reducer:
             unused &= self.round.unused  # two forwards, then one backward of both
         self._lacking = None
         self.synchronizes = True
-        self._arm(unused).searched = bool(outputs)
+        self._begin_round(unused).searched = bool(outputs)
         self.stopwatch.mark("backward_start")
 
     def _search(self, outputs: Sequence[torch.Tensor]) -> frozenset[int]:
         return self._graph.unused(outputs) if self.setup.trust_graph else _NONE_UNUSED
 
-    def _arm(self, unused: frozenset[int]) -> Round:
+    def _begin_round(self, unused: frozenset[int]) -> Round:
         self.round = new_round(self.setup, unused)
         self.round.used = self._used_at_first
         return self.round
 
     def forward_without_synchronization(self) -> None:
-        """Keep this forward's gradients local. A backward that reaches an earlier forward arms the reducer again."""
+        """Keep this forward's gradients local.
+
+        A backward that includes an earlier, synchronized forward is averaged.
+        """
         self.synchronizes = False
         if self.round is not None and not self.round.begun and not self.round.end_known:
             self.round = None
@@ -210,10 +220,10 @@ class Reducer:
         """The backward has reached an output of a forward."""
         if (task := engine.current_task()) == self._end_task:
             return
-        seen = self.round or self._arm(unused)
+        seen = self.round or self._begin_round(unused)
         if seen.end_known and not seen.ended:
             self._abandon(seen)  # its backward raised, and another one has begun
-            seen = self._arm(unused)
+            seen = self._begin_round(unused)
         self._end_task = task
         seen.end_known, seen.ended = True, False
         if not seen.begun:
@@ -247,7 +257,7 @@ class Reducer:
             seen.end_known = seen.ended = False  # autograd.grad computed gradients of other tensors
             return
         self.stopwatch.mark("compute_end")
-        missed = rpc_context.was_missed(seen, self.parameters)
+        missed = rpc_context.missed_context(seen, self.parameters)
         try:
             with rpc_context.in_place_of_grad(seen, self.parameters) as without:
                 lacking = seen.missing()
@@ -267,7 +277,7 @@ class Reducer:
             raise setup.recorded(errors.context_without_gradient(setup.names_of(without), self.rank))
         if late is not None:
             raise setup.unexpected(late)
-        self._learn(seen, task, lacking)
+        self._observe(seen, task, lacking)
 
     def _average(self, seen: Round) -> None:
         seen.average()
@@ -278,20 +288,16 @@ class Reducer:
         for listener in tuple(self.at_round_over):
             listener()
 
-    def _learn(self, seen: Round, task: int, lacking: Sequence[int]) -> None:
+    def _observe(self, seen: Round, task: int, lacking: Sequence[int]) -> None:
         self._lacking = set(lacking) if self._lacking is None else self._lacking & set(lacking)
         if self.mode is Mode.OBSERVE or seen.disordered:
-            self._lesson = lesson(seen, task, dynamic=self.setup.looks_for_unused, lacking=lacking)
-
-    def _learn_nothing(self) -> None:
-        """Take part when the others rebuild their buckets. The order of rank 0 counts; on rank 0 any order will do."""
-        count = len(self.parameters)
-        self._lesson = Lesson(Mode.COUNT, tuple(reversed(range(count))), (1,) * count)
+            self._observed = observe(seen, task, dynamic=self.setup.looks_for_unused, lacking=lacking)
 
     def take_part_in_rebuild(self) -> None:
-        """Make a rank without input, which has not observed a backward, take part in the rebuild."""
-        if self.should_rebuild and self._lesson is None:
-            self._learn_nothing()
+        """Let a rank that has not observed a backward take part in the rebuild. On rank 0 any order is acceptable."""
+        if self.should_rebuild and self._observed is None:
+            count = len(self.parameters)
+            self._observed = Observation(Mode.COUNT, tuple(reversed(range(count))), (1,) * count)
 
     def _abandon(self, seen: Round) -> None:
         """Finish a backward that raised: send the buckets that other ranks may wait for, and keep the local gradients.
@@ -299,10 +305,9 @@ class Reducer:
         Gradients that are already in a bucket are partly averaged, so a later backward must not add to them.
         """
         grads = [parameter.grad for parameter in self.parameters]
-        taken = self.sender.taken(grads)
+        taken = self.sender.owned_gradients(grads)
         values = [None if grad is None else grad.detach().clone() for grad in grads]
-        if self.should_rebuild:
-            self._learn_nothing()
+        self.take_part_in_rebuild()
         try:
             seen.complete()
             self._average(seen)
@@ -325,7 +330,7 @@ class Reducer:
 
     def rebuild(self, order: Sequence[int]) -> None:
         self.agreed_order = agreement.order_of_rank_0(self.sender.group, self.sender.device, order)
-        self._follow(self.sender.planned(self.agreed_order))
+        self._follow(self.sender.make_plan(self.agreed_order))
         self.rebuilt = True
         self.round = None
 
@@ -336,18 +341,18 @@ class Reducer:
 
     def resize(self, limit: plan.Limits) -> None:
         """Change the bucket sizes and keep the order. All ranks call it between two steps."""
-        self._follow(self.sender.planned(self.agreed_order, limit))
+        self._follow(self.sender.make_plan(self.agreed_order, limit))
         self._watch_as(self.mode)
 
     def settle(self, order: Sequence[int]) -> None:
-        """Fix the buckets to this order, whatever the order of arrival: the caller lays out memory by them."""
+        """Fix the buckets to this order, because the caller's memory layout depends on them."""
         self.rebuild(order)
         self._watch_as(Mode.OBSERVE)
 
     def start_over(self) -> None:
         """Reset the state after the sender has returned to its first plan."""
         self._cut()
-        self.round, self._lesson, self._lacking, self.rebuilt = None, None, None, False
+        self.round, self._observed, self._lacking, self.rebuilt = None, None, None, False
         self._watch_as(Mode.OBSERVE)
         if self.tuner is not None:
             self.tuner.stop("starts again, because the reducer was reset")
@@ -359,10 +364,10 @@ class Reducer:
         if extensions.start_tuner is not None:
             self.tuner = extensions.start_tuner(self)
 
-    def leave_hooks_to_others(self) -> None:
-        """Remove the hooks. Mixed precision calls `arrived` itself: it replaces the parameters' data in a step."""
+    def remove_hooks(self) -> None:
+        """Remove the hooks. With mixed precision, torch's module calls `arrived` directly."""
         self._cut()
-        self.hooked_by_others = True
+        self.without_hooks = True
         self.hooks.remove()
 
     def _watch_as(self, mode: Mode) -> None:
@@ -372,7 +377,7 @@ class Reducer:
             chunks = enumerate(self.setup.chunks)
             last = {max(chunk.members, key=place.__getitem__): i for i, chunk in chunks}
             self.hooks.watch_sentinels(last, self._sentinel_arrived)
-        elif not self.hooked_by_others:
+        elif not self.without_hooks:
             self.hooks.watch_all()
 
     # --- other reducers of the same parameters -----------------------------------------------------
@@ -380,16 +385,16 @@ class Reducer:
     def shares_parameters_with(self, other: Guarded) -> None:
         """Handle another reducer of the same parameters. Each reducer gathers only gradients from autograd."""
         self._sharing = [*self._sharing, weakref.ref(other)]
-        self.sender.shares_gradients(True)
+        self.sender.set_shared(True)
         if self.mode is Mode.SENTINEL:  # this mode detects late gradients by their versions
             self._mode_alone = Mode.SENTINEL
             self._watch_as(Mode.COUNT)
 
-    def _forget_sharers(self) -> None:
-        """Return to the faster mode between two backwards, once the other reducers are gone."""
+    def _check_sharers(self) -> None:
+        """After the other reducers were deleted, switch back to the faster mode. Call it between two backwards."""
         if not self._sharing or any(other() is not None for other in self._sharing):
             return
         self._sharing = ()
-        self.sender.shares_gradients(False)
+        self.sender.set_shared(False)
         if self.mode is Mode.COUNT:
             self._watch_as(self._mode_alone)

@@ -1,13 +1,13 @@
-"""One backward, from the forward that arms it until `.grad` holds the averages.
+"""The state of one backward, from its forward until `.grad` contains the averages.
 
 A gradient passes through these methods, in the order below. A hook reports the gradient (`gradient_arrived`), or a
 sentinel reports a whole chunk (`sentinel_arrived`). The last gradient completes its chunk (`_settle`). The round
 gathers the chunk into its bucket and launches full buckets in the order of the plan (`_gather`). When the backward
-ends, the round gathers the rest as it is (`complete`), and waits for every bucket (`average`).
+ends, the round gathers the remaining chunks (`complete`), and waits for every bucket (`average`).
 
-A chunk is a run of neighbours in a bucket that are gathered together. If every parameter is watched, a chunk is
-complete when each of its gradients has arrived as often as expected. With sentinels, it is complete when its sentinel
-has arrived and a check finds the other gradients.
+A chunk is a sequence of adjacent gradients in a bucket. If every parameter has a hook, a chunk is complete when each of
+its gradients has arrived as often as expected. With sentinels, it is complete when its sentinel has arrived and a check
+finds the other gradients.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from ddp.reducer import engine, errors, rpc_context, unowned_gradients
 from ddp.reducer.baseline import Baseline, baseline
 from ddp.reducer.chunks import Mode
 from ddp.reducer.launch_order import arrived, begin
-from ddp.reducer.unused import learn_used, was_used
+from ddp.reducer.unused import wait_for_used, was_used
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ddp.reducer.bucket_sender import BucketSender, Carrying, Settings
+    from ddp.reducer.bucket_sender import BucketOperations, BucketSender, Settings
     from ddp.reducer.chunks import Chunk
     from ddp.reducer.launch_order import Readiness
     from ddp.reducer.logging_data import Log, Stopwatch
@@ -41,7 +41,7 @@ class Setup:
     names: list[str]
     settings: Settings
     sender: BucketSender
-    carrying: Carrying  # `sender`, or an observer in front of it
+    operations: BucketOperations  # `sender`, or an observer in front of it
     stopwatch: Stopwatch
     rank: int
     backward_ended: Callable[[], None]
@@ -61,7 +61,7 @@ class Setup:
         return self.settings.find_unused and not self.static_graph
 
     @property
-    def tells_used(self) -> bool:
+    def exchanges_used(self) -> bool:
         """Whether the ranks exchange in this step which parameters they used."""
         return self.looks_for_unused or (self.static_graph and self.mode is Mode.OBSERVE)
 
@@ -90,6 +90,8 @@ class Setup:
 
 @dataclass
 class Round:
+    """The progress of one backward."""
+
     setup: Setup
     readiness: Readiness
     waiting: list[int]  # for each chunk, the number of gradients it waits for
@@ -148,7 +150,7 @@ class Round:
         unowned_gradients.serve(engine.current_task())
         if self.before is None:
             self.before = setup.baseline()
-        self.in_context = rpc_context.took_one(self, setup.parameters, first)
+        self.in_context = rpc_context.writes_to_context(self, setup.parameters, first)
         if setup.mode is Mode.COUNT and not self.in_context:
             frozen = [i for i, parameter in enumerate(setup.parameters) if not parameter.requires_grad]
             never = [i for i, count in enumerate(setup.expected) if count == 0] if setup.static_graph else []
@@ -198,7 +200,7 @@ class Round:
         setup, chunk = self.setup, self.setup.chunks[number]
         before = self.before.of(setup.sender.plan.buckets[chunk.bucket].members) if self.before else None
         with torch.no_grad():
-            setup.carrying.gather(chunk.bucket, chunk.start, chunk.end, before)
+            setup.operations.gather(chunk.bucket, chunk.start, chunk.end, before)
             self.gathered[number] = True
             self.readiness, launches = arrived(self.readiness, chunk.bucket, chunk.end - chunk.start)
             for bucket in launches:
@@ -214,15 +216,15 @@ class Round:
         if skips and self.unused.issuperset(members):
             return None
         self.reduced += 1
-        return setup.carrying.launch(bucket)
+        return setup.operations.launch(bucket)
 
     def _all_launched(self) -> None:
         setup = self.setup
-        if setup.tells_used:
+        if setup.exchanges_used:
             used = {i for i, count in enumerate(self.counts) if count} | setup.used_between
             self.used = [int(i in used and p.grad is not None) for i, p in enumerate(setup.parameters)]
             setup.used_between.clear()
-            self.used_anywhere, self.used_work = setup.sender.tell_used(self.used)
+            self.used_anywhere, self.used_work = setup.sender.sum_used(self.used)
         if not self.end_known:
             self._finish_at_the_end()
 
@@ -250,7 +252,7 @@ class Round:
         return [i for i in lost if setup.parameters[i].requires_grad and i not in self.unused]
 
     def _absent(self) -> list[int]:
-        """Return the parameters without a visible new gradient in this backward."""
+        """Return the parameters without a detectable new gradient in this backward."""
         parameters = self.setup.parameters
         if self.setup.mode is not Mode.SENTINEL:
             return [i for i, count in enumerate(self.counts) if not count and i not in self.settled]
@@ -281,15 +283,15 @@ class Round:
     def average(self) -> None:
         """Wait for every bucket and store the averages in `.grad`."""
         for bucket, work in enumerate(self.works):
-            self.setup.carrying.finish(bucket, work, partial(self._may_change, bucket, work))
-        learn_used(self)
+            self.setup.operations.finish(bucket, work, partial(self._may_change, bucket, work))
+        wait_for_used(self)
 
     def _may_change(self, bucket: int, work: Any, member: int, average: torch.Tensor) -> bool:
         index = self.setup.sender.plan.buckets[bucket].members[member]
         return work is not None and was_used(self, index, self.setup.parameters[index], average)
 
     def changed_order(self, before: Round | None) -> bool:
-        """Whether the visible order of arrival differs from that of the previous backward."""
+        """Whether the observed order of arrival differs from that of the previous backward."""
         if before is None:
             return False
         return bool(self.disordered or (before.order and self.order and before.order != self.order))

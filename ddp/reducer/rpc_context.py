@@ -5,7 +5,8 @@ backward. Python can read the gradients of a context. It gets the tensors themse
 averages them in the context. At the end of such a backward, this module therefore puts the context's gradients into
 `.grad`, lets the buckets be sent, and restores the script's own `.grad`.
 
-Hooks run on torch's threads, which do not know the context. The forward records the context, so it must run in it too.
+Hooks run on torch's threads, where the context is not set. The forward records the context, so the forward must also
+run in the context.
 """
 
 from __future__ import annotations
@@ -44,8 +45,11 @@ def _gradients(context: int) -> dict[torch.Tensor, torch.Tensor]:
         return {}
 
 
-def took_one(seen: Round, parameters: Sequence[torch.Tensor], arrived: Sequence[int]) -> bool:
-    """Whether this backward writes to the context: one of `arrived` is in it, and `.grad` has not changed."""
+def writes_to_context(seen: Round, parameters: Sequence[torch.Tensor], arrived: Sequence[int]) -> bool:
+    """Whether this backward stores gradients in the context:
+
+    a parameter of `arrived` has one there, and `.grad` is unchanged.
+    """
     if seen.context is None or seen.before is None:
         return False
     if any(seen.before.arrived(i, parameters[i].grad) for i in arrived):
@@ -54,8 +58,11 @@ def took_one(seen: Round, parameters: Sequence[torch.Tensor], arrived: Sequence[
     return any(parameters[i] in held for i in arrived)
 
 
-def was_missed(seen: Round, parameters: Sequence[torch.Tensor]) -> bool:
-    """Whether gradients arrived but none in `.grad`: they are in a context that the forward did not run in."""
+def missed_context(seen: Round, parameters: Sequence[torch.Tensor]) -> bool:
+    """Whether gradients were computed but not stored in `.grad`:
+
+    they are in a context in which the forward did not run.
+    """
     before = seen.before
     if before is None or seen.in_context or seen.early or not _rpc_is_used():
         return False
@@ -64,7 +71,10 @@ def was_missed(seen: Round, parameters: Sequence[torch.Tensor]) -> bool:
 
 @contextmanager
 def in_place_of_grad(seen: Round, parameters: Sequence[torch.Tensor]) -> Iterator[list[int]]:
-    """Move the context's gradients to `.grad` for a while -> parameters with a gradient on other ranks only."""
+    """Move the context's gradients to `.grad` inside the block.
+
+    Yields the parameters with a gradient on other ranks only.
+    """
     without: list[int] = []
     if not seen.in_context or seen.context is None:
         yield without

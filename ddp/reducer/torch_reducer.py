@@ -91,10 +91,10 @@ class TorchReducer:
     def _set_mixed_precision_param_dtype(self, dtype: torch.dtype | None) -> None:
         """Accept gradients through `_autograd_hook`. Mixed precision replaces the parameters' data during a step."""
         self.core.sender.use_dtype(dtype)
-        self.core.leave_hooks_to_others()
+        self.core.remove_hooks()
 
     def _set_optimizer_in_backward(self) -> None:
-        self.core.sender.gradients_are_consumed()
+        self.core.sender.skip_write_back()
 
     # --- module lifecycle --------------------------------------------------------------------------
 
@@ -154,12 +154,12 @@ class TorchReducer:
         """Update the log after the first ten steps and then after every n-th, like torch."""
         core = self.core
         if core.stopwatch.iteration and core.stopwatch.sampling:
-            self.tell(log)
+            self.write_log(log)
             if core.setup.looks_for_unused:
-                log.tell({}, {"can_set_static_graph": int(core.graph_is_static)})
+                log.update({}, {"can_set_static_graph": int(core.graph_is_static)})
 
-    def tell(self, log: Log) -> None:
-        """Write the reducer's data for `_get_ddp_logging_data` to the log."""
+    def write_log(self, log: Log) -> None:
+        """Write the reducer's data to the log, for `_get_ddp_logging_data`."""
         core = self.core
         facts, chosen = core.sender.facts, core.sender.plan
         sizes = [sum(facts[i].nbytes for i in bucket.members) for bucket in chosen.buckets]
@@ -167,7 +167,7 @@ class TorchReducer:
         members = ", ".join(" ".join(map(str, bucket.members)) for bucket in chosen.buckets)
         before = core.previous
         order = ", ".join(map(str, (before.order if before and before.order else core.own_order)))
-        log.tell(
+        log.update(
             {
                 "backend_name": core.sender.backend_name,
                 "dtypes": ", ".join(dict.fromkeys(core.sender.dtype_names)),
@@ -195,8 +195,8 @@ class TorchReducer:
             },
         )
         if (threads := core.sender.gloo_threads) is not None:
-            log.tell({}, {"gloo_num_threads": threads})
-        log.tell_times(core.stopwatch)
+            log.update({}, {"gloo_num_threads": threads})
+        log.update_times(core.stopwatch)
 
 
 def reducer_of(model: object, function: str) -> Reducer:

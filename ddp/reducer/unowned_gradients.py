@@ -3,8 +3,9 @@
 No reducer averages the gradients of `module.module(x).backward()`. The same holds for a parameter that is used
 outside the forward, in a separate backward. The replicas would silently diverge, so this is an error, unless
 
-- the script asked for gradients of this rank alone with `no_sync()`;
-- another wrapper of the same parameters averages in this backward, or was made later: the older one does not raise.
+- the script asked for local gradients with `no_sync()`;
+- another wrapper of the same parameters averages in this backward;
+- another, newer wrapper has the same parameters: then only the newest wrapper raises.
 """
 
 from __future__ import annotations

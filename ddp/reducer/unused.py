@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd.profiler import record_function
 
-from ddp.reducer.carrier import AS_LONG_AS_IT_TAKES
+from ddp.reducer.collectives import GROUP_TIMEOUT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -104,10 +104,10 @@ def accumulator(parameter: torch.Tensor) -> Any:
         return parameter.expand_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
 
 
-def learn_used(seen: Round) -> None:
+def wait_for_used(seen: Round) -> None:
     """Wait for the all-reduce of used parameters, if the ranks started one, and store its result."""
     if seen.used_work is not None:
-        seen.used_work.wait(AS_LONG_AS_IT_TAKES)
+        seen.used_work.wait(GROUP_TIMEOUT)
         seen.used, seen.used_work = seen.used_anywhere.tolist(), None
 
 
@@ -118,5 +118,5 @@ def was_used(seen: Round, index: int, parameter: torch.Tensor, average: torch.Te
     if seen.used is None:  # ranks did not exchange usage; a zero average means that no rank used it
         return parameter.grad is not None or bool(average.any())
     if not seen.used[index]:
-        learn_used(seen)
+        wait_for_used(seen)
     return bool(seen.used[index])

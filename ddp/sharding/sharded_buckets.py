@@ -22,8 +22,13 @@ if TYPE_CHECKING:
 
 
 class ShardedBucket:
+    """One bucket of DDP with its parameters in a flat tensor."""
+
     def __init__(self, parameters: Sequence[torch.Tensor], group: dist.ProcessGroup, averages: bool) -> None:
-        """Move the parameters in. `averages`: the group divides. If false, gradients are already divided."""
+        """Move the parameters into the flat tensor.
+
+        `averages`: whether the process group divides the sums. If false, the gradients were divided before.
+        """
         self.parameters = list(parameters)
         self._group, self._averages = group, averages
         self._world = group.size()
@@ -76,7 +81,7 @@ class ShardedBucket:
         return padded
 
     def take(self, used: Callable[[int, torch.Tensor], bool]) -> None:
-        """Wait for this rank's shard. Store it as the gradient of the pieces, or add it to theirs."""
+        """Wait for this rank's shard. Store it in the `.grad` of the pieces, or add it if `.grad` exists."""
         came, self._coming, work, self._work = self._coming, None, self._work, None
         if came is not None:
             work.wait()

@@ -104,7 +104,7 @@ class ShardedOptimizer(Optimizer, Joinable):
         if reducer.rebuilt:  # DDP has observed a backward
             order = [i for bucket in reducer.sender.plan.buckets for i in bucket.members]
         self._model.register_comm_hook(self, _scatter)
-        averages = reducer.sender.shards_go_to(self._take)
+        averages = reducer.sender.set_shard_receiver(self._take)
         reducer.settle(order)
         self._plan = reducer.sender.plan
         self.buckets = [

@@ -1,4 +1,4 @@
-"""Split the state of an optimizer for whole parameters into that of pieces, and join it again."""
+"""Split the optimizer state of whole parameters into the state of their pieces, and join it again."""
 
 from __future__ import annotations
 

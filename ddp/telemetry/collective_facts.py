@@ -1,4 +1,4 @@
-"""The facts of a collective that must be the same on all ranks, read from its arguments.
+"""The properties of a collective that must be the same on all ranks, read from its arguments.
 
 Only tensors that must match on all ranks are read: the input of a gather, the output of a scatter. An all-to-all has
 no such tensor, because all its tensors may differ from rank to rank.

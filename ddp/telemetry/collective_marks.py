@@ -1,8 +1,8 @@
 """Record on the status page which collectives a script enters and leaves.
 
-The wrappers sit one level below the functions of `torch.distributed`, where all calls pass: at the methods of
-ProcessGroup, and at Work.wait for asynchronous calls. So `all_gather_object` shows as the two all-gathers of which it
-consists. The buckets of torch's own C++ reducer and functional collectives do not pass there and are not recorded.
+All calls of `torch.distributed` go through the methods of ProcessGroup, and asynchronous calls through Work.wait. These
+methods are wrapped here. So `all_gather_object` shows as the two all-gathers of which it consists. The buckets of
+torch's own C++ reducer and functional collectives do not use them and are not recorded.
 
 A collective ends when the script has waited for its Work, when a later call finds the Work completed, or when the Work
 has been deleted. Nothing here keeps a Work alive, because that would keep its tensors alive as well.
@@ -72,7 +72,8 @@ def _watch_names() -> None:
 def mark_group_creation(page: Page) -> None:
     """Record the creation of groups as a collective of their ranks, since ranks may wait there for one that is missing.
 
-    The timeout is recorded before, because the last rank may arrive that late.
+    The group's timeout is recorded before the group is created, because a rank may wait up to this timeout for the
+    others.
     """
 
     def wrap(make: Callable[..., Any]) -> Callable[..., Any]:
@@ -87,7 +88,7 @@ def mark_group_creation(page: Page) -> None:
         def make_group(*args: Any, **kwargs: Any) -> Any:
             timeout = kwargs.get("timeout")
             if timeout is not None:
-                page.patience(timeout.total_seconds())
+                page.group_timeout(timeout.total_seconds())
             op, ranks = _creation(*args) if status_page.traces_collectives() else ("", [])
             if len(ranks) < 2:
                 return made(*args, **kwargs)
@@ -115,7 +116,10 @@ def _explain_backend(error: Exception, *creation: object) -> None:
 def _creation(
     size: int = -1, rank: int | None = -1, ranks_in_group: Sequence[int] | None = None, *_more: object
 ) -> tuple[str, list[int]]:
-    """Return the function and the ranks in the launcher's numbering; no ranks if that is unknown or excludes us."""
+    """Return the function and the ranks in the launcher's numbering.
+
+    The list is empty if the ranks are unknown or this rank is not a member.
+    """
     from torch.distributed import get_rank, get_world_size, is_initialized
 
     ours = os.environ.get("WORLD_SIZE"), os.environ.get("RANK")
@@ -126,7 +130,10 @@ def _creation(
 
 
 def _creators(page: Page, op: str, ranks: list[int]) -> int:
-    """Return the number of a page group for these ranks: the same on each call, so that a repetition counts up."""
+    """Return the group number on the status page:
+
+    the same for the same ranks, so that the next creation continues its count.
+    """
     members = format_ranks(ranks)
     name = op if op == _FORMING else f"({members})"
     if len(name) > LONGEST_NAME:
@@ -202,6 +209,8 @@ def _ranks(group: Any) -> list[int]:
 
 
 class _Marks:
+    """The collectives of this process that have started and not ended."""
+
     def __init__(self, page: Page) -> None:
         self._page = page
         self._groups: dict[int, _Group] = {}
@@ -233,7 +242,7 @@ class _Marks:
             self._track(work, flight)
             return work
 
-        return _disguise(wrapper, original, name)
+        return _copy_name(wrapper, original, name)
 
     def _begin(
         self, facts: Facts, group: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -341,10 +350,10 @@ def _wrap_work_method(
     def wrapper(work: Any, *args: Any, **kwargs: Any) -> Any:
         return handler(original, work, args, kwargs)
 
-    return _disguise(wrapper, original, name)
+    return _copy_name(wrapper, original, name)
 
 
-def _disguise(wrapper: Any, original: Callable[..., Any], name: str) -> Callable[..., Any]:
+def _copy_name(wrapper: Any, original: Callable[..., Any], name: str) -> Callable[..., Any]:
     """Give a wrapper the name of the method that it wraps, for torch's check of overrides."""
     wrapper.__code__ = wrapper.__code__.replace(co_name=name)
     result: Callable[..., Any] = functools.update_wrapper(wrapper, original)

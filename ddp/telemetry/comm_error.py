@@ -1,6 +1,6 @@
-"""`ddp.CommError`: a failed collective, with what it carried and which peer is gone.
+"""`ddp.CommError`: a failed collective, with its bucket and parameters, and the peer that failed.
 
-A communication library reports an address, or a rank within a group, in its own words. `CommError` replaces that error
+A communication library reports an address, or a rank within a group, in its own format. `CommError` replaces that error
 and is chained to it. It names the peer and its host, the bucket and its parameters, and, if the launcher aborted
 communication, the reason. It is also a DistBackendError wherever torch would raise one.
 """
@@ -12,15 +12,21 @@ from contextlib import ContextDecorator
 import torch.distributed as dist
 
 from ddp.telemetry import guard
-from ddp.telemetry.comm_words import Doing, Explanation, explain_failure, first_line, is_communication_error
+from ddp.telemetry.comm_words import (
+    Explanation,
+    Operation,
+    explain_failure,
+    first_line,
+    is_communication_error,
+)
 
-__all__ = ["CommError", "Doing", "explain", "explaining"]
+__all__ = ["CommError", "Operation", "explain", "explaining"]
 
 
 class CommError(RuntimeError):
     """A collective failed because of another rank, or was aborted. `__cause__` is the error of the library."""
 
-    def __init__(self, explanation: Explanation, doing: Doing, original: str) -> None:
+    def __init__(self, explanation: Explanation, doing: Operation, original: str) -> None:
         super().__init__(f"{explanation.text}\n  original error: {original}")
         self.explanation = explanation
         self.cause = explanation.cause
@@ -45,7 +51,7 @@ for _each in (CommError, BackendCommError):
 BackendCommError.__name__ = BackendCommError.__qualname__ = "CommError"
 
 
-def explain(error: RuntimeError, doing: Doing) -> None:
+def explain(error: RuntimeError, doing: Operation) -> None:
     """Raise a CommError if `error` is a failure of communication; otherwise return, so that the caller re-raises."""
     if isinstance(error, CommError):
         if error.bucket is None and doing.bucket is not None:
@@ -56,9 +62,9 @@ def explain(error: RuntimeError, doing: Doing) -> None:
         raise kind(explanation, doing, first_line(str(error))) from error
 
 
-def _raise_with_bucket(error: CommError, doing: Doing) -> None:
-    """Raise the same error with the bucket added: the place that waited knew the collective, but not its bucket."""
-    whole = Doing(
+def _raise_with_bucket(error: CommError, doing: Operation) -> None:
+    """Raise the same error with the bucket added. The code that waited has the collective, but not the bucket."""
+    whole = Operation(
         doing.collective,
         doing.group or error.group,
         error.sequence,
@@ -67,7 +73,7 @@ def _raise_with_bucket(error: CommError, doing: Doing) -> None:
         doing.parameters,
     )
     before = error.explanation
-    without_bucket = str(Doing(error.collective, error.group, error.sequence))
+    without_bucket = str(Operation(error.collective, error.group, error.sequence))
     explanation = Explanation(before.text.replace(without_bucket, str(whole), 1), before.cause, before.peer)
     raise type(error)(explanation, whole, first_line(str(error.__cause__))) from error.__cause__
 
@@ -82,4 +88,4 @@ class explaining(ContextDecorator):
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         if isinstance(error, RuntimeError):
-            explain(error, Doing(self._collective))
+            explain(error, Operation(self._collective))

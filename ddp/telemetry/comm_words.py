@@ -1,4 +1,4 @@
-"""The text of a communication error: which collective failed, and which peer is gone.
+"""The text of a communication error: which collective failed, and which peer has exited.
 
 Libraries raise plain RuntimeErrors, so their messages are the only way to recognize these errors.
 """
@@ -42,8 +42,8 @@ _TIMEOUT = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Doing:
-    """What a rank was doing when the error occurred, as far as the place that caught it knows."""
+class Operation:
+    """What a rank was doing when the error was caught. Fields may be unknown."""
 
     collective: str = ""
     group: str = ""
@@ -78,7 +78,7 @@ def is_communication_error(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(phrase in message for phrase in _PHRASES)
 
 
-def explain_failure(error: BaseException, doing: Doing, guard: Guard) -> Explanation:
+def explain_failure(error: BaseException, doing: Operation, guard: Guard) -> Explanation:
     """Find the cause within a fraction of a second, and report it to the launcher."""
     text = str(error)
     reason = guard.wait_for_reason()

@@ -1,8 +1,8 @@
-"""Let a rank that has finished exit with its own exit code, even if threads of torch are still running.
+"""Keep the exit code of a rank that ends while threads of torch are still running.
 
 A Gloo thread needs the GIL to release a tensor. If it asks for the GIL while the interpreter shuts down, Python aborts
-the process (ddp/telemetry/_core/ending.c explains how). So the exit handler first gives such threads a moment to
-finish. A thread that comes later blocks until the process is gone. Process groups are not destroyed, because their
+the process (ddp/telemetry/_core/ending.c explains how). So the exit handler first waits 2 ms for such threads. A thread
+that asks for the GIL after that blocks until the process has ended. Process groups are not destroyed, because their
 destructors would wait for these threads.
 """
 
@@ -24,7 +24,10 @@ _GRACE_S = 0.002
 
 
 def install() -> None:
-    """Install the handlers, after torch, and with it the C++ runtime, has been loaded. A second call has no effect."""
+    """Install the exit handlers.
+
+    Call this after torch (and its C++ runtime) was loaded. A second call has no effect.
+    """
     # From 3.14 on, Python itself makes such threads wait.
     if _compiled is not None and sys.version_info < (3, 14) and not _compiled.outlive_threads():
         atexit.register(_let_threads_end)

@@ -1,10 +1,8 @@
 """The guard: one small thread in a rank that watches its process groups, for the launcher.
 
-Theory of operation
--------------------
-The guard reports failures of communication to the launcher at once. When the launcher requests it, the guard aborts all
-groups, so that a thread that is blocked in a collective returns to Python: its `finally:` blocks and its signal
-handlers run, and the error that it gets contains the reason.
+Theory of operation ------------------- The guard reports failures of communication to the launcher at once. When the
+launcher requests it, the guard aborts all groups. Then a thread that is blocked in a collective returns to Python, and
+its `finally:` blocks and signal handlers run. The error that it gets contains the reason.
 
     polled      `get_error()` of NCCL groups, ten times per second; peers that have closed their connections
     reported    a failed collective (`report`), by our reducer or by the tracing of collectives
@@ -12,8 +10,7 @@ handlers run, and the error that it gets contains the reason.
 
 How a thread can be released depends on the library that blocks it. NCCL's groups and our own can be aborted. Gloo's
 `abort()` does not release threads on CPUs, but shutting down its sockets does (see `peers.py`). The guard aborts each
-group in its own thread and waits for all of them no longer than the budget. If an abort hangs, the launcher kills the
-process.
+group in its own thread and waits at most 2 s for all of them. If an abort hangs, the launcher kills the process.
 
 Nothing here imports torch: a script that does not import it has no groups. The thread also runs without a launcher,
 because it finds the names of lost peers. A process has one guard. A forked child does not have one.
@@ -97,7 +94,10 @@ class Guard:
             os.write(self._wake_w, b"!")
 
     def wait_for_reason(self) -> str:
-        """Wait a moment for the launcher's reason: a peer that is gone may only have received its request first."""
+        """Wait briefly for the launcher's reason.
+
+        The peer may have exited because it got the same abort request earlier.
+        """
         if self._socket is not None and not self._stopped:
             self._aborted.wait(_WAIT_FOR_REASON_S)
         return self._reason

@@ -68,7 +68,7 @@ class Page:
         self._since = self._step_since = now = monotonic_ns()
         self._phase, self._phase_ns = STARTING, [0] * 12
         self._step = self._last_ns = self._mean_ns = 0
-        self._patience_ns = 0
+        self._group_timeout_ns = 0
         self._buckets = [
             0
         ] * 6  # count, launched, finished, unused; time of the last launch, of the last finish
@@ -96,7 +96,7 @@ class Page:
 
     def _show_progress(self) -> None:
         times = (self._since, self._step, self._step_since, self._last_ns, self._mean_ns)
-        block = PROGRESS.pack(self._phase, 0, *times, *self._phase_ns, *self._buckets, self._patience_ns)
+        block = PROGRESS.pack(self._phase, 0, *times, *self._phase_ns, *self._buckets, self._group_timeout_ns)
         self._write(PROGRESS_AT, block)
 
     def phase(self, number: int) -> int:
@@ -111,7 +111,10 @@ class Page:
         return before
 
     def mark(self, number: int) -> int:
-        """Keep phases that the script has named; and communication before the first step still belongs to the start."""
+        """Enter a phase, but do not replace a phase that the script has named.
+
+        Before the first step, communication is part of the phase STARTING.
+        """
         now = self._phase
         starting = now == STARTING and number == COMMUNICATE
         return now if now in _NAMED or now == number or starting else self.phase(number)
@@ -146,10 +149,10 @@ class Page:
         self._buckets = [of, launched, finished, 0, launched_at, finished_at]
         self._show_progress()
 
-    def patience(self, timeout_s: float) -> None:
+    def group_timeout(self, timeout_s: float) -> None:
         longest = int(min(max(timeout_s, 0.0), 1e9) * 1e9)
-        if longest > self._patience_ns:
-            self._patience_ns = longest
+        if longest > self._group_timeout_ns:
+            self._group_timeout_ns = longest
             self._show_progress()
 
     # --- groups and collectives ----------------------------------------------------------------------
@@ -208,7 +211,7 @@ class Page:
         self._write(SECTION_AT, NAMED.pack(since, budget, _cut(name, 104)))
         return since
 
-    def say(self, text: str) -> None:
+    def message(self, text: str) -> None:
         self._write(MESSAGE_AT, MESSAGE.pack(monotonic_ns(), _cut(text, 240)))
 
     def error(self, text: str) -> None:

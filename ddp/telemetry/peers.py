@@ -8,7 +8,7 @@ into the store that all ranks share. If rank 3 has written the pair (b, a), our 
 does not depend on how a library sets up its connections.
 
 Once the peer of a connection is known, the kernel reports when the peer closes it, even if no thread waits for it at
-that moment. The peer that closes first is the one that failed first. The others follow because of it.
+that moment. The peer that closes first is the one that failed first. The other ranks fail later as a result.
 
 This is switched off in worlds of more than `MAX_RANKS` ranks, which would have to read too much from the store.
 """
@@ -90,7 +90,7 @@ def _read_connection(fd: int) -> Connection | None:
 def shut_down(connections: list[Connection]) -> int:
     """Shut connections down in both directions, which releases their waiting threads; return how many.
 
-    A descriptor that the process has meanwhile reused for another file is left alone.
+    A descriptor that the process has reused for another file is not closed.
     """
     n_cut = 0
     for one in connections:
@@ -102,6 +102,8 @@ def shut_down(connections: list[Connection]) -> int:
 
 
 class Peers:
+    """The connections of this process, and the ranks at their other ends."""
+
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._known: dict[int, tuple[Connection, Peer]] = {}  # by inode
@@ -126,7 +128,10 @@ class Peers:
         self._has_work.set()
 
     def end(self) -> None:
-        """End the thread before the interpreter shuts down: inside torch's code it would then abort the process."""
+        """End the thread before the interpreter shuts down.
+
+        A thread inside torch's code would then abort the process.
+        """
         self._stopped.set()
         self._has_work.set()
         if self._thread is not None:

@@ -1,4 +1,4 @@
-"""`ddp.section` and `ddp.status`: what a script reports about itself, for people and for hang detection."""
+"""`ddp.section` and `ddp.status`: what a script reports about itself, for users and for hang detection."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def checkpointing() -> Iterator[None]:
 
 
 def status(text: str, *, step: int | None = None) -> None:
-    """Show people in one line what this rank does; `step`: the script's own count of completed steps."""
+    """Set a one-line status text for users. `step`: the script's own count of completed steps."""
     it = page()
-    it.say(text)
+    it.message(text)
     if step is not None:
         it.number(step)

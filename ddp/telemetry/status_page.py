@@ -88,7 +88,7 @@ class Page(Protocol):
     def buckets(self, of: int, launched: int, finished: int, /) -> None:
         """Set the counts of the running backward's buckets."""
 
-    def patience(self, timeout_s: float, /) -> None:
+    def group_timeout(self, timeout_s: float, /) -> None:
         """Note the timeout of a process group; the page keeps the longest one."""
 
     def group(self, name: str, size: int, members: str, /) -> int:
@@ -117,8 +117,8 @@ class Page(Protocol):
     def section(self, name: str, timeout_s: float, since: int, /) -> int:
         """Start a named section, with a timeout (0: none) and a start time (0: now); return its start. "" ends it."""
 
-    def say(self, text: str, /) -> None:
-        """Show a message to people."""
+    def message(self, text: str, /) -> None:
+        """Show a status message to users."""
 
     def error(self, text: str, /) -> None:
         """Show an error to the launcher."""
@@ -130,8 +130,8 @@ class _DiscardingPage:
     def _discard(self, *_arguments: Any) -> Any:
         return 0
 
-    phase = mark = back = step = number = buckets = patience = _discard
-    group = enter = leave = section = say = error = _discard
+    phase = mark = back = step = number = buckets = group_timeout = _discard
+    group = enter = leave = section = message = error = _discard
 
 
 _opened: Page | None = None
@@ -153,18 +153,18 @@ def is_read() -> bool:
 
 
 def traces_collectives() -> bool:
-    """Whether the launcher asks for the calls of torch.distributed."""
+    """Whether the launcher has enabled the tracing of collectives."""
     page()
     return bool(_first._wishes & _TRACE_COLLECTIVES)
 
 
 def once(what: str) -> bool:
-    """Return True for the first call in this process, also across files that are loaded twice."""
+    """Return True for the first call in this process, also if this module is imported under two names."""
     return kept(what) is None and keep(what, True)
 
 
 def keep(what: str, value: T) -> T:
-    """Keep an object of which this process must have only one, across files that are loaded twice."""
+    """Keep an object of which this process must have only one, also if this module is imported under two names."""
     _first._kept[what] = value
     return value
 

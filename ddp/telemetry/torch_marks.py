@@ -1,7 +1,7 @@
-"""Marks on torch's own functions: the status page shows the phases and steps of any script, without changes to it.
+"""Wrappers of torch's functions: the status page shows the phases and steps of any script, without changes to it.
 
-Every marked function keeps its name and its identity as far as a script can see. Functions that torch.compile may
-trace do nothing while it traces them. Collectives have their own module, `ddp/telemetry/collective_marks.py`.
+A wrapped function looks the same to a script. Functions that torch.compile may trace do nothing while it traces them.
+Collectives have their own module, `ddp/telemetry/collective_marks.py`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def install() -> None:
-    """Install the marks once per process, if its page is read. torch must be imported before."""
+    """Install the wrappers once per process, if its page is read. torch must be imported before."""
     torch_api.warn_once()
     ending.install()
     if not status_page.is_read() or not status_page.once("marks"):
@@ -46,16 +46,16 @@ def _wake_guard() -> None:
 
 def _explain(error: RuntimeError, op: str, sequence: int) -> None:
     """Raise a CommError if the script imports our library; otherwise add the cause to torch's error as a note."""
-    doing = comm_words.Doing(op, sequence=sequence)
+    doing = comm_words.Operation(op, sequence=sequence)
     ours = sys.modules.get("ddp.telemetry.comm_error")
-    if ours is not None and is_beside_us(ours):
+    if ours is not None and is_in_this_folder(ours):
         ours.explain(error, doing)
     elif comm_words.is_communication_error(error):
         error.add_note(comm_words.explain_failure(error, doing, guard.start()).text)
 
 
-def is_beside_us(module: Any) -> bool:
-    """Whether a module lies in the folder of this one: a script may have another package of the same name."""
+def is_in_this_folder(module: Any) -> bool:
+    """Whether a module is in the same folder as this one: a script may have another package of the same name."""
     path: str | None = getattr(module, "__file__", None)
     if path is None:
         return False
@@ -173,7 +173,7 @@ def _marking_end(page: Page, post: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _mark_backward(page: Page) -> None:
-    """Mark the engine below torch.autograd.backward and grad: torch.compile knows these two by identity."""
+    """Wrap the autograd engine, not torch.autograd.backward and grad: torch.compile compares these two by identity."""
 
     def wrap(run: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(run)

@@ -17,20 +17,20 @@ def test_layout_is_the_same_seen_from_every_rank(keys, data):
     for rank, each in enumerate(seen):
         assert each.here[each.member] == rank
         assert {keys[neighbour] for neighbour in each.here} == {keys[rank]}
-        assert 1 <= each.carriers <= len(each.here)
+        assert 1 <= each.leaders <= len(each.here)
     rank = data.draw(st.integers(0, len(keys) - 1))
-    if seen[rank].carries:
-        following = seen[rank].carrier_at(seen[rank].host + 1)
-        assert seen[following].carrier_at(seen[following].host - 1) == rank
-        assert seen[following].carries
+    if seen[rank].is_leader:
+        following = seen[rank].leader_at(seen[rank].host + 1)
+        assert seen[following].leader_at(seen[following].host - 1) == rank
+        assert seen[following].is_leader
 
 
 def test_hosts_are_in_the_order_of_their_lowest_ranks():
     placed = layout(["b", "a", "a", "b"], 2)
     assert placed.hosts == ((0, 3), (1, 2))
-    assert (placed.host, placed.member, placed.carriers, placed.carries) == (1, 1, 2, True)
-    assert not layout(["a", "a"], 0).carries
-    assert not layout(["a", "b", "b"], 2).carries
+    assert (placed.host, placed.member, placed.leaders, placed.is_leader) == (1, 1, 2, True)
+    assert not layout(["a", "a"], 0).is_leader
+    assert not layout(["a", "b", "b"], 2).is_leader
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp.elastic import commits, image
-from ddp.elastic.commits import CommitName, DiskName, Held, Member
+from ddp.elastic.commits import CommitName, DiskName, Member, ReadableImage
 
 if TYPE_CHECKING:
     import random
@@ -20,12 +20,14 @@ A = CommitName(10, "a")
 B = CommitName(11, "a")
 
 
-def held(commit: CommitName, rank: int, part: int | None = None, parts: int = 1, **more: object) -> Held:
+def held(
+    commit: CommitName, rank: int, part: int | None = None, parts: int = 1, **more: object
+) -> ReadableImage:
     known = {"world_size": 2, "image": f"{commit.number}{commit.lineage}/{rank}", "in_memory": True} | more
-    return Held(commit, part, parts, rank, **known)  # type: ignore[arg-type]
+    return ReadableImage(commit, part, parts, rank, **known)  # type: ignore[arg-type]
 
 
-def replicas(commit: CommitName, world_size: int = 2) -> list[Held]:
+def replicas(commit: CommitName, world_size: int = 2) -> list[ReadableImage]:
     return [held(commit, 0, 0), *(held(commit, rank) for rank in range(1, world_size))]
 
 
@@ -54,7 +56,7 @@ def test_but_not_where_its_image_is_lost_anyway() -> None:
 
 
 def test_shards_are_all_there_or_it_does_not_count() -> None:
-    def shard(commit: CommitName, part: int) -> Held:
+    def shard(commit: CommitName, part: int) -> ReadableImage:
         return held(commit, part, part, 2)
 
     both, half = (shard(A, 0), shard(B, 0)), (shard(A, 1),)
@@ -176,10 +178,10 @@ def test_whole_commits_are_kept_and_what_is_older_goes() -> None:
     there = [*files(1, 0, 1), *files(2, 0), *files(3, 0, 1), *files(4, 0, 1), *files(5, 1), "notes.txt"]
     left_behind = files(2, 1)[0] + commits.UNFINISHED
     since = CommitName(0, "")
-    gone = commits.outdated([*there, left_behind], 2, "e", since)
+    gone = commits.files_to_remove([*there, left_behind], 2, "e", since)
     assert gone == sorted([*files(1, 0, 1), *files(2, 0), left_behind])
-    assert commits.outdated(there, 4, "e", since) == []
-    assert not commits.outdated([file + commits.UNFINISHED for file in there], 1, "e", since)
+    assert commits.files_to_remove(there, 4, "e", since) == []
+    assert not commits.files_to_remove([file + commits.UNFINISHED for file in there], 1, "e", since)
 
 
 def test_what_was_left_out_is_not_counted_and_goes_when_it_is_older() -> None:
@@ -190,11 +192,13 @@ def test_what_was_left_out_is_not_counted_and_goes_when_it_is_older() -> None:
 
     before = [file(1, "old"), file(2, "old"), file(2, "zzz"), file(5, "old"), file(6, "old")]
     since = CommitName(2, "old")
-    assert commits.outdated([*before, file(3, "new")], 2, "new", since) == [file(1, "old")]
-    assert commits.outdated([*before, file(3, "new"), file(4, "new")], 2, "new", since) == before[:3]
+    assert commits.files_to_remove([*before, file(3, "new")], 2, "new", since) == [file(1, "old")]
+    assert commits.files_to_remove([*before, file(3, "new"), file(4, "new")], 2, "new", since) == before[:3]
     later = [file(number, "new") for number in (6, 7)]
-    assert commits.outdated([*before, *later], 2, "new", since) == before[:4]
-    assert commits.outdated([*before, *later, file(8, "new")], 2, "new", since) == sorted([*before, later[0]])
+    assert commits.files_to_remove([*before, *later], 2, "new", since) == before[:4]
+    assert commits.files_to_remove([*before, *later, file(8, "new")], 2, "new", since) == sorted(
+        [*before, later[0]]
+    )
 
 
 @given(
@@ -209,7 +213,7 @@ def test_what_was_just_written_is_never_outdated(
     written = CommitName(resumed_from + 1, "b")
     names = {CommitName(*each) for each in there if each[1] != "b"} | {written}
     files = [commits.file_name(DiskName(name, 0, 1)) for name in names]
-    gone = commits.outdated(files, keep, "b", CommitName(resumed_from, its_lineage))
+    gone = commits.files_to_remove(files, keep, "b", CommitName(resumed_from, its_lineage))
     assert commits.file_name(DiskName(written, 0, 1)) not in gone
 
 

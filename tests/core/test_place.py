@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from ddp.groups.place import ALONE, InitError, Seat, device_index, known_backend, seat_of, seconds
+from ddp.groups.rank_info import (
+    ALONE,
+    InitError,
+    RankInfo,
+    device_index,
+    known_backend,
+    parse_rank_info,
+    seconds,
+)
 
 FULL = {
     "RANK": "5",
@@ -18,18 +26,20 @@ FULL = {
 
 
 def test_as_a_launcher_says() -> None:
-    seat = seat_of(FULL)
-    assert seat == Seat(5, 8, 1, 4, 1, launched=True)
+    seat = parse_rank_info(FULL)
+    assert seat == RankInfo(5, 8, 1, 4, 1, launched=True)
 
 
 def test_alone_without_a_launcher() -> None:
-    assert seat_of({"MASTER_ADDR": "left over", "PATH": "/bin"}) == ALONE
+    assert parse_rank_info({"MASTER_ADDR": "left over", "PATH": "/bin"}) == ALONE
 
 
 def test_what_torch_can_do_without_is_worked_out() -> None:
     """Some launchers say only what torch insists on."""
-    seat = seat_of({name: FULL[name] for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")})
-    assert seat == Seat(5, 8, 5, 8, 0, launched=True)
+    seat = parse_rank_info(
+        {name: FULL[name] for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
+    )
+    assert seat == RankInfo(5, 8, 5, 8, 0, launched=True)
 
 
 @pytest.mark.parametrize("missing", ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"])
@@ -37,7 +47,7 @@ def test_what_torch_can_do_without_is_worked_out() -> None:
 def test_half_a_launcher_is_a_mistake(missing: str, empty: bool) -> None:
     environ = {name: value for name, value in FULL.items() if name != missing}
     with pytest.raises(InitError, match=f": {missing}\\. .*ddp-launch"):
-        seat_of(environ | ({missing: ""} if empty else {}))
+        parse_rank_info(environ | ({missing: ""} if empty else {}))
 
 
 @pytest.mark.parametrize(
@@ -54,16 +64,16 @@ def test_half_a_launcher_is_a_mistake(missing: str, empty: bool) -> None:
 )
 def test_what_cannot_be_meant(name: str, text: str, words: str) -> None:
     with pytest.raises(InitError) as raised:
-        seat_of(FULL | {name: text})
+        parse_rank_info(FULL | {name: text})
     assert words in str(raised.value)
     assert name in str(raised.value)
 
 
 def test_devices() -> None:
-    assert device_index(Seat(5, 8, 1, 4, 1, True), 4, "cuda") == 1
-    assert device_index(Seat(5, 8, 3, 4, 1, True), 1, "cuda") == 0, "its own, the only one that it sees"
+    assert device_index(RankInfo(5, 8, 1, 4, 1, True), 4, "cuda") == 1
+    assert device_index(RankInfo(5, 8, 3, 4, 1, True), 1, "cuda") == 0, "its own, the only one that it sees"
     with pytest.raises(InitError, match=r"cuda.*LOCAL_RANK=3.*--nproc-per-node"):
-        device_index(Seat(5, 8, 3, 4, 1, True), 2, "cuda")
+        device_index(RankInfo(5, 8, 3, 4, 1, True), 2, "cuda")
 
 
 def test_backends() -> None:

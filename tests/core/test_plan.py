@@ -5,14 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp.reducer.plan import (
-    LEAST_LOOSE_BYTES,
+    ALWAYS_IN_PLACE_BYTES,
     MIB,
-    SURELY_LOOSE_BYTES,
+    MIN_IN_PLACE_BYTES,
     Bucket,
     BucketPlan,
     Kind,
     Limits,
-    ParameterFacts,
+    ParameterInfo,
     Transport,
     disagreement,
     first_plan,
@@ -23,18 +23,18 @@ from ddp.reducer.plan import (
     rebuilt_plan,
 )
 
-FLAT_ONLY = Transport(loose=False)
+FLAT_ONLY = Transport(in_place=False)
 
 
 def parameter(
     numel: int = 1, dtype: str = "float32", device: str = "cpu", sparse: bool = False, name: str = "w"
-) -> ParameterFacts:
-    return ParameterFacts(name, (numel,), (1,), dtype, device, 8 if dtype == "float64" else 4, sparse)
+) -> ParameterInfo:
+    return ParameterInfo(name, (numel,), (1,), dtype, device, 8 if dtype == "float64" else 4, sparse)
 
 
 facts = st.builds(
     parameter,
-    numel=st.integers(0, 2 * LEAST_LOOSE_BYTES // 4),
+    numel=st.integers(0, 2 * MIN_IN_PLACE_BYTES // 4),
     dtype=st.sampled_from(["float32", "float64"]),
     device=st.sampled_from(["cpu", "meta"]),
     sparse=st.booleans(),
@@ -42,10 +42,10 @@ facts = st.builds(
 sizes = st.lists(st.integers(0, 4 * MIB), min_size=1, max_size=3).map(tuple)
 models = st.lists(facts, min_size=1, max_size=30)
 bounds = st.builds(Limits, first=sizes, rebuilt=sizes)
-transports = st.builds(Transport, lists=st.booleans(), loose=st.booleans())
+transports = st.builds(Transport, lists=st.booleans(), in_place=st.booleans())
 
 
-def check(plan: BucketPlan, model: list[ParameterFacts]) -> None:
+def check(plan: BucketPlan, model: list[ParameterInfo]) -> None:
     members = [member for bucket in plan.buckets for member in bucket.members]
     assert sorted(members) == list(range(len(model)))
     for bucket in plan.buckets:
@@ -57,14 +57,14 @@ def check(plan: BucketPlan, model: list[ParameterFacts]) -> None:
 
 @given(models, bounds, transports)
 def test_every_parameter_is_in_one_bucket_of_its_own_dtype_and_device(
-    model: list[ParameterFacts], limit: Limits, transport: Transport
+    model: list[ParameterInfo], limit: Limits, transport: Transport
 ) -> None:
     check(first_plan(model, limit, transport), model)
 
 
 @given(models, bounds, transports, st.randoms(use_true_random=False))
 def test_a_rebuilt_plan_is_complete_in_the_order_in_which_its_buckets_fill(
-    model: list[ParameterFacts], limit: Limits, transport: Transport, chance: object
+    model: list[ParameterInfo], limit: Limits, transport: Transport, chance: object
 ) -> None:
     order = list(range(len(model)))
     chance.shuffle(order)  # type: ignore[attr-defined]
@@ -79,7 +79,7 @@ def test_a_rebuilt_plan_is_complete_in_the_order_in_which_its_buckets_fill(
 
 @given(models, bounds, st.randoms(use_true_random=False))
 def test_no_bucket_goes_on_growing_once_it_has_reached_its_limit(
-    model: list[ParameterFacts], limit: Limits, chance: object
+    model: list[ParameterInfo], limit: Limits, chance: object
 ) -> None:
     order = list(range(len(model)))
     chance.shuffle(order)  # type: ignore[attr-defined]
@@ -107,15 +107,15 @@ def test_a_parameter_as_large_as_a_bucket_is_averaged_where_it_lies() -> None:
     model = [parameter(10), parameter(MIB), parameter(10)]
     limit = Limits(first=(MIB,), rebuilt=(MIB,))
     plan = rebuilt_plan(model, [0, 1, 2], limit, Transport())
-    assert plan.buckets == (Bucket((1,), Kind.LOOSE), Bucket((0, 2), Kind.FLAT))
+    assert plan.buckets == (Bucket((1,), Kind.IN_PLACE), Bucket((0, 2), Kind.FLAT))
     hooked = rebuilt_plan(model, [0, 1, 2], limit, FLAT_ONLY)
     assert {bucket.kind for bucket in hooked.buckets} == {Kind.FLAT}
 
 
 def test_a_large_parameter_travels_by_itself_unless_the_group_reads_buckets_where_they_lie() -> None:
-    model = [parameter(10), parameter(SURELY_LOOSE_BYTES // 4), parameter(10)]
+    model = [parameter(10), parameter(ALWAYS_IN_PLACE_BYTES // 4), parameter(10)]
     limit = limits(25 * MIB, MIB, [], whole_at_first=True)
-    assert Bucket((1,), Kind.LOOSE) in rebuilt_plan(model, [0, 1, 2], limit, Transport()).buckets
+    assert Bucket((1,), Kind.IN_PLACE) in rebuilt_plan(model, [0, 1, 2], limit, Transport()).buckets
     reading = rebuilt_plan(model, [0, 1, 2], limit, Transport(lists=True))
     assert {bucket.kind for bucket in reading.buckets} == {Kind.FLAT}
 
@@ -124,7 +124,7 @@ def test_a_small_model_needs_no_bucket_where_the_group_takes_lists() -> None:
     plan = first_plan(
         [parameter(3), parameter(4)], limits(MIB, MIB, [], whole_at_first=True), Transport(lists=True)
     )
-    assert plan.buckets == (Bucket((0, 1), Kind.LOOSE),)
+    assert plan.buckets == (Bucket((0, 1), Kind.IN_PLACE),)
     larger = [parameter(MIB), parameter(MIB)]
     plan = first_plan(larger, limits(9 * MIB, MIB, [], whole_at_first=True), Transport(lists=True))
     assert plan.buckets == (Bucket((0, 1), Kind.FLAT),)
@@ -143,7 +143,7 @@ def test_an_order_that_does_not_name_everybody_once_is_refused() -> None:
 
 
 @given(models, bounds)
-def test_fingerprints_tell_plans_and_models_apart(model: list[ParameterFacts], limit: Limits) -> None:
+def test_fingerprints_tell_plans_and_models_apart(model: list[ParameterInfo], limit: Limits) -> None:
     plan = first_plan(model, limit, FLAT_ONLY)
     assert plan_fingerprint(plan) == plan_fingerprint(first_plan(list(model), limit, FLAT_ONLY))
     assert plan_fingerprint(plan) != plan_fingerprint(BucketPlan((*plan.buckets, plan.buckets[0])))

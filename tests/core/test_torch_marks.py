@@ -21,12 +21,12 @@ def test_the_library_is_known_by_its_folder_whatever_that_is_called(
     """A folder called words, say: /srv/words/ddp."""
     here = tmp_path / folder
     monkeypatch.setattr(torch_marks, "__file__", str(here / "torch_marks.py"))
-    assert torch_marks.is_beside_us(at(str(here / "comm_error.py")))
+    assert torch_marks.is_in_this_folder(at(str(here / "comm_error.py")))
     (tmp_path / "link").symlink_to(here)
-    assert torch_marks.is_beside_us(at(str(tmp_path / "link" / "comm_error.py")))
-    assert not torch_marks.is_beside_us(at(str(tmp_path / "comm_error.py")))
-    assert not torch_marks.is_beside_us(at(None))
+    assert torch_marks.is_in_this_folder(at(str(tmp_path / "link" / "comm_error.py")))
+    assert not torch_marks.is_in_this_folder(at(str(tmp_path / "comm_error.py")))
+    assert not torch_marks.is_in_this_folder(at(None))
 
 
 def test_the_library_that_is_imported_here_is_ours() -> None:
-    assert torch_marks.is_beside_us(comm_error)
+    assert torch_marks.is_in_this_folder(comm_error)

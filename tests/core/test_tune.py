@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ddp.diagnostics import bucket_search, timeline
 from ddp.diagnostics.timeline import BucketTimes, Span, StepTimes
-from ddp.reducer.plan import MIB, BucketPlan, ParameterFacts, Transport, limits, rebuilt_plan
+from ddp.reducer.plan import MIB, BucketPlan, ParameterInfo, Transport, limits, rebuilt_plan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,18 +17,18 @@ DEFAULT = limits(25 * MIB, MIB, [], whole_at_first=True)
 LATENCY_S = 0.001
 
 
-def facts(megabytes: Sequence[float]) -> list[ParameterFacts]:
+def facts(megabytes: Sequence[float]) -> list[ParameterInfo]:
     sizes = [int(each * MIB / 4) for each in megabytes]
-    return [ParameterFacts(f"p{i}", (n,), (1,), "torch.float32", "cpu", 4) for i, n in enumerate(sizes)]
+    return [ParameterInfo(f"p{i}", (n,), (1,), "torch.float32", "cpu", 4) for i, n in enumerate(sizes)]
 
 
 def linear(seconds_per_mib: float, latency: float = LATENCY_S) -> bucket_search.Curve:
     return bucket_search.Curve(tuple((n * MIB, latency + n * seconds_per_mib) for n in (1, 4, 64)))
 
 
-def planned(parameters: Sequence[ParameterFacts], cap_mib: int) -> BucketPlan:
+def planned(parameters: Sequence[ParameterInfo], cap_mib: int) -> BucketPlan:
     limit = limits(cap_mib * MIB, cap_mib * MIB, [], whole_at_first=True)
-    return rebuilt_plan(parameters, range(len(parameters)), limit, Transport(loose=False))
+    return rebuilt_plan(parameters, range(len(parameters)), limit, Transport(in_place=False))
 
 
 def test_a_curve_goes_through_its_points_and_on_beyond_them() -> None:
@@ -67,7 +67,7 @@ def test_small_buckets_where_they_hide_and_large_ones_where_each_costs() -> None
     parameters = facts([2.0] * 20)
     slowly = bucket_search.Arrivals(tuple(0.1 * i for i in range(20)), 1.9)
     at_once = bucket_search.Arrivals((0.0,) * 20, 0.0)
-    order, transport = range(20), Transport(loose=False)
+    order, transport = range(20), Transport(in_place=False)
     hide = bucket_search.candidates(parameters, order, DEFAULT, transport, slowly, linear(0.01, 1e-5))
     few = bucket_search.candidates(parameters, order, DEFAULT, transport, at_once, linear(1e-5, 0.1))
     assert hide[0].largest <= 4 * MIB
@@ -76,9 +76,9 @@ def test_small_buckets_where_they_hide_and_large_ones_where_each_costs() -> None
 
 @settings(deadline=None)
 @given(st.lists(st.floats(0.01, 60.0), min_size=1, max_size=30), st.booleans())
-def test_candidates_differ_from_the_default_and_from_each_other(sizes: list[float], loose: bool) -> None:
+def test_candidates_differ_from_the_default_and_from_each_other(sizes: list[float], in_place: bool) -> None:
     parameters = facts(sizes)
-    order, transport = range(len(sizes)), Transport(lists=loose, loose=loose)
+    order, transport = range(len(sizes)), Transport(lists=in_place, in_place=in_place)
     seen = bucket_search.Arrivals(tuple(0.01 * i for i in order), 0.01 * len(sizes))
     found = bucket_search.candidates(parameters, order, DEFAULT, transport, seen, linear(0.001))
     plans = [rebuilt_plan(parameters, order, limit, transport) for limit in [DEFAULT, *found]]
@@ -98,11 +98,13 @@ def test_a_trial_gives_every_plan_the_same_number_of_turns_and_counted_steps() -
 
 
 def test_kept_is_what_is_faster_on_the_slowest_rank_by_more_than_noise() -> None:
-    assert bucket_search.chosen([[100, 90], [100, 90]]) == 1
-    assert bucket_search.chosen([[100, 50], [100, 101]]) == 0  # the second rank says how long a step takes
-    assert bucket_search.chosen([[1000, 980]]) == 0
-    assert bucket_search.chosen([[1000, 900, 800]]) == 2
-    assert bucket_search.chosen([[0, 0]]) == 0
+    assert bucket_search.choose_plan([[100, 90], [100, 90]]) == 1
+    assert (
+        bucket_search.choose_plan([[100, 50], [100, 101]]) == 0
+    )  # the second rank says how long a step takes
+    assert bucket_search.choose_plan([[1000, 980]]) == 0
+    assert bucket_search.choose_plan([[1000, 900, 800]]) == 2
+    assert bucket_search.choose_plan([[0, 0]]) == 0
 
 
 def test_arrivals_are_medians() -> None:

@@ -98,8 +98,8 @@ def large(rank: int) -> None:
         loss_of(wrapped, batch(rank, step, 2, 600)).backward()
         close(gradients(wrapped), gradients(wanted))
     kinds = [bucket.kind for bucket in wrapped.reducer.core.sender.plan.buckets]
-    assert sorted(kind.name for kind in kinds) == ["FLAT", "LOOSE"]
-    assert kinds.index(Kind.LOOSE) == 1  # the first layer's weight, the last to arrive but for its bias
+    assert sorted(kind.name for kind in kinds) == ["FLAT", "IN_PLACE"]
+    assert kinds.index(Kind.IN_PLACE) == 1  # the first layer's weight, the last to arrive but for its bias
 
 
 def test_a_large_parameter_has_no_bucket(two_ranks: Ranks) -> None:

@@ -132,7 +132,7 @@ def two_sizes(rank: int) -> list[set[Kind]]:
 def test_shared_memory_needs_no_bucket_for_a_small_model_and_has_it_in_its_segment_otherwise(
     two_ranks: Ranks,
 ) -> None:
-    assert two_ranks(two_sizes)[0] == [{Kind.LOOSE}, {Kind.FLAT}, {Kind.FLAT}]
+    assert two_ranks(two_sizes)[0] == [{Kind.IN_PLACE}, {Kind.FLAT}, {Kind.FLAT}]
 
 
 def uneven(rank: int, by_initial: bool, backend: str) -> None:
@@ -172,7 +172,7 @@ def let_go(rank: int, backend: str) -> list[bool]:
     ddp.shm.register()
     layer = nn.Linear(1024, 512, bias=False)
     wrapped = DistributedDataParallel(layer, bucket_cap_mb=1, process_group=dist.new_group(backend=backend))
-    assert [bucket.kind for bucket in wrapped.reducer.core.sender.plan.buckets] == [Kind.LOOSE]
+    assert [bucket.kind for bucket in wrapped.reducer.core.sender.plan.buckets] == [Kind.IN_PLACE]
     gone = []
     for keep in (True, False, True, False):
         wrapped(torch.ones(2, 1024)).sum().backward()

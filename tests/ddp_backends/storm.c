@@ -15,7 +15,7 @@ static const size_t REGION = 1 << 22;
 
 static struct group *group_of(int file, int me, int sockets[MEMBERS][MEMBERS]) {
     struct group *g = calloc(1, sizeof *g);
-    g->size = g->carriers = MEMBERS;
+    g->size = g->leaders = MEMBERS;
     g->me = me;
     g->ring.next = g->ring.previous = -1;
     g->scratch = malloc(SMALL);

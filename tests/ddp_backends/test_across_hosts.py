@@ -145,5 +145,5 @@ def test_strangers_are_turned_away():
     for turned_away in (stranger, impostor):
         with contextlib.suppress(ConnectionResetError):
             assert turned_away.recv(1) == b""
-    for each in (links, stranger, impostor, friend, first.listener, second.listener):
+    for each in (links, stranger, impostor, friend, first.socket, second.socket):
         each.close()

@@ -168,7 +168,7 @@ def test_a_signal_gets_through(pair):
 
 def test_forked_children(crew):
     for said in crew.run(trouble.use_in_a_child):
-        assert said == "this process group belongs to the parent process"
+        assert "parent process" in said
 
 
 def test_groups_leave_nothing_behind(crew):

@@ -86,10 +86,10 @@ def test_without_the_core_our_ddp_sends_buckets(backend):
 
 
 def offered_for(device_type):
-    from ddp.reducer.carrier import Carrier
+    from ddp.reducer.collectives import BucketCollectives
 
     group = dist.new_group(backend="shm")
-    return Carrier([group], torch.device(device_type)).takes_lists
+    return BucketCollectives([group], torch.device(device_type)).averages_lists
 
 
 def test_only_tensors_in_ordinary_memory_are_averaged_in_place():

@@ -55,7 +55,7 @@ CORE = {
         *"diagnostics groups reducer sharding telemetry".split(),
         *within("diagnostics", "bucket_search numerics_report timeline"),
         *within("elastic", "commits sample_order"),
-        *within("groups", "backends place"),
+        *within("groups", "backends rank_info"),
         *within("reducer", "errors launch_order plan"),
         *within("sharding", "shards"),
         *within("telemetry", "name_list torch_names"),
@@ -113,8 +113,8 @@ SHELL = {
         ),
         *within(
             "reducer",
-            "agreement baseline bucket bucket_sender carrier chunks engine extensions grad_bucket gradient_hooks "
-            "lesson logging_data module module_changes reducer round rpc_context torch_reducer unowned_gradients "
+            "agreement baseline bucket bucket_sender chunks collectives engine extensions grad_bucket gradient_hooks "
+            "logging_data module module_changes observation reducer round rpc_context torch_reducer unowned_gradients "
             "unused",
         ),
         *within("sharding", "sharded_buckets sharded_optimizer whole_state"),

@@ -119,10 +119,10 @@ class _Claims:
 @pytest.mark.skipif(os.getuid() != 0, reason="to be another user takes root")
 def test_another_users_process_comes_into_no_shared_memory() -> None:
     """Though it has overheard the name and the secret."""
-    door = segment.open_door()
+    door = segment.open_listener()
     words = (door.name, segment.hello(door.secret, 1).hex())
-    with door.listener, subprocess.Popen([sys.executable, "-c", STRANGER, *words]) as stranger:
-        neighbours = segment.Neighbourhood(-1, [None, None])
-        segment._admit(door, neighbours, 0, time.monotonic() + SOON_S)
+    with door.socket, subprocess.Popen([sys.executable, "-c", STRANGER, *words]) as stranger:
+        neighbours = segment.LocalMembers(-1, [None, None])
+        segment._accept_one(door, neighbours, 0, time.monotonic() + SOON_S)
         assert neighbours.connections == [None, None]
         assert stranger.wait(SOON_S) == 0, "it saw the door closed"

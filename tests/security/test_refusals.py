@@ -31,7 +31,7 @@ SPEC = JobSpec(JOB, 2, 2, "train.py")
 
 
 @dataclass(frozen=True)
-class Door:
+class Listener:
     """A service with mutual TLS and tokens, and what it takes to pass."""
 
     service: Watched
@@ -41,7 +41,7 @@ class Door:
 
 
 @pytest.fixture(scope="module")
-def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
+def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Listener]:
     folder = tmp_path_factory.mktemp("door")
     authority = Authority(folder, "authority")
     stranger = Authority(folder, "stranger")
@@ -58,7 +58,7 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
     service = Watched("--listen", "127.0.0.1:0", "--token-keys", keys, *tls)
     good = {"CA_FILE": authority.certificate, **pair(folder, "member"), "TOKEN": token(keys, "agent", JOB)}
     try:
-        yield Door(service, keys, folder, good)
+        yield Listener(service, keys, folder, good)
     finally:
         service.close()
 
@@ -71,7 +71,7 @@ def variables(said: dict[str, str]) -> dict[str, str]:
     return {f"DDP_RENDEZVOUS_{name}": value for name, value in said.items() if value}
 
 
-def test_who_has_all_that_is_asked_for_comes_in(door: Door) -> None:
+def test_who_has_all_that_is_asked_for_comes_in(door: Listener) -> None:
     assert ddpctl(door.service.endpoint, variables(door.env)).told() == (0, "")
 
 
@@ -100,7 +100,7 @@ HANDSHAKES = {
 
 
 @pytest.mark.parametrize("fault", HANDSHAKES)
-def test_the_command_says_why_a_handshake_failed(door: Door, fault: str) -> None:
+def test_the_command_says_why_a_handshake_failed(door: Listener, fault: str) -> None:
     changed, words = HANDSHAKES[fault]
     env = door.env | {name: value and str(door.folder / value) for name, value in changed.items()}
     endpoint = door.service.endpoint
@@ -112,7 +112,7 @@ def test_the_command_says_why_a_handshake_failed(door: Door, fault: str) -> None
     "reason", ["expired_token", "bad_token", "unknown_key", "no_token", "other_job", "role"]
 )
 def test_a_token_that_does_not_fit_is_told_logged_once_and_counted(
-    door: Door, tmp_path: Path, reason: str
+    door: Listener, tmp_path: Path, reason: str
 ) -> None:
     """A viewer's, or an agent's, is shown where an order is given; a viewer's where an agent joins."""
     other_keys = str(tmp_path / "keys")
@@ -136,7 +136,7 @@ def test_a_token_that_does_not_fit_is_told_logged_once_and_counted(
     assert not shown or shown not in "".join(door.service.log)
 
 
-def test_an_agents_token_is_for_its_own_job_and_gives_no_orders(door: Door) -> None:
+def test_an_agents_token_is_for_its_own_job_and_gives_no_orders(door: Listener) -> None:
     env, endpoint = variables(door.env), door.service.endpoint
     orders = (
         ("abort", JOB),
@@ -151,7 +151,7 @@ def test_an_agents_token_is_for_its_own_job_and_gives_no_orders(door: Door) -> N
     door.service.assert_logged_once("other_job")
 
 
-def test_an_order_that_looks_first_is_refused_once(door: Door) -> None:
+def test_an_order_that_looks_first_is_refused_once(door: Listener) -> None:
     """`ddpctl resume` asks who is kept out before it lets a node in."""
     env = variables(door.env | {"TOKEN": token(door.keys, "operator", "team-b-*")})
     before = door.service.refused("other_job")
@@ -159,7 +159,7 @@ def test_an_order_that_looks_first_is_refused_once(door: Door) -> None:
     assert door.service.refused("other_job") == before + 1
 
 
-def test_a_flood_of_refusals_is_one_line(door: Door) -> None:
+def test_a_flood_of_refusals_is_one_line(door: Listener) -> None:
     options = ClientOptions(
         "a.b.c", tls=True, ca_file=door.env["CA_FILE"], certificate_file=door.env["CERT_FILE"],
         key_file=door.env["KEY_FILE"],
@@ -188,7 +188,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     service.close()
 
 
-def test_tls_to_a_port_without_is_told(door: Door, plain: Watched) -> None:
+def test_tls_to_a_port_without_is_told(door: Listener, plain: Watched) -> None:
     env = variables({"CA_FILE": door.env["CA_FILE"]})
     for knock in (ddpctl(plain.endpoint, env), ddp_launch(plain.endpoint, env, JOB)):
         knock.told_no("does not use TLS", "DDP_RENDEZVOUS_CA_FILE")

@@ -61,14 +61,14 @@ def test_what_is_written_is_read(pages: Pages, native: str) -> None:
         page.leave(page.enter(group, "all_reduce", "float32", 10 * n, n, -1, n % 2, 0))
     page.enter(group, "send", "int64", 3, 9, 2, 1, 7)
     page.buckets(7, 3, 2)
-    page.patience(7200.0)
-    page.patience(60.0)
+    page.group_timeout(7200.0)
+    page.group_timeout(60.0)
     page.step()
     page.step()  # a second optimizer, in the same step
     page.phase(status_page.FORWARD)
     page.step()
     page.section("über" * 40, 1.5, 0)
-    page.say("hello")
+    page.message("hello")
     page.error("x" * 1000)
     page.phase(status_page.BACKWARD)
     """
@@ -127,12 +127,12 @@ def test_marks_leave_alone_what_the_script_has_named(pages: Pages, native: str) 
 def test_only_the_rank_itself_writes(pages: Pages, native: str) -> None:
     program = """
     import subprocess
-    page.say("the rank")
-    tool = "from ddp.telemetry import status_page as s; s.page().say('a tool'); assert not s.is_read()"
+    page.message("the rank")
+    tool = "from ddp.telemetry import status_page as s; s.page().message('a tool'); assert not s.is_read()"
     subprocess.run([sys.executable, "-c", tool], check=True)
     child = os.fork()
     if not child:
-        page.say("a child")
+        page.message("a child")
         os._exit(0)
     os.waitpid(child, 0)
     """
@@ -164,8 +164,8 @@ def test_a_write_makes_no_system_call(pages: Pages) -> None:
         page.phase(1)
         page.leave(page.enter(group, "all_reduce", "float32", n, n, -1, 0, 0))
         page.step()
-        page.say("on")
-    page.say("done")
+        page.message("on")
+    page.message("done")
     os._exit(0)
     """
     assert writing(pages, ONLY_EXIT + textwrap.dedent(program)).message == "done"
@@ -177,7 +177,7 @@ def test_a_reader_beside_a_writer_sees_whole_blocks(pages: Pages) -> None:
     n = 0
     while True:
         n += 1
-        page.say(f"{n} " * 20)
+        page.message(f"{n} " * 20)
         page.leave(page.enter(group, "all_reduce", "float32", n, n, -1, 0, 0))
     """
     env = dict(os.environ) | pages.open(0, 5)

@@ -40,7 +40,7 @@ static void copy_out(const struct spans *list, size_t offset, size_t bytes, cons
     copy(list, offset, bytes, (char *)flat, 1);
 }
 
-/* Where this range lies, if one tensor holds it all. */
+/* Return the address of this range if one tensor contains all of it, else NULL. */
 static char *within_one(const struct spans *list, size_t offset, size_t bytes) {
     if (!bytes || !list->number) return NULL;
     const struct span *piece = &list->pieces[piece_at(list, offset)];
@@ -91,7 +91,7 @@ static int phase(struct group *g, struct operation *op) {
     return await_phase(g, op);
 }
 
-/* Every turn's first phase: the first of them is the one in which members compare what they were called for. */
+/* The first phase of a turn. In the first turn of an operation, the members also compare their calls. */
 static int turn_begins(struct group *g, struct operation *op, size_t done, uint64_t place) {
     if (!done) put_up(g, op, place);
     if (phase(g, op)) return -1;
@@ -106,11 +106,11 @@ struct slice {
     size_t begin, bytes;
 };
 
-/* A carrier's share of `count` elements; boundaries lie on cache lines. */
-static struct slice slice_of(struct group *g, struct operation *op, size_t count, int carrier) {
+/* The slice of `count` elements that a leader reduces. Boundaries are aligned to cache lines. */
+static struct slice slice_of(struct group *g, struct operation *op, size_t count, int leader) {
     size_t bytes = element_bytes[op->element], line = LINE / bytes, lines = (count + line - 1) / line;
-    size_t begin = lines * (size_t)carrier / (size_t)g->carriers * line;
-    size_t end = lines * (size_t)(carrier + 1) / (size_t)g->carriers * line;
+    size_t begin = lines * (size_t)leader / (size_t)g->leaders * line;
+    size_t end = lines * (size_t)(leader + 1) / (size_t)g->leaders * line;
     if (begin > count) begin = count;
     if (end > count) end = count;
     return (struct slice){begin * bytes, (end - begin) * bytes};
@@ -129,12 +129,12 @@ static int small_all_reduce(struct group *g, struct operation *op) {
     return 0;
 }
 
-/* My slice, summed over the members of this host and then over the hosts, is written to all of `to`. */
+/* Sum this leader's slice over the members of this host and then over the hosts, and write it to all of `to`. */
 static int reduce_slice(struct group *g, struct operation *op, size_t bytes, const char *const *from, int targets,
                         char *const *to) {
     size_t count = bytes / element_bytes[op->element];
-    /* The last carrier has a slice if anybody has one. It meets the other hosts also without, to hear what they mean. */
-    if (g->ring.nodes && !count && g->me != g->carriers - 1) return 0;
+    /* If any leader has a slice, the last one has. Without a slice it still exchanges calls with the other hosts. */
+    if (g->ring.nodes && !count && g->me != g->leaders - 1) return 0;
     if (!g->ring.nodes) {
         reduce(op->element, op->reduction, op->divisor, count, g->size, from, targets, to);
         return 0;
@@ -150,13 +150,13 @@ static int reduce_slice(struct group *g, struct operation *op, size_t bytes, con
     return 0;
 }
 
-/* Everybody's tensor lies in the shared file: each slice is read there, and its result written there. Hosts that
- * cannot do so are met on the ring in the same portions. */
+/* The tensors of all members are in the shared file: each slice is read and its result is written there. The ring
+ * uses the same portions for hosts on which this is not so. */
 static int in_place(struct group *g, struct operation *op) {
     const char *from[MAX_MEMBERS];
     char *to[MAX_MEMBERS];
     size_t bytes = op->output.bytes, portion = g->ring.nodes ? g->segment->staging : bytes;
-    for (size_t done = 0; g->me < g->carriers && done < bytes; done += portion) {
+    for (size_t done = 0; g->me < g->leaders && done < bytes; done += portion) {
         size_t n = bytes - done < portion ? bytes - done : portion;
         struct slice mine = slice_of(g, op, n / element_bytes[op->element], g->me);
         for (int r = 0; r < g->size; r++)
@@ -167,24 +167,24 @@ static int in_place(struct group *g, struct operation *op) {
     return phase(g, op);
 }
 
-/* Where a member's part of this turn lies: in the shared file anyway, or staged. */
+/* The address of a member's part of this turn: its tensor in the shared file, or its staging buffer. */
 static char *part_of(struct group *g, int member, size_t done, uint64_t mine) {
     uint64_t place = member == g->me ? mine : notice_of(g, member)->place;
     return place == NOWHERE ? staging_of(g, member) : g->segment->base + place + done;
 }
 
 static char *own_slice(struct group *g, struct operation *op, size_t done, struct slice mine) {
-    return g->me < g->carriers ? within_one(&op->output, done + mine.begin, mine.bytes) : NULL;
+    return g->me < g->leaders ? within_one(&op->output, done + mine.begin, mine.bytes) : NULL;
 }
 
 static void stage(struct group *g, struct operation *op, size_t done, size_t count, char *own) {
-    for (int c = 0; c < g->carriers; c++) {
+    for (int c = 0; c < g->leaders; c++) {
         struct slice s = slice_of(g, op, count, c);
         if (c != g->me || !own) copy_in(&op->output, done + s.begin, s.bytes, staging_of(g, g->me) + s.begin);
     }
 }
 
-/* A host with one rank has nobody to share with: what is whole goes round the ring where it lies. */
+/* A host with one rank does not use staging buffers: the ring sends contiguous data directly from the tensor. */
 static int lonely_turn(struct group *g, struct operation *op, size_t count, char *own) {
     char *to[1] = {own};
     const char *from[1] = {own};
@@ -194,7 +194,7 @@ static int lonely_turn(struct group *g, struct operation *op, size_t count, char
 static int staged_turn(struct group *g, struct operation *op, size_t done, size_t count, uint64_t place, char *own) {
     const char *from[MAX_MEMBERS];
     struct slice mine = slice_of(g, op, count, g->me);
-    if (g->me < g->carriers) {
+    if (g->me < g->leaders) {
         for (int r = 0; r < g->size; r++) from[r] = part_of(g, r, done, place) + mine.begin;
         char *to[2] = {(char *)from[g->me], own};
         if (own) from[g->me] = own;
@@ -202,7 +202,7 @@ static int staged_turn(struct group *g, struct operation *op, size_t done, size_
         if (reduce_slice(g, op, mine.bytes, from, targets, to)) return -1;
     }
     if (phase(g, op)) return -1;
-    for (int c = 0; c < g->carriers; c++) {
+    for (int c = 0; c < g->leaders; c++) {
         struct slice s = slice_of(g, op, count, c);
         if (c == g->me && (own || place != NOWHERE)) continue;
         copy_out(&op->output, done + s.begin, s.bytes, part_of(g, c, done, place) + s.begin);
@@ -229,17 +229,17 @@ static int all_reduce(struct group *g, struct operation *op) {
         if (lonely ? lonely_turn(g, op, n / one, own) : staged_turn(g, op, done, n / one, place, own)) return -1;
         done += n;
     } while (done < bytes);
-    /* Where somebody's own memory is read, it must not return before all have read. */
+    /* If peers read a member's own memory, that member must not return before all have read it. */
     return outside < g->size ? phase(g, op) : 0;
 }
 
-/* --- the others: one phase per turn --------------------------------------------------------------------------------- */
+/* --- other collectives: one phase per turn ----------------------------------------------------------------------- */
 
 static int barrier(struct group *g, struct operation *op) {
     if (turn_begins(g, op, 0, NOWHERE)) return -1;
     if (!g->ring.nodes) return 0;
     char nothing = 0;
-    if (g->me == g->carriers - 1 && ring_reduce(g, op, U8, MAXIMUM, &nothing, 0)) return -1;
+    if (g->me == g->leaders - 1 && ring_reduce(g, op, U8, MAXIMUM, &nothing, 0)) return -1;
     return phase(g, op);
 }
 
@@ -270,12 +270,12 @@ static int all_gather(struct group *g, struct operation *op) {
     return 0;
 }
 
-/* Reduces what lies at `begin` of everybody's staging buffer into the output, from `done` on. */
+/* Reduce the data at `begin` of all staging buffers into the output, from `done` on. */
 static void reduce_out(struct group *g, struct operation *op, size_t done, size_t bytes, size_t begin) {
     const char *from[MAX_MEMBERS];
     for (int r = 0; r < g->size; r++) from[r] = staging_of(g, r) + begin;
     char *direct = within_one(&op->output, done, bytes), *to[1] = {direct};
-    /* A staged part of mine that nobody else reads serves as scratch. */
+    /* A part of this member's staging buffer that no other member reads is used as scratch memory. */
     if (!direct) to[0] = staging_of(g, g->me) + begin;
     reduce(op->element, op->reduction, op->divisor, bytes / element_bytes[op->element], g->size, from, 1, to);
     if (!direct) copy_out(&op->output, done, bytes, to[0]);

@@ -2,25 +2,26 @@
  *
  * Theory of operation
  * -------------------
- * The members of a group map one anonymous file: a page of state, two staging buffers per member, and a large
- * sparse region per member in which tensors can be allocated, so that peers read them where they lie. The file
- * has no name anywhere: when the last process is gone, however it went, so is the memory.
+ * The members of a group map one anonymous file. It has a page of state, two staging buffers per member, and a large
+ * sparse region per member. Tensors can be allocated in this region, so that peers read them without a copy. The file
+ * has no name. The kernel frees the memory when the last process ends, also after SIGKILL.
  *
- * Everything rests on one primitive, the *phase* (segment.c): a member arrives, and goes on when all have. The data
- * moves in *turns* (collectives.c); turn t uses staging buffer t mod 2. Whoever writes for turn t+2 has seen all
- * arrive in turn t+1, and nobody arrives there before it has done reading turn t: so two buffers suffice, and no
- * further handshake is needed. In the first phase of an operation each member also says what it was called for;
- * when they differ all see it, and nobody's memory is touched.
+ * Everything uses one primitive, the *phase* (segment.c): a member arrives, and continues when all have arrived. The
+ * data moves in *turns* (collectives.c). Turn t uses staging buffer t mod 2. A member that writes for turn t+2 has seen
+ * all members arrive in turn t+1, and a member arrives there only after it has read the data of turn t. So two buffers
+ * are enough, without another handshake. In the first phase of an operation the members also compare their calls. If
+ * the calls differ, all members detect it, and no tensor is changed.
  *
- * Each element is reduced by one member, in the order of ranks, and handed to the others: results are the same bits
- * everywhere and in every run. Across hosts, the member that reduced a slice takes it round a TCP ring first (ring.c);
- * what the hosts were called for goes round with it, and is compared.
+ * Each element is reduced by one member, in the order of ranks, and copied to the others. So results have the same
+ * bits on all ranks and in every run. With several hosts, some members of each host are *leaders*: a leader reduces a
+ * slice, and then sums it with the other hosts over a TCP ring (ring.c). The ring also compares the calls of the hosts.
  *
- * Operations run in the order they were posted (queue.c): on a thread of the group, or on the thread that waits
- * for one that has not begun, which saves two switches.
+ * Operations run in the order in which they were posted (queue.c). They run on a thread of the group, or on the thread
+ * that waits for an operation that has not started, which saves two thread switches.
  *
- * A wait looks every few milliseconds for what may have made it pointless: a member's socket that closed, a failure
- * that another member noted in the shared page, the deadline, a signal. After a failure the group is broken for good.
+ * A wait checks every few milliseconds whether it must stop: the socket of a member has closed, another member has
+ * recorded a failure in the shared page, the deadline has passed, or a signal has arrived. After a failure the group
+ * cannot be used again.
  */
 #ifndef DDP_CORE_H
 #define DDP_CORE_H
@@ -42,7 +43,7 @@ enum reason { INTACT, DIED, LEFT, LATE, ABORTED, MISMATCH, INTERRUPTED, LINK_LOS
 #define LINE 64
 #define MAX_MEMBERS 256
 #define NOWHERE UINT64_MAX
-#define SMALL 16384 /* bytes; up to here everybody reduces everything: one phase instead of two */
+#define SMALL 16384 /* bytes; up to this size each member reduces all data: one phase instead of two */
 #define RING_SCRATCH (1 << 18)
 #define WORDS 768
 #define LABEL 96
@@ -66,13 +67,13 @@ struct operation {
     enum element element;
     enum reduction reduction;
     int root;
-    size_t count;       /* elements that each member brings; of reduce-scatter: that each member gets */
+    size_t count;       /* elements of each member's input; for reduce-scatter, of its output */
     double divisor;     /* 1 when the result is not divided */
     double timeout_s, deadline;
     struct spans input, output;
 };
 
-/* What a member says it was called for. */
+/* The call of a member, for the comparison. */
 struct notice {
     uint32_t kind, element, reduction, root;
     uint64_t count, place; /* place: offset of its data in the shared file, or NOWHERE */
@@ -81,22 +82,22 @@ struct notice {
 
 struct member {
     _Alignas(LINE) struct notice notices[2];
-    _Alignas(LINE) _Atomic uint32_t arrived; /* phases, for telling who is missing */
+    _Alignas(LINE) _Atomic uint32_t arrived; /* number of phases; shows which member is missing */
     _Atomic uint32_t left;
     _Atomic uint32_t awaits; /* the number of the host that it waits for on the ring, plus one; or 0 */
-    char words[WORDS];       /* on what the hosts disagree, where this member noticed it */
+    char words[WORDS];       /* how the calls of the hosts differ, if this member detected it */
 };
 
-/* What a host says on the ring that it was called for. */
+/* The call of a host, as it is sent on the ring. */
 struct statement {
     uint32_t kind, element, reduction, unused; /* kind KINDS: its own ranks disagree */
     uint64_t count, following;                 /* following: bytes of data until the next statement */
     double divisor;
 };
-#define UNSAID (KINDS + 1) /* in place of the kind of a statement that has not come */
+#define UNSAID (KINDS + 1) /* the kind of a statement that has not been received */
 
 struct host {
-    char label[LABEL]; /* its ranks and its name, for people */
+    char label[LABEL]; /* its ranks and its name, for messages */
     struct statement said;
 };
 
@@ -104,7 +105,7 @@ struct shared {
     _Alignas(LINE) _Atomic uint32_t arrivals;
     _Alignas(LINE) _Atomic uint32_t phase;
     _Atomic uint32_t sleepers;
-    _Alignas(LINE) _Atomic uint64_t broken; /* reason, culprit, and who noticed; 0 while intact */
+    _Alignas(LINE) _Atomic uint64_t broken; /* reason, culprit, and the member that detected it; 0: no failure */
     struct member members[MAX_MEMBERS];
 };
 
@@ -113,7 +114,7 @@ struct block {
     size_t begin, end; /* offsets in the shared file */
 };
 
-/* The mapping; it outlives its group as long as a tensor lies in it. */
+/* The mapping. It stays after its group is closed, as long as a tensor uses it. */
 struct segment {
     _Atomic int users;
     pthread_mutex_t mutex;
@@ -127,7 +128,7 @@ struct segment {
 
 struct ring {
     int nodes, node;
-    int next, previous; /* sockets; -1 where this member carries nothing across */
+    int next, previous; /* sockets; -1 if this member is not a leader */
     int next_rank, previous_rank;
     char *scratch;
     struct host *hosts;
@@ -138,7 +139,7 @@ struct group {
     struct shared *shared;
     struct ring ring;
     int size, me;
-    int carriers; /* how many members reduce and carry a slice each */
+    int leaders; /* how many members each reduce a slice and send it to other hosts */
     int peers[MAX_MEMBERS], ranks[MAX_MEMBERS];
     int spins;
     uint32_t phase, turn, sequence;
@@ -201,9 +202,9 @@ void remember_group(struct group *);
 void forget_group(struct group *);
 
 /* signals.c */
-int guard(int number, double patience_s);
+int guard(int number, double grace_s);
 int overdue(void);
-void forgive(void);
+void forget_ignored(void);
 
 enum { DONE = 0, FAILED = -1, NOT_YET = -2, BROKEN_OFF = -3 };
 

@@ -1,6 +1,6 @@
-/* Reductions over plain arrays. Their loops are compiled for several sets of instructions; the first reduction picks the
- * best that this CPU and the system support. The choice is made here, not by the loader: so it needs no particular libc,
- * and any compiler that knows the instructions will do. All sets give the same bits. */
+/* Reductions over plain arrays. Their loops are compiled for several instruction sets. The first reduction selects the
+ * best set that this CPU and the system support. The choice is made here, not by the loader, so it needs no particular
+ * libc, and works with any compiler that supports these instructions. All sets give the same bits. */
 #include "core.h"
 
 #include <string.h>
@@ -178,7 +178,7 @@ static void narrow(const struct kernels *k, enum element e, void *to, const floa
     else k->narrow_BF16(to, from, n);
 }
 
-/* Half-precision sources are widened into `sums` in turn; others are folded from where they are. */
+/* Half-precision sources are converted into `sums` one after another. Others are reduced without a copy. */
 static const char *sum_block(const struct kernels *k, enum element e, enum reduction r, size_t at, size_t n,
                              int sources, const char *const *from, union accumulator *sums) {
     int half = e == F16 || e == BF16, turn = 0;
@@ -204,7 +204,7 @@ static const char *finish_block(const struct kernels *k, enum element e, double 
     return spare[1].bytes;
 }
 
-/* `to` may be among `from`: a block is read from everywhere before it is written anywhere. */
+/* `to` may be one of `from`: a block of all sources is read before any block is written. */
 void reduce(enum element e, enum reduction r, double divisor, size_t count, int sources, const char *const *from,
             int targets, char *const *to) {
     const struct kernels *k = chosen();

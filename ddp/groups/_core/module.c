@@ -1,4 +1,4 @@
-/* What Python sees: Group, with post and wait; Block, memory in the shared file as a buffer. */
+/* The Python module: Group, with post and wait; Block, a buffer in the shared file. */
 #define Py_LIMITED_API 0x030b0000
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -79,7 +79,7 @@ static void discard(struct group *g) {
     free(g);
 }
 
-/* With a processor to spare for each member it pays to look a few hundred times before sleeping. */
+/* If there is a CPU for each member, checking a few hundred times before sleeping is faster. */
 static int spins_for(int members) {
     cpu_set_t cpus;
     if (sched_getaffinity(0, sizeof cpus, &cpus)) return 0;
@@ -91,7 +91,7 @@ static PyObject *started(PyTypeObject *type, struct group *g) {
     if (!self) return NULL;
     if (queue_start(g)) {
         Py_DECREF(self);
-        PyErr_SetString(PyExc_OSError, "no thread can be started");
+        PyErr_SetString(PyExc_OSError, "cannot start a thread. Check the limit on processes (ulimit -u)");
         return NULL;
     }
     remember_group(g);
@@ -100,15 +100,15 @@ static PyObject *started(PyTypeObject *type, struct group *g) {
 }
 
 static PyObject *group_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"file", "member", "sockets", "ranks", "staging", "region", "carriers", "ring", "hosts", NULL};
-    int file, me, carriers;
+    static char *names[] = {"file", "member", "sockets", "ranks", "staging", "region", "leaders", "ring", "hosts", NULL};
+    int file, me, leaders;
     Py_ssize_t staging, region;
     PyObject *sockets, *ranks, *hosts, *made;
     struct group *g = calloc(1, sizeof *g);
     if (!g) return PyErr_NoMemory();
     struct ring *ring = &g->ring;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iiO!O!nni(iiiiii)O!", names, &file, &me, &PyList_Type, &sockets,
-                                     &PyList_Type, &ranks, &staging, &region, &carriers, &ring->nodes, &ring->node,
+                                     &PyList_Type, &ranks, &staging, &region, &leaders, &ring->nodes, &ring->node,
                                      &ring->next, &ring->previous, &ring->next_rank, &ring->previous_rank,
                                      &PyList_Type, &hosts) ||
         integers(ranks, g->ranks, MAX_MEMBERS) < 0 || (g->size = integers(sockets, g->peers, MAX_MEMBERS)) < 0 ||
@@ -117,7 +117,7 @@ static PyObject *group_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         return NULL;
     }
     g->me = me;
-    g->carriers = carriers;
+    g->leaders = leaders;
     g->spins = spins_for(g->size);
     g->scratch = malloc(SMALL);
     ring->scratch = ring->nodes ? malloc(RING_SCRATCH) : NULL;
@@ -132,7 +132,7 @@ static PyObject *group_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return made;
 }
 
-/* In a forked child there is no worker to join, and a mutex may be locked for ever. */
+/* A forked child has no worker thread to join, and a mutex may stay locked. */
 static void close_group(struct group *g) {
     if (g->closed) return;
     g->closed = 1;
@@ -155,18 +155,18 @@ static void group_dealloc(PyObject *self) {
     Py_DECREF(type);
 }
 
-/* Outcomes can be asked for also when the group is closed: every operation has one by then. */
+/* Results can also be read after the group is closed: every operation has one then. */
 static struct group *own_group(PyObject *self) {
     struct group *g = ((Group *)self)->group;
     if (!g->forked) return g;
-    PyErr_SetString(PyExc_RuntimeError, "this process group belongs to the parent process");
+    PyErr_SetString(PyExc_RuntimeError, "this process group belongs to the parent process. Create a group in this process");
     return NULL;
 }
 
 static struct group *open_group(PyObject *self) {
     struct group *g = own_group(self);
     if (g && g->closed) {
-        PyErr_SetString(PyExc_RuntimeError, "this process group has been destroyed");
+        PyErr_SetString(PyExc_RuntimeError, "this process group has been destroyed. Create a new one");
         return NULL;
     }
     return g;
@@ -234,7 +234,7 @@ static PyObject *group_post(PyObject *self, PyObject *args) {
 
 static _Thread_local PyThreadState *left_python;
 
-/* Asked now and then by a thread of Python that waits without the GIL. */
+/* Called at intervals by a Python thread that waits without the GIL. */
 static int signal_raised(void) {
     PyEval_RestoreThread(left_python);
     int raised = PyErr_CheckSignals() < 0;
@@ -256,7 +256,7 @@ static PyObject *group_wait(PyObject *self, PyObject *args) {
     return PyErr_Occurred() ? NULL : PyLong_FromLong(result);
 }
 
-/* A blocking all-reduce of one tensor: the way that most calls go, so nothing is allocated, parsed or queued. */
+/* A blocking all-reduce of one tensor. Most calls are of this kind, so it does not allocate, parse or queue. */
 static PyObject *group_all_reduce(PyObject *self, PyObject *const *args, Py_ssize_t n) {
     struct group *g = open_group(self);
     if (!g) return NULL;
@@ -317,16 +317,16 @@ static PyObject *group_allocate(PyObject *self, PyObject *bytes) {
 }
 
 static PyMethodDef group_methods[] = {
-    {"post", group_post, METH_VARARGS, "Queues an operation; returns its ticket."},
-    {"wait", group_wait, METH_VARARGS, "0 done, -1 failed, -2 not yet."},
+    {"post", group_post, METH_VARARGS, "Queue an operation, and return its sequence number (ticket)."},
+    {"wait", group_wait, METH_VARARGS, "Wait for an operation. Return 0 (done), -1 (failed) or -2 (not done)."},
     {"all_reduce", (PyCFunction)(void (*)(void))group_all_reduce, METH_FASTCALL,
-     "Of one tensor, at once; -2, and nothing done, if others are under way."},
-    {"state", group_state, METH_O, "The same without waiting."},
-    {"want", group_want, METH_O, "Lets the worker get as far as this ticket."},
-    {"failure", group_failure, METH_NOARGS, "What broke the group, or nothing."},
-    {"allocate", group_allocate, METH_O, "Memory that the peers can read where it lies."},
-    {"abort", group_abort, METH_NOARGS, "Breaks the group for all its members."},
-    {"close", group_close, METH_NOARGS, "Leaves the group."},
+     "All-reduce one tensor now. Return -2 without doing anything if other operations are pending."},
+    {"state", group_state, METH_O, "Return the result of an operation, as wait() does, without waiting."},
+    {"want", group_want, METH_O, "Make the thread of the group execute all operations up to this one."},
+    {"failure", group_failure, METH_NOARGS, "Return the failure of the group as text; empty if there is none."},
+    {"allocate", group_allocate, METH_O, "Allocate memory that peers can read without a copy."},
+    {"abort", group_abort, METH_NOARGS, "Abort the group for all its members."},
+    {"close", group_close, METH_NOARGS, "Leave the group."},
     {NULL, NULL, 0, NULL},
 };
 static PyType_Slot group_slots[] = {
@@ -346,9 +346,9 @@ static PyObject *length(PyObject *self, PyObject *args) {
 static PyObject *guard_signal(PyObject *self, PyObject *args) {
     (void)self;
     int number;
-    double patience_s;
-    if (!PyArg_ParseTuple(args, "id", &number, &patience_s)) return NULL;
-    return PyBool_FromLong(guard(number, patience_s));
+    double grace_s;
+    if (!PyArg_ParseTuple(args, "id", &number, &grace_s)) return NULL;
+    return PyBool_FromLong(guard(number, grace_s));
 }
 
 static PyObject *overdue_signal(PyObject *self, PyObject *none) {
@@ -358,7 +358,7 @@ static PyObject *overdue_signal(PyObject *self, PyObject *none) {
 
 static PyObject *forgive_signal(PyObject *self, PyObject *none) {
     (void)self, (void)none;
-    forgive();
+    forget_ignored();
     Py_RETURN_NONE;
 }
 
@@ -371,11 +371,11 @@ static PyObject *kernels(PyObject *self, PyObject *args) {
 }
 
 static PyMethodDef functions[] = {
-    {"kernels", kernels, METH_VARARGS, "The instructions that sums are computed with; with a name, tests choose them."},
-    {"length", length, METH_VARARGS, "Bytes of a shared file for so many members."},
-    {"guard_signal", guard_signal, METH_VARARGS, "Heeds this signal from the parent only."},
-    {"overdue_signal", overdue_signal, METH_NOARGS, "One that was not heeded, and nothing came of it in time; or 0."},
-    {"forgive_signal", forgive_signal, METH_NOARGS, "Forgets the one that was not heeded: the launcher has answered it."},
+    {"kernels", kernels, METH_VARARGS, "Return the instruction set of the sums. With a name, tests select one."},
+    {"length", length, METH_VARARGS, "Return the size of the shared file for this number of members, in bytes."},
+    {"guard_signal", guard_signal, METH_VARARGS, "Ignore this signal unless the parent process sends it."},
+    {"overdue_signal", overdue_signal, METH_NOARGS, "Return an ignored signal that the launcher has not answered in time, or 0."},
+    {"forgive_signal", forgive_signal, METH_NOARGS, "Forget the ignored signal: the launcher has answered it."},
     {NULL, NULL, 0, NULL},
 };
 

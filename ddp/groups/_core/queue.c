@@ -1,7 +1,7 @@
-/* The order of operations: one after the other, on the group's own thread or on one that waits.
+/* The queue of operations. They run one after another, on the group's own thread or on a thread that waits.
  *
- * A thread that waits for an operation that nobody has begun executes it, and those before it, itself. Operations
- * whose caller waits at once are therefore posted without waking the worker.
+ * If a thread waits for an operation that has not started, this thread executes it and all operations before it.
+ * So an operation whose caller waits for it directly is posted without waking the worker.
  */
 #include "core.h"
 
@@ -55,7 +55,7 @@ static void *work(void *argument) {
     return NULL;
 }
 
-/* Signals are for the threads of Python. */
+/* The threads of Python handle signals; this thread does not. */
 static int start_worker(struct group *g) {
     sigset_t every, before;
     sigfillset(&every);
@@ -100,8 +100,8 @@ static int outcome(struct group *g, uint64_t ticket) {
     return ticket <= g->done_ticket ? DONE : NOT_YET;
 }
 
-/* An operation whose caller waits for it, and that has nothing before it, need not be queued.
- * NOT_YET: there is something before it, and nothing has been done. */
+/* Execute an operation without the queue, if the caller waits for it and no other operation is pending.
+ * NOT_YET: another operation is pending, and nothing was done. */
 int queue_run(struct group *g, struct operation *op, int (*interrupted)(void)) {
     int result = NOT_YET;
     pthread_mutex_lock(&g->mutex);
@@ -134,7 +134,7 @@ static struct timespec instant(double at) {
     return t;
 }
 
-/* One slice of waiting, at most until `deadline`; long enough to cost nothing, short enough for a signal. */
+/* Wait for a short time, at most until `deadline`: long enough to be cheap, short enough to react to a signal. */
 static int wait_a_little(struct group *g, double deadline, int (*interrupted)(void)) {
     double until = now() + 0.1;
     struct timespec t = instant(until < deadline ? until : deadline);
@@ -161,7 +161,7 @@ int queue_wait(struct group *g, uint64_t ticket, double timeout_s, int may_execu
     return result;
 }
 
-/* What is still queued fails; what runs is broken off; the thread is gone when this returns. */
+/* Queued operations fail, and the running one is aborted. The thread has ended when this returns. */
 void queue_stop(struct group *g) {
     pthread_mutex_lock(&g->mutex);
     int idle = !g->first && !g->running;
@@ -179,7 +179,7 @@ void queue_stop(struct group *g) {
 }
 
 /* --- fork --------------------------------------------------------------------------------------------------------
- * A child shares the sockets by which peers learn of its parent's death: it closes them at once. */
+ * A child inherits the sockets by which peers detect the end of its parent. So it closes them at once. */
 
 static void before_fork(void) { pthread_mutex_lock(&all_mutex); }
 

@@ -1,14 +1,14 @@
-/* All-reduce among hosts: each carrier passes data round a ring of TCP connections.
+/* All-reduce between hosts: the leaders of all hosts form rings of TCP connections.
  *
- * The array is cut into as many blocks as there are hosts. In the first half of the way a block gathers a sum as it
- * goes round; in the second the sums go round. What is sent in step s+1 is what was received in step s, so the steps
- * need no border between them: a byte may leave as soon as it has been received and added. Each block's sum is
- * formed once, at one host, and then copied: results are the same bits everywhere.
+ * The array is divided into one block per host. In the first half of the steps, each host adds its own data to the
+ * block that it received, and sends the sum to the next host. In the second half, the complete sums are sent around the ring.
+ * The data of step s+1 is the data that was received in step s, so the steps overlap: a byte can be sent as soon as it
+ * has been received and added. Each block is summed once, and then copied. So results have the same bits on all hosts.
  *
- * In the first half the statement of the host where a block began travels in front of the block: what that host was
- * called for, and how many bytes follow. So every host has read all statements before any result goes round, with no
- * message of their own. A host that reads a statement that differs from its own sends no more data, but all
- * statements that are still due: each host then knows what every other one meant, and all raise the same error.
+ * In the first half, each block starts with the *statement* of the host where it began: the call of that host, and the
+ * number of bytes that follow. So every host has all statements before any result is sent, without separate messages.
+ * If a host receives a statement that differs from its own, it stops sending data, but still sends all remaining
+ * statements. Each host then knows the calls of all hosts, and all raise the same error.
  */
 #include "core.h"
 
@@ -21,7 +21,7 @@
 
 enum { LOOK_EVERY_MS = 20, HEAD = sizeof(struct statement) };
 
-/* One direction's way through the steps. */
+/* The progress of one direction (sending or receiving) through the steps. */
 struct journey {
     int step, end, block;
     size_t head, within, total; /* bytes of this step's statement, of its data, of all data */
@@ -33,7 +33,7 @@ struct passage {
     enum element element;
     enum reduction reduction;
     char *data;
-    size_t count, held; /* held: bytes of an element that has not come in whole */
+    size_t count, held; /* held: bytes of an element that is not complete yet */
     struct journey out, in;
     struct statement leaving, arriving;
     int disagree;
@@ -71,7 +71,7 @@ static int agree(const struct statement *a, const struct statement *b) {
            a->divisor == b->divisor;
 }
 
-/* From here on only statements go round. */
+/* From now on, send only statements. */
 static void stop_data(struct passage *p) {
     p->disagree = 1;
     p->in.end = p->out.end = p->group->ring.nodes - 1;
@@ -83,7 +83,7 @@ static void read_statement(struct passage *p) {
     *theirs = p->arriving;
     if (!agree(theirs, &ring->hosts[ring->node].said) || theirs->following != block_bytes(p, p->in.block)) stop_data(p);
     if (theirs->kind < KINDS) return;
-    /* That host has left the ring: nothing of the hosts behind it will come. */
+    /* That host has left the ring, so nothing from the hosts behind it will arrive. */
     p->in.end = p->in.step + 1;
     if (p->out.end > p->in.step + 2) p->out.end = p->in.step + 2;
 }
@@ -101,7 +101,7 @@ static void describe_statement(const struct statement *s, char *text, size_t roo
                  element_names[s->element], names[s->reduction], divided);
 }
 
-/* The hosts that meant the same as `first`, which is the first of them, and what they meant. */
+/* Describe the call of host `first`, and how many other hosts made the same call. */
 static void describe_side(const struct ring *ring, int first, char *text, size_t room) {
     char what[128], more[48] = "";
     int others = 0;
@@ -129,15 +129,15 @@ static int disagreement(struct passage *p) {
     return fail(g, MISMATCH, g->ranks[g->me]);
 }
 
-/* The ranks of this host disagree among themselves: the others need not wait for it. */
+/* The ranks of this host made different calls: the other hosts do not have to wait for this host. */
 void ring_refuse(struct group *g) {
     struct statement none = {.kind = KINDS};
-    if (g->ring.nodes && g->me == g->carriers - 1) send(g->ring.next, &none, HEAD, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (g->ring.nodes && g->me == g->leaders - 1) send(g->ring.next, &none, HEAD, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
 /* --- bytes ------------------------------------------------------------------------------------------------------ */
 
-/* What could be sent now. The statement of a step has come with the step before. */
+/* Find the data that can be sent now. The statement of a step was received in the previous step. */
 static size_t sendable(struct passage *p, struct iovec parts[2]) {
     struct journey *out = &p->out, *in = &p->in;
     struct ring *ring = &p->group->ring;
@@ -156,7 +156,7 @@ static size_t sendable(struct passage *p, struct iovec parts[2]) {
     return parts[0].iov_len + parts[1].iov_len;
 }
 
-/* Without waiting: 1 moved, 0 would block, -1 the connection is gone. */
+/* Does not wait. 1: moved data; 0: would block; -1: the connection is closed. */
 static int send_some(struct passage *p) {
     struct iovec parts[2];
     struct journey *out = &p->out;
@@ -183,7 +183,7 @@ static void add_some(struct passage *p, size_t bytes) {
     p->in.total += whole;
 }
 
-/* Where the next bytes are to go, and how many of them. */
+/* Find the address for the next bytes, and their number. */
 static struct iovec receivable(struct passage *p) {
     struct journey *in = &p->in;
     char *scratch = p->group->ring.scratch;
@@ -231,10 +231,10 @@ static int wait_for_bytes(struct passage *p) {
     int stirred = poll(sockets, 2, LOOK_EVERY_MS) > 0;
     if (!stirred) atomic_store(&g->shared->members[g->me].awaits, (uint32_t)awaited_host(p) + 1);
     int found_by_others = (enum reason)(atomic_load(&g->shared->broken) >> 56) == MISMATCH;
-    if (!found_by_others || g->me < g->carriers - 1 || !is_stated(p, &p->in))
+    if (!found_by_others || g->me < g->leaders - 1 || !is_stated(p, &p->in))
         return look_around(g, p->operation, stirred ? 0 : ON_THE_RING);
-    /* Another carrier of this host knows already. Only the last carriers of all hosts meet for certain: on their ring
-     * the statements go round to the end, so that all hosts know. */
+    /* Another leader of this host has already detected it. Only the ring of the last leaders always runs. There the
+     * statements are sent to the end, so that all hosts get them. */
     if (!p->disagree) stop_data(p);
     return now() > p->operation->deadline ? -1 : 0;
 }

@@ -43,8 +43,8 @@ char *staging_of(struct group *g, int member) {
 }
 
 /* --- fork --------------------------------------------------------------------------------------------------------
- * A child may read and write the tensors that it inherits, as it may any other: it gets a private view of their memory,
- * of which the kernel copies what is written. A child has no business in the rest, so that is not there. */
+ * A child can read and write the tensors that it inherits. It gets a private view of their memory: the kernel copies
+ * the pages that it writes. The rest of the file is not mapped in a child. */
 
 static struct segment *all_segments;
 static pthread_mutex_t segments_mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -60,7 +60,7 @@ static void after_fork(void) {
     pthread_mutex_unlock(&segments_mutex);
 }
 
-/* Where this fails the child faults at what it touches: it must not write into its parent's memory. */
+/* If this fails, an access by the child is a fault: it must not write to the memory of its parent. */
 static void make_private(struct segment *s) {
     mmap(s->base, s->length, PROT_NONE, MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     for (struct block *b = s->blocks; b; b = b->following)
@@ -143,7 +143,7 @@ uint64_t place_of(struct segment *s, const char *at, size_t bytes) {
     return at >= mine && at < end && bytes <= (size_t)(end - at) ? (uint64_t)(at - s->base) : NOWHERE;
 }
 
-/* First fit, in order of address; each block counts as a user of the segment. */
+/* First fit, in the order of addresses. Each block is a user of the segment. */
 char *segment_allocate(struct segment *s, size_t bytes) {
     struct block *b = malloc(sizeof *b);
     if (!b) return NULL;
@@ -168,7 +168,7 @@ char *segment_allocate(struct segment *s, size_t bytes) {
     return s->base + begin;
 }
 
-/* What a forked child drops is still its parent's. */
+/* A block that a forked child frees still belongs to its parent. */
 void segment_free(struct segment *s, char *at) {
     if (getpid() != s->owner) return;
     pthread_mutex_lock(&s->mutex);
@@ -235,7 +235,7 @@ int await_phase(struct group *g, struct operation *op) {
 
 /* --- failures ------------------------------------------------------------------------------------------------- */
 
-/* The first failure that anybody notes is the one that all report. */
+/* All members report the first failure that any member records. */
 int fail(struct group *g, enum reason reason, int culprit) {
     uint64_t none = 0, word = (uint64_t)reason << 56 | (uint64_t)(uint32_t)culprit << 24 | (uint64_t)g->me;
     atomic_compare_exchange_strong(&g->shared->broken, &none, word);
@@ -251,7 +251,7 @@ static int missing(struct group *g) {
     return g->me;
 }
 
-/* A member that left had arrived wherever it was due: whoever still misses it asked for too much. */
+/* A member that has left had completed its operations: a member that still waits for it made an extra call. */
 static int gone(struct group *g) {
     struct pollfd sockets[MAX_MEMBERS];
     for (int r = 0; r < g->size; r++) sockets[r] = (struct pollfd){g->peers[r], POLLIN | POLLRDHUP, 0};
@@ -261,7 +261,7 @@ static int gone(struct group *g) {
     return -1;
 }
 
-/* Who waits on the ring is not late itself. */
+/* A member that waits on the ring is not late itself. */
 static int fail_late(struct group *g) {
     int member = missing(g);
     uint32_t host = atomic_load(&g->shared->members[member].awaits);

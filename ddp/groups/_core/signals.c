@@ -1,40 +1,40 @@
-/* A scheduler that takes a node away sends its signal to every process it finds, ranks included, and a rank would be
- * dead before it can save anything. A guarded rank heeds such a signal only from its parent, the launcher, which asks
- * for a checkpoint first. This must be C: a rank that waits inside a collective runs no Python, and who sent a signal
- * Python does not tell. */
+/* A scheduler that stops a node sends a signal to all its processes, also to ranks. A rank would end before it can save
+ * its state. A guarded rank ignores such a signal unless its parent, the launcher, sends it. The launcher requests a
+ * checkpoint first. This must be C: a rank that waits in a collective does not run Python code, and Python does not
+ * provide the sender of a signal. */
 #include "core.h"
 
 #include <signal.h>
 #include <unistd.h>
 
-static volatile sig_atomic_t unheeded;
-static volatile double unheeded_since;
-static volatile double forgiven_at = -1e9;
-static double patience_s;
+static volatile sig_atomic_t ignored;
+static volatile double ignored_since;
+static volatile double answered_at = -1e9;
+static double grace_s;
 
-static void heed(int number) {
+static void deliver(int number) {
     signal(number, SIG_DFL);
     raise(number); /* delivered when the handler returns */
 }
 
 static void on_signal(int number, siginfo_t *how, void *context) {
     (void)context;
-    if (how->si_code <= 0 && how->si_pid == getppid()) heed(number);
-    else if (now() - forgiven_at < patience_s) return; /* of the broadcast that was answered already */
-    else if (!unheeded) unheeded_since = now(), unheeded = number;
-    else if (now() - unheeded_since > patience_s) heed(number); /* somebody means it */
+    if (how->si_code <= 0 && how->si_pid == getppid()) deliver(number);
+    else if (now() - answered_at < grace_s) return; /* it belongs to the signal that was already answered */
+    else if (!ignored) ignored_since = now(), ignored = number;
+    else if (now() - ignored_since > grace_s) deliver(number); /* the launcher did not react */
 }
 
-/* 0: this signal has a handler already, or is ignored, and stays as it is. */
-int guard(int number, double patience) {
+/* Return 0 if this signal already has a handler or is ignored. Then it is not changed. */
+int guard(int number, double grace) {
     struct sigaction before, ours = {.sa_sigaction = on_signal, .sa_flags = SA_SIGINFO | SA_RESTART};
     if (sigaction(number, NULL, &before) || before.sa_handler != SIG_DFL) return 0;
-    patience_s = patience;
+    grace_s = grace;
     sigemptyset(&ours.sa_mask);
     return !sigaction(number, &ours, NULL);
 }
 
-/* The signal that was not heeded, if that is longer ago than the patience; else 0. */
-int overdue(void) { return unheeded && now() - unheeded_since > patience_s ? unheeded : 0; }
+/* Return the ignored signal if the grace period has passed, else 0. */
+int overdue(void) { return ignored && now() - ignored_since > grace_s ? ignored : 0; }
 
-void forgive(void) { forgiven_at = now(), unheeded = 0; }
+void forget_ignored(void) { answered_at = now(), ignored = 0; }

@@ -257,7 +257,7 @@ static PyObject *page_buckets(PyObject *self, PyObject *const *args, Py_ssize_t 
 }
 
 /* Keep the longest timeout of all groups. */
-static PyObject *page_patience(PyObject *self, PyObject *timeout) {
+static PyObject *page_group_timeout(PyObject *self, PyObject *timeout) {
     struct page *page = page_of(self);
     double timeout_s = PyFloat_AsDouble(timeout);
     if (PyErr_Occurred()) return NULL;
@@ -378,7 +378,7 @@ static PyObject *page_section(PyObject *self, PyObject *const *args, Py_ssize_t 
     return failed ? NULL : PyLong_FromUnsignedLongLong(since);
 }
 
-static PyObject *page_say(PyObject *self, PyObject *text) {
+static PyObject *page_message(PyObject *self, PyObject *text) {
     struct page *page = page_of(self);
     if (!page) Py_RETURN_NONE;
     begin(&page->message.sequence);
@@ -461,12 +461,12 @@ static PyMethodDef page_methods[] = {
     {"step", page_step, METH_NOARGS, "Count a completed step, if part of one has run."},
     {"number", page_number, METH_O, "Set the number of completed steps to the script's own count."},
     {"buckets", (PyCFunction)(void (*)(void))page_buckets, METH_FASTCALL, "Set the number of buckets, launched ones, finished ones."},
-    {"patience", page_patience, METH_O, "Note the timeout of a group, in seconds."},
+    {"group_timeout", page_group_timeout, METH_O, "Note the timeout of a group, in seconds."},
     {"group", (PyCFunction)(void (*)(void))page_group, METH_FASTCALL, "Add a group (name, size, members); return its number."},
     {"enter", (PyCFunction)(void (*)(void))page_enter, METH_FASTCALL, "Start a collective; return its ticket."},
     {"leave", page_leave, METH_O, "End the collective with this ticket."},
     {"section", (PyCFunction)(void (*)(void))page_section, METH_FASTCALL, "Start a section (name, timeout or 0, start or 0 for now); return its start."},
-    {"say", page_say, METH_O, "Show a message to people."},
+    {"message", page_message, METH_O, "Show a status message to users."},
     {"error", page_error, METH_O, "Show an error to the launcher."},
     {NULL, NULL, 0, NULL},
 };

@@ -2,8 +2,7 @@
 
 The variables are those of torchrun. A script without a launcher has none of them and runs with world size 1. A script
 that mpirun has started gets these numbers from MPI. If only some of the variables are set, that is an error: otherwise
-the
-ranks would wait for each other forever.
+the ranks would wait for each other forever.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ class InitError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class RankInfo:
     rank: int
     world_size: int
     local_rank: int
@@ -32,7 +31,7 @@ class Seat:
     launched: bool  # whether a launcher has set the variables; else the process is alone
 
 
-ALONE = Seat(0, 1, 0, 1, 0, launched=False)
+ALONE = RankInfo(0, 1, 0, 1, 0, launched=False)
 
 
 # Variables that Open MPI, MPICH and its relatives, and PMIx set for each process that they start.
@@ -46,7 +45,7 @@ def started_by_mpi(environ: Mapping[str, str]) -> bool:
     return any(environ.get(name) for name in _MPI_VARIABLES)
 
 
-def seat_of(environ: Mapping[str, str]) -> Seat:
+def parse_rank_info(environ: Mapping[str, str]) -> RankInfo:
     if not any(name in environ for name in ("RANK", "WORLD_SIZE")):
         return ALONE
     missing = [name for name in _NEEDED if not environ.get(name)]
@@ -58,7 +57,7 @@ def seat_of(environ: Mapping[str, str]) -> Seat:
     local_world = _number(environ, "LOCAL_WORLD_SIZE", 1, world_size + 1, default=str(world_size))
     local_rank = _number(environ, "LOCAL_RANK", 0, default=str(rank % local_world))
     node_rank = _number(environ, "GROUP_RANK", 0, default=str(rank // local_world))
-    return Seat(rank, world_size, local_rank, local_world, node_rank, launched=True)
+    return RankInfo(rank, world_size, local_rank, local_world, node_rank, launched=True)
 
 
 def _number(
@@ -75,14 +74,14 @@ def _number(
     return value
 
 
-def device_index(seat: Seat, n_devices: int, kind: str) -> int:
+def device_index(info: RankInfo, n_devices: int, kind: str) -> int:
     """The index of this rank's device. If only one device is visible, it belongs to this rank."""
     if n_devices == 1:
         return 0
-    if seat.local_rank < n_devices:
-        return seat.local_rank
+    if info.local_rank < n_devices:
+        return info.local_rank
     raise InitError(
-        f"no {kind} device for LOCAL_RANK={seat.local_rank}: this process sees {n_devices} devices. Start at most that "
+        f"no {kind} device for LOCAL_RANK={info.local_rank}: this process sees {n_devices} devices. Start at most that "
         "many ranks per node (--nproc-per-node), or name the device: ddp.init(device=...)"
     )
 

@@ -14,17 +14,19 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Lesson:
+class Observation:
+    """The settings for the next backward: hooks, order of gradients, and how often each gradient arrives."""
+
     mode: Mode
     order: tuple[int, ...]
     expected: tuple[int, ...]
 
 
-def lesson(seen: Round, end_task: int, *, dynamic: bool, lacking: Sequence[int]) -> Lesson:
-    """Return what a backward shows. `dynamic`: the set of used parameters may change with every step."""
+def observe(seen: Round, end_task: int, *, dynamic: bool, lacking: Sequence[int]) -> Observation:
+    """Return what was observed in a backward. `dynamic`: the set of used parameters may change with every step."""
     simple = all(count == 1 for count in seen.counts) and seen.tasks == {end_task}
     in_order = simple and seen.end_known and not seen.early and not seen.in_context
     mode = Mode.SENTINEL if in_order and not dynamic and not lacking else Mode.COUNT
     arrived = set(seen.order)
     rest = [i for i in range(len(seen.counts)) if i not in arrived]
-    return Lesson(mode, (*seen.order, *rest), tuple(seen.counts))
+    return Observation(mode, (*seen.order, *rest), tuple(seen.counts))

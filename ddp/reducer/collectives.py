@@ -1,6 +1,6 @@
-"""The interface between the reducer and the process groups that average its buckets.
+"""The collectives of the reducer: how the process groups average its buckets.
 
-A group may offer two methods that save copies:
+A group may have two methods that avoid copies:
 
     ddp_allocate(numel, dtype) -> Tensor         allocate a bucket in memory that the group's peers can read
     ddp_average(tensors, divisor) -> Work        sum tensors over the ranks and divide, in place, without a bucket
@@ -8,9 +8,9 @@ A group may offer two methods that save copies:
 The optional attribute `ddp_device_types` lists the device types that these methods support. A group with
 `ddp_averages_shards` accepts AVG in a reduce-scatter of CPU tensors, and rounds once.
 
-Any other group computes a plain sum of one tensor. The tensor is divided first: in half precision an undivided sum
-may overflow. With several groups, bucket i goes to group i modulo their number. Several collectives then run at the
-same time, and their order is the same on all ranks.
+Any other group computes a plain sum of one tensor. The tensor is divided first: in half precision an undivided sum may
+overflow. With several groups, bucket i goes to group i modulo their number. Several collectives then run at the same
+time, and their order is the same on all ranks.
 
 The calls pass options and a timeout, as torch's reducer does. A group that is written in Python may require both. It
 need not be registered with torch.distributed.
@@ -31,20 +31,22 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup
 
-AS_LONG_AS_IT_TAKES = timedelta(0)  # the group's own timeout
+GROUP_TIMEOUT = timedelta(0)  # the group's own timeout
 
 
-class Carrier:
+class BucketCollectives:
+    """Allocates and averages buckets with the process groups of one model."""
+
     def __init__(self, groups: Sequence[ProcessGroup], device: torch.device) -> None:
         self.groups = tuple(groups)
-        self._averages = [_offered(group, device, "ddp_average") for group in self.groups]
-        self._allocate = _offered(self.groups[0], device, "ddp_allocate")
+        self._averages = [_find_method(group, device, "ddp_average") for group in self.groups]
+        self._allocate = _find_method(self.groups[0], device, "ddp_allocate")
         self.averages_shards: bool = device.type == "cpu" and getattr(groups[0], "ddp_averages_shards", False)
         # Extra elements after each bucket, so that the bucket can be split into equal shards.
         self.slack = 0
 
     @property
-    def takes_lists(self) -> bool:
+    def averages_lists(self) -> bool:
         """Whether one call averages many tensors and the group divides."""
         return all(average is not None for average in self._averages)
 
@@ -57,7 +59,7 @@ class Carrier:
         return storage[:numel] if self.slack else storage
 
     def average(self, turn: int, tensors: list[torch.Tensor], divisor: float) -> Any:
-        """-> Work. Valid only if `takes_lists` is true."""
+        """-> Work. Valid only if `averages_lists` is true."""
         average = self._averages[turn % len(self.groups)]
         if average is None:
             raise TypeError(
@@ -69,36 +71,36 @@ class Carrier:
         """-> Work. The sum replaces the contents of `tensor`."""
         if tensor.is_complex():
             tensor = torch.view_as_real(tensor)
-        return summed(self.groups[turn % len(self.groups)], tensor)
+        return start_sum(self.groups[turn % len(self.groups)], tensor)
 
 
-def summed(group: ProcessGroup, tensor: torch.Tensor) -> Any:
+def start_sum(group: ProcessGroup, tensor: torch.Tensor) -> Any:
     """-> Work"""
     return group.allreduce([tensor], AllreduceOptions())
 
 
-def told_by_rank_0(group: ProcessGroup, tensor: torch.Tensor) -> None:
-    group.broadcast([tensor], BroadcastOptions()).wait(AS_LONG_AS_IT_TAKES)
+def broadcast_from_rank_0(group: ProcessGroup, tensor: torch.Tensor) -> None:
+    group.broadcast([tensor], BroadcastOptions()).wait(GROUP_TIMEOUT)
 
 
-def gathered(group: ProcessGroup, mine: torch.Tensor) -> list[list[int]]:
+def gather_rows(group: ProcessGroup, mine: torch.Tensor) -> list[list[int]]:
     rows = [torch.zeros_like(mine) for _ in range(group.size())]
     opts = AllgatherOptions()
     opts.asyncOp = False
     work = group.allgather([rows], [mine], opts)
     if work is not None:  # NCCL returns None for a synchronous call
-        work.wait(AS_LONG_AS_IT_TAKES)
+        work.wait(GROUP_TIMEOUT)
     return [row.tolist() for row in rows]
 
 
-def _offered(group: ProcessGroup, device: torch.device, name: str) -> Callable[..., Any] | None:
-    """Return a method of the group, or of its backend for this device type. None if it does not exist."""
-    offering: Any = group
+def _find_method(group: ProcessGroup, device: torch.device, name: str) -> Callable[..., Any] | None:
+    """Return a method of the group, or of its backend for this device type. None if neither has it."""
+    owner: Any = group
     if not hasattr(group, name):
         try:
-            offering = torch_api.backend_of(group, device)
+            owner = torch_api.backend_of(group, device)
         except (RuntimeError, AttributeError):
             return None  # a group in Python, or without a backend for the device
-    if device.type not in getattr(offering, "ddp_device_types", (device.type,)):
+    if device.type not in getattr(owner, "ddp_device_types", (device.type,)):
         return None
-    return getattr(offering, name, None)
+    return getattr(owner, name, None)
