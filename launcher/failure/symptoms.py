@@ -187,11 +187,29 @@ def hint_of(raised: Raised) -> str:
         return _SHADOWED
     if raised.short_type == "AttributeError" and (hidden := _hidden_standard_module(raised)):
         return _hides(f"the module {hidden} of Python", hidden)
+    if "no space left on device" in words and not _is_of_library(raised):
+        return _space_hint(raised)
     if raised.short_type == "OutOfMemoryError":
         words = "cuda out of memory " + words
     plain = next((hint for needle, hint in _HINTS if needle in words), "")
     known = device_symptoms.symptom(words) if _is_of_library(raised) else None
     return known.hint if known is not None and not _any(words, _MEMORY) else plain
+
+
+_IN_SHARED_MEMORY = (
+    "/dev/shm",
+    "/multiprocessing/synchronize.py",
+    "/multiprocessing/shared_memory.py",
+    "/multiprocessing/heap.py",
+)
+
+
+def _space_hint(raised: Raised) -> str:
+    """Python names no path where a lock or a block of shared memory finds no space: its frames tell."""
+    places = (*raised.files, *raised.message.splitlines())
+    if any(_any(place, _IN_SHARED_MEMORY) for place in places):
+        return "/dev/shm is full: df -h /dev/shm shows its size (docker: --shm-size=8g, or --ipc=host)"
+    return "a disk, or /dev/shm, is full: df -h shows which one"
 
 
 def is_mismatch_error(raised: Raised) -> bool:

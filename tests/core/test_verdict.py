@@ -294,6 +294,26 @@ LIBRARY = "/usr/lib/python3.11"
 
 
 @pytest.mark.parametrize(
+    ("error", "file", "is_shared_memory"),
+    [
+        ("OSError: [Errno 28] No space left on device", f"{LIBRARY}/multiprocessing/synchronize.py", True),
+        ("OSError: [Errno 28] No space left on device", f"{LIBRARY}/multiprocessing/shared_memory.py", True),
+        ("OSError: [Errno 28] No space left on device: '/dev/shm/x'", "train.py", True),
+        ("OSError: [Errno 28] No space left on device", "train.py", False),
+        (
+            "RuntimeError: unable to allocate shared memory(shm): No space left on device (28)",
+            "train.py",
+            True,
+        ),
+    ],
+)
+def test_a_full_shared_memory_is_told_from_a_full_disk(error: str, file: str, is_shared_memory: bool) -> None:
+    hint = ended(1, traceback(error, file=file)).hint
+    assert hint.startswith("/dev/shm ") is is_shared_memory
+    assert "/dev/shm" in hint
+
+
+@pytest.mark.parametrize(
     ("error", "file", "names"),
     [
         ("ModuleNotFoundError: No module named 'torch.nn'; 'torch' is not a package", "train.py", "torch.py"),

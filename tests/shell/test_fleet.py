@@ -20,8 +20,8 @@ print("here", os.environ["RANK"], flush=True)
 open(os.path.join(os.environ["THERE"], "here-" + os.environ["RANK"]), "w").close()
 """
 STAYS = SAYS + "import time\ntime.sleep(600)"
-LINES = 12_000  # what an agent keeps for a reader that does not read at all; beyond that it depends
-FLOODS = f"for number in range({LINES}):\n    print('x' * 100, number)"
+LINES = 40_000  # more than all buffers hold
+FLOODS = f"print(*('x' * 100 for _ in range({LINES})), sep=chr(10))"
 
 
 def agents(job: Launched) -> list[int]:
@@ -46,6 +46,20 @@ def test_a_slow_reader_gets_everything(launch: Launch) -> None:
             lines += piece.count(b"\n")
     assert job.wait() == 0, job.stderr()
     assert lines == 2 * LINES
+
+
+def test_ctrl_c_and_another_end_the_wait_for_a_reader(launch: Launch) -> None:
+    source = SAYS + FLOODS
+    reader, writer = os.pipe()
+    job = launch("--no-warm-start", *BOTH, "--shutdown-timeout", "600", source=source, stdout=writer)
+    os.close(writer)
+    job.await_there("here-0", "here-1")
+    job.send(signal.SIGINT)
+    eventually(lambda: "SIGINT" in job.stderr())
+    job.send(signal.SIGINT)
+    assert job.wait() == 128 + signal.SIGINT, job.stderr()
+    os.close(reader)
+    eventually(lambda: not job.processes(), what="nothing is left")
 
 
 def test_lines_that_a_full_disk_does_not_take_are_counted_for_all_hosts(launch: Launch) -> None:

@@ -141,7 +141,10 @@ class Job(SimWorld):
         agent = self._some_agent()
         if agent is not None:
             stop = StopRequested(15, "SIGTERM")
-            facts = (stop, stop, CheckpointSignal("SIGUSR1", stop), CheckpointSignal("SIGUSR1", None))
+            facts = (
+                *(stop, stop, CheckpointSignal("SIGUSR1", stop), CheckpointSignal("SIGUSR1", None)),
+                StopRequested(2, "SIGINT"),
+            )
             fact = self.rng.choice(facts)
             agent.excused(fact, "a signal")
             self.clock.after(2.0, partial(self._reboot, agent.node))

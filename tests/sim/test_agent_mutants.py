@@ -39,12 +39,6 @@ MUTANTS = (
         "        case _:\n            return state, ()",
     ),
     Mutant(
-        "ranks that are deaf to SIGINT do not get SIGTERM",
-        "launcher.stop_sequence",
-        "return replace(state, stop_signal=SIGTERM), (SignalRanks(SIGTERM), last)",
-        "return state, ()",
-    ),
-    Mutant(
         "what ranks left behind is not swept",
         _MACHINE,
         "actions.append(sweep(state))",
