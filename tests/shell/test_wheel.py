@@ -119,11 +119,44 @@ def test_the_source_archive_can_be_compiled(source, tmp_path):
     assert contents.problems_of_sources(next(tmp_path.glob("*.tar.gz"))) == []
 
 
+def by_uv(folder, wheel):
+    run("make", "-s", "tools", cwd=ROOT)
+    uv = ROOT / ".venv-tools/bin/uv"
+    run(uv, "venv", "--quiet", "--python", sys.executable, folder / "env")
+    run(uv, "pip", "install", "--quiet", "--python", folder / "env/bin/python", wheel)
+    return folder / "env/bin"
+
+
+def by_pipx(folder, wheel):
+    run(sys.executable, "-m", "venv", folder / "tools")
+    run(folder / "tools/bin/python", "-m", "pip", "-q", "install", "pipx")
+    own = {"PIPX_HOME": str(folder / "homes"), "PIPX_BIN_DIR": str(folder / "bin")}
+    run(folder / "tools/bin/pipx", "install", "--quiet", wheel, env=os.environ | own)
+    return folder / "bin"
+
+
+def by_pip_over_the_systems_packages(folder, wheel):
+    run(sys.executable, "-m", "venv", "--system-site-packages", folder / "env")
+    run(folder / "env/bin/python", "-m", "pip", "-q", "install", wheel)
+    return folder / "env/bin"
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("install", [by_uv, by_pipx, by_pip_over_the_systems_packages])
+def test_installers_of_other_kinds(install, wheel, tmp_path):
+    """With what it needs from the index; the ranks use no torch."""
+    command = install(tmp_path, wheel) / "ddp-launch"
+    (tmp_path / "script.py").write_text("import os\nprint('rank', os.environ['RANK'])\n")
+    assert "rank 1" in run(command, "--nproc-per-node", "2", "script.py", cwd=tmp_path)
+    assert "core compiled" in run(command, "--version", cwd=tmp_path)
+
+
 @pytest.mark.nightly
 @pytest.mark.timeout(1200)
 @needs_a_compiler
 def test_what_is_released_is_installed_and_runs():
     """Two builds that agree, and jobs from each archive in an empty environment: see deploy/wheels."""
     run(sys.executable, ROOT / "deploy/wheels/build.py", cwd=ROOT)
+    run(sys.executable, ROOT / "deploy/wheels/arm64.py", cwd=ROOT)
     said = run(sys.executable, ROOT / "deploy/wheels/try_out.py", cwd=ROOT)
     assert said.count("a job, two nodes, torchrun") == 3
