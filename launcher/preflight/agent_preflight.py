@@ -1,4 +1,4 @@
-"""The agent's pre-flight: starts with the agent, and ends before it joins."""
+"""The pre-flight checks of an agent: they start with the agent, and end before it joins."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from launcher.joining.connect import CannotConnect, open_session_of
 from launcher.preflight import checkup, host
 from launcher.preflight.checkup import Clock, Grade, skipped
-from launcher.preflight.facts import look
+from launcher.preflight.facts import gather
 from launcher.stop_requests import unless_stopped
 
 if TYPE_CHECKING:
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from rendezvous.values.events import AgentJoined
     from rendezvous.values.types import NodeFacts
 
-UNFIT = 71
+FAILED_CHECK = 71
 _CLOCK_S = 3.0
 _NOTE_CHARS = 2000
 
 
 @dataclass(frozen=True, slots=True)
-class Fitness:
-    """What the join reports about the health of the node."""
+class HealthData:
+    """The health data of the node that is sent with the join message."""
 
     healthy: bool
     note: str
@@ -41,49 +41,49 @@ class Fitness:
 
 
 class Preflight:
-    """Create it within a running loop. `say` receives lines for the user."""
+    """Must be created inside a running event loop. `say` receives lines for the user."""
 
     def __init__(self, spec: LaunchSpec, say: Callable[[str], None], boundary: ErrorBoundary) -> None:
         self._spec, self._say, self._boundary = spec, say, boundary
-        self._looking = asyncio.create_task(look(spec, spec.preflight))
+        self._gathering = asyncio.create_task(gather(spec, spec.preflight))
 
     async def checked(
         self, join: AgentJoined, connection: Connection, events: asyncio.Queue[AgentEvent]
     ) -> AgentJoined:
-        """Add the findings to the join. A signal that ends the job cancels the check.
+        """Add the results to the join message. A signal that stops the job cancels the checks.
 
         Raises `CannotConnect`.
         """
-        concluding = self._boundary.awaited("the pre-flight", self._concluded(connection), None)
+        concluding = self._boundary.awaited("the pre-flight check", self._concluded(connection), None)
         found = await unless_stopped(concluding, events)
         if isinstance(found, CannotConnect):
             raise found
-        return replace(join, facts=found.of(join.facts)) if isinstance(found, Fitness) else join
+        return replace(join, facts=found.of(join.facts)) if isinstance(found, HealthData) else join
 
-    async def _concluded(self, connection: Connection) -> Fitness | CannotConnect:
+    async def _concluded(self, connection: Connection) -> HealthData | CannotConnect:
         try:
             return await self.conclude(connection)
-        except CannotConnect as unfit:
-            return unfit
+        except CannotConnect as failed:
+            return failed
 
-    async def conclude(self, connection: Connection) -> Fitness:
-        """Raises `CannotConnect` if the machine is unfit and the job has only this machine."""
-        report, clock = await asyncio.gather(self._looking, clock_checks(connection))
+    async def conclude(self, connection: Connection) -> HealthData:
+        """Raises `CannotConnect` if the machine fails the checks and the job has only this machine."""
+        report, clock = await asyncio.gather(self._gathering, clock_checks(connection))
         report = report.plus(clock)
         if self._spec.preflight == "full" and self._spec.max_nodes > 1:
-            report = report.plus(await self._meet(connection, report))
-        for line in spoken(report.checks):
+            report = report.plus(await self._compare_nodes(connection, report))
+        for line in terminal_lines(report.checks):
             self._say(f"pre-flight: {line}")
         failed = checkup.failures(report.checks)
         if failed and self._spec.max_nodes == 1:
             raise CannotConnect(
-                f"this machine failed its pre-flight check: {failed}; `ddp-launch doctor` shows all checks, "
-                "--preflight off starts ranks anyway",
-                UNFIT,
+                f"this machine failed its pre-flight check: {failed}. Run `ddp-launch doctor` to see all checks, or "
+                "use --preflight off to skip them",
+                FAILED_CHECK,
             )
-        return Fitness(not failed, failed[:_NOTE_CHARS], str(report.versions))
+        return HealthData(not failed, failed[:_NOTE_CHARS], str(report.versions))
 
-    async def _meet(self, connection: Connection, report: Report) -> tuple[Check, ...]:
+    async def _compare_nodes(self, connection: Connection, report: Report) -> tuple[Check, ...]:
         from launcher.preflight import network_check  # which loads gRPC
 
         spec = replace(self._spec, run_id=self._spec.run_id + network_check.SUFFIX)
@@ -110,13 +110,13 @@ async def clock_checks(connection: Connection) -> tuple[Check, ...]:
     try:
         found = await asyncio.wait_for(clock_offset(connection.endpoints[0], connection.options), _CLOCK_S)
     except TimeoutError:
-        return (skipped("clock", f"the service did not answer within {_CLOCK_S:g} s"),)
+        return (skipped("clock", f"not checked: the service did not answer within {_CLOCK_S:g} s"),)
     if found is None:
-        return (skipped("clock", "the service does not report its time"),)
+        return (skipped("clock", "not checked: the service does not report its time"),)
     return (checkup.judge_clock(Clock(*found)),)
 
 
-def spoken(checks: Sequence[Check]) -> list[str]:
+def terminal_lines(checks: Sequence[Check]) -> list[str]:
     """Lines for the terminal: only warnings and failures."""
     return [
         f"{check.name}: {check.found}" + (f"; {check.advice}" if check.advice else "")

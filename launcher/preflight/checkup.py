@@ -1,9 +1,9 @@
-"""Judges the facts about a machine: each becomes a check, with a required value and advice.
+"""Evaluates the data of a machine: each value becomes a check, with a required value and advice.
 
-Grades: `fail`: ranks would not run here, or would delay all others; such a node is left out of the job. `warn`: they
-run, but the user should know. `skipped`: the check was not possible, with the reason. If a sound machine might look
-bad (a busy GPU, a slow disk, a small /dev/shm), the grade is `warn`: users switch off a check that rejects sound
-machines.
+Grades: `fail`: ranks would not run here, or would delay all others; the job excludes such a node. `warn`: ranks run,
+but the user should know. `skipped`: the check was not possible, with the reason. If a healthy machine could fail a
+check (a busy GPU, a slow disk, a small /dev/shm), the grade is only `warn`, because users disable checks that reject
+healthy machines.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def exit_code(checks: Iterable[Check]) -> int:
 
 
 def failures(checks: Iterable[Check]) -> str:
-    """In one line, for the service and the other nodes; "" for a healthy node."""
+    """Return the failed checks in one line, for the service and the other nodes; "" for a healthy node."""
     return "; ".join(f"{check.name}: {check.found}" for check in checks if check.grade is Grade.FAIL)
 
 
@@ -51,7 +51,7 @@ def skipped(name: str, why: str) -> Check:
 
 
 def overdue(name: str, within_s: float) -> Check:
-    """A check that has not finished: a disk or a driver does not answer."""
+    """A check that has not finished, because a disk or a driver does not respond."""
     found = f"no answer within {within_s:g} s"
     return Check(name, Grade.WARN, found, advice="check the kernel's log for a disk or driver that hangs")
 
@@ -83,7 +83,7 @@ _LOCKED_FLOOR = GB
 class Memory:
     total: int
     available: int
-    limit: int | None = None  # of the control group
+    limit: int | None = None  # of the cgroup
     used: int = 0  # of that limit
 
 
@@ -92,10 +92,10 @@ def judge_memory(memory: Memory, ranks: int) -> Check:
     if memory.limit is not None and memory.limit - memory.used < left:
         left, where = (
             max(0, memory.limit - memory.used),
-            f"of the control group's limit of {of_bytes(memory.limit)}",
+            f"of the cgroup's limit of {of_bytes(memory.limit)}",
         )
     floor = ranks * _RANK_BYTES
-    advice = "stop other programs here, raise the limit, or run fewer ranks (--nproc-per-node)"
+    advice = "stop other programs on this machine, raise the limit, or run fewer ranks (--nproc-per-node)"
     return _graded(
         "memory",
         f"{of_bytes(left)} free {where}",
@@ -138,27 +138,27 @@ def judge_shared_memory(shm: SharedMemory | None) -> Check:
 class Limits:
     open_files: int  # the hard limit; -1: none
     locked_bytes: int  # -1: no limit
-    pins_memory: bool = False  # there is a device here that wants memory locked
+    pins_memory: bool = False  # the machine has a device that needs locked memory
 
 
 def judge_limits(limits: Limits) -> tuple[Check, ...]:
     files = limits.open_files
     open_files = _graded(
         "open files",
-        "unlimited" if files < 0 else f"{files} at most",
+        "unlimited" if files < 0 else f"limit: {files}",
         f"at least {_FILES_FLOOR}",
-        "raise it: ulimit -Hn 65536, LimitNOFILE= of the unit, or docker run --ulimit nofile=65536",
+        "raise the limit: ulimit -Hn 65536, LimitNOFILE= of the unit, or docker run --ulimit nofile=65536",
         warn=0 <= files < _FILES_FLOOR,
         fail=0 <= files < _FILES_HOPELESS,
     )
     if not limits.pins_memory:
-        return open_files, skipped("locked memory", "no GPU and no InfiniBand device that needs it")
+        return open_files, skipped("locked memory", "not checked: no GPU or InfiniBand device needs it")
     locked = limits.locked_bytes
     return open_files, _graded(
         "locked memory",
-        "unlimited" if locked < 0 else f"{of_bytes(locked)} at most",
+        "unlimited" if locked < 0 else f"limit: {of_bytes(locked)}",
         "unlimited",
-        "raise it: ulimit -l unlimited, LimitMEMLOCK=infinity, or docker run --ulimit memlock=-1",
+        "raise the limit: ulimit -l unlimited, LimitMEMLOCK=infinity, or docker run --ulimit memlock=-1",
         warn=0 <= locked < _LOCKED_FLOOR,
     )
 
@@ -167,7 +167,7 @@ def judge_limits(limits: Limits) -> tuple[Check, ...]:
 
 _DISK_FLOOR, _DISK_HOPELESS = GB, 32 * MB
 _WRITE_FLOOR = 20 * MB  # per second ...
-_STALLED = MB  # ... of a write long enough to tell; a short one may just have come in between others
+_STALLED = MB  # ... of a long write; a short write may have waited for other writes
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,9 +176,9 @@ class Storage:
     path: str
     total: int = 0
     free: int = 0
-    write_bps: float | None = None  # bytes per second, through to the disk
+    write_bps: float | None = None  # bytes per second, with fsync
     problem: str = ""
-    glimpse: bool = False  # written for a moment only
+    glimpse: bool = False  # measured with a short write only
 
 
 def judge_storage(storage: Storage) -> Check:
@@ -191,7 +191,7 @@ def judge_storage(storage: Storage) -> Check:
     slow = storage.write_bps is not None and storage.write_bps < floor
     scarce = storage.total > 0 and storage.free < _DISK_FLOOR
     speed = "" if storage.write_bps is None else f", writes {of_bytes(storage.write_bps)}/s"
-    advice = "free space there, or use another directory" if scarce else "use a directory on a faster disk"
+    advice = "remove files there, or use another directory" if scarce else "use a directory on a faster disk"
     return _graded(
         name,
         (
@@ -218,17 +218,17 @@ class Interface:
     address: str = ""
     mtu: int = 0
     up: bool = True
-    speed: int = 0  # Mbit/s as its driver says; 0: it does not
+    speed: int = 0  # Mbit/s as its driver reports; 0: not reported
     exists: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Network:
     host: str
-    addresses: tuple[str, ...] = ()  # what the name stands for
+    addresses: tuple[str, ...] = ()  # to which the host name resolves
     interface: Interface | None = None
-    asked: bool = False  # by --interface
-    alone: bool = True  # a job of this one machine
+    asked: bool = False  # set by --interface
+    alone: bool = True  # the job has only this machine
 
 
 def judge_network(network: Network) -> tuple[Check, ...]:
@@ -245,7 +245,7 @@ def _judge_name(network: Network) -> Check:
     return _graded(
         "host name",
         f"{host} is {', '.join(addresses[:4])}",
-        "an address that others reach",
+        "an address that other nodes can reach",
         advice,
         warn=lost,
     )
@@ -254,7 +254,7 @@ def _judge_name(network: Network) -> Check:
 def _judge_interface(network: Network) -> Check:
     there = network.interface
     if there is None:
-        return skipped("interface", "this machine has no route to other machines")
+        return skipped("interface", "this machine has no default route")
     if not there.exists:
         advice = "list the interfaces with ip link, and give one of them as --interface"
         return Check("interface", Grade.FAIL, f"{there.name} does not exist", "up", advice)
@@ -271,22 +271,24 @@ def _judge_interface(network: Network) -> Check:
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """The service's clock less ours, and how far that may be off."""
+    """The clock offset (service minus this node), and the error bound of the measurement."""
 
     offset_s: float
     within_s: float
 
 
 def judge_clock(clock: Clock) -> Check:
-    """Count only the part of the offset that a slow round trip cannot explain."""
+    """Subtract the measurement error (half of the round trip) from the offset."""
     certain = max(0.0, abs(clock.offset_s) - clock.within_s)
     way = "behind" if clock.offset_s > 0 else "ahead of"
-    exact = f"{abs(clock.offset_s):.3f} s {way} the service's, to within {clock.within_s:.3f} s"
+    exact = (
+        f"the clock is {abs(clock.offset_s):.3f} s (±{clock.within_s:.3f} s) {way} the clock of the service"
+    )
     return _graded(
         "clock",
         exact,
         f"at most {_CLOCK_FLOOR_S:g} s",
-        "run chrony or ntpd: otherwise log times cannot be compared, and tokens may not be valid yet",
+        "run chrony or ntpd: otherwise log times cannot be compared, and the service may reject access tokens",
         warn=certain > _CLOCK_FLOOR_S,
     )
 
@@ -303,15 +305,17 @@ class Versions:
     driver: str = ""
 
     def __str__(self) -> str:
-        """As NodeFacts carries them."""
+        """The format of the versions in NodeFacts."""
         return " ".join(f"{name}={getattr(self, name)}" for name in self.__slots__ if getattr(self, name))
 
 
 def judge_versions(versions: Versions) -> Check:
     if not versions.torch:
-        found = f"no torch in the ranks' Python {versions.python}".rstrip()
+        found = f"torch is not installed for the ranks' Python {versions.python}".rstrip()
         # Not every script needs torch; one that does fails with its own message.
-        return Check("versions", Grade.SKIPPED, f"{found} (PYTHON_EXEC names another)")
+        return Check(
+            "versions", Grade.SKIPPED, f"{found}; install torch, or set PYTHON_EXEC to another Python"
+        )
     return Check("versions", Grade.OK, ", ".join(part.replace("=", " ") for part in str(versions).split(" ")))
 
 

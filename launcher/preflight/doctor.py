@@ -1,7 +1,8 @@
-"""`ddp-launch doctor`: the pre-flight by itself, shown in full. Exit codes: 0 fit, 1 with warnings, 2 unfit.
+"""`ddp-launch doctor`: runs only the pre-flight checks and shows all results.
 
-Alone it needs no service and no network. With `--nnodes N`, and with whatever tells the nodes of a job where to meet,
-it waits for the others, and all of them measure their links; it has to be started on each node, as a job is.
+Exit codes: 0 if all checks passed, 1 with warnings, 2 if a check failed. For one node it needs no service and no
+network. With `--nnodes N`, start it on each node with the options of a job: it waits for the other nodes, and then all
+nodes measure their links.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from launcher.output.lines import is_colored
 from launcher.preflight import table
 from launcher.preflight.agent_preflight import clock_checks, mtu_of
 from launcher.preflight.checkup import exit_code
-from launcher.preflight.facts import look
+from launcher.preflight.facts import gather
 from launcher.settings.arguments import UsageError
 from launcher.settings.assemble import HostEnvironment, assemble
 from launcher.settings.config import Settings, unknown_variables
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from launcher.settings.spec import LaunchSpec
 
 _ENTRY = EntryPoint(EntryKind.PROGRAM, "doctor")
-_TRIES = 20  # earlier examinations that a service may remember under the same name
+_TRIES = 20  # a service may remember this many earlier checks under the same name
 
 
 def run(settings: Settings, words: tuple[str, ...], environ: Mapping[str, str], here: HostEnvironment) -> int:
@@ -44,18 +45,20 @@ def run(settings: Settings, words: tuple[str, ...], environ: Mapping[str, str], 
         )
     spec, warnings = assemble(settings, _ENTRY, here)
     if spec.preflight == "off":
-        raise settings.of("preflight").wrong("doctor has no checks to run", "use quick or full")
+        raise settings.of("preflight").wrong(
+            "with this value, doctor has no checks to run", "use quick or full"
+        )
     if not settings.of("preflight").given:
         spec = replace(spec, preflight="full")
     for warning in (*unknown_variables(environ), *warnings):
         _say(f"warning: {warning}")
     with contextlib.suppress(KeyboardInterrupt):
-        return daemon_threads.run(_examine(spec, bool(settings["json"])))
+        return daemon_threads.run(_check(spec, bool(settings["json"])))
     return 128 + signal.SIGINT
 
 
-async def _examine(spec: LaunchSpec, as_json: bool) -> int:
-    report = await look(spec, spec.preflight)
+async def _check(spec: LaunchSpec, as_json: bool) -> int:
+    report = await gather(spec, spec.preflight)
     if spec.max_nodes > 1:
         try:
             report = await _with_others(spec, report)
@@ -113,6 +116,6 @@ def _say(text: str) -> None:
 def _write(fd: int, text: str) -> None:
     encoding = getattr(sys.stdout if fd == 1 else sys.stderr, "encoding", None) or "utf-8"
     left = f"{text}\n".encode(encoding, "replace")
-    with contextlib.suppress(OSError):  # its reader has seen enough; the exit code says it too
+    with contextlib.suppress(OSError):  # the reader has closed the pipe; the exit code shows the result
         while left:
             left = left[os.write(fd, left) :]

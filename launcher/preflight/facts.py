@@ -1,4 +1,4 @@
-"""Gathers and judges the facts of this node: all parts in parallel, each with a time limit."""
+"""Gathers and evaluates the data of this node: all parts in parallel, each with a time limit."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 _PART_S = 3.0
 _GPUS_S = 8.0  # a driver without persistence mode initializes its devices first
 _FULL_PART_S = 20.0
-_SLICES = 30  # of such a time
+_SLICES = 30  # intervals per time limit
 _SELF_TEST_S = 90.0  # to import torch on a cold file system is most of it
 _QUICK_BYTES, _QUICK_WRITE_S = 2 * MB, 0.05
 _FULL_BYTES, _FULL_WRITE_S = 256 * MB, 1.0
 
 
-async def look(spec: LaunchSpec, level: str) -> Report:
-    """`level`: quick or full."""
+async def gather(spec: LaunchSpec, level: str) -> Report:
+    """Run all checks of `level`, quick or full."""
     began = time.monotonic()
     full = level == "full"
     work = [_bounded(name, part, _bound_of(name, full)) for name, part in _parts(spec, full)]
@@ -54,7 +54,7 @@ def _parts(spec: LaunchSpec, full: bool) -> Iterator[tuple[str, Part]]:
         yield f"{what} in {path}", partial(_stored, what, path, full)
     yield "network", lambda: checkup.judge_network(host.network(spec))
     yield "versions", lambda: (_versions(spec),)
-    if full and not _has_other_python(spec):  # at the start of a job, the ranks themselves say it once
+    if full and not _has_other_python(spec):  # at the start of a job, the ranks report it
         yield "core", lambda: (checkup.judge_core(compiled_core.state()),)
     yield "GPUs", lambda: gpu_checkup.judge_gpus(gpus.gpus(), wanted=wants_gpus)
 
@@ -77,7 +77,7 @@ def _has_other_python(spec: LaunchSpec) -> bool:
 
 def _versions(spec: LaunchSpec) -> Check:
     if _has_other_python(spec):
-        return skipped("versions", f"the ranks run in another Python: {spec.python}")
+        return skipped("versions", f"not checked: the ranks use another Python ({spec.python})")
     return checkup.judge_versions(versions.versions(spec.python))
 
 
@@ -86,7 +86,7 @@ def _bound_of(name: str, full: bool) -> float:
 
 
 async def _bounded(name: str, part: Part, within_s: float) -> tuple[Check, ...]:
-    """Wait in slices: while this whole process does not run, the delay is not due to a disk or driver."""
+    """Wait in short intervals, so that time in which this process was suspended does not count."""
     looking = asyncio.ensure_future(asyncio.to_thread(part))
     try:
         for _ in range(_SLICES):
@@ -99,7 +99,7 @@ async def _bounded(name: str, part: Part, within_s: float) -> tuple[Check, ...]:
         looking.cancel()
 
 
-# --- at work ---------------------------------------------------------------------------------------------
+# --- load test ---------------------------------------------------------------------------------------------
 
 
 async def _self_test(spec: LaunchSpec) -> tuple[Check, ...]:
@@ -113,12 +113,12 @@ async def _self_test(spec: LaunchSpec) -> tuple[Check, ...]:
             stderr=asyncio.subprocess.PIPE,
         )
     except OSError as error:
-        return (skipped("at work", f"{command[0]} cannot be started ({error.strerror})"),)
+        return (skipped("load test", f"{command[0]} cannot be started ({error.strerror})"),)
     try:
         out, err = await asyncio.wait_for(child.communicate(), _SELF_TEST_S)
     except TimeoutError:
         found = f"no result within {_SELF_TEST_S:g} s"
-        return (Check("at work", Grade.FAIL, found, advice="check for a device or a driver that hangs"),)
+        return (Check("load test", Grade.FAIL, found, advice="check for a device or a driver that hangs"),)
     finally:
         with contextlib.suppress(ProcessLookupError):
             child.kill()
@@ -127,12 +127,19 @@ async def _self_test(spec: LaunchSpec) -> tuple[Check, ...]:
 
 def _read_self_test(out: bytes, err: bytes, returncode: int) -> tuple[Check, ...]:
     try:
-        told = json.loads(out)
+        results = json.loads(out)
     except ValueError:
         last = err.decode(errors="replace").strip().splitlines()[-1:] or [""]
-        found = f"it ended with {returncode}: {last[0][:300]}"
-        return (Check("at work", Grade.FAIL, found, advice="run a small script with torch to see the error"),)
-    if "problem" in told:
-        return (skipped("at work", told["problem"]),)
-    results = [gpu_checkup.SelfTest(**each) for each in told["results"]]
-    return tuple(gpu_checkup.judge_self_test(result, results) for result in results)
+        found = f"the load test ended with exit code {returncode}: {last[0][:300]}"
+        return (
+            Check(
+                "load test",
+                Grade.FAIL,
+                found,
+                advice="run python -c 'import torch; torch.ones(1, device=0)' to see the error",
+            ),
+        )
+    if "problem" in results:
+        return (skipped("load test", results["problem"]),)
+    tests = [gpu_checkup.SelfTest(**each) for each in results["results"]]
+    return tuple(gpu_checkup.judge_self_test(test, tests) for test in tests)

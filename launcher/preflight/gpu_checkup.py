@@ -1,4 +1,4 @@
-"""What GPUs, their driver and the kernel's log say about themselves, judged.
+"""Evaluates the state of the GPUs, from the driver and the kernel log.
 
 A GPU that needs a reset or a replacement fails. Errors of the running program (Xid 13, 31, 43, 45) say nothing about
 the device. A busy GPU is a warning: the job before may be just ending.
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """None: the driver does not say."""
+    """The state of one GPU. A field is None if the driver does not report it."""
 
     index: int
     name: str
@@ -28,15 +28,15 @@ class Gpu:
     utilization: int | None = None  # percent
     temperature: int | None = None
     ecc_uncorrected: int | None = None  # since the last reset
-    reset_needed: bool | None = None  # pages or rows wait for one to be retired
-    worn_out: bool | None = None  # rows could not be remapped any more
+    reset_needed: bool | None = None  # faulty pages or rows will be retired at the next GPU reset
+    worn_out: bool | None = None  # no spare rows are left to remap
     links_active: int | None = None  # NVLink
     links: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Xid:
-    """A line of the driver's in the kernel's log."""
+    """A driver message (Xid) in the kernel log."""
 
     bus: str
     code: int
@@ -46,17 +46,17 @@ class Xid:
 @dataclass(frozen=True, slots=True)
 class Gpus:
     gpus: tuple[Gpu, ...] = ()
-    on_bus: int = 0  # NVIDIA GPUs that the kernel sees; 0: it cannot be told
+    on_bus: int = 0  # NVIDIA GPUs on the PCIe bus; 0: unknown
     xids: tuple[Xid, ...] = ()
     log_readable: bool = False
-    problem: str = ""  # why the driver does not answer
+    problem: str = ""  # why the driver does not respond
     source: str = ""
 
 
 _IDLE_FRACTION = 0.1
 _IDLE_BYTES = GB
 _RECENT_S = 3600.0
-# Of the device, not of the program that ran on it; with what is to be done.
+# Errors of the device, not of the program that ran on it.
 _XIDS = {
     48: "an uncorrectable memory error",
     62: "its microcontroller halted",
@@ -67,7 +67,7 @@ _XIDS = {
     92: "many memory errors that could be corrected",
     94: "a contained memory error",
     95: "an uncontained memory error",
-    119: "its system processor does not answer",
+    119: "its system processor does not respond",
     120: "its system processor failed",
     140: "an unrecovered memory error",
 }
@@ -75,13 +75,13 @@ _FATAL_XIDS = (62, 64, 79, 95, 119, 120, 140)
 
 
 def judge_gpus(found: Gpus, *, wanted: bool) -> tuple[Check, ...]:
-    """`wanted`: ranks were asked to run on GPUs."""
+    """`wanted`: the user requested GPUs (--nproc-per-node gpu)."""
     if not found.gpus:
         return (_none(found, wanted),)
     missing = found.on_bus - len(found.gpus)
     present = f"{len(found.gpus)} × {found.gpus[0].name}"
     if missing > 0:
-        lost = f"the bus has {found.on_bus}, the driver only {len(found.gpus)}"
+        lost = f"{found.on_bus} GPUs on the PCIe bus, but the driver reports only {len(found.gpus)}"
         first = Check(
             "GPUs", Grade.FAIL, lost, advice="look for Xid 79 in the kernel's log; reboot the machine"
         )
@@ -109,7 +109,12 @@ def _named(gpus: Iterable[Gpu]) -> str:
 def _idle(gpus: Sequence[Gpu]) -> Check:
     busy = [gpu for gpu in gpus if gpu.memory_used > max(_IDLE_BYTES, gpu.memory_total * _IDLE_FRACTION)]
     if not busy:
-        return Check("GPUs idle", Grade.OK, "their memory is free", f"at most {_IDLE_FRACTION:.0%} used")
+        return Check(
+            "GPUs idle",
+            Grade.OK,
+            "the GPU memory is free",
+            f"at most {_IDLE_FRACTION:.0%} of the memory used",
+        )
     taken = ", ".join(
         f"GPU {gpu.index}: {of_bytes(gpu.memory_used)} of {of_bytes(gpu.memory_total)} used" for gpu in busy
     )
@@ -117,22 +122,24 @@ def _idle(gpus: Sequence[Gpu]) -> Check:
         "GPUs idle",
         Grade.WARN,
         taken,
-        f"at most {_IDLE_FRACTION:.0%} used",
+        f"at most {_IDLE_FRACTION:.0%} of the memory used",
         "find the processes with nvidia-smi, and end them",
     )
 
 
 def _memory_errors(gpus: Sequence[Gpu]) -> tuple[Check, ...]:
     if all(gpu.ecc_uncorrected is None and gpu.reset_needed is None for gpu in gpus):
-        return (skipped("GPU memory errors", "these GPUs do not count memory errors"),)
+        return (skipped("GPU memory errors", "not checked: these GPUs have no ECC counters"),)
     worn = [gpu for gpu in gpus if gpu.worn_out]
     reset = [gpu for gpu in gpus if gpu.reset_needed or gpu.ecc_uncorrected]
     if worn:
         found = f"GPU {_named(worn)}: no spare memory rows are left"
-        return (Check("GPU memory errors", Grade.FAIL, found, "none", "replace it"),)
+        return (Check("GPU memory errors", Grade.FAIL, found, "none", "replace the GPU"),)
     if reset:
         told = ", ".join(f"GPU {gpu.index}: {_what_is_wrong(gpu)}" for gpu in reset)
-        advice = "reset it (nvidia-smi --gpu-reset, after its processes have ended), or reboot the machine"
+        advice = (
+            "reset the GPU (nvidia-smi --gpu-reset, after its processes have ended), or reboot the machine"
+        )
         return (Check("GPU memory errors", Grade.FAIL, told, "none", advice),)
     return (Check("GPU memory errors", Grade.OK, "none", "none"),)
 
@@ -140,15 +147,15 @@ def _memory_errors(gpus: Sequence[Gpu]) -> tuple[Check, ...]:
 def _what_is_wrong(gpu: Gpu) -> str:
     if gpu.ecc_uncorrected:
         return f"{gpu.ecc_uncorrected} uncorrectable since the last reset"
-    return "bad memory waits for a reset to be retired"
+    return "faulty memory rows will be retired at the next GPU reset"
 
 
 def _xids(found: Gpus) -> Check:
     if not found.log_readable:
-        return skipped("Xid errors", "the kernel's log is not readable here")
+        return skipped("Xid errors", "not checked: the kernel log is not readable")
     of_device = [xid for xid in found.xids if xid.code in _XIDS]
     if not of_device:
-        return Check("Xid errors", Grade.OK, "none caused by a device", "none")
+        return Check("Xid errors", Grade.OK, "no Xid error caused by a GPU", "none")
     worst = min(of_device, key=lambda xid: (not _is_fatal(xid), xid.ago_s))
     told = f"Xid {worst.code} of {worst.bus}, {worst.ago_s / 60:.0f} min ago: {_XIDS[worst.code]}"
     grade = Grade.FAIL if _is_fatal(worst) else Grade.WARN
@@ -178,7 +185,11 @@ def _links(gpus: Sequence[Gpu]) -> tuple[Check, ...]:
         told = ", ".join(f"GPU {gpu.index} has {gpu.links_active} of {most}" for gpu in down)
         return (
             Check(
-                "NVLink", Grade.FAIL, told, f"{most} links each", "nvidia-smi nvlink -s; reseat or replace it"
+                "NVLink",
+                Grade.FAIL,
+                told,
+                f"{most} links each",
+                "run nvidia-smi nvlink -s; reseat or replace the GPU",
             ),
         )
     return (Check("NVLink", Grade.OK, f"{most} links of each GPU are up", f"{most} links each"),)
@@ -200,7 +211,7 @@ SMI_FIELDS = (
 
 
 def read_smi(text: str) -> tuple[Gpu, ...]:
-    """The answer to nvidia-smi --query-gpu=SMI_FIELDS --format=csv,noheader,nounits."""
+    """Parse the output of nvidia-smi --query-gpu=SMI_FIELDS --format=csv,noheader,nounits."""
     return tuple(_gpu(cells) for line in text.splitlines() if len(cells := _cells(line)) == len(SMI_FIELDS))
 
 
@@ -224,12 +235,12 @@ def _gpu(cells: list[str]) -> Gpu:
 
 
 def _number(text: str) -> int | None:
-    """ "[N/A]", "[Not Supported]", or "Unknown Error" where the GPU does not say."""
+    """ "[N/A]", "[Not Supported]", and "Unknown Error" become None."""
     return int(text) if text.isdecimal() else None
 
 
 def read_remapped(text: str) -> dict[str, tuple[bool, bool]]:
-    """By bus address, for GPUs that remap rows: whether some wait for a reset, and whether remapping has failed."""
+    """Return by bus address: whether rows will be remapped at the next reset, and whether remapping has failed."""
     found = {}
     for line in text.splitlines():
         cells = [cell.lower() for cell in _cells(line)]
@@ -253,7 +264,7 @@ def read_xids(records: Iterable[str], uptime_s: float) -> tuple[Xid, ...]:
     return tuple(xids)
 
 
-# --- what a trial on each device has shown ---------------------------------------------------------------
+# --- the load test of each device ---------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,15 +279,21 @@ class SelfTest:
     problem: str = ""
 
 
-_FLOORS = {"cpu": (1e9, GB // 2), "cuda": (1e12, 50 * GB)}  # of any sound one; peers are the sharper measure
+# of any healthy device; the comparison with its peers is more exact
+_FLOORS = {"cpu": (1e9, GB // 2), "cuda": (1e12, 50 * GB)}
 _PEER_FRACTION = 0.8
 
 
 def judge_self_test(result: SelfTest, peers: Sequence[SelfTest]) -> Check:
-    """`peers`: all devices of the node, this one included. Of one model, none may fall behind the others."""
-    name = f"{'CPU' if result.device == 'cpu' else 'GPU ' + result.device.partition(':')[2]} at work"
+    """`peers`: all devices of the node, this one included. GPUs of the same model must have similar speed."""
+    name = f"load test of {'the CPU' if result.device == 'cpu' else 'GPU ' + result.device.partition(':')[2]}"
     if result.problem:
-        return Check(name, Grade.FAIL, result.problem, advice="run it alone; check the kernel's log")
+        return Check(
+            name,
+            Grade.FAIL,
+            result.problem,
+            advice="stop other programs and run doctor again; check the kernel log",
+        )
     if result.wrong:
         return Check(
             name,
@@ -302,5 +319,5 @@ def judge_self_test(result: SelfTest, peers: Sequence[SelfTest]) -> Check:
         Grade.WARN if below else Grade.OK,
         found,
         f"at least {flops_floor / 1e9:,.0f} GFLOP/s, {of_bytes(copy_floor)}/s",
-        "another program uses it, or its clock is limited" if below else "",
+        "perhaps another program uses the device, or its clock is limited" if below else "",
     )

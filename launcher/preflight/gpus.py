@@ -1,4 +1,4 @@
-"""What the driver says of its GPUs, through its Python binding where that is installed, else through nvidia-smi."""
+"""Reads GPU data with nvidia-ml-py, or with nvidia-smi if nvidia-ml-py is not installed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from launcher.machine.nvml import binding
 from launcher.preflight.gpu_checkup import SMI_FIELDS, Gpu, Gpus, Xid, read_remapped, read_smi, read_xids
 
-_SMI_S = 20.0  # a driver that initializes eight GPUs takes its time
+_SMI_S = 20.0  # a driver that initializes eight GPUs needs some seconds
 _NVIDIA, _DISPLAYS = "0x10de", ("0x0300", "0x0302")
 _LOG_RECORDS = 20_000
 _LINKS = 18
@@ -43,18 +43,18 @@ def _on_bus() -> int:
 
 
 def _ask_binding() -> tuple[tuple[Gpu, ...], str, str]:
-    """The GPUs, why there are none, and the binding's name; "" where it is not installed."""
+    """Return the GPUs, the reason if there are none, and the name of the binding or "" if it is not installed."""
     nvml = binding()
     if nvml is None:
         return (), "", ""
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
-        return (), f"the driver does not answer: {error}", "NVML"
+        return (), f"the driver does not respond: {error}", "NVML"
     try:
         return tuple(_described(nvml, at) for at in range(nvml.nvmlDeviceGetCount())), "", "NVML"
     except nvml.NVMLError as error:
-        return (), f"a GPU does not answer: {error}", "NVML"
+        return (), f"a GPU does not respond: {error}", "NVML"
     finally:
         with contextlib.suppress(nvml.NVMLError):
             nvml.nvmlShutdown()
@@ -114,7 +114,7 @@ def _ask_smi() -> tuple[tuple[Gpu, ...], str]:
     found = read_smi(text)
     if not found:
         return (), problem or "nvidia-smi lists no GPU"
-    # Drivers know one of the two kinds of retirement or both; asked together, none of it would be answered.
+    # A driver may know only one of the two kinds of retirement; then one query for both would fail.
     rows, _ = _smi("--query-remapped-rows=gpu_bus_id,remapped_rows.pending,remapped_rows.failure")
     remapped = read_remapped(rows)
     return tuple(_with_rows(gpu, remapped.get(gpu.bus)) for gpu in found), ""

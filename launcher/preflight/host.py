@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _SHM = "/dev/shm"
 _SIOCGIFFLAGS, _SIOCGIFMTU, _IFF_UP = 0x8913, 0x8921, 0x1
-_NO_LIMIT = 1 << 60  # control groups of version 1 write a number like that where there is none
+_NO_LIMIT = 1 << 60  # cgroups of version 1 report such a number if there is no limit
 
 
 # --- memory ------------------------------------------------------------------------------------------
@@ -39,7 +39,7 @@ def memory(root: str = "/") -> Memory:
 
 
 def _group_memory(root: str) -> tuple[int | None, int]:
-    """The tightest limit of our control group and those above it, with what is used of it and cannot be given back."""
+    """The lowest limit of our cgroup and its ancestors, and the used memory that the kernel cannot reclaim."""
     tightest: tuple[int | None, int] = (None, 0)
     for controllers, path in memberships("self", root):
         if controllers and "memory" not in controllers:
@@ -104,12 +104,12 @@ def network(spec: LaunchSpec) -> Network:
 
 
 def _is_here(spec: LaunchSpec) -> bool:
-    """All nodes of the job are agents on this machine."""
+    """Whether all nodes of the job run on this machine."""
     return not spec.has_ssh_control and addresses.is_loopback(spec.rendezvous.rpartition(":")[0])
 
 
 def _interface(spec: LaunchSpec) -> Interface | None:
-    """The one that was asked for, else the one that the default route leaves by."""
+    """The interface of --interface, otherwise the interface of the default route."""
     name = spec.interface
     if name:
         if name not in addresses.interfaces():
@@ -149,14 +149,14 @@ _BLOCK = bytes(MB)
 
 
 def storage(what: str, path: str, *, most_bytes: int, most_s: float, glimpse: bool) -> Storage:
-    """Write a nameless file through to the disk, within the limits of time and size."""
+    """Measure the write speed: write an unlinked file with fsync, up to a limit of time and size."""
     folder = _first_that_exists(path)
     try:
         room = os.statvfs(folder)
     except OSError as error:
         return Storage(what, path, problem=_in_words(error))
     total, free = room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize
-    if total:  # some file systems do not say
+    if total:  # some file systems do not report it
         most_bytes = min(most_bytes, free // 4)
     try:
         speed = _written(folder, most_bytes, most_s) if most_bytes >= MB else None
@@ -174,7 +174,7 @@ def _first_that_exists(path: str) -> str:
 
 
 def _written(folder: str, most_bytes: int, most_s: float) -> float:
-    """Unlink the file before writing, so that it never remains, even if this process is killed."""
+    """Unlink the file before writing, so that no file is left, even if this process is killed."""
     fd, name = tempfile.mkstemp(prefix=".ddp-launch-", dir=folder)
     try:
         os.unlink(name)

@@ -1,15 +1,16 @@
 """Plans which nodes measure the link between them in which round, and finds slow nodes and links in the results.
 
-In a round every node measures with at most one other, so that two tests never share a network card. The pairs are those
-of a round-robin tournament (the circle method). Up to about 20 nodes, all its rounds are played and every link is
-measured. With more nodes, 4 log2(n) rounds are played, spread over the tournament, so that each node meets that many
-others. Many partners then still measure its network card, but not every pair has met. Fewer rounds cannot do more: to
-find one slow link among its n - 1, a node has to use each of them separately.
+In a round, every node measures with at most one other node, so that two tests never share a network card. The pairs are
+those of a round-robin tournament (the circle method). Up to about 20 nodes, all its rounds are run and every link is
+measured. With more nodes, 4 log2(n) rounds are run, spread over the tournament, so each node is tested with 4 log2(n)
+others. Then each network card is still measured with many partners, but not every link is measured. To find any single
+slow link, all n - 1 links of a node would have to be measured.
 
-The baseline is the best quartile of all measurements: what this network can do. A node that is slow with nearly all its
-partners (and has at least two) is slow itself, and its measurements do not count against other nodes. The remaining
-slow links are between two good ends. Slow measurements are repeated, up to three times and with few links at once,
-before a node is named: the best result counts. Nodes that share a host do not measure a network.
+The baseline, the expected speed of this network, is the upper quartile of all measurements. A node that is slow with
+nearly all its partners (and has at least two) is slow itself, and its measurements do not count against other nodes.
+For the remaining slow links, both nodes are healthy. Slow measurements are repeated, up to three times and with few
+links at once, before a node is reported as slow: the best result counts. Nodes that share a host do not measure a
+network.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _ROUNDS_PER_DOUBLING = 4
 
 
 def schedule(n: int) -> tuple[tuple[Pair, ...], ...]:
-    """Return rounds of pairs of node ranks. A node is in one pair per round at most, a pair in one round at most."""
+    """Return rounds of pairs of node ranks. A node is in at most one pair per round, a pair in at most one round."""
     if n < 2:
         return ()
     seats = n + n % 2  # with an odd number of nodes, one pauses in each round
@@ -38,7 +39,7 @@ def schedule(n: int) -> tuple[tuple[Pair, ...], ...]:
 
 
 def _round(n: int, seats: int, turn: int) -> tuple[Pair, ...]:
-    """Keep the last seat; move the others by one place each turn."""
+    """Keep the last node fixed; rotate the other nodes by one position per round."""
     moving = seats - 1
     circle = [(turn + at) % moving for at in range(moving)]
     pairs = [(seats - 1, circle[0])]
@@ -47,7 +48,7 @@ def _round(n: int, seats: int, turn: int) -> tuple[Pair, ...]:
 
 
 def _directed(low: int, high: int) -> Pair:
-    """Let about as many nodes connect as listen, so that a closed port is detected."""
+    """Let about half of the nodes connect and half listen, so that a closed port is detected."""
     return (low, high) if (low + high) % 2 else (high, low)
 
 
@@ -144,7 +145,7 @@ def _limit_of_rtt(best: Baseline) -> float:
 
 
 def is_bad(link: Link, best: Baseline) -> bool:
-    """Return whether the link is so slow that the job is better off without it."""
+    """Return whether the link is so slow that the node should be excluded."""
     limit = max(best.rtt_s * _BAD_RTT_FACTOR, best.rtt_s + _BAD_RTT_MARGIN_S)
     return _falls_short(link, best.bps / BAD_FACTOR, limit)
 
@@ -154,7 +155,7 @@ def _falls_short(link: Link, bps: float, rtt_s: float) -> bool:
 
 
 def suspects(links: Sequence[Link], hosts: Mapping[int, str], *, again: bool = False) -> tuple[Pair, ...]:
-    """Return the pairs to measure once more before a node is named. `again`: without bad ones, already confirmed."""
+    """Return the pairs to measure again. `again`: this was a repetition, so bad links are confirmed and left out."""
     counted = _between_hosts(links, hosts)
     best = baseline(counted)
     slow = [link for link in counted if is_slow(link, best)]
@@ -162,7 +163,7 @@ def suspects(links: Sequence[Link], hosts: Mapping[int, str], *, again: bool = F
 
 
 def _between_hosts(links: Iterable[Link], hosts: Mapping[int, str]) -> list[Link]:
-    """Keep failed links even on one host: two agents there that cannot connect are a finding too."""
+    """Keep failed links even on one host: agents on one host that cannot connect are also a finding."""
     return [link for link in links if link.problem or hosts[link.pair[0]] != hosts[link.pair[1]]]
 
 
@@ -177,12 +178,12 @@ def judge(links: Sequence[Link], hosts: Mapping[int, str]) -> Findings:
 
 
 def _slow_nodes(counted: Sequence[Link], slow: Sequence[Link]) -> tuple[SlowNode, ...]:
-    met: dict[int, int] = {}
+    counts: dict[int, int] = {}
     for link in counted:
         for end in link.pair:
-            met[end] = met.get(end, 0) + 1
+            counts[end] = counts.get(end, 0) + 1
     found = []
-    for node, partners in sorted(met.items()):
+    for node, partners in sorted(counts.items()):
         own = [link for link in slow if node in link.pair]
         if partners < 2 or len(own) < _ALL * partners:
             continue
@@ -214,7 +215,7 @@ def checks_of(me: int, findings: Findings, names: Mapping[int, str]) -> tuple[Ch
 
 
 def _floor(best: Baseline) -> str:
-    return f"at least {_rate(best.bps / SLOW_FACTOR)}, at most {_time(_limit_of_rtt(best))}"
+    return f"at least {_rate(best.bps / SLOW_FACTOR)}, round trip at most {_time(_limit_of_rtt(best))}"
 
 
 def _of_slow_node(own: SlowNode, best: Baseline, floor: str) -> Check:
@@ -222,7 +223,10 @@ def _of_slow_node(own: SlowNode, best: Baseline, floor: str) -> Check:
         found = f"none of {own.partners} other nodes can connect to this node"
         return Check("links", Grade.FAIL, found, floor, "check its firewall, --interface and cable")
     bad = is_bad(Link((own.node, own.node), own.bps, own.bps, own.rtt_s), best)
-    found = f"slow with all {own.partners} partners: {_rate(own.bps)}, {_time(own.rtt_s)}; others {_rate(best.bps)}"
+    found = (
+        f"slow to all {own.partners} measured nodes: {_rate(own.bps)}, {_time(own.rtt_s)}; "
+        f"other links have {_rate(best.bps)}"
+    )
     advice = "check its network card, cable and switch port (ethtool), and other traffic on them"
     return Check("links", Grade.FAIL if bad else Grade.WARN, found, floor, advice)
 
@@ -234,28 +238,32 @@ def _worst_first(link: Link) -> tuple[bool, float]:
 def _of_slow_links(
     me: int, mine: Sequence[Link], best: Baseline, floor: str, names: Mapping[int, str]
 ) -> Check:
-    """If a link is broken, only one of its ends can run the job: the node of the higher rank fails."""
+    """If two nodes cannot connect, only one of them can be in the job: the node with the higher node rank fails."""
     others = [names[link.pair[0] if link.pair[1] == me else link.pair[1]] for link in mine]
     is_dropped = any(link.problem and me == max(link.pair) for link in mine)
     found = "; ".join(
         f"the link to {other}: {_told(link)}" for other, link in zip(others[:4], mine, strict=False)
     )
-    found += f"; others {_rate(best.bps)}" if best.bps else ""
-    advice = f"both ends work with other nodes: check the path between this node and {others[0]}"
+    found += f"; other links have {_rate(best.bps)}" if best.bps else ""
+    advice = f"both nodes can connect to other nodes: check the path between this node and {others[0]}"
     if not best.bps:
-        advice = "check firewalls, --interface and cables at both ends: two nodes cannot tell which end is at fault"
+        advice = "check firewalls, --interface and cables of both nodes: with two nodes, the faulty one is not known"
     return Check("links", Grade.FAIL if is_dropped else Grade.WARN, found, floor, advice)
 
 
 def _of_the_network(best: Baseline, floor: str, measured: int) -> Check:
     if not measured:
         return skipped("links", "all nodes are on one host")
-    found = f"as fast as the links of others: {_rate(best.bps)}, {_time(best.rtt_s)}"
+    found = f"as fast as the links of other nodes: {_rate(best.bps)}, {_time(best.rtt_s)}"
     if best.bps >= _FLOOR_BPS and best.rtt_s <= _FLOOR_RTT_S:
         return Check("links", Grade.OK, found, floor)
     advice = "the whole network is slow: check that it is the right one (--interface)"
     return Check(
-        "links", Grade.WARN, found, f"at least {_rate(_FLOOR_BPS)}, at most {_time(_FLOOR_RTT_S)}", advice
+        "links",
+        Grade.WARN,
+        found,
+        f"at least {_rate(_FLOOR_BPS)}, round trip at most {_time(_FLOOR_RTT_S)}",
+        advice,
     )
 
 
@@ -264,9 +272,9 @@ def _told(link: Link) -> str:
 
 
 def _elsewhere(me: int, findings: Findings, names: Mapping[int, str]) -> tuple[Check, ...]:
-    """Report slow links elsewhere. This node cannot repair them, so they do not change its grade."""
+    """Report slow links between other nodes. They do not change the grade of this node."""
     told = [
-        f"{names[node.node]} is {'cut off' if node.unreachable else f'slow with all: {_rate(node.bps)}'}"
+        f"{names[node.node]} is {'unreachable' if node.unreachable else f'slow to all nodes: {_rate(node.bps)}'}"
         for node in findings.nodes
         if node.node != me
     ]

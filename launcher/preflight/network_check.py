@@ -1,6 +1,6 @@
 """All nodes of a job measure the links between them, and compare their installed software.
 
-They form a world like that of any job (its id ends in `.preflight`), and write to its scratchpad:
+They join a separate job (its ID ends in `.preflight`), and exchange data in its scratchpad:
 
     card/RANK        how to reach this node's listener, and its versions
     heard/STAGE/RANK what it has measured
@@ -8,8 +8,7 @@ They form a world like that of any job (its id ends in `.preflight`), and write 
     verdict          from node rank 0: slow nodes and links, and nodes that differ
 
 Node rank 0 evaluates the results with `launcher.preflight.link_plan`. When all nodes have read the verdict, the job has
-succeeded and ends. A node that joins later sees this and skips the check: it cannot measure links of nodes that are
-training.
+succeeded and ends. A node that joins later skips the check, because it cannot measure links of nodes that train.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ if TYPE_CHECKING:
 
 SUFFIX = ".preflight"
 _START_S = 10.0  # for a partner to reach the round: a slow link of the previous round may delay it
-_WORD_S = 120.0  # for a value from another node; the loss of a node ends the comparison much sooner
+_WORD_S = 120.0  # for a value from another node; a lost node ends the comparison much earlier
 _PARTING_S = 15.0
 _MOST_PAIRS, _MOST_NAMED = 1000, 64
 _STAGES = 3  # a busy CPU slows a link down occasionally, a fault always
@@ -64,18 +63,18 @@ _SEND_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """`too_late`: an earlier comparison with this name is over."""
+    """`too_late`: the comparison has already finished; this node cannot take part."""
 
     checks: tuple[Check, ...]
     too_late: bool = False
 
 
 class _TooLate(Exception):
-    """An earlier comparison with this name is over."""
+    """The comparison has already finished."""
 
 
-class _CutShort(Exception):
-    """`over`: the other nodes measure without this node."""
+class _Aborted(Exception):
+    """The measurement ended early for this node. `over`: the other nodes measure without it."""
 
     def __init__(self, reason: str, *, over: bool = False) -> None:
         super().__init__(reason)
@@ -84,7 +83,7 @@ class _CutShort(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What a node tells the others about itself."""
+    """The data that a node publishes for the others."""
 
     node: str
     host: str  # nodes with an equal host share a network stack
@@ -97,22 +96,22 @@ class Card:
 async def compare(
     connection: Connection, spec: LaunchSpec, report: Report, mtu: int, say: Callable[[str], None]
 ) -> Comparison:
-    """`say` receives what the node waits for. Raise `CannotConnect` if the job itself could not begin either."""
-    meeting = _Meeting(connection, spec, report, mtu, say)
+    """`say` receives what the node waits for. Raise `CannotConnect` if the problem would also stop the job."""
+    check = _NetworkCheck(connection, spec, report, mtu, say)
     try:
-        return Comparison(await meeting.hold())
+        return Comparison(await check.run())
     except _TooLate as error:
         return Comparison((skipped("links", str(error)),), too_late=True)
-    except _CutShort as error:
+    except _Aborted as error:
         if error.over:
             return Comparison((skipped("links", str(error)),))
         advice = "start all nodes together, and keep them running until the end"
         return Comparison((Check("links", Grade.WARN, str(error), advice=advice),))
     finally:
-        await meeting.close()
+        await check.close()
 
 
-class _Meeting:
+class _NetworkCheck:
     def __init__(
         self, connection: Connection, spec: LaunchSpec, report: Report, mtu: int, say: Callable[[str], None]
     ) -> None:
@@ -120,14 +119,14 @@ class _Meeting:
         self._versions = str(report.versions) + (f" mtu={mtu}" if mtu else "")
         self._scratch = Scratch(connection.endpoints, connection.options, spec.run_id)
         self._listener = wire.Listener(connection.address)
-        self._said = ""
+        self._last_reason = ""
         self._links: dict[Pair, Link] = {}  # only node rank 0 has all of them
 
     async def close(self) -> None:
         self._listener.close()
         await self._scratch.close()
 
-    async def hold(self) -> tuple[Check, ...]:
+    async def run(self) -> tuple[Check, ...]:
         agent, facts = (
             self._connection.agent,
             node_facts(self._spec, self._connection.host, self._connection.address, os.environ),
@@ -143,7 +142,7 @@ class _Meeting:
         try:
             await asyncio.wait((measuring, watching), return_when=asyncio.FIRST_COMPLETED)
             if not measuring.done():
-                raise _CutShort(f"the nodes could not finish measuring: {watching.result()}")
+                raise _Aborted(f"the nodes could not finish the measurement: {watching.result()}")
             checks = measuring.result()
             self._connection.session.send(RanksFinished(agent, place.generation))
             await asyncio.wait(
@@ -151,7 +150,7 @@ class _Meeting:
             )  # another node may not have read the verdict yet
             return checks
         except CallFailed as error:
-            raise _CutShort(f"the service does not answer: {error}") from error
+            raise _Aborted(f"the service does not respond: {error}") from error
         finally:
             measuring.cancel()
             watching.cancel()
@@ -164,11 +163,11 @@ class _Meeting:
                     return assignment
                 case Waiting(reason, stands_by=True):
                     self._connection.session.send(
-                        AgentLeft(self._connection.agent, "it continues without the comparison")
+                        AgentLeft(self._connection.agent, "this node joins the job without the network check")
                     )
-                    raise _CutShort(f"the others measure without this node: {reason}", over=True)
-                case Waiting(reason) if reason != self._said:
-                    self._said = reason
+                    raise _Aborted(f"the others measure without this node: {reason}", over=True)
+                case Waiting(reason) if reason != self._last_reason:
+                    self._last_reason = reason
                     self._say(reason)
                 case Refused(reason, kind=RefusalKind.JOB_OVER):
                     raise _TooLate(reason)
@@ -208,7 +207,7 @@ class _Meeting:
         await self._put(f"card/{me}", asdict(own))
         rounds = link_plan.schedule(n)
         self._say(f"measuring the links between {n} nodes in {len(rounds)} rounds")
-        await self._play(me, rounds, 0)
+        await self._run_rounds(me, rounds, 0)
         if me == 0:
             await self._collect_cards(n)
             await self._gather(n, rounds, 0)
@@ -221,14 +220,14 @@ class _Meeting:
             if not again:
                 break
             self._say("measuring slow links again")
-            await self._play(me, again, stage)
+            await self._run_rounds(me, again, stage)
             if me == 0:
                 await self._gather(n, again, stage)
         if me == 0:
             await self._put("verdict", _verdict(self._links, self._cards))
         return _read_verdict(me, self._connection.host, await self._get("verdict"))
 
-    async def _play(self, me: int, rounds: tuple[tuple[Pair, ...], ...], stage: int) -> None:
+    async def _run_rounds(self, me: int, rounds: tuple[tuple[Pair, ...], ...], stage: int) -> None:
         told = []
         for at, pairs in enumerate(rounds):
             pair = next((pair for pair in pairs if me in pair), None)
@@ -245,7 +244,7 @@ class _Meeting:
             told.append({"pair": pair, **asdict(heard)})
         await self._put(f"heard/{stage}/{me}", told)
 
-    def _answer(self, rank: int, number: int, send_s: float) -> wire.Heard:
+    def _answer(self, rank: int, number: int, send_s: float) -> wire.Measurement:
         return wire.answer(self._listener.take(rank, number, _START_S), _START_S, send_s)
 
     async def _card(self, rank: int) -> Card:
@@ -265,13 +264,13 @@ class _Meeting:
         return [list(pairs) for pairs in link_plan.in_rounds(slow, max(1, n // 4))]
 
     async def _gather(self, n: int, rounds: tuple[tuple[Pair, ...], ...], stage: int) -> None:
-        told: dict[tuple[Pair, int], wire.Heard] = {}
+        told: dict[tuple[Pair, int], wire.Measurement] = {}
         for rank in range(n):
             for entry in await self._get(f"heard/{stage}/{rank}"):
-                heard = wire.Heard(entry["in_bps"], entry["rtt_s"], entry["problem"])
+                heard = wire.Measurement(entry["in_bps"], entry["rtt_s"], entry["problem"])
                 told[(entry["pair"][0], entry["pair"][1]), rank] = heard
         for pair in (pair for pairs in rounds for pair in pairs):
-            silent = wire.Heard(problem="it was not measured")
+            silent = wire.Measurement(problem="this link was not measured")
             link = _joined(pair, told.get((pair, pair[0]), silent), told.get((pair, pair[1]), silent))
             before = self._links.get(pair)
             self._links[pair] = link if before is None else link_plan.better_of(before, link)
@@ -286,7 +285,7 @@ class _Meeting:
 
 
 def _network_of_host() -> str:
-    """Identify the network stack: containers of one machine have separate networks, and a link between them."""
+    """Return an ID of the network namespace: containers on one machine have separate ones, and a link between them."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return f"{file.read().strip()}/{os.stat('/proc/self/ns/net').st_ino}"
@@ -294,8 +293,8 @@ def _network_of_host() -> str:
         return os.uname().nodename
 
 
-def _joined(pair: Pair, connector: wire.Heard, listener: wire.Heard) -> Link:
-    """Combine both sides. If the link failed, the connector knows the reason best."""
+def _joined(pair: Pair, connector: wire.Measurement, listener: wire.Measurement) -> Link:
+    """Combine both sides. If the link failed, use the reason of the node that opened the connection."""
     if connector.in_bps is None and listener.in_bps is None:
         return Link(pair, rtt_s=connector.rtt_s, problem=connector.problem or listener.problem or "no answer")
     return Link(pair, listener.in_bps, connector.in_bps, connector.rtt_s)
@@ -339,7 +338,7 @@ def _same_software(node: str, differ: list[Difference]) -> Check:
     own = [each for each in differ if each.node == node]
     if not own:
         others = "; ".join(f"{each.node} has {each.what} {each.version}" for each in differ[:4])
-        return Check(name, Grade.OK, f"as most nodes have it; but {others}")
-    found = "; ".join(f"{each.what} {each.version}, most nodes {each.usual}" for each in own)
+        return Check(name, Grade.OK, f"the same versions as most nodes; {others}")
+    found = "; ".join(f"{each.what} {each.version}; most nodes have {each.usual}" for each in own)
     grade = Grade.FAIL if any(versions.prevents_training(each) for each in own) else Grade.WARN
-    return Check(name, grade, found, advice=f"install what {own[0].example} has")
+    return Check(name, grade, found, advice=f"install the same versions as on node {own[0].example}")

@@ -1,7 +1,7 @@
 """The self-test program: the CPU and each GPU multiply matrices and copy memory; it reports their speed.
 
-It prints one JSON object. Only here is torch imported, so that neither its memory nor a device that takes its process
-down reaches the agent.
+It prints one JSON object. torch is imported only in this process, so its memory use, or a device error that kills the
+process, does not affect the agent.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _tried(torch: Any, device: str, name: str) -> dict[str, Any]:
 
 
 def _multiplied(torch: Any, device: str) -> tuple[float, bool]:
-    """Whole numbers that every type here holds exactly: the result is known to the last bit."""
+    """Multiply matrices of small integers, which every dtype represents exactly, to compare the result bit by bit."""
     kind = device.partition(":")[0]
     side, dtype = _SIDE[kind], torch.float32 if kind == "cpu" else torch.bfloat16
     left = (torch.arange(side, device=device) % 2).to(dtype).repeat(side, 1)  # each row 0 1 0 1 ...
@@ -68,7 +68,7 @@ def _copied(torch: Any, device: str) -> float:
 
 
 def _per_second(torch: Any, device: str, once: Callable[[], object]) -> float:
-    """The best of several short stretches: what else runs here only makes it slower."""
+    """Return the best rate of several short measurements, because other processes can only reduce the rate."""
     best, until = 0.0, time.monotonic() + 3 * _TRY_S
     once()
     _done(torch, device)

@@ -46,10 +46,10 @@ def _row(check: Check, names: int, width: int, color: bool) -> list[str]:
 def _total(checks: Sequence[Check]) -> str:
     count = {grade: sum(1 for check in checks if check.grade is grade) for grade in Grade}
     if count[Grade.FAIL]:
-        return f"unfit: {_of(count[Grade.FAIL], 'check')} failed, {_of(count[Grade.WARN], 'warning')}"
+        return f"failed: {_of(count[Grade.FAIL], 'check')} failed, {_of(count[Grade.WARN], 'warning')}"
     if count[Grade.WARN]:
-        return f"fit, with {_of(count[Grade.WARN], 'warning')}"
-    return "fit"
+        return f"passed, with {_of(count[Grade.WARN], 'warning')}"
+    return "passed"
 
 
 def _of(count: int, what: str) -> str:

@@ -1,6 +1,6 @@
-"""Which torch, NCCL, CUDA, Python and driver the ranks will have, read from files: torch itself is not imported.
+"""Reads the versions of torch, NCCL, CUDA, Python and the driver from files, without an import of torch.
 
-Only for this interpreter: the versions of another one (PYTHON_EXEC) are unknown.
+Works only for this interpreter. The versions of another interpreter (PYTHON_EXEC) are unknown.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _prefixed(word: str, version: str) -> str:
 
 
 def _nccl_beside(site: str) -> str:
-    """Wheels of torch bring NCCL as a package of its own, whose name holds the version of CUDA."""
+    """The torch wheels install NCCL as a separate package; its name contains the CUDA version."""
     pattern = re.compile(r"nvidia_nccl_cu\d+-([^-]+)\.dist-info", re.IGNORECASE)
     try:
         names = sorted(os.listdir(site))

@@ -1,7 +1,7 @@
 """Measures one link between two nodes over plain TCP: the round-trip time, and the bandwidth each way.
 
     connector                                   listener
-    TOKEN FROM ROUND \\n            ->           holds the connection until its own side reaches that round
+    TOKEN FROM ROUND \\n            ->           keeps the connection until its node has reached that round
                                    <-           r
     32 bytes, 16 times             <->          returns them
     blocks, for a given time        ->          counts
@@ -9,7 +9,7 @@
     (end)
 
 Each side measures the rate of what it received. Blocks have one size and begin with a flag that marks the last one. So
-the receiver drains a slow link, and the rate is that of the data that has arrived. Every wait has a limit.
+the receiver reads until the last block, and the rate counts only received data. Every wait has a limit.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _AHEAD = 64  # connections that wait for their round
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
-    """What this side has measured, in bits per second received. None: no measurement."""
+class Measurement:
+    """The measurement of one side, in received bits per second. None: no measurement."""
 
     in_bps: float | None = None
     rtt_s: float | None = None
@@ -46,7 +46,7 @@ class Heard:
 
 
 class Listener:
-    """Accepts connections of nodes that know the token, and keeps each until its round."""
+    """Accepts connections of nodes that know the token, and keeps each connection open until its round."""
 
     def __init__(self, address: str) -> None:
         self._server = _server_at(address)
@@ -97,7 +97,9 @@ class Listener:
 
 
 def _server_at(address: str) -> socket.socket:
-    """Listen on that address, or on all addresses if it is a name or shared: the token protects the listener."""
+    """Listen on that address, or on all addresses if this fails (a name, a NAT address): the token protects the
+    listener.
+    """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with contextlib.suppress(OSError):
         return socket.create_server((address, 0), family=family, backlog=_AHEAD)
@@ -111,7 +113,7 @@ def _line(connection: socket.socket) -> str:
     while not said.endswith(b"\n"):
         more = connection.recv(1)
         if not more or len(said) > _HELLO_BYTES:
-            raise ValueError("not a greeting of this program")
+            raise ValueError("the connection did not send the expected first line")
         said += more
     return said[:-1].decode("ascii")
 
@@ -126,33 +128,39 @@ class Peer:
     token: str
 
 
-def connect(peer: Peer, me: int, round_at: int, own_address: str, within_s: float, send_s: float) -> Heard:
+def connect(
+    peer: Peer, me: int, round_at: int, own_address: str, within_s: float, send_s: float
+) -> Measurement:
     """`within_s` limits the wait for a peer that is still busy with the previous round."""
     try:
         source = (own_address, 0) if own_address else None
         connection = socket.create_connection((peer.address, peer.port), _CONNECT_S, source)
     except OSError as error:
-        return Heard(problem=f"no connection to {peer.address}:{peer.port} ({_in_words(error)})")
+        return Measurement(
+            problem=f"cannot connect to {peer.address}:{peer.port} ({_in_words(error)}); check the firewall"
+        )
     with connection:
-        heard = Heard()
+        heard = Measurement()
         try:
             _tune(connection)
             connection.settimeout(within_s)
             connection.sendall(f"{peer.token} {me} {round_at}\n".encode())
             _exactly(connection, 1)
             connection.settimeout(_QUIET_S)
-            heard = Heard(rtt_s=_pinged(connection))
+            heard = Measurement(rtt_s=_pinged(connection))
             _send_blocks(connection, send_s)
             return replace(heard, in_bps=_counted(connection)[0])
         except OSError as error:
-            return heard if heard.rtt_s is not None else Heard(problem=_in_words(error))
+            return heard if heard.rtt_s is not None else Measurement(problem=_in_words(error))
 
 
-def answer(connection: socket.socket | None, within_s: float, send_s: float) -> Heard:
+def answer(connection: socket.socket | None, within_s: float, send_s: float) -> Measurement:
     if connection is None:
-        return Heard(problem=f"no connection came within {within_s:g} s")
+        return Measurement(
+            problem=f"the other node did not connect within {within_s:g} s; check the firewall of this node"
+        )
     with connection:
-        heard = Heard()
+        heard = Measurement()
         try:
             _tune(connection)
             connection.settimeout(_QUIET_S)
@@ -160,12 +168,12 @@ def answer(connection: socket.socket | None, within_s: float, send_s: float) -> 
             for _ in range(_PINGS):
                 connection.sendall(_exactly(connection, _PING_BYTES))
             bps, complete = _counted(connection)
-            heard = Heard(in_bps=bps)
+            heard = Measurement(in_bps=bps)
             if complete:
                 _send_blocks(connection, send_s)
                 connection.recv(1)  # wait until the other side has counted
         except OSError as error:
-            return heard if heard.in_bps is not None else Heard(problem=_in_words(error))
+            return heard if heard.in_bps is not None else Measurement(problem=_in_words(error))
         return heard
 
 
@@ -175,7 +183,7 @@ def _tune(connection: socket.socket) -> None:
 
 
 def _pinged(connection: socket.socket) -> float:
-    """Return the fastest round trip: a slower one has waited for a CPU, not for the network."""
+    """Return the shortest round trip: longer ones usually include a wait for a CPU."""
     times = []
     for _ in range(_PINGS):
         began = time.perf_counter()
@@ -197,7 +205,7 @@ def _send_blocks(connection: socket.socket, send_s: float) -> None:
 
 
 def _counted(connection: socket.socket) -> tuple[float, bool]:
-    """Return the bits per second from the first byte to the last block, and whether all of it arrived in time."""
+    """Return the bits per second from the first byte to the last block, and whether all blocks arrived in time."""
     buffer = bytearray(_BLOCK_BYTES)
     view, arrived, began = memoryview(buffer), 0, 0.0
     give_up_at = time.monotonic() + _COUNT_S
@@ -206,7 +214,7 @@ def _counted(connection: socket.socket) -> tuple[float, bool]:
         while filled < _BLOCK_BYTES:
             got = connection.recv_into(view[filled:])
             if not got:
-                raise ConnectionResetError("the other side closed the connection")
+                raise ConnectionResetError("the other node closed the connection")
             filled += got
             if not began:
                 began = time.monotonic()
@@ -222,7 +230,7 @@ def _exactly(connection: socket.socket, count: int) -> bytes:
     while len(data) < count:
         more = connection.recv(count - len(data))
         if not more:
-            raise ConnectionResetError("the other side closed the connection")
+            raise ConnectionResetError("the other node closed the connection")
         data += more
     return data
 

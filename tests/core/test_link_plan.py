@@ -175,7 +175,7 @@ def test_of_a_broken_link_one_end_gives_way_and_both_know():
     found = judge(links, apart(4))
     first = [checks_of(rank, found, names(4))[0] for rank in range(4)]
     assert [check.grade for check in first] == [Grade.OK, Grade.WARN, Grade.OK, Grade.FAIL]
-    assert first[1].found == "the link to node3: no answer; others 9 Gbit/s"
+    assert first[1].found == "the link to node3: no answer; other links have 9 Gbit/s"
     elsewhere = checks_of(0, found, names(4))[1]
     assert elsewhere.found in ("between node1 and node3: no answer", "between node3 and node1: no answer")
     assert elsewhere.grade is Grade.OK

@@ -58,14 +58,14 @@ def test_a_stranger_is_not_listened_to_and_an_absent_partner_costs_a_bound(liste
     assert told.problem
     assert told.in_bps is None
     assert listener.take(3, 7, 0.05) is None
-    assert wire.answer(None, 0.05, SEND_S) == wire.Heard(problem="no connection came within 0.05 s")
+    assert "within 0.05 s" in wire.answer(None, 0.05, SEND_S).problem
 
 
 def test_nobody_listening_is_told_with_the_address(listener: wire.Listener) -> None:
     peer = of(listener)
     listener.close()
     told = wire.connect(peer, 3, 7, "", 5.0, SEND_S)
-    assert told.problem == f"no connection to 127.0.0.1:{peer.port} (connection refused)"
+    assert f"127.0.0.1:{peer.port} (connection refused)" in told.problem
 
 
 # --- the machine ---------------------------------------------------------------------------------------
