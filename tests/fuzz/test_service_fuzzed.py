@@ -104,7 +104,7 @@ async def story(service: Service, http: str) -> None:
     await a_job_runs(service.endpoint, "afterwards")
 
 
-def test_random_bytes_at_every_door_disturb_no_job() -> None:
+def test_random_bytes_on_all_ports_do_not_affect_jobs() -> None:
     with serving("--http", "127.0.0.1:0") as service:
         (http,) = re.findall(r"metrics at (\S+)", "".join(service.log))
         before = service.resident

@@ -1,4 +1,4 @@
-"""Each line of docs/security.md is held by a test that is there; and it names all that is counted."""
+"""Each line of docs/security.md names an existing test; and the page explains every counted reason."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def rows_that_are_held() -> list[list[str]]:
         cells = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []
         if not cells:
             within = False
-        elif cells[-1] == "held by":
+        elif cells[-1] == "tested by":
             within = True
         elif within and not set(line) <= set("|- "):
             rows.append(cells)

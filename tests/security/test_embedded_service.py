@@ -35,7 +35,7 @@ def node(launch: Launch, endpoint: str, *words: str, **env: str) -> Launched:
 
 
 @pytest.mark.parametrize("how", ["an address", "Slurm", "keys without TLS"])
-def test_without_anything_nobody_beyond_loopback_is_served(launch: Launch, tmp_path: Path, how: str) -> None:
+def test_without_a_secret_only_loopback_is_served(launch: Launch, tmp_path: Path, how: str) -> None:
     port, where, env = free_port(), f"{EVERYWHERE}:{free_port()}", {}
     if how == "Slurm":
         where, env = "", {"SLURM_JOB_ID": str(port), "SLURM_JOB_NODELIST": EVERYWHERE}
@@ -71,9 +71,7 @@ def test_certificates_it_cannot_serve_with_are_told_at_once(launch: Launch, tmp_
     assert "cannot be used with the certificate in" in refused.stderr()
 
 
-def test_a_secret_lets_in_the_nodes_that_have_it_and_nobody_else(
-    launch: Launch, tmp_path: Path, secret: str
-) -> None:
+def test_only_nodes_with_the_secret_are_admitted(launch: Launch, tmp_path: Path, secret: str) -> None:
     """By option, or in the environment itself as srun hands it on."""
     port = free_port()
     everywhere, here = f"{EVERYWHERE}:{port}", f"127.0.0.1:{port}"
@@ -96,7 +94,7 @@ def test_a_secret_lets_in_the_nodes_that_have_it_and_nobody_else(
     ]
 
 
-def test_a_secret_stands_in_no_command_line_and_no_log(launch: Launch, tmp_path: Path, secret: str) -> None:
+def test_a_secret_is_not_in_command_lines_or_logs(launch: Launch, tmp_path: Path, secret: str) -> None:
     logs, text = tmp_path / "logs", Path(secret).read_text()
     key = text.splitlines()[1]
     endpoint = f"127.0.0.1:{free_port()}"

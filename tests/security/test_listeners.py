@@ -38,7 +38,7 @@ def store(job: Launched, generation: int) -> Listener:
 
 
 @pytest.mark.parametrize("how", ["one machine", "an interface"])
-def test_the_store_of_a_generation_listens_where_and_while_it_is_wanted(launch: Launch, how: str) -> None:
+def test_the_store_listens_only_on_its_interface_during_its_generation(launch: Launch, how: str) -> None:
     """Two nodes, or one, whose first rank fails once. Gloo's own ports are on the same interface."""
     words, nodes = ("--max-restarts", "1", "--nproc-per-node", "2", "--preflight", "off"), 1
     rendezvous: set[Listener] = set()

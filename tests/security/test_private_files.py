@@ -117,7 +117,7 @@ class _Claims:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="to be another user takes root")
-def test_another_users_process_comes_into_no_shared_memory() -> None:
+def test_other_users_cannot_open_shared_memory() -> None:
     """Though it has overheard the name and the secret."""
     door = segment.open_listener()
     words = (door.name, segment.hello(door.secret, 1).hex())

@@ -111,7 +111,7 @@ def test_the_command_says_why_a_handshake_failed(door: Listener, fault: str) -> 
 @pytest.mark.parametrize(
     "reason", ["expired_token", "bad_token", "unknown_key", "no_token", "other_job", "role"]
 )
-def test_a_token_that_does_not_fit_is_told_logged_once_and_counted(
+def test_an_invalid_token_is_reported_logged_once_and_counted(
     door: Listener, tmp_path: Path, reason: str
 ) -> None:
     """A viewer's, or an agent's, is shown where an order is given; a viewer's where an agent joins."""
@@ -136,7 +136,7 @@ def test_a_token_that_does_not_fit_is_told_logged_once_and_counted(
     assert not shown or shown not in "".join(door.service.log)
 
 
-def test_an_agents_token_is_for_its_own_job_and_gives_no_orders(door: Listener) -> None:
+def test_an_agents_token_is_for_its_own_job_and_cannot_send_commands(door: Listener) -> None:
     env, endpoint = variables(door.env), door.service.endpoint
     orders = (
         ("abort", JOB),
@@ -159,7 +159,7 @@ def test_an_order_that_looks_first_is_refused_once(door: Listener) -> None:
     assert door.service.refused("other_job") == before + 1
 
 
-def test_a_flood_of_refusals_is_one_line(door: Listener) -> None:
+def test_repeated_refusals_are_logged_once(door: Listener) -> None:
     options = ClientOptions(
         "a.b.c", tls=True, ca_file=door.env["CA_FILE"], certificate_file=door.env["CERT_FILE"],
         key_file=door.env["KEY_FILE"],
@@ -266,7 +266,7 @@ class Recorder:
                 await writer.wait_closed()
 
 
-def test_a_replayed_join_takes_nobodys_place(plain: Watched) -> None:
+def test_a_replayed_join_is_rejected(plain: Watched) -> None:
     """Byte for byte as it was overheard, where no TLS keeps anybody from hearing."""
 
     async def story() -> None:
@@ -308,7 +308,7 @@ def test_who_replays_is_told_so(plain: Watched) -> None:
     assert soon(story()) == [ok, no, no, no, ok]
 
 
-def test_a_life_that_was_replaced_does_not_come_back(plain: Watched) -> None:
+def test_a_replaced_incarnation_cannot_rejoin(plain: Watched) -> None:
     spec = JobSpec("lives", 2, 2, "train.py")
 
     async def story() -> Refused:

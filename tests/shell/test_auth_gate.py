@@ -236,7 +236,7 @@ def test_keys_are_added_and_taken_away_without_a_restart(tmp_path: Path) -> None
         soon_told(newest, Refused)
 
 
-def test_a_token_goes_nowhere_in_the_clear() -> None:
+def test_a_token_is_never_sent_unencrypted() -> None:
     """Not even a connection is tried: who listens there could be anybody."""
 
     async def story(options: ClientOptions) -> Refused:

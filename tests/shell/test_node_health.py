@@ -126,7 +126,7 @@ def test_livez_is_not_only_an_answer() -> None:
     assert asyncio.run(answer(False)) == b"HTTP/1.1 503 Service Unavailable"
 
 
-def test_those_who_never_finish_their_question_shut_out_no_probe() -> None:
+def test_unfinished_requests_do_not_block_probes() -> None:
     """Or whoever reaches the port has the kubelet kill the service."""
 
     async def story() -> bytes:

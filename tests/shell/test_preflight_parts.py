@@ -53,7 +53,7 @@ def test_both_sides_measure_what_comes_in(listener: wire.Listener) -> None:
     assert 0.0 < back.rtt_s < 10.0
 
 
-def test_a_stranger_is_not_listened_to_and_an_absent_partner_costs_a_bound(listener: wire.Listener) -> None:
+def test_unauthenticated_peers_are_rejected_and_missing_peers_time_out(listener: wire.Listener) -> None:
     told = wire.connect(of(listener, "0" * 32), 3, 7, "", 5.0, SEND_S)
     assert told.problem
     assert told.in_bps is None

@@ -66,7 +66,7 @@ def test_flags_win_over_environment_over_file_over_defaults(tmp_path: Path) -> N
         ),
     ],
 )
-def test_nonsense_is_told(
+def test_invalid_settings_are_reported(
     argv: list[str], environ: dict[str, str], file: str, words: str, tmp_path: Path
 ) -> None:
     config = tmp_path / "rendezvous.toml"

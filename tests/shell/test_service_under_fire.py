@@ -79,7 +79,7 @@ def test_a_bad_later_message_ends_its_own_stream_only(service: Service) -> None:
     soon(story())
 
 
-def test_a_stream_is_one_agents(service: Service) -> None:
+def test_a_stream_is_bound_to_one_agent(service: Service) -> None:
     async def story() -> None:
         async with raw_stream(service.endpoint) as call:
             spec = JobSpec("one-agents", 2, 2)
@@ -100,7 +100,9 @@ def test_a_stream_is_one_agents(service: Service) -> None:
         (JobSpec("j\nfake line", 1, 1), "control characters"),
     ],
 )
-def test_a_spec_that_could_busy_the_service_is_refused(service: Service, spec: JobSpec, words: str) -> None:
+def test_a_spec_that_could_overload_the_service_is_refused(
+    service: Service, spec: JobSpec, words: str
+) -> None:
     async def story() -> None:
         from rendezvous.codec import read_to_agent
         from rendezvous.values.events import Refused
@@ -129,7 +131,7 @@ def test_a_huge_message_is_refused_before_it_is_kept(service: Service) -> None:
     soon(story())
 
 
-def test_bytes_that_are_no_http2_and_idle_connections_harm_nobody(service: Service) -> None:
+def test_invalid_bytes_and_idle_connections_do_not_affect_other_clients(service: Service) -> None:
     host, _, port = service.endpoint.rpartition(":")
     before = service.resident
     with contextlib.ExitStack() as stack:
@@ -195,7 +197,7 @@ def test_a_client_that_does_not_read_is_cut_off_and_slows_nobody() -> None:
         soon(story(own))
 
 
-def test_limits_are_told_in_words() -> None:
+def test_limits_have_error_messages() -> None:
     async def story(service: Service) -> None:
         async with agents(service.endpoint, JobSpec("one", 4, 4), ["a"]) as (a,):
             await a.expect(Waiting)
