@@ -26,7 +26,17 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from launcher.output.lines import LINE_LIMIT, cut_to_pieces
-from launcher.output.screen_row import BLANK, Cell, Row, cells_of, combine, restyled, width_of
+from launcher.output.screen_row import (
+    BLANK,
+    Cell,
+    Row,
+    cells_of,
+    combine,
+    make_blank,
+    restyled,
+    width_of,
+    without_hidden_states,
+)
 
 ROWS_LIMIT = 100
 SETTLE_S = 0.1
@@ -131,7 +141,8 @@ def update(screen: Screen, now: float) -> tuple[Screen, bytes]:
     if screen.settles_at is not None and screen.settles_at <= now:
         canvas = _Canvas(screen)
         canvas.reach = 0
-        lines = canvas.take_off(canvas.at)
+        canvas.take_off(canvas.at)
+        lines = canvas.lines
         before, screen = screen, canvas.screen(None, screen.cut)
         screen = replace(screen, prompt_at=before.prompt_at, is_prompt=before.is_prompt)
     return screen, lines
@@ -182,8 +193,8 @@ def _feed_cells(screen: Screen, chunk: bytes, now: float) -> tuple[Screen, bytes
     if last >= 0 and _CUT_SEQUENCE.fullmatch(text, last):
         text, cut = text[:last], text[last:].encode("utf-8", "surrogateescape") + cut
     canvas.write(text)
-    lines = canvas.take_off(canvas.first_kept(screen.settles_at, now))
-    return canvas.screen(canvas.settles_at(screen.settles_at, now), cut), lines
+    canvas.take_off(canvas.first_kept(screen.settles_at, now))
+    return canvas.screen(canvas.settles_at(screen.settles_at, now), cut), canvas.lines
 
 
 class _Canvas:
@@ -229,18 +240,21 @@ class _Canvas:
             return now + (FORGET_S if self.reach else SETTLE_S)
         return before
 
-    def take_off(self, count: int) -> bytes:
-        """Remove rows at the top; return all lines that were finished."""
+    def take_off(self, count: int) -> None:
+        """Finish rows at the top."""
         for cells, how in zip(self.rows[:count], self.redrawn[:count], strict=True):
             self._finished.append(Row(tuple(cells), how).line() + b"\n")
         del self.rows[:count], self.redrawn[:count]
         self.at -= count
+
+    @property
+    def lines(self) -> bytes:
         return b"".join(self._finished)
 
     # --- what is written ---------------------------------------------------------------------------
 
     def write(self, text: str) -> None:
-        for token in _TOKEN.finditer(text):
+        for token in _TOKEN.finditer(without_hidden_states(text)):
             if (words := token["text"]) is not None:
                 self._print(words)
             elif (final := token["final"]) is not None:
@@ -265,9 +279,9 @@ class _Canvas:
             row += [BLANK] * (at - len(row))
         end = at + len(cells)
         if end < len(row) and not row[end][1]:
-            _make_blank(row, end)
+            make_blank(row, end)
         if at < len(row) and not row[at][1]:
-            _make_blank(row, at)
+            make_blank(row, at)
         row[at:end] = cells
         self.column = end
 
@@ -378,17 +392,6 @@ class _Canvas:
             del row[at : at + count]
         else:
             row[at : at + count] = [BLANK] * len(row[at : at + count])
-
-
-def _make_blank(row: list[Cell], at: int) -> None:
-    """Replace a wide character that is about to be cut by blanks."""
-    start = at
-    while start and not row[start][1]:
-        start -= 1
-    end = at + 1
-    while end < len(row) and not row[end][1]:
-        end += 1
-    row[start:end] = [BLANK] * (end - start)
 
 
 def _numbers(parameters: str) -> list[int]:

@@ -7,6 +7,7 @@ combines with the character before it (an accent) shares its cell. Text that is 
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,6 +16,8 @@ Cell = tuple[str, str]
 BLANK: Cell = ("", " ")
 TAB_STOP = 8
 
+# Characters that have one column each; what one state of a bar leaves of the one before is then a matter of lengths.
+_STATES = re.compile(r"\r[ -~\u2500-\u259f\u2800-\u28ff\r]*\r[ -~\u2500-\u259f\u2800-\u28ff]*")
 _RESET = "\x1b[0m"
 _ENDED_BY = {"22": "12", "23": "3", "24": "4", "25": "56", "27": "7", "28": "8", "29": "9", "55": "53"}
 _SWITCHES = frozenset("1 2 3 4 5 6 7 8 9 53".split())
@@ -57,6 +60,31 @@ def combine(cells: list[Cell], end: int, mark: str) -> None:
     while at and not cells[at][1]:
         at -= 1
     cells[at] = (cells[at][0], cells[at][1] + mark)
+
+
+def make_blank(row: list[Cell], at: int) -> None:
+    """Replace a wide character that is about to be cut by blanks."""
+    start = at
+    while start and not row[start][1]:
+        start -= 1
+    end = at + 1
+    while end < len(row) and not row[end][1]:
+        end += 1
+    row[start:end] = [BLANK] * (end - start)
+
+
+def without_hidden_states(text: str) -> str:
+    """Return text with the same effect on a screen, without states of a bar that are overwritten at once."""
+    return _STATES.sub(_what_is_left, text)
+
+
+def _what_is_left(states: re.Match[str]) -> str:
+    *hidden, last = states[0].split("\r")
+    shown = last
+    for state in reversed(hidden):
+        if len(state) > len(shown):
+            shown += state[len(shown) :]
+    return f"\r{last}" if shown == last else f"\r{shown}\r{last}"
 
 
 def width_of(char: str, column: int) -> int:
