@@ -11,12 +11,13 @@ import os
 import platform
 import stat
 
-# By machine: the numbers of read, of select and pselect6, of poll and ppoll.
+# By machine: the numbers of read, of select and pselect6, of poll and ppoll, of wait4 and waitid.
 _CALLS = {
-    "x86_64": (("0",), ("23", "270"), ("7", "271")),
-    "aarch64": (("63",), ("72",), ("73",)),
+    "x86_64": (("0",), ("23", "270"), ("7", "271"), ("61", "247")),
+    "aarch64": (("63",), ("72",), ("73",), ("260", "95")),
 }
-_READ, _SELECT, _POLL = _CALLS.get(platform.machine(), ((), (), ()))
+_IS_KNOWN = platform.machine() in _CALLS
+_READ, _SELECT, _POLL, _WAIT = _CALLS.get(platform.machine(), ((), (), (), ()))
 _STDIN, _ONE = "0x0", "0x1"
 
 
@@ -29,14 +30,21 @@ def someone_may_type() -> bool:
     return os.isatty(0) or stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
 
 
-def waits_for_input(pid: int, shows_prompt: bool) -> bool:
-    """Whether the main thread of this rank sleeps until something arrives on the standard input of this command."""
+def waits_for_input(pid: int, shows_prompt: bool) -> bool | None:
+    """Whether the main thread of this rank sleeps until something arrives on the standard input of this command.
+
+    None if this is unknown: the kernel does not show it, or the rank waits for a process that it has started.
+    """
     try:
         with open(f"/proc/{pid}/syscall") as file:
             number, *arguments = file.read().split()
         ours, theirs = os.fstat(0), os.stat(f"/proc/{pid}/fd/0")
-    except (OSError, ValueError):  # it has ended, or may not be looked at
+    except (FileNotFoundError, ProcessLookupError, ValueError):  # it has ended
         return False
+    except OSError:
+        return None
+    if not _IS_KNOWN or number in _WAIT:
+        return None
     if not arguments or not os.path.samestat(ours, theirs):
         return False
     reads = number in _READ and arguments[0] == _STDIN

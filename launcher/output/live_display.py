@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from launcher.output.live_area import Block
     from launcher.output.rank_display import RankDisplay
     from launcher.output.terminal import Terminal
@@ -15,7 +17,9 @@ _PAUSE_S = 0.05
 class LiveDisplay:
     """Used by the pump's thread, except `prompting_ranks`."""
 
-    def __init__(self) -> None:
+    def __init__(self, may_wait_for_input: Callable[[int], bool]) -> None:
+        self._may_wait_for_input = may_wait_for_input
+        self._unfinished: dict[RankDisplay, None] = {}
         self._blocks: dict[RankDisplay, Block] = {}
         self._changed: dict[Terminal, None] = {}
         self._prompting: set[int] = set()
@@ -23,7 +27,11 @@ class LiveDisplay:
 
     def update(self, display: RankDisplay, at_once: bool) -> None:
         """Take over what the display shows now. `at_once`: lines of it come with this change, or a prompt."""
-        block = display.block
+        if display.is_unfinished:
+            self._unfinished[display] = None
+        else:
+            self._unfinished.pop(display, None)
+        block = display.block(self._may_wait_for_input)
         if block == self._blocks.get(display):
             return
         if block is None:
@@ -34,6 +42,11 @@ class LiveDisplay:
         self._changed[display.terminal] = None
         if at_once or (block is not None and block.prompt is not None):
             self._next_at = float("-inf")
+
+    def look_again(self) -> None:
+        """Whether a rank waits for input can change without output."""
+        for display in list(self._unfinished):
+            self.update(display, at_once=False)
 
     def prompting_ranks(self) -> set[int]:
         """Return the global ranks that show a prompt. For any thread."""

@@ -68,7 +68,8 @@ class LogPump:
         self._filtered = FilteredFiles(log, directory, file_limit, self._complain)
         self._streams: dict[int, RankStream] = {}  # by descriptor
         self._bars: dict[int, RankStream] = {}  # those that show something later if nothing more is written
-        self._live = LiveDisplay()
+        self.may_wait_for_input: Callable[[int], bool] = lambda _rank: True  # when a rank shows a prompt
+        self._live = LiveDisplay(lambda rank: self.may_wait_for_input(rank))
         self._channels = Channels()
         self._waited: dict[int, None] = {}  # descriptors of terminals that are too slow
         self._lock = threading.Lock()  # guards the three below, and the tail of every stream
@@ -139,6 +140,7 @@ class LogPump:
         """Set the live line in the bottom row if stderr is a terminal; "" removes it."""
         if self._err.is_tty:
             self._ask(lambda: self._err.set_status(text))
+            self._ask(self._live.look_again)
 
     def resized(self) -> None:
         """Adapt to the terminal's new size."""

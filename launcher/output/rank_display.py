@@ -11,6 +11,8 @@ from launcher.output.screen_row import cells_of
 from launcher.output.stream_view import StreamView
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from launcher.output.lines import RankLabel
     from launcher.output.stream_view import Texts
     from launcher.output.terminal import Terminal
@@ -49,14 +51,20 @@ class RankDisplay:
             shows_prompts=terminal.is_tty and not terminal.is_drawn,
         )
 
-    @property
-    def block(self) -> Block | None:
-        """Return what to draw in the live area."""
-        prompt = stream_view.prompt(self._view)
+    def block(self, may_wait_for_input: Callable[[int], bool]) -> Block | None:
+        """Return what to draw in the live area. Unfinished text is a prompt if the rank may wait for the answer."""
         rows = stream_view.live_rows(self._view) if self._draws_bars else ()
-        if prompt is None and not rows:
-            return None
-        return Block(self._label, rows, prompt, stream_view.column(self._view))
+        unfinished = stream_view.prompt(self._view)
+        if unfinished is not None and may_wait_for_input(self.rank):
+            return Block(self._label, rows, unfinished, stream_view.column(self._view))
+        if unfinished is not None and self._draws_bars:
+            rows = (*rows, unfinished)
+        return Block(self._label, rows) if rows else None
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether it shows text without a newline."""
+        return stream_view.prompt(self._view) is not None
 
     def feed(self, chunk: bytes, now: float) -> Shown:
         self._view, texts = stream_view.feed(self._view, chunk, now)

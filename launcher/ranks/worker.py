@@ -136,6 +136,11 @@ class Workers:
             if keyboard_wait.waits_for_input(each.pid, each.label.rank in prompting)
         ]
 
+    def may_wait_for_input(self, rank: int) -> bool:
+        """Whether a rank that shows a prompt may wait for the answer. For any thread."""
+        pid = next((each.pid for each in list(self._live.values()) if each.label.rank == rank), 0)
+        return not pid or keyboard_wait.waits_for_input(pid, shows_prompt=True) is not False
+
     def pids(self) -> list[int]:
         return [started.pid for started in self._live.values() if started.pid]
 

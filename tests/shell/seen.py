@@ -71,8 +71,9 @@ class SeenTerminal:
         self.forget_slave()
         self._thread.join(SOON_S)
         assert not self._thread.is_alive()
-        with contextlib.suppress(OSError):
+        if self._master >= 0:
             os.close(self._master)
+            self._master = -1
         return self.rows
 
 

@@ -73,6 +73,26 @@ def _follows(rows: list[str], line: str, answer: str) -> bool:
     return line in rows and (not answer or rows[rows.index(line) + 1 :][:1] == [f"[1] {answer}"])
 
 
+_UNFINISHED = """
+import os, time
+print("loading ...", end="", flush=True)
+while not os.path.exists(os.path.join(os.environ["THERE"], "over")):
+    time.sleep(0.05)
+print("done")
+"""
+
+
+def test_unfinished_text_of_a_rank_that_asks_nothing_leaves_the_status(
+    seen: SeenTerminal, launch: Launch
+) -> None:
+    job = launch(*ONE, source=_UNFINISHED, fake_torch="", **on_terminal(seen))
+    seen.forget_slave()
+    seen.wait_until(lambda: seen.rows[:1] == ["loading ..."] and "ranks running" in seen.rows[-1])
+    (job.there / "over").touch()
+    assert job.wait() == 0
+    assert seen.end() == ["loading ...done"]
+
+
 _DIES_WHILE_IT_EDITS = """
 import os, signal, sys, termios
 mode = termios.tcgetattr(0)
@@ -155,17 +175,19 @@ def test_in_the_background_lines_are_written_and_nothing_is_drawn(seen: SeenTerm
         ("import select; p = select.poll(); p.register(0, 1); p.poll()", True, True),
         ("import select; p = select.poll(); p.register(0, 0); p.poll()", False, False),
         ("import time; time.sleep(600)", True, False),
+        ("import subprocess; subprocess.run(['sleep', '600'])", True, None),
         ("import os; r, w = os.pipe(); os.read(r, 1)", True, False),
         ("import select, os; r, w = os.pipe(); select.select([r], [], [])", True, False),
     ],
 )
 def test_a_process_that_waits_for_input_is_recognized(
-    source: str, shows_prompt: bool, waits: bool, seen: SeenTerminal, monkeypatch: pytest.MonkeyPatch
+    source: str, shows_prompt: bool, waits: bool | None, seen: SeenTerminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours, (told, tell) = os.dup(0), os.pipe()
     os.dup2(seen.slave, 0)
     words = [sys.executable, "-c", f"import os, sys; os.write(1, b'ready'); {source}"]
-    pid = os.posix_spawn(sys.executable, words, os.environ, file_actions=[(os.POSIX_SPAWN_DUP2, tell, 1)])
+    to_tell = [(os.POSIX_SPAWN_DUP2, tell, 1)]
+    pid = os.posix_spawn(sys.executable, words, os.environ, file_actions=to_tell, setsid=True)
     try:
         assert someone_may_type()
         assert os.read(told, 5) == b"ready"
@@ -175,7 +197,7 @@ def test_a_process_that_waits_for_input_is_recognized(
         os.dup2(ours, 0)
         for fd in (ours, told, tell):
             os.close(fd)
-        os.kill(pid, signal.SIGKILL)
+        os.killpg(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
     assert not waits_for_input(pid, shows_prompt)
 

@@ -129,6 +129,7 @@ def test_the_log_has_the_lines_without_colours_and_so_has_a_filter(
     folder = tmp_path / "generation_0"
     assert (folder / "rank_0/stderr.log").read_bytes() == b"100%\nloss 0.5 NaN\nlong " + b"x" * 1000 + b"\n"
     assert (folder / "filtered_stderr.log").read_bytes() == b"loss 0.5 NaN\n"
+    seen.end()
     assert b"\x1b[1;31mNaN\x1b[0m" in seen.raw
 
 
@@ -145,6 +146,7 @@ def test_colours_of_ranks_can_be_switched_off(
     for fd in fds:
         os.close(fd)
     pump.close(SOON_S)
+    seen.end()
     assert b"m" not in seen.raw.replace(b"[n0:0]", b"")  # the end of every colour
 
 
