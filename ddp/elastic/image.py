@@ -110,8 +110,8 @@ def serialize(value: Any) -> bytes:
 def read_plain(data: bytes | memoryview) -> Any:
     """Return what was saved; raise if it holds more than plain values, because reading must not execute code in it."""
     with warnings.catch_warnings():
-        # From 2.14 on, torch checks sparse tensors here and warns that this takes time: they are read once per resume.
-        warnings.filterwarnings("ignore", "Validating sparse tensor invariants")
+        # From 2.12 on, torch warns that it does not check sparse tensors here, or that it does and this takes time.
+        warnings.filterwarnings("ignore", "(Sparse invariant checks are|Validating sparse tensor invariants)")
         return torch.load(io.BytesIO(data), weights_only=True)
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .torch_names import Name
 
 _log = logging.getLogger("ddp")
+_RECORDED = "2000"
 
 
 # --- looking names up --------------------------------------------------------------------------------
@@ -175,6 +176,12 @@ def is_loaded() -> bool:
 
 def default_store() -> Any:
     return get(torch_names.DEFAULT_STORE)()
+
+
+def switch_recorder_on() -> None:
+    """Let the flight recorder keep as many collectives as newer releases do, unless the user has set a number."""
+    if version() < torch_names.RECORDER_HAS_SIZE and not os.environ.keys() & torch_names.RECORDER_SIZE:
+        os.environ[torch_names.RECORDER_SIZE[0]] = _RECORDED
 
 
 def record_of_collectives(of_nccl: bool) -> bytes:

@@ -35,6 +35,7 @@ def install() -> None:
         with contextlib.suppress(ImportError, AttributeError):  # the warning says what this torch lacks
             mark(page)
     if status_page.traces_collectives():
+        torch_api.switch_recorder_on()
         collective_marks.install(page)
         collective_marks.on_new_group(_wake_guard)
         collective_marks.on_failure(_explain)

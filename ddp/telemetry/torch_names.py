@@ -123,7 +123,9 @@ SHARD_OF_DTENSOR = Name(
 )
 WORLD = Name(_C10D, "_world", Use.READ, f"{_GUARD}, and a clean exit of ranks")
 DEFAULT_STORE = Name(_C10D, "_get_default_store", Use.CALLED, "the names of lost peers")
-# Before 2.10 it exists, but Gloo records nothing.
+# It is empty until a variable sets its size (the second one is the older name). From 2.11 on there is a default size.
+RECORDER_HAS_SIZE: Version = (2, 11)
+RECORDER_SIZE = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 RECORD_OF_ALL = Name(_BINDINGS, "_dump_fr_trace_json", Use.CALLED, "flight recorders of Gloo")
 RECORD_OF_NCCL = Name(
     _BINDINGS, "_dump_nccl_trace_json", Use.CALLED, "", instead="builds without NCCL have none"
@@ -220,8 +222,8 @@ LAUNCHER: dict[str, str] = {
     "cuda.is_initialized": "launcher.template.warm: a process that uses a GPU cannot be forked",
     "flight recorder, JSON": "launcher.health.recorders: version, entries, pg_config",
     "flight recorder, pickle": "launcher.health.flight_recorder: what NCCL's watchdog writes",
-    "TORCH_FR_BUFFER_SIZE": "launcher.health.nccl_env: from 2.9 on; before, TORCH_NCCL_TRACE_BUFFER_SIZE",
-    "TORCH_FR_DUMP_TEMP_FILE": "launcher.health.nccl_env: from 2.9 on; before, TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
+    "TORCH_FR_BUFFER_SIZE": "launcher.health.nccl_env: the number of collectives that the flight recorder keeps",
+    "TORCH_FR_DUMP_TEMP_FILE": "launcher.health.nccl_env: where NCCL's watchdog writes the recorder",
     "TORCH_NCCL_TRACE_BUFFER_SIZE": "launcher.health.nccl_env: the former name",
     "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "launcher.health.nccl_env: the former name",
     "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": "launcher.health.nccl_env",

@@ -23,7 +23,11 @@ from launcher.ranks.topology import Gpu, pci_address, read_topology, visible_ind
 if TYPE_CHECKING:
     from pathlib import Path
 
-binding: Any = pytest.importorskip("torch.numa.binding", reason="before 2.9, torch binds no ranks to CPUs")
+binding: Any
+try:
+    from torch.numa import binding
+except ImportError:
+    pytestmark = pytest.mark.skip("before 2.9, torch binds no ranks to CPUs")
 MODES = ("node", "socket", "exclusive", "core-complex")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -148,6 +149,25 @@ def test_each_backend_has_its_recorder(
     if has_nccl:
         monkeypatch.setattr(bindings, "_dump_nccl_trace_json", lambda *_: b"nccl", raising=False)
     assert torch_api.record_of_collectives(of_nccl) == read
+
+
+@pytest.mark.parametrize(
+    ("release", "given", "size"),
+    [
+        ((2, 8), {}, "2000"),
+        ((2, 10), {}, "2000"),
+        ((2, 10), {"TORCH_FR_BUFFER_SIZE": "7"}, "7"),
+        ((2, 10), {"TORCH_NCCL_TRACE_BUFFER_SIZE": "7"}, None),
+        ((2, 11), {}, None),
+    ],
+)
+def test_the_recorder_is_switched_on_where_torch_has_it_off(
+    release: torch_names.Version, given: dict[str, str], size: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", dict(given))
+    monkeypatch.setattr(torch_api, "version", lambda: release)
+    torch_api.switch_recorder_on()
+    assert os.environ.get("TORCH_FR_BUFFER_SIZE") == size
 
 
 def test_a_torch_without_a_recorder_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import pytest
-
-TORCH = tuple(map(int, metadata.version("torch").split(".")[:2]))
 
 if TYPE_CHECKING:
     from launched import Launch, Launched
@@ -235,7 +232,6 @@ def test_a_rank_that_cannot_be_released_is_killed_when_its_time_is_up(launch: La
     assert job.wait() == 7, job.stderr()
 
 
-@pytest.mark.skipif(TORCH < (2, 10), reason="before 2.10, Gloo records nothing in the flight recorder")
 def test_flight_recorders_are_read_at_a_hang(launch: Launch) -> None:
     source = START + (
         "dist.init_process_group('gloo')\n"
