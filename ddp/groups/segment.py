@@ -151,15 +151,15 @@ def _accept_one(listener: Listener, members: LocalMembers, member: int, deadline
 def read_hello(connection: socket.socket, secret: str) -> int | None:
     """Return the member number from a hello. None: a wrong secret, an error, or no hello within the timeout."""
     connection.settimeout(_ANSWER_WITHIN_S)
-    said = b""
+    received = b""
     try:
-        while len(said) < _HELLO.size and (more := connection.recv(_HELLO.size - len(said))):
-            said += more
+        while len(received) < _HELLO.size and (more := connection.recv(_HELLO.size - len(received))):
+            received += more
     except OSError:
         return None
-    if len(said) < _HELLO.size:
+    if len(received) < _HELLO.size:
         return None
-    token, who = _HELLO.unpack(said)
+    token, who = _HELLO.unpack(received)
     return int(who) if hmac.compare_digest(token, bytes.fromhex(secret)) else None
 
 

@@ -55,9 +55,10 @@ def _facts(entry: dict[str, Any]) -> plan.ParameterInfo:
 
 
 def order_of_rank_0(group: ProcessGroup, device: torch.device, order: Sequence[int]) -> list[int]:
-    told = torch.tensor(order, dtype=torch.int32, device=device)
-    broadcast_from_rank_0(group, told)
-    agreed: list[int] = told.tolist()
+    """Return on every rank the numbers of rank 0."""
+    numbers = torch.tensor(order, dtype=torch.int32, device=device)
+    broadcast_from_rank_0(group, numbers)
+    agreed: list[int] = numbers.tolist()
     return agreed
 
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     # A member and its average -> whether to change its `.grad`.
     Used = Callable[[int, torch.Tensor], bool]
+    Averages = Sequence[tuple[int, torch.Tensor]]
 
 # Tensors of this size or larger are scaled during the copy. Smaller ones are copied together and scaled afterwards.
 _SCALED_ALONE_BYTES = 16 * 1024
@@ -69,7 +70,7 @@ class FlatBucket:
         self.targets: list[torch.Tensor] = []
         self._idle_references = 0
         self._kept: list[tuple[int, torch.Tensor]] = []
-        self._absent: list[int] = []
+        self._absent: list[tuple[int, torch.Tensor]] = []
         self._idle_uses = 0
         # The versions of the targets. With `as_views`, the targets share the version of the bucket: only that one.
         self._versions: list[int] = []
@@ -144,7 +145,7 @@ class FlatBucket:
         for i, grad in enumerate(grads, start):
             target = self.targets[i]
             if grad is None:
-                self._absent.append(i)
+                self._absent.append((i, target))
                 target.zero_()
             elif grad is target:
                 if scale is not None:
@@ -202,13 +203,8 @@ class FlatBucket:
         self._begun = False
         if result is not None and result.data_ptr() != self.flat.data_ptr():
             self.flat.copy_(result.view(-1)[: self.numel])
-        for i, target in self._kept:
-            if used(i, target):
-                _write_back(self.parameters[i], target)
-        for i in self._absent:
-            if used(i, self.targets[i]):
-                self.parameters[i].grad = self.targets[i]
-        self._kept, self._kept_versions = [], []
+        _store(self.parameters, self._kept, self._absent, used)
+        self._kept, self._absent, self._kept_versions = [], [], []
 
 
 class InPlaceBucket:
@@ -254,12 +250,7 @@ class InPlaceBucket:
     def finish(self, result: torch.Tensor | None, used: Used) -> None:
         if result is not None:
             raise RuntimeError("internal error: a InPlaceBucket has no flat buffer for a result")
-        for i, tensor in self._kept:
-            if used(i, tensor):
-                _write_back(self.parameters[i], tensor)
-        for i, tensor in self._absent:
-            if used(i, tensor):
-                self.parameters[i].grad = tensor
+        _store(self.parameters, self._kept, self._absent, used)
         self.payload, self._kept, self._absent, self._versions = [], [], [], []
 
 
@@ -338,8 +329,15 @@ def _as_flat(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.is_contiguous() else tensor.as_strided((tensor.numel(),), (1,))
 
 
-def _write_back(parameter: torch.Tensor, average: torch.Tensor) -> None:
-    if parameter.grad is None:
-        parameter.grad = average.to(parameter.dtype)
-    else:
-        parameter.grad.detach().copy_(average)
+def _store(parameters: Sequence[torch.Tensor], kept: Averages, absent: Averages, used: Used) -> None:
+    """Copy averages into the gradients that keep their memory, and assign those of parameters without a gradient."""
+    for i, average in kept:
+        if used(i, average):
+            parameter = parameters[i]
+            if parameter.grad is None:
+                parameter.grad = average.to(parameter.dtype)
+            else:
+                parameter.grad.detach().copy_(average)
+    for i, average in absent:
+        if used(i, average):
+            parameters[i].grad = average

@@ -248,15 +248,17 @@ class BucketSender:
         try:
             if self._hook is not None:
                 return self.run_hook(self._shown(number, bucket.payload[0]))
-            if self._collectives.averages_lists and not isinstance(bucket, SparseBucket):
-                return self._collectives.average(
-                    number, bucket.payload, self.divisor if self._divides(bucket) else 1.0
-                )
-            (tensor,) = bucket.payload
-            return self._collectives.sum(number, tensor)
+            return self._start(number, bucket.payload, self.divisor if self._divides(bucket) else 1.0)
         except RuntimeError as error:
             self._explain(error, number)
             raise
+
+    def _start(self, number: int, tensors: list[torch.Tensor], divisor: float) -> Any:
+        """-> Work. The group divides only if it averages lists."""
+        if self._collectives.averages_lists and not tensors[0].is_sparse:
+            return self._collectives.average(number, tensors, divisor)
+        (tensor,) = tensors
+        return self._collectives.sum(number, tensor)
 
     def _explain(self, error: RuntimeError, number: int) -> None:
         """Raise a more detailed error if communication has failed."""
@@ -269,10 +271,7 @@ class BucketSender:
     def run_hook(self, bucket: GradBucket) -> Any:
         """-> the hook's future, or the work of the collective. The caller waits for it."""
         if self._hook is None:
-            buffer = bucket.buffer()
-            if self._collectives.averages_lists and not buffer.is_sparse:
-                return self._collectives.average(bucket.index(), [buffer], 1.0)
-            return self._collectives.sum(bucket.index(), buffer)
+            return self._start(bucket.index(), [bucket.buffer()], 1.0)
         state, hook = self._hook
         future = hook(state, bucket)
         if not isinstance(future, torch.futures.Future | _BARE_FUTURE):
@@ -298,10 +297,7 @@ class BucketSender:
 
     def try_out(self, tensor: torch.Tensor) -> None:
         """Send a tensor in the same way as a bucket, and wait for it."""
-        if self._collectives.averages_lists:
-            self._collectives.average(0, [tensor], self.divisor).wait(GROUP_TIMEOUT)
-        else:
-            self._collectives.sum(0, tensor).wait(GROUP_TIMEOUT)
+        self._start(0, [tensor], self.divisor).wait(GROUP_TIMEOUT)
         self.settle_device()
 
     def settle_device(self) -> None:
@@ -310,8 +306,8 @@ class BucketSender:
             torch.cuda.synchronize(self.device)
 
     def sum_used(self, used: list[int]) -> tuple[torch.Tensor, Any]:
-        told = torch.tensor(used, dtype=torch.int32, device=self.device)
-        return told, start_sum(self.group, told)
+        counts = torch.tensor(used, dtype=torch.int32, device=self.device)
+        return counts, start_sum(self.group, counts)
 
     def await_futures(self, futures: Sequence[Any]) -> None:
         self._futures += futures

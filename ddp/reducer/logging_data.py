@@ -10,22 +10,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-_ENVIRONMENT = {
-    "MASTER_PORT": "master_port",
-    "MASTER_ADDR": "master_addr",
-    "TORCH_DISTRIBUTED_DEBUG": "torch_distributed_debug",
-    "CUDA_VISIBLE_DEVICES": "cuda_visible_devices",
-}
-_OF_GLOO = {
-    "GLOO_SOCKET_IFNAME": "gloo_socket_ifname",
-    "GLOO_DEVICE_TRANSPORT": "gloo_device_transport",
-}
-_OF_NCCL = {
-    "NCCL_SOCKET_IFNAME": "nccl_socket_ifname",
-    "NCCL_BLOCKING_WAIT": "nccl_blocking_wait",
-    "NCCL_DEBUG": "nccl_debug",
-    "NCCL_NTHREADS": "nccl_nthreads",
-    "NCCL_IB_TIMEOUT": "nccl_ib_timeout",
+_ENVIRONMENT = ("MASTER_PORT", "MASTER_ADDR", "TORCH_DISTRIBUTED_DEBUG", "CUDA_VISIBLE_DEVICES")
+_OF_BACKEND = {
+    "gloo": ("GLOO_SOCKET_IFNAME", "GLOO_DEVICE_TRANSPORT"),
+    "nccl": ("NCCL_SOCKET_IFNAME", "NCCL_BLOCKING_WAIT", "NCCL_DEBUG", "NCCL_NTHREADS", "NCCL_IB_TIMEOUT"),
 }
 _STAGES = ("forward_compute", "backward_compute", "backward_comm", "backward_compute_comm_overlap")
 _ALWAYS_SAMPLED = 10
@@ -115,9 +103,8 @@ class Log:
         strings, numbers = self.data.strs_map, self.data.ints_map
         strings["module_name"] = module_name
         strings["device_ids"] = ", ".join(map(str, device_ids))
-        backend = strings.get("backend_name")
-        told = _ENVIRONMENT | (_OF_GLOO if backend == "gloo" else _OF_NCCL if backend == "nccl" else {})
-        strings.update({key: os.environ.get(name, "N/A") for name, key in told.items()})
+        variables = (*_ENVIRONMENT, *_OF_BACKEND.get(strings.get("backend_name", ""), ()))
+        strings.update({name.lower(): os.environ.get(name, "N/A") for name in variables})
         numbers["output_device"] = output_device
         numbers["broadcast_buffers"] = int(broadcast_buffers)
         numbers["has_sync_bn"] = int(has_sync_bn)

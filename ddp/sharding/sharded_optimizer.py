@@ -234,13 +234,13 @@ class ShardedOptimizer(Optimizer, Joinable):
             if piece in state
         ]
         here = dist.get_rank(self._group) == to
-        everybody: list[Any] | None = [None] * self._group.size() if here else None
-        dist.gather_object(mine, everybody, dist.get_global_rank(self._group, to), self._group)
-        self._consolidated = self._put_together(everybody) if everybody is not None else None
+        states: list[Any] | None = [None] * self._group.size() if here else None
+        dist.gather_object(mine, states, dist.get_global_rank(self._group, to), self._group)
+        self._consolidated = self._put_together(states) if states is not None else None
 
-    def _put_together(self, everybody: Sequence[Any]) -> dict[str, Any]:
+    def _put_together(self, states: Sequence[Any]) -> dict[str, Any]:
         of: dict[int, list[tuple[int, int, dict[str, Any]]]] = {}
-        for number, start, end, state in (each for told in everybody for each in told):
+        for number, start, end, state in (each for of_rank in states for each in of_rank):
             of.setdefault(number, []).append((start, end, state))
         whole = {i: whole_state.put_together(of[i], self._whole[i]) for i in sorted(of)}
         return {"state": whole, "param_groups": self._numbered_groups()}

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from launcher.settings.config import Settings
     from launcher.settings.host_names import Host
 
-SSH_CONTROL = "DDP_TETHER"  # in the environment of an agent whose standard input is an ssh control channel
+SSH_CONTROL = (
+    "DDP_SSH_CONTROL"  # in the environment of an agent whose standard input is an ssh control channel
+)
 # Options that this command sets for each host, or that have no meaning for a single host.
 _OURS = {
     *("hosts", "hostfile", "ssh", "send_env", "nnodes", "nproc_per_node", "node_rank", "rendezvous"),

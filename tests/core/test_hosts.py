@@ -123,7 +123,7 @@ def test_a_host_is_told_all_that_was_asked_for_wherever_that_was_said() -> None:
 
 def test_the_remote_command_survives_a_shell() -> None:
     text = command_lines.remote_command("/home/ada/my work", ["/bin/ddp-launch", "--", "a b", "$HOME"])
-    assert text == "cd '/home/ada/my work' && exec env DDP_TETHER=1 /bin/ddp-launch -- 'a b' '$HOME'"
+    assert text == "cd '/home/ada/my work' && exec env DDP_SSH_CONTROL=1 /bin/ddp-launch -- 'a b' '$HOME'"
 
 
 def test_secrets_never_stand_in_the_command_line() -> None:
