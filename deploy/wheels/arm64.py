@@ -17,6 +17,8 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+import debian
+
 ROOT = Path(__file__).parents[2]
 SYSTEM = ROOT / ".venv-arm64"  # kept from run to run
 PYTHON = "python3.11"
@@ -30,17 +32,20 @@ _WITHIN_S = 300
 
 
 def main() -> None:
-    missing = [each for each in ("apt-get", "dpkg-deb", "qemu-aarch64", COMPILER) if not shutil.which(each)]
+    missing = [each for each in (*debian.PROGRAMS, "qemu-aarch64", COMPILER) if not shutil.which(each)]
     wheels = sorted((ROOT / "dist").glob("*aarch64.whl"))
     if missing or not wheels:
         print(f"the arm64 wheel was not run: {', '.join(missing) or 'dist/ has none'}: not here")
         return
-    if not (SYSTEM / "root/usr/bin" / PYTHON).exists():
-        fetch()
+    try:
+        root = debian.unpack(SYSTEM, "arm64", (f"{PYTHON}-minimal", f"lib{PYTHON}-stdlib"))
+    except debian.Unavailable as error:
+        print(f"the arm64 wheel was not run: {error}")
+        return
     with tempfile.TemporaryDirectory() as folder:
         with zipfile.ZipFile(wheels[-1]) as archive:
             archive.extractall(folder)
-        program = SYSTEM / "root/usr/bin" / PYTHON
+        program = root / "usr/bin" / PYTHON
         for words in (("-c", _LOADS), ("-m", "launcher", "--version")):
             emulated(program, *words, cwd=folder)
         storm = Path(folder, "storm")
@@ -59,29 +64,6 @@ def emulated(program: Path, *words: str, cwd: str) -> None:
     )
     if done.returncode:
         sys.exit(f"{command} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
-
-
-def fetch() -> None:
-    """Unpack Debian's interpreter for arm64. The packages of this system stay as they are."""
-    shutil.rmtree(SYSTEM, ignore_errors=True)
-    for name in ("state/lists/partial", "cache/archives/partial", "root"):
-        (SYSTEM / name).mkdir(parents=True)
-    (SYSTEM / "status").touch()
-    settings = {
-        "APT::Architecture": "arm64",
-        "APT::Architectures": "arm64",
-        "APT::Sandbox::User": "root",
-        "Dir::State": str(SYSTEM / "state"),
-        "Dir::State::status": str(SYSTEM / "status"),
-        "Dir::Cache": str(SYSTEM / "cache"),
-        "Debug::NoLocking": "1",
-    }
-    apt = ["apt-get", "-qq", *(f"-o{name}={value}" for name, value in settings.items())]
-    wanted = ("install", "-y", "--no-install-recommends", "--download-only", f"{PYTHON}-minimal")
-    for words in (("update",), (*wanted, f"lib{PYTHON}-stdlib")):
-        subprocess.run([*apt, *words], check=True, stdout=subprocess.DEVNULL)
-    for package in sorted((SYSTEM / "cache/archives").glob("*.deb")):
-        subprocess.run(["dpkg-deb", "-x", str(package), str(SYSTEM / "root")], check=True)
 
 
 if __name__ == "__main__":
