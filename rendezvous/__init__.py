@@ -1,1 +1,1 @@
-"""The rendezvous: decides who is in a job, which rank everyone has, and what follows a failure."""
+"""The rendezvous: decides which nodes are in a job, which ranks they have, and what happens after a failure."""

@@ -1,4 +1,4 @@
-"""Conversion between protobuf and the domain's values. Only this module knows both.
+"""Conversion between protobuf and the domain's values. Only this module uses both.
 
 A dataclass and its message have the same field names, and a StrEnum and its proto enum have the same members. So the
 encoders and decoders are built from the annotations, once per class, and only the table below needs maintenance (a

@@ -175,7 +175,7 @@ class ContactChanged:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Wait for a random time between the two."""
+    """Wait for a random time between `least_s` and `most_s`."""
 
     least_s: float
     most_s: float
@@ -246,8 +246,8 @@ def patience(state: SessionState) -> float:
     """How long to wait for the answer to a ping: longer with each recent stream that did not deliver a message.
 
     If thousands of agents join, the service is busy, and agents that disconnect and return would make it busier.
-    A service that has answered is not that busy. If its stream stops answering, the cause is most often the link, and
-    with a longer wait the node would be lost.
+    A service that has answered is not that busy. If its stream then stops answering, the cause is usually the network.
+    The agent must reconnect before its lease expires, so the timeout stays short.
     """
     return min(_LONGEST_PATIENCE_S, float(_time_factor(state) * PATIENCE_S * 2 ** len(state.silent_streams)))
 
@@ -330,13 +330,14 @@ def _early_warning(state: SessionState, now: float) -> SessionStep:
     """Report once, long before giving up, so that the user notices a wrong address early."""
     if state.was_reached or state.has_warned or now - state.started_at < _EARLY_WARNING_S:
         return state, ()
-    trying = f"{_unreachable(state)} Retrying for up to {state.give_up_s:g} s"
+    trying = f"{_unreachable(state)} Retrying; giving up {state.give_up_s:g} s after the start"
     return replace(state, has_warned=True), (Deliver(Waiting(trying, 0, 1, stands_by=True)),)
 
 
 def _unreachable(state: SessionState) -> str:
     tried = "; ".join(f"{known.endpoint}: {known.reason[-300:]}" for known in state.problems)
-    return f"cannot reach the rendezvous ({tried}). Check that it is running, the address, and that the port is open."
+    what_next = "Check the address, that the service runs, and that the port is open."
+    return f"cannot reach the rendezvous ({tried}). {what_next}"
 
 
 def _next(state: SessionState, now: float) -> int:
@@ -354,7 +355,7 @@ def _is_avoided(state: SessionState, endpoint: str, now: float) -> bool:
 
 
 def _redirected_to(state: SessionState, now: float) -> str:
-    """The address of the redirect. Empty if it stopped answering recently: the other replica may not know that yet."""
+    """The address of the redirect. Empty if it stopped answering recently: the other replica may not know."""
     if state.redirect is None or _is_avoided(state, state.redirect.address, now):
         return ""
     return state.redirect.address

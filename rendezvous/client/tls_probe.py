@@ -1,8 +1,8 @@
 """TLS probe: find out why a connection fails although the port is open.
 
-Either one side uses TLS and the other does not, or one side does not trust the other. gRPC reports all of that only
-as a closed connection. The probe connects to the same address: a TLS handshake, then the first bytes of HTTP/2, which
-every gRPC server answers.
+Either one side uses TLS and the other does not, or one side does not trust the other. gRPC reports both cases only as a
+closed connection. The probe connects to the same address, does a TLS handshake, and sends the first bytes of HTTP/2.
+Every gRPC server answers these.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _WITHIN_S = 3.0  # timeout of each handshake
 _ANSWER_S = 1.0  # a server that accepts the connection sends its settings at once
 _HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))  # and empty settings
 _SETTINGS = 4  # the kind of the first frame of an HTTP/2 server
-_GIVE_SECRET = f"{ENV}SECRET_FILE (the same secret as on the other nodes)"
+_GIVE_SECRET = f"{ENV}SECRET_FILE (for a job with a secret: the same as on the other nodes)"
 
 
 class _NoAnswer(Exception):
@@ -50,13 +50,13 @@ async def _without_tls(there: tuple[str, int], endpoint: str) -> str:
         return ""
     if answer.startswith(b"HTTP/"):
         return (
-            f"{endpoint} serves HTTP/1, not gRPC: use the port of --listen. "
-            "Is this the port of --http, or of another program?"
+            f"{endpoint} serves HTTP/1, not gRPC: it may be the port of --http, or of another program. "
+            "Use the port of --listen"
         )
     if await _speaks_tls(there):
         return (
-            f"the service at {endpoint} uses TLS and this client does not: set {ENV}CA_FILE (the CA that signed the "
-            f"certificate of the service) or {_GIVE_SECRET}"
+            f"the service at {endpoint} uses TLS and this client does not: set {ENV}CA_FILE (for a "
+            f"deployed service: the CA that signed its certificate) or {_GIVE_SECRET}"
         )
     if answer:
         return (
@@ -81,7 +81,8 @@ async def _with_tls(there: tuple[str, int], endpoint: str, options: ClientOption
         asked = (
             f"{ENV}SECRET or {ENV}SECRET_FILE" if options.secret is not None else f"{ENV}CA_FILE or {ENV}TLS"
         )
-        return f"the service at {endpoint} does not use TLS and this client does ({asked} is set): unset it"
+        problem = f"the service at {endpoint} does not use TLS and this client does"
+        return f"{problem}: unset {asked}, or start the service with --tls-cert"
     return "" if _is_http2(answer) else _rejected_text(endpoint, options)
 
 
@@ -90,7 +91,8 @@ def _untrusted_text(endpoint: str, options: ClientOptions, error: ssl.SSLCertVer
         return f"the service at {endpoint} uses a different secret: give every node the same {ENV}SECRET_FILE"
     why = error.verify_message.rstrip(".")
     if "not yet valid" in why or "expired" in why:
-        return f"cannot trust the certificate of the service at {endpoint}: {why}. Renew it, or correct the clock."
+        problem = f"cannot trust the certificate of the service at {endpoint}: {why}"
+        return f"{problem}. Renew the certificate, or correct the clock of this machine."
     if "match" in why or "mismatch" in why:
         return (
             f"the certificate of the service at {endpoint} is for another name: {why}. Connect to that name, or set "
@@ -105,7 +107,7 @@ def _untrusted_text(endpoint: str, options: ClientOptions, error: ssl.SSLCertVer
 
 def _rejected_text(endpoint: str, options: ClientOptions) -> str:
     if options.secret is not None:
-        return f"the service at {endpoint} rejected our secret: give every node the same {ENV}SECRET_FILE"
+        return f"the service at {endpoint} rejected the secret of this node: give every node the same {ENV}SECRET_FILE"
     if options.certificate_file:
         return (
             f"the service at {endpoint} rejected the client certificate {options.certificate_file}: check that it "
@@ -118,7 +120,7 @@ def _rejected_text(endpoint: str, options: ClientOptions) -> str:
 
 
 async def _answer(there: tuple[str, int], context: ssl.SSLContext | None, name: str) -> bytes:
-    """The first bytes of the answer; empty if it closed the connection. Raises `_NoAnswer` and `ssl.SSLError`."""
+    """The first bytes of the answer; empty if the server closed it. Raises `_NoAnswer` and `ssl.SSLError`."""
     try:
         async with asyncio.timeout(_WITHIN_S):
             expected = name if context is not None else None

@@ -19,7 +19,7 @@ _PLACES = {
     RankPhase.DATA: "in its data loader",
     RankPhase.FORWARD: "in its forward pass",
     RankPhase.BACKWARD: "in its backward pass",
-    RankPhase.COMMUNICATE: "waiting for other ranks",
+    RankPhase.COMMUNICATE: "in a collective",
     RankPhase.OPTIMIZER: "in its optimizer",
     RankPhase.CHECKPOINT: "in its checkpoint",
     RankPhase.EVALUATION: "in its evaluation",

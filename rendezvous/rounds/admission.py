@@ -53,7 +53,7 @@ KNOWN_AS = {
     "shrink_after_s": "--shrink-after (default: the value of --replacement-timeout, if it is set)",
     "stragglers": "--stragglers",
 }
-_NODES_NOTIFIED = 8  # a person reads the output of the first nodes; thousands of equal lines help nobody
+_NODES_NOTIFIED = 8  # a person reads the output of the first nodes; thousands of equal lines are of no use
 _SAME_VALUE = "Start all nodes with the same value"
 _SAME_RELEASE = "Install the same release on all nodes"
 _SHOWN_CHARS = 256  # of a value of a setting

@@ -140,5 +140,5 @@ def _status(error: Exception) -> tuple[grpc.StatusCode, str, str]:
         case OwnershipLost() | StoreError() | ConnectionError():
             return code.UNAVAILABLE, str(error), ""
         case _:
-            _log.error("internal error in a call", exc_info=error)
+            _log.error("internal error in a call; see the traceback", exc_info=error)
             return code.INTERNAL, "internal error of the service; see its log", ""
