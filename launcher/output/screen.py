@@ -387,7 +387,7 @@ class _Canvas:
         if at >= len(row):
             return
         if final == "@":
-            row[at:at] = [BLANK] * count
+            row[at:] = ([BLANK] * count + row[at:])[:LINE_LIMIT]
         elif final == "P":
             del row[at : at + count]
         else:

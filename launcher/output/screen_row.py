@@ -15,6 +15,7 @@ from functools import lru_cache
 Cell = tuple[str, str]
 BLANK: Cell = ("", " ")
 TAB_STOP = 8
+_MARKS_LIMIT = 16  # of a character with all its marks
 
 # Characters that have one column each; what one state of a bar leaves of the one before is then a matter of lengths.
 _STATES = re.compile(r"\r[ -~\u2500-\u259f\u2800-\u28ff\r]*\r[ -~\u2500-\u259f\u2800-\u28ff]*")
@@ -55,11 +56,11 @@ def cells_of(text: str, style: str, column: int) -> list[Cell]:
 
 
 def combine(cells: list[Cell], end: int, mark: str) -> None:
-    """Add a mark to the character that ends before this column."""
+    """Add a mark to the character that ends before this column. A character with too many loses the last ones."""
     at = end - 1
     while at and not cells[at][1]:
         at -= 1
-    cells[at] = (cells[at][0], cells[at][1] + mark)
+    cells[at] = (cells[at][0], (cells[at][1] + mark)[:_MARKS_LIMIT])
 
 
 def make_blank(row: list[Cell], at: int) -> None:

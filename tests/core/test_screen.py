@@ -322,6 +322,15 @@ def test_rows_beyond_the_limit_are_finished() -> None:
     assert long.lines == b"z" * 10_000 + b"\n"
 
 
+@pytest.mark.parametrize(
+    "piece", ["\x1b[1000@", "\x1b[1000@x", "\u0301" * 1000, "\t\r\t", "x\x1b[1000C", "漢\b"]
+)
+def test_no_row_grows_without_end(piece: str) -> None:
+    rank = Rank(ON_A_TERMINAL).write(b"\x1b[mxyz\r\x1b[C", *[piece.encode() * 10] * 30)
+    cells = [cell for row in rank.view.screen.rows for cell in row.cells]
+    assert sum(len(style) + len(char) for style, char in cells) < 3 * LINE_LIMIT
+
+
 def test_a_wide_character_that_is_cut_leaves_a_blank() -> None:
     assert shown("漢\b\x1b[31mx\x1b[0m\n".encode()) == b" \x1b[31mx\x1b[0m\n"
     assert shown("漢漢\rx\n".encode()) == "x 漢\n".encode()
