@@ -132,7 +132,7 @@ class Trial:
         """Whether the next step is the first one of a turn."""
         return self.step % STEPS == 0
 
-    def stepped(self) -> Trial:
+    def next_step(self) -> Trial:
         return Trial(self.plans, self.step + 1)
 
 

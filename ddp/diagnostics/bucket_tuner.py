@@ -156,7 +156,7 @@ class Tuning:
             self._reducer.sender.settle_device()
             self._times[trial.plan].append(time.perf_counter_ns() - self._began)
         self._began = 0
-        self._trial = following = trial.stepped()
+        self._trial = following = trial.next_step()
         if following.over:
             self._decide()
         elif following.changes:

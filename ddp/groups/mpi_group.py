@@ -117,7 +117,7 @@ def _buffer(mpi: Any, flat: torch.Tensor, as_bytes: bool = False) -> list[Any]:
 
 
 def _operation(mpi: Any, opts: Any, tensor: torch.Tensor) -> tuple[Any, bool]:
-    """-> MPI's operation, and whether the result is to be divided by the number of ranks"""
+    """Return MPI's operation, and whether to divide the result by the number of ranks."""
     kind = opts.reduceOp.op
     how = REDUCTIONS.get(kind)
     real = _real(tensor).dtype

@@ -23,6 +23,8 @@ class InitError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class RankInfo:
+    """The position of this process in the job."""
+
     rank: int
     world_size: int
     local_rank: int

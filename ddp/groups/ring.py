@@ -18,6 +18,8 @@ from ddp.groups.segment import hello, read_hello
 
 @dataclass(frozen=True, slots=True)
 class Port:
+    """The listening socket of this leader, and the secret of a valid connection."""
+
     socket: socket.socket
     address: str
     secret: str
@@ -82,6 +84,8 @@ def source_address(target: str) -> str:
 
 @dataclass(slots=True)
 class Links:
+    """The connections to the next and the previous host."""
+
     following: socket.socket
     previous: socket.socket
 

@@ -37,7 +37,7 @@ class Baseline:
             return all(map(is_not, grads, repeat(None)))
         return all(map(self.arrived, members, grads))
 
-    def held(self, index: int) -> bool:
+    def had_gradient(self, index: int) -> bool:
         """Whether `.grad` existed when the baseline was recorded."""
         return self.grads is not None and self.grads[index] is not None
 

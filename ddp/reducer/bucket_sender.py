@@ -254,7 +254,7 @@ class BucketSender:
             raise
 
     def _start(self, number: int, tensors: list[torch.Tensor], divisor: float) -> Any:
-        """-> Work. The group divides only if it averages lists."""
+        """Start the collective of a bucket, and return its Work. The group divides only if it averages lists."""
         if self._collectives.averages_lists and not tensors[0].is_sparse:
             return self._collectives.average(number, tensors, divisor)
         (tensor,) = tensors
@@ -269,7 +269,7 @@ class BucketSender:
         comm_error.explain(error, doing)
 
     def run_hook(self, bucket: GradBucket) -> Any:
-        """-> the hook's future, or the work of the collective. The caller waits for it."""
+        """Return the hook's future, or the Work of the collective. The caller waits for it."""
         if self._hook is None:
             return self._start(bucket.index(), [bucket.buffer()], 1.0)
         state, hook = self._hook
@@ -282,7 +282,7 @@ class BucketSender:
         return future
 
     def sum_bucket(self, bucket: GradBucket) -> Any:
-        """-> Future. For hooks that use the plain all-reduce as one of their steps."""
+        """Return a future of the sum, for hooks that use the plain all-reduce as one of their steps."""
         return self._collectives.sum(bucket.index(), bucket.buffer()).get_future()
 
     def zero_buckets(self) -> list[GradBucket]:

@@ -21,6 +21,8 @@ CHUNK_BYTES = 128 * 1024
 
 
 class Mode(Enum):
+    """Which parameters have hooks, and when buckets are sent."""
+
     OBSERVE = "every parameter has a hook, and all buckets are sent at the end"
     COUNT = "every parameter has a hook, and buckets are sent when they are full"
     SENTINEL = "one parameter of each chunk has a hook"
@@ -28,6 +30,8 @@ class Mode(Enum):
 
 @dataclass(frozen=True)
 class Chunk:
+    """The members [start, end) of a bucket. `members` are their parameter indices."""
+
     bucket: int
     start: int
     end: int

@@ -59,7 +59,7 @@ class BucketCollectives:
         return storage[:numel] if self.slack else storage
 
     def average(self, turn: int, tensors: list[torch.Tensor], divisor: float) -> Any:
-        """-> Work. Valid only if `averages_lists` is true."""
+        """Start to average tensors in place, and return the Work. Valid only if `averages_lists` is true."""
         average = self._averages[turn % len(self.groups)]
         if average is None:
             raise TypeError(
@@ -68,14 +68,14 @@ class BucketCollectives:
         return average(tensors, divisor)
 
     def sum(self, turn: int, tensor: torch.Tensor) -> Any:
-        """-> Work. The sum replaces the contents of `tensor`."""
+        """Start to sum a tensor in place, and return the Work."""
         if tensor.is_complex():
             tensor = torch.view_as_real(tensor)
         return start_sum(self.groups[turn % len(self.groups)], tensor)
 
 
 def start_sum(group: ProcessGroup, tensor: torch.Tensor) -> Any:
-    """-> Work"""
+    """Start to sum a tensor in place, and return the Work."""
     return group.allreduce([tensor], AllreduceOptions())
 
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Readiness:
+    """Which buckets are full, and which have been launched."""
+
     pending: tuple[int, ...]  # how many gradients each bucket still waits for
     launched: int = 0  # buckets 0..launched-1 have been launched
 

@@ -39,6 +39,8 @@ _SAME_MODEL = "Wrap the same model on all ranks."
 
 
 class Kind(Enum):
+    """How a bucket stores its gradients."""
+
     FLAT = "flat"
     IN_PLACE = "in place"
     SPARSE = "sparse"
@@ -94,12 +96,16 @@ class Transport:
 
 @dataclass(frozen=True)
 class Bucket:
+    """Gradients that one collective averages."""
+
     members: tuple[int, ...]  # indices of parameters, in their order in the bucket
     kind: Kind
 
 
 @dataclass(frozen=True)
 class BucketPlan:
+    """The buckets of a model, in launch order."""
+
     buckets: tuple[Bucket, ...]
 
 
@@ -112,7 +118,7 @@ def limits(cap_bytes: int, first_bytes: int, per_bucket: Sequence[int], *, whole
 
 
 def first_plan(parameters: Sequence[ParameterInfo], limit: Limits, transport: Transport) -> BucketPlan:
-    groups = _separated(parameters, range(len(parameters)), limit, transport, limit.first)
+    groups = _separate(parameters, range(len(parameters)), limit, transport, limit.first)
     groups.sort(key=min)
     return BucketPlan(tuple(_bucket(parameters, group, limit, transport) for group in reversed(groups)))
 
@@ -124,13 +130,13 @@ def rebuilt_plan(
     if sorted(arrival) != list(range(len(parameters))):
         raise ValueError("the order of arrival must name every parameter once")
     place = {member: i for i, member in enumerate(arrival)}
-    groups = _separated(parameters, arrival, limit, transport, limit.rebuilt)
+    groups = _separate(parameters, arrival, limit, transport, limit.rebuilt)
     # A bucket is complete when its last member arrives. Order by that, so that buckets do not wait for later ones.
     groups.sort(key=lambda group: max(place[i] for i in group))
     return BucketPlan(tuple(_bucket(parameters, group, limit, transport) for group in groups))
 
 
-def _separated(
+def _separate(
     parameters: Sequence[ParameterInfo],
     order: Sequence[int],
     limit: Limits,
@@ -140,7 +146,7 @@ def _separated(
     """Return each large parameter alone, and the others in groups."""
     large = [i for i in order if _is_large(parameters[i], limit, transport)]
     apart = set(large)
-    return [*([i] for i in large), *_grouped(parameters, [i for i in order if i not in apart], sizes)]
+    return [*([i] for i in large), *_group(parameters, [i for i in order if i not in apart], sizes)]
 
 
 def _is_large(facts: ParameterInfo, limit: Limits, transport: Transport) -> bool:
@@ -150,7 +156,7 @@ def _is_large(facts: ParameterInfo, limit: Limits, transport: Transport) -> bool
     return transport.in_place and not facts.sparse and facts.nbytes >= enough
 
 
-def _grouped(
+def _group(
     parameters: Sequence[ParameterInfo], order: Iterable[int], sizes: Sequence[int]
 ) -> list[list[int]]:
     closed: list[list[int]] = []

@@ -163,7 +163,7 @@ class Reducer:
             self._abandon(seen)
             return
         if lacking and not self.setup.looks_for_unused:
-            raise self.setup.recorded(self._unfinished(sorted(lacking)))
+            raise self.setup.record_error(self._unfinished(sorted(lacking)))
 
     def _unfinished(self, lacking: list[int]) -> RuntimeError:
         names = self.setup.names_of(lacking)
@@ -272,9 +272,9 @@ class Reducer:
             self.stopwatch.step_ended()
         self._round_over()
         if missed:
-            raise setup.recorded(errors.forward_outside_context(self.rank))
+            raise setup.record_error(errors.forward_outside_context(self.rank))
         if without:
-            raise setup.recorded(errors.context_without_gradient(setup.names_of(without), self.rank))
+            raise setup.record_error(errors.context_without_gradient(setup.names_of(without), self.rank))
         if late is not None:
             raise setup.unexpected(late)
         self._observe(seen, task, lacking)

@@ -68,7 +68,7 @@ class Setup:
     def names_of(self, indices: Sequence[int]) -> list[str]:
         return [self.names[i] for i in indices]
 
-    def recorded(self, error: RuntimeError) -> RuntimeError:
+    def record_error(self, error: RuntimeError) -> RuntimeError:
         """Record the error in the logging data, like torch, and return it."""
         log = self.log()
         if log is not None:
@@ -77,14 +77,14 @@ class Setup:
 
     def unexpected(self, index: int) -> RuntimeError:
         if self.static_graph:
-            return self.recorded(errors.unexpected(self.names[index], self.rank))
-        return self.recorded(errors.ready_twice([self.names[index]], index, self.rank))
+            return self.record_error(errors.unexpected(self.names[index], self.rank))
+        return self.record_error(errors.ready_twice([self.names[index]], index, self.rank))
 
     def baseline(self) -> Baseline:
         left, self.partly_averaged = self.partly_averaged, ()
         still = [i for i, grad, was in left if self.parameters[i].grad is grad and grad._version == was]
         if still:
-            raise self.recorded(errors.partly_averaged(self.names_of(still), self.rank))
+            raise self.record_error(errors.partly_averaged(self.names_of(still), self.rank))
         return baseline(self.parameters, exact=not self.settings.as_views)
 
 
@@ -267,7 +267,8 @@ class Round:
             for n, chunk in enumerate(self.setup.chunks)
             if not self.gathered[n]
             for i in chunk.members
-            if not before.arrived(i, parameters[i].grad) and not (n in self.disordered and before.held(i))
+            if not before.arrived(i, parameters[i].grad)
+            and not (n in self.disordered and before.had_gradient(i))
         ]
 
     def complete(self) -> None:

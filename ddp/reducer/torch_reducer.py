@@ -101,7 +101,7 @@ class TorchReducer:
     def _set_static_graph(self) -> None:
         if self.core.stopwatch.iteration:
             late = "set_static_graph() should be called before training loop starts and after "
-            raise self.core.setup.recorded(RuntimeError(f"{late}DistributedDataParallel is constructed."))
+            raise self.core.setup.record_error(RuntimeError(f"{late}DistributedDataParallel is constructed."))
         self.core.setup.static_graph = True
 
     def _remove_autograd_hooks(self) -> None:

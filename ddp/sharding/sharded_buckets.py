@@ -69,10 +69,10 @@ class ShardedBucket:
             self._coming = torch.empty_like(self._own)  # gradients accumulate: keep the existing ones
         else:
             self._coming = self._kept
-        given = _real(self._padded(buffer))
+        given = _real(self._pad(buffer))
         self._work = reduce_scatter(_real(self._coming), given, self._group, self._averages)
 
-    def _padded(self, buffer: torch.Tensor) -> torch.Tensor:
+    def _pad(self, buffer: torch.Tensor) -> torch.Tensor:
         storage, begin = buffer.untyped_storage(), buffer.storage_offset()
         if storage.nbytes() >= (begin + self._room) * buffer.element_size():
             return buffer.as_strided((self._room,), (1,), begin)

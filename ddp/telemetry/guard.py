@@ -61,6 +61,8 @@ def running() -> Guard | None:
 
 
 class Guard:
+    """The guard of this process."""
+
     def __init__(self, path: str) -> None:
         self.pid = os.getpid()
         self._reason = ""  # why communication was aborted; empty before

@@ -92,7 +92,7 @@ def test_a_trial_gives_every_plan_the_same_number_of_turns_and_counted_steps() -
         if trial.changes:
             turns.append(trial.plan)
         counted[trial.plan] += trial.counts
-        trial = trial.stepped()
+        trial = trial.next_step()
     assert turns == [0, 1, 2] * bucket_search.TURNS
     assert counted == [bucket_search.TURNS * (bucket_search.STEPS - bucket_search.UNCOUNTED)] * 3
 
