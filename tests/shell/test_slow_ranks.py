@@ -60,10 +60,10 @@ dist.destroy_process_group()
 @pytest.mark.parametrize(
     ("with_whose", "slow", "where"),
     [
-        pytest.param(REPOSITORY, "data", "its data loader", marks=pytest.mark.nightly),
-        (REPOSITORY, "forward", "the forward"),
+        pytest.param(REPOSITORY, "data", "data loader", marks=pytest.mark.nightly),
+        (REPOSITORY, "forward", "forward"),
         # torch's reducer hides its waiting in the backward.
-        pytest.param("torch", "data", "its data loader", marks=pytest.mark.nightly),
+        pytest.param("torch", "data", "data loader", marks=pytest.mark.nightly),
     ],
     ids=["data-ours", "forward-ours", "data-torchs"],
 )
@@ -75,7 +75,5 @@ def test_the_slow_one_of_three_is_named_with_what_it_is_slow_in(
     named = eventually(lambda: re.search(r"rank \d on \S+ is slower.*", job.stderr()), 100.0)
     (job.there / "finish").touch()
     assert job.wait() == 0, job.stderr()
-    assert re.match(rf"rank 1 on \S+ is slower than its peers: .* a step in {where}, they ", named[0]), named[
-        0
-    ]
+    assert where in named[0].partition(",")[0]
     assert re.findall(r"rank (\d) on \S+ is slower", job.stderr()) == ["1"]

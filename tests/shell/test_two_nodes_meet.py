@@ -83,8 +83,7 @@ def test_specs_that_disagree_are_told_apart_and_the_round_goes_on(
     eventually(lambda: jobs_at(port), what="the first node has joined")
     other = node(launch, port, "--nproc-per-node", "1", script, "-1")
     assert other.wait() == 78
-    assert "--nproc-per-node" in other.stderr()
-    assert all(value in other.stderr() for value in ("nproc", "2", "1"))
+    assert all(value in other.stderr() for value in ("--nproc-per-node", "2", "1"))
     second = node(launch, port, script, "-1")
     assert (first.wait(), second.wait()) == (0, 0), first.stderr() + second.stderr()
 
@@ -99,4 +98,4 @@ def test_no_place_to_meet_names_three_things_to_try(launch: Launch) -> None:
 def test_an_open_port_beyond_loopback_must_be_asked_for(launch: Launch) -> None:
     job = launch("--nnodes", "2", "--rendezvous", "0.0.0.0:29400", source=TRAIN)
     assert job.wait() == 2
-    assert "--secret-file" in job.stderr()
+    assert all(name in job.stderr() for name in ("--rendezvous '0.0.0.0:29400'", "--secret-file"))
