@@ -45,7 +45,7 @@ class WarmNode:
         self._zygote.spawn(order, (out_w, err_w))
         readers = [_Reader(out), _Reader(err)]
         ended = self._next(Exited)
-        self._zygote.sweep(self._generation)
+        self._zygote.sweep(self._generation, patience_s=0.0)
         self._next(Swept)
         code = -ended.signum if ended.exit_code is None else ended.exit_code
         return Ended(code, *(reader.text() for reader in readers))

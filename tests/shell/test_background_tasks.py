@@ -81,7 +81,7 @@ def test_a_look_at_the_node_that_fails_is_made_again() -> None:
     class Node:
         looks = 0
 
-        def look(self) -> NodeReading:
+        def read(self) -> NodeReading:
             self.looks += 1
             if self.looks == 3:
                 sampler.close()
