@@ -55,7 +55,7 @@ CASES: tuple[tuple[str, str, int, str, LogSpec], ...] = (
     ("/dev/null + file, filter on, no match", "lines", 1, "null", LogSpec(stdout_filters=("apple",))),
     ("/dev/null + file, filter on, all match", "lines", 1, "null", LogSpec(stdout_filters=("x",))),
     ("pipe to cat", "lines", 1, "cat", LogSpec()),
-    ("pipe that nobody reads", "lines", 1, "stalled", LogSpec()),
+    ("pipe to a reader that begins after 1 s", "lines", 1, "late", LogSpec()),
     ("4 ranks", "lines", 4, "null", LogSpec()),
     ("progress bars", "bars", 1, "null", LogSpec()),
     ("no newline ever", "endless", 1, "null", LogSpec()),
@@ -72,12 +72,10 @@ def resident_kib(field: str) -> int:
 def run_case(number: int, megabytes: int, directory: str) -> dict[str, float]:
     """In its own process, which plays the agent."""
     _, kind, ranks, terminal, log = CASES[number]
-    cat = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    reader = f"{'sleep 1; ' if terminal == 'late' else ''}exec cat"
+    cat = subprocess.Popen(["sh", "-c", reader], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
     assert cat.stdin
-    stalled = os.pipe()
-    out = {"null": os.open(os.devnull, os.O_WRONLY), "cat": cat.stdin.fileno(), "stalled": stalled[1]}[
-        terminal
-    ]
+    out = os.open(os.devnull, os.O_WRONLY) if terminal == "null" else cat.stdin.fileno()
     pump = LogPump(log, os.path.join(directory, "logs"), out, out)
     before = resident_kib("VmRSS")
     with open("/proc/self/clear_refs", "w") as peak:
@@ -93,8 +91,6 @@ def run_case(number: int, megabytes: int, directory: str) -> dict[str, float]:
         os.close(err_fd)
     for process in processes:
         process.wait()
-    if terminal == "stalled":
-        pump.abandon()
     pump.close(10)
     seconds, used = time.monotonic() - start, time.process_time() - used
     growth = resident_kib("VmHWM") - before

@@ -281,10 +281,12 @@ class LogPump:
                     self._read(stream, now)
         self._show_due_updates(now)
         self._run_requests()
-        self._report_slow_readers(now)
+        if self._throttle.is_active:
+            self._report_slow_readers(now)
         self._live.draw(now)
         self._write(is_over=False)
-        self._throttle.release()
+        if self._throttle.is_active:
+            self._throttle.release()
         for terminal in self._terminals:
             self._watch(terminal)
         return had_output

@@ -36,14 +36,17 @@ class Throttle:
         self._reported: set[Terminal] = set()
 
     @property
+    def is_active(self) -> bool:
+        """Whether some output is full."""
+        return bool(self._full_since)
+
+    @property
     def is_holding(self) -> bool:
         return bool(self._held)
 
     def holds_back(self, fd: int, terminal: Terminal, now: float) -> bool:
         """Whether the stream must wait for its reader. From then on the pump does not hear of it until `release`."""
-        if terminal.is_full:
-            terminal.flush()
-        if not terminal.is_full:
+        if not (terminal.is_full and _stays_full(terminal)):
             return False
         self._epoll.unregister(fd)
         with self._lock:
@@ -74,6 +77,8 @@ class Throttle:
 
     def notice_due_at(self) -> float | None:
         """Return when to report that an output is not read."""
+        if not self._full_since:
+            return None
         since = [at for terminal, at in self._full_since.items() if terminal not in self._reported]
         return min(since) + NOTICE_AFTER_S if since else None
 
@@ -91,6 +96,11 @@ class Throttle:
         """Return the descriptors of the held streams whose pipe is full. For any thread."""
         with self._lock:
             return [fd for fd in self._held if _is_full(fd)]
+
+
+def _stays_full(terminal: Terminal) -> bool:
+    terminal.flush()
+    return terminal.is_full
 
 
 def _is_full(fd: int) -> bool:
