@@ -77,7 +77,7 @@ def test_links_commands_and_options_exist(page):
 
 def texts_of_messages():
     """String constants of the packages that are not docstrings."""
-    for module in tidy.modules():
+    for module in (each for each in tidy.modules() if "docs" in each.source):
         documented = {
             id(node.body[0].value)
             for node in ast.walk(module.tree)
