@@ -150,7 +150,7 @@ def test_an_agent_that_is_turned_away_exits_with_77_and_hears_why(service: Servi
                 JOB,
                 "role viewer does not permit to join jobs",
             ),
-            (ClientOptions(token=token(keys, "agent")), OTHER, "'attend' on job 'team-b-1'"),
+            (ClientOptions(token=token(keys, "agent")), OTHER, "not for job 'team-b-1'"),
         ):
             refused = await told(options, spec)
             assert refused.exit_code == 77
@@ -223,7 +223,7 @@ def test_keys_are_added_and_taken_away_without_a_restart(tmp_path: Path) -> None
         soon_told(old, Waiting)
         path.chmod(0o644)
         path.write_text("nonsense\n")
-        passed_over = "keeping the keys that were loaded before: "
+        passed_over = "cannot reload the key file"
         eventually(lambda: soon(told(service.endpoint, new)) and any(passed_over in x for x in service.log))
         soon_told(new, Waiting)
         path.unlink()
