@@ -13,9 +13,23 @@ from typing import Any
 
 def ddp_launch() -> int:
     _put_users_folders_last()
+    if sys.argv[1:] == ["--version"] and _version_was_shown():
+        return 0
     from launcher.cli import main
 
     return main()
+
+
+def _version_was_shown() -> bool:
+    """Without the table of options, whose import takes half of the time. If it fails, the command itself says why."""
+    from launcher import about
+
+    try:
+        sys.stdout.write(f"{about.text()}\n")
+        sys.stdout.flush()
+    except (OSError, AttributeError):
+        return False
+    return True
 
 
 def ddp_rendezvous() -> int:
