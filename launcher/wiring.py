@@ -22,7 +22,7 @@ from launcher.isolation import IsolationWatch
 from launcher.joining.join import job_spec, node_facts
 from launcher.output.log_folder import LogFolder
 from launcher.output.logs import LogPump
-from launcher.ranks.checkpoint import CheckpointQuestion
+from launcher.ranks.checkpoint import CheckpointRequester
 from launcher.ranks.worker import Workers
 from launcher.ranks.zygote_watch import ZygoteWatch
 from launcher.status import StatusLine, WaitingMessages
@@ -86,7 +86,7 @@ class Parts:
     connection: Connection
     join: AgentJoined
     ranks: Workers
-    question: CheckpointQuestion
+    question: CheckpointRequester
     isolation: IsolationWatch
     communication: CommunicationWatch
     hangs: HangWatch
@@ -136,7 +136,7 @@ def build_parts(shell: Shell, connection: Connection, listener: Listener) -> Par
         connection,
         AgentJoined(connection.agent, job_spec(spec, VERSION), facts),
         ranks,
-        CheckpointQuestion(scratch, ranks.ranks, lambda *answer: report(CheckpointOver(*answer))),
+        CheckpointRequester(scratch, ranks.ranks, lambda *answer: report(CheckpointOver(*answer))),
         isolation,
         communication,
         hangs,

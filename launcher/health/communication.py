@@ -1,8 +1,8 @@
 """Communication errors in the agent: lost peers, aborted collectives, and the dumps of flight recorders.
 
-A rank whose collective failed raises an exception and ends soon. Its end has more details, so its report is shown
-only if the rank continues. A group that reports an asynchronous error is different: its ranks keep waiting, so the
-agent reports a failure of the rank at once.
+A rank whose collective failed raises an exception and ends soon. The report of its end has more details, so the report
+of the guard is shown only if the rank does not end. A group that reports an asynchronous error is different: its ranks
+keep waiting, so the agent reports a failure of the rank at once.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 
     from rendezvous.values.rank_report import RankReport
 
-_LIVES_ON_S = 2.0
+_STILL_RUNS_S = 2.0
 _RECORDERS_WITHIN_S = (
-    1.0  # the service waits for us, and a rank in native code may hold its interpreter for ever
+    1.0  # the service waits for the reply, and a rank in native code may hold the GIL forever
 )
 _SIGNAL_FIRST_S = 0.02
 
 
 class RankProcesses(Protocol):
-    """Requests to the ranks of this node."""
+    """The ranks of this node, as this module needs them."""
 
     env_for_guards: Callable[
         [str, str], dict[str, str]
@@ -60,7 +60,7 @@ class CommunicationWatch:
         self._scratch = scratch
         self._guards = Guards(scratch, self)
         self._dump: tuple[int, asyncio.Task[list[Dump]]] | None = None
-        self._said_for = self._aborted = -1  # generations
+        self._findings_text_for = self._aborted = -1  # generations
 
     async def begin(self) -> None:
         await self._guards.listen()
@@ -77,7 +77,7 @@ class CommunicationWatch:
         self._guards.close()
 
     def abort_groups(self, generation: int, reason: str) -> None:
-        """Abort shortly after the signal, so that the script's handler runs first."""
+        """Abort the process groups shortly after SIGTERM, so that the script's handler runs first."""
         self._aborted = generation
         loop = asyncio.get_running_loop()
         loop.call_later(_SIGNAL_FIRST_S, self._guards.abort_groups, generation, reason)
@@ -85,7 +85,7 @@ class CommunicationWatch:
     async def with_recorders(
         self, generation: int, reports: tuple[RankReport, ...]
     ) -> tuple[RankReport, ...]:
-        """Add the flight recorders of the ranks that can answer. Their dumps stay beside the logs."""
+        """Add the flight recorders of the ranks that can respond. Their dumps are kept in the log directory."""
         able = [report.rank for report in reports if report.alive and report.process not in (*HELD, "D")]
         folders = {rank: folder for rank, folder in self._ranks.folders().items() if rank in able}
         if self._dump is None or self._dump[1].done():
@@ -94,16 +94,16 @@ class CommunicationWatch:
         _generation, task = self._dump
         await asyncio.wait([task], timeout=_RECORDERS_WITHIN_S)
         found = task.result() if task.done() else await asyncio.to_thread(dumps.those_there, folders)
-        return await asyncio.to_thread(recorders.heard, reports, found, time.time_ns())
+        return await asyncio.to_thread(recorders.with_recorded, reports, found, time.time_ns())
 
     async def with_dumps(self, generation: int, cause: Cause) -> Cause:
         """Add what all recorders together show, if anything."""
         if self._dump is None or self._dump[0] != generation:
             return cause
         findings = await asyncio.to_thread(analysed, await self._dump[1])
-        said = "\n".join(finding.words for finding in findings)
-        told = f"flight recorders of this node:\n{said}" if said else ""
-        return replace(cause, traceback="\n\n".join(text for text in (cause.traceback, told) if text))
+        findings_text = "\n".join(finding.words for finding in findings)
+        dump_text = f"flight recorders of this node:\n{findings_text}" if findings_text else ""
+        return replace(cause, traceback="\n\n".join(text for text in (cause.traceback, dump_text) if text))
 
     def communication_failed(self, lost: Lost) -> None:
         local_rank = self._ranks.local_rank_of(lost.rank, lost.generation)
@@ -112,14 +112,17 @@ class CommunicationWatch:
         if lost.asynchronous:
             cause = asynchronous_cause(self._host, local_rank, lost)
             self._happened(CommunicationFailed(lost.generation, cause))
-        elif self._said_for < lost.generation:
-            self._said_for = lost.generation
-            asyncio.get_running_loop().call_later(_LIVES_ON_S, self._say_if_it_lives_on, lost)
+        elif self._findings_text_for < lost.generation:
+            self._findings_text_for = lost.generation
+            asyncio.get_running_loop().call_later(_STILL_RUNS_S, self._report_if_it_still_runs, lost)
 
-    def _say_if_it_lives_on(self, lost: Lost) -> None:
+    def _report_if_it_still_runs(self, lost: Lost) -> None:
         lives = self._ranks.local_rank_of(lost.rank, lost.generation) is not None
         if lives and lost.generation > self._aborted:
-            self._say(f"ddp-launch: rank {lost.rank} continues after a communication error: {lost.text}")
+            self._say(
+                f"ddp-launch: rank {lost.rank} reported a communication error but still runs (its script may have "
+                f"caught the error): {lost.text}"
+            )
 
 
 def asynchronous_cause(host: str, local_rank: int, lost: Lost) -> Cause:

@@ -1,9 +1,9 @@
 """Requests, gathers and reads the dumps of the flight recorders.
 
-A rank's guard writes its dump as JSON. If the guard cannot run, because something holds the interpreter, torch's own
-watchdog thread still serves a pipe, and writes a pickle. Only NCCL has that. A pickle may name any function to call, so
-this reader accepts none: only lists, dicts, numbers and texts. It is the unpickler in Python. The one in C allocates
-memory for any number of items that a few bytes announce.
+A rank's guard writes its dump as JSON. If the guard cannot run, because another thread holds the GIL, torch's watchdog
+thread can still write a pickle on request through a pipe. Only the NCCL backend has this. A pickle can call any
+function, so this reader accepts no functions, only lists, dicts, numbers and texts. It uses Python's own unpickler,
+because the C unpickler allocates memory for a size that the input claims, without a check.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class _NothingCalled(pickle._Unpickler):
     }
 
     def find_class(self, module: str, name: str) -> NoReturn:
-        raise NotADump(f"the pickle wants to call {module}.{name}")
+        raise NotADump(f"rejected: the pickle calls {module}.{name}")
 
     def persistent_load(self, pid: Any) -> NoReturn:
-        raise NotADump("the pickle refers to something outside it")
+        raise NotADump("rejected: the pickle contains a persistent ID")
 
 
 def read(path: str, rank: int) -> Dump:
@@ -57,7 +57,7 @@ def read(path: str, rank: int) -> Dump:
 
 def parsed(data: bytes, rank: int) -> Dump:
     if len(data) > _MOST_BYTES:
-        raise NotADump("more than a flight recorder holds")
+        raise NotADump(f"rejected: larger than {_MOST_BYTES >> 20} MiB")
     try:
         plain = json.loads(data) if data[:1] == b"{" else _NothingCalled(io.BytesIO(data)).load()
     except NotADump:
@@ -75,7 +75,7 @@ async def gather(
         for path in (os.path.join(folder, JSON_NAME), _pickled(folder, rank)):
             with contextlib.suppress(OSError):
                 os.unlink(path)
-    pipes = [rank for rank in folders if _ring(scratch, rank)]
+    pipes = [rank for rank in folders if _request_dump(scratch, rank)]
     files = {rank: os.path.join(folder, JSON_NAME) for rank, folder in folders.items()}
     answers = await guards.dump(generation, files, within_s / 2)
     waited_for = [rank for rank in pipes if rank not in answers or answers[rank].problem]
@@ -97,8 +97,8 @@ def _pickled(folder: str, rank: int) -> str:
     return os.path.join(folder, f"{DUMP_FILE}{rank}")
 
 
-def _ring(scratch: str, rank: int) -> bool:
-    """Request a dump from torch's watchdog, if it listens. Any byte works."""
+def _request_dump(scratch: str, rank: int) -> bool:
+    """Request a dump: write a line (any bytes) to the pipe of torch's watchdog, if the pipe is open."""
     try:
         fd = os.open(os.path.join(scratch, f"{PIPE_FILE}{rank}.pipe"), os.O_WRONLY | os.O_NONBLOCK)
     except OSError:
@@ -143,9 +143,11 @@ def _rank_of(folder: str) -> int | None:
 
 def _main(folder: str) -> int:
     count, findings = analysed_folder(folder)
-    lines = [finding.words for finding in findings] or ["no mismatch found in them"]
+    lines = [finding.words for finding in findings] or ["no mismatch found in these dumps"]
     sys.stdout.write(
-        "\n".join((f"dumps of {count} ranks:", *lines)) + "\n" if count else f"{folder}: no dumps\n"
+        "\n".join((f"dumps of {count} ranks:", *lines)) + "\n"
+        if count
+        else f"{folder}: no flight recorder dumps found; use the log directory of a job\n"
     )
     return 0 if count else 1
 

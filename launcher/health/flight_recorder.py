@@ -1,13 +1,13 @@
 """Compares torch's flight recorders of all ranks: finds which ranks are missing from which collective.
 
 Each rank's recorder holds the last collectives of each process group, by their sequence number. The ranks of a group
-must enter the same ones in the same order. So the first number at which they differ shows which ranks deviated:
+must call the same collectives in the same order. So the first number at which they differ shows which ranks deviated:
 
-    different   some ranks entered another collective under that number, or one of another shape
-    missing     some ranks have not entered it, and the others wait in it
-    unfinished  all ranks are in it, and it does not end: the network, a device, or a peer without a dump here
+    different   some ranks called another collective under that number, or the same with another shape
+    missing     some ranks have not called it, and the others wait in it
+    unfinished  all ranks are in it, and it does not complete: the network, a device, or a peer without a dump
 
-`launcher/health/dumps.py` reads the dumps. Nothing but their shape is trusted.
+`launcher/health/dumps.py` reads the dumps. All values are checked, because ranks wrote them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-MAX_RANKS_SAID = 16
+MAX_RANKS_SHOWN = 16
 _MAX_NUMBER = 1 << 62
 _MAX_TENSORS, _MAX_DIMENSIONS = 1024, 64
 _MAX_WORD_CHARS = 1024
@@ -39,7 +39,7 @@ class Entry:
     sizes: tuple[tuple[int, ...], ...]
     dtypes: tuple[str, ...]
     done: bool
-    at_ns: int = 0  # when it began, by the wall clock
+    at_ns: int = 0  # when it began, in wall-clock time
 
     @property
     def words(self) -> str:
@@ -79,23 +79,23 @@ class Finding:
     sequence: int
     entered: tuple[tuple[str, tuple[int, ...]], ...]  # what was entered, and by whom; most ranks first
     missing: tuple[int, ...] = ()
-    unheard: tuple[int, ...] = ()  # members without a dump
+    without_dump: tuple[int, ...] = ()  # members without a dump
 
     @property
     def words(self) -> str:
         where = f"group {self.group}, collective #{self.sequence}"
         sides = "; ".join(f"{ranks_in_words(ranks)} in {what}" for what, ranks in self.entered)
-        told = {
-            "different": f"{where}: ranks have entered different ones: {sides}",
-            "missing": f"{where}: {ranks_in_words(self.missing)} not there; {sides}",
-            "unfinished": f"{where}: all have entered it and it does not end: {sides}",
+        reported = {
+            "different": f"{where}: ranks called different collectives: {sides}",
+            "missing": f"{where}: {ranks_in_words(self.missing)} did not call it; {sides}",
+            "unfinished": f"{where}: all ranks called it, but it does not complete (check network and GPUs): {sides}",
         }[self.kind]
-        return told + (f" (no dump of {ranks_in_words(self.unheard)})" if self.unheard else "")
+        return reported + (f" (no dump of {ranks_in_words(self.without_dump)})" if self.without_dump else "")
 
 
 def ranks_in_words(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[:MAX_RANKS_SAID]))
-    more = f" and {len(ranks) - MAX_RANKS_SAID} more" if len(ranks) > MAX_RANKS_SAID else ""
+    shown = ", ".join(map(str, ranks[:MAX_RANKS_SHOWN]))
+    more = f" and {len(ranks) - MAX_RANKS_SHOWN} more" if len(ranks) > MAX_RANKS_SHOWN else ""
     return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}{more}"
 
 
@@ -103,7 +103,7 @@ def ranks_in_words(ranks: Sequence[int]) -> str:
 
 
 def dump_of(rank: int, plain: object) -> Dump:
-    """Convert what was unpickled or was JSON: torch writes the same fields in both."""
+    """Convert a dump read from pickle or JSON: torch writes the same fields in both."""
     if not isinstance(plain, dict) or not isinstance(plain.get("entries"), list):
         raise NotADump("not a dump of torch's flight recorder")
     members = _members(plain.get("pg_config"))
@@ -136,27 +136,27 @@ def _entry(each: Mapping[str, Any]) -> tuple[tuple[str, str], Entry]:
         sequence = _number_of(each["collective_seq_id"])
         return (name, description), Entry(sequence, op, sizes, dtypes, done, began)
     except (KeyError, TypeError, ValueError, OverflowError) as error:  # Overflow: int() of Infinity
-        raise NotADump(f"an entry of the flight recorder is not understood: {error}") from None
+        raise NotADump(f"cannot parse an entry of the flight recorder dump: {error}") from None
 
 
 def _size(size: Sequence[Any]) -> tuple[int, ...]:
     if len(size) > _MAX_DIMENSIONS:
-        raise ValueError(f"a tensor of {len(size)} dimensions")
+        raise ValueError(f"too many tensor dimensions: {len(size)} (at most {_MAX_DIMENSIONS})")
     return tuple(map(_number_of, size))
 
 
 def _number_of(part: Any) -> int:
-    """Reject numbers without a bound: a product of them could take hours."""
+    """Reject very large numbers: their product could take hours to compute."""
     number = int(part)
     if abs(number) > _MAX_NUMBER:
-        raise ValueError("a number of more than 62 bits")
+        raise ValueError("a number is too large (more than 62 bits)")
     return number
 
 
 def _word(part: object) -> str:
-    """Accept only names and numbers: lists that contain each other would make endless text."""
+    """Accept only names and numbers: a list with a cycle would produce text without end."""
     if not isinstance(part, str | int):
-        raise TypeError(f"a {type(part).__name__} where a name is expected")
+        raise TypeError(f"expected a name, got {type(part).__name__}")
     return str(part)[:_MAX_WORD_CHARS]
 
 
@@ -177,11 +177,11 @@ def _members(configured: object) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def with_members(dump: Dump, told: Mapping[str, tuple[int, str]]) -> Dump:
-    """Add `told` from the guard, which has facts that the recorder lacks for some groups."""
+def with_members(dump: Dump, reported: Mapping[str, tuple[int, str]]) -> Dump:
+    """Add the group members reported by the guard; the recorder does not have them for some groups."""
 
     def known(group: Group) -> Group:
-        size, spelled = told.get(group.name, (0, ""))
+        size, spelled = reported.get(group.name, (0, ""))
         return replace(group, size=size, spelled=spelled)
 
     return replace(dump, groups=tuple(map(known, dump.groups)))
@@ -191,7 +191,7 @@ def with_members(dump: Dump, told: Mapping[str, tuple[int, str]]) -> Dump:
 
 
 def analysed(dumps: Iterable[Dump]) -> tuple[Finding, ...]:
-    """Return one finding for each group that is not idle, the most informative first."""
+    """Return one finding for each group that is not idle: different before missing before unfinished."""
     by_group: dict[str, dict[int, Group]] = {}
     for dump in sorted(dumps, key=lambda each: each.rank):
         for group in dump.groups:
@@ -205,19 +205,21 @@ def _finding(groups: Mapping[int, Group]) -> Finding | None:
     one = next(iter(groups.values()))
     name = one.description if one.description not in ("", "undefined") else one.name
     members = max((group.members for group in groups.values()), key=len)
-    unheard = tuple(rank for rank in members if rank not in groups)
+    without_dump = tuple(rank for rank in members if rank not in groups)
     entered = {rank: {entry.sequence: entry for entry in group.entries} for rank, group in groups.items()}
     for sequence in sorted({number for entries in entered.values() for number in entries}):
         at = {rank: entries[sequence] for rank, entries in entered.items() if sequence in entries}
         behind = tuple(rank for rank, entries in entered.items() if max(entries) < sequence)
         sides = _sides(at)
         if len(sides) > 1:
-            return Finding(name, "different", sequence, sides, behind, unheard)
+            return Finding(name, "different", sequence, sides, behind, without_dump)
         pending = any(not entry.done for entry in at.values())
         if behind and pending:
-            return Finding(name, "missing", sequence, sides, behind, unheard)
+            return Finding(name, "missing", sequence, sides, behind, without_dump)
         if pending and all(not entry.done for entry in at.values()):
-            return Finding(name, "missing" if unheard else "unfinished", sequence, sides, unheard, unheard)
+            return Finding(
+                name, "missing" if without_dump else "unfinished", sequence, sides, without_dump, without_dump
+            )
     return None
 
 

@@ -1,7 +1,7 @@
-"""The agent's end of the guards: receives reports of failed communication, and sends orders.
+"""The agent's side of the guards (monitor threads in the ranks): receives error reports and sends commands.
 
-Each rank's guard (ddp/telemetry/guard.py) connects to one socket in the node's scratch folder, which only this user
-may enter, and sends lines of JSON. A rank without a guard is stopped by signals only.
+Each rank's guard (ddp/telemetry/guard.py) connects to one socket in the node's scratch folder and sends lines of
+JSON. Only this user can access the folder. A rank without a guard is stopped by signals only.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ _MOST_RANKS, _LONGEST_SPELLED = 1 << 24, 200
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """What a guard tells of a collective that failed, or of a group that reports an error by itself."""
+    """A guard's report of a failed collective, or of an asynchronous error of a process group."""
 
     rank: int
     generation: int
     text: str
-    asynchronous: bool  # ranks that wait for it may not have noticed, and keep waiting
+    asynchronous: bool  # ranks that wait in the group may keep waiting
     peer: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Dumped:
-    """A guard's answer: whether its flight recorder is in the file, or why not, and the groups of the rank."""
+    """A guard's reply: why it could not write the dump ("" if it did), and the rank's process groups."""
 
     problem: str
     groups: dict[str, tuple[int, str]]  # by name: how many ranks, and which ("0-3")
@@ -82,13 +82,13 @@ class Guards:
         with contextlib.suppress(OSError):
             os.unlink(self._path)
 
-    # --- orders --------------------------------------------------------------------------------------
+    # --- commands --------------------------------------------------------------------------------------
 
     def abort_groups(self, generation: int, reason: str) -> None:
-        """All groups of all ranks of this node."""
+        """Abort all process groups of all ranks of this node."""
         for (of, _rank), writer in self._lines.items():
             if of == generation:
-                _say(writer, {"abort": reason[:_SHOWN_CHARS]})
+                _send(writer, {"abort": reason[:_SHOWN_CHARS]})
 
     async def dump(self, generation: int, files: Mapping[int, str], within_s: float) -> dict[int, Dumped]:
         """Let each rank write its flight recorder into its file. Return the answers that arrived."""
@@ -97,36 +97,36 @@ class Guards:
             writer = self._lines.get((generation, rank))
             if writer is not None:
                 asked[rank] = self._dumps[generation, rank] = asyncio.get_running_loop().create_future()
-                _say(writer, {"dump": file})
+                _send(writer, {"dump": file})
         if asked:
             await asyncio.wait(asked.values(), timeout=within_s)
         for rank in asked:
             self._dumps.pop((generation, rank), None)
         return {rank: answer.result() for rank, answer in asked.items() if answer.done()}
 
-    # --- what they tell ------------------------------------------------------------------------------
+    # --- reports ------------------------------------------------------------------------------
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         who: tuple[int, int] | None = None
         try:
             while line := await reader.readline():
-                said = json.loads(line)
-                if "hello" in said:
-                    who = (int(said["generation"]), int(said["hello"]))
+                report = json.loads(line)
+                if "hello" in report:
+                    who = (int(report["generation"]), int(report["hello"]))
                     self._lines[who] = writer
                 elif who is not None:
-                    self._told(who, said)
+                    self._on_report(who, report)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
-            pass  # not a guard, or one that ends in the middle of a word
+            pass  # not a guard, or it ended in the middle of a line
         finally:
             if who is not None and self._lines.get(who) is writer:
                 del self._lines[who]
             writer.close()
 
-    def _told(self, who: tuple[int, int], said: dict[str, Any]) -> None:
+    def _on_report(self, who: tuple[int, int], report: dict[str, Any]) -> None:
         generation, rank = who
-        if "error" in said:
-            error = said["error"]
+        if "error" in report:
+            error = report["error"]
             text, peer = str(error.get("text", ""))[:_SHOWN_CHARS], error.get("peer")
             self._listener.communication_failed(
                 Lost(
@@ -137,19 +137,19 @@ class Guards:
                     peer if isinstance(peer, int) else None,
                 )
             )
-        elif "dumped" in said:
+        elif "dumped" in report:
             answer = self._dumps.get(who)
             if answer is not None and not answer.done():
-                answer.set_result(Dumped(str(said["dumped"]), _groups(said.get("groups", ()))))
+                answer.set_result(Dumped(str(report["dumped"]), _groups(report.get("groups", ()))))
 
 
-def _groups(told: list[list[Any]]) -> dict[str, tuple[int, str]]:
-    """Limit the groups to what a message can carry."""
-    sane = [(str(name), min(max(int(size), 0), _MOST_RANKS), str(who)) for name, size, who in told]
+def _groups(received: list[list[Any]]) -> dict[str, tuple[int, str]]:
+    """Limit the sizes and texts of the groups to those of the message fields."""
+    sane = [(str(name), min(max(int(size), 0), _MOST_RANKS), str(who)) for name, size, who in received]
     return {name: (size, who if len(who) <= _LONGEST_SPELLED else "") for name, size, who in sane}
 
 
-def _say(writer: asyncio.StreamWriter, order: dict[str, str]) -> None:
+def _send(writer: asyncio.StreamWriter, command: dict[str, str]) -> None:
     """Send without waiting. If a guard does not read, its rank is killed at the end of the grace period."""
     if not writer.is_closing():
-        writer.write(json.dumps(order).encode() + b"\n")
+        writer.write(json.dumps(command).encode() + b"\n")

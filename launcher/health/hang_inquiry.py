@@ -1,11 +1,11 @@
-"""The agent's part of a hang inquiry. Pure; steps of launcher/supervision.py.
+"""The agent's part of a hang inquiry. Functions without I/O, used by launcher/supervision.py.
 
 The agent reports that a rank has stalled (`RanksStalled`), reports the state of each rank on request (`Examined`), and
 takes the stacks of the culprit before it reports its failure (`RankFailed`). The service names the culprit, because it
-receives the reports of all agents. An agent without ranks answers at once, so that the service need not wait for it.
+receives the reports of all agents. An agent without ranks replies at once, so that the service does not wait for it.
 
-The reason for a stop may be only a consequence. In that case the agent reads the pages of its ranks once more before
-it stops them, and sends the result with `AgentStopped`; see rendezvous/diagnosing/post_mortem.py.
+The reason for a stop may be only the consequence of an earlier failure. Then the agent reads the status pages of its
+ranks again before it stops them, and sends the result with `AgentStopped`; see rendezvous/diagnosing/post_mortem.py.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _PEERS_STAY = (
     DecisionKind.GROW,
     DecisionKind.FINISH,
-)  # until they are stopped: they may still finish together
+)  # until the stop: the ranks may still finish together
 
 
 def step(
@@ -65,7 +65,7 @@ def step(
 
 
 def before_a_stop(state: Supervision, decision: Decision) -> tuple[Action, ...]:
-    """The world has lost a rank: no collective of its ranks can succeed now."""
+    """Actions before the ranks are stopped: a rank of the generation is lost, so no collective can complete."""
     if decision.kind in _PEERS_STAY or decision.is_interrupt:
         return ()
     looks = (

@@ -1,6 +1,7 @@
-"""What NCCL's and torch's watchdogs are told, so that ours is the first deadline and a dying rank dies at once.
+"""Environment variables for the watchdogs of NCCL and torch.
 
-Only what the user has not set, and only where ranks use GPUs: elsewhere nothing of it is read.
+They let the launcher's timeout expire first, and let a failed rank exit at once. Sets only variables that the user did
+not set, and only if ranks use GPUs: other backends do not read them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ SHARED: tuple[tuple[str, str, str], ...] = (
     (
         "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC",
         "500",
-        "after a timeout torch waits four times this value for all dumps before it ends the rank: 2 s, not 60 s",
+        "after a timeout torch waits for the dumps of all ranks: 4 x 500 ms = 2 s instead of 60 s",
     ),
     (
         "TORCH_NCCL_DUMP_ON_TIMEOUT",
@@ -38,7 +39,7 @@ OF_RANK: tuple[tuple[str, str], ...] = (
     ("TORCH_FR_DUMP_TEMP_FILE", "the rank writes dumps to the directory of its logs"),
     ("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "the launcher requests a dump through this pipe"),
 )
-_FORMERLY = {  # what the same is called by older versions of torch: their user's wish holds
+_FORMERLY = {  # the names in older versions of torch; a value that the user set there is kept
     "TORCH_FR_DUMP_TEMP_FILE": "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
     "TORCH_FR_BUFFER_SIZE": "TORCH_NCCL_TRACE_BUFFER_SIZE",
 }
@@ -53,7 +54,7 @@ def shared(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def of_rank(directory: str, scratch: str, environ: Mapping[str, str]) -> dict[str, str]:
-    told = {"TORCH_FR_DUMP_TEMP_FILE": f"{directory}/{DUMP_FILE}"}
+    values = {"TORCH_FR_DUMP_TEMP_FILE": f"{directory}/{DUMP_FILE}"}
     if scratch:
-        told["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] = f"{scratch}/{PIPE_FILE}"
-    return {name: value for name, value in told.items() if _free(name, environ)}
+        values["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] = f"{scratch}/{PIPE_FILE}"
+    return {name: value for name, value in values.items() if _free(name, environ)}

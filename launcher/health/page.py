@@ -1,4 +1,4 @@
-"""Decodes a rank's page: bytes in, the state of the rank out. docs/status-page.md has the layout. Pure.
+"""Decodes the status page of a rank (shared memory); docs/status-page.md has the layout. Without I/O.
 
 The rank writes while the agent reads, and does not wait. A copy of a block is valid only if its counter was even before
 the copy and is the same afterwards. Otherwise the block is copied again. If that does not help (the writer died or was
@@ -62,7 +62,7 @@ _ASYNC = 1
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Content of the page: the fields of each block without its counter, or zeros while nothing else is known."""
+    """Content of the page: the fields of each block without its counter, or zeros before the first valid copy."""
 
     head: bytes
     bodies: tuple[bytes, ...]  # in the order of BLOCKS
@@ -72,7 +72,7 @@ NOTHING = Snapshot(bytes(HEADER.fields.size), tuple(bytes(block.fields.size) for
 
 
 def header(wishes: int) -> bytes:
-    """Return the content of a page before its rank starts."""
+    """Return the initial content of a page."""
     return HEADER.fields.pack(MAGIC, VERSION, SIZE, wishes, 0, 0)
 
 
@@ -107,7 +107,7 @@ def _is_odd(counter: bytes) -> bool:
     return bool(number & 1)
 
 
-# --- what it means -----------------------------------------------------------------------------------
+# --- interpretation -----------------------------------------------------------------------------------
 
 
 def view(seen: Snapshot, now_ns: int, rank: int, process: ProcessView) -> RankView:
@@ -130,8 +130,8 @@ class _Reading:
 
     def view(self, rank: int, pid: int, process: ProcessView) -> RankView:
         number, _, since, step, step_since, last_ns, mean_ns, *rest = self._fields(PROGRESS)
-        message_at, message = self._said(MESSAGE)
-        error_at, error = self._said(ERROR)
+        message_at, message = self._timed_text(MESSAGE)
+        error_at, error = self._timed_text(ERROR)
         collectives, times = self._collectives()
         moments = (since, step_since, rest[-3], rest[-2], message_at, error_at, *times)
         return RankView(
@@ -173,7 +173,7 @@ class _Reading:
         timeout_s = timeout_ns / _SECOND if timeout_ns else None
         return Section(text, timeout_s, self._ago(since)) if text else None
 
-    def _said(self, block: Block) -> tuple[int, str]:
+    def _timed_text(self, block: Block) -> tuple[int, str]:
         at, text = self._fields(block)
         return at, _text(text)
 
@@ -186,7 +186,7 @@ class _Reading:
         )
 
     def _collectives(self) -> tuple[tuple[Collective, ...], list[int]]:
-        """Return the collectives, and all times in the ring."""
+        """Return the collectives, and all times in the ring buffer."""
         names = {number: _text(name) for number, *_, name, _ in map(self._fields, GROUPS)}
         shown = sorted(fields for fields in map(self._fields, RING) if fields[0])
         times = [at for fields in shown for at in (fields[2], fields[3])]
@@ -196,7 +196,7 @@ class _Reading:
         number, seq, entered, finished, numel, shape, group, peer, flags, op, dtype = fields
         finished_s = self._ago(finished) if finished else None
         is_async = bool(flags & _ASYNC)
-        told = (
+        values = (
             _text(op),
             _text(dtype),
             _number(numel),
@@ -206,7 +206,7 @@ class _Reading:
             self._ago(entered),
             finished_s,
         )
-        return Collective(_number(number), names.get(group, ""), _number(seq), *told)
+        return Collective(_number(number), names.get(group, ""), _number(seq), *values)
 
 
 _PHASES = tuple(RankPhase)
@@ -217,7 +217,7 @@ def _phase(number: int) -> RankPhase:
 
 
 def _number(field: int) -> int:
-    """Limit the number to what a message can carry."""
+    """Limit the value to the range of the message field."""
     return field & 0x7FFF_FFFF_FFFF_FFFF
 
 
@@ -231,7 +231,11 @@ def _text(field: int | bytes) -> str:
 
 def in_words(rank: RankView) -> str:
     """Return where a rank is, or was: "in backward, bucket 3 of 7". Return "" if the page does not show it."""
-    place = f"in its section {rank.section.name!r}" if rank.section is not None else _PLACES[rank.phase]
+    place = (
+        f"in the section {rank.section.name!r} of its script"
+        if rank.section is not None
+        else _PLACES[rank.phase]
+    )
     words = [place] if place else []
     waiting = rank.waiting_in
     buckets = rank.buckets
@@ -252,7 +256,7 @@ _PLACES = {
     RankPhase.OPTIMIZER: "in the optimizer",
     RankPhase.CHECKPOINT: "in a checkpoint",
     RankPhase.EVALUATION: "in evaluation",
-    RankPhase.SECTION: "in a section of its own",
+    RankPhase.SECTION: "in a section of its script",
     RankPhase.IDLE: "",
     RankPhase.EXITING: "",
 }

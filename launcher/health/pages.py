@@ -1,8 +1,8 @@
 """The pages of this node's ranks: creates them, passes their path to the rank, and reads them without blocking it.
 
-A page is anonymous memory. A rank opens it through the agent's own descriptor, and nothing is left behind when the
-agent ends. Ranks without a page run normally. A view holds what the page and the system report about the process. Both
-stay available after the rank has died.
+A page is anonymous memory. A rank opens it through /proc/<agent>/fd, so no file remains when the agent ends. Ranks
+without a page run normally. A view holds the data of the page and of /proc. The page and the last view are kept after
+the rank has ended.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ if TYPE_CHECKING:
     from rendezvous.values.rank_view import RankView
 
 _VARIABLE = "DDP_STATUS_PAGE"
-_IDLE_SHARE = 0.02  # of a processor: a process that only waits uses up to this much, with all its threads
-_IDLE_S = 0.015  # and up to this much between two looks: one tick of the kernel's counter is not yet work
+_IDLE_SHARE = 0.02  # of a CPU: a process that only waits uses at most this much, with all its threads
+_IDLE_S = (
+    0.015  # and at most this much between two readings, because of the resolution of the kernel's counter
+)
 
 _MAY_BE_WAITING = (RankPhase.BACKWARD, RankPhase.COMMUNICATE)
 _AT_REST = ("S", "D")  # a frozen process shows either, depending on the cgroup version
-_TELLING_S = 0.5  # the kernel counts processor time in steps of 10 ms
+_SHORTEST_S = 0.5  # the kernel counts CPU time in steps of 10 ms
 
 
 @dataclass(slots=True)
@@ -52,7 +54,7 @@ class Pages:
         self._lock = Lock()
 
     def open(self, local_rank: int, rank: int) -> dict[str, str]:
-        """Create a page. Return the environment variable for its rank, or {} if a page is not possible."""
+        """Create a page. Return the environment variable for its rank, or {} if the page cannot be created."""
         self.close(local_rank)
         try:
             fd = os.memfd_create("ddp-status-page")
@@ -73,14 +75,14 @@ class Pages:
             self._sheets[local_rank].pid = pid
 
     def ended(self, local_rank: int) -> RankView | None:
-        """Return its last view. The page is kept until the next rank takes its place."""
+        """Return the last view of an ended rank. The page is kept until the next process of this local rank starts."""
         sheet = self._sheets.get(local_rank)
         if sheet is not None:
             sheet.alive = False
         return self.view(local_rank)
 
     def views(self) -> tuple[RankView, ...]:
-        """Look once at all ranks of this node that have started, including those that have ended."""
+        """Read the views of all started ranks of this node, including those that have ended."""
         return tuple(self._look(sheet) for sheet in self._sheets.values())
 
     def view(self, local_rank: int) -> RankView | None:
@@ -88,7 +90,7 @@ class Pages:
         return None if sheet is None else self._look(sheet)
 
     def step(self) -> int | None:
-        """Return the lowest step of the ranks, if all of them may be waiting for others, however busy they look.
+        """Return the lowest step of the ranks if every rank may be waiting for other ranks. CPU use is not considered.
 
         Return None if a rank does something else, or if this is unknown.
         """
@@ -108,9 +110,7 @@ class Pages:
 
     def _look(self, sheet: _Sheet) -> RankView:
         def look(at: int, size: int) -> bytes:
-            with (
-                self._lock
-            ):  # never contended: taking and releasing the lock keeps the loads in this order on any CPU
+            with self._lock:  # used only as a memory barrier, which keeps the loads in this order on any CPU
                 return sheet.memory[at : at + size]
 
         sheet.seen = page.snapshot(look, sheet.seen)
@@ -130,7 +130,7 @@ def _process(sheet: _Sheet, now: float) -> ProcessView:
         state = "F"
     passed, used = now - sheet.looked_at, cpu_s - sheet.cpu_s
     moved = sheet.process.cpu_moved
-    if passed >= _TELLING_S:
+    if passed >= _SHORTEST_S:
         moved = used > max(_IDLE_SHARE * passed, _IDLE_S)
         sheet.cpu_s, sheet.looked_at = cpu_s, now
     return ProcessView(True, state, cpu_s, moved, _wchan(sheet.pid))

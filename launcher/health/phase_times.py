@@ -1,4 +1,4 @@
-"""What is known of the ranks -> what the service compares across the world. See rendezvous/diagnosing/stragglers.py."""
+"""Converts views of ranks to the phase times that the service compares: see rendezvous/diagnosing/stragglers.py."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _COLUMNS = {
 
 
 def phase_times(views: Iterable[RankView]) -> tuple[PhaseTimes, ...]:
-    """Of ranks that have finished a step. Checkpoints, evaluations and sections are no part of one."""
+    """Return the phase times of ranks that finished a step. Checkpoints, evaluations and sections do not count."""
     return tuple(_times_of(view) for view in views if view.known and view.process.alive and view.step > 0)
 
 

@@ -1,12 +1,12 @@
-"""`torch.distributed.elastic.timer`: a rank announces when it will have finished something, and is ended if it has not.
+"""`torch.distributed.elastic.timer`: a rank sets a timer for an operation; the agent kills it if the timer expires.
 
 The protocol is torchrun's: a named pipe, into which a rank writes a line of JSON for each timer that begins or ends.
 Unlike torchrun's agent, this agent does not end itself together with the rank. The rank has failed, and the usual
 failure handling follows.
 
-The agent holds a process by its pidfd from its first timer on, so that it never signals another process that has
-inherited the number. The process must be a descendant of the agent, since a number from inside a container may denote
-a different process here. A timer wakes the agent once, when it runs out.
+The agent opens a pidfd at the first timer of a process, so that it never signals a different process with a reused PID.
+The process must be a descendant of the agent, because a PID from inside a container can belong to another process on
+the host. A timer wakes the agent once, when it expires.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ _LONGEST_S = 1e9
 class Timer(NamedTuple):
     pid: int
     scope: str  # the timer's name
-    ends_at: float  # by the wall clock, which the rank shares; below 0: the timer has ended
+    ends_at: float  # wall-clock time; below 0: the timer has ended
     signum: int  # 0: report only, without a signal
 
     @property
     def in_words(self) -> str:
-        action = f"; sent it {signal_name(self.signum)}" if self.signum else ""
-        return f'its timer "{printable(self.scope)}" ran out{action}'
+        action = f"; sent {signal_name(self.signum)}" if self.signum else ""
+        return f'timer "{printable(self.scope)}" (torch.distributed.elastic.timer) expired{action}'
 
 
-def heard(line: bytes) -> Timer | None:
-    """Return None if torch's client did not write this line."""
+def parse_line(line: bytes) -> Timer | None:
+    """Return None if the line does not have the format of torch's timer client."""
     try:
-        said = json.loads(line)
-        pid, ends_at, asked = int(said["pid"]), float(said["expiration_time"]), int(said["signal"])
+        content = json.loads(line)
+        pid, ends_at, asked = int(content["pid"]), float(content["expiration_time"]), int(content["signal"])
         signum = signal.Signals(asked) if asked > 0 else 0
-        return Timer(pid, str(said["scope_id"]), ends_at, signum) if pid > 0 else None
+        return Timer(pid, str(content["scope_id"]), ends_at, signum) if pid > 0 else None
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return None
 
@@ -62,11 +62,11 @@ class _Process:
 
 
 class RankTimers:
-    """The timers of this node's ranks. `ran_out` receives each expired timer before its process gets a signal."""
+    """The timers of this node's ranks. `expired` receives each expired timer before its process gets a signal."""
 
-    def __init__(self, path: str, ran_out: Callable[[Timer], None]) -> None:
-        """Raise `OSError` if the pipe cannot be created. An existing pipe is a leftover and has no reader."""
-        self._path, self._ran_out = path, ran_out
+    def __init__(self, path: str, expired: Callable[[Timer], None]) -> None:
+        """Raise `OSError` if the pipe cannot be created. An existing pipe is from an earlier run and is replaced."""
+        self._path, self._expired = path, expired
         self._loop = asyncio.get_running_loop()
         self._processes: dict[int, _Process] = {}
         scratch.ensure(os.path.dirname(path))
@@ -91,7 +91,7 @@ class RankTimers:
         *lines, rest = (self._rest + os.read(self._fd, _READ)).split(b"\n")
         self._rest = rest[-_READ:]
         for line in lines:
-            timer = heard(line)
+            timer = parse_line(line)
             if timer is not None:
                 self._note(timer)
 
@@ -121,7 +121,7 @@ class RankTimers:
     def _expire(self, timer: Timer) -> None:
         process = self._processes[timer.pid]
         del process.timers[timer.scope]
-        self._ran_out(timer)
+        self._expired(timer)
         if timer.signum:
             with contextlib.suppress(OSError):
                 signal.pidfd_send_signal(process.fd, timer.signum)

@@ -33,22 +33,24 @@ _DTYPES = {  # torch's own names
 }
 
 
-def heard(reports: tuple[RankReport, ...], dumps: Iterable[Dump], now_ns: int) -> tuple[RankReport, ...]:
-    """`now_ns` is by the wall clock, like the times in the recorders."""
+def with_recorded(
+    reports: tuple[RankReport, ...], dumps: Iterable[Dump], now_ns: int
+) -> tuple[RankReport, ...]:
+    """Add the dumps to the reports. `now_ns` is wall-clock time, like the times in the recorders."""
     by_rank = {dump.rank: dump for dump in dumps}
     return tuple(
-        _heard(report, by_rank[report.rank], now_ns) if report.rank in by_rank else report
+        _with_dump(report, by_rank[report.rank], now_ns) if report.rank in by_rank else report
         for report in reports
     )
 
 
-def _heard(report: RankReport, dump: Dump, now_ns: int) -> RankReport:
-    """If there are too many groups, keep those in which the rank waits first, then the most recently used ones."""
+def _with_dump(report: RankReport, dump: Dump, now_ns: int) -> RankReport:
+    """If there are too many groups, first keep those in which the rank waits, then the most recently used groups."""
     used = [group for group in dump.groups if group.entries]
     used.sort(key=lambda group: (not _pending(group), -group.entries[-1].at_ns))
-    told = [(group, entry) for group in used for entry in group.entries]
-    waits = sorted((each for each in told if not each[1].done), key=_begun)[:MAX_CALLS]
-    done = sorted((each for each in told if each[1].done), key=_begun, reverse=True)
+    calls = [(group, entry) for group in used for entry in group.entries]
+    waits = sorted((each for each in calls if not each[1].done), key=_begun)[:MAX_CALLS]
+    done = sorted((each for each in calls if each[1].done), key=_begun, reverse=True)
     chosen = sorted([*waits, *done][:MAX_CALLS], key=_begun)
     return replace(
         report,
@@ -57,8 +59,8 @@ def _heard(report: RankReport, dump: Dump, now_ns: int) -> RankReport:
     )
 
 
-def _begun(told: tuple[Group, Entry]) -> int:
-    return told[1].at_ns
+def _begun(calls: tuple[Group, Entry]) -> int:
+    return calls[1].at_ns
 
 
 def _pending(group: Group) -> int:
@@ -72,9 +74,9 @@ def _view(group: Group) -> GroupView:
     )
 
 
-def _number(said: int) -> int:
-    """Limit the number to what a message can carry: a rank may write anything."""
-    return min(max(0, said), 1 << 62)
+def _number(value: int) -> int:
+    """Limit the value to the range of the message field, because a rank may write any value."""
+    return min(max(0, value), 1 << 62)
 
 
 def _call(group: Group, entry: Entry, now_ns: int) -> Collective:

@@ -1,4 +1,4 @@
-"""What the interpreter wrote of its threads -> its main thread first; and does that one wait for others? Pure."""
+"""Reorders the stacks written by faulthandler, and decides whether the main thread waits for other ranks."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ _LIBRARIES = ("/torch/", "/ddp/")
 
 
 def main_thread_first(text: str) -> str:
-    """The interpreter begins with its youngest thread, and gives none of them a name."""
+    """Put the main thread first: faulthandler prints the newest thread first, without thread names."""
     blocks = [block.strip("\n") for block in text.split("\n\n") if block.strip()]
     return "\n\n".join(reversed(blocks))
 
 
-def is_own_business(text: str) -> bool:
-    """The first thread of `text` is in code of the script, or in a library that talks to no other rank.
+def is_local_work(text: str) -> bool:
+    """Whether the first thread of `text` is in the script, or in a library that does not communicate with other ranks.
 
-    Inside torch it may wait for others where we see nothing of it; so that proves nothing.
+    A thread inside torch may be waiting in C++ code that the stack does not show, so it does not count.
     """
     first = next((line for line in text.splitlines() if line.startswith("  ")), "")
     frame = _FRAME.match(first)
     return frame is not None and not any(library in frame["file"] for library in _LIBRARIES)
 
 
-def known_better(cause: Cause, text: str) -> Cause:
-    """A rank that may wait for others is certainly the culprit if its own stack shows that it does not."""
-    if cause.doubt is Doubt.MAY_WAIT and is_own_business(text):
+def without_doubt(cause: Cause, text: str) -> Cause:
+    """Remove the doubt about a rank that may be waiting for others, if its stack shows that it does not wait."""
+    if cause.doubt is Doubt.MAY_WAIT and is_local_work(text):
         return replace(cause, doubt=None, suspects=())
     return cause

@@ -1,8 +1,8 @@
-"""Shows where a rank is: its Python stacks, and what the kernel says of its threads; two seconds at most.
+"""Collects the Python stacks of a rank and the kernel state of its threads, within two seconds.
 
-The rank's own interpreter is asked first (launcher/template/stacks.py), then py-spy or eu-stack where one is installed.
-A process that is stopped, or in uninterruptible sleep, cannot answer, and that is said. All of it happens in a thread
-that nobody waits for longer than the budget: what /proc says of a sick process may itself take its time.
+The rank's own interpreter comes first (launcher/template/stacks.py), then py-spy or eu-stack if one is installed. A
+process that is stopped, or in uninterruptible sleep, cannot respond, and the report says so. All of this runs in a
+thread with a time limit, because reading /proc of a hanging process can also block.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 BUDGET_S = 2.0
 _ANSWER_S = 0.5  # the interpreter needs a few milliseconds
-_GLANCE_S = 0.01
+_CHECK_S = 0.01
 _TOOL_S = 1.3
 _CHILDREN = 6
 _THREADS = 12
@@ -38,7 +38,7 @@ async def stacks_of(pid: int, budget_s: float = BUDGET_S) -> str:
     try:
         return await asyncio.wait_for(asyncio.to_thread(look_at, pid), budget_s)
     except TimeoutError:
-        return f"its stacks could not be taken within {budget_s:g} s"
+        return f"no stacks: they could not be read within {budget_s:g} s"
 
 
 def look_at(pid: int) -> str:
@@ -56,8 +56,13 @@ def look_at(pid: int) -> str:
 def _of_process(pid: int, title: str) -> str:
     said = _python(pid)
     if not said and title:
-        return ""  # a child that is no Python of ours
-    return f"{title}:\n{said}" if title else said or "no Python stack: the process does not answer"
+        return ""  # a child without the handler of the launcher
+    return (
+        f"{title}:\n{said}"
+        if title
+        else said
+        or ("no Python stack: the process does not respond; install py-spy to read stacks from outside")
+    )
 
 
 def _python(pid: int) -> str:
@@ -81,10 +86,10 @@ def _python(pid: int) -> str:
 
 
 def _await_growth(fd: int, before: int) -> None:
-    """Until it has grown, and has then stayed as it is from one glance to the next."""
+    """Wait until the file has grown, and its size is the same in two consecutive checks."""
     deadline, size = time.monotonic() + _ANSWER_S, before
     while time.monotonic() < deadline:
-        time.sleep(_GLANCE_S)
+        time.sleep(_CHECK_S)
         now = os.fstat(fd).st_size
         if now > before and now == size:
             return

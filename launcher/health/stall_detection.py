@@ -9,23 +9,23 @@ count of a rank that waits for the reader of the launcher's output stays at zero
 
 The permitted time depends on what the rank does:
 
-    | it ...                                      | TIME given | auto                                          |
+    | the rank                                    | TIME given | auto (the larger of both)                     |
     |---------------------------------------------|------------|-----------------------------------------------|
     | has not begun, or waits for the others to   | start      | 30 min                                        |
     | has not finished its first step             | first-step | 30 min                                        |
     | takes a checkpoint                          | checkpoint | 30 min                                        |
     | evaluates, or is in another section         | evaluation | 30 min                                        |
-    | is in a section with a timeout of its own   | that one   | that one                                      |
-    | loads data, or runs code without a name     | TIME       | 10 min, or 20 of its longest steps            |
-    | is elsewhere in a step, and uses processor  | TIME       | 10 min, or 20 of its longest steps            |
-    | is elsewhere in a step, and uses none       | TIME       | 2 min, or 20 of its longest steps             |
-    | is stopped or frozen, or has ended          | TIME       | 2 min, or 20 of its longest steps             |
+    | is in a section that has a timeout          | that time  | that time                                     |
+    | loads data, or runs code outside a phase    | TIME       | 10 min, or 20 times its longest step          |
+    | is in another part of a step, and uses CPU  | TIME       | 10 min, or 20 times its longest step          |
+    | is in another part, and uses no CPU         | TIME       | 2 min, or 20 times its longest step           |
+    | is stopped or frozen, or has ended          | TIME       | 2 min, or 20 times its longest step           |
 
 `auto` suits scripts that were not written for this launcher. A rank that may still be at work gets ten minutes, the
-default timeout of torch. A script that gives its groups more than half an hour gets that time. A rank that has never
-written its page is not judged, and is not evidence about others. A rank that has ended does not start an inquiry, but
-may be its result.
-A limit starts an inquiry; it does not name the culprit: see rendezvous/diagnosing/diagnosis.py.
+default timeout of torch. If the script sets a process group timeout of more than 30 min, that timeout is the limit. A
+rank that has never written its page is ignored. A rank that has ended does not start an inquiry, but the inquiry may
+find that it is the cause. An exceeded limit only starts the inquiry:
+see rendezvous/diagnosing/diagnosis.py.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     from rendezvous.values.rank_view import Collective, GroupView
 
 _STEPS = 20.0
-_LONGEST_DEFAULT_S = 1800.0  # of torch's, for a group: Gloo's
+_LONGEST_DEFAULT_S = 1800.0  # the longest default timeout of a process group in torch (Gloo)
 _CALLS_OF_START = 50  # a script without steps has begun when it has been through so many collectives
-_STRIDE = 3.0  # a look that comes later than so many periods means that the agent did not run
+_STRIDE = 3.0  # a check that is later than this many periods means that the agent did not run
 _WORDS_CHARS = 200
 
 
@@ -128,15 +128,15 @@ def _has_begun(view: RankView) -> bool:
 
 
 def _at_work_s(view: RankView, seen: StallState, budgets: Budgets) -> float:
-    return budgets.step_s or max(AT_WORK_S, _STEPS * seen.longest_step_s, _asked_of_torch_s(view))
+    return budgets.step_s or max(AT_WORK_S, _STEPS * seen.longest_step_s, _group_timeout_s(view))
 
 
 def _asleep_s(view: RankView, seen: StallState, budgets: Budgets) -> float:
-    return budgets.step_s or max(ASLEEP_S, _STEPS * seen.longest_step_s, _asked_of_torch_s(view))
+    return budgets.step_s or max(ASLEEP_S, _STEPS * seen.longest_step_s, _group_timeout_s(view))
 
 
-def _asked_of_torch_s(view: RankView) -> float:
-    """The timeout of the script's groups, if it is longer than the default of torch."""
+def _group_timeout_s(view: RankView) -> float:
+    """The timeout of the script's process groups, if it is longer than the default of torch."""
     return view.group_timeout_s if view.group_timeout_s > _LONGEST_DEFAULT_S else 0.0
 
 
@@ -167,7 +167,7 @@ def _report(view: RankView, seen: StallState, budgets: Budgets) -> RankReport:
         step=view.step,
         section=view.section.name[:_WORDS_CHARS] if view.section is not None else "",
         message=view.message[:_WORDS_CHARS],
-        calls=tuple(map(_short, _worth_telling(view))),
+        calls=tuple(map(_short, _calls_to_report(view))),
         groups=_groups(view),
         alive=view.process.alive,
         process=view.process.state if view.process.alive else "Z",
@@ -176,8 +176,8 @@ def _report(view: RankView, seen: StallState, budgets: Budgets) -> RankReport:
     )
 
 
-def _worth_telling(view: RankView) -> list[Collective]:
-    """Collectives that it waits in, oldest first, then finished ones, latest first."""
+def _calls_to_report(view: RankView) -> list[Collective]:
+    """Collectives in which the rank waits (oldest first), then finished collectives (latest first)."""
     done = [call for call in view.collectives if call.finished_s is not None]
     chosen = [*view.waiting_in[:MAX_CALLS], *reversed(done)][:MAX_CALLS]
     return sorted(chosen, key=lambda call: call.number)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rendezvous.values.rank_report import RankReport
     from rendezvous.values.rank_view import RankView
 
-_AGAIN_S = 5.0  # a service that has just come up knows nothing of what we said
+_AGAIN_S = 5.0  # a service that has just started does not have earlier reports
 
 
 class HangWatch:
@@ -27,22 +27,22 @@ class HangWatch:
         self,
         budgets: Budgets,
         views: Callable[[], tuple[RankView, ...]],
-        tell: Callable[[int], None],
+        report: Callable[[int], None],
         boundary: ErrorBoundary,
     ) -> None:
-        self._budgets, self._views, self._tell, self._boundary = budgets, views, tell, boundary
+        self._budgets, self._views, self._report, self._boundary = budgets, views, report, boundary
         self._loop = asyncio.get_running_loop()
         self._watch = Watch(self._loop.time())
         self._timer: asyncio.TimerHandle | None = None
         self._generation = -1
-        self._told_at = float("-inf")
+        self._reported_at = float("-inf")
 
     def begin(self, generation: int) -> None:
         """Start to watch: the ranks of this generation run."""
         self.end()
         self._generation = generation
         self._watch = Watch(self._loop.time())
-        self._told_at = float("-inf")
+        self._reported_at = float("-inf")
         if self._budgets.enabled:
             self._later()
 
@@ -52,9 +52,9 @@ class HangWatch:
             self._timer = None
 
     def contact(self, held: bool) -> None:
-        """Report a stall again: a service that is reachable again has missed the reports meanwhile."""
+        """Report a stall again: the service did not receive the reports while it was unreachable."""
         if held:
-            self._told_at = float("-inf")
+            self._reported_at = float("-inf")
 
     def reports(self) -> tuple[RankReport, ...]:
         """The state of the ranks now."""
@@ -67,7 +67,7 @@ class HangWatch:
 
     def _look(self) -> None:
         self._later()
-        told = self._boundary.called("checking the ranks", self.reports, ())
-        if stall_detection.is_overdue(told) and self._loop.time() - self._told_at >= _AGAIN_S:
-            self._told_at = self._loop.time()
-            self._tell(self._generation)
+        ranks = self._boundary.called("reading the state of the ranks", self.reports, ())
+        if stall_detection.is_overdue(ranks) and self._loop.time() - self._reported_at >= _AGAIN_S:
+            self._reported_at = self._loop.time()
+            self._report(self._generation)

@@ -75,7 +75,7 @@ def without_color(lines: bytes) -> bytes:
 
 
 def printable(text: str) -> str:
-    """Replace control characters: text from elsewhere must not control the terminal or imitate further lines."""
+    """Replace control characters: text from other nodes must not control the terminal or add lines."""
     return "".join(char if char.isprintable() else " " for char in text)
 
 
@@ -149,7 +149,9 @@ def draws_bars(log: LogSpec, local_rank: int) -> bool:
 
 
 def is_shown(log: LogSpec, local_rank: int, stream: Streams) -> bool:
-    """Return whether the terminal gets this stream. As in torchrun, tee overrides redirect, the filter both."""
+    """Return whether the terminal gets this stream. As in torchrun, --tee overrides --redirects, and
+    --local-ranks-filter overrides both.
+    """
     if log.local_ranks_filter and local_rank not in log.local_ranks_filter:
         return False
     return bool(log.tee.of(local_rank) & stream) or not log.redirects.of(local_rank) & stream

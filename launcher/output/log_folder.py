@@ -42,7 +42,7 @@ class LogFolder:
             return False
 
     def discard(self) -> None:
-        """Remove what can be removed: ranks may have changed the folder or deleted it."""
+        """Remove the folder as far as possible; ranks may have changed or deleted it."""
         scratch.remove(self.path)
 
 

@@ -101,7 +101,7 @@ class LogPump:
         return self._open_stream(label, Streams.OUT), self._open_stream(label, Streams.ERR)
 
     def _forget_before(self, generation: int) -> None:
-        """Limit pipes and memory: a process that outlives its generation by two more loses its reader."""
+        """Close the pipes of old generations: a process that runs two generations longer is no longer read."""
         with self._lock:
             for key in [key for key in self._latest if key[0] < generation]:
                 del self._latest[key]
@@ -114,7 +114,7 @@ class LogPump:
         return self._tail(rank, generation, Streams.ERR)
 
     def catch_up(self, rank: int, generation: int, done: Callable[[], object]) -> None:
-        """Read what is in this rank's pipes now, so that the tails hold its last output. The pump calls `done`."""
+        """Read what is in this rank's pipes now, for the tails. The pump thread then calls `done`."""
 
         def read_on() -> None:
             with self._lock:
@@ -332,7 +332,7 @@ class LogPump:
                 self._end(stream)
 
     def _empty(self, stream: RankStream) -> None:
-        """Read as much as the pipe can hold, and no more: its other end may still be written to."""
+        """Read at most one pipe capacity: a process may still write, and the loop would not end."""
         now = time.monotonic()
         for _ in range(PIPE_SIZE // READ_SIZE + 1):
             if self._streams.get(stream.fd) is stream:

@@ -63,7 +63,7 @@ def same_place(fd: int, other: int) -> bool:
 
 
 class Terminal:
-    """One output, used by one thread. `fd` is the descriptor to wait on (EPOLLOUT) while not `is_idle`."""
+    """One output, used by one thread. While `is_idle` is false, wait for EPOLLOUT on `fd`."""
 
     def __init__(self, fd: int, is_colored: bool = False) -> None:
         self.fd = -1
@@ -125,7 +125,7 @@ class Terminal:
         return self.is_gone or self._pending <= QUEUE_LIMIT // 2
 
     def say(self, text: str) -> None:
-        """Queue lines of the launcher itself. They are few, and skipped only at twice the queue limit."""
+        """Queue lines of the launcher itself. They are skipped only if the queue is twice its limit."""
         if not self.is_gone and self._pending < 2 * QUEUE_LIMIT:
             self._append(text.encode("utf-8", "replace").rstrip(b"\n") + b"\n")
 
@@ -298,7 +298,7 @@ class Terminal:
         return (left is None or left > 0) and bool(poll.poll(None if left is None else left * 1000))
 
     def give_up(self) -> None:
-        """Drop all output. The descriptor stays open until `close`, so that its number is not reused before."""
+        """Drop all output. The descriptor stays open until `close`, so that its number is not reused earlier."""
         self.is_gone = True
         self._queue.clear()
         self._queued = self._at = 0

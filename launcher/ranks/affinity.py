@@ -1,22 +1,23 @@
-"""Decides which CPUs each rank of a node runs on. Input and output are values: a topology in, CPU numbers out.
+"""Decides which CPUs each rank of a node runs on. Without I/O: the input is a topology, the output is CPU numbers.
 
 There are two options.
 
-`--numa-binding MODE` keeps a rank near its GPU. The GPU whose index is the local rank has a home NUMA node. The mode
-decides how much of that home the rank gets: the whole node (node), the whole socket (socket), an equal part of the
+`--numa-binding MODE` keeps a rank near its GPU. The GPU whose index is the local rank has a local NUMA node. The mode
+decides how much of that node the rank gets: the whole node (node), the whole socket (socket), an equal part of the
 physical cores, not shared with the ranks of other GPUs (exclusive), or one group of cores around one last-level cache
 (core-complex). The results equal torchrun's on the same machine. Without GPUs the local ranks are spread evenly over
 the nodes, and neighbours share a node. With 4 ranks on two nodes, ranks 0 and 1 get the first node, and 2 and 3 the
 second. With 2 ranks on four nodes, they get the first and the third.
 
-`--cpu-affinity` divides a machine without GPUs among its ranks. Each rank gets a separate run of physical cores, with
-all hardware threads of a core. There are two candidates, and the one with the larger smallest share wins. In the first,
-every rank stays inside one NUMA node, and each rank goes where it leaves the largest share, which maximizes the
-smallest share. In the second, ranks get whole nodes, which helps with fewer ranks than nodes. A small node may stay
-idle. In a data-parallel step all ranks wait for the slowest one, so a small share costs more than a few idle cores.
+`--cpu-affinity` divides a machine without GPUs among its ranks. Each rank gets a separate range of consecutive physical
+cores, with all hardware threads of a core. There are two layouts; the launcher uses the layout in which the rank with
+the fewest cores has more cores. In the first, every rank stays inside one NUMA node, and each rank is put on the node
+where the cores per rank remain highest. In the second, ranks get whole nodes, which helps with fewer ranks than nodes.
+A NUMA node with few CPUs may remain unused. In a data-parallel step all ranks wait for the slowest one, so a small
+share costs more than a few idle cores.
 
-Only CPUs that the launcher may use are considered. Cores and caches are identified by their lowest CPU, whether the
-launcher may use that CPU or not.
+Only CPUs that the launcher may use are considered. Cores and caches are identified by their lowest CPU, even if the
+launcher may not use that CPU.
 """
 
 from __future__ import annotations
@@ -71,8 +72,8 @@ class CpuShares:
 
 def cpus_for_rank(topology: Topology, mode: str, local_rank: int, nproc: int) -> tuple[int, ...]:
     if mode not in tuple(BindingMode):
-        raise BindingError(f"--numa-binding {mode}", "not a mode", f"use one of {', '.join(BindingMode)}")
-    what = f"--numa-binding {mode}: local rank {local_rank} has no CPUs to run on"
+        raise BindingError(f"--numa-binding {mode}", "unknown mode", f"use one of {', '.join(BindingMode)}")
+    what = f"--numa-binding {mode}: no CPU is left for local rank {local_rank}"
     homes = topology.gpu_nodes or _spread_over_nodes(topology, nproc)
     at_home = _cpus_at_home(topology, homes, local_rank, what)
     home = homes[local_rank]
@@ -94,16 +95,16 @@ def _cpus_at_home(topology: Topology, homes: tuple[int, ...], local_rank: int, w
     if local_rank >= len(homes):
         raise BindingError(
             what,
-            f"ranks are bound beside GPUs, but the number of visible GPUs is {len(homes)}",
-            f"use --nproc-per-node {len(homes)} or drop --numa-binding",
+            f"each rank needs its own GPU, but only {len(homes)} GPUs are visible",
+            f"use --nproc-per-node {len(homes)} or omit --numa-binding",
         )
     home = homes[local_rank]
     at_home = [cpu for cpu in topology.cpus if cpu.node == home]
     if not at_home:
         raise BindingError(
             what,
-            f"its GPU is on NUMA node {home}, where this job may use no CPU",
-            "allow CPUs of that node (taskset, cpuset, scheduler) or drop --numa-binding",
+            f"its GPU is on NUMA node {home}, but this job may not use CPUs of that node",
+            "allow CPUs of that node (taskset, cpuset, scheduler) or omit --numa-binding",
         )
     return at_home
 
@@ -115,7 +116,7 @@ def share_cpus(topology: Topology, nproc: int) -> CpuShares:
         return CpuShares(
             tuple(_indexes(cores[rank % len(cores)]) for rank in range(nproc)),
             f"--cpu-affinity: {nproc} ranks share {len(cores)} physical core{'s' * (len(cores) > 1)}, "
-            f"in turn; they will slow each other down (use --nproc-per-node {len(cores)} or fewer)",
+            f"and will slow each other down; use --nproc-per-node {len(cores)} or fewer",
         )
     shares = max(_within_nodes(nodes, nproc), _whole_nodes(nodes, nproc), key=_poorest_then_total)
     return CpuShares(tuple(_indexes(cpu for core in share for cpu in core) for share in shares))
@@ -160,7 +161,7 @@ def _exclusive_cores(at_home: list[Cpu], turn: int, sharers: int, what: str) -> 
     if len(cores) < sharers:
         raise BindingError(
             what,
-            f"NUMA node {at_home[0].node} has {len(cores)} usable physical cores for {sharers} ranks",
+            f"NUMA node {at_home[0].node} has only {len(cores)} usable physical cores for {sharers} ranks",
             "use --numa-binding node, or allow more CPUs",
         )
     return [cpu for core in _even_runs(cores, sharers)[turn] for cpu in core]
@@ -184,7 +185,7 @@ def _grouped(cpus: list[Cpu], name_of: Callable[[Cpu], int]) -> list[Core]:
 
 
 def _even_runs(things: list[T], count: int) -> list[list[T]]:
-    """Split into `count` runs of neighbours. If the division has a remainder, the first runs are longer by one."""
+    """Split into `count` consecutive ranges. If the division has a remainder, the first ranges are longer by one."""
     length, longer = divmod(len(things), count)
     ends = [run * length + min(run, longer) for run in range(count + 1)]
     return [things[start:end] for start, end in pairwise(ends)]

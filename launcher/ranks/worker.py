@@ -1,4 +1,4 @@
-"""The ranks of this node: starts them through the zygote, and reports a fact when one ends."""
+"""The ranks of this node: starts them through the zygote, and reports an event when a rank ends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from launcher.failure.facts import OomWatch, read_error_record
 from launcher.failure.verdict import RankEnd, cause_of
 from launcher.health import keyboard_wait, page, stacks
 from launcher.health.pages import Pages
-from launcher.health.stack_text import known_better
+from launcher.health.stack_text import without_doubt
 from launcher.output.lines import RankLabel
 from launcher.ranks.worker_env import RankPlace, rank_args, rank_env
 from launcher.ranks.zygote import rank_argv
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from rendezvous.values.types import Assignment, StoreAddress
 
 _CLOCK = "%Y-%m-%d %H:%M:%S"
-_LAST_WORDS_S = 0.05  # to read from its pipe what a failed rank wrote just before it ended
+_LAST_OUTPUT_S = 0.05  # to read from its pipe what a failed rank wrote just before it ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Workers:
         self._stopped_at_ns = 0
 
     def start(self, zygote: Zygote, assignment: Assignment, store: StoreAddress) -> list[RankEnded]:
-        """Start the ranks. Return an end for each rank that could not be started."""
+        """Start the ranks. Return a `RankEnded` for each rank that could not be started."""
         self._stop_signal = self._stopped_at_ns = 0
         not_started: list[RankEnded] = []
         for local_rank in range(assignment.nproc):
@@ -155,11 +155,11 @@ class Workers:
             self.pages.started(report.local_rank, report.pid)
 
     async def with_stacks(self, cause: Cause) -> Cause:
-        """Add the rank's current stacks to the cause, and write it beside the rank's logs."""
+        """Add the rank's current stacks to the cause, and write it to the rank's log folder."""
         started = self._live.get(cause.local_rank)
         where = await stacks.stacks_of(started.pid) if started is not None and started.pid else "it has ended"
         text = f"{where}\n\n{cause.traceback}" if cause.traceback else where
-        cause = replace(known_better(cause, where), traceback=text, at=time.strftime(_CLOCK))
+        cause = replace(without_doubt(cause, where), traceback=text, at=time.strftime(_CLOCK))
         return cause if started is None else _on_disk(started, cause)
 
     def note_stop(self, signum: int) -> None:
@@ -177,7 +177,7 @@ class Workers:
         end = self._plain_end(
             started, report, last
         )  # before the wait: a stop that comes now did not end this rank
-        await self._read_last_words(started.label)
+        await self._read_last_output(started.label)
         cause = self._boundary.called(
             "reading what a failed rank has left",
             lambda: cause_of(self._full_end(end, started, report.pid)),
@@ -185,8 +185,8 @@ class Workers:
         )
         return RankEnded(report.generation, local_rank, cause)
 
-    async def _read_last_words(self, label: RankLabel) -> None:
-        """Read what the rank wrote just before it ended: it is still in its pipes."""
+    async def _read_last_output(self, label: RankLabel) -> None:
+        """Read the last output of the rank, which may still be in its pipes."""
         loop = asyncio.get_running_loop()
         read = asyncio.Event()
 
@@ -196,11 +196,11 @@ class Workers:
 
         self._logs.catch_up(label.rank, label.generation, tell)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_LAST_WORDS_S):
+            async with asyncio.timeout(_LAST_OUTPUT_S):
                 await read.wait()
 
     def lost_with_zygote(self, reason: str) -> list[RankEnded]:
-        """Report all ranks as ended with the zygote. None of them has a cause of its own."""
+        """Report all ranks as ended with the zygote. The loss of the zygote is the cause for all of them."""
         return [self._lost(local_rank, reason, 128 + signal.SIGKILL) for local_rank in list(self._live)]
 
     def _lost(self, local_rank: int, reason: str, exit_code: int = CANNOT_START) -> RankEnded:

@@ -81,7 +81,7 @@ def rank_env(spec: LaunchSpec, place: RankPlace, environ: Mapping[str, str]) -> 
 
 
 def _only_device(local_rank: int, visible: str | None) -> str:
-    """Return the rank's own device, out of those that the agent may use."""
+    """From the devices that the agent may use, return the device of this rank."""
     if visible is None:
         return str(local_rank)
     devices = visible.split(",")

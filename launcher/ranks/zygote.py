@@ -1,4 +1,7 @@
-"""The agent's end of the zygote: starts the process, sends it orders, reads its reports. No call blocks."""
+"""The agent's side of the zygote, the process that forks the ranks: starts it, sends requests, reads reports.
+
+No call blocks.
+"""
 
 from __future__ import annotations
 
@@ -121,7 +124,7 @@ class Zygote:
         return self._control.fileno()
 
     def read(self) -> list[Report] | None:
-        """Return the zygote's reports since the last call; None after it has ended."""
+        """Return the zygote's reports since the last call; None if the zygote has ended."""
         if not self._inbox.receive():
             return None
         reports: list[Report] = []
@@ -143,12 +146,12 @@ class Zygote:
         self._send(Sweep(generation, patience_s))
 
     def close(self) -> None:
-        """End the zygote, which ends everything below it first."""
+        """End the zygote, which first kills all its descendants."""
         self._outbox.close()
         self._control.close()
 
     def flush(self) -> bool:
-        """Send what the socket accepts now. Return True when all orders are sent."""
+        """Send what the socket accepts now. Return True when all requests are sent."""
         try:
             self._outbox.flush()
         except OSError:  # the zygote has ended: the reader sees the end of the stream and starts another

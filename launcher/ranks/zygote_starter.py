@@ -1,4 +1,4 @@
-"""Starts zygotes, and removes what one leaves behind."""
+"""Starts zygotes, and removes processes and files that an ended zygote has left."""
 
 from __future__ import annotations
 

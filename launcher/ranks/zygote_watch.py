@@ -1,8 +1,8 @@
 """Receives the zygote's reports in order, and replaces a lost zygote.
 
 One coroutine handles one report after the other. Nothing in it blocks the event loop: a thread kills and reaps the
-processes that a lost zygote left behind. Orders are dropped meanwhile, like orders that a dying zygote did not read.
-The state machine repeats them after `ZygoteReplaced`.
+processes that a lost zygote left behind. During this time requests are discarded, like requests that the old zygote had
+not read. The state machine repeats them after `ZygoteReplaced`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from launcher.ranks.zygote_starter import ZygoteStarter
     from launcher.template.messages import Report
 
-_LAST_BREATH_S = 1.0  # from the end of the socket to the end of the process
+_EXIT_S = 1.0  # from the end of the socket to the end of the process
 _MOST_LOST = 3  # with no rank started in between: the cause is permanent
 _END_S = 15.0  # in addition to the zygote's own limit for processes that do not end
 
 
 class ZygoteWatch:
-    """`heard` receives each report; `lost` receives the reason why all ranks of this node have ended."""
+    """`on_report` receives each report; `on_lost` receives the reason why all ranks of this node have ended."""
 
     def __init__(self, starter: ZygoteStarter, zygote: Zygote, say: Callable[[str], None]) -> None:
         self._starter, self._say = starter, say
@@ -45,8 +45,8 @@ class ZygoteWatch:
 
     async def run(
         self,
-        heard: Callable[[Report], Awaitable[None]],
-        lost: Callable[[str], None],
+        on_report: Callable[[Report], Awaitable[None]],
+        on_lost: Callable[[str], None],
         happened: Callable[[AgentEvent], None],
     ) -> None:
         """Handle reports until no zygote can be started."""
@@ -55,8 +55,8 @@ class ZygoteWatch:
             while (reports := await self._reports.get()) is not None:
                 for report in reports:
                     self._is_ready = self._is_ready or isinstance(report, Ready)
-                    await heard(report)
-            outcome = await self._replaced(lost)
+                    await on_report(report)
+            outcome = await self._replaced(on_lost)
             happened(outcome)
             if isinstance(outcome, StartFailed):
                 return
@@ -87,37 +87,37 @@ class ZygoteWatch:
             loop.remove_writer(self.zygote.fileno())
         self.zygote.close()
 
-    async def _replaced(self, lost: Callable[[str], None]) -> AgentEvent:
+    async def _replaced(self, on_lost: Callable[[str], None]) -> AgentEvent:
         """Replace a lost zygote. Its ranks died with it (parent-death signal); the agent ends what they left behind."""
-        how = _in_words(await asyncio.to_thread(tree.await_child, self.zygote.pid, _LAST_BREATH_S))
+        how = _in_words(await asyncio.to_thread(tree.await_child, self.zygote.pid, _EXIT_S))
         if self._is_ready:
-            reason = (
-                f"the process that ranks are started from (the zygote, pid {self.zygote.pid}) was lost: {how}"
-            )
-            self._say(f"ddp-launch: {reason}; starting a new one")
+            reason = f"the zygote (pid {self.zygote.pid}), which starts the ranks, ended unexpectedly: {how}"
+            self._say(f"ddp-launch: {reason}; starting a new zygote (see dmesg for an out-of-memory kill)")
         else:
-            reason = f"the process that imports torch ended during the import: {how}"
+            reason = f"the process that imports torch ended during the import: {how} (run python -c 'import torch')"
             self._starter.obstacle = reason
         await asyncio.to_thread(self._starter.clean_up)
-        lost(reason)
+        on_lost(reason)
         return self._another(reason)
 
     def _another(self, reason: str) -> AgentEvent:
         self._lost_in_a_row += 1
         if self._lost_in_a_row > _MOST_LOST or not (self._is_ready or self.zygote.warm):
-            return StartFailed(f"no rank can be started here: {reason}")
+            return StartFailed(f"this node cannot start ranks: {reason}")
         self._starter.warm = self.zygote.warm and self._is_ready
         self._is_ready = False
         try:
             self.zygote = self._starter.start()
         except OSError as error:
-            return StartFailed(f"no rank can be started here: {error.strerror}")
+            return StartFailed(
+                f"this node cannot start ranks: {error.strerror}. Check ulimit -u and the free memory"
+            )
         return ZygoteReplaced(reason, 128 + signal.SIGKILL)
 
     # --- the end of the agent ----------------------------------------------------------------------
 
     def close(self) -> None:
-        """End the zygote, which ends everything below it first."""
+        """End the zygote, which first kills all its descendants."""
         self._close()
 
     async def ended(self) -> None:
@@ -131,7 +131,7 @@ class ZygoteWatch:
 
 def _in_words(wait_status: int | None) -> str:
     if wait_status is None:
-        return "it closed its socket"
+        return "the zygote closed its socket"
     if os.WIFSIGNALED(wait_status):
         return f"killed by {signal_name(os.WTERMSIG(wait_status))}"
     return f"exit code {os.WEXITSTATUS(wait_status)}"

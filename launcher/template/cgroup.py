@@ -29,12 +29,12 @@ def enter(folder: str) -> bool:
 
 
 def leave(folder: str) -> bool:
-    """Move to the group above, so that `kill` spares the caller."""
+    """Move to the parent cgroup, so that `kill` does not kill the caller."""
     return _join(os.path.dirname(folder))
 
 
 def kill(folder: str) -> None:
-    """Send SIGKILL to every member at once, however fast they fork."""
+    """Send SIGKILL to every member at once, even if members fork new processes at that time."""
     _write(os.path.join(folder, "cgroup.kill"), "1")
 
 

@@ -15,7 +15,7 @@ class Membership(NamedTuple):
 
 
 def memberships(process: int | str = "self", root: str = "/") -> list[Membership]:
-    """Return [] if the process has ended, or on a system without cgroups. `root` is a prefix of /proc."""
+    """Return [] if the process has ended, or on a system without cgroups. `root` is put before /proc (for tests)."""
     found = []
     for line in _lines(os.path.join(root, f"proc/{process}/cgroup")):
         _number, _, rest = line.partition(":")
@@ -26,7 +26,7 @@ def memberships(process: int | str = "self", root: str = "/") -> list[Membership
 
 
 def folders(process: int | str, controller: str) -> list[str]:
-    """Return the folders of its cgroups that may have this controller, as this mount namespace shows them."""
+    """Return the cgroup folders of the process in hierarchies that may have this controller."""
     mine = memberships(process)
     found = []
     for mount in _mounts():
@@ -43,7 +43,10 @@ def unified_folder() -> str:
 
 
 def upwards(mount: str, path: str) -> list[str]:
-    """In a container `path` may be the host's and not exist, so the mount itself is always included."""
+    """Return the cgroup and its ancestors.
+
+    In a container `path` may be the path on the host, which does not exist, so the mount itself is always included.
+    """
     parts = [part for part in path.split("/") if part]
     return [os.path.join(mount, *parts[:depth]) for depth in range(len(parts) + 1)]
 

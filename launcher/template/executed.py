@@ -26,4 +26,4 @@ def enter(hook_folder: str) -> None:
     before = os.environ.pop(VARIABLE)
     threshold.hide_hook(hook_folder, before[1:] if before else None)
     stacks.listen()
-    tracing.when_torch_comes()
+    tracing.after_torch_import()

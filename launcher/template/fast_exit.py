@@ -41,7 +41,7 @@ def arrange() -> None:
 
 
 def _flush_cpp_streams_before(at_exit: ctypes._NamedFuncPointer) -> None:
-    """Flush std::cout and std::clog too: they have their own buffer once a library unties them from C's streams."""
+    """Flush std::cout and std::clog too: they have their own buffer after a library calls sync_with_stdio(false)."""
     with contextlib.suppress(OSError, AttributeError, ValueError):
         cpp = ctypes.CDLL("libstdc++.so.6")
         for stream in ("_ZSt4cout", "_ZSt4clog"):

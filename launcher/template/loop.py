@@ -1,4 +1,4 @@
-"""The zygote's loop: one socket from the agent, one signal for ended children. The package docstring has the theory.
+"""The zygote's loop: reads one socket (agent) and one signal (SIGCHLD). The package docstring explains the design.
 
 `messages` defines the messages. The loop never waits for the agent: `wire` keeps what the socket does not accept yet.
 """
@@ -69,7 +69,7 @@ class Loop:
             self._scratch = scratch_folder
         if self._warm:
             _freeze_garbage()
-        self._unheard = _Unheard()
+        self._unheard = _IgnoredSignals()
         signal.signal(signal.SIGCHLD, _woken)
         signal.set_wakeup_fd(self._wake_w, warn_on_full_buffer=False)
         self._poll.register(self._control, select.POLLIN)
@@ -94,7 +94,7 @@ class Loop:
         return left_s * 1000 + 1
 
     def _listen(self) -> str:
-        """Obey the orders that have arrived. Return "rank" in a process that has become a rank."""
+        """Process the received requests. Return "rank" in a forked child."""
         if not self._inbox.receive():
             self._end()
         while (received := self._inbox.take()) is not None:
@@ -121,7 +121,7 @@ class Loop:
         child = _Child(order.local_rank, order.generation, time.monotonic(), order.has_group)
         pid, obstacle = _fork()
         if pid == 0:
-            with rank.death_on_error():
+            with rank.exit_on_error():
                 self._forget_zygote()
                 self._unheard.hear_again()
                 rank.become(order, fds, parent=self._pid)
@@ -155,7 +155,7 @@ class Loop:
             os.close(keeper.error)
 
     def _keep(self, order: Keep) -> None:
-        """Listen before answering, so that a rank that has the port can connect, however long the fork takes."""
+        """Start a store: listen on the port before the reply, so that ranks can connect even if the fork takes long."""
         if order.port:
             self._end_keepers()  # keepers may hold the requested port until then
         try:
@@ -178,7 +178,7 @@ class Loop:
         error, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         pid, obstacle = _fork()
         if pid == 0:
-            with rank.death_on_error():
+            with rank.exit_on_error():
                 self._forget_zygote()
                 tree.die_with_parent(self._pid)
                 store.keep(sock, order.host, write)
@@ -203,7 +203,7 @@ class Loop:
                 if signum in (
                     signal.SIGTERM,
                     signal.SIGINT,
-                ):  # a stopped process receives it only after it continues
+                ):  # a stopped process receives SIGTERM only after it continues
                     _send_signal(pid, signal.SIGCONT, to_group=child.group)
 
     def _reap(self) -> None:
@@ -254,7 +254,7 @@ class Loop:
             self._sessions = {self._pid}
 
     def _end(self) -> NoReturn:
-        """End everything below this process, and the process itself: the agent has ended or closed the socket."""
+        """Kill all descendants and exit: the agent has ended or closed the socket."""
         if self._cgroup:
             cgroup.leave(self._cgroup)
             cgroup.kill(self._cgroup)  # all at once, so that a process that keeps forking cannot escape
@@ -277,7 +277,7 @@ class Loop:
         self._poll.modify(self._control, select.POLLIN | (0 if self._outbox.is_empty else select.POLLOUT))
 
 
-class _Unheard:
+class _IgnoredSignals:
     """Ignores the signals that users and schedulers send to every process of a job: the agent handles them for all.
 
     They are blocked as well as ignored, so that a signal for a rank that is being forked is not lost.
@@ -330,7 +330,7 @@ def _fork() -> tuple[int, str]:
 
 
 def _freeze_garbage() -> None:
-    """Freeze what torch's import left: collections in the ranks then neither walk it nor copy its pages.
+    """Move the objects of torch's import to the permanent generation, so GC in the ranks does not copy their memory.
 
     `__main__` is excluded: the script fills it, and a collection frees it at exit.
     """

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Spawn(NamedTuple):
-    """Start a rank. The descriptors of its standard output and error travel with the message."""
+    """Start a rank. The descriptors of its standard output and error are sent with the message."""
 
     local_rank: int
     generation: int

@@ -47,24 +47,27 @@ def execute(argv: tuple[str, ...], *, is_python: bool) -> NoReturn:
     try:
         os.execvp(argv[0], argv)
     except FileNotFoundError:
-        _die(f"cannot start {argv[0]}: the program is not on PATH", _NOT_FOUND)
+        _die(
+            f"cannot start {argv[0]}: the program is not on PATH; check the name, or use the full path",
+            _NOT_FOUND,
+        )
     except OSError as error:
         _die(f"cannot start {argv[0]}: {error.strerror}", _CANNOT_EXECUTE)
 
 
 @contextlib.contextmanager
-def death_on_error() -> Iterator[None]:
+def exit_on_error() -> Iterator[None]:
     """Exit on an error: a child that fails before it is a rank must not continue as a second zygote."""
     try:
         yield
     except KeyboardInterrupt:  # the job ends before this rank has begun
         os._exit(_INTERRUPTED)
     except BaseException as error:
-        _die(f"a rank could not be set up: {type(error).__name__}: {error}", _INTERNAL)
+        _die(f"a rank could not be started: {type(error).__name__}: {error}", _INTERNAL)
 
 
 def _fresh_identity() -> None:
-    """Renew what a process draws or records once; the standard library handles the rest after a fork."""
+    """Create per-process state again (random seeds, PID caches); the standard library handles the rest after a fork."""
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()

@@ -43,7 +43,10 @@ def make(path: str) -> int:
 
 
 def remove_left_behind(beside: str) -> None:
-    """Remove unused folders of this user in memory. Those on disk use no memory, and listing /tmp can be slow."""
+    """Remove unused folders of this user in /dev/shm (tmpfs).
+
+    Those on disk use no memory, and listing /tmp can be slow.
+    """
     if os.path.dirname(beside) != _IN_MEMORY:
         return
     with contextlib.suppress(OSError), os.scandir(os.path.dirname(beside)) as entries:
@@ -71,13 +74,13 @@ def remove(path: str) -> None:
     """Remove what can be removed: files that belong to another user may stay."""
     for folder, folders, files in os.walk(path, topdown=False):
         for name in files:
-            _quietly(os.unlink, os.path.join(folder, name))
+            _without_gc(os.unlink, os.path.join(folder, name))
         for name in folders:
             inside = os.path.join(folder, name)
-            _quietly(os.unlink if os.path.islink(inside) else os.rmdir, inside)
-    _quietly(os.rmdir, path)
+            _without_gc(os.unlink if os.path.islink(inside) else os.rmdir, inside)
+    _without_gc(os.rmdir, path)
 
 
-def _quietly(act: Callable[[str], None], path: str) -> None:
+def _without_gc(act: Callable[[str], None], path: str) -> None:
     with contextlib.suppress(OSError):
         act(path)

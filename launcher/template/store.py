@@ -56,7 +56,7 @@ def _server(sock: socket.socket, host: str) -> Any:
 
 
 def join_instead_of_hosting() -> None:
-    """Let a script that hosts its own TCPStore at MASTER_ADDR:MASTER_PORT, as rank 0 may, join the kept one instead."""
+    """Connect a script that creates a TCPStore server at MASTER_ADDR:MASTER_PORT to the launcher's store instead."""
     import torch.distributed as dist
 
     original = dist.TCPStore.__init__

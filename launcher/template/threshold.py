@@ -1,4 +1,4 @@
-"""First and last steps of the hook, in zygote and executed rank: they leave no trace in the interpreter's start-up."""
+"""First and last steps of the hook, in zygote and executed rank: they do not change the state that the script sees."""
 
 from __future__ import annotations
 

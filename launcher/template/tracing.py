@@ -1,4 +1,4 @@
-"""Makes an unchanged script report to its page: installs the launcher's marks on torch's functions, at its start.
+"""Instruments torch's functions when a rank starts, so that an unchanged script writes to its status page.
 
 The files of the library inside a rank are loaded by path, under a private name: the script may use the name `ddp` for
 something else. A rank that was forked warm has torch by then. An executed rank gets the marks when it imports torch.
@@ -48,13 +48,13 @@ def _nothing() -> None:
     pass
 
 
-def when_torch_comes() -> None:
+def after_torch_import() -> None:
     """Load the rest only after torch: files in the script's folder can no longer hide what torch has imported."""
     sys.meta_path.insert(0, _Awaiting())
 
 
 class _Awaiting:
-    """Finds nothing itself: it lets the other finders find torch, and runs after its import."""
+    """An import finder that delegates to the other finders, and runs a function after the import of torch."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name != "torch":

@@ -1,4 +1,4 @@
-"""Finds and ends the processes below one process, with the system calls that keep them below it."""
+"""Finds and kills the descendants of a process; also the prctl calls (subreaper, parent-death signal)."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def descendants(root: int) -> list[int]:
 
 
 def kill_all(root: int, spared: Container[int] = ()) -> int:
-    """Send SIGKILL to everything below `root`. Return how many; the caller reaps and repeats until none are left.
+    """Send SIGKILL to everything below `root`. Return the number of killed processes; the caller reaps and repeats
+    until none are left.
 
     `spared` are counted, but not killed.
     """

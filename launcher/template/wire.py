@@ -1,4 +1,4 @@
-"""Messages over the stream socket between agent and zygote. Neither end waits for the other.
+"""Messages over the stream socket between agent and zygote. Neither side blocks.
 
 A frame is the length of its body, the number of its descriptors, and the body. An `Outbox` keeps what the socket does
 not accept until the socket is writable again. With hundreds of ranks both ends send at the same time, and two blocking

@@ -94,7 +94,7 @@ def test_a_module_that_torch_imports_is_the_scripts_own(name: str, tmp_path: Pat
     ended = ddp_launch("train.py", cwd=tmp_path, nproc=2).ok()
     assert ended.out == f"{name}\n" * 2
     assert ended.err.count(_PLAIN_START) == 1
-    assert f"{tmp_path / entry} takes the name" in ended.err
+    assert f"{tmp_path / entry} has the same name" in ended.err
 
 
 def test_a_built_in_module_cannot_be_shadowed(light: dict[str, str], tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_recorded_dumps_name_the_rank_that_did_not_come() -> None:
     assert (found.kind, found.sequence, found.missing) == ("missing", 4, (2,))
     assert (
         found.words
-        == "group default_pg, collective #4: rank 2 not there; ranks 0, 1 in all_reduce(5x2 Float)"
+        == "group default_pg, collective #4: rank 2 did not call it; ranks 0, 1 in all_reduce(5x2 Float)"
     )
 
 
@@ -67,7 +67,7 @@ def test_both_of_torchs_formats_say_the_same() -> None:
 def test_another_collective_under_the_same_number() -> None:
     said = words(plain(DONE, entry(2)), plain(DONE, entry(2)), plain(DONE, entry(2, "nccl:broadcast")))
     assert said == [
-        "group default_pg, collective #2: ranks have entered different ones: "
+        "group default_pg, collective #2: ranks called different collectives: "
         "ranks 0, 1 in all_reduce(4 Float); rank 2 in broadcast(4 Float)"
     ]
 
@@ -84,14 +84,14 @@ def test_another_shape_counts_where_shapes_must_be_one() -> None:
 
 def test_all_are_there_and_it_does_not_end() -> None:
     assert words(*[plain(DONE, entry(2))] * 3) == [
-        "group default_pg, collective #2: all have entered it and it does not end: "
+        "group default_pg, collective #2: all ranks called it, but it does not complete (check network and GPUs): "
         "ranks 0, 1, 2 in all_reduce(4 Float)"
     ]
 
 
 def test_a_rank_whose_dump_is_not_there_is_in_doubt() -> None:
     (said,) = words(*[plain(DONE, entry(2))] * 2)
-    assert said.endswith("rank 2 not there; ranks 0, 1 in all_reduce(4 Float) (no dump of rank 2)")
+    assert said.endswith("rank 2 did not call it; ranks 0, 1 in all_reduce(4 Float) (no dump of rank 2)")
 
 
 def test_what_is_over_is_no_finding() -> None:
@@ -140,7 +140,9 @@ def test_members_that_are_not_ranks_are_left_out(ranks: str) -> None:
 def test_unknown_fields_and_versions_are_no_trouble() -> None:
     strange = copy.deepcopy(plain(DONE, entry(2)))
     strange |= {"version": "9.0", "later": [1], "pg_config": {"0": {"ranks": "?"}, "1": None}}
-    assert words(strange, plain(DONE))[0].startswith("group default_pg, collective #2: rank 1 not there")
+    assert words(strange, plain(DONE))[0].startswith(
+        "group default_pg, collective #2: rank 1 did not call it"
+    )
 
 
 def test_a_folder_of_many_nodes_is_read_as_one(tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ def test_an_empty_page_says_that_nothing_is_known() -> None:
         (RankView(0, known=True, phase=RankPhase.IDLE), ""),
         (
             RankView(0, known=True, phase=RankPhase.EVALUATION, section=Section("eval", 60.0, 1.0)),
-            "in its section 'eval'",
+            "in the section 'eval' of its script",
         ),
     ],
 )

@@ -8,7 +8,7 @@ from test_flight_recorder import RECORDED, entry, plain
 
 from launcher.health.dumps import parsed
 from launcher.health.flight_recorder import Dump, dump_of, with_members
-from launcher.health.recorders import heard
+from launcher.health.recorders import with_recorded
 from rendezvous.codec import encode
 from rendezvous.values.rank_report import MAX_CALLS, MAX_GROUPS, RankReport
 from rendezvous.values.rank_view import GroupView
@@ -17,14 +17,14 @@ NOW = 10**18
 
 
 def of(dump: Dump) -> RankReport:
-    (report,) = heard((RankReport(dump.rank),), [dump], NOW)
+    (report,) = with_recorded((RankReport(dump.rank),), [dump], NOW)
     return report
 
 
 def test_a_dump_of_torchs_tells_where_its_rank_is() -> None:
     """Three ranks over Gloo; the last has not entered the fourth all-reduce."""
     dumps = [parsed((RECORDED / f"behind.rank{rank}.pickle").read_bytes(), rank) for rank in range(3)]
-    reports = heard(tuple(map(RankReport, range(3))), dumps, NOW)
+    reports = with_recorded(tuple(map(RankReport, range(3))), dumps, NOW)
     assert [report.recorder[0].entered for report in reports] == [4, 4, 3]
     waits = [
         [(call.op, call.seq, call.dtype, call.numel) for call in s.recorded if call.finished_s is None]
@@ -39,7 +39,7 @@ def test_what_the_guard_says_of_its_groups_goes_along() -> None:
 
 
 def test_a_rank_without_a_dump_stays_as_it_was() -> None:
-    assert heard((RankReport(1),), [dump_of(0, plain(entry(3)))], NOW) == (RankReport(1),)
+    assert with_recorded((RankReport(1),), [dump_of(0, plain(entry(3)))], NOW) == (RankReport(1),)
 
 
 def test_the_collectives_that_a_rank_waits_in_come_before_those_it_is_done_with() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from launcher.health.stack_text import is_own_business, known_better, main_thread_first
+from launcher.health.stack_text import is_local_work, main_thread_first, without_doubt
 from launcher.health.stall_detection import Watch, excused, is_overdue, look, reports
 from launcher.settings.budget_text import hang_timeout
 from launcher.settings.budgets import Budgets
@@ -175,17 +175,17 @@ Current thread 0x00007f00 (most recent call first):
 def test_the_main_thread_comes_first_and_tells_whose_business_it_is() -> None:
     own = main_thread_first(STACKS.format(inner="/home/me/model.py"))
     assert own.startswith("Current thread")
-    assert is_own_business(own)
+    assert is_local_work(own)
     torch = main_thread_first(STACKS.format(inner="/x/site-packages/torch/autograd/graph.py"))
-    assert not is_own_business(torch)
-    assert not is_own_business("no Python stack: the process is stopped")
+    assert not is_local_work(torch)
+    assert not is_local_work("no Python stack: the process is stopped")
 
 
 def test_a_doubt_is_lifted_by_the_stack_and_by_nothing_else() -> None:
     reason = "has made no progress for 3.0 s in its forward pass"
     cause = Cause("n", 1, 1, FailureClass.HANG, reason, 124, doubt=Doubt.MAY_WAIT, suspects=(1,))
     own = 'Thread 0x1 (most recent call first):\n  File "/me/model.py", line 3 in forward'
-    assert known_better(cause, own) == replace(cause, doubt=None, suspects=())
-    assert known_better(cause, own.replace("/me/", "/x/torch/")) == cause
+    assert without_doubt(cause, own) == replace(cause, doubt=None, suspects=())
+    assert without_doubt(cause, own.replace("/me/", "/x/torch/")) == cause
     two = replace(cause, doubt=Doubt.CULPRIT, suspects=(0, 1))
-    assert known_better(two, own) == two
+    assert without_doubt(two, own) == two

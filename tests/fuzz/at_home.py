@@ -23,7 +23,7 @@ from launcher.health.exposition import text as exposed
 from launcher.health.flight_recorder import NotADump, analysed
 from launcher.health.node_health import Health
 from launcher.health.phase_times import phase_times
-from launcher.health.recorders import heard
+from launcher.health.recorders import with_recorded
 from launcher.health.stall_detection import Watch, look, reports
 from launcher.joining.endpoint import MayServe, NoRendezvous, find_rendezvous, parse_endpoint
 from launcher.output import lines as output
@@ -96,7 +96,7 @@ def last_words(data: bytes) -> None:
     died = {"exit_code": None, "signal": number - 128} if number > 128 else {"exit_code": number}
     _told(RankEnd("a", 1, 1, **died, stderr_tail=text))  # type: ignore[arg-type]
     crash_text.bounded(crash_text.clean_lines(text))
-    stack_text.is_own_business(stack_text.main_thread_first(text))
+    stack_text.is_local_work(stack_text.main_thread_first(text))
 
 
 def _told(end: RankEnd) -> None:
@@ -125,7 +125,7 @@ def flight_recorder(data: bytes) -> None:
     found = [dumps.parsed(data, rank) for rank in (0, 1)]
     for finding in analysed(found):
         assert finding.words
-    told = heard((RankReport(0), RankReport(1)), found, 10**18)
+    told = with_recorded((RankReport(0), RankReport(1)), found, 10**18)
     codec.read_from_agent(codec.from_agent_bytes(Examined(_AGENT, 1, told)), _AGENT)
 
 

@@ -37,7 +37,7 @@ _BOX_ROWS = re.compile(r"^[│|] (.*) [│|]$", re.MULTILINE)
 # a rank takes its time to end; how a node is.
 _IN_PASSING = re.compile(
     rf"{_SAID}(cannot reach the rendezvous |.*, for \d+ s so far$"
-    r"|rank \d+ continues after a communication error: |(node|train-)\d+: )"
+    r"|rank \d+ reported a communication error |(node|train-)\d+: )"
 )
 
 

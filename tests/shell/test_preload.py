@@ -63,7 +63,7 @@ def test_it_is_imported_once_for_all_ranks_of_all_generations(launch: Launch, tm
     ("text", "words"),
     [
         ("import not_there", "(ModuleNotFoundError: No module named 'not_there')"),
-        ("raise SystemExit(3)", "heavy (--preload) cannot be imported here (SystemExit: 3)"),
+        ("raise SystemExit(3)", "heavy (--preload) cannot be imported (SystemExit: 3)"),
         (
             "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
             "a thread",

@@ -1,4 +1,4 @@
-"""Entered by the interpreter at the end of its start-up; see launcher/template/__init__.py for why."""
+"""Imported by the interpreter at the end of its start-up; see launcher/template/__init__.py for why."""
 
 import sys
 
@@ -21,7 +21,7 @@ def _enter_zygote(here: str) -> bool:
 
 
 def _enter_rank(here: str) -> bool:
-    """What fails here costs the launcher a look at the rank, and the rank nothing."""
+    """An error here does not affect the rank; the launcher only loses its status data."""
     from _ddp_launch import executed, threshold
 
     try:
