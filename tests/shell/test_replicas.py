@@ -266,7 +266,7 @@ def test_decisions_go_on_when_their_owner_is_killed_or_frozen(cluster: EtcdClust
             third = await asyncio.to_thread(replicas.owner_at, 3)
             assert len({first, second, third}) == 3
             os.kill(second.pid, signal.SIGCONT)  # with the report that it had not read yet
-            await asyncio.to_thread(second.await_line, "gave up the etcd lease")
+            await asyncio.to_thread(second.await_line, "lost the etcd lease")
             await all_finish(both, 3)
         assert [replicas.who_said("decision", g)[:2] for g in (1, 2)] == [[second], [third]]
 
@@ -340,7 +340,7 @@ def test_decisions_go_on_at_the_same_owner_when_etcd_loses_a_member(cluster: Etc
             await all_finish(both, 4)
         decided = [replicas.who_said("decision", g)[:2] for g in (1, 2, 3)]
         # A member that is starved of processor time looks like one that is gone: then the owner gives way, and says so.
-        gave_way = any("gave up the etcd lease" in line for line in owner.log)
+        gave_way = any("lost the etcd lease" in line for line in owner.log)
         assert all(len(said) == 1 and (said == [owner] or gave_way) for said in decided)
 
     with contextlib.closing(Replicas([cluster.url("members")] * 3)) as replicas:
