@@ -7,7 +7,7 @@ PYTEST := $(BIN)/python -m pytest -m "not nightly and not gpu"
 NO_GPU := $(BIN)/python -c 'import sys, torch; sys.exit(torch.cuda.is_available())'
 SYSTEM_PACKAGES := PYTHON=$(PYTHON) tests/system-packages.sh
 
-.PHONY: install install-test install-bench demo test test-steps processes quick nightly record lint lint-deploy types fmt test-containers sim bench faults test-gpu bench-gpu proto generator options images lock audit dist sbom tools fuzz clean
+.PHONY: install install-test install-bench demo test test-steps processes quick nightly record lint lint-deploy types fmt test-containers sim bench faults matrix test-gpu bench-gpu proto generator options images lock audit dist sbom tools fuzz clean
 
 # Every file that is installed has a hash in requirements/ (made by `make lock`); nothing is built but ddp-launch itself.
 LOCKED := $(PIP) install --require-hashes --only-binary :all: --no-deps
@@ -78,6 +78,7 @@ test-containers: install-test
 nightly: install-test
 	$(MAKE) sim SEEDS=20000
 	$(MAKE) lint-deploy
+	$(MAKE) matrix VERSIONS="--no-docs oldest newest"
 	$(PYTEST) -q tests/core --hypothesis-profile=afresh
 	$(BIN)/python -m pytest -q --durations=20 -m "nightly and not gpu" tests
 
@@ -110,6 +111,12 @@ bench: install-bench
 # Every fault of tests/faults, and the table of docs/faults.md made of what came of it.
 faults: install-test
 	$(BIN)/python tests/faults/suite.py --write-docs
+
+# Other releases of torch, one after the other, each in an environment of its own; docs/compatibility.md has the results.
+VERSIONS ?=
+KEEP ?=
+matrix: install-test tools
+	$(BIN)/python tests/matrix/matrix.py --uv $(TOOLS)/uv $(if $(KEEP),--keep) $(VERSIONS)
 
 # The generated code is committed; a test holds it in step with the schemas. The compiler is as old as the oldest
 # protobuf that we run with, so it has an environment of its own. There are wheels of it for Python up to 3.13.
