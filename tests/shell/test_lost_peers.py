@@ -157,7 +157,7 @@ def test_who_did_not_come_within_a_time_limit_of_torch_is_named(launch: Launch) 
     source = WITH_DDP + (
         "dist.barrier()\n"
         "if RANK == 1: time.sleep(600)\n"
-        "dist.monitored_barrier(timeout=datetime.timedelta(seconds=4))\n"
+        "dist.monitored_barrier(timeout=datetime.timedelta(seconds=8))\n"
     )
     source = source.replace("signal.signal(signal.SIGTERM, signal.SIG_IGN)\n", "")
     job = launch("--nproc-per-node", "3", source=source, env={"BACKEND": "gloo"})
