@@ -117,4 +117,5 @@ def test_the_promise_is_what_was_tried() -> None:
     assert re.search(
         rf'^torch = \["torch>={re.escape(oldest)}"\]$', (matrix.ROOT / "pyproject.toml").read_text(), re.M
     )
+    assert f"- pytorch >={oldest}\n" in (matrix.ROOT / "deploy/conda/recipe.yaml").read_text()
     assert f"torch {oldest}" in matrix.PAGE.read_text()
