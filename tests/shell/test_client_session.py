@@ -67,7 +67,7 @@ def test_a_frozen_service_is_left_for_another() -> None:
 
 
 def test_closing_delivers_the_goodbye(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rendezvous.client.remote_session._FAREWELL_S", 60.0)  # the moment may be a long one
+    monkeypatch.setattr("rendezvous.client.remote_session._CLOSE_S", 60.0)  # the moment may be a long one
 
     async def story(endpoint: str) -> None:
         spec = JobSpec("job", 2, 2, "train.py", budget=RestartBudget(3), lease_s=60.0)

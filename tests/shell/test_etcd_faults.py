@@ -205,7 +205,7 @@ def test_a_watch_misses_nothing_while_its_member_hangs(
     cluster: EtcdCluster, compacted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the missed revisions compacted away, a new picture makes up for them."""
-    monkeypatch.setattr("rendezvous.store.etcd_follow._QUIET_S", 2.0)  # it notices when all is written
+    monkeypatch.setattr("rendezvous.store.etcd_follow._IDLE_S", 2.0)  # it notices when all is written
 
     async def check() -> None:
         watching, writing, heard = _client(cluster), _client(cluster), _Heard()
@@ -311,7 +311,7 @@ def test_a_password_is_asked_for_and_kept_quiet(tmp_path: Path, caplog: pytest.L
 
 
 def test_tls_both_ways_and_renewed_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rendezvous.store.etcd_wire._LOOK_AT_FILES_EVERY_S", 0.0)
+    monkeypatch.setattr("rendezvous.store.etcd_wire._CHECK_FILES_EVERY_S", 0.0)
     monkeypatch.setattr("rendezvous.store.etcd_owner._TTL_S", 600)  # nothing is renewed while openssl runs
     certificates = make_certificates(tmp_path / "tls")
 

@@ -107,7 +107,7 @@ MUTANTS = (
     Mutant(
         "a session goes to the same endpoint for ever",
         _SESSION,
-        "return next(awake, others[0] if others else state.at)",
+        "return next(usable, others[0] if others else state.at)",
         "return state.at",
     ),
     Mutant(
