@@ -43,11 +43,11 @@ print("trained", place.rank, place.world_size, place.backend, core_loading.nativ
 ddp.shutdown()
 """
 STOCK = """
-import torch, torch.distributed as dist
+import os, torch, torch.distributed as dist
 dist.init_process_group("gloo")
 total = torch.ones(1)
 dist.all_reduce(total)
-print("counted", int(total), flush=True)
+os.write(1, b"counted %d\\n" % int(total))  # in one piece: ranks share the output
 """
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-VERSION = "0.1.0"
+VERSION = "0.2.0.dev0"
 VERSION_METADATA = "ddp-launch-version"
 _MOST_CHARS = 40
 _KEPT = frozenset("0123456789.abcdefghijklmnopqrstuvwxyz+-")
