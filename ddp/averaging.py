@@ -65,7 +65,7 @@ class LocalSGD:
         if every < 1:
             raise ValueError(f"invalid every={every}: not a positive number of steps. Use 1 or more")
         if warmup < 0:
-            raise ValueError(f"invalid warmup={warmup}: negative. Use a number of steps, or 0 for no warm-up")
+            raise ValueError(f"invalid warmup={warmup}: negative. Use 1 or more steps, or 0 for no warm-up")
         self.model = model
         self.every = every
         self.warmup = warmup

@@ -277,7 +277,7 @@ class Agent:
 
     def _report_plain_start(self, reason: str) -> None:
         if self._spec.warm_start and reason and self._spec.entry.kind is not EntryKind.PROGRAM:
-            self._logs.say(f"ddp-launch: ranks start more slowly, without --warm-start: {reason}")
+            self._logs.say(f"ddp-launch: warm start is not possible ({reason}): the ranks start more slowly")
 
     async def _end(self, finish: Finish, leave: Callable[[], Awaitable[None]] | None = None) -> int:
         """Show the rest of the output, leave the rendezvous, and report how the job ended.

@@ -136,7 +136,8 @@ def _host_environment(settings: Settings, python: str, environ: Mapping[str, str
         ranks = devices.count_ranks(nproc.value, environ)
     except devices.NoDevices as missing:
         raise nproc.wrong(
-            str(missing), "check the devices and their driver, or use a number of ranks or cpu"
+            str(missing),
+            "check the devices and their driver, or set --nproc-per-node to a number of ranks or to cpu",
         ) from None
     return HostEnvironment(nproc=ranks, python=python, stamp=_stamp(), scheduler_job=_scheduler_job(environ))
 

@@ -72,7 +72,7 @@ class IsolationWatch:
         if progress.is_hopeless(self._isolation, self._give_up_s):
             self._listener.out_of_reach(
                 f"the rendezvous was unreachable for {self._give_up_s:g} s (--join-timeout), and no rank runs on "
-                "this node. Start the node again when the service is reachable"
+                "this node. Run ddp-launch on this node again when the rendezvous is reachable"
             )
         else:
             self._check_later()

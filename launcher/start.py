@@ -28,7 +28,8 @@ def run_agent(spec: LaunchSpec) -> int:
         from launcher.supervision import TRY_AGAIN
 
         _print_message(
-            f"error: cannot start the zygote process: {error.strerror}. Check ulimit -u and the free memory"
+            f"error: cannot start the process that starts the ranks (zygote): {error.strerror}. Check ulimit -u "
+            "and the free memory"
         )
         return TRY_AGAIN
     from launcher import daemon_threads

@@ -360,7 +360,7 @@ def _checkpoint_signal(state: Supervision, event: CheckpointSignal) -> Step:
     able = state.phase is Phase.RUNNING and bool(state.live) and state.preempted is None
     if not able or state.assignment is None:
         return (state, ()) if event.stop is None else _stop_requested(state, event.stop)
-    reason = f"{event.name}: the scheduler will take this node"
+    reason = f"{event.name}: the scheduler will preempt this node"
     return replace(state, preempted=event.stop), (AskCheckpoint(state.assignment, reason, has_deadline=True),)
 
 

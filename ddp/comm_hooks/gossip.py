@@ -44,7 +44,7 @@ class Gossip(Resumable):
 
 def partners(topology: Topology, size: int, rank: int, step: int, seed: int) -> tuple[int, int]:
     if topology is Topology.CUBE and size & (size - 1):
-        raise ValueError(f"invalid topology 'cube' for {size} ranks: not a power of two. Use 'dissemination'")
+        raise ValueError(f"invalid topology 'cube': {size} ranks are not a power of two. Use 'dissemination'")
     stages = max(1, (size - 1).bit_length())
     round_, stage = divmod(step, stages)
     order = list(range(size))

@@ -51,15 +51,16 @@ def checked_buffer(bucket: GradBucket, hook: str, dtypes: tuple[torch.dtype, ...
     buffer = bucket.buffer()
     problem = ""
     if buffer.is_sparse:
-        problem = "its gradient is sparse"
+        problem = "the gradient is sparse"
     elif buffer.dtype not in dtypes:
-        problem = f"its dtype is {buffer.dtype}"
+        problem = f"the dtype of the gradient is {buffer.dtype}"
     if not problem:
         return buffer
     raise TypeError(
         f"the communication hook {hook} cannot average {describe(bucket)}: {problem}. It supports dense gradients "
         f"of {', '.join(str(dtype).removeprefix('torch.') for dtype in dtypes)}. Use another hook, or exclude such "
-        "parameters from DDP with DistributedDataParallel.ignore_parameters_and_buffers()"
+        "parameters from DDP (their gradients are then not averaged) with "
+        "DistributedDataParallel.ignore_parameters_and_buffers()"
     )
 
 

@@ -40,7 +40,7 @@ class PowerSGD(Resumable):
     ) -> None:
         super().__init__(process_group)
         if rank < 1:
-            raise ValueError(f"invalid matrix rank={rank}: not a positive number. Use 1 or more")
+            raise ValueError(f"invalid rank={rank} of the matrices: not a positive number. Use 1 or more")
         if start_step < 0:
             raise ValueError(
                 f"invalid start_step={start_step}: negative. Use 0 to compress from the first step"

@@ -35,7 +35,7 @@ class Quantized(Resumable):
         super().__init__(process_group)
         if chunk is not None and chunk < 8:
             raise ValueError(
-                f"invalid chunk={chunk}: too small, because each chunk also sends a scale of 4 bytes. Use 8 or more"
+                f"invalid chunk={chunk}: too small, because each chunk needs a scale of 4 bytes. Use 8 or more"
             )
         self.chunk = chunk
         self.error_feedback = error_feedback

@@ -242,7 +242,7 @@ def check_numerics(
     reducer = reducer_of(model, "ddp.check_numerics")
     if replicas_every < 0:
         raise ValueError(
-            f"invalid replicas_every={replicas_every}: negative. Use a number of steps, or 0 for never"
+            f"invalid replicas_every={replicas_every}: negative. Use 1 or more steps, or 0 for never"
         )
     check = NumericsCheck(model, reducer, nan=nan, replicas_every=replicas_every, scaler=scaler)
     check.begin()

@@ -32,7 +32,7 @@ def report_gradients(reports: Sequence[RankReport], names: Sequence[str], step: 
 
 
 def _step(number: int) -> str:
-    return f"step {number} (without steps under no_sync())"
+    return f"step {number} (steps under no_sync() are not counted)"
 
 
 def _describe(report: RankReport, names: Sequence[str]) -> str:
@@ -49,7 +49,9 @@ def _describe(report: RankReport, names: Sequence[str]) -> str:
 def _advise(reports: Sequence[RankReport], names: Sequence[str]) -> str:
     if all(report.count == len(names) for report in reports):
         return "All gradients of these ranks are non-finite: check the loss and the input of this step on these ranks."
-    return "The gradients of all other ranks are finite: check the input of this step on the ranks above."
+    return (
+        "The gradients of all other ranks are finite: check the input of this step on the ranks named above."
+    )
 
 
 # --- replicas ------------------------------------------------------------------------------------------

@@ -218,7 +218,7 @@ def roles(members: tuple[Member, ...]) -> tuple[Role, ...]:
     for rank, member in enumerate(members):
         if member.parts != members[0].parts:
             raise ValueError(
-                f"rank {rank} has {member.parts} shards of its state, but rank 0 has {members[0].parts}. "
+                f"the state has {member.parts} shards on rank {rank}, but {members[0].parts} on rank 0. "
                 "Use the same model with the same sharding on all ranks"
             )
         index = met.get(member.node, 0)

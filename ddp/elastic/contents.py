@@ -101,7 +101,8 @@ class Contents:
         if there != here:
             raise ValueError(
                 f"cannot resume: the commit has the objects {', '.join(sorted(there))}, but this State has "
-                f"{', '.join(sorted(here))}. Use the same names as before, or start from an empty folder"
+                f"{', '.join(sorted(here))}. Use the same names as before, or use an empty "
+                "folder to start without a commit"
             )
         for name, each in self._objects.items():
             state = tree["objects"][name]
@@ -121,8 +122,8 @@ def _check_shareable(name: str, value: Any) -> None:
         if kind in {each.__name__ for each in type(value).__mro__}:
             raise TypeError(
                 f"cannot commit {name}: a {kind} is sharded, but its state does not describe the shards, so it cannot "
-                "be restored on other ranks. Use FSDP2, or call consolidate_state_dict() and save its result with "
-                "torch.save() yourself"
+                "be restored on other ranks. Use FSDP2, or call consolidate_state_dict() on all ranks, and then on one "
+                "rank torch.save() the result of state_dict()"
             )
 
 
@@ -186,7 +187,7 @@ def _target_leaf(leaf: Leaf, template: torch.Tensor | None) -> Leaf:
         if today.shape != leaf.shape:
             raise ValueError(
                 f"cannot resume {leaf.path}: its shape is {leaf.shape} in the commit, but {today.shape} here. "
-                "Use the same model, or start from an empty folder"
+                "Use the same model, or use an empty folder to start without a commit"
             )
         return Leaf(leaf.path, leaf.dtype, leaf.shape, today.stride, today.region, today.sharded)
     if leaf.sharded:

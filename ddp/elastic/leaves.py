@@ -112,7 +112,7 @@ def leaf_of(tensor: torch.Tensor, path: str) -> Leaf:
         return Leaf(path, tensor.dtype, shape, tensor.stride(), whole(shape), sharded=False)
     if any(placement.is_partial() for placement in tensor.placements):
         raise ValueError(
-            f"cannot commit {path}: a DTensor with a Partial placement. Reduce it first, with redistribute()"
+            f"cannot commit {path}: it is a DTensor with a Partial placement. Reduce it first, with redistribute()"
         )
     shape = tuple(tensor.shape)
     lengths, offsets = torch_api.get(torch_names.SHARD_OF_DTENSOR)(
@@ -214,6 +214,7 @@ class Filled:
         if self._missing > 0:
             raise ValueError(
                 f"cannot resume {self._leaf.path}: the commit lacks {self._missing} of its elements. To resume from an "
-                "older commit, delete the files of the newest commit in the folder. Otherwise use an empty folder"
+                "older one, delete the newest (the files commit-NUMBER-* with the highest number). Otherwise use "
+                "an empty folder"
             )
         return empty_like_leaf(self._leaf) if self._tensor is None else self._tensor

@@ -45,7 +45,7 @@ class ElasticSampler(Sampler[int]):
         self.rank = rank if rank is not None else dist.get_rank() if there else 0
         if not 0 <= self.rank < self.num_replicas:
             raise ValueError(
-                f"invalid rank {self.rank} for {self.num_replicas} replicas. Use 0 to {self.num_replicas - 1}"
+                f"invalid rank={self.rank} with num_replicas={self.num_replicas}. Use 0 to {self.num_replicas - 1}"
             )
         self.shuffle, self.seed, self.drop_last = shuffle, seed, drop_last
         self._progress = sample_order.Progress(size)
@@ -94,8 +94,8 @@ class ElasticSampler(Sampler[int]):
         if state["size"] != self._progress.size:
             raise ValueError(
                 f"cannot resume the sampler: the commit has a dataset of {state['size']} samples, but this dataset has "
-                f"{self._progress.size}. The saved position is not valid for it. Use the same dataset, or start from "
-                "an empty folder"
+                f"{self._progress.size}. The saved position is not valid for it. Use the same dataset, or use an "
+                "empty folder to start without a commit"
             )
         self.seed = state["seed"]
         self._progress = sample_order.Progress(state["size"], state["epoch"], state["consumed"])

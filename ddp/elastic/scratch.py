@@ -68,8 +68,8 @@ def make_folder(folder: Path) -> Path:
         folder.mkdir(mode=0o700)
     if not _is_ours(folder):
         raise ScratchError(
-            f"cannot use {folder} for commits: it must be a folder of this user with mode 0700. Remove it, or set "
-            "TMPDIR to another folder"
+            f"cannot use {folder} for commits: it must be a folder of this user with mode 0700. Remove it if it is "
+            "yours, or set TMPDIR to another folder"
         )
     return folder
 

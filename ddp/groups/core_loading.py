@@ -23,7 +23,9 @@ def native() -> ModuleType | None:
     try:
         return importlib.import_module("ddp.groups._native")
     except ModuleNotFoundError:
-        warn_once("the compiled core is not installed (a wheel has it; from source it needs a C compiler)")
+        warn_once(
+            "the compiled core is not installed. Install a wheel, or build from source with a C compiler"
+        )
         return None
     except ImportError as error:
         warn_once(

@@ -70,8 +70,11 @@ _ProcessGroup: Any = dist.ProcessGroup
 # --- tensors as MPI arguments -------------------------------------------------------------------------
 
 
-def _unsupported(what: str, backend: str = "gloo") -> NotImplementedError:
-    return NotImplementedError(f"the mpi4py backend does not support {what}. Use the backend {backend}")
+def _unsupported(what: str, backend: str = "gloo", *, only: str = "") -> NotImplementedError:
+    limit = f" It supports only {only}." if only else ""
+    return NotImplementedError(
+        f"the mpi4py backend does not support {what}.{limit} Use the backend {backend}"
+    )
 
 
 def _check_supported(tensors: Sequence[torch.Tensor]) -> None:
@@ -79,7 +82,7 @@ def _check_supported(tensors: Sequence[torch.Tensor]) -> None:
         if tensor.layout is not torch.strided:
             raise _unsupported("sparse tensors", "gloo")
         if not tensor.is_cpu:
-            raise _unsupported(f"tensors on {tensor.device}, only CPU tensors", "nccl or gloo")
+            raise _unsupported(f"tensors on {tensor.device}", "nccl or gloo", only="CPU tensors")
 
 
 def _real(tensor: torch.Tensor) -> torch.Tensor:
@@ -128,7 +131,7 @@ def _operation(mpi: Any, opts: Any, tensor: torch.Tensor) -> tuple[Any, bool]:
     if real not in _TYPES and real not in _HALVES:
         raise _unsupported(f"reductions of {tensor.dtype}")
     if tensor.is_complex() and how != SUM:
-        raise _unsupported(f"{kind} for complex tensors, only SUM")
+        raise _unsupported(f"{kind} for complex tensors", only="SUM for them")
     if real is torch.bool:
         how = _OF_BOOLS.get(how, how)
     return getattr(mpi, _NAMES[how]), averaged
@@ -265,7 +268,9 @@ class MpiGroup(_ProcessGroup):  # type: ignore[misc]
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> MpiWork:
         if len(outputs) != 1:
-            raise _unsupported(f"reduce_scatter of {len(outputs)} tensors in one call, only of one")
+            raise _unsupported(
+                f"reduce_scatter of {len(outputs)} tensors in one call", only="one tensor per call"
+            )
         return self._reduce_scatter(outputs[0], inputs[0], opts)
 
     def reduce_scatter_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> MpiWork:
@@ -312,7 +317,7 @@ class MpiGroup(_ProcessGroup):  # type: ignore[misc]
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> MpiWork:
         if len(inputs) != 1:
-            raise _unsupported(f"all_gather of {len(inputs)} tensors in one call, only of one")
+            raise _unsupported(f"all_gather of {len(inputs)} tensors in one call", only="one tensor per call")
         return self._all_gather(outputs[0], inputs[0], opts)
 
     def all_gather_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> MpiWork:

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_CURE = "Start the script with ddp-launch, or set all of these variables, or none of them to run with world size 1"
+_CURE = (
+    f"Start the script with ddp-launch, or set {', '.join(_NEEDED)}, or unset RANK and WORLD_SIZE to run with "
+    "world size 1"
+)
 
 
 class InitError(RuntimeError):
@@ -52,7 +55,7 @@ def parse_rank_info(environ: Mapping[str, str]) -> RankInfo:
         return ALONE
     missing = [name for name in _NEEDED if not environ.get(name)]
     if missing:
-        raise InitError(f"not set in the environment: {', '.join(missing)}. {_CURE}")
+        raise InitError(f"environment variables are missing: {', '.join(missing)}. {_CURE}")
     _number(environ, "MASTER_PORT", 1, 65536)
     world_size = _number(environ, "WORLD_SIZE", 1)
     rank = _number(environ, "RANK", 0, world_size)
@@ -83,8 +86,8 @@ def device_index(info: RankInfo, n_devices: int, kind: str) -> int:
     if info.local_rank < n_devices:
         return info.local_rank
     raise InitError(
-        f"no {kind} device for LOCAL_RANK={info.local_rank}: this process sees {n_devices} devices. Start at most that "
-        "many ranks per node (--nproc-per-node), or name the device: ddp.init(device=...)"
+        f"no {kind} device for LOCAL_RANK={info.local_rank}: this process sees {n_devices} devices. Start at most "
+        f"{n_devices} ranks per node (--nproc-per-node), or name the device: ddp.init(device=...)"
     )
 
 

@@ -120,7 +120,9 @@ def _connect_to(name: str, secret: str, member: int, deadline: float) -> socket.
         connection.settimeout(_left(deadline))
         connection.connect(f"\0{name}")
         if not _is_of_this_user(connection):
-            raise PermissionError(f"the socket {name} belongs to another user. Start the job again")
+            raise PermissionError(
+                f"the socket {name} belongs to another user. Start the job again: it then uses another name"
+            )
         connection.sendall(hello(secret, member))
     except OSError:
         connection.close()
@@ -175,5 +177,7 @@ def _receive_file(connection: socket.socket | None, deadline: float) -> int:
         1, socket.CMSG_SPACE(size), socket.MSG_CMSG_CLOEXEC
     )
     if not word or not ancillary:
-        raise ConnectionError("the first rank on this host could not create the shared memory: see its error")
+        raise ConnectionError(
+            "the first rank on this host could not create the shared memory: see the error of that rank"
+        )
     return int(array.array("i", ancillary[0][2][:size])[0])

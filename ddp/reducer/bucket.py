@@ -249,7 +249,7 @@ class InPlaceBucket:
 
     def finish(self, result: torch.Tensor | None, used: Used) -> None:
         if result is not None:
-            raise RuntimeError("internal error: a InPlaceBucket has no flat buffer for a result")
+            raise RuntimeError("internal error: an InPlaceBucket has no flat buffer for a result")
         _store(self.parameters, self._kept, self._absent, used)
         self.payload, self._kept, self._absent, self._versions = [], [], [], []
 

@@ -28,7 +28,7 @@ class Readiness:
 def begin(sizes: Sequence[int]) -> Readiness:
     """Return the initial state. `sizes` holds the number of gradients of each bucket."""
     if any(size < 1 for size in sizes):
-        raise ValueError("a bucket holds at least one gradient")
+        raise ValueError("internal error: a bucket must have at least one gradient")
     return Readiness(tuple(sizes))
 
 
@@ -36,7 +36,9 @@ def arrived(state: Readiness, bucket: int, count: int = 1) -> tuple[Readiness, r
     """Record `count` more ready gradients of a bucket -> the new state and the buckets to launch now, in order."""
     left = state.pending[bucket] - count
     if count < 1 or left < 0:
-        raise ValueError(f"bucket {bucket} waits for {state.pending[bucket]} gradients, not for {count}")
+        raise ValueError(
+            f"internal error: bucket {bucket} waits for {state.pending[bucket]} gradients, but {count} arrived"
+        )
     pending = (*state.pending[:bucket], left, *state.pending[bucket + 1 :])
     end = state.launched
     while end < len(pending) and pending[end] == 0:

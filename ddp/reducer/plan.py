@@ -128,7 +128,7 @@ def rebuilt_plan(
 ) -> BucketPlan:
     """Make the plan from the gradient order of a backward. `arrival` has every parameter once."""
     if sorted(arrival) != list(range(len(parameters))):
-        raise ValueError("the order of arrival must name every parameter once")
+        raise ValueError("internal error: the order of arrival must contain every parameter once")
     place = {member: i for i, member in enumerate(arrival)}
     groups = _separate(parameters, arrival, limit, transport, limit.rebuilt)
     # A bucket is complete when its last member arrives. Order by that, so that buckets do not wait for later ones.
@@ -261,8 +261,8 @@ def first_unlike(states: Sequence[Sequence[Entry]]) -> str:
         for (name, *here), (other, *there) in zip(ours, theirs, strict=False):
             if here != there:
                 return (
-                    f"DDP cannot copy the state of rank 0 to all ranks: {name!r} is {here[1]} {here[0]} on rank 0, but "
-                    f"{other!r} at the same position is {there[1]} {there[0]} on rank {rank}. {_SAME_MODEL}"
+                    f"DDP cannot copy the state of rank 0 to all ranks: rank 0 has {name!r} ({here[1]} {here[0]}), but "
+                    f"rank {rank} has {other!r} ({there[1]} {there[0]}) at the same position. {_SAME_MODEL}"
                 )
         if len(ours) != len(theirs):
             more, where = (ours, 0) if len(ours) > len(theirs) else (theirs, rank)

@@ -72,7 +72,7 @@ class GraphSearch:
             self._warned = True
             _log.warning(
                 "find_unused_parameters=True is set, but this forward used all parameters. The search for unused "
-                "parameters costs time in each step. If every forward uses all parameters, remove the flag."
+                "parameters costs time in each step. If every forward uses all parameters, remove it."
             )
         return unused
 

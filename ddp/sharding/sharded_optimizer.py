@@ -83,7 +83,7 @@ class ShardedOptimizer(Optimizer, Joinable):
             if facts.sparse:
                 raise ValueError(
                     f"cannot shard the gradient of {name!r}: it is sparse. Use a dense embedding (sparse=False), or "
-                    "exclude the parameter with ignore_parameters_and_buffers()"
+                    "exclude the parameter with ignore_parameters_and_buffers() (its gradient is then not averaged)"
                 )
             if id(parameter) not in given:
                 raise ValueError(
@@ -351,6 +351,7 @@ def _check(model: Any, optimizer_class: type[Optimizer], elementwise: bool) -> N
     torchs = optimizer_class.__module__.startswith("torch.optim")
     if not elementwise and not (torchs and name in _ELEMENTWISE):
         raise ValueError(
-            f"ShardedOptimizer splits parameters at any element, but {name} may not update each element independently. "
+            f"ShardedOptimizer splits parameters at any element, but it is not known whether {name} updates each "
+            "element independently. "
             f"If it does, pass elementwise=True. Otherwise use one of {', '.join(sorted(_ELEMENTWISE))}"
         )

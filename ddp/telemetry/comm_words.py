@@ -88,7 +88,7 @@ def explain_failure(error: BaseException, doing: Operation, guard: Guard) -> Exp
     if reason:
         explanation = Explanation(f"{doing} was aborted by the launcher: {reason}", reason, peer)
     elif _TIMEOUT.search(text):
-        cause = f"{peer} did not arrive within the timeout" if peer is not None else "it timed out"
+        cause = f"{peer} did not take part within the timeout" if peer is not None else "it timed out"
         explanation = Explanation(f"{doing} failed: {cause}", cause, peer)
     elif peer is not None and _ABORTED not in text:
         cause = f"{peer} has exited before the other ranks. See its log"

@@ -97,7 +97,7 @@ def warn_once() -> None:
         return
     if found := problems():
         what = "; ".join(f"{lost} ({', '.join(causes)})" for lost, causes in found.items())
-        _log.warning("ddp: not everything works with torch %s: %s", _version_text(), what)
+        _log.warning("ddp: these functions do not work with torch %s: %s", _version_text(), what)
 
 
 # --- calls -------------------------------------------------------------------------------------------

@@ -178,8 +178,8 @@ TABLE: tuple[Symptom, ...] = (
 )
 # Numbers as in "NVRM: Xid (PCI:0000:3b:00): 79, ..." that point to the device or the script.
 XIDS: dict[int, str] = {
-    13: "a kernel's illegal instruction or access (usually caused by the script)",
-    31: "a kernel touched memory that is not mapped (usually caused by the script)",
+    13: "an illegal instruction or access by a CUDA kernel (usually caused by the script)",
+    31: "a CUDA kernel accessed memory that is not mapped (usually caused by the script)",
     43: "the GPU stopped processing (usually caused by the script)",
     45: "the process was terminated while it had work on the GPU",
     48: "an uncorrectable memory error (ECC)",
@@ -187,7 +187,7 @@ XIDS: dict[int, str] = {
     62: "the GPU's microcontroller halted",
     63: "a memory page or row is being retired",
     64: "a memory page or row could not be retired",
-    69: "a kernel's fault in the graphics engine",
+    69: "an error of a CUDA kernel in the graphics engine",
     74: "an NVLink error",
     79: "the GPU has fallen off the bus",
     92: "many correctable memory errors",

@@ -205,7 +205,7 @@ _IN_SHARED_MEMORY = (
 
 
 def _space_hint(raised: Raised) -> str:
-    """Python names no path where a lock or a block of shared memory finds no space: its frames tell."""
+    """The error of a lock or of shared memory contains no path, so the files of its traceback are searched too."""
     places = (*raised.files, *raised.message.splitlines())
     if any(_any(place, _IN_SHARED_MEMORY) for place in places):
         return "/dev/shm is full: df -h /dev/shm shows its size (docker: --shm-size=8g, or --ipc=host)"
@@ -229,7 +229,7 @@ _SHADOWED = _hides("the ddp library", "ddp")
 
 
 def _hidden_standard_module(raised: Raised) -> str:
-    """The library of Python misses an attribute of a module: it imports only its own, unless a file hides one."""
+    """Return the module that Python's own library found without an attribute: a file of the user probably hides it."""
     found = re.search(r"module '(\w+)' has no attribute", raised.message)
     deepest = raised.files[-1] if raised.files else ""
     in_library = "/lib/python" in deepest and not _any(deepest, ("/site-packages/", "/dist-packages/"))

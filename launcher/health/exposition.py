@@ -90,7 +90,7 @@ def _node(reading: NodeReading) -> Iterator[str]:
         yield from _family(
             "memory_limit_bytes",
             "gauge",
-            "Limit of the memory in memory_used_bytes.",
+            "Memory limit that applies to memory_used_bytes.",
             [(whose, reading.memory.limit)],
         )
     if reading.throttling is not None:
@@ -98,7 +98,7 @@ def _node(reading: NodeReading) -> Iterator[str]:
         yield from _family(
             "cpu_throttled_periods_total",
             "counter",
-            "Number of scheduler periods in which the CPU quota of the cgroup was used up.",
+            "Number of periods of the CPU quota in which the cgroup was throttled.",
             [((), throttled)],
         )
     free: list[_Sample] = [((("path", disk.path),), disk.free) for disk in reading.disks]

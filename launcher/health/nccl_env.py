@@ -21,7 +21,7 @@ SHARED: tuple[tuple[str, str, str], ...] = (
     (
         "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC",
         "500",
-        "after a timeout torch waits for the dumps of all ranks: 4 x 500 ms = 2 s instead of 60 s",
+        "after a timeout torch waits for the dumps of all ranks: 2 s (4 x this value) instead of 60 s",
     ),
     (
         "TORCH_NCCL_DUMP_ON_TIMEOUT",

@@ -28,6 +28,8 @@ _NIC_DROPS, _NIC_FEW = 100.0, 10.0
 _DISK_SHARE, _DISK_BYTES = 0.02, 2 * GIB  # less than both is too little ...
 _DISK_ENOUGH = 1.5  # ... and this much more is enough
 _EVENT_S = 600.0
+_LESS_MEMORY = "use fewer DataLoader workers or smaller batches, or raise the memory limit"
+_TEST_GPU = "see dmesg, and run `ddp-launch doctor` on this node"
 _READINGS = 2  # in a row, for a value that may be a spike
 _FRESH_S = 30.0
 
@@ -259,7 +261,7 @@ def _throttled(before: Throttling, now: Throttling) -> _Symptom:
         "throttling",
         share >= _THROTTLED,
         share <= _FREE,
-        f"the cgroup's CPU quota{quota} is used up in {100 * share:.0f} % of the scheduler periods; raise the CPU "
+        f"the cgroup's CPU quota{quota} is used up in {100 * share:.0f} % of its periods; raise the CPU "
         "limit of the container, or start fewer ranks",
         "the cgroup's CPU quota is sufficient again",
     )
@@ -284,15 +286,19 @@ def _incidents(before: NodeReading, now: NodeReading) -> Iterator[_Incident]:
         killed = now.memory.oom_kills - before.memory.oom_kills
         if killed > 0:
             processes = "a process" if killed == 1 else f"{killed} processes"
-            yield _Incident("oom", f"the kernel's out-of-memory killer ended {processes} on this node")
+            yield _Incident(
+                "oom", f"the kernel's out-of-memory killer ended {processes} on this node; {_LESS_MEMORY}"
+            )
     earlier = {gpu.index: gpu for gpu in before.gpus if not gpu.lost}
     for gpu in now.gpus:
         for xid in gpu.xids:
-            yield _Incident(f"xid {gpu.index}", f"GPU {gpu.index}: the driver reports Xid {xid}")
+            yield _Incident(f"xid {gpu.index}", f"GPU {gpu.index}: the driver reports Xid {xid}; {_TEST_GPU}")
         was = earlier.get(gpu.index)
         if was is not None and not gpu.lost and gpu.ecc_uncorrected > was.ecc_uncorrected:
             count = gpu.ecc_uncorrected - was.ecc_uncorrected
-            yield _Incident(f"ecc {gpu.index}", f"GPU {gpu.index}: {count} uncorrectable memory errors (ECC)")
+            yield _Incident(
+                f"ecc {gpu.index}", f"GPU {gpu.index}: {count} uncorrectable memory errors (ECC); {_TEST_GPU}"
+            )
 
 
 # --- the report of a rank that ended ------------------------------------------------------------

@@ -40,7 +40,7 @@ class Timer(NamedTuple):
 
     @property
     def in_words(self) -> str:
-        action = f"; sent {signal_name(self.signum)}" if self.signum else ""
+        action = f"; its process got {signal_name(self.signum)}" if self.signum else ""
         return f'timer "{printable(self.scope)}" (torch.distributed.elastic.timer) expired{action}'
 
 

@@ -59,7 +59,7 @@ def check(settings: Settings, environ: Mapping[str, str]) -> list[str]:
     tasks = parse_int(environ.get("SLURM_STEP_NUM_TASKS", "1"))
     if tasks is not None and tasks > 1:
         raise ours.wrong(
-            f"srun has started {tasks} copies of ddp-launch, and each copy would start all hosts",
+            f"srun has started {tasks} copies of ddp-launch, and each copy would start agents on all hosts",
             f"remove {ours.option.flag}, because srun starts the agents, or run the command once without srun",
         )
     given = (settings.of(dest) for dest in _SET_HERE)

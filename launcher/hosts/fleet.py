@@ -215,7 +215,7 @@ class Fleet:
             )
             how = f"{failed} failed: {'; '.join(member.last_lines) or how}"
         elif member.exit_code == _SSH_FAILED and not member.own_address:
-            how = "the ssh connection was lost, and the ranks of this host stop"
+            how = "the ssh connection was lost, and the ranks of this host stop; check the network to it and its sshd"
         else:
             how = f"its agent ended with {how}; see the messages of this host above"
         self._say(f"error: {member.host.name}: {how}")
@@ -237,7 +237,8 @@ class Fleet:
             self._stop_signal = signum
             self._asked_to_stop.set()
             self._say(
-                f"{signum.name}: stopping {len(self._members)} hosts (repeat the signal to kill at once)"
+                f"{signum.name}: stopping the ranks on {len(self._members)} hosts "
+                "(repeat the signal to kill them at once)"
             )
         self._stop_all(signum)
 

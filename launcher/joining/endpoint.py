@@ -80,8 +80,8 @@ def find_rendezvous(
     if found is None:
         raise NoRendezvous(
             f"--nnodes {max_nodes}: the address of the rendezvous is not known. Give every node the same --rendezvous "
-            "HOST:PORT, where HOST is one of the nodes or a running service. Or start the nodes with srun or as a "
-            "Kubernetes Indexed Job, which provide the address."
+            "HOST:PORT, where HOST is one of the nodes or a running service. Or start ddp-launch on the nodes with "
+            "srun or as a Kubernetes Indexed Job, which provide the address."
         )
     return found
 

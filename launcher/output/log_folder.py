@@ -68,7 +68,7 @@ def _why_elsewhere(path: str) -> str:
     if os.path.dirname(path) == wanted or not _is_full(wanted):
         return ""
     reason = f"less than {ROOM >> 20} MiB or no inode is free"
-    return f"{wanted} is full ({reason}): log files go to {path}. Free space there, or set TMPDIR."
+    return f"{wanted} is full ({reason}): log files go to {path}. Free space in {wanted}, or set TMPDIR."
 
 
 def _temporary(name: str) -> str:

@@ -302,7 +302,7 @@ class LogPump:
         for terminal in self._throttle.to_report(now):
             if terminal is not self._err:
                 waited = f"was not read for {NOTICE_AFTER_S:g} s"
-                self._err.say(f"ddp-launch: standard output {waited}; ranks that print wait for its reader")
+                self._err.say(f"ddp-launch: standard output {waited}; ranks that print wait until it is read")
 
     def _run_requests(self) -> None:
         with self._lock:

@@ -165,7 +165,7 @@ class Terminal:
         """Return a message, once, about lines that a full disk rejected: after it takes lines again, or at the end."""
         if not self._lost or (self._disk_is_full and not is_over):
             return ""
-        lost = f"{_counted(self._lost)} not shown there{_where(self._lost_logs)}"
+        lost = f"{_counted(self._lost)} missing in this output{_where(self._lost_logs)}"
         self._lost = 0
         self._lost_logs.clear()
         return f"could not be written ({self._lost_why}): {lost}"

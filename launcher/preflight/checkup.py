@@ -127,7 +127,7 @@ def judge_shared_memory(shm: SharedMemory | None) -> Check:
         "/dev/shm",
         f"{of_bytes(shm.free)} free of {of_bytes(shm.total)}{default}",
         f"at least {of_bytes(_SHM_FLOOR)}",
-        "docker run --shm-size=8g (or --ipc=host); in Kubernetes an emptyDir of medium Memory at /dev/shm"
+        "make it larger: docker run --shm-size=8g (or --ipc=host); in Kubernetes mount an emptyDir of medium Memory"
         if small
         else "remove the files of earlier jobs there",
         warn=small or full,
@@ -152,7 +152,9 @@ def judge_limits(limits: Limits) -> tuple[Check, ...]:
         fail=0 <= files < _FILES_HOPELESS,
     )
     if not limits.pins_memory:
-        return open_files, skipped("locked memory", "not checked: no GPU or InfiniBand device needs it")
+        return open_files, skipped(
+            "locked memory", "not checked: only needed with a GPU or an InfiniBand device"
+        )
     locked = limits.locked_bytes
     return open_files, _graded(
         "locked memory",

@@ -113,7 +113,7 @@ def _idle(gpus: Sequence[Gpu]) -> Check:
             "GPUs idle",
             Grade.OK,
             "the GPU memory is free",
-            f"at most {_IDLE_FRACTION:.0%} of the memory used",
+            f"at most {_IDLE_FRACTION:.0%} of the memory in use",
         )
     taken = ", ".join(
         f"GPU {gpu.index}: {of_bytes(gpu.memory_used)} of {of_bytes(gpu.memory_total)} used" for gpu in busy
@@ -122,7 +122,7 @@ def _idle(gpus: Sequence[Gpu]) -> Check:
         "GPUs idle",
         Grade.WARN,
         taken,
-        f"at most {_IDLE_FRACTION:.0%} of the memory used",
+        f"at most {_IDLE_FRACTION:.0%} of the memory in use",
         "find the processes with nvidia-smi, and end them",
     )
 
@@ -182,7 +182,7 @@ def _links(gpus: Sequence[Gpu]) -> tuple[Check, ...]:
         found = f"all links of {len(linked)} GPUs are down"
         return (Check("NVLink", Grade.WARN, found, advice="check the fabric manager (nvidia-fabricmanager)"),)
     if down:
-        told = ", ".join(f"GPU {gpu.index} has {gpu.links_active} of {most}" for gpu in down)
+        told = ", ".join(f"GPU {gpu.index} has {gpu.links_active} of {most} links" for gpu in down)
         return (
             Check(
                 "NVLink",
@@ -311,7 +311,7 @@ def judge_self_test(result: SelfTest, peers: Sequence[SelfTest]) -> Check:
             name,
             Grade.FAIL,
             f"{found}; its peers reach {alike[len(alike) // 2] / 1e9:,.0f}",
-            f"at least {_PEER_FRACTION:.0%} of its peers",
+            f"at least {_PEER_FRACTION:.0%} of the speed of its peers",
             "check its temperature, power limit and clocks (nvidia-smi -q -d PERFORMANCE)",
         )
     return Check(

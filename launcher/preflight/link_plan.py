@@ -224,7 +224,7 @@ def _of_slow_node(own: SlowNode, best: Baseline, floor: str) -> Check:
         return Check("links", Grade.FAIL, found, floor, "check its firewall, --interface and cable")
     bad = is_bad(Link((own.node, own.node), own.bps, own.bps, own.rtt_s), best)
     found = (
-        f"slow to all {own.partners} measured nodes: {_rate(own.bps)}, {_time(own.rtt_s)}; "
+        f"the links to all {own.partners} measured nodes are slow: {_rate(own.bps)}, {_time(own.rtt_s)}; "
         f"other links have {_rate(best.bps)}"
     )
     advice = "check its network card, cable and switch port (ethtool), and other traffic on them"
@@ -247,7 +247,9 @@ def _of_slow_links(
     found += f"; other links have {_rate(best.bps)}" if best.bps else ""
     advice = f"both nodes can connect to other nodes: check the path between this node and {others[0]}"
     if not best.bps:
-        advice = "check firewalls, --interface and cables of both nodes: with two nodes, the faulty one is not known"
+        advice = (
+            "check firewalls, --interface and cables of both nodes: two nodes do not show which is faulty"
+        )
     return Check("links", Grade.FAIL if is_dropped else Grade.WARN, found, floor, advice)
 
 
@@ -274,7 +276,7 @@ def _told(link: Link) -> str:
 def _elsewhere(me: int, findings: Findings, names: Mapping[int, str]) -> tuple[Check, ...]:
     """Report slow links between other nodes. They do not change the grade of this node."""
     told = [
-        f"{names[node.node]} is {'unreachable' if node.unreachable else f'slow to all nodes: {_rate(node.bps)}'}"
+        f"{names[node.node]} is {'unreachable' if node.unreachable else f'slow on all its links: {_rate(node.bps)}'}"
         for node in findings.nodes
         if node.node != me
     ]

@@ -105,7 +105,9 @@ async def compare(
     except _Aborted as error:
         if error.over:
             return Comparison((skipped("links", str(error)),))
-        advice = "start all nodes together, and keep them running until the end"
+        advice = (
+            "start ddp-launch on all nodes at the same time, and keep it running until this check has ended"
+        )
         return Comparison((Check("links", Grade.WARN, str(error), advice=advice),))
     finally:
         await check.close()

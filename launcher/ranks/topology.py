@@ -145,8 +145,8 @@ def _nvidia_order(gpus: list[Gpu], environ: Mapping[str, str]) -> VisibleGpus:
     warning = ""
     if len({gpu.model for gpu in gpus}) > 1 and environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
         warning = (
-            "--numa-binding: this machine has GPUs of several models, which CUDA counts fastest first and "
-            "the driver by bus; set CUDA_DEVICE_ORDER=PCI_BUS_ID so that ranks are bound beside their GPUs"
+            "--numa-binding: this machine has GPUs of several models, and CUDA may number them in another order "
+            "than the driver. Set CUDA_DEVICE_ORDER=PCI_BUS_ID, so that each rank is bound near its own GPU"
         )
     return VisibleGpus(tuple(gpus[index].address for index in chosen), warning)
 

@@ -179,7 +179,7 @@ class Workers:
         )  # before the wait: a stop that comes now did not end this rank
         await self._read_last_output(started.label)
         cause = self._boundary.called(
-            "reading what a failed rank has left",
+            "finding the cause of a rank's failure",
             lambda: cause_of(self._full_end(end, started, report.pid)),
             cause_of(end),
         )

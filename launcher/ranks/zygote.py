@@ -54,7 +54,7 @@ def obstacle_to_warm_start(spec: LaunchSpec, environ: Mapping[str, str]) -> str:
         if name in environ:
             return f"{name} is set: coverage must start inside each rank"
     variable = _sets_before_import(spec.entry)
-    return f"the script mentions {variable}, which counts only before torch is imported" if variable else ""
+    return f"the script contains {variable}, which must be set before torch is imported" if variable else ""
 
 
 def _sets_before_import(entry: EntryPoint) -> str:

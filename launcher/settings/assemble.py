@@ -241,7 +241,7 @@ def _torch_endpoint(work: Assembly, max_nodes: int, ours: str | None) -> str:
         )
     elif endpoint.endswith(":0"):
         raise settings.of("rdzv_endpoint").wrong(
-            "other nodes cannot know port 0",
+            "port 0 means any free port, and other nodes cannot know which one",
             "use a free port, for example --rdzv-endpoint node0:29400",
         )
     else:

@@ -34,8 +34,8 @@ MONITORING = (
         "report",
         stragglers,
         "report ranks that are slower than the others, and their slow phase. exclude: also leave their node out at the "
-        "next restart if enough nodes remain. A straggler needs factor=1.5 times the median time in three windows in a "
-        "row of window=20s each; add factor=NUMBER or window=TIME to change these defaults",
+        "next restart if enough nodes remain. A rank is a straggler if it takes 1.5 times the median time in three "
+        "consecutive windows of 20 s; add factor=NUMBER or window=TIME to change these defaults",
     ),
     Option(
         "--health-port",

@@ -146,8 +146,8 @@ _RENDEZVOUS = (
         "TIME",
         None,
         values.duration,
-        "with --nnodes MIN:MAX: time to wait for a replacement if at least MIN nodes remain; the job continues with "
-        "fewer nodes if none joins in this time (default: 0, or --replacement-timeout if that option is given)",
+        "with --nnodes MIN:MAX: time to wait for a replacement if at least MIN nodes remain. If none joins in this "
+        "time, the job continues with fewer nodes (default: 0, or --replacement-timeout if that option is given)",
     ),
     _torch(
         "--master-addr",
@@ -229,8 +229,8 @@ _FAILURES = (
         "CODE[,...]",
         None,
         partial(values.numbers, what="exit codes", below=256),
-        "exit with 1 if the job fails with one of these exit codes; use it for codes to which your scheduler reacts, "
-        "for example by starting the node again",
+        "exit with 1 instead of these exit codes; use it for codes that your scheduler handles in a special way, "
+        "for example with a requeue",
     ),
     _ours(
         "--hang-timeout",
@@ -246,7 +246,7 @@ _FAILURES = (
         "TIME",
         "5m",
         values.positive_duration,
-        "stop the ranks if they make no progress while the rendezvous is unreachable, for TIME",
+        "stop the ranks if, for TIME, the rendezvous is unreachable and they make no progress",
     ),
 )
 
@@ -263,7 +263,7 @@ _COMMAND = (
     ),
     _switch(
         "--version",
-        "print our version and those of torch, the compiled core and the protocol, then exit",
+        "print the versions of ddp-launch, torch, the compiled core and the protocol, then exit",
         reach=Reach.FLAG,
     ),
     _switch("--help", "print this help, then exit", short="-h", torchrun=True, reach=Reach.FLAG),

@@ -41,8 +41,9 @@ RANKS = (
         "HOW",
         None,
         values.choice("node", "socket", "exclusive", "core-complex"),
-        "bind each rank to CPUs near its GPU. node: the CPUs of the GPU's NUMA node; socket: of its CPU socket; "
-        "exclusive: cores of the NUMA node that no other rank gets; core-complex: cores that share one L3 cache",
+        "bind each rank to CPUs near its GPU. node: the CPUs of the GPU's NUMA node; socket: all CPUs of that "
+        "CPU socket; exclusive: cores of the NUMA node, each for one rank only; core-complex: cores "
+        "that share one L3 cache",
         pet=False,
     ),
     _torch_switch(
@@ -77,6 +78,6 @@ RANKS = (
         "TIME",
         "60",
         values.duration,
-        "time for the ranks to write that checkpoint",
+        "time for the ranks to write a checkpoint that a signal requested",
     ),
 )

@@ -24,8 +24,8 @@ _WHAT_IT_DOES = (
     "Starts a data-parallel PyTorch job, monitors its ranks, and restarts them after a failure. Without options, the "
     "job uses all devices of this node. With --nnodes, run the command on each node: each command starts the ranks of "
     "its node. Put options before the script; all words after the script are its arguments. `ddp-launch doctor` does "
-    "not start a job: it checks whether this node can run one, alone or, with --nnodes, together with the other "
-    "nodes. `ddp-launch docs` lists the pages of the manual."
+    "not start a job: it checks whether this node can run one. With --nnodes, it also checks the network between "
+    "the nodes. `ddp-launch docs` lists the pages of the manual."
 )
 _SOURCES = (
     "flag: --max-restarts 3",

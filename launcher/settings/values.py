@@ -145,7 +145,7 @@ def nproc(value: str) -> str:
             raise BadValue("unknown device type", *form)
         return word
     if number < 1:
-        raise BadValue("a node runs at least one rank", *form)
+        raise BadValue("below the minimum of 1 rank per node", *form)
     if number > MAX_RANKS_PER_NODE:
         raise BadValue(f"above the maximum of {MAX_RANKS_PER_NODE} ranks per node", *form)
     return str(number)
@@ -192,7 +192,9 @@ def endpoints(value: str) -> str:
     """Parse HOST[:PORT][,...]; return it in canonical form, with ports."""
     found = [endpoint(part) for part in value.split(",")]
     if any(number == 0 for _, number in found):
-        raise BadValue("other nodes cannot know port 0", "HOST:PORT", "node0:29400")
+        raise BadValue(
+            "port 0 means any free port, and other nodes cannot know which one", "HOST:PORT", "node0:29400"
+        )
     return ",".join(join_endpoint(*each) for each in found)
 
 
@@ -395,4 +397,4 @@ def parse_int(value: str) -> int | None:
 def _encodable(value: str) -> None:
     """Reject text that cannot be sent to other nodes as UTF-8."""
     if "\0" in value or any("\ud800" <= letter <= "\udfff" for letter in value):
-        raise BadValue("it is not UTF-8 text without NUL characters; use such text")
+        raise BadValue("it contains bytes that are not UTF-8, or a NUL character; remove them")

@@ -193,7 +193,7 @@ def test_links_between_gpus_are_compared():
     sound = [replace(SOUND, index=at, links=18, links_active=18) for at in range(3)]
     assert of_gpus(*sound)["NVLink"].grade is OK
     check = of_gpus(*sound, replace(SOUND, index=3, links=18, links_active=16))["NVLink"]
-    assert (check.grade, check.found) == (FAIL, "GPU 3 has 16 of 18")
+    assert (check.grade, check.found) == (FAIL, "GPU 3 has 16 of 18 links")
 
 
 RECORDS = [

@@ -173,8 +173,8 @@ def test_state_that_has_no_place_elsewhere_is_named() -> None:
     assert first_unlike([ours, renamed]) == ""
     other = [("a", (2, 3), "float32"), ("b", (1,), "int64")]
     text = first_unlike([ours, ours, other])
-    assert "'b' is int64 () on rank 0" in text
-    assert "int64 (1,) on rank 2" in text
+    assert "rank 0 has 'b' (int64 ())" in text
+    assert "rank 2 has 'b' (int64 (1,))" in text
     assert "'b' exists only on rank 0" in first_unlike([ours, ours[:1]])
     assert "'x' exists only on rank 1" in first_unlike([ours, [*ours, ("x", (1,), "int8")]])
 

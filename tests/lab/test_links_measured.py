@@ -66,11 +66,13 @@ def test_the_one_slow_network_card_is_named_by_all_and_only_its_node_is_unfit(
     slow_host(net, net.hosts[2])
     reports = examined(net, tmp_path)
     assert [report["fit"] for report in reports] == [True, True, False, True], told(reports)
-    assert links(reports[2])["found"].startswith("slow to all 3 measured nodes: "), links(reports[2])
+    assert links(reports[2])["found"].startswith("the links to all 3 measured nodes are slow: "), links(
+        reports[2]
+    )
     for report in (reports[0], reports[1], reports[3]):
         assert links(report)["grade"] == "ok", links(report)
         elsewhere = next(check for check in report["checks"] if check["name"] == "links elsewhere")
-        assert elsewhere["found"].startswith("node2 is slow to all nodes: ")
+        assert elsewhere["found"].startswith("node2 is slow on all its links: ")
 
 
 @pytest.mark.nightly

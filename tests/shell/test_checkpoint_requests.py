@@ -62,7 +62,7 @@ def test_a_signal_asks_for_a_checkpoint_and_the_job_goes_on(launch: Launch, tmp_
         job.send(signal.SIGUSR1)
         job.await_there(f"taken-1-0-{number}", f"taken-1-1-{number}")
         asked = json.loads((job.there / f"taken-1-0-{number}").read_text())
-        assert asked == {"reason": "SIGUSR1: the scheduler will take this node", "deadline_s": 40.0}
+        assert asked == {"reason": "SIGUSR1: the scheduler will preempt this node", "deadline_s": 40.0}
         eventually(
             lambda: not list(scratch.glob("checkpoint-*")), what="it is closed, and may be asked again"
         )

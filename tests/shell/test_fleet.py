@@ -66,7 +66,7 @@ def test_lines_that_a_full_disk_does_not_take_are_counted_for_all_hosts(launch: 
     with open("/dev/full", "w") as full:
         job = launch("--no-warm-start", *BOTH, source=SAYS, stdout=full)
     assert job.wait() == 0, job.stderr()
-    words = "standard output could not be written (No space left on device): 2 lines not shown there"
+    words = "standard output could not be written (No space left on device): 2 lines missing in this output"
     assert job.stderr() == f"ddp-launch: {words}\n"
 
 

@@ -476,7 +476,7 @@ def test_lines_that_a_full_disk_does_not_take_are_told_of_on_the_other_stream(
     log = tmp_path / f"generation_0/rank_0/std{full[:3]}.log"
     words = f"ddp-launch: standard {full} could not be written (No space left on device): "
     told = Reader(source).all().decode()
-    assert told.splitlines()[-1] == f"{words}3 lines not shown there; the log: {log}"
+    assert told.splitlines()[-1] == f"{words}3 lines missing in this output; the log: {log}"
     assert told.count("could not be written") == told.count("shown\n") == 1
 
 
@@ -498,7 +498,7 @@ def test_a_full_disk_that_has_room_again_is_told_what_it_lost_between_whole_line
         signal.signal(signal.SIGXFSZ, ignored)
     terminal.put(b"fourth\n", "the log")
     terminal.flush()
-    lost = "could not be written (File too large): 2 lines not shown there; the log: the log"
+    lost = "could not be written (File too large): 2 lines missing in this output; the log: the log"
     assert [terminal.lost_lines(is_over=False), terminal.lost_lines(is_over=True)] == [lost, ""]
     terminal.close(time.monotonic())
     os.close(fd)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from launched import Launch, Launched
 
-NOT_WARM = "without --warm-start"
+NOT_WARM = "warm start is not possible"
 HEAVY = """
 import os
 with open(os.environ["IMPORTED"], "a") as file:
