@@ -122,8 +122,8 @@ def _check_shareable(name: str, value: Any) -> None:
         if kind in {each.__name__ for each in type(value).__mro__}:
             raise TypeError(
                 f"cannot commit {name}: a {kind} is sharded, but its state does not describe the shards, so it cannot "
-                "be restored on other ranks. Use FSDP2, or call consolidate_state_dict() on all ranks, and then on one "
-                "rank torch.save() the result of state_dict()"
+                "be restored on other ranks. Use FSDP2, or call consolidate_state_dict() on all ranks, and then on "
+                "rank 0 torch.save() the result of state_dict()"
             )
 
 
