@@ -64,7 +64,9 @@ class EmbeddedRendezvous:
     def _broken(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
         for session in self._sessions.values():
-            session.inbox.put_nowait(error or ConnectionError("the rendezvous in this process was stopped"))
+            session.inbox.put_nowait(
+                error or ConnectionError("the rendezvous service in this process was stopped")
+            )
 
 
 class _EmbeddedSession:

@@ -132,7 +132,7 @@ async def _run(server: Any, settled: Mapping[str, Any], stop: asyncio.Future[int
         a if a.startswith("unix:") else f"{a.rpartition(':')[0]}:{p}"
         for a, p in zip(settled["listen"], server.ports, strict=True)
     )
-    is_lost = "in memory, and lost when this process ends"
+    is_lost = "in memory, and lost when this process ends (--store keeps it)"
     kept = is_lost if settled["store"] == "memory" else "in the store"
     _log.info("serving at %s; the state of jobs is kept %s", where, kept)
     notifier = Notifier()
@@ -231,7 +231,9 @@ def _add_key(path: str) -> int:
     try:
         key_id = add_key(path)
     except OSError as error:
-        raise ValueError(f"cannot write the key file {path}: {error.strerror}") from error
+        raise ValueError(
+            f"cannot write the key file {path}: {error.strerror}. Check its directory and permissions"
+        ) from error
     sys.stdout.write(
         f"added key {key_id} to {path}. New tokens are signed with it; tokens of older keys remain valid.\n"
     )

@@ -119,7 +119,7 @@ class Gate:
             self._keys = read_keys(self._key_file)
         except NoKeys as error:  # the last key was removed, so its tokens must not be accepted any more
             self._keys = ()
-            _log.error("rejecting all tokens until the key file contains a key: %s", error)
+            _log.error("all tokens are rejected: %s", error)
         except KeyFileUnusable as error:
             _log.error(
                 "cannot reload the key file, so the keys that were loaded before remain valid: %s", error

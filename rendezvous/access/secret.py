@@ -150,7 +150,9 @@ def write_new(path: str) -> None:
     except FileExistsError:
         raise SecretUnusable(f"{path} already exists: remove it first, or name another file") from None
     except OSError as error:
-        raise SecretUnusable(f"cannot write the secret to {path}: {error.strerror}") from error
+        raise SecretUnusable(
+            f"cannot write the secret to {path}: {error.strerror}. Check its directory and permissions"
+        ) from error
     with os.fdopen(descriptor, "w", encoding="ascii") as file:
         file.write(text)
 
@@ -169,5 +171,6 @@ def _openssl(folder: str, *words: str) -> None:
             f"exit code {error.returncode}"
         ]
         raise SecretUnusable(
-            f"openssl could not create a key: {output[-1]}. Check that `openssl version` works"
+            f"openssl could not create a key: {output[-1]}. "
+            "Check the installation of openssl, or create the secret on another machine"
         ) from error

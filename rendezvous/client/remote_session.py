@@ -164,7 +164,8 @@ class RemoteSession:
             failed = StreamFailed("no answer", silent=True)
         except BadMessage as error:
             words = (
-                f"cannot read a message of the service at {stream.endpoint}: {error}. Use the same version"
+                f"cannot read a message of the service at {stream.endpoint}: {error}. "
+                "Install the same version of ddp-launch on all nodes and on the service"
             )
             failed = StreamFailed(words, refused=Refused(words, _UNUSABLE))
         else:
@@ -236,7 +237,9 @@ def _classified(error: grpc.aio.AioRpcError, *, renewable: bool) -> StreamFailed
     """Classify a failed stream. An expired token may still be renewed in its file; until then the job continues."""
     code, words = error.code(), error.details() or "the service gave no reason"
     if code is grpc.StatusCode.UNIMPLEMENTED:  # gRPC's own answer, which has no version of the service
-        words = with_releases("it does not know this call", version_in(error.trailing_metadata()), VERSION)
+        words = with_releases(
+            "the service does not support this call", version_in(error.trailing_metadata()), VERSION
+        )
     if code in _FINAL:
         refused = Refused(f"the rendezvous rejected this agent: {words}", _FINAL[code])
         may_recover = renewable and code is grpc.StatusCode.UNAUTHENTICATED

@@ -330,7 +330,7 @@ def _early_warning(state: SessionState, now: float) -> SessionStep:
     """Report once, long before giving up, so that the user notices a wrong address early."""
     if state.was_reached or state.has_warned or now - state.started_at < _EARLY_WARNING_S:
         return state, ()
-    trying = f"{_unreachable(state)} Retrying; giving up {state.give_up_s:g} s after the start"
+    trying = f"{_unreachable(state)} Retrying; gives up {state.give_up_s:g} s after this agent started"
     return replace(state, has_warned=True), (Deliver(Waiting(trying, 0, 1, stands_by=True)),)
 
 

@@ -50,7 +50,7 @@ async def _without_tls(there: tuple[str, int], endpoint: str) -> str:
         return ""
     if answer.startswith(b"HTTP/"):
         return (
-            f"{endpoint} serves HTTP/1, not gRPC: it may be the port of --http, or of another program. "
+            f"{endpoint} serves HTTP/1, not gRPC: this may be the port of --http, or the port of another program. "
             "Use the port of --listen"
         )
     if await _speaks_tls(there):

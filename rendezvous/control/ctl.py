@@ -92,7 +92,9 @@ def _explain(error: Any, endpoints: str) -> tuple[str, int]:
             return f"no answer from {endpoints}: {details}. Check --rendezvous, and that the service runs", 75
         case grpc.StatusCode.UNIMPLEMENTED:
             service = version_in(error.trailing_metadata())
-            return with_releases(f"{endpoints} does not know this command", service, VERSION), 1
+            return with_releases(
+                f"the service at {endpoints} does not support this command", service, VERSION
+            ), 1
         case _:
             return details, 1
 

@@ -137,8 +137,8 @@ async def _warn_not_drained(service: Service, arguments: argparse.Namespace) -> 
         return ""  # the order itself reports that the job does not exist
     if arguments.node in out:
         return ""
-    problem = f"node {arguments.node} of job {arguments.job} was not drained (drained or excluded nodes: {named(out)})"
-    return f"{problem}; nothing has changed"
+    problem = f"node {arguments.node} of job {arguments.job} is not drained (drained or excluded nodes: {named(out)})"
+    return f"{problem}, so there is nothing to resume"
 
 
 async def _nodes_of(job: str, service: Service) -> list[Any]:

@@ -111,7 +111,7 @@ def _health_considered(state: JobState, newcomer: Member, now: float) -> JobStat
     node, facts = newcomer.agent.node, newcomer.facts
     exclusion = state.excluded.get(node)
     if not facts.healthy and exclusion is None:
-        note = facts.health_note or "no details given"
+        note = facts.health_note or "no details; see the log of its agent"
         return exclude(state, node, f"it failed its health check: {note}", now, for_health=True)
     if facts.healthy and exclusion is not None and exclusion.for_health:
         return replace(state, excluded=state.excluded.minus(node))

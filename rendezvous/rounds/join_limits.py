@@ -20,7 +20,7 @@ _GENERATIONS = 1_000_000_000
 def join_problem(agent: AgentId, spec: JobSpec, facts: NodeFacts) -> str:
     """Why the service rejects this join; empty if it does not."""
     names = (
-        (spec.job_id, "the job id", JOB_ID_CHARS),
+        (spec.job_id, "the job id (--rdzv-id)", JOB_ID_CHARS),
         (agent.node, "the node name", NAME.max_chars),
         (agent.incarnation, "the incarnation", NAME.max_chars),
     )
@@ -28,7 +28,7 @@ def join_problem(agent: AgentId, spec: JobSpec, facts: NodeFacts) -> str:
         if problem := _name_problem(name, what, max_chars):
             return problem
     if not 1 <= spec.min_nodes <= spec.max_nodes <= _NODES:
-        return f"invalid --nnodes {spec.min_nodes}:{spec.max_nodes}: use 1 to {_NODES}, and a minimum up to the maximum"
+        return f"invalid --nnodes {spec.min_nodes}:{spec.max_nodes}: use MIN:MAX with 1 <= MIN <= MAX <= {_NODES}"
     if not 1 <= facts.nproc <= _RANKS_PER_NODE:
         return f"invalid --nproc-per-node {facts.nproc} on {agent.node}: use 1 to {_RANKS_PER_NODE}"
     return _number_problem(spec)
@@ -79,5 +79,5 @@ def _number_problem(spec: JobSpec) -> str:
     )
     for what, value, low, high in ranges:
         if not low <= value <= high:
-            return f"invalid value of {what}: {value:,.10g}; use {low:,.10g} to {high:,.10g}"
+            return f"{what} is {value:,.10g}: use {low:,.10g} to {high:,.10g}"
     return ""

@@ -162,12 +162,12 @@ def _of(budget: RestartBudget) -> str:
 
 def _budget_spent(budget: RestartBudget, state: JobState, now: float) -> str:
     if budget.limit <= 0:
-        return "no restarts were allowed"
+        return "no restarts are allowed (--max-restarts 0)"
     used = restarts_in_window(state, now)
     if used < budget.limit:
         return ""
     within = "" if budget.window_s is None else f" within {budget.window_s:g} s"
-    return f"restart budget used up ({used} of {budget.limit}{within})"
+    return f"--max-restarts is used up ({used} of {budget.limit}{within})"
 
 
 def next_streak(state: JobState, first: Cause) -> Streak:

@@ -70,7 +70,8 @@ def recovered_decision(state: JobState, *, again: bool) -> tuple[Decision, ...]:
     """The decision that records the recovery, for users."""
     if not is_forgotten(state):
         return ()
-    lost = f"the rendezvous service had lost the state of the job (generation {state.forgotten})"
+    generation = f"generation {state.forgotten}; `ddp-rendezvous --store` keeps it"
+    lost = f"the rendezvous service had lost the state of the job ({generation})"
     if again:
         words = f"{lost}; all nodes have joined again, and their ranks continue"
         return (Decision(DecisionKind.IGNORE, words, state.forgotten),)

@@ -36,7 +36,7 @@ _SPEC_UNUSABLE = 78
 class Agents:
     def __init__(self, jobs: Jobs, gate: Gate, limits: Limits) -> None:
         self._jobs, self._gate, self._limits = jobs, gate, limits
-        self._streams = Counts("streams", limits.streams_per_identity, limits.agents)
+        self._streams = Counts("streams", limits.streams_per_identity, limits.agents, option="--max-agents")
         self._rates = Rates(limits.joins_per_s, limits.join_burst)
 
     @property
@@ -93,7 +93,7 @@ class Agents:
             return None
         if len(job.streams) >= self._limits.agents_per_job and joined.agent not in job.streams:
             raise LimitReached(
-                f"job {job_id!r} already has {len(job.streams)} agents, which is the limit of the service"
+                f"job {job_id!r} already has {len(job.streams)} agents, which is a fixed limit: start fewer nodes"
             )
         return job
 
@@ -103,7 +103,7 @@ class Agents:
             return
         words = (
             f"replayed join: {joined.agent} already opened a stream with this number or a higher one. The message was "
-            "sent twice, or two agents have the same identity"
+            "sent twice, or two agents have the same identity. If it happens again, restart the agent"
         )
         raise Denied(grpc.StatusCode.PERMISSION_DENIED, words, Reason.REPLAYED_JOIN)
 

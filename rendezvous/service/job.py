@@ -106,7 +106,9 @@ class Job:
         finally:
             del self._orders[id(order)]
         if not done.done():
-            raise ConnectionError("this replica lost the job before it processed the order; send it again")
+            raise ConnectionError(
+                "this replica stopped serving the job before it processed the order; send the order again"
+            )
         return self.state
 
     @property

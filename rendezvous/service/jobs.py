@@ -141,7 +141,7 @@ class Jobs:
             pass  # its owner resumes it
         except (LimitReached, StoreError) as error:
             _log.error(
-                "cannot open the job, will try again when an agent joins: %s", error, extra={"job": job_id}
+                "cannot load the job; trying again when an agent joins: %s", error, extra={"job": job_id}
             )
 
     # --- losing ------------------------------------------------------------------------------------
@@ -165,13 +165,15 @@ class Jobs:
             self._lost(job.job_id)
             return
         _log.error(
-            "closed the job after an error; it reopens when an agent joins",
+            "stopped serving the job after an error; it is loaded again when an agent joins",
             extra={"job": job.job_id},
             exc_info=task.exception(),
         )
         del self._open[job.job_id]
         self._later(
-            job.close(Redirect("", 1.0, "the service closed the job after an internal error; see its log"))
+            job.close(
+                Redirect("", 1.0, "the service had an internal error and loads the job again; see its log")
+            )
         )
 
     def _later(self, coroutine: object) -> None:
@@ -246,7 +248,9 @@ class Jobs:
         try:
             stored = await self._store.jobs()
         except StoreError as error:
-            _log.warning("cannot list the stored jobs to delete expired ones: %s", error)
+            _log.warning(
+                "cannot list the stored jobs; expired jobs are deleted at a later attempt: %s", error
+            )
             return
         for job_id in stored:
             try:

@@ -56,19 +56,27 @@ class Allowance:
 
 
 class Counts:
-    """How many open streams, watches or calls each identity has."""
+    """How many open streams, watches or calls each identity has. `option` is the option that sets `overall`."""
 
-    def __init__(self, what: str, each: int, overall: int | None = None) -> None:
+    def __init__(self, what: str, each: int, overall: int | None = None, *, option: str = "") -> None:
         self._what, self._each, self._overall = what, each, overall
+        self._option = option
         self._held: dict[str, int] = {}
         self.total = 0
 
     def enter(self, identity: str) -> None:
         held = self._held.get(identity, 0)
         if held >= self._each:
-            raise LimitReached(f"{identity} already has {held} {self._what}, which is the limit")
+            raise LimitReached(
+                f"{identity} already has {held} {self._what}, which is a fixed limit: try again after some have ended"
+            )
         if self._overall is not None and self.total >= self._overall:
-            raise LimitReached(f"the service already has {self.total} {self._what}, which is the limit")
+            limit = (
+                f"the limit ({self._option})"
+                if self._option
+                else "a fixed limit: try again after some have ended"
+            )
+            raise LimitReached(f"the service already has {self.total} {self._what}, which is {limit}")
         self._held[identity] = held + 1
         self.total += 1
 

@@ -50,7 +50,7 @@ class Operations:
     async def _find(self, job_id: str) -> Job:
         job = await self._jobs.find(job_id)
         if job is None:
-            raise NotFound(f"job {job_id!r} does not exist")
+            raise NotFound(f"job {job_id!r} does not exist: `ddpctl list` shows the jobs")
         return job
 
     # --- reading -----------------------------------------------------------------------------------

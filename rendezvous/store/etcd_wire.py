@@ -147,7 +147,8 @@ class Member:
             renewed = self._dial() if self._channel is not None and stamp != self._stamp else None
         except (OSError, StoreError, ValueError) as error:
             _log.warning(
-                "cannot use etcd's new TLS files, keeping the old connection and trying again: %s", error
+                "cannot use the new TLS files of --store; the old connection stays in use, trying again: %s",
+                error,
             )
             return
         self._stamp = stamp

@@ -51,7 +51,9 @@ async def _open_ledger(path: str) -> Ledger:
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # tracebacks must be private
     except OSError as error:
-        raise StoreError(f"cannot open the store {path} (--store): {error.strerror}") from error
+        raise StoreError(
+            f"cannot open the store {path} (--store): {error.strerror}. Check the path and its permissions"
+        ) from error
     ledger = Ledger(path, _prepare)
     try:
         await ledger.ready()

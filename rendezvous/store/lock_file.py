@@ -13,7 +13,10 @@ class LockFile:
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise StoreError(f"cannot open {path} next to the store (--store): {error.strerror}") from error
+            raise StoreError(
+                f"cannot open the lock file {path} of the store (--store): {error.strerror}. "
+                "Check the permissions of its directory"
+            ) from error
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

@@ -112,7 +112,7 @@ def _to_ssh(job: JobFile, command: list[str]) -> int:
             os.chdir(job.workdir)
         except OSError as error:
             raise BadJobFile(
-                f"cannot use workdir = {job.workdir!r} on this machine: {error.strerror}"
+                f"cannot use workdir = {job.workdir!r} on this machine: {error.strerror}. Create it, or change workdir"
             ) from error
     sys.stdout.flush()
     os.execvpe(command[0], command, {**os.environ, **job.env})

@@ -28,10 +28,10 @@ def with_releases(words: str, service: str, client: str) -> str:
     if service == client:
         return words
     return (
-        f"{words} (the service is {_release(service)}, this client is {_release(client)}: update the older one; "
-        "update a service before its clients)"
+        f"{words} (the service has {_release(service)}, the client has {_release(client)}: "
+        "install the same release on both, on the service first)"
     )
 
 
 def _release(version: str) -> str:
-    return f"ddp-launch {version}" if version else "another release of ddp-launch"
+    return f"ddp-launch {version}" if version else "an unknown release of ddp-launch"

@@ -85,7 +85,7 @@ def test_the_first_cause_is_the_same_in_every_order_of_arrival() -> None:
 def test_without_restarts_the_job_fails_with_the_cause_s_own_code() -> None:
     story = running(spec(2, restarts=0), "a", "b").fails("a", 1, exit_code=137).stop("a", "b")
     assert outcome(story).exit_code == 137
-    assert outcome(story).reason == "no restarts were allowed"
+    assert outcome(story).reason == "no restarts are allowed (--max-restarts 0)"
     assert [type(m) for m in story.told("b")] == [Ended]
 
 
@@ -217,7 +217,7 @@ def test_a_goodbye_that_leaves_enough_nodes_is_no_failure() -> None:
     assert decision(story).reason == "node b left: SIGTERM; continuing with 1 of 2 nodes"
     assert story.stop("a").state.restarts_used == 0
     fixed = running(spec(2, restarts=0), "a", "b").happens(AgentLeft(agent("b"), "SIGTERM")).stop("a")
-    assert outcome(fixed).reason == "no restarts were allowed"
+    assert outcome(fixed).reason == "no restarts are allowed (--max-restarts 0)"
 
 
 # --- orders

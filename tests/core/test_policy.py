@@ -27,7 +27,7 @@ def test_the_budget_is_used_up_in_words() -> None:
     for _ in range(3):
         story.fails("a", 0).stop("a").runs()
     story.fails("a", 0).stop("a")
-    assert reason(story) == "restart budget used up (3 of 3)"
+    assert reason(story) == "--max-restarts is used up (3 of 3)"
     assert story.state.outcome is not None
     assert story.state.outcome.restarts == 3
 
@@ -45,7 +45,7 @@ def test_a_budget_per_window_forgets() -> None:
         story.fails("a", 0).stop("a").runs()
     assert story.state.outcome is None
     story.fails("a", 0)
-    assert reason(story) == "restart budget used up (2 of 2 within 3600 s)"
+    assert reason(story) == "--max-restarts is used up (2 of 2 within 3600 s)"
 
 
 def test_a_rank_that_fails_at_once_three_times_running_ends_the_job() -> None:

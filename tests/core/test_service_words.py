@@ -164,7 +164,10 @@ def test_who_is_given_up_for_what_it_did_not_do_hears_of_that() -> None:
     after, _ = step(state, DeadlineReached(), 2.0)
     (answer,) = [e.message for e in step(after, AgentHeard(A), 3.0)[1] if isinstance(e, Tell)]
     assert isinstance(answer, Refused)
-    ended = "node a did not open its TCPStore within 2 s (see the log of its agent); no restarts were allowed"
+    ended = (
+        "node a did not open its TCPStore within 2 s (see the log of its agent); "
+        "no restarts are allowed (--max-restarts 0)"
+    )
     assert answer.kind is RefusalKind.JOB_OVER
     assert ended in answer.reason
     noted = [(line.kind, line.text) for line in lines(DeadlineReached(), state, after)]
@@ -217,12 +220,12 @@ def test_a_snapshot_of_another_format_is_refused_and_both_formats_are_named() ->
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"lease_s": 0.0}, "the lease: 0;"),
+        ({"lease_s": 0.0}, "the lease is 0:"),
         ({"min_nodes": 0}, "--nnodes 0:1"),
         ({"max_nodes": 10**6}, "--nnodes 1:1000000"),
-        ({"budget": RestartBudget(-1)}, "--max-restarts: -1"),
-        ({"budget": RestartBudget(1, 0.0)}, "the window of --max-restarts: 0"),
-        ({"job_id": "x" * 129}, "the job id has 129 characters"),
+        ({"budget": RestartBudget(-1)}, "--max-restarts is -1"),
+        ({"budget": RestartBudget(1, 0.0)}, "the window of --max-restarts is 0"),
+        ({"job_id": "x" * 129}, "the job id (--rdzv-id) has 129 characters"),
         ({"job_id": "a\x1b[31m"}, "control characters"),
     ],
 )

@@ -181,7 +181,7 @@ def test_a_lost_node() -> None:
 
 
 def test_where_no_restart_was_allowed_it_is_said_once() -> None:
-    refused = replace(GIVEN_UP, reason="no restarts were allowed")
+    refused = replace(GIVEN_UP, reason="no restarts are allowed (--max-restarts 0)")
     told = box(failed(FIRST, restarts=0, decisions=(refused,)), budget="0")
-    assert "restarts  no restarts were allowed " in told
+    assert "restarts  no restarts are allowed (--max-restarts 0) " in told
     assert "not restarted" not in told

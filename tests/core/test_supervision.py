@@ -74,7 +74,7 @@ from rendezvous.values.types import (
 AGENT = AgentId("a", "1")
 STORE = StoreAddress("a", 29500)
 CAUSE = Cause("a", 0, 0, FailureClass.EXIT_CODE, "exit code 5", 5)
-OUTCOME = Outcome(False, "no restarts were allowed", 5, CAUSE)
+OUTCOME = Outcome(False, "no restarts are allowed (--max-restarts 0)", 5, CAUSE)
 FAILED = Finish(5, OUTCOME.reason, OUTCOME)
 STOPPED = Finish(143, "stopped by SIGTERM")
 

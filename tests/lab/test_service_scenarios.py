@@ -110,7 +110,10 @@ def test_the_node_that_serves_the_rendezvous_comes_back(
     job.await_world(2, after=1)
     job.await_steps()
     assert job.finish(other, back) == [0, 0], job
-    lost = "the rendezvous service had lost the state of the job (generation 1); restarting the ranks"
+    lost = (
+        "the rendezvous service had lost the state of the job (generation 1; "
+        "`ddp-rendezvous --store` keeps it); restarting the ranks"
+    )
     assert job.story(other, back) == [f"ddp-launch: {lost}"]
     job.assert_curve(undisturbed)
     job.assert_nothing_left()

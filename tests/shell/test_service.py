@@ -273,7 +273,8 @@ def test_ddpctl_speaks_json_and_text(service: Service) -> None:
             again = await asyncio.to_thread(ddpctl, "resume", "job", "aa")
             assert (again.returncode, again.stderr) == (
                 0,
-                "ddpctl: node aa of job job was not drained (drained or excluded nodes: none); nothing has changed\n",
+                "ddpctl: node aa of job job is not drained (drained or excluded nodes: none), "
+                "so there is nothing to resume\n",
             )
             silent = f"127.0.0.1:{free_port()}"
             partly = await asyncio.to_thread(ddpctl, "--rendezvous", f"{silent},{service.endpoint}", "list")

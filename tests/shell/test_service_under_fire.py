@@ -94,9 +94,9 @@ def test_a_stream_is_bound_to_one_agent(service: Service) -> None:
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        (JobSpec("job", 1, 1, lease_s=1e-6), "the lease: 1e-06"),
+        (JobSpec("job", 1, 1, lease_s=1e-6), "the lease is 1e-06"),
         (JobSpec("job", 3, 2), "--nnodes 3:2"),
-        (JobSpec("", 1, 1), "the job id has 0 characters"),
+        (JobSpec("", 1, 1), "the job id (--rdzv-id) has 0 characters"),
         (JobSpec("j\nfake line", 1, 1), "control characters"),
     ],
 )
