@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _WIDTH = 100
 _PATIENCE_S = 5.0
 _TERMINAL_S = 5.0  # for a terminal that is slow to take the last lines
+_STOPPED_S = 5.0  # for the reader of a pipe after a stop signal: whoever sent it waits for us
 _LAST_WORDS_S = 0.5  # for the final message after a signal, if somebody reads it
 _FAILED = 1  # replaces a code that a scheduler would attribute to this machine
 
@@ -37,6 +38,7 @@ class Farewell:
     def __init__(self, spec: LaunchSpec, folder: LogFolder, logs: LogPump, finish: Finish) -> None:
         self._spec, self._folder, self._logs, self._finish = spec, folder, logs, finish
         self._hurried = asyncio.Event()
+        self._limit: asyncio.TimerHandle | None = None
 
     def hurry(self, _signum: int) -> None:
         """Wait for no reader any more."""
@@ -45,6 +47,8 @@ class Farewell:
 
     async def show_output(self) -> bool:
         """Show the rest of the output. Return whether all of it was shown, since the start."""
+        if self._finish.outcome is None:
+            self._limit = asyncio.get_running_loop().call_later(_STOPPED_S, self.hurry, 0)
         return await asyncio.to_thread(self._logs.close, _TERMINAL_S)
 
     async def tell(self, all_shown: bool) -> int:
@@ -55,6 +59,8 @@ class Farewell:
         hurried = asyncio.ensure_future(self._hurried.wait())
         await asyncio.wait((telling, hurried), return_when=asyncio.FIRST_COMPLETED)
         hurried.cancel()
+        if self._limit is not None:
+            self._limit.cancel()
         await asyncio.wait((telling,), timeout=_LAST_WORDS_S)
         return telling.result() if telling.done() else exit_code(self._spec, self._finish)
 

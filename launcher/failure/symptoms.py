@@ -182,7 +182,7 @@ def hint_of(raised: Raised) -> str:
         return hint_of(raised.parts[0])
     words = raised.message.lower()
     if raised.short_type in ("ModuleNotFoundError", "ImportError"):
-        return _import_hint(raised.message)
+        return _hidden_import(raised) or _import_hint(raised.message)
     if raised.short_type == "AttributeError" and re.search(r"(partially initialized )?module 'ddp'", words):
         return _SHADOWED
     if raised.short_type == "AttributeError" and (hidden := _hidden_standard_module(raised)):
@@ -234,6 +234,14 @@ def _hidden_standard_module(raised: Raised) -> str:
     deepest = raised.files[-1] if raised.files else ""
     in_library = "/lib/python" in deepest and not _any(deepest, ("/site-packages/", "/dist-packages/"))
     return found[1] if found and in_library else ""
+
+
+def _hidden_import(raised: Raised) -> str:
+    """A library has imported a module from outside of all libraries: it expected another one of that name."""
+    found = re.search(r"cannot import name '\w+' from '(\w+)' \(([^)]*)\)", raised.message)
+    deepest = raised.files[-1] if raised.files else ""
+    hides = found is not None and "/lib/python" in deepest and "/lib/python" not in found[2]
+    return _hides(f"another module {found[1]}", found[1]) if found and hides else ""
 
 
 def _import_hint(message: str) -> str:

@@ -324,6 +324,12 @@ def test_a_full_shared_memory_is_told_from_a_full_disk(error: str, file: str, is
         ),
         ("AttributeError: module 'time' has no attribute 'slep'", "train.py", ""),
         (
+            "ImportError: cannot import name 'PIPE' from 'subprocess' (/home/u/subprocess.py)",
+            f"{LIBRARY}/site-packages/torch/a.py",
+            "subprocess.py",
+        ),
+        ("ImportError: cannot import name 'step' from 'utils' (/home/u/utils.py)", "train.py", ""),
+        (
             "AttributeError: module 'torch' has no attribute 'new'",
             f"{LIBRARY}/site-packages/transformers/a.py",
             "",

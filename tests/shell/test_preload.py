@@ -77,7 +77,7 @@ def test_what_cannot_be_is_told_and_ranks_start_plainly(
     job = launched(launch, tmp_path, {"heavy.py": text}, "--preload", "heavy", source="print('trained')")
     assert job.wait() == 0, job.stderr()
     assert job.stdout().count("trained") == 2
-    assert f"{NOT_WARM}: heavy (--preload) " in job.stderr()
+    assert f"{NOT_WARM} (heavy (--preload) " in job.stderr()
     assert words in job.stderr()
 
 

@@ -240,6 +240,17 @@ def test_a_signal_ends_the_wait_for_a_reader(launch: Launch) -> None:
     os.close(reader)
 
 
+def test_one_signal_ends_a_job_whose_output_nobody_reads(launch: Launch) -> None:
+    """A scheduler sends SIGTERM once, and SIGKILL after its own grace."""
+    source = FAMILY + "there('printing')\nwhile True:\n    print('z' * 1_000)\n"
+    job, reader = piped(launch, source, "--nproc-per-node", "1", "--shutdown-timeout", "5")
+    job.await_there("printing-0")
+    job.send(signal.SIGTERM)
+    assert job.wait() == 143
+    assert "some output was not shown" in job.stderr()
+    os.close(reader)
+
+
 @pytest.mark.nightly
 def test_the_bytes_are_those_of_torchrun(tmp_path: Path) -> None:
     """200 MB into `(sleep; md5sum)`."""
