@@ -57,7 +57,7 @@ def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser("ddpctl", description=_ABOUT, parents=[_shared()])
     found.set_defaults(rendezvous=os.environ.get(_ENDPOINT_ENV, _DEFAULT), output="text", timeout=10.0)
     found.add_argument("--version", action="version", version=f"ddpctl {VERSION}")
-    commands = found.add_subparsers(dest="command", required=True)
+    commands = found.add_subparsers(dest="command", required=True, metavar="COMMAND")
     shared = _shared()
     added = {each: commands.add_parser(each, help=_HELP[each], parents=[shared]) for each in Command}
     for each, command in added.items():

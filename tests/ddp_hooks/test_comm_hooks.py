@@ -174,7 +174,7 @@ def test_after_a_round_all_have_heard_all(topology: Topology, size: int) -> None
         (lambda: Quantized(chunk=2), "chunk=2"),
         (lambda: TopK(share=0), "share=0"),
         (lambda: Gossip(topology="ring"), "ring"),
-        (lambda: partners(Topology.CUBE, 6, 0, 0, 0), "'cube' for 6"),
+        (lambda: partners(Topology.CUBE, 6, 0, 0, 0), "'cube'.* 6 "),
     ],
 )
 def test_settings_that_cannot_work(make: Callable[[], object], named: str) -> None:

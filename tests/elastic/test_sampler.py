@@ -59,5 +59,5 @@ def test_the_epoch_goes_on_after_state_was_loaded() -> None:
 
 
 def test_no_such_rank() -> None:
-    with pytest.raises(ValueError, match=r"rank 2\b"):
+    with pytest.raises(ValueError, match=r"rank=2\b"):
         ElasticSampler(10, num_replicas=2, rank=2)
