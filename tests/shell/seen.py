@@ -11,10 +11,11 @@ import threading
 from typing import TYPE_CHECKING
 
 import pyte
+import pytest
 from launched import SOON_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 
 class SeenTerminal:
@@ -86,3 +87,17 @@ def on_terminal(terminal: SeenTerminal) -> dict[str, object]:
 
     streams = dict.fromkeys(("stdin", "stdout", "stderr"), terminal.slave)
     return {**streams, "preexec_fn": take_over}
+
+
+@pytest.fixture(autouse=True)
+def kind_of_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for name in ("NO_COLOR", "COLUMNS", "LINES"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def seen() -> Iterator[SeenTerminal]:
+    terminal = SeenTerminal()
+    yield terminal
+    terminal.end()

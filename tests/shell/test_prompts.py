@@ -10,32 +10,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 from launched import eventually
-from seen import SeenTerminal, on_terminal
+from seen import SeenTerminal, kind_of_terminal, on_terminal, seen
 
 from launcher.health.keyboard_wait import someone_may_type, waits_for_input
 from launcher.template.process_stat import process_stat
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from launched import Launch
 
 ONE = ("--nproc-per-node", "1", "--log-prefix", "")
+__all__ = ["kind_of_terminal", "seen"]  # fixtures
 TWO = ("--nproc-per-node", "2", "--log-prefix", "[{rank}] ")
-
-
-@pytest.fixture(autouse=True)
-def kind_of_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm-256color")
-    for name in ("NO_COLOR", "COLUMNS", "LINES"):
-        monkeypatch.delenv(name, raising=False)
-
-
-@pytest.fixture
-def seen() -> Iterator[SeenTerminal]:
-    terminal = SeenTerminal()
-    yield terminal
-    terminal.end()
 
 
 _ASKS = """

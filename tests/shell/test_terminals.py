@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from launched import SOON_S, eventually
-from seen import SeenTerminal, on_terminal
+from seen import SeenTerminal, kind_of_terminal, on_terminal, seen
 from test_logs import await_drained, label, write_all
 
 from launcher.output import channels
@@ -15,26 +15,12 @@ from launcher.output.logs import LogPump
 from launcher.settings.spec import LogSpec, StreamChoice, Streams
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from launched import Launch
 
+__all__ = ["kind_of_terminal", "seen"]  # fixtures
 TWO = ("--nproc-per-node", "2", "--log-prefix", "[{rank}] ")
-
-
-@pytest.fixture(autouse=True)
-def kind_of_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm-256color")
-    for name in ("NO_COLOR", "COLUMNS", "LINES"):
-        monkeypatch.delenv(name, raising=False)
-
-
-@pytest.fixture
-def seen() -> Iterator[SeenTerminal]:
-    terminal = SeenTerminal()
-    yield terminal
-    terminal.end()
 
 
 def pump_on(seen: SeenTerminal, folder: Path, log: LogSpec) -> LogPump:
