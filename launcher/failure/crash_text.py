@@ -57,6 +57,11 @@ class Raised:
         return self.type.rpartition(".")[2]
 
     @property
+    def deepest_file(self) -> str:
+        """The file whose code raised the exception; "" without a traceback."""
+        return self.files[-1] if self.files else ""
+
+    @property
     def headline(self) -> str:
         first = re.sub(r"^\[\S+\.(?:cc|cpp|hpp|h|cu):\d+\] ", "", first_line(self.message))
         if "Original Traceback (most recent" in self.message and first.startswith("Caught "):

@@ -159,7 +159,7 @@ def _library_class(raised: Raised, words: str) -> FailureClass:
 
 
 def _python_class(raised: Raised, words: str) -> FailureClass:
-    deepest = raised.files[-1] if raised.files else ""
+    deepest = raised.deepest_file
     if _called_distributed(raised) and _any(words, _PEER_GONE_IN_COLLECTIVE):
         return FailureClass.CONSEQUENCE
     if deepest.endswith("multiprocessing/connection.py"):
@@ -231,7 +231,7 @@ _SHADOWED = _hides("the ddp library", "ddp")
 def _hidden_standard_module(raised: Raised) -> str:
     """Return the module that Python's own library found without an attribute: a file of the user probably hides it."""
     found = re.search(r"module '(\w+)' has no attribute", raised.message)
-    deepest = raised.files[-1] if raised.files else ""
+    deepest = raised.deepest_file
     in_library = "/lib/python" in deepest and not _any(deepest, ("/site-packages/", "/dist-packages/"))
     return found[1] if found and in_library else ""
 
@@ -239,7 +239,7 @@ def _hidden_standard_module(raised: Raised) -> str:
 def _hidden_import(raised: Raised) -> str:
     """A library has imported a module from outside of all libraries: it expected another one of that name."""
     found = re.search(r"cannot import name '\w+' from '(\w+)' \(([^)]*)\)", raised.message)
-    deepest = raised.files[-1] if raised.files else ""
+    deepest = raised.deepest_file
     hides = found is not None and "/lib/python" in deepest and "/lib/python" not in found[2]
     return _hides(f"another module {found[1]}", found[1]) if found and hides else ""
 
