@@ -6,6 +6,8 @@ approximation error is added to the next gradient. Vectors, and matrices that ar
 uncompressed, in the same all-reduce as P.
 """
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch.distributed import GradBucket
@@ -14,6 +16,7 @@ from ddp.comm_hooks.memory import Memory
 from ddp.comm_hooks.plain import checked_buffer
 from ddp.comm_hooks.resumable import Resumable
 from ddp.comm_hooks.staged import Stages
+from ddp.reducer.host_copy import to_device
 
 _WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
@@ -52,6 +55,7 @@ class PowerSGD(Resumable):
         self.warm_start = warm_start
         self.seed = seed
         self.factors = Memory()
+        self.spares = _Spares()
 
     def _memories(self) -> dict[str, Memory]:
         return {**super()._memories(), "factors": self.factors}
@@ -132,16 +136,50 @@ def _keep_errors(
 def _first_factors(
     state: PowerSGD, parameters: list[torch.Tensor], matrices: list[torch.Tensor], index: int
 ) -> list[torch.Tensor]:
-    """The factors of the previous step, or random numbers from one seed: the same on all ranks."""
-    source = torch.Generator().manual_seed(state.seed + 1_000_003 * state.step + 7_919 * index)
-    factors = []
-    for parameter, matrix in zip(parameters, matrices, strict=True):
-        shape = (matrix.shape[1], min(state.rank, *matrix.shape))
-        kept = state.factors.get(parameter, shape) if state.warm_start else None
-        if kept is None or not bool(kept.isfinite().all()):
-            kept = torch.randn(shape, generator=source, dtype=matrix.dtype)
-        factors.append(kept.to(matrix.device, matrix.dtype))
-    return factors
+    """The factors of the previous step, or random numbers from one seed: the same on all ranks.
+
+    A factor with NaN or Inf would never recover, so random numbers replace it too. The device decides that. To decide
+    it here would make the host wait for the device once for each matrix.
+    """
+    shapes = [(matrix.shape[1], min(state.rank, *matrix.shape)) for matrix in matrices]
+    kept = [
+        state.factors.get(parameter, shape) if state.warm_start else None
+        for parameter, shape in zip(parameters, shapes, strict=True)
+    ]
+    new = [i for i, each in enumerate(kept) if each is None]
+    drawn = _draw(state.seed + 1_000_003 * state.step + 7_919 * index, [shapes[i] for i in new], matrices[:1])
+    factors = dict(zip(new, drawn, strict=True))
+    for i, each in enumerate(kept):
+        if each is not None:
+            matrix = matrices[i]
+            spare = state.spares.get(matrix, shapes[i], state.seed)
+            factors[i] = torch.where(each.isfinite().all(), each.to(matrix.device, matrix.dtype), spare)
+    return [factors[i] for i in range(len(matrices))]
+
+
+class _Spares:
+    """Random factors for those that are not finite: one for each shape, always the same numbers on all ranks."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[Any, ...], torch.Tensor] = {}
+
+    def get(self, matrix: torch.Tensor, shape: tuple[int, int], seed: int) -> torch.Tensor:
+        key = (shape, matrix.device, matrix.dtype)
+        if key not in self._made:
+            (self._made[key],) = _draw(seed, [shape], [matrix])
+        return self._made[key]
+
+    def __reduce__(self) -> tuple[type["_Spares"], tuple[()]]:
+        return _Spares, ()
+
+
+def _draw(seed: int, shapes: list[tuple[int, int]], like: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Draw factors on the host, the same for every kind of device, and send them in one copy."""
+    if not shapes:
+        return []
+    source = torch.Generator().manual_seed(seed)
+    drawn = [torch.randn(shape, generator=source, dtype=like[0].dtype) for shape in shapes]
+    return _split(to_device(_concatenate(drawn, drawn[0]), like[0].device), list(shapes))
 
 
 def _concatenate(tensors: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:

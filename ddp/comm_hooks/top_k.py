@@ -57,7 +57,7 @@ def _stages(state: TopK, buffer: torch.Tensor, parameters: list[torch.Tensor]) -
     ]
 
     if state.error_feedback:
-        gradient[places] = 0
+        gradient.index_fill_(0, places, 0)
         state.errors.keep(gradient, parameters)
     average = buffer[:numel].zero_()
     # Rank by rank, so that all ranks add in the same order. An index occurs only once in the message of a rank.

@@ -8,8 +8,11 @@
 rank checks its own gradients before a bucket is sent. At the end of the backward the ranks exchange one number each. If
 any rank found a non-finite gradient, all ranks raise `NumericsError` in the same step with the same text. It names the
 ranks, and for each of them the parameter whose non-finite gradient was computed first. Replicas are compared by a hash
-of each
-parameter's bytes.
+of each parameter's bytes.
+
+On an accelerator the training thread must not wait for the result of a step: the device would idle meanwhile. There the
+result is copied to the host behind the step, and read at the end of the next averaged step. This is still the same step
+on all ranks, and the text names the step in which the gradients were computed. `at_once=True` waits instead.
 
 A GradScaler makes gradients overflow on purpose while it searches for its scale, and skips such steps itself. With
 `scaler=`, the check ignores non-finite gradients until the scale is down to 1. Then the scale is not the cause.
@@ -32,15 +35,18 @@ from ddp.diagnostics import numerics_report
 from ddp.diagnostics.bucket_observer import BucketObserver
 from ddp.diagnostics.numerics_report import RankReport
 from ddp.reducer.collectives import gather_rows
+from ddp.reducer.host_copy import HostCopy
 from ddp.reducer.torch_reducer import reducer_of
-from ddp.telemetry import torch_api, torch_names
+from ddp.telemetry import capture, torch_api, torch_names
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch.nn.parallel import DistributedDataParallel
 
     from ddp.reducer.reducer import Reducer
+
+    Seen = Sequence[tuple[Sequence[int], torch.Tensor]]  # for each sent bucket, its members and their kinds
 
 _log = logging.getLogger("ddp")
 VARIABLE = "DDP_CHECK_NUMERICS"
@@ -59,6 +65,7 @@ class Scaler(Protocol):
 
     def is_enabled(self) -> bool: ...
     def get_scale(self) -> float: ...
+    def scale(self, outputs: torch.Tensor) -> torch.Tensor: ...
 
 
 class NumericsCheck(BucketObserver):
@@ -72,30 +79,43 @@ class NumericsCheck(BucketObserver):
         nan: bool,
         replicas_every: int,
         scaler: Scaler | None,
+        at_once: bool,
     ) -> None:
         super().__init__(reducer)
         self._rounds_of = reducer.at_round_over
         self._module, self._ignored = model.module, model.parameters_to_ignore
         self._nan, self._every, self._scaler = nan, replicas_every, scaler
+        self._at_once = at_once
         self._rounds = 0
         self._joining = False
-        self._warned_of_join = False
+        self._warned: set[str] = set()
         self._seen: list[tuple[Sequence[int], torch.Tensor]] = []
+        self._results: list[Callable[[], None]] = []  # of the previous step: each reads one, and may raise
 
     def begin(self) -> None:
         super().begin()
         self._rounds_of.append(self._round_over)
 
     def end(self) -> None:
-        if self._round_over in self._rounds_of:
-            self._rounds_of.remove(self._round_over)
-            super().end()
+        """End the check on all ranks. On an accelerator it first reads the result of the last step, and may raise."""
+        if self._stop():
+            self._read_results()
+
+    def _stop(self) -> bool:
+        if self._round_over not in self._rounds_of:
+            return False
+        self._rounds_of.remove(self._round_over)
+        super().end()
+        return True
 
     def __enter__(self) -> NumericsCheck:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.end()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.end()
+        else:  # other ranks may be elsewhere, so nothing can be compared
+            self._stop()
 
     # --- before a bucket is sent --------------------------------------------------------------------------
 
@@ -113,33 +133,59 @@ class NumericsCheck(BucketObserver):
         seen, self._seen = self._seen, []
         joining, self._joining = self._joining, False
         if joining:
-            return self._warn_of_join()
-        self._rounds += 1
-        if self._nan:
-            self._compare_gradients(seen)
-        if self._every and self._rounds % self._every == 0:
-            self._compare_replicas()
-
-    def _warn_of_join(self) -> None:
-        if not self._warned_of_join:
-            self._warned_of_join = True
-            _log.warning(
-                "ddp.check_numerics does not check steps inside join(), because ranks without input do not run them"
+            return self._warn("inside join(), because ranks without input do not run them")
+        if capture.is_capturing():
+            return self._warn(
+                "of a captured graph: a replay runs no checks. Check the steps before the capture"
             )
+        self._rounds += 1
+        results = self._start(seen)
+        if not self._at_once:
+            results, self._results = self._results, results
+        for read in results:
+            read()
 
-    def _compare_gradients(self, seen: Sequence[tuple[Sequence[int], torch.Tensor]]) -> None:
+    def _start(self, seen: Seen) -> list[Callable[[], None]]:
+        """Start the comparisons of this step, and return the functions that read their results."""
+        results = []
+        if self._nan:
+            results.append(self._compare_gradients(seen))
+        if self._every and self._rounds % self._every == 0:
+            results.append(self._compare_replicas())
+        return results
+
+    def _read_results(self) -> None:
+        results, self._results = self._results, []
+        for read in results:
+            read()
+
+    def _warn(self, which: str) -> None:
+        if which not in self._warned:
+            self._warned.add(which)
+            _log.warning("ddp.check_numerics does not check steps %s", which)
+
+    def _compare_gradients(self, seen: Seen) -> Callable[[], None]:
         sender = self.reducer.sender
         # A rank that sent nothing has found nothing, but it must take part in the collective.
-        kinds = torch.cat([kinds for _, kinds in seen] or [torch.zeros(1, device=sender.device)]).to(
-            torch.int32
+        kinds = torch.cat(
+            [kinds.to(sender.device, torch.int32) for _, kinds in seen]
+            or [torch.zeros(1, dtype=torch.int32, device=sender.device)]
         )
         worst = kinds.max().reshape(1)
         dist.all_reduce(worst, op=dist.ReduceOp.MAX, group=sender.group)
-        if not worst.item():
-            return
-        mine = [-1, 0, 0, int(self._is_excused())]
+        found, excuse, step = HostCopy(worst), self._excuse(), self._rounds
+
+        def read() -> None:
+            if found.read()[0]:
+                self._raise_for(kinds, [member for members, _ in seen for member in members], excuse(), step)
+
+        return read
+
+    def _raise_for(self, kinds: torch.Tensor, order: list[int], excused: bool, step: int) -> None:
+        """Exchange what each rank has found, and raise unless a rank has an excuse."""
+        sender = self.reducer.sender
+        mine = [-1, 0, 0, int(excused)]
         if places := kinds.nonzero().flatten().tolist():
-            order = [member for members, _ in seen for member in members]
             mine[:3] = [order[places[0]], int(kinds[places[0]] == _NAN), len(places)]
         rows = gather_rows(sender.group, torch.tensor(mine, dtype=torch.int64, device=sender.device))
         if any(row[3] for row in rows):
@@ -149,27 +195,37 @@ class NumericsCheck(BucketObserver):
             for i, row in enumerate(rows)
             if row[0] >= 0
         ]
-        raise self._error(numerics_report.report_gradients(found, self.reducer.names, self._rounds))
+        raise self._error(numerics_report.report_gradients(found, self.reducer.names, step))
 
-    def _is_excused(self) -> bool:
+    def _excuse(self) -> Callable[[], bool]:
+        """Whether the scaler is still searching for its scale, as it is now: the script updates it after the step."""
         scaler = self._scaler
-        return scaler is not None and scaler.is_enabled() and scaler.get_scale() > 1.0
+        if scaler is None or not scaler.is_enabled():
+            return bool
+        if self._at_once:
+            return lambda: scaler.get_scale() > 1.0
+        scale = scaler.scale(torch.ones((), device=self.reducer.sender.device))
+        return lambda: scale.item() > 1.0
 
-    def _compare_replicas(self) -> None:
+    def _compare_replicas(self) -> Callable[[], None]:
         """Compare the parameters that this step started from: the optimizer has not run yet."""
-        sender = self.reducer.sender
+        sender, step = self.reducer.sender, self._rounds
         named = [pair for pair in self._module.named_parameters() if pair[0] not in self._ignored]
-        mine = torch.stack([fingerprint(parameter) for _, parameter in named]).to(sender.device)
+        mine = torch.stack([fingerprint(parameter).to(sender.device) for _, parameter in named])
         extremes = torch.stack([mine, ~mine])  # the maximum of the complements gives the minimum
         dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=sender.group)
-        differs = (extremes[0] != ~extremes[1]).nonzero().flatten().tolist()
-        if not differs:
-            return
-        first = differs[0]
-        rows = gather_rows(sender.group, mine[first : first + 1])
-        values = [row[0] for row in rows]
-        text = numerics_report.report_replicas(named[first][0], values, len(differs) - 1, self._rounds)
-        raise self._error(text)
+        unlike = HostCopy(extremes[0] != ~extremes[1])
+
+        def read() -> None:
+            differs = [i for i, is_unlike in enumerate(unlike.read()) if is_unlike]
+            if not differs:
+                return
+            first = differs[0]
+            values = [row[0] for row in gather_rows(sender.group, mine[first : first + 1])]
+            text = numerics_report.report_replicas(named[first][0], values, len(differs) - 1, step)
+            raise self._error(text)
+
+        return read
 
     def _error(self, text: str) -> NumericsError:
         return NumericsError(f"ddp.check_numerics: {text}")
@@ -233,18 +289,27 @@ def _weights(device: torch.device) -> torch.Tensor:
 
 
 def check_numerics(
-    model: Any, *, nan: bool = True, replicas_every: int = 0, scaler: Scaler | None = None
+    model: Any,
+    *,
+    nan: bool = True,
+    replicas_every: int = 0,
+    scaler: Scaler | None = None,
+    at_once: bool | None = None,
 ) -> NumericsCheck:
     """Check every step with gradient averaging until `.end()`. Call it on all ranks with the same arguments.
 
     `replicas_every`: compare the replicas after this number of such steps; 0: never.
+    `at_once`: raise in the same step (None: only on CPUs). On an accelerator the host then waits for it in each step.
     """
     reducer = reducer_of(model, "ddp.check_numerics")
     if replicas_every < 0:
         raise ValueError(
             f"invalid replicas_every={replicas_every}: negative. Use 1 or more steps, or 0 for never"
         )
-    check = NumericsCheck(model, reducer, nan=nan, replicas_every=replicas_every, scaler=scaler)
+    at_once = reducer.sender.device.type == "cpu" if at_once is None else at_once
+    check = NumericsCheck(
+        model, reducer, nan=nan, replicas_every=replicas_every, scaler=scaler, at_once=at_once
+    )
     check.begin()
     return check
 

@@ -13,7 +13,7 @@ import torch
 
 from ddp.reducer import plan
 from ddp.reducer.bucket import AnyBucket, FlatBucket, InPlaceBucket, SparseBucket, gradient_strides
-from ddp.reducer.collectives import GROUP_TIMEOUT, BucketCollectives, start_sum
+from ddp.reducer.collectives import GROUP_TIMEOUT, BucketCollectives
 from ddp.reducer.grad_bucket import GradBucket, result_of
 from ddp.reducer.plan import Kind
 from ddp.telemetry import comm_error, status_page, torch_api, torch_names
@@ -304,10 +304,6 @@ class BucketSender:
         """Wait until the device has finished its queued work. Only time measurements need this."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-
-    def sum_used(self, used: list[int]) -> tuple[torch.Tensor, Any]:
-        counts = torch.tensor(used, dtype=torch.int32, device=self.device)
-        return counts, start_sum(self.group, counts)
 
     def await_futures(self, futures: Sequence[Any]) -> None:
         self._futures += futures

@@ -30,7 +30,7 @@ from ddp.reducer.gradient_hooks import GradientHooks, weakly
 from ddp.reducer.logging_data import Stopwatch
 from ddp.reducer.observation import Observation, observe
 from ddp.reducer.round import Round, Setup, new_round
-from ddp.reducer.unused import GraphSearch
+from ddp.reducer.unused import GraphSearch, Usage
 from ddp.telemetry.comm_error import explaining
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class Reducer:
         self._lacking: set[int] | None = None
         self._end_task = -1
         self._graph = GraphSearch(self.hooks.accumulators)
-        self._used_at_first: list[int] | None = None
+        self._used_at_first: Usage | None = None
         # Other reducers that share parameters, and the mode to restore when they are gone.
         self._sharing: Sequence[weakref.ref[Guarded]] = ()
         self._mode_alone = Mode.COUNT
@@ -189,7 +189,7 @@ class Reducer:
 
     def _begin_round(self, unused: frozenset[int]) -> Round:
         self.round = new_round(self.setup, unused)
-        self.round.used = self._used_at_first
+        self.round.usage = self._used_at_first
         return self.round
 
     def forward_without_synchronization(self) -> None:
@@ -282,7 +282,7 @@ class Reducer:
     def _average(self, seen: Round) -> None:
         seen.average()
         if self.setup.static_graph and self.mode is Mode.OBSERVE:
-            self._used_at_first = seen.used
+            self._used_at_first = seen.usage
 
     def _round_over(self) -> None:
         for listener in tuple(self.at_round_over):

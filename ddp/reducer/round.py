@@ -22,7 +22,7 @@ from ddp.reducer import engine, errors, rpc_context, unowned_gradients
 from ddp.reducer.baseline import Baseline, baseline
 from ddp.reducer.chunks import Mode
 from ddp.reducer.launch_order import arrived, begin
-from ddp.reducer.unused import wait_for_used, was_used
+from ddp.reducer.unused import Usage, was_used
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -117,10 +117,7 @@ class Round:
     # Chunks whose sentinel arrived before the check could find all their other gradients.
     disordered: set[int] = field(default_factory=set)
     finishing: bool = False
-    # For each parameter, whether this rank (later: how many ranks) gave it a gradient. None: not exchanged.
-    used: list[int] | None = None
-    used_anywhere: Any = None
-    used_work: Any = None
+    usage: Usage | None = None  # which parameters any rank gave a gradient. None: not exchanged
 
     # --- a gradient arrives ------------------------------------------------------------------------
 
@@ -222,9 +219,9 @@ class Round:
         setup = self.setup
         if setup.exchanges_used:
             used = {i for i, count in enumerate(self.counts) if count} | setup.used_between
-            self.used = [int(i in used and p.grad is not None) for i, p in enumerate(setup.parameters)]
+            here = [int(i in used and p.grad is not None) for i, p in enumerate(setup.parameters)]
             setup.used_between.clear()
-            self.used_anywhere, self.used_work = setup.sender.sum_used(self.used)
+            self.usage = Usage(here, setup.sender.group, setup.sender.device)
         if not self.end_known:
             self._finish_at_the_end()
 
@@ -285,11 +282,12 @@ class Round:
         """Wait for every bucket and store the averages in `.grad`."""
         for bucket, work in enumerate(self.works):
             self.setup.operations.finish(bucket, work, partial(self._may_change, bucket, work))
-        wait_for_used(self)
+        if self.usage is not None:
+            self.usage.wait()
 
     def _may_change(self, bucket: int, work: Any, member: int, average: torch.Tensor) -> bool:
         index = self.setup.sender.plan.buckets[bucket].members[member]
-        return work is not None and was_used(self, index, self.setup.parameters[index], average)
+        return work is not None and was_used(self.usage, index, self.setup.parameters[index], average)
 
     def changed_order(self, before: Round | None) -> bool:
         """Whether the observed order of arrival differs from that of the previous backward."""

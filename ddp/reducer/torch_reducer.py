@@ -72,9 +72,8 @@ class TorchReducer:
     def _get_local_used_map(self) -> torch.Tensor:
         """Return how many ranks used each parameter in the previous backward."""
         before = self.core.previous
-        if before is not None and before.used_anywhere is not None:
-            counts: torch.Tensor = before.used_anywhere
-            return counts
+        if before is not None and before.usage is not None:
+            return before.usage.counts
         return self.nothing_used()
 
     def nothing_used(self) -> torch.Tensor:

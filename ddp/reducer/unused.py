@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd.profiler import record_function
 
-from ddp.reducer.collectives import GROUP_TIMEOUT
+from ddp.reducer.collectives import GROUP_TIMEOUT, start_sum
+from ddp.reducer.host_copy import HostCopy, to_device
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ddp.reducer.round import Round
+    from torch.distributed import ProcessGroup
 
 _log = logging.getLogger("ddp")
 # An output may be any object. The search for its tensors stops at this depth.
@@ -104,19 +105,39 @@ def accumulator(parameter: torch.Tensor) -> Any:
         return parameter.expand_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
 
 
-def wait_for_used(seen: Round) -> None:
-    """Wait for the all-reduce of used parameters, if the ranks started one, and store its result."""
-    if seen.used_work is not None:
-        seen.used_work.wait(GROUP_TIMEOUT)
-        seen.used, seen.used_work = seen.used_anywhere.tolist(), None
+class Usage:
+    """Which parameters any rank used in one backward. Reading that waits for the device, so it is read only if needed.
+
+    A rank knows about the parameters that it used itself. About the others it has to read the sum over all ranks.
+    """
+
+    def __init__(self, used_here: Sequence[int], group: ProcessGroup, device: torch.device) -> None:
+        self._used_here = used_here
+        self.counts = to_device(torch.tensor(used_here, dtype=torch.int32), device)
+        self._work: Any = start_sum(group, self.counts)
+        self._copy: HostCopy | None = None
+        self._used_anywhere: Sequence[int] | None = None
+
+    def wait(self) -> None:
+        """Wait for the sum as for a bucket: on an accelerator the device waits, not the host."""
+        if self._work is not None:
+            self._work.wait(GROUP_TIMEOUT)
+            self._work, self._copy = None, HostCopy(self.counts)
+
+    def __getitem__(self, index: int) -> bool:
+        if self._used_here[index]:
+            return True
+        if self._used_anywhere is None:
+            self.wait()
+            assert self._copy is not None
+            self._used_anywhere, self._copy = self._copy.read(), None
+        return bool(self._used_anywhere[index])
 
 
-def was_used(seen: Round, index: int, parameter: torch.Tensor, average: torch.Tensor) -> bool:
+def was_used(usage: Usage | None, index: int, parameter: torch.Tensor, average: torch.Tensor) -> bool:
     """Whether any rank used a parameter. If so, its `.grad` receives the average."""
     if not parameter.requires_grad:
         return False
-    if seen.used is None:  # ranks did not exchange usage; a zero average means that no rank used it
+    if usage is None:  # ranks did not exchange usage; a zero average means that no rank used it
         return parameter.grad is not None or bool(average.any())
-    if not seen.used[index]:
-        wait_for_used(seen)
-    return bool(seen.used[index])
+    return usage[index]

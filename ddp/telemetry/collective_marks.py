@@ -5,7 +5,8 @@ methods are wrapped here. So `all_gather_object` shows as the two all-gathers of
 torch's own C++ reducer and functional collectives do not use them and are not recorded.
 
 A collective ends when the script has waited for its Work, when a later call finds the Work completed, or when the Work
-has been deleted. Nothing here keeps a Work alive, because that would keep its tensors alive as well.
+has been deleted. Nothing here keeps a Work alive, because that would keep its tensors alive as well. A captured
+collective ends at once: it runs when the CUDA graph is replayed, which calls nothing here.
 
 For a group written in Python, torch checks whether the group overrides a method, and takes an inherited wrapper for an
 override. It recognizes a call from the override itself by the running frame: the name of its code object, and its first
@@ -23,7 +24,7 @@ import weakref
 import zlib
 from typing import TYPE_CHECKING, Any
 
-from . import status_page, torch_api, torch_names
+from . import capture, status_page, torch_api, torch_names
 from .collective_facts import FACTS, format_ranks, tensor_facts
 from .page_writer import LONGEST_NAME
 from .status_page import COMMUNICATE
@@ -290,7 +291,8 @@ class _Marks:
     # --- end of a collective -------------------------------------------------------------------------
 
     def _track(self, work: Any, flight: _Flight) -> None:
-        if work is None:
+        if work is None or capture.is_capturing():
+            # Work that is captured has no end to wait for. To ask for it, even later, would be an error of the device.
             self._page.leave(flight.ticket)
             return
         key = id(work)
@@ -303,6 +305,8 @@ class _Marks:
         self._flying[key] = flight
 
     def _check_oldest(self) -> None:
+        if capture.is_capturing():  # a question to the device would break the capture
+            return
         if self._flying:
             key = next(iter(self._flying))
             flight = self._flying[key]

@@ -114,13 +114,13 @@ SHELL = {
         *within(
             "reducer",
             "agreement baseline bucket bucket_sender chunks collectives engine extensions grad_bucket gradient_hooks "
-            "logging_data module module_changes observation reducer round rpc_context torch_reducer unowned_gradients "
-            "unused",
+            "host_copy logging_data module module_changes observation reducer round rpc_context torch_reducer "
+            "unowned_gradients unused",
         ),
         *within("sharding", "sharded_buckets sharded_optimizer whole_state"),
         *within(
             "telemetry",
-            "collective_facts collective_marks comm_error comm_words ending guard page_writer peers sections "
+            "capture collective_facts collective_marks comm_error comm_words ending guard page_writer peers sections "
             "status_page torch_api torch_marks",
         ),
     },
