@@ -7,10 +7,10 @@ user-exception=fail). The first entry that matches a message applies. docs/commu
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from enum import StrEnum
 
+from launcher.machine.xids import UNKNOWN, XIDS, Origin, xid_in
 from rendezvous.values.types import FailureClass as Class
 
 
@@ -176,43 +176,15 @@ TABLE: tuple[Symptom, ...] = (
         "set NCCL_DEBUG=INFO to see more; " + _INTERFACE,
     ),
 )
-# Numbers as in "NVRM: Xid (PCI:0000:3b:00): 79, ..." that point to the device or the script.
-XIDS: dict[int, str] = {
-    13: "an illegal instruction or access by a CUDA kernel (usually caused by the script)",
-    31: "a CUDA kernel accessed memory that is not mapped (usually caused by the script)",
-    43: "the GPU stopped processing (usually caused by the script)",
-    45: "the process was terminated while it had work on the GPU",
-    48: "an uncorrectable memory error (ECC)",
-    61: "the GPU's microcontroller failed",
-    62: "the GPU's microcontroller halted",
-    63: "a memory page or row is being retired",
-    64: "a memory page or row could not be retired",
-    69: "an error of a CUDA kernel in the graphics engine",
-    74: "an NVLink error",
-    79: "the GPU has fallen off the bus",
-    92: "many correctable memory errors",
-    94: "a contained uncorrectable memory error",
-    95: "an uncontained uncorrectable memory error",
-    119: "the GPU's system processor does not respond",
-    120: "the GPU's system processor failed",
-    140: "an unrecovered memory error",
-}
-_OF_THE_SCRIPT = {13, 31, 43, 45, 69}
-_XID = re.compile(r"\bxid\s*(?:\([^)]*\))?\s*:?\s*(\d{1,3})\b", re.IGNORECASE)
 
 
 def symptom(words: str) -> Symptom | None:
     """The first entry that matches a message in lower case."""
     number = xid_in(words)
-    if number is not None and number not in _OF_THE_SCRIPT:
-        meaning = XIDS.get(number, "see NVIDIA's list of Xid errors")
-        return Symptom((), Class.HARDWARE, Restart.EXCLUDE, f"Xid {number}: {meaning}: {_DMESG}")
+    meaning = None if number is None else XIDS.get(number, UNKNOWN)
+    if meaning is not None and meaning.origin is not Origin.PROGRAM:
+        return Symptom((), Class.HARDWARE, Restart.EXCLUDE, f"Xid {number}: {meaning.text}: {_DMESG}")
     return next((each for each in TABLE if each.fits(words)), None)
-
-
-def xid_in(text: str) -> int | None:
-    found = _XID.search(text)
-    return int(found[1]) if found else None
 
 
 def is_mismatch(words: str) -> bool:

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from launcher.health.node_health import Health, NodeReading
+    from launcher.machine.gpu_state import Gpu
     from rendezvous.values.rank_view import RankView
 
 _PREFIX = "ddp_launch_"
@@ -118,7 +119,7 @@ def _node(reading: NodeReading) -> Iterator[str]:
             "gpu_utilisation_percent",
             "gauge",
             "Percentage of time in which a CUDA kernel ran on the GPU.",
-            "utilisation",
+            "utilization",
         ),
         ("gpu_temperature_celsius", "gauge", "Temperature of the GPU chip.", "temperature"),
         ("gpu_memory_used_bytes", "gauge", "Used memory of the GPU.", "memory_used"),
@@ -129,7 +130,14 @@ def _node(reading: NodeReading) -> Iterator[str]:
             "ecc_uncorrected",
         ),
     ):
-        yield from _family(name, kind, what, [(label, getattr(gpu, attribute)) for label, gpu in gpus])
+        yield from _family(name, kind, what, _known(gpus, attribute))
+
+
+def _known(gpus: Iterable[tuple[tuple[tuple[str, str], ...], Gpu]], attribute: str) -> Iterator[_Sample]:
+    for label, gpu in gpus:
+        value = getattr(gpu, attribute)
+        if value is not None:
+            yield label, value
 
 
 def _family(name: str, kind: str, what: str, samples: Iterable[_Sample]) -> Iterator[str]:

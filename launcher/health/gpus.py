@@ -1,97 +1,85 @@
-"""GPU data from NVML. Needs the package nvidia-ml-py and a driver; without them, no GPU data is reported.
+"""Reads the GPUs of this node for each sample, with NVML; without a driver there is no GPU data.
 
-Lower clocks because of a configured power cap are normal and are not reported. Only other throttling is reported:
-temperature, power supply, hardware slowdown. An Xid error is a driver message in the kernel log; NVML delivers it as
-an event.
+Xid errors come from the kernel log if it is readable, because its lines also name the program. Otherwise NVML delivers
+their numbers as events.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import struct
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from launcher.health.node_health import Gpu
-from launcher.machine.nvml import binding
+from launcher.machine import nvml as names
+from launcher.machine.gpu_reading import read
+from launcher.machine.kernel_log import PATH as KERNEL_LOG
+from launcher.machine.kernel_log import KernelLog
+from launcher.machine.xids import Xid, short_bus
 
-# Bits of nvml.h; versions of the Python binding use two different names for them.
-_SLOWED_BY = {
-    0x40: "its temperature",
-    0x20: "its temperature",
-    0x80: "an insufficient power supply",
-    0x08: "a hardware slowdown",
-}
+if TYPE_CHECKING:
+    from launcher.machine.gpu_state import Gpu
+    from launcher.machine.nvml import Nvml
+
 _MOST_XIDS = 16
+_XID_EVENT = 0x8
+_EVENT = struct.Struct("@PQQII")  # device, type, data, and which part of a divided GPU
 
 
-def open_gpus() -> Gpus | None:
-    nvml = binding()
-    if nvml is None:
-        return None
+def open_gpus(library: str = names.LIBRARY, kernel_log: str = KERNEL_LOG) -> Gpus | None:
     try:
-        nvml.nvmlInit()
-        return Gpus(nvml)
-    except (nvml.NVMLError, AttributeError):  # no driver, or a binding with other names
+        return Gpus(names.Nvml(library), kernel_log)
+    except (OSError, names.NvmlError):  # no driver, or it does not respond
         return None
 
 
 class Gpus:
-    def __init__(self, nvml: Any) -> None:
+    def __init__(self, nvml: Nvml, kernel_log: str) -> None:
         self._nvml = nvml
-        self._devices = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
-        newer = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
-        self._reasons = newer or nvml.nvmlDeviceGetCurrentClocksThrottleReasons
-        self._events = self._watched()
+        self._count = nvml.count()
+        self._log: KernelLog | None = None
+        self._events: Any = None
+        if self._count:
+            with suppress(OSError):
+                self._log = KernelLog(kernel_log, from_end=True)
+            if self._log is None:
+                self._events = self._watched()
 
     def _watched(self) -> Any:
         """Return the set of Xid events, or None if the driver does not support it."""
+        import ctypes
+
         nvml = self._nvml
-        try:
-            events = nvml.nvmlEventSetCreate()
-            for device in self._devices:
-                nvml.nvmlDeviceRegisterEvents(device, nvml.nvmlEventTypeXidCriticalError, events)
-        except nvml.NVMLError:
-            return None
-        return events
+        events = nvml.handle("nvmlEventSetCreate")
+        watched = [
+            nvml.code("nvmlDeviceRegisterEvents", device, ctypes.c_ulonglong(_XID_EVENT), events)
+            for index in range(self._count)
+            if events is not None
+            if (device := nvml.handle("nvmlDeviceGetHandleByIndex_v2", index)) is not None
+        ]
+        return events if names.OK in watched else None
 
     def read(self) -> tuple[Gpu, ...]:
-        xids = self._xids()
-        return tuple(self._one(i, device, tuple(xids.get(i, ()))) for i, device in enumerate(self._devices))
+        """The GPUs, with the Xid errors since the previous call."""
+        found = tuple(read(self._nvml, index) for index in range(self._count))
+        xids = self._log.xids() if self._log is not None else self._events_since()
+        return tuple(replace(gpu, xids=_of_gpu(gpu, xids)) for gpu in found) if xids else found
 
-    def _xids(self) -> dict[int, list[int]]:
-        found: dict[int, list[int]] = {}
-        nvml = self._nvml
+    def _events_since(self) -> tuple[Xid, ...]:
+        xids: list[Xid] = []
         for _ in range(_MOST_XIDS if self._events is not None else 0):
-            try:
-                event = nvml.nvmlEventSetWait_v2(self._events, 0)
-                index = int(nvml.nvmlDeviceGetIndex(event.device))
-            except nvml.NVMLError:  # a timeout: nothing has happened
+            event = self._nvml.record("nvmlEventSetWait_v2", self._events, size=_EVENT.size, more=(0,))
+            if not event:  # a timeout: nothing has happened
                 break
-            found.setdefault(index, []).append(int(event.eventData))
-        return found
+            device, _, number, *_ = _EVENT.unpack(event)
+            xids.append(Xid(short_bus(self._bus_of(device)), number))
+        return tuple(xids)
 
-    def _one(self, index: int, device: Any, xids: tuple[int, ...]) -> Gpu:
-        nvml = self._nvml
-        try:
-            memory = nvml.nvmlDeviceGetMemoryInfo(device)
-            reasons = int(self._reasons(device))
-            temperature = int(nvml.nvmlDeviceGetTemperature(device, nvml.NVML_TEMPERATURE_GPU))
-            slowed_by = [word for bit, word in _SLOWED_BY.items() if reasons & bit]
-            return Gpu(
-                index,
-                int(nvml.nvmlDeviceGetUtilizationRates(device).gpu),
-                temperature,
-                int(memory.used),
-                int(memory.total),
-                tuple(dict.fromkeys(slowed_by)),
-                self._ecc(device),
-                xids,
-            )
-        except nvml.NVMLError as error:
-            return Gpu(index, xids=xids, lost=str(error))
+    def _bus_of(self, device: int) -> str:
+        import ctypes
 
-    def _ecc(self, device: Any) -> int:
-        nvml = self._nvml
-        try:
-            kind, since = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
-            return int(nvml.nvmlDeviceGetTotalEccErrors(device, kind, since))
-        except nvml.NVMLError:
-            return 0  # the GPU has no ECC counters
+        return names.address_of(self._nvml, ctypes.c_void_p(device)) or "0000:00:00.0"
+
+
+def _of_gpu(gpu: Gpu, xids: tuple[Xid, ...]) -> tuple[Xid, ...]:
+    return tuple(xid for xid in xids if gpu.bus and xid.bus == short_bus(gpu.bus))

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from launcher.machine.gpu_state import Gpu
+
 GIB = 1 << 30
 MIB = 1 << 20
 
@@ -61,21 +63,6 @@ class Nic:
     errors: int
     drops: int
     carrier: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    index: int
-    utilisation: int = 0  # %
-    temperature: int = 0
-    memory_used: int = 0
-    memory_total: int = 0
-    slowed_by: tuple[
-        str, ...
-    ] = ()  # why its clocks are lower than the configured limits: temperature, power supply
-    ecc_uncorrected: int = 0  # since the driver was loaded
-    xids: tuple[int, ...] = ()  # since the previous reading
-    lost: str = ""  # why the GPU does not respond
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,10 +206,17 @@ def _gpu(gpu: Gpu) -> Iterator[_Symptom]:
     yield _Symptom(f"lost {name}", bool(gpu.lost), not gpu.lost, lost, f"{name} responds again")
     if not gpu.lost:
         why = " and ".join(gpu.slowed_by)
-        slow = (
-            f"{name} runs slower because of {why} ({gpu.temperature} C); check its cooling and power supply"
-        )
+        degrees = "" if gpu.temperature is None else f" ({gpu.temperature} C)"
+        slow = f"{name} runs slower because of {why}{degrees}; check its cooling and power supply"
         yield _Symptom(f"slow {name}", bool(why), not why, slow, f"{name} runs at full speed again")
+        worn = f"{name} has no spare memory rows left; replace the GPU"
+        yield _Symptom(
+            f"worn {name}", bool(gpu.worn_out), not gpu.worn_out, worn, f"{name} was replaced", False
+        )
+        rows = f"{name} has faulty memory rows that will be retired at its next reset; reset it after the job"
+        repaired = f"{name} has retired its faulty memory rows"
+        waits = bool(gpu.reset_needed)
+        yield _Symptom(f"rows {name}", waits, not waits, rows, repaired, False)
 
 
 def _carriers(health: Health, now: NodeReading) -> Iterator[_Symptom]:
@@ -292,10 +286,11 @@ def _incidents(before: NodeReading, now: NodeReading) -> Iterator[_Incident]:
     earlier = {gpu.index: gpu for gpu in before.gpus if not gpu.lost}
     for gpu in now.gpus:
         for xid in gpu.xids:
-            yield _Incident(f"xid {gpu.index}", f"GPU {gpu.index}: the driver reports Xid {xid}; {_TEST_GPU}")
+            text = f"GPU {gpu.index}: the driver reports {xid}; {xid.advice}"
+            yield _Incident(f"xid {gpu.index} {xid.code}", text)
         was = earlier.get(gpu.index)
-        if was is not None and not gpu.lost and gpu.ecc_uncorrected > was.ecc_uncorrected:
-            count = gpu.ecc_uncorrected - was.ecc_uncorrected
+        count = (gpu.ecc_uncorrected or 0) - (was.ecc_uncorrected or 0 if was is not None else 0)
+        if was is not None and not gpu.lost and count > 0:
             yield _Incident(
                 f"ecc {gpu.index}", f"GPU {gpu.index}: {count} uncorrectable memory errors (ECC); {_TEST_GPU}"
             )

@@ -2,8 +2,8 @@
 thread, but not the agent.
 
 It reads the memory and CPU cgroups (either version) and their ancestors, /proc/meminfo, memory pressure if the
-kernel reports it, swapping, network interfaces and InfiniBand ports, free space, and GPUs through NVML if nvidia-ml-py
-is installed. Whatever cannot be read is omitted.
+kernel reports it, swapping, network interfaces and InfiniBand ports, free space, and GPUs through NVML. Whatever cannot
+be read is omitted.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ Reads from the drivers, not from torch. Every count respects the variable with w
 
 from __future__ import annotations
 
-import contextlib
 import os
 from typing import TYPE_CHECKING
 
@@ -68,9 +67,8 @@ def visible_of(present: int, visible: str) -> int:
 
 
 def _ask_nvml() -> int:
-    with nvml.driver() as library, contextlib.suppress(AttributeError):  # an old library
-        return nvml.count(library) if library is not None else 0
-    return 0
+    with nvml.driver() as library:
+        return library.count() if library is not None else 0
 
 
 def amd_gpus(environ: Mapping[str, str], root: str = "/") -> int:

@@ -56,7 +56,7 @@ def _parts(spec: LaunchSpec, full: bool) -> Iterator[tuple[str, Part]]:
     yield "versions", lambda: (_versions(spec),)
     if full and not _has_other_python(spec):  # at the start of a job, the ranks report it
         yield "core", lambda: (checkup.judge_core(compiled_core.state()),)
-    yield "GPUs", lambda: gpu_checkup.judge_gpus(gpus.gpus(), wanted=wants_gpus)
+    yield "GPUs", lambda: gpu_checkup.judge_gpus(gpus.gpus(os.environ), wanted=wants_gpus)
 
 
 def _stored(what: str, path: str, full: bool) -> tuple[Check, ...]:

@@ -11,15 +11,14 @@ fits: one core per CPU, one cache per node, one socket, one node.
 from __future__ import annotations
 
 import os
-import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from launcher.machine import nvml
+from launcher.machine.gpu_state import GpuName, visible_indexes
 from launcher.ranks.affinity import BindingError, Cpu, Topology
 
 if TYPE_CHECKING:
-    import ctypes
     from collections.abc import Iterable, Mapping, Sequence
 
 
@@ -27,17 +26,6 @@ if TYPE_CHECKING:
 class VisibleGpus:
     addresses: tuple[str, ...] = ()  # on the PCI bus, as sysfs spells them, in the ranks' order
     warning: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    address: str
-    uuids: tuple[str, ...] = ()  # its own, then those of the MIG instances it is split into
-    model: str = ""
-
-
-_MIG_LIMIT = 8  # no GPU can be split further
-_TEXT_BYTES = 128  # more than NVML requires for any name, UUID or PCI record
 
 
 def read_topology(
@@ -128,7 +116,7 @@ def _read(path: str) -> str:
 
 def visible_gpus(environ: Mapping[str, str], root: str = "/sys", library: str = nvml.LIBRARY) -> VisibleGpus:
     """Return the GPUs that a rank with this environment sees: none without a driver."""
-    if gpus := _ask_nvml(library):
+    if gpus := nvml.gpu_names(library):
         return _nvidia_order(gpus, environ)
     gpus = _amd_gpus(f"{root}/class/kfd/kfd/topology/nodes")
     for variable in ("ROCR_VISIBLE_DEVICES", _hip_variable(environ)):
@@ -140,7 +128,7 @@ def _hip_variable(environ: Mapping[str, str]) -> str:
     return "HIP_VISIBLE_DEVICES" if "HIP_VISIBLE_DEVICES" in environ else "CUDA_VISIBLE_DEVICES"
 
 
-def _nvidia_order(gpus: list[Gpu], environ: Mapping[str, str]) -> VisibleGpus:
+def _nvidia_order(gpus: list[GpuName], environ: Mapping[str, str]) -> VisibleGpus:
     chosen = visible_indexes(environ.get("CUDA_VISIBLE_DEVICES"), gpus)
     warning = ""
     if len({gpu.model for gpu in gpus}) > 1 and environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
@@ -151,38 +139,7 @@ def _nvidia_order(gpus: list[Gpu], environ: Mapping[str, str]) -> VisibleGpus:
     return VisibleGpus(tuple(gpus[index].address for index in chosen), warning)
 
 
-def visible_indexes(visible: str | None, gpus: Sequence[Gpu]) -> tuple[int, ...]:
-    """Read the list as CUDA does: it ends at the first entry that names no device, and a repeated entry voids it.
-
-    Entries are either all numbers or all UUIDs of one kind. A UUID may be shortened as long as it is unambiguous.
-    """
-    if visible is None:
-        return tuple(range(len(gpus)))
-    entries = [entry.strip() for entry in visible.split(",")]
-    kind = next((kind for kind in ("GPU-", "MIG-") if entries[0].startswith(kind)), "")
-    chosen: list[int] = []
-    seen: list[str] = []
-    for entry in entries:
-        named = _named_by(entry, kind, gpus)
-        if len(named) != 1:
-            break
-        # Two MIG instances on one GPU are two devices; two ways to write one GPU are not.
-        seen.append(entry if kind == "MIG-" else str(named[0]))
-        chosen.append(named[0])
-    return tuple(chosen) if len(seen) == len(dict.fromkeys(seen)) else ()
-
-
-def _named_by(entry: str, kind: str, gpus: Sequence[Gpu]) -> tuple[int, ...]:
-    if not kind:
-        return (int(entry),) if entry.isdecimal() and int(entry) < len(gpus) else ()
-    if not entry.startswith(kind):
-        return ()
-    if entry.startswith("MIG-GPU-"):  # older drivers: MIG-<UUID of the GPU>/<instance>/<instance>
-        entry = entry.removeprefix("MIG-").partition("/")[0]
-    return tuple(index for index, gpu in enumerate(gpus) if any(uuid.startswith(entry) for uuid in gpu.uuids))
-
-
-def _amd_gpus(folder: str) -> list[Gpu]:
+def _amd_gpus(folder: str) -> list[GpuName]:
     """List GPUs in the kernel's order, which HIP keeps. Nodes that a container may not use cannot be read."""
     gpus = []
     for name in sorted(_names(folder, ""), key=int):
@@ -192,49 +149,5 @@ def _amd_gpus(folder: str) -> list[Gpu]:
             # bus and slot; the higher bits distinguish partitions of one GPU
             bus, slot = told.get("location_id", 0) >> 8 & 0xFF, told.get("location_id", 0) >> 3 & 0x1F
             uuid = f"GPU-{told.get('unique_id', 0):016x}"
-            gpus.append(Gpu(pci_address(told.get("domain", 0), bus, slot), (uuid,)))
+            gpus.append(GpuName(nvml.pci_address(told.get("domain", 0), bus, slot), (uuid,)))
     return gpus
-
-
-def pci_address(domain: int, bus: int, slot: int) -> str:
-    return f"{domain:04x}:{bus:02x}:{slot:02x}.0"
-
-
-def _ask_nvml(library: str) -> list[Gpu]:
-    with nvml.driver(library) as opened:
-        if opened is None:
-            return []
-        present = range(nvml.count(opened))
-        handles = [_handle(opened.nvmlDeviceGetHandleByIndex_v2, index) for index in present]
-        return [_describe(opened, handle) for handle in handles if handle is not None]
-
-
-def _describe(library: Any, gpu: ctypes.c_void_p) -> Gpu:
-    parts = [_handle(library.nvmlDeviceGetMigDeviceHandleByIndex, gpu, index) for index in range(_MIG_LIMIT)]
-    uuids = [_text(library.nvmlDeviceGetUUID, each) for each in (gpu, *parts) if each is not None]
-    return Gpu(
-        _place(library.nvmlDeviceGetPciInfo_v3, gpu), tuple(uuids), _text(library.nvmlDeviceGetName, gpu)
-    )
-
-
-def _handle(call: Any, *of: Any) -> ctypes.c_void_p | None:
-    import ctypes
-
-    handle = ctypes.c_void_p()
-    return handle if call(*of, ctypes.byref(handle)) == 0 else None
-
-
-def _text(call: Any, device: ctypes.c_void_p) -> str:
-    import ctypes
-
-    buffer = ctypes.create_string_buffer(_TEXT_BYTES)
-    return buffer.value.decode() if call(device, buffer, _TEXT_BYTES) == 0 else ""
-
-
-def _place(call: Any, device: ctypes.c_void_p) -> str:
-    """nvmlPciInfo_t: 16 bytes of the legacy bus id, then domain, bus and slot, then more."""
-    import ctypes
-
-    buffer = ctypes.create_string_buffer(_TEXT_BYTES)
-    call(device, buffer)
-    return pci_address(*struct.unpack_from("16x3I", buffer))

@@ -17,8 +17,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import cuda
 
+from launcher.machine.gpu_state import GpuName, visible_indexes
+from launcher.machine.nvml import pci_address
 from launcher.ranks.affinity import BindingError, cpus_for_rank
-from launcher.ranks.topology import Gpu, pci_address, read_topology, visible_indexes
+from launcher.ranks.topology import read_topology
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -227,7 +229,7 @@ def test_same_cpus_as_torch_on_any_machine(
     "visible", ["", "2,0", "1,9,0", "-1", "0,-1,2", "1,1", "GPU-2d,GPU-1a3", "GPU-1a", "GPU-2d,0", "0,GPU-2d"]
 )
 def test_visible_devices_as_torch_reads_them(visible: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    gpus = [Gpu("a", ("GPU-1a2b",)), Gpu("b", ("GPU-1a3c",)), Gpu("c", ("GPU-2d",))]
+    gpus = [GpuName("a", ("GPU-1a2b",)), GpuName("b", ("GPU-1a3c",)), GpuName("c", ("GPU-2d",))]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     theirs: list[Any] = list(cuda._parse_visible_devices())
     if theirs and isinstance(theirs[0], str):

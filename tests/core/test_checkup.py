@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from launcher.machine.gpu_state import Gpu
+from launcher.machine.xids import Xid
 from launcher.preflight import table
 from launcher.preflight.checkup import (
     GB,
@@ -30,17 +32,7 @@ from launcher.preflight.checkup import (
     judge_versions,
     skipped,
 )
-from launcher.preflight.gpu_checkup import (
-    Gpu,
-    Gpus,
-    SelfTest,
-    Xid,
-    judge_gpus,
-    judge_self_test,
-    read_remapped,
-    read_smi,
-    read_xids,
-)
+from launcher.preflight.gpu_checkup import Gpus, SelfTest, judge_gpus, judge_self_test
 
 OK, WARN, FAIL, SKIPPED = Grade.OK, Grade.WARN, Grade.FAIL, Grade.SKIPPED
 
@@ -141,76 +133,34 @@ def test_versions_in_words_and_for_the_service():
     assert judge_versions(Versions("3.11.7")).grade is Grade.SKIPPED
 
 
-# --- GPUs ----------------------------------------------------------------------------------------------
-
-SMI = """\
-0, NVIDIA H100 80GB HBM3, 00000000:18:00.0, 81559, 4, 0, 31, 0, [N/A]
-1, NVIDIA H100 80GB HBM3, 00000000:2A:00.0, 81559, 40000, 87, 62, 0, [N/A]
-"""
-SOUND = Gpu(0, "H100", "0000:18:00.0", 80 * GB, 0, ecc_uncorrected=0, reset_needed=False, worn_out=False)
+# --- GPUs (tests/shell/test_gpu_faults.py plays the faults) ------------------------------------------------
 
 
-def of_gpus(*found, **more):
-    checks = judge_gpus(Gpus(tuple(found), source="NVML", **more), wanted=True)
-    return {check.name: check for check in checks}
-
-
-def test_nvidia_smi_is_read_with_all_that_it_does_not_say():
-    first, second = read_smi(SMI)
-    assert first == Gpu(0, "NVIDIA H100 80GB HBM3", "00000000:18:00.0", 81559 << 20, 4 << 20, 0, 31, 0, None)
-    assert of_gpus(first, second)["GPUs idle"].found == "GPU 1: 39.1 GB of 79.6 GB used"
-    assert read_smi("No devices were found\n") == ()
-    rows = "00000000:18:00.0, No, No\n00000000:2A:00.0, 1, 0\n00000000:3B:00.0, [N/A], [N/A]\n"
-    assert read_remapped(rows) == {"00000000:18:00.0": (False, False), "00000000:2a:00.0": (True, False)}
-
-
-def test_gpus_that_need_a_reset_or_a_replacement_fail():
-    assert {check.grade for check in of_gpus(SOUND, log_readable=True).values()} == {OK}
-    from dataclasses import replace
-
-    for how, words in (
-        ({"ecc_uncorrected": 2}, "GPU 0: 2 uncorrectable since the last reset"),
-        ({"reset_needed": True}, "GPU 0: faulty memory rows will be retired at the next GPU reset"),
-        ({"worn_out": True, "reset_needed": True}, "GPU 0: no spare memory rows are left"),
-    ):
-        check = of_gpus(replace(SOUND, **how))["GPU memory errors"]
-        assert (check.grade, check.found) == (FAIL, words)
-    unknown = Gpu(0, "GeForce", "0000:18:00.0", 8 * GB)
-    assert of_gpus(unknown)["GPU memory errors"].grade is SKIPPED
-
-
-def test_a_gpu_that_has_gone_is_missed():
-    assert of_gpus(SOUND, on_bus=2)["GPUs"].found == "2 GPUs on the PCIe bus, but the driver reports only 1"
-    (gone,) = judge_gpus(Gpus(on_bus=8, problem="nvidia-smi: Driver/library version mismatch"), wanted=False)
+def test_gpus_that_are_missing_are_noticed():
+    sound = Gpu(0, "H100", "0000:18:00.0", memory_total=80 * GB)
+    (first, *_) = judge_gpus(Gpus((sound,), present=1, on_bus=2), wanted=True)
+    assert first.found == "2 GPUs on the PCIe bus, but the driver reports only 1"
+    assert first.grade is FAIL
+    (gone,) = judge_gpus(Gpus(on_bus=8, problem="the driver does not respond: GPU is lost"), wanted=False)
     assert gone.grade is FAIL
     assert judge_gpus(Gpus(), wanted=True)[0].grade is SKIPPED
     assert judge_gpus(Gpus(on_bus=1), wanted=False)[0].grade is WARN
 
 
-def test_links_between_gpus_are_compared():
-    from dataclasses import replace
-
-    sound = [replace(SOUND, index=at, links=18, links_active=18) for at in range(3)]
-    assert of_gpus(*sound)["NVLink"].grade is OK
-    check = of_gpus(*sound, replace(SOUND, index=3, links=18, links_active=16))["NVLink"]
-    assert (check.grade, check.found) == (FAIL, "GPU 3 has 16 of 18 links")
+def test_what_cannot_be_read_is_skipped_with_the_reason():
+    unknown = Gpu(0, "GeForce", "0000:18:00.0", memory_total=8 * GB)
+    checks = {check.name: check for check in judge_gpus(Gpus((unknown,), present=1), wanted=True)}
+    assert checks["GPU memory errors"].grade is SKIPPED
+    assert checks["Xid errors"].found.startswith("not checked: the kernel log is not readable")
 
 
-RECORDS = [
-    "6,100,1000000,-;eth0: link up",
-    "4,101,2000000000,-;NVRM: Xid (PCI:0000:18:00): 31, pid=812, name=python, Ch 00000008",
-    "4,102,3000000000,-;NVRM: Xid (PCI:0000:2A:00): 79, pid='<unknown>', GPU has fallen off the bus.",
-]
-
-
-def test_xids_of_the_device_count_and_those_of_a_program_do_not():
-    xids = read_xids(RECORDS, 3600.0)
-    assert xids == (Xid("0000:18:00", 31, 1600.0), Xid("0000:2a:00", 79, 600.0))
-    check = of_gpus(SOUND, xids=xids, log_readable=True)["Xid errors"]
-    assert (check.grade, check.found) == (FAIL, "Xid 79 of 0000:2a:00, 10 min ago: it has fallen off the bus")
-    assert of_gpus(SOUND, xids=xids[:1], log_readable=True)["Xid errors"].grade is OK
-    assert of_gpus(SOUND, xids=read_xids(RECORDS, 90_000.0), log_readable=True)["Xid errors"].grade is WARN
-    assert of_gpus(SOUND)["Xid errors"].grade is SKIPPED
+def test_an_xid_error_of_the_device_fails_for_an_hour():
+    sound = Gpu(0, "H100", "0000:2a:00.0", memory_total=80 * GB)
+    lost = Xid("0000:2a:00", 79, at_s=3000.0)
+    for uptime_s, grade in ((3600.0, FAIL), (90_000.0, WARN)):
+        found = Gpus((sound,), present=1, xids=(lost,), uptime_s=uptime_s, log_readable=True)
+        check = next(check for check in judge_gpus(found, wanted=True) if check.name == "Xid errors")
+        assert check.grade is grade
 
 
 def test_devices_at_work_are_measured_by_their_peers():

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.failure.device_symptoms import TABLE, XIDS, Restart, symptom, xid_in
+from launcher.failure.device_symptoms import TABLE, Restart, symptom
 from launcher.failure.verdict import RankEnd, cause_of
 from launcher.health import nccl_env
+from launcher.machine.xids import XIDS, xid_in
 from rendezvous.values.types import Cause
 from rendezvous.values.types import FailureClass as C
 

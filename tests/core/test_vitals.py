@@ -14,7 +14,6 @@ from launcher.health.node_health import (
     GIB,
     MIB,
     Disk,
-    Gpu,
     Health,
     Memory,
     Nic,
@@ -25,6 +24,8 @@ from launcher.health.node_health import (
     next_sample_s,
 )
 from launcher.health.phase_times import phase_times
+from launcher.machine.gpu_state import Gpu
+from launcher.machine.xids import Xid
 from launcher.settings.health_values import health_address, stragglers
 from launcher.settings.values import BadValue
 from rendezvous.values.rank_view import ProcessView, RankPhase, RankView
@@ -165,7 +166,10 @@ def test_a_disk_is_full_by_share_on_a_small_one_and_by_size_on_a_large_one() -> 
 
 
 def test_memory_pressure_and_a_hot_gpu_must_last() -> None:
-    stalled, hot = replace(WELL, stalled=40.0), replace(WELL, gpus=(Gpu(0, 99, 93, slowed_by=("heat",)),))
+    stalled, hot = (
+        replace(WELL, stalled=40.0),
+        replace(WELL, gpus=(Gpu(0, temperature=93, slowed_by=("heat",)),)),
+    )
     assert alike(
         story(stalled, WELL, stalled, stalled, WELL),
         [
@@ -186,10 +190,28 @@ def test_memory_pressure_and_a_hot_gpu_must_last() -> None:
     assert alike(story(lost, lost, WELL), [(), ("GPU is lost",), ("GPU 0 responds again",)])
 
 
+def _with_errors(ecc: int, xids: tuple[int, ...] = ()) -> Gpu:
+    return Gpu(0, ecc_uncorrected=ecc, xids=tuple(Xid("0000:18:00", code) for code in xids))
+
+
+def test_rows_to_retire_and_a_worn_out_gpu_are_reported_once() -> None:
+    rows = replace(WELL, gpus=(Gpu(0, reset_needed=True),))
+    worn = replace(WELL, gpus=(Gpu(0, reset_needed=True, worn_out=True),))
+    assert alike(
+        story(rows, rows, worn, WELL),
+        [
+            ("GPU 0 has faulty memory rows",),
+            (),
+            ("GPU 0 has no spare memory rows left",),
+            ("GPU 0 was replaced", "GPU 0 has retired its faulty memory rows"),
+        ],
+    )
+
+
 def test_what_happens_is_told_each_time_and_mentioned_for_a_while() -> None:
     def look(kills: int, xids: tuple[int, ...] = (), ecc: int = 0) -> NodeReading:
         memory = Memory("the cgroup's limit", 10 * GIB, LIMIT, kills)
-        return replace(WELL, memory=memory, gpus=(Gpu(0, ecc_uncorrected=ecc, xids=xids),))
+        return replace(WELL, memory=memory, gpus=(_with_errors(ecc, xids),))
 
     assert alike(
         story(look(0), look(1), look(1), look(3), look(3, (79,)), look(3, ecc=2)),
@@ -198,7 +220,7 @@ def test_what_happens_is_told_each_time_and_mentioned_for_a_while() -> None:
             ("killer ended a process",),
             (),
             ("killer ended 2 processes",),
-            ("GPU 0: the driver reports Xid 79",),
+            ("GPU 0: the driver reports Xid 79: the GPU has fallen off the bus; reboot the machine",),
             ("GPU 0: 2 uncorrectable memory errors (ECC)",),
         ],
     )

@@ -22,6 +22,7 @@ CORE = {
         ),
         *within("hosts", "command_lines"),
         *within("joining", "endpoint join"),
+        *within("machine", "gpu_state xids"),
         *within("output", "lines live_area screen screen_row stream_view thinning"),
         *within("preflight", "checkup gpu_checkup link_plan table"),
         *within("ranks", "affinity worker_env"),
@@ -74,7 +75,7 @@ SHELL = {
         ),
         *within("hosts", "fleet outputs ssh_control"),
         *within("joining", "addresses connect"),
-        *within("machine", "devices nvml small_files"),
+        *within("machine", "devices gpu_reading kernel_log nvml small_files"),
         *within(
             "output",
             "channels filtered_files frames keyboard live_display log_file log_folder logs rank_display rank_stream "
@@ -148,7 +149,7 @@ ROOMS = {
         "joining": {"settings"},
         "output": {"settings", "template"},
         "supervised": {"exchange"},
-        "failure": {"exchange", "output", "settings", "template"},
+        "failure": {"exchange", "machine", "output", "settings", "template"},
         "health": set("error_boundary exchange failure machine output settings supervised template".split()),
         "ranks": set("error_boundary exchange failure health machine output settings template".split()),
         "preflight": set(
@@ -229,7 +230,7 @@ ABROAD = {
 
 # Third-party packages, by the package whose shell may import them. A core imports none.
 THIRD_PARTY = {
-    "launcher": {"pynvml"},
+    "launcher": set(),
     "rendezvous": {"grpc", "google"},
     "ddp": {"torch", "mpi4py"},
 }

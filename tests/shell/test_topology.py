@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from launcher.machine.gpu_state import GpuName, visible_indexes
 from launcher.ranks.affinity import BindingError, Cpu, Topology, cpus_for_rank, share_cpus
 from launcher.ranks.topology import (
-    Gpu,
     VisibleGpus,
     parse_cpu_list,
     read_topology,
     visible_gpus,
-    visible_indexes,
 )
 
 if TYPE_CHECKING:
@@ -121,7 +120,11 @@ def test_cpu_lists() -> None:
     assert parse_cpu_list("\n") == ()
 
 
-GPUS = [Gpu("a", ("GPU-1a2b",)), Gpu("b", ("GPU-1a3c", "MIG-77", "MIG-78")), Gpu("c", ("GPU-2d",))]
+GPUS = [
+    GpuName("a", ("GPU-1a2b",)),
+    GpuName("b", ("GPU-1a3c", "MIG-77", "MIG-78")),
+    GpuName("c", ("GPU-2d",)),
+]
 
 
 @pytest.mark.parametrize(
