@@ -121,7 +121,7 @@ class FlatBucket:
         self._versions = [self.flat._version] if self._as_views else [-1] * len(self.targets)
 
     def gather(self, start: int, end: int, scale: float | None, before: Sequence[Any] | None) -> None:
-        """Take gradients. `before` holds each member's `.grad` from the start of the backward. None: all were None."""
+        """Take gradients. `before` holds their `.grad` from the start of the backward. None: all were None."""
         if not self._begun:
             self._begin(before is None)
         self._countable &= not self._as_views or before is None
@@ -132,7 +132,7 @@ class FlatBucket:
             for parameter, target in zip(self.parameters[start:end], self.targets[start:end], strict=True):
                 parameter.grad = target
         else:
-            self._gather_one_by_one(start, grads, scale, before or [None] * len(self.parameters))
+            self._gather_one_by_one(start, grads, scale, before or [None] * len(grads))
         if self._as_views:
             self._versions = [self.flat._version]
         else:
@@ -142,7 +142,7 @@ class FlatBucket:
         self, start: int, grads: list[Any], scale: float | None, before: Sequence[Any]
     ) -> None:
         into, sources, released = [], [], []
-        for i, grad in enumerate(grads, start):
+        for i, (grad, earlier) in enumerate(zip(grads, before, strict=True), start):
             target = self.targets[i]
             if grad is None:
                 self._absent.append((i, target))
@@ -153,7 +153,7 @@ class FlatBucket:
             else:
                 into.append(target)
                 sources.append(grad.detach())
-                fresh = before[i] is None or self._as_views
+                fresh = earlier is None or self._as_views
                 if self._may_replace and self.alone and fresh and not grad.requires_grad:
                     released.append(i)
                 else:

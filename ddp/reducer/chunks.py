@@ -49,3 +49,9 @@ def cut(plan: BucketPlan, parameters: Sequence[ParameterInfo]) -> list[Chunk]:
                 chunks.append(Chunk(number, start, i + 1, bucket.members[start : i + 1]))
                 start, filled = i + 1, 0
     return chunks
+
+
+def sentinels(chunks: Sequence[Chunk], order: Sequence[int]) -> dict[int, int]:
+    """Return the parameter of each chunk whose gradient arrives last, with the number of the chunk."""
+    place = {member: i for i, member in enumerate(order)}
+    return {max(chunk.members, key=place.__getitem__): number for number, chunk in enumerate(chunks)}

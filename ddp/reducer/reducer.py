@@ -21,11 +21,10 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING
 
-import torch
-
 from ddp.reducer import agreement, engine, errors, extensions, plan, rpc_context, unowned_gradients
 from ddp.reducer.bucket_sender import BucketSender
-from ddp.reducer.chunks import Mode, cut
+from ddp.reducer.chunks import Mode, cut, sentinels
+from ddp.reducer.failed_backward import LocalGradients
 from ddp.reducer.gradient_hooks import GradientHooks, weakly
 from ddp.reducer.logging_data import Stopwatch
 from ddp.reducer.observation import Observation, observe
@@ -35,6 +34,8 @@ from ddp.telemetry.comm_error import explaining
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    import torch
 
     from ddp.reducer.bucket_sender import Settings
     from ddp.reducer.unowned_gradients import Guarded
@@ -155,13 +156,14 @@ class Reducer:
 
         If that backward raised, clean up its state instead.
         """
-        seen, lacking, self._lacking = self.round, self._lacking, None
-        if seen is not None and seen.begun and not seen.end_known:
-            self.round = None
-            lacking = {i for i, count in enumerate(seen.counts) if not count}
-        elif seen is not None and seen.end_known and not seen.ended:
-            self._abandon(seen)
-            return
+        with self.setup.lock:
+            seen, lacking, self._lacking = self.round, self._lacking, None
+            if seen is not None and seen.begun and not seen.end_known:
+                self.round = None
+                lacking = {i for i, count in enumerate(seen.counts) if not count}
+            elif seen is not None and seen.is_unfinished:
+                self._abandon(seen)
+                return
         if lacking and not self.setup.looks_for_unused:
             raise self.setup.record_error(self._unfinished(sorted(lacking)))
 
@@ -217,31 +219,34 @@ class Reducer:
     # --- during a backward -------------------------------------------------------------------------
 
     def _reached(self, unused: frozenset[int], context: int | None, _gradient: torch.Tensor) -> None:
-        """The backward has reached an output of a forward."""
-        if (task := engine.current_task()) == self._end_task:
-            return
-        seen = self.round or self._begin_round(unused)
-        if seen.end_known and not seen.ended:
-            self._abandon(seen)  # its backward raised, and another one has begun
-            seen = self._begin_round(unused)
-        self._end_task = task
-        seen.end_known, seen.ended = True, False
-        if not seen.begun:
-            seen.before, seen.context = self.setup.baseline(), context
-        engine.when_it_ends(self._backward_ended)
+        """The backward has reached an output of a forward. Outputs on two devices are reached on two threads."""
+        with self.setup.lock:
+            if self.round is not None and self.round.is_unfinished:
+                self.round.queue.wait_for_launcher()  # other threads may change the round meanwhile
+            if (task := engine.current_task()) == self._end_task:
+                return
+            seen = self.round or self._begin_round(unused)
+            if seen.is_unfinished:
+                self._abandon(seen)  # its backward raised, and another one has begun
+                seen = self._begin_round(unused)
+            self._end_task = task
+            seen.end_known, seen.ended = True, False
+            if not seen.begun:
+                seen.before, seen.context = self.setup.baseline(), context
+            engine.when_it_ends(self._backward_ended)
 
     def arrived(self, index: int) -> None:
         """Record that a gradient has been added to `.grad` of a watched parameter."""
-        if self.round is not None:
-            self.round.gradient_arrived(index)
-        else:
+        if (seen := self.round) is not None:
+            seen.gradient_arrived(index)
+        elif not self.setup.in_failed_backward():
             self.setup.used_between.add(index)
             unowned_gradients.arrived(self, index)
 
     def _sentinel_arrived(self, number: int) -> None:
-        if self.round is not None:
-            self.round.sentinel_arrived(number)
-        else:
+        if (seen := self.round) is not None:
+            seen.sentinel_arrived(number)
+        elif not self.setup.in_failed_backward():
             unowned_gradients.arrived(self, self.setup.chunks[number].members[-1])
 
     # --- after a backward --------------------------------------------------------------------------
@@ -266,8 +271,8 @@ class Reducer:
                 self._average(seen)
         finally:
             self.graph_is_static &= not seen.changed_order(self.previous)
-            # Keep the round but drop its references to gradients, so that they can be released before the next one.
-            self.round, self.previous, seen.works, seen.before = None, seen, [], None
+            self.round, self.previous = None, seen
+            seen.release()
             self.sender.step_ended()
             self.stopwatch.step_ended()
         self._round_over()
@@ -302,11 +307,10 @@ class Reducer:
     def _abandon(self, seen: Round) -> None:
         """Finish a backward that raised: send the buckets that other ranks may wait for, and keep the local gradients.
 
-        Gradients that are already in a bucket are partly averaged, so a later backward must not add to them.
+        The caller holds the lock. Hooks of this backward may still run on other threads. They have no effect any more.
         """
-        grads = [parameter.grad for parameter in self.parameters]
-        taken = self.sender.owned_gradients(grads)
-        values = [None if grad is None else grad.detach().clone() for grad in grads]
+        self.setup.failed_tasks = frozenset({*seen.tasks, self._end_task})
+        local = LocalGradients(self.parameters, self.sender)
         self.take_part_in_rebuild()
         try:
             seen.complete()
@@ -314,12 +318,7 @@ class Reducer:
         finally:
             self.round, self._end_task = None, -1
             self.sender.step_ended()
-        with torch.no_grad():
-            for parameter, grad, value in zip(self.parameters, grads, values, strict=True):
-                parameter.grad = grad
-                if grad is not None and value is not None:
-                    grad.copy_(value)
-        self.setup.partly_averaged = [(i, grad, grad._version) for i, grad in taken.items()]
+        self.setup.partly_averaged = local.restore()
         self._round_over()
 
     # --- which buckets, and which hooks ------------------------------------------------------------
@@ -373,10 +372,8 @@ class Reducer:
     def _watch_as(self, mode: Mode) -> None:
         self.setup.mode = mode
         if mode is Mode.SENTINEL:
-            place = {member: i for i, member in enumerate(self.own_order)}
-            chunks = enumerate(self.setup.chunks)
-            last = {max(chunk.members, key=place.__getitem__): i for i, chunk in chunks}
-            self.hooks.watch_sentinels(last, self._sentinel_arrived)
+            chosen = sentinels(self.setup.chunks, self.own_order)
+            self.hooks.watch_sentinels(chosen, self._sentinel_arrived)
         elif not self.without_hooks:
             self.hooks.watch_all()
 

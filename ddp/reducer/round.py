@@ -2,26 +2,30 @@
 
 A gradient passes through these methods, in the order below. A hook reports the gradient (`gradient_arrived`), or a
 sentinel reports a whole chunk (`sentinel_arrived`). The last gradient completes its chunk (`_settle`). The round
-gathers the chunk into its bucket and launches full buckets in the order of the plan (`_gather`). When the backward
-ends, the round gathers the remaining chunks (`complete`), and waits for every bucket (`average`).
+gathers the chunk into its bucket (`_gather`), and launches full buckets in the order of the plan (`_launch_full`). When
+the backward ends, the round gathers the remaining chunks (`complete`), and waits for every bucket (`average`).
 
 A chunk is a sequence of adjacent gradients in a bucket. If every parameter has a hook, a chunk is complete when each of
 its gradients has arrived as often as expected. With sentinels, it is complete when its sentinel has arrived and a check
 finds the other gradients.
+
+A module on several devices has hooks on several threads. `Setup.lock` guards the round, also while a chunk is gathered.
+It is not held while a bucket is launched, see `ddp/reducer/launch_queue.py`.
 """
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ddp.reducer import engine, errors, rpc_context, unowned_gradients
+from ddp.reducer import engine, errors, rpc_context, streams, unowned_gradients
 from ddp.reducer.baseline import Baseline, baseline
 from ddp.reducer.chunks import Mode
-from ddp.reducer.launch_order import arrived, begin
+from ddp.reducer.launch_queue import LaunchQueue
 from ddp.reducer.unused import Usage, was_used
 
 if TYPE_CHECKING:
@@ -29,7 +33,6 @@ if TYPE_CHECKING:
 
     from ddp.reducer.bucket_sender import BucketOperations, BucketSender, Settings
     from ddp.reducer.chunks import Chunk
-    from ddp.reducer.launch_order import Readiness
     from ddp.reducer.logging_data import Log, Stopwatch
 
 
@@ -54,7 +57,11 @@ class Setup:
     used_between: set[int] = field(default_factory=set)  # in backwards that are not averaged
     # Gradients that a failed backward left partly averaged: parameter, gradient, version.
     partly_averaged: Sequence[tuple[int, torch.Tensor, int]] = ()
+    # The engine's tasks of the last backward that raised. Its hooks may still run on other threads.
+    failed_tasks: frozenset[int] = frozenset()
     log: Callable[[], Log | None] = staticmethod(lambda: None)
+    # Guards the reducer and its round. A hook may run code that calls another hook, so it is reentrant.
+    lock: threading.Condition = field(default_factory=lambda: threading.Condition(threading.RLock()))
 
     @property
     def looks_for_unused(self) -> bool:
@@ -64,6 +71,10 @@ class Setup:
     def exchanges_used(self) -> bool:
         """Whether the ranks exchange in this step which parameters they used."""
         return self.looks_for_unused or (self.static_graph and self.mode is Mode.OBSERVE)
+
+    def in_failed_backward(self) -> bool:
+        """Whether this thread still runs a part of a backward that raised on another thread."""
+        return bool(self.failed_tasks) and engine.current_task() in self.failed_tasks
 
     def names_of(self, indices: Sequence[int]) -> list[str]:
         return [self.names[i] for i in indices]
@@ -93,7 +104,7 @@ class Round:
     """The progress of one backward."""
 
     setup: Setup
-    readiness: Readiness
+    queue: LaunchQueue
     waiting: list[int]  # for each chunk, the number of gradients it waits for
     counts: list[int]  # for each parameter, how often its gradient has arrived
     gathered: list[bool]  # for each chunk
@@ -102,7 +113,8 @@ class Round:
     settled: set[int] = field(default_factory=set)  # parameters for which the round does not wait
     order: list[int] = field(default_factory=list)
     tasks: set[int] = field(default_factory=set)  # the engine's graph tasks in which gradients arrived
-    works: list[Any] = field(default_factory=list)
+    # For each bucket, the streams of its device on which chunks were gathered.
+    streams: dict[int, list[torch.Stream]] = field(default_factory=dict)
     reduced: int = 0  # number of sent buckets; buckets without a used parameter may be skipped
     before: Baseline | None = None
     begun: bool = False
@@ -119,10 +131,22 @@ class Round:
     finishing: bool = False
     usage: Usage | None = None  # which parameters any rank gave a gradient. None: not exchanged
 
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether its backward is running, or has raised. The caller knows which."""
+        return self.end_known and not self.ended
+
     # --- a gradient arrives ------------------------------------------------------------------------
 
     def gradient_arrived(self, index: int) -> None:
-        """Record that a gradient has been added to `.grad` of a watched parameter."""
+        """Record that a gradient has been added to `.grad` of a watched parameter. Any thread may call it."""
+        with self.setup.lock:
+            if self.setup.in_failed_backward():
+                return
+            self._count_arrival(index)
+        self._launch_full()
+
+    def _count_arrival(self, index: int) -> None:
         setup = self.setup
         if not self.end_known:
             self.early = True
@@ -174,6 +198,13 @@ class Round:
 
     def sentinel_arrived(self, number: int) -> None:
         """Handle the last gradient of a chunk: gather the chunk if its other gradients have arrived."""
+        with self.setup.lock:
+            if self.setup.in_failed_backward():
+                return
+            self._examine_chunk(number)
+        self._launch_full()
+
+    def _examine_chunk(self, number: int) -> None:
         setup, chunk = self.setup, self.setup.chunks[number]
         if not self.begun:
             self.begin(chunk.members)
@@ -192,35 +223,43 @@ class Round:
     # --- a chunk is gathered into a bucket, and the bucket is sent ---------------------------------
 
     def _gather(self, number: int) -> None:
+        """Gather a chunk. The caller holds the lock, and launches full buckets after it releases the lock."""
         if self.gathered[number]:
             return
         setup, chunk = self.setup, self.setup.chunks[number]
-        before = self.before.of(setup.sender.plan.buckets[chunk.bucket].members) if self.before else None
+        before = self.before.of(chunk.members) if self.before else None
         with torch.no_grad():
             setup.operations.gather(chunk.bucket, chunk.start, chunk.end, before)
-            self.gathered[number] = True
-            self.readiness, launches = arrived(self.readiness, chunk.bucket, chunk.end - chunk.start)
-            for bucket in launches:
-                setup.stopwatch.mark_first("comm_start")
-                self.works.append(self._launch(bucket))
-        if self.readiness.complete:
-            self._all_launched()
+        self.gathered[number] = True
+        streams.note(self.streams, chunk.bucket, setup.parameters[chunk.members[0]].device)
+        self.queue.filled(chunk.bucket, chunk.end - chunk.start)
+
+    def _launch_full(self) -> None:
+        if self.queue.has_full:
+            self.queue.launch_full(self._launch)
 
     def _launch(self, bucket: int) -> Any:
         setup = self.setup
         members = setup.sender.plan.buckets[bucket].members
+        setup.stopwatch.mark_first("comm_start")
         skips = setup.settings.skip_unused and not setup.sender.hooked
-        if skips and self.unused.issuperset(members):
-            return None
-        self.reduced += 1
-        return setup.operations.launch(bucket)
+        work = None
+        if not (skips and self.unused.issuperset(members)):
+            self.reduced += 1
+            streams.follow(self.streams.get(bucket, ()), setup.parameters[members[0]].device)
+            with torch.no_grad():
+                work = setup.operations.launch(bucket)
+        if bucket + 1 == len(self.queue.works):
+            self._all_launched()
+        return work
 
     def _all_launched(self) -> None:
         setup = self.setup
         if setup.exchanges_used:
-            used = {i for i, count in enumerate(self.counts) if count} | setup.used_between
-            here = [int(i in used and p.grad is not None) for i, p in enumerate(setup.parameters)]
-            setup.used_between.clear()
+            with setup.lock:
+                used = {i for i, count in enumerate(self.counts) if count} | setup.used_between
+                here = [int(i in used and p.grad is not None) for i, p in enumerate(setup.parameters)]
+                setup.used_between.clear()
             self.usage = Usage(here, setup.sender.group, setup.sender.device)
         if not self.end_known:
             self._finish_at_the_end()
@@ -269,21 +308,28 @@ class Round:
         ]
 
     def complete(self) -> None:
-        """Gather the remaining chunks with the gradients that they have."""
-        if not self.begun:
-            self.begin()
-        self.finishing = True
-        for bucket in range(len(self.setup.sender.plan.buckets)):
-            for number, chunk in enumerate(self.setup.chunks):
-                if chunk.bucket == bucket:
-                    self._gather(number)
+        """Gather the remaining chunks with the gradients that they have, and launch the remaining buckets."""
+        with self.setup.lock:
+            if not self.begun:
+                self.begin()
+            self.finishing = True
+            for number in range(len(self.setup.chunks)):
+                self._gather(number)
+        # After a failed launch, another thread may still be launching.
+        while not self.queue.complete:
+            self.queue.wait_for_launcher()
+            self.queue.launch_full(self._launch)
 
     def average(self) -> None:
         """Wait for every bucket and store the averages in `.grad`."""
-        for bucket, work in enumerate(self.works):
+        for bucket, work in enumerate(self.queue.works):
             self.setup.operations.finish(bucket, work, partial(self._may_change, bucket, work))
         if self.usage is not None:
             self.usage.wait()
+
+    def release(self) -> None:
+        """Drop the references to gradients, so that they can be released before the next backward."""
+        self.queue.works, self.before = [], None
 
     def _may_change(self, bucket: int, work: Any, member: int, average: torch.Tensor) -> bool:
         index = self.setup.sender.plan.buckets[bucket].members[member]
@@ -299,7 +345,7 @@ class Round:
 def new_round(setup: Setup, unused: frozenset[int] = frozenset()) -> Round:
     return Round(
         setup,
-        readiness=begin([len(bucket.members) for bucket in setup.sender.plan.buckets]),
+        queue=LaunchQueue([len(bucket.members) for bucket in setup.sender.plan.buckets], setup.lock),
         waiting=[len(chunk.members) for chunk in setup.chunks],
         counts=[0] * len(setup.parameters),
         gathered=[False] * len(setup.chunks),

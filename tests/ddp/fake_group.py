@@ -1,0 +1,95 @@
+"""A process group without peers, for tests of the reducer in one process. It records what is launched, and by whom."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from ddp.reducer.bucket_sender import Settings
+from ddp.reducer.chunks import Mode
+from ddp.reducer.plan import limits
+from ddp.reducer.reducer import Reducer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ddp.reducer.round import Round
+
+
+class DoneWork:
+    """A finished all-reduce. `tensor` is what it averaged."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+    def wait(self, *_timeout: object) -> bool:
+        return True
+
+
+class FakeGroup:
+    """Two ranks that always have the same gradients: the sum is twice the own value."""
+
+    def __init__(self) -> None:
+        self.during: Callable[[int], None] = lambda _turn: None  # is called in the middle of each all-reduce
+        self.launched: list[torch.Tensor] = []
+        self.threads: list[int] = []
+        self.overlaps = 0
+        self._running = 0
+
+    def size(self) -> int:
+        return 2
+
+    def rank(self) -> int:
+        return 0
+
+    def name(self) -> str:
+        return "fake"
+
+    def allreduce(self, tensors: list[torch.Tensor], _options: object = None) -> DoneWork:
+        self._running += 1
+        self.overlaps += self._running > 1
+        turn = len(self.launched)
+        self.launched.append(tensors[0])
+        self.threads.append(threading.get_ident())
+        try:
+            self.during(turn)
+        finally:
+            self._running -= 1
+        tensors[0].mul_(2)
+        return DoneWork(tensors[0])
+
+
+def parameters_of(sizes: Sequence[int]) -> list[torch.Tensor]:
+    return [torch.zeros(size, requires_grad=True) for size in sizes]
+
+
+def reducer_of(
+    parameters: list[torch.Tensor], group: FakeGroup, *, bucket_bytes: int, **given: Any
+) -> Reducer:
+    """A reducer with small buckets and a hook on every parameter. Its buckets are in the order of `parameters`."""
+    limit = limits(bucket_bytes, bucket_bytes, (), whole_at_first=False)
+    settings = Settings((cast("Any", group),), limit, **given)
+    names = [f"p{i}" for i in range(len(parameters))]
+    reducer = Reducer(parameters, names, [False] * len(parameters), settings)
+    reducer._follow = lambda chosen: (reducer.sender.adopt(chosen), reducer._cut())  # type: ignore[assignment,method-assign,func-returns-value]
+    reducer._follow(reducer.sender.make_plan(range(len(parameters))))
+    reducer.setup.mode = Mode.COUNT
+    return reducer
+
+
+def begin_backward(reducer: Reducer) -> Round:
+    """A round whose end is reported by the test."""
+    for parameter in reducer.parameters:
+        parameter.grad = None
+    started = reducer._begin_round(frozenset())
+    started.end_known = True
+    return started
+
+
+def give_gradient(reducer: Reducer, index: int, value: float) -> None:
+    """What autograd does: add to `.grad`, then call the hook on the same thread."""
+    with torch.no_grad():
+        reducer.parameters[index].grad = torch.full_like(reducer.parameters[index], value)
+    reducer.arrived(index)
