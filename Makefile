@@ -27,10 +27,11 @@ $(VENV)/.installed: pyproject.toml setup.py $(wildcard requirements/torch*.txt) 
 	@touch $@
 
 install-test: $(VENV)/.installed-test
-$(VENV)/.installed-test: $(VENV)/.installed requirements/test.txt tests/system-packages.sh
-	@$(SYSTEM_PACKAGES) ip etcd 'cc?' 'promtool?' 'sshd?' 'slurm?'
+$(VENV)/.installed-test: $(VENV)/.installed requirements/test.txt tests/system-packages.sh tests/accelerator/emu_build.py $(wildcard tests/accelerator/emu/csrc/*)
+	@$(SYSTEM_PACKAGES) ip etcd 'cc?' 'c++?' 'promtool?' 'sshd?' 'slurm?'
 	@echo "installing what the tests need ..."
 	@$(LOCKED) -r requirements/test.txt
+	@$(BIN)/python tests/accelerator/emu_build.py
 	@touch $@
 
 install-bench: $(VENV)/.installed-bench

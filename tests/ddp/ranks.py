@@ -1,4 +1,4 @@
-"""Real ranks over Gloo that outlive a test: a function is sent to them by name, what it returns comes back.
+"""Real ranks that outlive a test: a function is sent to them by name, what it returns comes back.
 
 They are forked from a process that has imported torch. Each task has a process group of its own; a rank that does
 not answer in time, or dies, costs all of them their life, and the next task gets new ones.
@@ -31,21 +31,28 @@ class RankFailed(AssertionError):
 
 
 class Ranks:
-    def __init__(self, world_size: int) -> None:
+    """`backend`: of their process groups. `device`: the module that registers a device with torch, if it is another."""
+
+    def __init__(self, world_size: int, backend: str = "gloo", device: str = "") -> None:
         self._world_size = world_size
+        self._with = (backend, device)
         self._folder = Path(tempfile.mkdtemp(prefix="ranks-"))
         self._tasks = 0
         self._pipes: list[Any] = []
         self._processes: list[Any] = []
 
-    def __call__(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """`function(rank, *arguments)` on all ranks -> what each returned."""
+    def __call__(self, function: Callable[..., Any] | str, *arguments: Any) -> list[Any]:
+        """`function(rank, *arguments)` on all ranks -> what each returned.
+
+        "module.function" is one that only the ranks import.
+        """
+        module, _, name = function.rpartition(".") if isinstance(function, str) else _name_of(function)
         if not self._processes:
             self._start()
         self._tasks += 1
         store = str(self._folder / f"store{self._tasks}")
         for pipe in self._pipes:
-            pipe.send((store, function.__module__, function.__name__, arguments))
+            pipe.send((store, module, name, arguments))
         deadline = time.monotonic() + PATIENCE_S
         answers = [self._answer(rank, pipe, deadline) for rank, pipe in enumerate(self._pipes)]
         if failed := [text for good, text in answers if not good]:
@@ -67,7 +74,9 @@ class Ranks:
         context.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed.optim"])
         for rank in range(self._world_size):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, self._world_size, theirs), daemon=True)
+            process = context.Process(
+                target=_serve, args=(rank, self._world_size, theirs, *self._with), daemon=True
+            )
             process.start()
             theirs.close()
             self._pipes.append(ours)
@@ -82,8 +91,14 @@ class Ranks:
         self._processes, self._pipes = [], []
 
 
-def _serve(rank: int, world_size: int, pipe: Connection) -> None:
+def _name_of(function: Callable[..., Any]) -> tuple[str, str, str]:
+    return function.__module__, ".", function.__name__
+
+
+def _serve(rank: int, world_size: int, pipe: Connection, backend: str, device: str) -> None:
     torch.set_num_threads(1)
+    if device:
+        importlib.import_module(device)
     gc.freeze()  # what was imported stays: collections leave it alone
     while True:
         try:
@@ -91,7 +106,7 @@ def _serve(rank: int, world_size: int, pipe: Connection) -> None:
         except EOFError:
             return
         dist.init_process_group(
-            "gloo",
+            backend,
             store=dist.FileStore(store, world_size),
             rank=rank,
             world_size=world_size,
