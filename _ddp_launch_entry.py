@@ -4,6 +4,9 @@ Python searches the folders of PYTHONPATH before its own library. A project with
 `grpc.py` on PYTHONPATH would take the place of ours in the agent. So this module has a private name, and before it
 imports anything else it moves those folders to the end of `sys.path`. They stay there, because our dependencies may be
 installed in one of them. Ranks start with the unchanged PYTHONPATH.
+
+That order does not help protobuf. Its package `google` is a namespace, without a file of its own, and a `google.py`
+in any folder takes its place. So `google` is imported before those folders are in `sys.path` again.
 """
 
 import os
@@ -59,13 +62,25 @@ def torchrun_backend() -> Any:
 
 
 def _put_users_folders_last() -> None:
-    ours = os.path.dirname(os.path.abspath(__file__))
-    sys.path[:] = reordered(sys.path, os.path.dirname(os.__file__), ours)
+    library, ours = os.path.dirname(os.__file__), os.path.dirname(os.path.abspath(__file__))
+    before = list(sys.path)
+    after = reordered(before, library, ours)
+    users = before[: _first_of_library(before, library)]
+    sys.path[:] = [entry for entry in after if entry == ours or entry not in users]
+    try:
+        __import__("google")
+    except Exception:  # protobuf is in a folder of the user, or nowhere, or broken: its own import will tell
+        pass
+    sys.path[:] = after
+
+
+def _first_of_library(path: list[str], library: str) -> int:
+    return min((place for place, entry in enumerate(path) if _is_library(entry, library)), default=0)
 
 
 def reordered(path: list[str], library: str, ours: str) -> list[str]:
     """`path` with the standard library first, then `ours`, then the rest; entries in front of the library go last."""
-    first = min((place for place, entry in enumerate(path) if _is_library(entry, library)), default=0)
+    first = _first_of_library(path, library)
     users, rest = path[:first], path[first:]
     standard = [entry for entry in rest if _is_library(entry, library)]
     packages = [entry for entry in rest if entry not in standard and entry != ours]

@@ -13,11 +13,15 @@ import re
 from typing import TYPE_CHECKING
 
 from launcher.failure import device_symptoms
+from launcher.failure.hidden_modules import hint_of_hidden
 from rendezvous.values.types import FailureClass
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from launcher.failure.crash_text import Raised
 
+_NOTHING: Mapping[str, str] = {}
 # Types that torch, c10d, NCCL and Gloo raise. A user's own type that quotes their messages is not one of them.
 _LIBRARY_TYPES = frozenset(
     "RuntimeError AcceleratorError OutOfMemoryError "
@@ -177,16 +181,15 @@ def _called_distributed(raised: Raised) -> bool:
     return bool(called) and "/torch/distributed/" in called[-1]
 
 
-def hint_of(raised: Raised) -> str:
+def hint_of(raised: Raised, hiding: Mapping[str, str] = _NOTHING) -> str:
+    """`hiding`: the names of modules that the user's files hide, with these files."""
     if raised.parts:
-        return hint_of(raised.parts[0])
+        return hint_of(raised.parts[0], hiding)
+    if hidden := hint_of_hidden(raised, hiding):
+        return hidden
     words = raised.message.lower()
     if raised.short_type in ("ModuleNotFoundError", "ImportError"):
-        return _hidden_import(raised) or _import_hint(raised.message)
-    if raised.short_type == "AttributeError" and re.search(r"(partially initialized )?module 'ddp'", words):
-        return _SHADOWED
-    if raised.short_type == "AttributeError" and (hidden := _hidden_standard_module(raised)):
-        return _hides(f"the module {hidden} of Python", hidden)
+        return _import_hint(raised.message)
     if "no space left on device" in words and not _is_of_library(raised):
         return _space_hint(raised)
     if raised.short_type == "OutOfMemoryError":
@@ -221,39 +224,11 @@ def _is_of_library(raised: Raised) -> bool:
     return raised.type in _LIBRARY_TYPES or raised.short_type in _LIBRARY_TYPES
 
 
-def _hides(what: str, name: str) -> str:
-    return f"a file {name}.py or folder {name} beside the script or on PYTHONPATH hides {what}: rename it"
-
-
-_SHADOWED = _hides("the ddp library", "ddp")
-
-
-def _hidden_standard_module(raised: Raised) -> str:
-    """Return the module that Python's own library found without an attribute: a file of the user probably hides it."""
-    found = re.search(r"module '(\w+)' has no attribute", raised.message)
-    deepest = raised.deepest_file
-    in_library = "/lib/python" in deepest and not _any(deepest, ("/site-packages/", "/dist-packages/"))
-    return found[1] if found and in_library else ""
-
-
-def _hidden_import(raised: Raised) -> str:
-    """A library has imported a module from outside of all libraries: it expected another one of that name."""
-    found = re.search(r"cannot import name '\w+' from '(\w+)' \(([^)]*)\)", raised.message)
-    deepest = raised.deepest_file
-    hides = found is not None and "/lib/python" in deepest and "/lib/python" not in found[2]
-    return _hides(f"another module {found[1]}", found[1]) if found and hides else ""
-
-
 def _import_hint(message: str) -> str:
-    if re.search(r"from (partially initialized module )?'ddp'", message) or "'ddp.'" in message:
-        return _SHADOWED
-    if re.search(r"No module named 'ddp\.|'ddp' is not a package", message):
-        return _SHADOWED
-    if hidden := re.search(r"'([^'.]+)' is not a package", message):
-        return _hides(f"the package {hidden[1]}", hidden[1])
-    if missing := re.search(r"No module named '([^']+)'", message):
-        return f"check that {missing[1].partition('.')[0]} is installed for the Python that runs the ranks"
-    return ""
+    missing = re.search(r"No module named '([^']+)'", message)
+    if missing is None:
+        return ""
+    return f"check that {missing[1].partition('.')[0]} is installed for the Python that runs the ranks"
 
 
 def _any(words: str, needles: tuple[str, ...]) -> bool:

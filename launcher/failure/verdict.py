@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import re
 import signal
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from launcher.failure.crash_text import (
     MAX_LINE_CHARS,
@@ -28,6 +29,9 @@ from launcher.failure.crash_text import (
 )
 from launcher.failure.symptoms import class_of, hint_of, is_mismatch_error
 from rendezvous.values.types import Cause, Doubt, FailureClass
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _LEFT_THREAD = "terminate called without an active exception"
 _ENDS_STDERR = 30  # a traceback with at most this many lines after it counts as the end of stderr
@@ -82,6 +86,9 @@ class RankEnd:
     stopped_at_ns: int = 0  # wall-clock time of the first such signal; 0: not known
     step: int | None = None  # from its status page; `place`: the position of its script
     place: str = ""
+    hiding: Mapping[str, str] = field(
+        default_factory=dict
+    )  # modules that files of the user hide, with the files
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +157,7 @@ def _recorded(end: RankEnd) -> _Account | None:
         last = printed.chain[-1]
         whole = Raised(record.type, record.message or last.message, last.files, last.parts)
         crash = Crash((*printed.chain[:-1], whole), printed.text)
-    account = _of_chain(crash)
+    account = _of_chain(crash, end.hiding)
     if end.exit_code:
         return account
     # Stopped, or crashed during exit, after the exception was recorded.
@@ -175,7 +182,7 @@ def _left_with_text(record: ErrorRecord) -> _Account | None:
     return _Account(FailureClass.EXIT_CODE, f"SystemExit: {first}", text if text != first else "")
 
 
-def _of_chain(crash: Crash) -> _Account:
+def _of_chain(crash: Crash, hiding: Mapping[str, str]) -> _Account:
     classes = [class_of(raised) for raised in crash.chain]
     origin, failure = crash.chain[-1], classes[-1]
     if classes[0] is FailureClass.CONSEQUENCE:
@@ -183,7 +190,8 @@ def _of_chain(crash: Crash) -> _Account:
     elif failure is FailureClass.CONSEQUENCE:
         at = max(i for i, c in enumerate(classes) if c is not FailureClass.CONSEQUENCE)
         origin, failure = crash.chain[at], classes[at]
-    hint = next((h for h in map(hint_of, (origin, *reversed(crash.chain))) if h), "")
+    chain = (origin, *reversed(crash.chain))
+    hint = next((hint for hint in (hint_of(each, hiding) for each in chain) if hint), "")
     mismatch = is_mismatch_error(origin)
     reason = f"{_MISMATCH}: {origin.headline}" if mismatch else origin.headline
     return _Account(failure, reason, crash.text, hint, doubt=Doubt.SHARED_ERROR if mismatch else None)
@@ -253,7 +261,7 @@ def _aborted_during_exit(end: RankEnd, lines: list[str]) -> _Account | None:
     crash = last_raised(lines)
     if crash is None or crash.lines_after > _ENDS_STDERR:
         return None
-    account = _of_chain(crash)
+    account = _of_chain(crash, end.hiding)
     return replace(account, exit_code=1)
 
 
@@ -292,7 +300,7 @@ def _exited(end: RankEnd) -> _Account:
         return _Account(FailureClass.EXIT_CODE, f"exit code 2: {usage}", hint=hint)
     crash = last_raised(lines)
     if crash is not None and (code == 1 or crash.lines_after <= _ENDS_STDERR):
-        return _with_traceback(_of_chain(crash), code)
+        return _with_traceback(_of_chain(crash, end.hiding), code)
     if (native := last_native(lines)) is not None:
         raised = native.chain[0]
         return _Account(FailureClass.EXIT_CODE, f"exit code {code}: {raised.headline}", native.text)

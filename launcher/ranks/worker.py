@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from launcher.exchange import RankEnded
 from launcher.failure.facts import OomWatch, read_error_record
+from launcher.failure.hidden_modules import modules_named
 from launcher.failure.verdict import RankEnd, cause_of
 from launcher.health import keyboard_wait, page, stacks
 from launcher.health.pages import Pages
@@ -20,6 +21,7 @@ from launcher.health.stack_text import without_doubt
 from launcher.output.lines import RankLabel
 from launcher.ranks.worker_env import RankPlace, rank_args, rank_env
 from launcher.ranks.zygote import rank_argv
+from launcher.settings.import_path import files_that_hide
 from launcher.settings.spec import EntryKind
 from launcher.template.messages import CANNOT_START, Spawn
 from rendezvous.values.types import Cause, FailureClass
@@ -238,11 +240,15 @@ class Workers:
     def _full_end(self, end: RankEnd, started: _Started, pid: int) -> RankEnd:
         label = started.label
         killed = end.signal == signal.SIGKILL and end.stopped_by_us != signal.SIGKILL
+        tail = self._logs.stderr_tail(label.rank, label.generation).decode(errors="replace")
+        record = read_error_record(os.path.join(started.directory, "error.json"))
+        names = modules_named(f"{record.traceback}\n{record.message}" if record else tail)
         return replace(
             end,
-            stderr_tail=self._logs.stderr_tail(label.rank, label.generation).decode(errors="replace"),
-            error_record=read_error_record(os.path.join(started.directory, "error.json")),
+            stderr_tail=tail,
+            error_record=record,
             oom_killed=self._oom.killed(pid) if killed else None,
+            hiding=files_that_hide(names, self._spec.entry, os.environ) if names else {},
         )
 
 

@@ -12,6 +12,7 @@ import socket
 import sys
 from typing import TYPE_CHECKING
 
+from launcher.settings.import_path import script_folder
 from launcher.settings.spec import EntryKind
 from launcher.template import wire
 from launcher.template.messages import Keep, Signal, Sweep
@@ -97,7 +98,7 @@ class Zygote:
         if warm:
             argv = rank_argv(spec.entry, sys.executable, spec.entry.args)
             config |= {
-                "path0": _path0(spec.entry),
+                "path0": script_folder(spec.entry),
                 "pythonpath": env.get("PYTHONPATH"),
                 "preload": spec.preload,
             }
@@ -167,11 +168,3 @@ class Zygote:
 
 def _nothing() -> None:
     pass
-
-
-def _path0(entry: EntryPoint) -> str:
-    """Return what the interpreter will put first on sys.path."""
-    if entry.kind is EntryKind.SCRIPT:
-        target = os.path.realpath(entry.target)
-        return target if os.path.isdir(target) else os.path.dirname(target)
-    return os.getcwd()

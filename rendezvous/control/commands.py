@@ -59,7 +59,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--version", action="version", version=f"ddpctl {VERSION}")
     commands = found.add_subparsers(dest="command", required=True, metavar="COMMAND")
     shared = _shared()
-    added = {each: commands.add_parser(each, help=_HELP[each], parents=[shared]) for each in Command}
+    added = {each: commands.add_parser(each.value, help=_HELP[each], parents=[shared]) for each in Command}
     for each, command in added.items():
         if each is not Command.LIST:
             command.add_argument("job", help="the job id, as in `ddpctl list`")

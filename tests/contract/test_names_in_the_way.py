@@ -19,7 +19,9 @@ _ALSO_OURS = [
 _ALSO_TORCHS = [
     pytest.param(name, marks=_NIGHTLY) for name in ("typing_extensions.py", "json.py", "socket.py")
 ]
-_ALSO_ON_PYTHONPATH = [pytest.param(name, marks=_NIGHTLY) for name in ("rendezvous", "ddp", "asyncio")]
+_ALSO_ON_PYTHONPATH = [
+    pytest.param(name, marks=_NIGHTLY) for name in ("rendezvous", "ddp", "asyncio", "google")
+]
 _SETS_THREADS = """
 import os, sys
 assert "torch" not in sys.modules
@@ -95,6 +97,26 @@ def test_a_module_that_torch_imports_is_the_scripts_own(name: str, tmp_path: Pat
     assert ended.out == f"{name}\n" * 2
     assert ended.err.count(_PLAIN_START) == 1
     assert f"{tmp_path / entry} has the same name" in ended.err
+
+
+_HIDDEN = [
+    "logging.py",
+    *(pytest.param(n, marks=_NIGHTLY) for n in ("json.py", "numpy/__init__.py", "torch.py")),
+]
+
+
+@pytest.mark.parametrize("name", _HIDDEN)
+def test_a_file_that_hides_a_module_from_torch_is_named(name: str, tmp_path: Path) -> None:
+    """The frame that raises is in site-packages, where an old library would raise the same exception."""
+    place = tmp_path / name
+    script(place.parent, "mine = 1\n", place.name)
+    script(tmp_path, "import torch, json, numpy\nprint(torch.__version__, json.loads, numpy.ndarray)\n")
+    ended = ddp_launch("train.py", cwd=tmp_path, options=("--no-warm-start", "--log-prefix", ""))
+    assert ended.code == 1
+    hint = " ".join(ended.err.replace("│", " ").split()).partition(" hint ")[2]
+    entry = tmp_path / name.partition("/")[0]
+    assert "".join(f"{entry} hides".split()) in "".join(hint.split())
+    assert "rename it" in hint
 
 
 def test_a_built_in_module_cannot_be_shadowed(light: dict[str, str], tmp_path: Path) -> None:

@@ -37,6 +37,12 @@ def test_every_command_of_the_parser_is_an_order_a_look_or_submit() -> None:
     assert set(Command) == {*LOOKS, *REQUESTS}
 
 
+def test_an_unknown_command_is_told_which_ones_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parser().parse_args(["jobs"])
+    assert "Command." not in capsys.readouterr().err
+
+
 def test_a_command_that_nothing_handles_asks_nothing_of_the_service() -> None:
     """An attempt to reach it would end in an RpcError."""
     arguments = argparse.Namespace(command="explode", job="j", reason="", output="text")

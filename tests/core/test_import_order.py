@@ -1,12 +1,15 @@
 """Our commands find their own modules in front of those of PYTHONPATH; modules of ranks are found as a rank does."""
 
 import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from _ddp_launch_entry import reordered
-from launcher.settings.import_path import import_path
+from launcher.settings.import_path import files_that_hide, import_path
+from launcher.settings.spec import EntryKind, EntryPoint
 
 ZIP, LIBRARY, DYNLOAD = "/usr/lib/python312.zip", "/usr/lib/python3.12", "/usr/lib/python3.12/lib-dynload"
 SITE = "/venv/lib/python3.12/site-packages"
@@ -35,3 +38,42 @@ def test_a_rank_searches_pythonpath_first(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(sys, "path", [LIBRARY, SITE, "/venv/bin", "/project"])
     assert import_path({"PYTHONPATH": "/project::/new"}) == ["/project", "/new", LIBRARY, SITE, "/venv/bin"]
     assert import_path({}) == sys.path
+
+
+def test_a_google_of_the_user_does_not_hide_protobuf(tmp_path: Path) -> None:
+    """`google` is a namespace: a file of that name in any folder of the path would take its place."""
+    (tmp_path / "google.py").write_text("")
+    ask = "import _ddp_launch_entry as e; e._put_users_folders_last(); import google.protobuf.message, sys; "
+    ask += "print(sys.path[-1])"
+    given = os.environ | {"PYTHONPATH": str(tmp_path)}
+    asked = [sys.executable, "-P", "-c", ask]
+    done = subprocess.run(asked, env=given, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == str(tmp_path), done.stderr
+
+
+def test_files_of_the_user_that_hide_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    files = (
+        "project/train.py",
+        "project/json.py",
+        "project/utils.py",
+        "project/atexit.py",
+        "project/installed/__init__.py",
+        "project/logging/notes.txt",
+        "more/queue.py",
+        "env/site-packages/installed/__init__.py",
+        "env/site-packages/token.py",
+    )
+    for file in files:
+        path = tmp_path / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    monkeypatch.setattr(sys, "path", [LIBRARY, str(tmp_path / "env/site-packages")])
+    names = ("json", "utils", "atexit", "installed", "logging", "queue", "token", "absent")
+    entry = EntryPoint(EntryKind.SCRIPT, "project/train.py")
+    environ = {"PYTHONPATH": f"{tmp_path}/more:{tmp_path}/env/site-packages"}
+    project = tmp_path / "project"
+    found = {"json": f"{project}/json.py", "installed": f"{project}/installed"}
+    assert files_that_hide(names, entry, environ) == found | {"queue": f"{tmp_path}/more/queue.py"}
+    assert files_that_hide(names, entry, {}) == found
+    assert files_that_hide(names, entry, {"PYTHONSAFEPATH": "1"}) == {}

@@ -9,6 +9,7 @@ import pytest
 from tidy import ROOT
 
 from launcher.failure.crash_text import CUT
+from launcher.failure.hidden_modules import modules_named
 from launcher.failure.verdict import ErrorRecord, RankEnd, cause_of, shell_code
 from rendezvous.values.types import Cause, FailureClass
 
@@ -340,6 +341,46 @@ def test_a_file_that_hides_a_module_is_named(error: str, file: str, names: str) 
     hint = ended(stderr=traceback(error, file=file)).hint
     assert names in hint
     assert bool(hint) == bool(names)
+
+
+SITE = f"{LIBRARY}/site-packages"
+
+
+@pytest.mark.parametrize(
+    ("error", "file", "hint"),
+    [
+        ("AttributeError: module 'json' has no attribute 'JSONEncoder'", f"{SITE}/a.py", "/home/u/json.py hides"),
+        (
+            "AttributeError: partially initialized module 'json' has no attribute 'loads' (most likely due to a "
+            "circular import)",
+            f"{SITE}/a.py",
+            "/home/u/json.py hides",
+        ),
+        ("AttributeError: module 'numpy' has no attribute 'ndarray'", f"{SITE}/a.py", "/home/u/numpy hides"),
+        ("ImportError: cannot import name 'nn' from 'numpy' (unknown location)", "train.py", "/home/u/numpy hides"),
+        ("ModuleNotFoundError: No module named 'numpy.linalg'", "train.py", "/home/u/numpy hides"),
+        ("AttributeError: module 'numpy.linalg' has no attribute 'x'", "train.py", "/home/u/numpy hides"),
+        ("AttributeError: module 'torch' has no attribute 'new'", f"{SITE}/a.py", ""),
+        ("ValueError: module 'json' has no attribute 'x'", f"{SITE}/a.py", ""),
+    ],
+)  # fmt: skip
+def test_a_file_that_the_agent_has_found_is_named_whoever_raised(error: str, file: str, hint: str) -> None:
+    found = ended(
+        stderr=traceback(error, file=file), hiding={"json": "/home/u/json.py", "numpy": "/home/u/numpy"}
+    )
+    assert found.hint.startswith(hint)
+    assert bool(found.hint) == bool(hint)
+
+
+def test_modules_in_question() -> None:
+    lines = [
+        "AttributeError: module 'a.b' has no attribute 'c'",
+        "ImportError: cannot import name 'd' from partially initialized module 'e.f' (most likely ...)",
+        "ModuleNotFoundError: No module named 'g.h'; 'g' is not a package",
+        "ModuleNotFoundError: No module named 'absent'",
+    ]
+    assert modules_named("\n".join(lines)) == ("g", "e", "a")
+    assert len(modules_named("\n".join(f"module 'm{i}' has no attribute 'x'" for i in range(99)))) == 8
 
 
 def test_a_broken_connection_in_a_function_that_we_wrap_is_of_torch() -> None:
