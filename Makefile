@@ -4,10 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 PYTEST := $(BIN)/python -m pytest -m "not nightly and not gpu"
-NO_GPU := $(BIN)/python -c 'import sys, torch; sys.exit(torch.cuda.is_available())'
 SYSTEM_PACKAGES := PYTHON=$(PYTHON) tests/system-packages.sh
 
-.PHONY: install install-test install-bench demo test test-steps processes quick nightly record lint lint-deploy types fmt test-containers sim bench faults matrix test-gpu bench-gpu proto generator options images lock audit dist sbom tools fuzz clean
+.PHONY: install install-test install-bench demo test test-steps processes quick nightly record lint lint-deploy types fmt test-containers sim bench faults matrix gpu gpu-docs gpu-bundle proto generator options images lock audit dist sbom tools fuzz clean
 
 # Every file that is installed has a hash in requirements/ (made by `make lock`); nothing is built but ddp-launch itself.
 LOCKED := $(PIP) install --require-hashes --only-binary :all: --no-deps
@@ -91,11 +90,26 @@ SEEDS ?= 2000
 sim: install-test
 	SEEDS=$(SEEDS) $(PYTEST) -q tests/sim
 
-test-gpu: install-test
-	@if $(NO_GPU); then echo "skipped: torch sees no GPU here"; else $(PYTEST) tests -m gpu; fi
+# On a machine with a GPU (docs/gpu.md): tests, faults, benchmarks, with the torch of PYTHON= or else of .venv. Nothing is
+# downloaded. PARTS names some of them, BUDGET the seconds of this run, RESULTS the folder from which the next run goes on.
+PARTS ?=
+BUDGET ?= 1500
+RESULTS ?= gpu-results
+LIBNCCL ?=
+GPU_PYTHON := $(if $(filter file undefined,$(origin PYTHON)),$(firstword $(wildcard $(BIN)/python) $(PYTHON)),$(PYTHON))
+gpu:
+	@$(GPU_PYTHON) tests/gpu/gpu_command.py $(PARTS) --budget $(BUDGET) --results $(RESULTS) \
+		$(if $(LIBNCCL),--libnccl $(LIBNCCL)) $(if $(AGAIN),--again) $(if $(REHEARSE),--rehearse) $(if $(INSTALLED),--installed)
 
-bench-gpu: install-bench
-	@if $(NO_GPU); then echo "skipped: torch sees no GPU here"; else $(BIN)/python bench/gpu.py; fi
+# What it measured, into docs/performance.md and docs/faults.md.
+gpu-docs:
+	@$(GPU_PYTHON) tests/gpu/gpu_docs.py $(RESULTS)/gpu.json
+
+# Wheels for a machine without a network, for this release of Python.
+FOR_PYTHON ?= 3.12
+NCCL ?=
+gpu-bundle: install-test
+	@$(BIN)/python tests/gpu/gpu_bundle.py --python $(FOR_PYTHON) $(if $(NCCL),--nccl $(NCCL))
 
 bench: install-bench
 	$(BIN)/python bench/launch.py

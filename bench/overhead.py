@@ -65,16 +65,20 @@ class Job:
         pipes = [self._path(f"turn-{rank}") for rank in range(asked.ranks)]
         for path in (*pipes, self._path("took")):
             os.mkfifo(path)
-        contender = TORCHRUN if name == APART else DDP_LAUNCH
-        words = ("--nproc-per-node", str(asked.ranks), *(ALL_OFF if name == OFF else ()))
-        command = contender.argv(
-            *words, SCRIPT, self._folder, asked.model, asked.kind, "off" if name == OFF else "on"
-        )
+        command = self._command(asked)
         with open(self._path("output"), "wb") as output:
             self._launcher = subprocess.Popen(command, stdout=output, stderr=output)
         # Opened for both ways: opening waits for nobody, and a rank that is gone is no end of file.
         self._turns: list[IO[str]] = [open(os.open(path, os.O_RDWR), "w", buffering=1) for path in pipes]
         self._took: IO[str] = open(os.open(self._path("took"), os.O_RDWR))
+
+    def _command(self, asked: Setting) -> list[str]:
+        contender = TORCHRUN if self.name == APART else DDP_LAUNCH
+        watched = "off" if self.name == OFF else "on"
+        return contender.argv(*self._words(asked), SCRIPT, self._folder, asked.model, asked.kind, watched)
+
+    def _words(self, asked: Setting) -> tuple[str, ...]:
+        return ("--nproc-per-node", str(asked.ranks), *(ALL_OFF if self.name == OFF else ()))
 
     def _path(self, name: str) -> str:
         return os.path.join(self._folder, name)
@@ -114,21 +118,23 @@ class Found:
         return [one / other for one, other in pairs]
 
 
-def measured(setting: Setting, launches: int, rounds: int) -> Found:
+def measured(setting: Setting, launches: int, rounds: int, job: type[Job] = Job) -> Found:
     """Jobs differ by where their memory and threads happen to lie: they are launched anew, in another order."""
     names = [OFF, ON, *([APART] if setting.kind == KINDS[0] else [])]
     taken: dict[str, list[float]] = {name: [] for name in names}
     for launch in range(launches):
         first = launch % len(names)
-        _launch(setting, names[first:] + names[:first], rounds, taken)
+        _launch(setting, names[first:] + names[:first], rounds, taken, job)
     return Found(setting, taken)
 
 
-def _launch(setting: Setting, names: list[str], rounds: int, taken: dict[str, list[float]]) -> None:
+def _launch(
+    setting: Setting, names: list[str], rounds: int, taken: dict[str, list[float]], kind: type[Job]
+) -> None:
     with tempfile.TemporaryDirectory(prefix="bench-") as folder, contextlib.ExitStack() as running:
         jobs = []
         for name in names:
-            jobs.append(Job(folder, name, setting))
+            jobs.append(kind(folder, name, setting))
             running.callback(jobs[-1].end)
         steps = max(3, round(TURN_S / min([job.train(WARM_UP_STEPS) for job in jobs])))
         for number in range(rounds):

@@ -93,13 +93,21 @@ def play(
 ) -> list[Round]:
     played = []
     for number in range(-warm_up, rounds):
-        order = (theirs, ours) if number % 2 == 0 else (ours, theirs)
-        runs = {contender.name: _attempt(measure, contender) for contender in order}
-        for name, run in runs.items():
-            _say(number, name, run)
+        found = play_round(measure, theirs, ours, number)
         if number >= 0:
-            played.append(Round(runs[theirs.name], runs[ours.name]))
+            played.append(found)
     return played
+
+
+def play_round(
+    measure: Callable[[Contender], dict[str, float]], theirs: Contender, ours: Contender, number: int
+) -> Round:
+    """`number` is negative for a round that only warms up."""
+    order = (theirs, ours) if number % 2 == 0 else (ours, theirs)
+    runs = {contender.name: _attempt(measure, contender) for contender in order}
+    for name, run in runs.items():
+        _say(number, name, run)
+    return Round(runs[theirs.name], runs[ours.name])
 
 
 def _attempt(measure: Callable[[Contender], dict[str, float]], contender: Contender) -> Run:

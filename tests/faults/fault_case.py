@@ -38,6 +38,7 @@ class Case:
     outside: str = ""  # what is done to the job from outside: a function of outside.py
     wrap: str = "torch"
     backend: str = "gloo"
+    device: str = "cpu"
     loaders: int = 0
     ranks: int = 3  # per node
     nodes: int = 1
@@ -56,7 +57,12 @@ class Case:
     def where(self) -> str:
         """The setting, as the table shows it."""
         wrapper = {"torch": "torch DDP", "ours": "our DDP", "plain": "no DDP"}[self.wrap]
-        nodes = f"{self.nodes} nodes of {self.ranks}" if self.nodes > 1 else f"{self.ranks} ranks"
+        nodes = (
+            f"{self.nodes} nodes of {self.ranks}"
+            if self.nodes > 1
+            else f"{self.ranks} rank{'s' * (self.ranks > 1)}"
+        )
         cold = ["no warm start"] if "--no-warm-start" in self.options else []
         hosts = ["separate networks"] if self.in_lab else []
-        return ", ".join([wrapper, self.backend, nodes, *hosts, *cold])
+        device = [] if self.device == "cpu" else ["on GPUs"]
+        return ", ".join([wrapper, self.backend, nodes, *device, *hosts, *cold])

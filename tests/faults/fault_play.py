@@ -211,7 +211,7 @@ class Stage:
             words += ["--nnodes", f"1:{case.nodes}", "--last-call", "60", "--rdzv-id", "fault"]
         words += ["--preload", "torch._dynamo"] * self._preloads
         words += [*case.options, TRAIN, str(self.shared), "--wrap", case.wrap, "--backend", case.backend]
-        words += ["--loaders", str(case.loaders)]
+        words += ["--loaders", str(case.loaders), "--device", case.device]
         if case.fault:
             words += ["--fault", case.fault, "--guilty", *map(str, case.commits)]
         return words + ["--survives"] * (case.kind is Kind.INNOCENT or case.fault.endswith("@end"))

@@ -84,15 +84,20 @@ def summary(rows: Iterable[str]) -> str:
 
 def row(played: Played) -> str:
     case = played.case
-    said = played.skipped or played.problem or str(played.verdict or "none")
-    said = " ".join(said.replace("|", "/").split())
-    said = said if len(said) <= _VERDICT_CHARS else said[: _VERDICT_CHARS - 4].rpartition(" ")[0] + " ..."
+    said = what_was_said(played)
     met = _s(played.took_s) + (_LATE if played.is_right and not played.is_in_time else "")
-    cells = (f"`{case.name}`", case.where, case.injected, said, _right(played), met, _s(played.step_s))
+    cells = (f"`{case.name}`", case.where, case.injected, said, judged(played), met, _s(played.step_s))
     return f"| {' | '.join(cells)} |"
 
 
-def _right(played: Played) -> str:
+def what_was_said(played: Played) -> str:
+    """For a cell of a table."""
+    said = played.skipped or played.problem or str(played.verdict or "none")
+    said = " ".join(said.replace("|", "/").split())
+    return said if len(said) <= _VERDICT_CHARS else said[: _VERDICT_CHARS - 4].rpartition(" ")[0] + " ..."
+
+
+def judged(played: Played) -> str:
     if played.skipped:
         return _SKIPPED
     if played.is_right:

@@ -254,18 +254,18 @@ def evaluates_for_too_long(_scene: Scene) -> None:
 # --- a rank does something else ----------------------------------------------------------------------
 
 
-def other_operation(_scene: Scene) -> bool:
-    dist.broadcast(torch.zeros(4), 0)
+def other_operation(scene: Scene) -> bool:
+    dist.broadcast(torch.zeros(4, device=scene.device), 0)
     return True
 
 
-def other_shape(_scene: Scene) -> bool:
-    dist.all_reduce(torch.zeros(1 << 12))
+def other_shape(scene: Scene) -> bool:
+    dist.all_reduce(torch.zeros(1 << 12, device=scene.device))
     return True
 
 
-def other_type(_scene: Scene) -> bool:
-    dist.all_reduce(torch.zeros(4, dtype=torch.float64))
+def other_type(scene: Scene) -> bool:
+    dist.all_reduce(torch.zeros(4, dtype=torch.float64, device=scene.device))
     return True
 
 

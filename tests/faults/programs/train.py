@@ -1,7 +1,7 @@
 """Trains a tiny model and, in the first generation, does at one place what its command line tells it to.
 
     train.py FOLDER [--fault NAME@PLACE] [--guilty RANK ...] [--wrap torch|ours|plain] [--backend gloo|shm]
-                    [--loaders N] [--survives]
+                    [--loaders N] [--survives] [--device cpu|cuda]
 
 Every step takes data, goes forward, backward, through the optimizer, sums a figure over all ranks (`tally`) and now
 and then writes a checkpoint. The guilty ranks commit the fault at step 20, at its place (see faults.py). A fault from
@@ -18,10 +18,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import device_faults
 import faults
 import torch
 import torch.distributed as dist
@@ -47,7 +49,8 @@ class Scene:
         self.pairs: list[Any] = []  # groups that a fault of order needs
         name, _, self.place = asked.fault.partition("@")
         guilty = self.generation == 1 and self.rank in asked.guilty
-        self.fault = getattr(faults, name) if name and guilty else None
+        self.fault = fault_named(name) if name and guilty else None
+        self.device = torch.device("cpu")
 
     def at(self, place: str) -> bool:
         """True where the fault stood in for what is usually done there."""
@@ -61,6 +64,10 @@ class Scene:
         part = self.folder / f".{name}-{os.getpid()}"
         part.write_text(text)
         part.rename(self.folder / name)
+
+
+def fault_named(name: str) -> Any:
+    return getattr(faults, name, None) or getattr(device_faults, name)
 
 
 class Samples(Dataset[tuple[torch.Tensor, torch.Tensor]]):
@@ -122,17 +129,19 @@ class Descent:
 
 def meet(scene: Scene) -> None:
     """Where to go on: the newest checkpoint that all can read."""
-    dist.all_reduce(torch.zeros(1), dist.ReduceOp.MIN)
+    newest = torch.zeros(1, device=scene.device)
+    dist.all_reduce(newest, dist.ReduceOp.MIN)
+    newest.tolist()
     if scene.rank == 0 and scene.generation > 1:
         scene.note("met", str(time.monotonic()))
 
 
 def train(scene: Scene, asked: argparse.Namespace) -> None:
     torch.manual_seed(0)
-    model = wrapped(Model(scene), asked.wrap)
+    model = wrapped(Model(scene).to(scene.device), asked.wrap)
     plain = asked.wrap == "plain"
     optimizer = Descent(model) if plain else torch.optim.SGD(model.parameters(), lr=1e-3)
-    figure = torch.zeros(4)
+    figure = torch.zeros(4, device=scene.device)
     last = STEPS_AGAIN if scene.generation > 1 else AT_STEP + STEPS_OF_SURVIVORS if asked.survives else 10**9
     for inputs, targets in DataLoader(Samples(scene), batch_size=BATCH, num_workers=asked.loaders):
         scene.step += 1
@@ -142,15 +151,27 @@ def train(scene: Scene, asked: argparse.Namespace) -> None:
             break
         time.sleep(PACE_S)
         optimizer.zero_grad()
-        loss = nn.functional.mse_loss(model(inputs), targets)
+        loss = nn.functional.mse_loss(model(inputs.to(scene.device)), targets.to(scene.device))
         loss.backward()
         optimizer.step()
         figure[0] = loss.detach()
         any(map(scene.at, ("tally", "two groups", "pairs"))) or dist.all_reduce(figure)
+        figure.tolist()  # shown, as scripts do: on an accelerator the rank waits here for what it has begun
         if scene.rank == 0 and scene.generation > 1 and scene.step == 1:
             scene.note("again", str(time.monotonic()))
         if scene.step % CHECKPOINT_EVERY == 0:
             scene.at("checkpoint") or checkpoint(scene, model)
+
+
+def on_a_card() -> torch.device:
+    """Of this rank, which may share it with others."""
+    sys.path.insert(0, str(Path(__file__).parents[2] / "gpu"))
+    from gpu_part import place
+
+    rank, local_rank, ranks = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
+    device = torch.device(place(rank, local_rank, ranks))
+    torch.cuda.set_device(device)
+    return device
 
 
 def checkpoint(scene: Scene, model: nn.Module) -> None:
@@ -167,9 +188,12 @@ def main() -> None:
     parser.add_argument("--backend", default="gloo")
     parser.add_argument("--loaders", type=int, default=0)
     parser.add_argument("--survives", action="store_true")
+    parser.add_argument("--device", default="cpu")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     scene = Scene(asked)
+    if asked.device != "cpu":
+        scene.device = on_a_card()
     scene.at("start")
     if asked.backend == "shm":
         import ddp.shm

@@ -1,0 +1,137 @@
+"""The parts `launch`, `first-step` and `restart`: ddp-launch and torchrun in turns, over contexts on the card and NCCL.
+
+gpu_launch.py launch|first-step|restart
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from dataclasses import dataclass
+
+import gpu_part
+
+sys.path.append(os.path.join(gpu_part.ROOT, "bench"))  # behind ours: a ddp.py is in it
+
+from sidebyside import Contender, Quantity, Round, compare, play_round
+from watched import WatchedRun
+
+_PROGRAM = os.path.join(gpu_part.PROGRAMS, "first_step.py")
+_ROUNDS = 1 if gpu_part.IS_REHEARSAL else 3
+_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Module(Contender):
+    """Started by this interpreter: a command of that name may belong to another one, or to none."""
+
+    def argv(self, *args: str) -> list[str]:
+        return [sys.executable, "-m", self.command, "--standalone", *args]
+
+
+# Where torchrun keeps one store over restarts, keys of the first attempt disturb the second.
+TORCHRUN = Module("torchrun", "torch.distributed.run", (("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1"),))
+DDP_LAUNCH = Module("ddp-launch", "launcher")
+
+
+def command(contender: Contender, ranks: int, how: str) -> list[str]:
+    return contender.argv("--nproc-per-node", str(ranks), "--max-restarts", "3", _PROGRAM, how)
+
+
+def launch(contender: Contender, ranks: int) -> dict[str, float]:
+    with WatchedRun(command(contender, ranks, "context"), dict(contender.env), _TIMEOUT_S) as run:
+        cpu = run.finish()
+        return {
+            "torch": run.last("torch", ranks) - run.started,
+            "context": run.last("context", ranks) - run.started,
+            "exit": run.ended[run.pid] - run.started,
+            "cpu": cpu,
+        }
+
+
+def first_step(contender: Contender, ranks: int) -> dict[str, float]:
+    env = dict(contender.env) | gpu_part.sharing_env(ranks)
+    with WatchedRun(command(contender, ranks, "step"), env, _TIMEOUT_S) as run:
+        run.finish()
+        return {name: run.last(name, ranks) - run.started for name in ("reduced", "step")}
+
+
+def restart(contender: Contender, ranks: int) -> dict[str, float]:
+    env = dict(contender.env) | gpu_part.sharing_env(ranks)
+    with WatchedRun(command(contender, ranks, "dies"), env, _TIMEOUT_S) as run:
+        run.until(lambda run: len(run.of("step")) == ranks)
+        old = [stamp.pid for stamp in run.of("step")]
+        for pid in old:
+            run.watch(pid)
+        run.open_gate(1)
+        run.finish()
+        killed = run.last("kill", 1)
+        since = {name: run.last(name, ranks, attempt=1) - killed for name in ("line", "reduced", "step")}
+        return {"gone": max(run.ended[pid] for pid in old) - killed} | since
+
+
+KINDS = {
+    "launch": (
+        launch,
+        (
+            Quantity("torch", "all ranks have torch imported"),
+            Quantity("context", "all ranks have a context on the card", ratio=0.5),
+            Quantity("exit", "command has exited"),
+            Quantity("cpu", "CPU time, all processes"),
+        ),
+    ),
+    "first-step": (
+        first_step,
+        (
+            Quantity("reduced", "first all-reduce done"),
+            Quantity("step", "first training step done"),
+        ),
+    ),
+    "restart": (
+        restart,
+        (
+            Quantity("gone", "all old ranks gone"),
+            Quantity("line", "first line of the new attempt, last rank"),
+            Quantity("reduced", "first all-reduce of the new attempt"),
+            Quantity("step", "first training step of the new attempt", ratio=0.3),
+        ),
+    ),
+}
+
+
+def main() -> None:
+    kind = sys.argv[1]
+    measure, quantities = KINDS[kind]
+    ranks = 2 if gpu_part.IS_REHEARSAL else 8
+    if kind != "launch":
+        ranks = 1 if gpu_part.why_not_ranks(2) else 2
+    played: list[Round] = []
+    for number in range(0 if gpu_part.IS_REHEARSAL else -1, _ROUNDS):
+        if played and time.monotonic() > gpu_part.DEADLINE:
+            break
+        found = play_round(lambda each: measure(each, ranks), TORCHRUN, DDP_LAUNCH, number)
+        if number >= 0:  # the one before fills the page cache
+            played.append(found)
+            report(kind, ranks, quantities, played)
+    if not all(each.ours.figures and each.theirs.figures for each in played):
+        sys.exit("a run has no figure")
+
+
+def report(kind: str, ranks: int, quantities: tuple[Quantity, ...], played: list[Round]) -> None:
+    whole = [each for each in played if each.ours.figures and each.theirs.figures]
+    for quantity in quantities:
+        row = compare(quantity, whole)
+        gpu_part.found(
+            "comparison",
+            table=kind,
+            name=f"{quantity.title}, {ranks} rank{'s' * (ranks > 1)}",
+            unit="s",
+            theirs=[round(each, 4) for each in row.theirs],
+            ours=[round(each, 4) for each in row.ours],
+            target=quantity.ratio,
+        )
+
+
+if __name__ == "__main__":
+    main()
