@@ -20,6 +20,7 @@ LINE_LIMIT = 64 * 1024
 _MOVEMENT = re.compile(
     rb"\x1b(?:\[[0-?]*[ -/]*[@-ln-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[ -/]*[0-Z\\^-~])",
 )
+_C1 = re.compile(rb"\xc2[\x80-\x9f]")  # in UTF-8: some terminals take them for escape sequences
 _COLOR = re.compile(rb"\x1b\[[0-?]*m")
 _CONTROL = bytes(b for b in range(32) if b not in b"\t\n\x1b") + b"\x7f"
 # No red: it reads as an error.
@@ -67,7 +68,12 @@ def presentable(lines: bytes, on_terminal: bool) -> bytes:
         lines = lines.translate(None, _CONTROL)
     if lines.isascii():
         return lines
-    return lines.decode("utf-8", "replace").encode()
+    lines = lines.decode("utf-8", "replace").encode()
+    return without_c1(lines) if on_terminal else lines
+
+
+def without_c1(text: bytes) -> bytes:
+    return _C1.sub(b"", text) if b"\xc2" in text else text
 
 
 def without_color(lines: bytes) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from launcher.output.lines import without_c1
 from launcher.output.screen_row import BLANK, Cell, Row, rendered
 
 _MOST_OF_HEIGHT = 2  # bars take at most the height of the terminal divided by this
@@ -82,4 +83,4 @@ def _is_wide(cells: tuple[Cell, ...], at: int) -> bool:
 
 
 def _encoded(text: str) -> bytes:
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace").encode()
+    return without_c1(text.encode("utf-8", "surrogateescape").decode("utf-8", "replace").encode())

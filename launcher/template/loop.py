@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from . import cgroup, messages, rank, scratch, stacks, store, tree, wire
+from . import cgroup, messages, rank, scratch, stacks, store, terminal_size, tree, wire
 from .messages import Exited, Keep, KeeperEnded, Keeping, Ready, Signal, Spawn, Started, Sweep, Swept
 
 if TYPE_CHECKING:
@@ -128,6 +128,7 @@ class Loop:
                 if not self._warm:
                     rank.execute(order.argv, is_python=order.is_python)
                 stacks.listen()
+                terminal_size.follow_output()
                 return "rank"
         for fd in fds:
             os.close(fd)

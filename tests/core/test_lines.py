@@ -33,6 +33,12 @@ def test_control_bytes_do_not_reach_a_terminal() -> None:
     assert lines.presentable(raw, False) == raw
 
 
+def test_control_characters_of_eight_bits_do_not_reach_a_terminal() -> None:
+    raw = "grün \u009b31m\u0090q\u009c\u0085 €\n".encode()
+    assert lines.presentable(raw, True) == "grün 31mq €\n".encode()
+    assert lines.presentable(raw, False) == raw
+
+
 def test_every_line_gets_the_prefix_empty_ones_too() -> None:
     assert lines.prefixed(b"a\n\nb\n", b"[0] ") == b"[0] a\n[0] \n[0] b\n"
     assert lines.prefixed(b"", b"[0] ") == b""

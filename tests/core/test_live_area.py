@@ -88,3 +88,7 @@ def test_a_prompt_is_alone_with_the_cursor_where_the_rank_has_put_it() -> None:
     assert seen.screen.cursor.x == len("[n0:0] (Pdb) p ")
     at_its_end = drawn((Block(LABEL, (), row("(Pdb) "), column=6),), "", SIZE, False)
     assert at_its_end == b"[n0:0] (Pdb) "
+
+
+def test_control_characters_of_eight_bits_are_not_drawn() -> None:
+    assert drawn((Block((), (row("a\u009b31mb"),)),), "", SIZE, True) == b"a31mb"

@@ -13,8 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.output import lines, screen, stream_view, thinning
+from launcher.output.canvas import ROWS_LIMIT
 from launcher.output.lines import LINE_LIMIT
-from launcher.output.screen import FORGET_S, PROMPT_AFTER_S, ROWS_LIMIT, SETTLE_S, Screen
+from launcher.output.redrawn_rows import RedrawnRows
+from launcher.output.screen import FORGET_S, PROMPT_AFTER_S, SETTLE_S, Screen
 from launcher.output.screen_row import Row, cells_of, rendered, restyled
 from launcher.output.stream_view import StreamView
 from launcher.output.thinning import LONGEST_PAUSE_S, Thinning
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 IN_A_PIPE = StreamView()
+NEVER_DONE = RedrawnRows(reach=ROWS_LIMIT)
 ON_A_TERMINAL = StreamView(is_drawn=True, is_recorded=False)
 
 
@@ -214,7 +217,7 @@ def test_the_screen_is_that_of_a_terminal(pieces: list[str]) -> None:
     theirs = pyte.Screen(200, ROWS_LIMIT)
     theirs.set_mode(pyte.modes.LNM)
     pyte.Stream(theirs).feed(written)
-    rank = Rank(StreamView(is_drawn=True, screen=Screen(rows=(Row(),), reach=ROWS_LIMIT, hides_cursor=True)))
+    rank = Rank(StreamView(is_drawn=True, screen=Screen(rows=(Row(),), redrawn=NEVER_DONE)))
     rank.write(*(piece.encode() for piece in pieces))
     rows = [lines.without_color(row.line()).decode() for row in rank.view.screen.rows]
     ours = [unicodedata.normalize("NFC", row).expandtabs(8).rstrip() for row in rows]
@@ -297,6 +300,56 @@ def test_a_display_of_rich_is_redrawn_over_all_its_rows() -> None:
     assert (rank.live, rank.lines) == (["train 3%", "valid 3%"], b"a message\n")
     rank.write(b"\n\x1b[?25h").wait(SETTLE_S)
     assert (rank.live, rank.lines) == ([], b"a message\ntrain 3%\nvalid 3%\n")
+
+
+def test_a_display_of_rich_grows_and_shrinks() -> None:
+    """A table to which rows are added, with messages between; then a task that is removed."""
+    rank = Rank(ON_A_TERMINAL).write(b"\x1b[?25l" + rich_frame("head"))
+    shown = ["head"]
+    for step in range(4):
+        log = f"message {step}\n" if step % 2 else ""
+        rank.write(rich_frame(*shown, f"row {step}", before=len(shown) - 1, log=log), after_s=5.0)
+        shown = [*shown, f"row {step}"]
+        assert rank.live[-len(shown) :] == shown
+    assert rank.lines == b"message 1\n"
+    rank.write(rich_frame(*shown, before=len(shown) - 1))
+    assert (rank.live, rank.lines) == (shown, b"message 1\nmessage 3\n")
+    rank.write(rich_frame("one", before=len(shown) - 1), b"\r\x1b[2Kanother\none", after_s=0.1)
+    rank.write(rich_frame("one"), b"\n\x1b[?25h").wait(SETTLE_S)
+    assert (rank.live, rank.lines) == ([], b"message 1\nmessage 3\nanother\none\n")
+
+
+def test_a_display_of_rich_may_arrive_in_pieces() -> None:
+    rank = Rank(ON_A_TERMINAL).write(b"\x1b[?25l" + rich_frame("a", "b", "c"))
+    for log in ("one\n", "two\n", "three\n"):
+        frame = rich_frame("a", "b", "c", before=2, log=log)
+        rank.write(*(frame[at : at + 1] for at in range(len(frame))), after_s=0.01)
+    assert (rank.live[-3:], rank.lines) == (["a", "b", "c"], b"one\ntwo\n")
+
+
+def test_a_program_that_hides_the_cursor_and_goes_on_with_lines_gets_them_out() -> None:
+    """A spinner in one row, and lines that are printed above it."""
+    rank = Rank(ON_A_TERMINAL).write(b"\x1b[?25l")
+    for step in range(20):
+        rank.write(f"\r\x1b[Kline {step}\n/ {step}%".encode(), after_s=1.0)
+        assert len(rank.live) <= 3
+    assert rank.lines == b"".join(b"line %d\n" % step for step in range(19))
+
+
+def test_a_display_that_others_write_below_is_finished() -> None:
+    rank = Rank(ON_A_TERMINAL).write(b"\x1b[?25l" + rich_frame("a", "b"), rich_frame("a", "b", before=1))
+    rank.write(b"\nfrom a library in C\n", b"more of it\n", after_s=FORGET_S)
+    assert rank.lines == b"a\nb\nfrom a library in C\n"
+
+
+def test_a_list_of_downloads_whose_rows_are_redrawn_in_any_order_stays_in_place() -> None:
+    rank = Rank(ON_A_TERMINAL).write(b"first\nsecond\nthird\n")
+    rank.write(b"\ra 0%\n\rb 0%\n\rc 0%\n", b"\x1b[3A\ra 1%\x1b[3B")
+    for percent in range(2, 9):
+        for above, name in ((1, "c"), (3, "a"), (2, "b")):
+            rank.write(f"\x1b[{above}A\r\x1b[2K{name} {percent}%\r\x1b[{above}B".encode(), after_s=0.3)
+    assert rank.lines == b"first\nsecond\nthird\n"
+    assert rank.live == ["a 8%", "b 8%", "c 8%"]
 
 
 def test_a_dashboard_that_clears_the_screen_is_live() -> None:

@@ -23,7 +23,7 @@ CORE = {
         *within("hosts", "command_lines"),
         *within("joining", "endpoint join"),
         *within("machine", "gpu_state xids"),
-        *within("output", "lines live_area screen screen_row stream_view thinning"),
+        *within("output", "canvas lines live_area redrawn_rows screen screen_row stream_view thinning"),
         *within("preflight", "checkup gpu_checkup link_plan table"),
         *within("ranks", "affinity worker_env"),
         *within(

@@ -211,6 +211,7 @@ with rich.progress.Progress(console=console) as progress:
             progress.advance(task)
         if step == 5:
             console.print("[bold]half way[/]")
+console.rule("rule", align="left")  # from the first column to the last
 logger.warning("the end")
 """
 
@@ -230,9 +231,9 @@ def test_libraries_draw_as_if_they_were_alone(seen: SeenTerminal, launch: Launch
     for rank in "01":
         own = [row.removeprefix(f"[{rank}] ") for row in rows if row.startswith(f"[{rank}] ")]
         kinds = [row.split()[0] for row in own if not row[0].isdigit()]
-        assert sorted(kinds) == ["epoch", "half", "train", "valid", "wrote", "wrote"]
+        assert sorted(kinds) == ["epoch", "half", "rule", "train", "valid", "wrote", "wrote"]
         assert sum("100%" in row for row in own) == 3
         assert any("the end" in row for row in own)
-    assert len(rows) == 14
+    assert len(rows) == 16
     assert b"WARNING" in seen.raw
     assert b"\x1b[33;1m" in seen.raw  # its colour
