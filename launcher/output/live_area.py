@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from launcher.output.lines import without_c1
 from launcher.output.screen_row import BLANK, Cell, Row, rendered
 
+_ECHO_COLUMNS = 4  # in the last row: the terminal writes "^C" behind the cursor, also twice
 _MOST_OF_HEIGHT = 2  # bars take at most the height of the terminal divided by this
 
 
@@ -37,15 +38,13 @@ def drawn(blocks: tuple[Block, ...], status: str, size: Size, is_colored: bool) 
     prompting = next((block for block in blocks if block.prompt is not None), None)
     if prompting is not None and prompting.prompt is not None:
         return _prompt(prompting, prompting.prompt, columns, is_colored)
-    texts = [
-        _text((*block.label, *row.cells), columns, is_colored)
-        for block in blocks
-        for row in block.rows
-        if not row.is_blank
-    ]
-    texts = texts[: max(1, size.rows // _MOST_OF_HEIGHT)]
+    last = max(1, columns - _ECHO_COLUMNS)
+    rows = [(*block.label, *row.cells) for block in blocks for row in block.rows if not row.is_blank]
+    rows = rows[: max(1, size.rows // _MOST_OF_HEIGHT)]
+    widths = [columns] * len(rows) if status else [*[columns] * (len(rows) - 1), last]
+    texts = [_text(row, width, is_colored) for row, width in zip(rows, widths, strict=False)]
     if status:
-        texts.append(status.replace("\n", " ")[:columns])
+        texts.append(status.replace("\n", " ")[:last])
     return _encoded("\n".join(texts))
 
 

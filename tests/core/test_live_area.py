@@ -66,6 +66,13 @@ def test_an_area_fits_every_terminal_and_is_erased_without_a_trace(
     assert (seen.screen.cursor.x, seen.screen.cursor.y) == (0, 1)
 
 
+@pytest.mark.parametrize("status", ["", "s" * 50])
+def test_the_echo_of_ctrl_c_does_not_leave_the_area(status: str) -> None:
+    area = drawn((bars("b" * 60, "c" * 60),), status, SIZE, True)
+    seen = Seen().feed(b"log\n" + area + b"^C^C" + erased(area))
+    assert seen.text == ["log"]
+
+
 def test_nothing_is_erased_where_nothing_was_drawn() -> None:
     assert erased(b"") == b""
     assert erased(b"one row") == b"\r\x1b[K"
