@@ -6,15 +6,13 @@ from typing import Any
 
 import torch
 
+from ddp.groups import accelerator
+
 
 def get() -> dict[str, Any]:
-    states: dict[str, Any] = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        states["cuda"] = torch.cuda.get_rng_state()
-    return states
+    return {"cpu": torch.get_rng_state()} | accelerator.rng_state()
 
 
 def set(states: dict[str, Any]) -> None:
     torch.set_rng_state(states["cpu"])
-    if "cuda" in states and torch.cuda.is_available():
-        torch.cuda.set_rng_state(states["cuda"])
+    accelerator.set_rng_state(states)

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore
 
-from ddp.groups import backends, core_loading, mpi
+from ddp.groups import accelerator, backends, core_loading, mpi
 from ddp.groups.rank_info import (
     ALONE,
     InitError,
@@ -67,9 +67,9 @@ def init(
     """Create the default process group. Later calls return the same result.
 
     `backend`: "auto", the name of a torch backend (gloo, nccl, cpu:gloo,cuda:nccl), or the name of a backend that is
-    registered with torch. mpi is torch's own backend if torch was built with it, otherwise mpi4py. `device`: cpu, cuda,
-    or one device; by default this rank's own
-    accelerator, if there is one. `timeout`: of a collective, in seconds.
+    registered with torch. mpi is torch's own backend if torch was built with it, otherwise mpi4py. `device`: cpu, the
+    type of an accelerator (cuda, xpu, ...), one device, or the index of one; by default this rank's own accelerator, if
+    there is one. `timeout`: of a collective, in seconds.
     """
     global _place, _asked
     asked = (backend, device, timeout)
@@ -85,8 +85,8 @@ def init(
     by_mpi = started_by_mpi(os.environ)
     info = mpi.rank_info() if by_mpi else parse_rank_info(os.environ)
     where = _device(info, device)
-    if where.type == "cuda":
-        torch.cuda.set_device(where)
+    if where.type != "cpu":
+        torch.accelerator.set_device_index(where)
     chosen = _backend(backend, info, where)
     torch_marks.install()
     our_guard = guard.start()
@@ -138,8 +138,8 @@ def _make_place(info: RankInfo, device: torch.device, backend: str) -> Place:
 
 def _device(info: RankInfo, asked: torch.device | str | int | None) -> torch.device:
     if isinstance(asked, int):
-        return torch.device("cuda", asked)
-    device = torch.device(asked) if asked is not None else _accelerator()
+        return torch.device(_accelerator_or_raise().type, asked)
+    device = torch.device(asked) if asked is not None else accelerator.current() or torch.device("cpu")
     if device.type == "cpu" or ":" in str(device):
         return device
     module = torch.get_device_module(device.type)
@@ -149,13 +149,14 @@ def _device(info: RankInfo, asked: torch.device | str | int | None) -> torch.dev
     return torch.device(device.type, device_index(info, n_devices, device.type))
 
 
-def _accelerator() -> torch.device:
-    if torch.cuda.is_available():
-        return torch.device("cuda")
-    accelerator = getattr(torch, "accelerator", None)  # older versions of torch lack it
-    if accelerator is not None and accelerator.is_available():
-        return torch.device(accelerator.current_accelerator())
-    return torch.device("cpu")
+def _accelerator_or_raise() -> torch.device:
+    device = accelerator.current()
+    if device is None:
+        raise InitError(
+            "no accelerator is available, so a device cannot be named by its index alone. Use ddp.init(device='cpu') "
+            "to run on the CPU"
+        )
+    return device
 
 
 def _backend(asked: str, info: RankInfo, device: torch.device) -> str:
@@ -207,7 +208,7 @@ def _make_group(
     how: dict[str, Any] = {"backend": backend, "rank": info.rank, "world_size": info.world_size}
     if timeout is not None:
         how["timeout"] = timeout
-    if device.type == "cuda":
+    if device.type != "cpu":
         how["device_id"] = device
     if by_mpi:
         address, store = mpi.create_store(timeout or _MEET_WITHIN)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from ddp.groups import accelerator
 from ddp.reducer import plan
 from ddp.reducer.bucket import AnyBucket, FlatBucket, InPlaceBucket, SparseBucket, gradient_strides
 from ddp.reducer.collectives import GROUP_TIMEOUT, BucketCollectives
@@ -302,8 +303,7 @@ class BucketSender:
 
     def settle_device(self) -> None:
         """Wait until the device has finished its queued work. Only time measurements need this."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        accelerator.settle(self.device)
 
     def await_futures(self, futures: Sequence[Any]) -> None:
         self._futures += futures

@@ -282,7 +282,7 @@ def _persistence(gpus: Sequence[Gpu]) -> Iterator[Check]:
 class SelfTest:
     """One device: a matrix product that was compared with its known result, and a copy of memory."""
 
-    device: str  # "cpu", "cuda:0"
+    device: str  # "cpu", "cuda:0", "xpu:0"
     name: str
     flops: float = 0.0
     copy_bps: float = 0.0  # bytes per second
@@ -290,7 +290,7 @@ class SelfTest:
     problem: str = ""
 
 
-# of any healthy device; the comparison with its peers is more exact
+# of any healthy CPU and GPU of NVIDIA; nothing is known of others. The comparison with its peers is more exact.
 _FLOORS = {"cpu": (1e9, GB // 2), "cuda": (1e12, 50 * GB)}
 _PEER_FRACTION = 0.8
 
@@ -313,7 +313,7 @@ def judge_self_test(result: SelfTest, peers: Sequence[SelfTest]) -> Check:
             advice="replace the device, and do not use its results",
         )
     alike = sorted(each.flops for each in peers if each.name == result.name and not each.problem)
-    flops_floor, copy_floor = _FLOORS["cpu" if result.device == "cpu" else "cuda"]
+    flops_floor, copy_floor = _FLOORS["cuda" if result.device.startswith("cuda") else "cpu"]
     behind = bool(alike) and result.flops < alike[len(alike) // 2] * _PEER_FRACTION
     below = result.flops < flops_floor or result.copy_bps < copy_floor
     found = f"{result.flops / 1e9:,.0f} GFLOP/s, copies {of_bytes(result.copy_bps)}/s"

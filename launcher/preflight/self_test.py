@@ -1,4 +1,4 @@
-"""The self-test program: the CPU and each GPU multiply matrices and copy memory; it reports their speed.
+"""The self-test program: the CPU and each accelerator multiply matrices and copy memory; it reports their speed.
 
 It prints one JSON object. torch is imported only in this process, so its memory use, or a device error that kills the
 process, does not affect the agent.
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_SIDE = {"cpu": 512, "cuda": 4096}
-_COPY_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}
+_SIDE, _SIDE_THERE = 512, 4096  # on the CPU, on an accelerator
+_COPY_BYTES, _COPY_BYTES_THERE = 64 << 20, 1 << 30
 _TRY_S = 0.2
 
 
@@ -27,9 +27,12 @@ def main() -> int:
         os.write(1, json.dumps({"problem": f"torch cannot be imported: {error}"}).encode())
         return 0
     found = [_tried(torch, "cpu", "CPU")]
-    if torch.cuda.is_available():
-        count = torch.cuda.device_count()
-        found += [_tried(torch, f"cuda:{at}", torch.cuda.get_device_name(at)) for at in range(count)]
+    if there := torch.accelerator.current_accelerator(check_available=True):
+        kind = there.type
+        name_of = getattr(torch.get_device_module(kind), "get_device_name", lambda at: f"{kind}:{at}")
+        found += [
+            _tried(torch, f"{kind}:{at}", name_of(at)) for at in range(torch.accelerator.device_count())
+        ]
     os.write(1, json.dumps({"results": found}).encode())
     return 0
 
@@ -46,8 +49,7 @@ def _tried(torch: Any, device: str, name: str) -> dict[str, Any]:
 
 def _multiplied(torch: Any, device: str) -> tuple[float, bool]:
     """Multiply matrices of small integers, which every dtype represents exactly, to compare the result bit by bit."""
-    kind = device.partition(":")[0]
-    side, dtype = _SIDE[kind], torch.float32 if kind == "cpu" else torch.bfloat16
+    side, dtype = (_SIDE, torch.float32) if device == "cpu" else (_SIDE_THERE, torch.bfloat16)
     left = (torch.arange(side, device=device) % 2).to(dtype).repeat(side, 1)  # each row 0 1 0 1 ...
     right = torch.ones(side, side, device=device, dtype=dtype)
     expected = side // 2
@@ -59,9 +61,9 @@ def _multiplied(torch: Any, device: str) -> tuple[float, bool]:
 
 
 def _copied(torch: Any, device: str) -> float:
-    size = _COPY_BYTES[device.partition(":")[0]]
-    if device != "cpu":
-        size = min(size, torch.cuda.mem_get_info(device)[0] // 4)
+    size = _COPY_BYTES if device == "cpu" else _COPY_BYTES_THERE
+    if device != "cpu" and (free := getattr(torch.get_device_module(device), "mem_get_info", None)):
+        size = min(size, free(device)[0] // 4)
     source = torch.ones(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return _per_second(torch, device, lambda: target.copy_(source)) * size
@@ -84,7 +86,7 @@ def _per_second(torch: Any, device: str, once: Callable[[], object]) -> float:
 
 def _done(torch: Any, device: str) -> None:
     if device != "cpu":
-        torch.cuda.synchronize(device)
+        torch.accelerator.synchronize(device)
 
 
 if __name__ == "__main__":

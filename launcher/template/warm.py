@@ -101,11 +101,17 @@ def _preload(names: list[str]) -> str:
             return f"{name} (--preload) cannot be imported ({type(error).__name__}: {error})"
         if threading.active_count() > 1:
             return f"{name} (--preload) starts a thread, which forked ranks would not have; remove it from --preload"
-        if sys.modules["torch"].cuda.is_initialized():
+        if _device_in_use(sys.modules["torch"]):
             return (
                 f"{name} (--preload) uses a GPU, which forked ranks could not use; remove it from --preload"
             )
     return ""
+
+
+def _device_in_use(torch: Any) -> bool:
+    device = torch.accelerator.current_accelerator()  # without a check: that could start the driver
+    started = device and getattr(torch.get_device_module(device), "is_initialized", None)
+    return bool(started and started())
 
 
 def _shadowed(path0: str, settled: frozenset[str]) -> str:

@@ -109,8 +109,8 @@ SHELL = {
         ),
         *within(
             "groups",
-            "core_arguments core_loading mpi mpi_group process_group ring segment shared_group shared_work shm "
-            "single_tensor",
+            "accelerator core_arguments core_loading mpi mpi_group process_group ring segment shared_group shared_work "
+            "shm single_tensor",
         ),
         *within(
             "reducer",
@@ -235,6 +235,9 @@ THIRD_PARTY = {
     "ddp": {"torch", "mpi4py"},
 }
 # They run inside the zygote, which is there to import torch; and as a program of its own.
+# What is NVIDIA's own there: a group of NCCL. Everything else asks torch.accelerator.
+MAY_NAME_CUDA = {"ddp.groups.shared_group", "ddp.telemetry.guard"}
+
 MAY_IMPORT_TORCH = {"launcher.template.warm", "launcher.template.store", "launcher.preflight.self_test"}
 # A plug-in that torch's own agent loads, and nobody else.
 APART = "rendezvous.torchrun"

@@ -121,6 +121,12 @@ def test_nothing_is_put_off():
         assert not tidy.postponed(path.read_text()), path
 
 
+def test_ddp_runs_on_any_device():
+    ours = [module for module in MODULES if module.package == "ddp"]
+    naming = {module.name for module in ours if tidy.names_of_cuda(module)}
+    assert naming == plan.MAY_NAME_CUDA
+
+
 def test_proto_is_no_package():
     """`proto` as a name to import belongs to proto-plus."""
     assert not list((ROOT / "proto").rglob("__init__.py"))
@@ -206,6 +212,19 @@ def test_length_names_prints_and_notes_are_seen():
     assert tidy.prints(Module("launcher.agent", "def f():\n    print(1)"))
     assert tidy.postponed("x = 1  # " + "TO" + "DO later")
     assert tidy.unplanned(Module("launcher.brand_new", ""))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "torch.cuda.synchronize()",
+        "x = device.type == 'cuda'",
+        "torch.device('cuda:0')",
+        "from torch import cuda",
+    ],
+)
+def test_a_device_by_name_is_seen(source):
+    assert tidy.names_of_cuda(Module("ddp.reducer.bucket", source))
 
 
 def test_no_two_files_of_tests_have_one_name():

@@ -82,6 +82,22 @@ def _absolute(importer: str, node: ast.ImportFrom) -> str:
     return ".".join([*parent, *([node.module] if node.module else [])])
 
 
+def names_of_cuda(module: Module) -> list[str]:
+    """`torch.cuda`, and the name of that device as text; ours is to run on any device that torch knows."""
+    found = []
+    for node in ast.walk(module.tree):
+        match node:
+            case ast.Attribute(value=ast.Name(id="torch"), attr="cuda"):
+                found.append(node.lineno)
+            case ast.Constant(value=str(text)) if text == "cuda" or text.startswith("cuda:"):
+                found.append(node.lineno)
+            case ast.ImportFrom(module="torch", names=names) if any(name.name == "cuda" for name in names):
+                found.append(node.lineno)
+    return [
+        f"{module.name}:{line} names CUDA: use torch.accelerator, or ddp.groups.accelerator" for line in found
+    ]
+
+
 def _dotted(node: ast.expr) -> str:
     match node:
         case ast.Name(id=name):

@@ -54,7 +54,8 @@ def is_available() -> bool:
 
 
 def is_initialized() -> bool:
-    return True
+    in_use: bool = _emu.in_use()
+    return in_use
 
 
 def _is_in_bad_fork() -> bool:

@@ -66,6 +66,7 @@ void register_with_torch() {
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   register_with_torch();
   m.attr("DEVICES") = emu::kDevices;
+  m.def("in_use", [] { return emu::in_use().load(); });
   m.def("counters", &read_counters);
   m.def("take_sync_reasons", &take_sync_reasons);
   m.def("set_kernel_delay", [](double s) { counters().kernel_delay_ns = nanoseconds(s); });

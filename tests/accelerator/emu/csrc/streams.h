@@ -102,6 +102,11 @@ struct Item {
   int64_t sleep_ns = 0;
 };
 
+inline std::atomic<bool>& in_use() {  // a process that uses the device cannot be forked
+  static std::atomic<bool> flag{false};
+  return flag;
+}
+
 class Worker {
  public:
   explicit Worker(int device) : device_(device) {}
@@ -143,7 +148,7 @@ inline void enter_thread();  // kernels.h: what an operator needs of the thread 
 inline void Worker::start() {
   static const pid_t owner = getpid();
   TORCH_CHECK(owner == getpid(), "emu: this process was forked from one that had used the device; spawn it instead");
-  started_ = true;
+  started_ = in_use() = true;
   std::thread([this] { serve(); }).detach();
 }
 
