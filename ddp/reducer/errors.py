@@ -146,3 +146,10 @@ def different_plans(rank: int) -> RuntimeError:
         "would be averaged. All ranks must wrap the same model with the same options, and use the same parameters in "
         "the first backward. TORCH_DISTRIBUTED_DEBUG=DETAIL shows what each rank does."
     )
+
+
+def without_reducer(function: str) -> str:
+    return (
+        f"{function} cannot be used with torch._dynamo.config.optimize_ddp = 'python_reducer': torch then averages the "
+        "gradients itself, without buckets. Set another mode before you wrap the model, for example 'ddp_optimizer'."
+    )

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed import BuiltinCommHookType
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
 
-from ddp.reducer import agreement, engine, errors, extensions, plan
+from ddp.reducer import agreement, compiled, engine, errors, extensions, plan
 from ddp.reducer.bucket_sender import Settings
 from ddp.reducer.collectives import GROUP_TIMEOUT, start_sum
 from ddp.reducer.grad_bucket import GradBucket
@@ -64,6 +64,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         self.__dict__["_tunes_buckets"] = _wants_tuning(chosen)
         _replace_deprecated(chosen)
         torch_api.skip_in_dynamo("ddp")
+        compiled.hide_communication(DistributedDataParallel)
         torch_marks.install()
         self.__dict__["_delayed_to"] = chosen.get("param_to_hook_all_reduce")
         self.__dict__["_delayed_is_sent"] = False
@@ -97,6 +98,8 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         )
         self.reducer = TorchReducer(parameters, names, expect_sparse_gradient, settings)
         if settings.tuned:
+            if self._averages_in_python:
+                raise RuntimeError(errors.without_reducer('bucket_cap_mb="auto"'))
             self.reducer.core.tune()
         if self._delay_all_reduce_params:
             self.reducer.core.at_round_over.append(weakly(self._check_delayed))
@@ -108,6 +111,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
                 parameter._idx = i  # type: ignore[attr-defined]  # torch's module reads it
         if self._averages_in_python:
             self.reducer._remove_autograd_hooks()
+            compiled.forward_as_torch(self)
         self._module_check = ModuleCheck(
             self.module, [*parameters, *self._delay_all_reduce_params], self.parameters_to_ignore
         )
@@ -186,6 +190,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         state: dict[str, Any] = super().__getstate__()
         state.pop("_module_check", None)
         state.pop("_groups", None)
+        compiled.forget_forward(state)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -269,6 +274,8 @@ class DistributedDataParallel(TorchDistributedDataParallel):
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
         """Register `hook(state, bucket) -> Future`, which averages the buckets. See torch's documentation."""
         self._check_comm_hook(hook)
+        if self._averages_in_python and str(getattr(hook, "__module__", "")).startswith("ddp.comm_hooks."):
+            raise TypeError(errors.without_reducer(f"the communication hook {hook.__qualname__}"))
         self.logger._set_comm_hook_name(getattr(hook, "__qualname__", type(hook).__qualname__))
         self._comm_hooks.append((hook, state))
         self.reducer.register_comm_hook(state, hook)

@@ -9,6 +9,7 @@ import torch
 
 from ddp.reducer import errors
 from ddp.reducer.reducer import Reducer
+from ddp.telemetry import torch_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -205,4 +206,6 @@ def reducer_of(model: object, function: str) -> Reducer:
         raise TypeError(
             f"{function} needs a ddp.DistributedDataParallel, but got a {type(model).__name__}. Wrap the model first"
         )
+    if getattr(model, torch_names.PYTHON_REDUCER.name, False):
+        raise RuntimeError(errors.without_reducer(function))
     return reducer.core

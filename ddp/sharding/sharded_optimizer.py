@@ -25,6 +25,7 @@ from torch.optim import Optimizer
 
 from ddp.comm_hooks.plain import completed
 from ddp.reducer.module import DistributedDataParallel
+from ddp.reducer.torch_reducer import reducer_of
 from ddp.sharding import whole_state
 from ddp.sharding.sharded_buckets import ShardedBucket
 from ddp.telemetry.comm_error import explaining
@@ -345,6 +346,7 @@ def _check(model: Any, optimizer_class: type[Optimizer], elementwise: bool) -> N
             f"ShardedOptimizer needs a ddp.DistributedDataParallel, but got a {type(model).__name__}. Wrap the model "
             "first"
         )
+    reducer_of(model, "ShardedOptimizer")
     if model.mixed_precision is not None:
         raise ValueError("ShardedOptimizer does not support DDP's mixed_precision. Use torch.autocast")
     name = optimizer_class.__name__

@@ -1,4 +1,4 @@
-"""Unusual ways through the graph: several passes, checkpoints, second derivatives, static graphs, compilation."""
+"""Unusual ways through the graph: several passes, checkpoints, second derivatives, static graphs."""
 
 from __future__ import annotations
 
@@ -264,29 +264,6 @@ def functional_call(trial: Trial) -> None:
         trial.note("called", torch.func.functional_call(model, given, (trial.data(4, 8),)))
     square(model(trial.data(4, 8))).backward()
     observe(trial, "after", model)
-
-
-@case(eager=("eager",), aot_eager=("aot_eager",), nightly=True)
-def compiled(trial: Trial, backend: str) -> None:
-    """torch.compile around the wrapped model, which splits the graph at the buckets."""
-    torch._dynamo.reset()
-    model = torch.compile(trial.wrap(Mlp()), backend=backend)
-    for step in range(3):
-        model.zero_grad()
-        square(model(trial.data(4, 8, step=step))).backward()
-        observe(trial, f"step {step}", model)
-
-
-@case()
-def compiled_inside(trial: Trial) -> None:
-    torch._dynamo.reset()
-    module = Mlp(depth=2)
-    module.compile(backend="eager")
-    model = trial.wrap(module)
-    for step in range(2):
-        model.zero_grad()
-        square(model(trial.data(4, 8, step=step))).backward()
-        observe(trial, f"step {step}", model)
 
 
 @case(2, 3, plain=({},), find=(UNUSED,), small=({"bucket_cap_mb": 0.0002},))

@@ -27,6 +27,7 @@ MODULES = [
         "cases_delayed",
         "cases_outside",
         "cases_state",
+        "cases_compiled",
     ),
 ]
 
