@@ -12,10 +12,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from launcher.sources.findings import Severity
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from launcher.machine.gpu_state import Gpu
+    from launcher.sources.findings import Opinion
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -82,6 +85,7 @@ class NodeReading:
     nics: tuple[Nic, ...] = ()
     gpus: tuple[Gpu, ...] = ()
     disks: tuple[Disk, ...] = ()
+    outside: tuple[Opinion, ...] = ()  # what health sources say
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +174,7 @@ def _symptoms(health: Health, before: NodeReading | None, now: NodeReading) -> I
     for gpu in now.gpus:
         yield from _gpu(gpu)
     yield from _carriers(health, now)
+    yield from _outside(health, now)
     if before is not None and now.at > before.at:
         yield from _rates(before, now)
 
@@ -227,6 +232,30 @@ def _carriers(health: Health, now: NodeReading) -> Iterator[_Symptom]:
         yield _Symptom(
             f"link {name}", not up, up, f"network interface {name} is down", f"{name} is up again", False
         )
+
+
+_OUTSIDE = "health source "
+
+
+def _outside(health: Health, now: NodeReading) -> Iterator[_Symptom]:
+    """Findings come and go: one that is missing in the answer has ended. If a source fails, its findings stay."""
+    seen = {}
+    for opinion in now.outside:
+        place = f"{_OUTSIDE}{opinion.place}"
+        fails = f"{place} does not answer: {opinion.problem}; the job continues without it"
+        missing = (
+            bool(opinion.problem) and opinion.has_answered
+        )  # pre-flight has reported one that never answered
+        yield _Symptom(f"{place} fails", missing, not opinion.problem, fails, f"{place} answers again", False)
+        for finding in opinion.findings:
+            if finding.severity >= Severity.WARNING:
+                unfit = "this node is unfit: " if finding.severity is Severity.UNFIT else ""
+                seen[f"{place} {finding.key}"] = f"{place}: {unfit}{finding}"
+    for key, text in seen.items():
+        yield _Symptom(key, True, False, text, "", False)
+    for key, problem in health.complaints.items():
+        if key.startswith(_OUTSIDE) and not key.endswith(" fails") and key not in seen:
+            yield _Symptom(key, False, True, "", f"no longer reported: {problem.text}", False)
 
 
 def _rates(before: NodeReading, now: NodeReading) -> Iterator[_Symptom]:

@@ -20,6 +20,8 @@ from launcher.health.phase_times import phase_times
 from launcher.health.rank_timers import RankTimers
 from launcher.health.sampler import Node, Sampler
 from launcher.settings.scratch_names import timer_file
+from launcher.sources.poll import Poll
+from launcher.sources.source import Source
 from launcher.supervised import Phase
 from rendezvous.service.web import Web
 from rendezvous.values.events import NodeHealth, PhaseTimesReported
@@ -57,7 +59,9 @@ class NodeWatch:
         self._loop = asyncio.get_running_loop()
         self._health = Health()
         self._state: Callable[[], Supervision] | None = None
-        self._sampler = Sampler(partial(Node, [folder]), self._from_thread, _SAMPLE_S, boundary)
+        sources = [Source(place, spec.health_ignored) for place in spec.health_sources]
+        self._poll = Poll(sources, os.environ)
+        self._sampler = Sampler(partial(Node, [folder], self._poll), self._from_thread, _SAMPLE_S, boundary)
         self._web: Web | None = None
         self._scratch = scratch
         self._rank_timers: RankTimers | None = None
@@ -67,6 +71,7 @@ class NodeWatch:
     async def begin(self, state: Callable[[], Supervision]) -> None:
         """Start to watch: the agent has joined."""
         self._state = state
+        self._poll.start()
         self._sampler.start()
         if self._spec.rank_timers:
             self._start_timers(timer_file(self._scratch, os.environ))
@@ -87,6 +92,7 @@ class NodeWatch:
 
     async def end(self) -> None:
         self._sampler.close()
+        self._poll.close()
         if self._rank_timers is not None:
             self._rank_timers.close()
         if self._timer is not None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from launcher.error_boundary import ErrorBoundary
+    from launcher.sources.poll import Poll
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 # Interfaces that the host creates itself: their drops do not describe the network.
@@ -35,8 +36,8 @@ _IB_ERRORS = ("symbol_error", "port_rcv_errors", "link_error_recovery", "local_l
 class Node:
     """The sources of one node. `root` is put before /proc and /sys (for tests)."""
 
-    def __init__(self, disks: Sequence[str] = (), *, root: str = "") -> None:
-        self._root, self._disks = root, tuple(disks)
+    def __init__(self, disks: Sequence[str] = (), poll: Poll | None = None, *, root: str = "") -> None:
+        self._root, self._disks, self._poll = root, tuple(disks), poll
         self._memory_folders = self._upwards("memory")
         self._cpu_folders = self._upwards("cpu")
         self._gpus = open_gpus()
@@ -60,6 +61,7 @@ class Node:
             nics=(*self._nics(), *self._ports()),
             gpus=self._gpus.read() if self._gpus is not None else (),
             disks=tuple(_disks(self._disks)),
+            outside=self._poll.latest if self._poll is not None else (),
         )
 
     # --- memory --------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from launcher.joining.connect import CannotConnect, open_session_of
-from launcher.preflight import checkup, host
+from launcher.preflight import checkup, host, source_checkup
 from launcher.preflight.checkup import Clock, Grade, skipped
 from launcher.preflight.facts import gather
 from launcher.stop_requests import unless_stopped
@@ -76,11 +76,8 @@ class Preflight:
             self._say(f"pre-flight: {line}")
         failed = checkup.failures(report.checks)
         if failed and self._spec.max_nodes == 1:
-            raise CannotConnect(
-                f"this machine failed its pre-flight check: {failed}. Run `ddp-launch doctor` to see all checks, or "
-                "use --preflight off to skip them",
-                FAILED_CHECK,
-            )
+            named = f"this machine failed its pre-flight check: {failed}"
+            raise CannotConnect(f"{named}. {_what_next(report)}", FAILED_CHECK)
         return HealthData(not failed, failed[:_NOTE_CHARS], str(report.versions))
 
     async def _compare_nodes(self, connection: Connection, report: Report) -> tuple[Check, ...]:
@@ -95,6 +92,13 @@ class Preflight:
             return compared.checks
         finally:
             await other.leave()
+
+
+def _what_next(report: Report) -> str:
+    failed = [check for check in report.checks if check.grade is Grade.FAIL]
+    if all(check.name.startswith(source_checkup.NAME) for check in failed):
+        return "Repair the node, leave a finding out with --health-ignore NAME, or remove --health-source"
+    return "Run `ddp-launch doctor` to see all checks, or use --preflight off to skip them"
 
 
 def mtu_of(spec: LaunchSpec) -> int:

@@ -13,8 +13,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from launcher.output.log_folder import temporary_roots
-from launcher.preflight import checkup, compiled_core, gpu_checkup, gpus, host, versions
+from launcher.preflight import checkup, compiled_core, gpu_checkup, gpus, host, source_checkup, versions
 from launcher.preflight.checkup import MB, Check, Grade, Report, skipped
+from launcher.sources.source import Source, SourceFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     Part = Callable[[], tuple[Check, ...]]
 
 _PART_S = 3.0
-_GPUS_S = 8.0  # a driver without persistence mode initializes its devices first
+_SLOW_S = 8.0  # a driver without persistence mode initializes its devices first; sources have their own limit
 _FULL_PART_S = 20.0
 _SLICES = 30  # intervals per time limit
 _SELF_TEST_S = 90.0  # to import torch on a cold file system is most of it
@@ -33,10 +34,11 @@ _FULL_BYTES, _FULL_WRITE_S = 256 * MB, 1.0
 
 
 async def gather(spec: LaunchSpec, level: str) -> Report:
-    """Run all checks of `level`, quick or full."""
+    """Run all checks of `level`: quick or full; off: only the health sources that the user has named."""
     began = time.monotonic()
     full = level == "full"
-    work = [_bounded(name, part, _bound_of(name, full)) for name, part in _parts(spec, full)]
+    parts = [*(_parts(spec, full) if level != "off" else ()), *_sources(spec)]
+    work = [_bounded(name, part, _bound_of(name, full)) for name, part in parts]
     found = [check for checks in await asyncio.gather(*work) for check in checks]
     if full:
         found += await _self_test(spec)
@@ -57,6 +59,19 @@ def _parts(spec: LaunchSpec, full: bool) -> Iterator[tuple[str, Part]]:
     if full and not _has_other_python(spec):  # at the start of a job, the ranks report it
         yield "core", lambda: (checkup.judge_core(compiled_core.state()),)
     yield "GPUs", lambda: gpu_checkup.judge_gpus(gpus.gpus(os.environ), wanted=wants_gpus)
+
+
+def _sources(spec: LaunchSpec) -> Iterator[tuple[str, Part]]:
+    for place in spec.health_sources:
+        source = Source(place, spec.health_ignored)
+        yield source_checkup.name_of(place), partial(_asked, source)
+
+
+def _asked(source: Source) -> tuple[Check, ...]:
+    try:
+        return (source_checkup.judge_source(source.place, source.ask(os.environ)),)
+    except SourceFailed as error:
+        return (source_checkup.judge_failure(source.place, str(error)),)
 
 
 def _stored(what: str, path: str, full: bool) -> tuple[Check, ...]:
@@ -82,7 +97,8 @@ def _versions(spec: LaunchSpec) -> Check:
 
 
 def _bound_of(name: str, full: bool) -> float:
-    return _FULL_PART_S if full else _GPUS_S if name == "GPUs" else _PART_S
+    slow = name == "GPUs" or name.startswith(source_checkup.NAME)
+    return _FULL_PART_S if full else _SLOW_S if slow else _PART_S
 
 
 async def _bounded(name: str, part: Part, within_s: float) -> tuple[Check, ...]:

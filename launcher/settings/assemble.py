@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import signal
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from launcher.settings.arguments import UsageError
 from launcher.settings.options import OPTIONS
@@ -119,10 +119,7 @@ def assemble(settings: Settings, entry: EntryPoint, here: HostEnvironment) -> tu
         warm_start=settings["warm_start"],
         preload=settings["preload"] or (),
         rank_timers=settings["rank_timers"],
-        preflight=settings["preflight"],
-        preflight_paths=settings["preflight_paths"] or (),
-        stragglers=settings["stragglers"],
-        health_address=settings["health_port"],
+        **_monitoring(settings),
         trace_collectives=settings["trace_collectives"] == "on",
         python=here.python,
         numa_binding=settings["numa_binding"] or "",
@@ -132,6 +129,17 @@ def assemble(settings: Settings, entry: EntryPoint, here: HostEnvironment) -> tu
         progress=settings["progress"],
     )
     return spec, work.warnings
+
+
+def _monitoring(settings: Settings) -> dict[str, Any]:
+    return {
+        "preflight": settings["preflight"],
+        "preflight_paths": settings["preflight_paths"] or (),
+        "stragglers": settings["stragglers"],
+        "health_address": settings["health_port"],
+        "health_sources": settings["health_source"] or (),
+        "health_ignored": settings["health_ignore"] or (),
+    }
 
 
 def _shrink_after_s(settings: Settings) -> float:

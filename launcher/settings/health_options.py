@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from launcher.settings import values
-from launcher.settings.health_values import health_address, stragglers
+from launcher.settings.health_values import health_address, health_ignored, health_sources, stragglers
 from launcher.settings.option import Option, Reach
 from launcher.settings.option import ours as _ours
 from launcher.settings.option import switch as _switch
@@ -23,6 +23,23 @@ PREFLIGHT = (
         None,
         values.paths,
         "directories for checkpoints, checked like the log directory",
+    ),
+    _ours(
+        "--health-source",
+        "SOURCE[,...]",
+        None,
+        health_sources,
+        "ask SOURCE about this node before it joins, and every 30 s while ranks run; a node that it calls unfit does "
+        "not join. kubernetes: conditions, taints and labels of the pod's node (node-problem-detector, NVSentinel); an "
+        "http:// or https:// URL: metrics of a DCGM exporter, or JSON; a path: a file with either. A source that fails "
+        "never stops a job",
+    ),
+    _ours(
+        "--health-ignore",
+        "NAME[,...]",
+        None,
+        health_ignored,
+        "conditions, taints, labels or metrics that --health-source leaves out",
     ),
     _switch("--json", "with `ddp-launch doctor`: print the results as JSON", reach=Reach.FLAG),
 )

@@ -1,7 +1,8 @@
-"""Parse `--stragglers` and `--health-port`."""
+"""Parse `--stragglers`, `--health-port` and `--health-source`."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from launcher.settings.values import BadValue, endpoint, port, positive_duration, quote
@@ -58,3 +59,31 @@ def health_address(value: str) -> tuple[str, int]:
     if ":" not in value:
         raise BadValue("not a port and not ADDRESS:PORT", "PORT or ADDRESS:PORT", "0.0.0.0:9410")
     return endpoint(value)
+
+
+_SOURCES = ("kubernetes, a URL or a path, separated by commas", "kubernetes,http://127.0.0.1:9400/metrics")
+_URL = re.compile(r"https?://([^/?#\s]+)(?:[/?]\S*)?", re.ASCII)
+
+
+def health_sources(value: str) -> tuple[str, ...]:
+    found = tuple(part.strip() for part in value.split(","))
+    for each in found:
+        if each == "kubernetes" or each.startswith(("/", "./", "../", "file:///")):
+            continue
+        url = _URL.fullmatch(each)
+        if url is None or not each.isprintable():
+            raise BadValue(f"unknown source {quote(each)}", *_SOURCES)
+        if "@" in url[1]:
+            raise BadValue("a URL must not contain a user name or a password", *_SOURCES)
+        try:
+            endpoint(url[1])
+        except BadValue as bad:
+            raise BadValue(f"invalid URL {quote(each)}: {bad.problem}", *_SOURCES) from None
+    return tuple(dict.fromkeys(found))
+
+
+def health_ignored(value: str) -> tuple[str, ...]:
+    found = tuple(part.strip() for part in value.split(","))
+    if not all(found):
+        raise BadValue("a name is empty", "NAME[,...]", "DCGM_FI_DEV_XID_ERRORS,FrequentKubeletRestart")
+    return found

@@ -110,6 +110,8 @@ class LaunchSpec:
     trace_collectives: bool = True
     stragglers: StragglerRule = StragglerRule()
     health_address: tuple[str, int] | None = None
+    health_sources: tuple[str, ...] = ()  # "kubernetes", URLs, paths of files
+    health_ignored: tuple[str, ...] = ()  # names of findings of these sources
     python: str = ""  # interpreter of the ranks
     numa_binding: str = ""  # "", node, socket, exclusive, core-complex
     cpu_affinity: bool = False  # nodes without GPUs: disjoint CPUs for each rank, one OpenMP thread per CPU

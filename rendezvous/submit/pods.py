@@ -38,7 +38,7 @@ def _pod(job: JobFile) -> dict[str, Any]:
     where = job.kubernetes
     spec: dict[str, Any] = {
         "restartPolicy": "Never",
-        "automountServiceAccountToken": False,
+        "automountServiceAccountToken": _asks_kubernetes(job),
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": where.grace_s,
         "securityContext": {
@@ -64,6 +64,12 @@ def _pod(job: JobFile) -> dict[str, Any]:
         "imagePullSecrets": [{"name": name} for name in where.image_pull_secrets],
     }
     return spec | _places(job) | {key: value for key, value in named.items() if value}
+
+
+def _asks_kubernetes(job: JobFile) -> bool:
+    """With `--health-source kubernetes` the agent reads the Node object of its pod."""
+    words = " ".join(job.options).replace("_", "-")
+    return re.search(r"--health-source[ =](?:\S*,)?kubernetes(?![^\s,])", words) is not None
 
 
 def _places(job: JobFile) -> dict[str, Any]:
@@ -144,6 +150,8 @@ def _literal(text: str) -> str:
 
 def _environment(job: JobFile) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = [{"name": "JOB_UID", "valueFrom": {"fieldRef": {"fieldPath": _JOB_UID}}}]
+    if _asks_kubernetes(job):
+        found.append({"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}})
     said = {"HOME": "/tmp"}
     if job.kubernetes.token_secret:
         said["DDP_RENDEZVOUS_TOKEN_FILE"] = f"{_SECRETS}/token/token"

@@ -444,3 +444,39 @@ def test_who_watches_pods_gets_to_the_port_for_it_and_no_other(options: list[str
     (fence,) = [each["spec"] for each in objects if each["kind"] == "NetworkPolicy"]
     watchers = [rule for rule in fence["ingress"] if "namespaceSelector" in rule["from"][0]]
     assert [rule["ports"] for rule in watchers] == ([[{"port": port}]] if port else [])
+
+
+@pytest.mark.parametrize(
+    ("options", "asks"),
+    [
+        ([], False),
+        (["--health-source", "kubernetes"], True),
+        (["--health_source=http://127.0.0.1:9400/metrics,kubernetes"], True),
+        (["--health-source", "/run/kubernetes"], False),
+    ],
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_agents_that_read_their_node_get_a_token_of_the_api(
+    kind: str, options: list[str], asks: bool
+) -> None:
+    objects = rendered({**LARGE, "options": options}, kind)
+    ((_, template, _),) = rules.pods(objects)
+    assert template["spec"]["automountServiceAccountToken"] is asks
+    named = [each for each in container(objects)["env"] if each["name"] == "NODE_NAME"]
+    assert named == (
+        [{"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}] if asks else []
+    )
+
+
+def test_the_account_that_reads_nodes_can_read_nothing_else() -> None:
+    path = Path(__file__).parents[2] / "deploy" / "jobs" / "node-reader.yaml"
+    account, role, binding = list(yaml.safe_load_all(path.read_text()))
+    for found in (account, role, binding):
+        kubernetes_validate.validate(found, "1.37", strict=True)
+    assert role["rules"] == [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]}]
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    ((subject),) = binding["subjects"]
+    assert (subject["name"], subject["namespace"]) == (
+        account["metadata"]["name"],
+        account["metadata"]["namespace"],
+    )

@@ -11,7 +11,7 @@ def within(folder: str, names: str) -> set[str]:
 CORE = {
     "launcher": {
         *(
-            "exchange failure health hosts joining machine output progress ranks settings "
+            "exchange failure health hosts joining machine output progress ranks settings sources "
             "start_failure stop_sequence supervised supervision version"
         ).split(),
         *within("failure", "crash_text device_symptoms hidden_modules story symptoms verdict"),
@@ -24,8 +24,9 @@ CORE = {
         *within("joining", "endpoint join"),
         *within("machine", "gpu_state xids"),
         *within("output", "canvas lines live_area redrawn_rows screen screen_row stream_view thinning"),
-        *within("preflight", "checkup gpu_checkup link_plan table"),
+        *within("preflight", "checkup gpu_checkup link_plan source_checkup table"),
         *within("ranks", "affinity worker_env"),
+        *within("sources", "answer conditions findings metrics"),
         *within(
             "settings",
             "arguments assemble budget_text budgets config health_options health_values host_names log_options "
@@ -87,6 +88,7 @@ SHELL = {
         ),
         *within("ranks", "binding checkpoint topology worker zygote zygote_starter zygote_watch"),
         *within("settings", "checks config_file import_path"),
+        *within("sources", "poll source"),
     },
     "rendezvous": {
         *"__init__ client codec embedded grpc_io hosted main metrics signals store torchrun".split(),
@@ -129,7 +131,7 @@ SHELL = {
 
 # Packages that have a core and a shell of their own: each of their modules is entered, as "health.page".
 CORE_AND_SHELL = (
-    within("launcher", "failure health hosts joining machine output preflight ranks settings")
+    within("launcher", "failure health hosts joining machine output preflight ranks settings sources")
     | within("rendezvous", "access client control diagnosing rounds service submit values")
     | within("ddp", "diagnostics elastic groups reducer sharding telemetry")
 )
@@ -143,6 +145,7 @@ ROOMS = {
         "template": set(),
         "progress": set(),
         "machine": {"template"},
+        "sources": {"machine"},
         "error_boundary": set(),
         "daemon_threads": set(),
         "stop_requests": {"exchange"},
@@ -150,10 +153,12 @@ ROOMS = {
         "output": {"settings", "template"},
         "supervised": {"exchange"},
         "failure": {"exchange", "machine", "output", "settings", "template"},
-        "health": set("error_boundary exchange failure machine output settings supervised template".split()),
+        "health": set(
+            "error_boundary exchange failure machine output settings sources supervised template".split()
+        ),
         "ranks": set("error_boundary exchange failure health machine output settings template".split()),
         "preflight": set(
-            "daemon_threads error_boundary exchange joining machine output settings stop_requests template "
+            "daemon_threads error_boundary exchange joining machine output settings sources stop_requests template "
             "version".split()
         ),
         "background_tasks": {"error_boundary", "exchange", "health", "joining", "ranks"},
