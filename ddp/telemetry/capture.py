@@ -22,16 +22,26 @@ def is_capturing() -> bool:
     accelerator = torch.accelerator.current_accelerator()
     if accelerator is None:
         return False
-    ask = _question(accelerator.type)
-    return ask is not None and ask()
+    has_device, ask = _questions(accelerator.type)
+    return has_device() and ask()
 
 
 @cache
-def _question(device_type: str) -> Callable[[], bool] | None:
-    """Return the function of torch.cuda, torch.xpu or another device's module, if it has one."""
+def _questions(device_type: str) -> tuple[Callable[[], bool], Callable[[], bool]]:
+    """Return the functions of torch.cuda, torch.xpu or another device's module: is it in use, and does it capture?
+
+    A build for a device is also used where there is none. There, the second question is an error of the driver.
+    """
     import torch
 
-    ask: Callable[[], bool] | None = getattr(
-        torch.get_device_module(device_type), "is_current_stream_capturing", None
-    )
-    return ask
+    module = torch.get_device_module(device_type)
+    ask = getattr(module, "is_current_stream_capturing", None)
+    return (getattr(module, "is_initialized", _yes), ask) if ask is not None else (_no, _no)
+
+
+def _yes() -> bool:
+    return True
+
+
+def _no() -> bool:
+    return False

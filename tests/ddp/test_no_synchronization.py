@@ -259,9 +259,24 @@ def capturing(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
     answer = [False]
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: answer[0])
-    capture._question.cache_clear()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    capture._questions.cache_clear()
     yield answer
-    capture._question.cache_clear()
+    capture._questions.cache_clear()
+
+
+def test_a_device_that_is_not_in_use_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build of torch with CUDA on a machine without a driver: collectives over Gloo have to work."""
+
+    def fail() -> bool:
+        raise RuntimeError("CUDA driver version is insufficient for CUDA runtime version")
+
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", fail)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    capture._questions.cache_clear()
+    assert not capture.is_capturing()
+    capture._questions.cache_clear()
 
 
 def test_work_that_is_captured_is_never_queried(capturing: list[bool]) -> None:
