@@ -79,7 +79,7 @@ def test_nothing_is_erased_where_nothing_was_drawn() -> None:
 
 
 def test_a_wide_character_is_cut_as_a_whole_and_a_tab_is_blank() -> None:
-    assert drawn((Block((), (row("aa漢b"),)),), "", Size(4, 9), True) == b"aa "
+    assert drawn((Block((), (row("aa漢b"),)),), "", Size(8, 9), True) == b"aa "
     assert drawn((Block((), (row("a\t漢"),)),), "", SIZE, True) == "a       漢".encode()
 
 
