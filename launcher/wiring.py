@@ -109,7 +109,7 @@ def _waiting_for_a_person(logs: LogPump, ranks: Workers) -> list[int]:
 def build_parts(shell: Shell, connection: Connection, listener: Listener) -> Parts:
     spec, scratch, report = shell.spec, shell.starter.scratch, shell.events.put_nowait
     ranks = Workers(spec, shell.logs, shell.boundary, connection.host, shell.starter.binding.cpus, scratch)
-    shell.logs.may_wait_for_input = ranks.may_wait_for_input
+    shell.logs.input_wait = ranks.input_wait
     communication = CommunicationWatch(scratch, connection.host, ranks, shell.logs.say, report)
     hangs = HangWatch(
         spec.hang,

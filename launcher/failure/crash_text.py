@@ -40,6 +40,7 @@ _OTHER_REPORTS = (
 )
 _LOOSE_LINES_AFTER_CUT = 3  # the exception, and a warning or two at exit
 _EXCEPTION = r"([^\W\d](?:[\w.]|<locals>)*)(?:: (.*)|:?)$"  # <locals>: a class that a function defines
+_RANK = r"\[rank\d+\]:(?: |$)?"
 _SYNTAX_ERRORS = ("SyntaxError:", "IndentationError:", "TabError:")
 
 
@@ -99,10 +100,21 @@ def first_line(text: str) -> str:
 
 
 def clean_lines(text: str) -> list[str]:
-    """Remove colors, torch's rank prefix and the overwritten part of progress bars; truncate long lines."""
+    """Remove colors, torch's rank prefix and the overwritten part of progress bars; truncate long lines.
+
+    A traceback begins a line, even after text without a newline: a prompt, a progress bar.
+    """
     text = re.sub(r"\x1b(?:\[[0-9;?]*[A-Za-z]|\][^\x07\x1b]*(?:\x07|\x1b\\)?)", "", text)
     lines = (line.rstrip().rpartition("\r")[2] for line in text.split("\n"))
-    return _one_report([re.sub(r"^\[rank\d+\]:(?: |$)?", "", line)[:MAX_LINE_CHARS] for line in lines])
+    cleaned: list[str] = []
+    for line in lines:
+        text = re.sub(f"^{_RANK}", "", line)
+        before = text.removesuffix(TRACEBACK_HEADER)
+        if before == text or not before.strip() or before.endswith(("Original ", "Exception Group ")):
+            cleaned.append(text[:MAX_LINE_CHARS])
+        else:
+            cleaned += (re.sub(f"{_RANK}$", "", before)[:MAX_LINE_CHARS], TRACEBACK_HEADER)
+    return _one_report(cleaned)
 
 
 def _one_report(lines: list[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The settings of the terminal that ranks read from: a rank that dies while it edits a line leaves them changed."""
+"""The settings of the terminal that ranks read from: who shows what is typed, and what a dying rank leaves changed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import termios
 from typing import Any
 
 _STDIN = 0
+_LOCAL_FLAGS = 3  # place in what tcgetattr returns
 
 
 class Keyboard:
@@ -21,6 +22,13 @@ class Keyboard:
             termios.tcsetattr(_STDIN, termios.TCSADRAIN, self._before)
         except termios.error:  # the terminal is gone
             pass
+
+
+def ends_lines() -> bool:
+    """Whether the terminal itself edits and shows what is typed, and moves to the next line after it."""
+    settings = _settings()
+    wanted = termios.ICANON | termios.ECHO
+    return settings is not None and settings[_LOCAL_FLAGS] & wanted == wanted
 
 
 def _settings() -> list[Any] | None:

@@ -17,8 +17,8 @@ _PAUSE_S = 0.05
 class LiveDisplay:
     """Used by the pump's thread, except `prompting_ranks`."""
 
-    def __init__(self, may_wait_for_input: Callable[[int], bool]) -> None:
-        self._may_wait_for_input = may_wait_for_input
+    def __init__(self, input_wait: Callable[[int], int | None]) -> None:
+        self._input_wait = input_wait
         self._unfinished: dict[RankDisplay, None] = {}
         self._blocks: dict[RankDisplay, Block] = {}
         self._changed: dict[Terminal, None] = {}
@@ -31,7 +31,7 @@ class LiveDisplay:
             self._unfinished[display] = None
         else:
             self._unfinished.pop(display, None)
-        block = display.block(self._may_wait_for_input)
+        block = display.block(self._input_wait)
         if block == self._blocks.get(display):
             return
         if block is None:

@@ -68,8 +68,8 @@ class LogPump:
         self._filtered = FilteredFiles(log, directory, file_limit, self._complain)
         self._streams: dict[int, RankStream] = {}  # by descriptor
         self._bars: dict[int, RankStream] = {}  # those that show something later if nothing more is written
-        self.may_wait_for_input: Callable[[int], bool] = lambda _rank: True  # when a rank shows a prompt
-        self._live = LiveDisplay(lambda rank: self.may_wait_for_input(rank))
+        self.input_wait: Callable[[int], int | None] = lambda _rank: None  # see Workers.input_wait
+        self._live = LiveDisplay(lambda rank: self.input_wait(rank))
         self._channels = Channels()
         self._waited: dict[int, None] = {}  # descriptors of terminals that are too slow
         self._lock = threading.Lock()  # guards the three below, and the tail of every stream
@@ -363,7 +363,7 @@ class LogPump:
     def _end(self, stream: RankStream) -> None:
         del self._streams[stream.fd]
         if stream.display:
-            self._show(stream, stream.display, stream.display.finish())
+            self._show(stream, stream.display, stream.display.finish(time.monotonic()))
         self._bars.pop(stream.fd, None)
         self._throttle.remove(stream.fd)
         self._channels.close(stream.fd, stream.has_terminal)

@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
-from launcher.output import lines, stream_view
+from launcher.output import keyboard, lines, stream_view
 from launcher.output.live_area import Block
 from launcher.output.screen_row import cells_of
-from launcher.output.stream_view import StreamView
+from launcher.output.stream_view import StreamView, Texts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from launcher.output.lines import RankLabel
-    from launcher.output.stream_view import Texts
     from launcher.output.terminal import Terminal
     from launcher.settings.spec import LogSpec
 
@@ -45,17 +44,23 @@ class RankDisplay:
         self._draws_bars = terminal.is_drawn and lines.draws_bars(log, label.local_rank)
         # Programs on a pipe decide about colours without us, so theirs stay.
         self._strips_color = has_terminal and not self._is_colored
+        self._question = (
+            0  # as `input_wait`: the rank waits for a line, which the terminal itself shows and ends
+        )
+        self._input_wait: Callable[[int], int | None] = lambda _rank: None
         self._view = StreamView(
             is_drawn=terminal.is_drawn,
             is_recorded=has_terminal or not terminal.is_drawn,
             shows_prompts=terminal.is_tty and not terminal.is_drawn,
         )
 
-    def block(self, may_wait_for_input: Callable[[int], bool]) -> Block | None:
+    def block(self, input_wait: Callable[[int], int | None]) -> Block | None:
         """Return what to draw in the live area. Unfinished text is a prompt if the rank may wait for the answer."""
+        self._input_wait = input_wait
         rows = stream_view.live_rows(self._view) if self._draws_bars else ()
         unfinished = stream_view.prompt(self._view)
-        if unfinished is not None and may_wait_for_input(self.rank):
+        if unfinished is not None and (wait := input_wait(self.rank)) != 0:
+            self._question = wait if wait and keyboard.ends_lines() else 0
             return Block(self._label, rows, unfinished, stream_view.column(self._view))
         if unfinished is not None and self._draws_bars:
             rows = (*rows, unfinished)
@@ -67,17 +72,28 @@ class RankDisplay:
         return stream_view.prompt(self._view) is not None
 
     def feed(self, chunk: bytes, now: float) -> Shown:
+        before = self._end_prompt(now)
         self._view, texts = stream_view.feed(self._view, chunk, now)
-        return self._shown(texts)
+        return self._shown(Texts(before.lines + texts.lines, before.record + texts.record))
 
     def update(self, now: float) -> Shown:
         self._view, texts = stream_view.update(self._view, now)
         return self._shown(texts)
 
-    def finish(self) -> Shown:
-        shown = self._shown(stream_view.finish(self._view))
+    def finish(self, now: float) -> Shown:
+        before, texts = self._end_prompt(now), stream_view.finish(self._view)
+        shown = self._shown(Texts(before.lines + texts.lines, before.record + texts.record))
         self._view = StreamView()
         return shown
+
+    def _end_prompt(self, now: float) -> Texts:
+        """What a rank writes after it has asked begins a new line: its question and the answer are on the terminal."""
+        is_answered = self._question and self._input_wait(self.rank) != self._question
+        if not is_answered or stream_view.prompt(self._view) is None:
+            return Texts(b"", b"")
+        self._question = 0
+        self._view, texts = stream_view.answered(self._view, now)
+        return texts
 
     def due_at(self) -> float | None:
         return stream_view.due_at(self._view)

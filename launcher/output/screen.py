@@ -132,6 +132,11 @@ def update(screen: Screen, now: float) -> tuple[Screen, bytes]:
     return screen, lines
 
 
+def without_cursor_row(screen: Screen) -> tuple[Screen, bytes]:
+    """Return an empty screen, and the lines above the cursor."""
+    return Screen(cut=screen.cut), b"".join(row.line() + b"\n" for row in screen.rows[: screen.at])
+
+
 def finish(screen: Screen) -> bytes:
     """Return what is left on the screen of a stream that has ended."""
     if not screen.rows:

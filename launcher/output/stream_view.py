@@ -58,6 +58,14 @@ def update(view: StreamView, now: float) -> tuple[StreamView, Texts]:
     return _recorded(replace(view, screen=after), Finished(lines, lines), now)
 
 
+def answered(view: StreamView, now: float) -> tuple[StreamView, Texts]:
+    """End the line of the prompt: the terminal itself has moved to the next line after the answer."""
+    line = view.screen.cursor_row.line() + b"\n"
+    rest, lines = screen.without_cursor_row(view.screen)
+    after, texts = _recorded(replace(view, screen=rest), Finished(lines + line, lines + line), now)
+    return after, Texts(lines, texts.record)
+
+
 def finish(view: StreamView) -> Texts:
     """Return the last lines of a stream that has ended."""
     lines = screen.finish(view.screen)

@@ -138,10 +138,14 @@ class Workers:
             if keyboard_wait.waits_for_input(each.pid, each.label.rank in prompting)
         ]
 
-    def may_wait_for_input(self, rank: int) -> bool:
-        """Whether a rank that shows a prompt may wait for the answer. For any thread."""
+    def input_wait(self, rank: int) -> int | None:
+        """Whether a rank that shows a prompt waits for the answer: 0 if not, None if unknown. For any thread.
+
+        The number stays the same as long as it waits for the same answer.
+        """
         pid = next((each.pid for each in list(self._live.values()) if each.label.rank == rank), 0)
-        return not pid or keyboard_wait.waits_for_input(pid, shows_prompt=True) is not False
+        waits = keyboard_wait.waits_for_input(pid, shows_prompt=True) if pid else None
+        return 1 + keyboard_wait.times_woken(pid) if waits else None if waits is None else 0
 
     def pids(self) -> list[int]:
         return [started.pid for started in self._live.values() if started.pid]

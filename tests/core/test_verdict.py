@@ -149,6 +149,15 @@ def test_an_earlier_logged_traceback_and_shutdown_noise_are_not_the_story() -> N
     assert "gone" not in cause.traceback
 
 
+@pytest.mark.parametrize("before", ["name? ", "(Pdb) ", "loss 0.5\r 50%|█████     | 5/10"])
+def test_a_traceback_may_follow_text_without_a_newline(before: str) -> None:
+    text = traceback("ValueError: bad")
+    for prefix in ("", "[rank0]: "):
+        cause = ended(1, before + "".join(f"{prefix}{line}\n" for line in text.splitlines()))
+        assert cause.reason == "ValueError: bad"
+        assert cause.traceback.startswith("Traceback")
+
+
 def test_what_a_dataloader_worker_raised_is_named() -> None:
     inner = "Original " + traceback("KeyError: 'label'", file="data.py")
     cause = ended(1, traceback("KeyError: Caught KeyError in DataLoader worker process 0.\n" + inner))

@@ -16,6 +16,8 @@ from launcher.health.keyboard_wait import someone_may_type, waits_for_input
 from launcher.template.process_stat import process_stat
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from launched import Launch
 
 ONE = ("--nproc-per-node", "1", "--log-prefix", "")
@@ -185,6 +187,33 @@ def test_a_process_that_waits_for_input_is_recognized(
         os.killpg(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
     assert not waits_for_input(pid, shows_prompt)
+
+
+_ASKS_TWICE = """
+import os, threading, time
+first = input("name? ")
+second = input("and yours? ")
+print("hello", first, second)
+threading.Timer(0.5, lambda: os.write(2, b"(a thread)")).start()
+input("go on? ")
+"""
+
+
+def test_a_question_that_was_answered_ends_its_line(
+    seen: SeenTerminal, launch: Launch, tmp_path: Path
+) -> None:
+    """The terminal shows the answer and ends the line; the rank writes no newline of its own."""
+    job = launch(
+        "--log-dir", str(tmp_path / "logs"), *ONE, source=_ASKS_TWICE, fake_torch="", **on_terminal(seen)
+    )
+    seen.forget_slave()
+    for question, answer in (("name?", "Ann"), ("and yours?", "Bob"), ("go on? (a thread)", "")):
+        seen.wait_until(lambda question=question: seen.rows[-1:] == [question])
+        seen.type(answer + "\r")
+    assert job.wait() == 0
+    assert seen.end() == ["name? Ann", "and yours? Bob", "hello Ann Bob", "go on? (a thread)"]
+    (log,) = (tmp_path / "logs").glob("*/generation_1/rank_0/stderr.log")
+    assert log.read_text().split("\n") == ["name? ", "and yours? ", "go on? (a thread)", ""]
 
 
 _DEBUGGED = """
