@@ -110,7 +110,7 @@ def build_parts(shell: Shell, connection: Connection, listener: Listener) -> Par
     spec, scratch, report = shell.spec, shell.starter.scratch, shell.events.put_nowait
     ranks = Workers(spec, shell.logs, shell.boundary, connection.host, shell.starter.binding.cpus, scratch)
     shell.logs.input_wait = ranks.input_wait
-    communication = CommunicationWatch(scratch, connection.host, ranks, shell.logs.say, report)
+    communication = CommunicationWatch(scratch, ranks, shell.logs.say, report)
     hangs = HangWatch(
         spec.hang,
         lambda: excused(ranks.pages.views(), _waiting_for_a_person(shell.logs, ranks)),

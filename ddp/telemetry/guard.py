@@ -4,7 +4,8 @@ Theory of operation ------------------- The guard reports failures of communicat
 launcher requests it, the guard aborts all groups. Then a thread that is blocked in a collective returns to Python, and
 its `finally:` blocks and signal handlers run. The error that it gets contains the reason.
 
-    polled      `get_error()` of NCCL groups, ten times per second; peers that have closed their connections
+    polled      `get_error()` of NCCL groups and others like it, ten times per second; peers that have closed their
+                connections
     reported    a failed collective (`report`), by our reducer or by the tracing of collectives
     requested   {"abort": reason}, {"dump": file}, over the socket that the launcher names in DDP_GUARD
 
@@ -33,12 +34,15 @@ from .collective_facts import format_ranks
 from .peers import Peer, Peers
 
 VARIABLE = "DDP_GUARD"
+ASYNCHRONOUS = "asynchronous error"  # the launcher reports these at once, because no call raises them
 ABORT_BUDGET_S = 2.0
-_POLL_NCCL_S = 0.1
+_POLL_ERRORS_S = 0.1
 _POLL_S = 1.0
 _WAIT_FOR_REASON_S = 0.1
 _MAX_TEXT = 2000
 _MAX_GROUPS, _MAX_RANKS_TEXT = 64, 200
+# These raise their errors in the call that fails. Gloo has `get_error()` nevertheless, from 2.14 on.
+_SYNCHRONOUS = ("gloo", "mpi", "ucc", "fake", "shm", "hier")
 
 # The launcher may have loaded this file before, under another name. Both copies share one guard.
 _first: Any = sys.modules.setdefault("_ddp_guard", sys.modules[__name__])
@@ -60,6 +64,15 @@ def running() -> Guard | None:
     return found if found is not None and found.pid == os.getpid() else None
 
 
+def why_broken() -> str:
+    """Say why results of collectives may be garbage; "" if they are valid.
+
+    NCCL ends an aborted collective without an error, and its output is whatever was in memory.
+    """
+    found = running()
+    return found.why_broken() if found is not None else ""
+
+
 class Guard:
     """The guard of this process."""
 
@@ -72,6 +85,7 @@ class Guard:
         self._send_lock = threading.Lock()
         self._received = b""
         self._groups: tuple[Any, ...] = ()
+        self._watched: list[tuple[Any, Any]] = []  # groups with their asynchronous backends
         self._reported: set[int] = set()
         self._wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._stopped = False
@@ -104,6 +118,14 @@ class Guard:
             self._aborted.wait(_WAIT_FOR_REASON_S)
         return self._reason
 
+    def why_broken(self) -> str:
+        if self._aborted.is_set():
+            return f"the launcher aborted communication: {self._reason}"
+        for group, backend in self._watched:
+            if (status := _status(backend)) != "SUCCESS":
+                return _error_text(backend.name(), status, getattr(group, "group_name", ""))
+        return ""
+
     # --- reports to the launcher ---------------------------------------------------------------------
 
     def report(self, text: str, doing: str = "", peer: Peer | None = None) -> None:
@@ -128,8 +150,8 @@ class Guard:
         if self._socket is not None:
             poll.register(self._socket, select.POLLIN)
         while not self._stopped:
-            has_nccl = self._check_groups()
-            for fd, _events in poll.poll(1000 * (_POLL_NCCL_S if has_nccl else _POLL_S)):
+            has_asynchronous = self._check_groups()
+            for fd, _events in poll.poll(1000 * (_POLL_ERRORS_S if has_asynchronous else _POLL_S)):
                 if fd == self._wake_r:
                     os.read(self._wake_r, 4096)
                 elif fd == self.peers.fileno():
@@ -138,24 +160,22 @@ class Guard:
                     poll.unregister(fd)
 
     def _check_groups(self) -> bool:
-        """Return whether a group uses NCCL."""
+        """Return whether a group has a backend that detects errors asynchronously, as NCCL does."""
         groups = torch_api.groups() if torch_api.has_default_group() else ()
         new = [group for group in groups if not any(group is each for each in self._groups)]
         self._groups = groups
         if new and not self._reason:
             self.peers.identify()
-        watched = [(group, each) for group in groups for each in _nccl_backends(group)]
-        for group, backend in watched:
+        self._watched = [(group, each) for group in groups for each in _asynchronous_backends(group)]
+        for group, backend in self._watched:
             self._check_backend(group, backend)
-        return bool(watched)
+        return bool(self._watched)
 
     def _check_backend(self, group: Any, backend: Any) -> None:
-        with contextlib.suppress(Exception):  # the group is being destroyed
-            status = str(backend.get_error()).rpartition(".")[2]
-            if status != "SUCCESS" and id(backend) not in self._reported:
-                self._reported.add(id(backend))
-                name = getattr(group, "group_name", "")
-                self.report(f"NCCL reports {status} in process group {name}", "asynchronous error")
+        status = _status(backend)
+        if status != "SUCCESS" and id(backend) not in self._reported:
+            self._reported.add(id(backend))
+            self.report(_error_text(backend.name(), status, getattr(group, "group_name", "")), ASYNCHRONOUS)
 
     def _receive(self) -> bool:
         """Handle the launcher's requests; return whether the connection is open."""
@@ -203,16 +223,34 @@ def _abort_one(group: Any) -> None:
         group.abort()
 
 
-def _nccl_backends(group: Any) -> list[Any]:
-    """Return the backends that detect errors asynchronously. Gloo has `get_error()` too, from 2.14 on."""
+def _status(backend: Any) -> str:
+    with contextlib.suppress(Exception):  # the group is being destroyed
+        return str(backend.get_error()).rpartition(".")[2]
+    return "SUCCESS"
+
+
+def _error_text(backend: str, status: str, group: str) -> str:
+    """Describe the state that torch's watchdog has set. The watchdog writes the error itself only to stderr."""
+    if status == "TIMEOUT":  # the launcher recognizes torch's own words
+        return f"Watchdog caught collective operation timeout in process group {group} ({backend.upper()})"
+    return f"{backend.upper()} reports {status} in process group {group}"
+
+
+def _asynchronous_backends(group: Any) -> list[Any]:
+    """Return the backends of a group that detect errors asynchronously, for any type of device."""
     found: list[Any] = []
     with contextlib.suppress(Exception):
         for device in torch_api.device_types(group):
-            if device.type == "cuda":
-                backend = torch_api.backend_of(group, device)
-                if backend.name() == "nccl":
-                    found.append(backend)
+            backend = torch_api.backend_of(group, device)
+            if any(backend is each for each in found) or not hasattr(backend, "get_error"):
+                continue
+            if backend.name() not in _SYNCHRONOUS:
+                found.append(backend)
     return found
+
+
+def _has_nccl(group: Any) -> bool:
+    return any(backend.name() == "nccl" for backend in _asynchronous_backends(group))
 
 
 def _describe(groups: tuple[Any, ...]) -> list[tuple[str, int, str]]:
@@ -232,7 +270,7 @@ def _dump(path: str) -> str:
     if not torch_api.is_loaded():
         return "torch.distributed is not available"
     try:
-        uses_nccl = any(_nccl_backends(group) for group in torch_api.groups())
+        uses_nccl = any(map(_has_nccl, torch_api.groups()))
         data = torch_api.record_of_collectives(uses_nccl)
         partial = f"{path}.partial"
         with open(partial, "wb") as file:

@@ -71,6 +71,7 @@ def _mark_steps(page: Page) -> None:
 
     def before_step(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
         if not is_compiling():
+            _refuse_garbage()
             page.mark(OPTIMIZER)
 
     def after_step(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
@@ -81,6 +82,14 @@ def _mark_steps(page: Page) -> None:
     register_optimizer_step_pre_hook(before_step)
     register_optimizer_step_post_hook(after_step)
     _mark_failed_steps(page)
+
+
+def _refuse_garbage() -> None:
+    """Raise if gradients may be garbage. A script that handles SIGTERM would use them, and save the result."""
+    if reason := guard.why_broken():
+        from torch.distributed import DistBackendError
+
+        raise DistBackendError(f"{reason}. The gradients may be garbage, so the optimizer does not use them")
 
 
 def _mark_failed_steps(page: Page) -> None:

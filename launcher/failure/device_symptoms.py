@@ -176,6 +176,21 @@ TABLE: tuple[Symptom, ...] = (
         "set NCCL_DEBUG=INFO to see more; " + _INTERFACE,
     ),
 )
+# Errors of a connection: the rank that reports one of them cannot know which end is at fault.
+_BETWEEN_TWO = (
+    "connect to ",
+    "connection timed out",
+    "connection refused",
+    "connection reset",
+    "from peer",
+    "with status=12",
+    "retry_exc",
+    "transport retry counter",
+    "no route to host",
+    "unreachable",
+    "net/ofi",
+    "fi_cq_readerr",
+)
 
 
 def symptom(words: str) -> Symptom | None:
@@ -185,6 +200,10 @@ def symptom(words: str) -> Symptom | None:
     if meaning is not None and meaning.origin is not Origin.PROGRAM:
         return Symptom((), Class.HARDWARE, Restart.EXCLUDE, f"Xid {number}: {meaning.text}: {_DMESG}")
     return next((each for each in TABLE if each.fits(words)), None)
+
+
+def is_between_two(words: str) -> bool:
+    return any(phrase in words for phrase in _BETWEEN_TWO)
 
 
 def is_mismatch(words: str) -> bool:

@@ -86,6 +86,7 @@ _PEER_GONE = (
     "has left the process group; this rank",
     "has not joined",
     "aborted the process group; this rank",
+    "the launcher aborted communication",
     "lost its connection to rank",
     "interrupted rank",
 )
@@ -213,6 +214,20 @@ def _space_hint(raised: Raised) -> str:
     if any(_any(place, _IN_SHARED_MEMORY) for place in places):
         return "/dev/shm is full: df -h /dev/shm shows its size (docker: --shm-size=8g, or --ipc=host)"
     return "a disk, or /dev/shm, is full: df -h shows which one"
+
+
+def is_known(raised: Raised) -> bool:
+    """Whether a library's error is one that these tables know; the class of any other error is only the default."""
+    words = raised.message.lower()
+    phrases = (*_MEMORY, *_REACH, *_PEER_GONE)
+    return _is_of_library(raised) and (device_symptoms.symptom(words) is not None or _any(words, phrases))
+
+
+def may_be_at_peer(raised: Raised) -> bool:
+    """Whether the fault may be at the other end of a connection: the rank that reports it cannot know."""
+    if class_of(raised) is not FailureClass.NETWORK:
+        return False
+    return _is_of_library(raised) and device_symptoms.is_between_two(raised.message.lower())
 
 
 def is_mismatch_error(raised: Raised) -> bool:

@@ -27,7 +27,8 @@ from launcher.failure.crash_text import (
     last_native,
     last_raised,
 )
-from launcher.failure.symptoms import class_of, hint_of, is_mismatch_error
+from launcher.failure.symptoms import class_of, hint_of, is_known, is_mismatch_error, may_be_at_peer
+from launcher.failure.watchdog_report import headline, own_error, shortened, why_terminated
 from rendezvous.values.types import Cause, Doubt, FailureClass
 
 if TYPE_CHECKING:
@@ -50,6 +51,9 @@ _SIGNAL_HINTS: dict[int, str] = {
 }
 _TOO_LITTLE_MEMORY = (
     "this node (or its container) has too little memory: use fewer ranks, fewer workers or a smaller batch"
+)
+_STUCK_WATCHDOG = (
+    "a call of NCCL or CUDA does not return, or a thread holds the GIL: see the stacks of this rank"
 )
 _MISMATCH = "the collectives of the ranks do not match"
 _GLIBC = ("double free", "free(): ", "malloc(): ", "corrupted ", "*** stack smashing", "Assertion `")
@@ -102,6 +106,9 @@ class _Account:
     doubt: Doubt | None = None
     stopped: bool = False  # by the launcher
 
+    def suspects(self, rank: int) -> tuple[int, ...]:
+        return (rank,) if self.doubt is Doubt.CULPRIT else ()
+
 
 def shell_code(end: RankEnd) -> int:
     """The exit code that a shell reports."""
@@ -133,6 +140,7 @@ def cause_of(end: RankEnd) -> Cause:
         hint=account.hint,
         place=end.place,
         doubt=account.doubt,
+        suspects=account.suspects(end.rank),
         stopped=account.stopped,
     )
 
@@ -193,8 +201,14 @@ def _of_chain(crash: Crash, hiding: Mapping[str, str]) -> _Account:
     chain = (origin, *reversed(crash.chain))
     hint = next((hint for hint in (hint_of(each, hiding) for each in chain) if hint), "")
     mismatch = is_mismatch_error(origin)
-    reason = f"{_MISMATCH}: {origin.headline}" if mismatch else origin.headline
-    return _Account(failure, reason, crash.text, hint, doubt=Doubt.SHARED_ERROR if mismatch else None)
+    text = (
+        f"{origin.short_type}: {headline(origin.message)}"
+        if "NCCL error" in origin.message
+        else origin.headline
+    )
+    reason = f"{_MISMATCH}: {text}" if mismatch else text
+    doubt = Doubt.SHARED_ERROR if mismatch else Doubt.CULPRIT if may_be_at_peer(origin) else None
+    return _Account(failure, reason, crash.text, hint, doubt=doubt)
 
 
 # --- stopped -----------------------------------------------------------------------------------------
@@ -203,7 +217,8 @@ def _of_chain(crash: Crash, hiding: Mapping[str, str]) -> _Account:
 def _stopped(end: RankEnd) -> _Account | None:
     """A stop by the launcher.
 
-    A rank that exited with a traceback and code 1 at that time is reported with it instead.
+    A rank that exited with a traceback and code 1 at that time is reported with it instead, and a rank whose watchdog
+    has printed an error of its own with that error.
     """
     if not end.stopped_by_us:
         return None
@@ -211,6 +226,11 @@ def _stopped(end: RankEnd) -> _Account | None:
         crash = last_raised(clean_lines(end.stderr_tail))
         if crash is not None and not _means_stop(crash.chain[-1].type, crash.chain[-1].message):
             return None
+    if (
+        raised := own_error(clean_lines(end.stderr_tail))
+    ) is not None:  # reported by torch before or during the stop
+        text = raised.message
+        return _Account(class_of(raised), headline(text), text, hint_of(raised), signal=end.signal)
     return _Account(
         FailureClass.CONSEQUENCE,
         f"stopped by the launcher ({signal_name(end.stopped_by_us)})",
@@ -233,25 +253,41 @@ def _signalled(end: RankEnd) -> _Account | None:
     name = signal_name(end.signal)
     crash = last_native(lines) if end.signal in _SIGNAL_WORDS else None
     hint = _SIGNAL_HINTS.get(end.signal, "")
+    if crash is None and (terminated := _terminated_by_torch(end, lines)):
+        return terminated
     if crash is None:
         words = _SIGNAL_WORDS.get(end.signal, "")
         printed = _abort_line(lines) if end.signal == signal.SIGABRT else ""
         reason = f"killed by {name}" + (f" ({words})" if words else "") + (f": {printed}" if printed else "")
         return _Account(FailureClass.SIGNAL, reason, hint=hint, signal=end.signal)
-    raised = crash.chain[0]
+    raised = shortened(crash.chain[0])
     if is_mismatch_error(raised):
         reason = f"{_MISMATCH}: {_native_headline(raised)}"
         return _Account(
             class_of(raised), reason, crash.text, hint_of(raised), signal=end.signal, doubt=Doubt.SHARED_ERROR
         )
     found = class_of(raised)
-    failure = FailureClass.SIGNAL if found is FailureClass.USER_EXCEPTION else found
+    failure = FailureClass.SIGNAL if found is FailureClass.USER_EXCEPTION and not is_known(raised) else found
+    doubt = Doubt.CULPRIT if may_be_at_peer(raised) else None
     if raised.type == "Fatal Python error":
         hint = "" if end.signal == signal.SIGSEGV else hint
         reason = f"killed by {name}: {raised.headline}"
     else:
         reason = f"killed by {name}: {_native_headline(raised)}"
-    return _Account(failure, reason, crash.text, hint_of(raised) or hint, signal=end.signal)
+    return _Account(failure, reason, crash.text, hint_of(raised) or hint, signal=end.signal, doubt=doubt)
+
+
+def _terminated_by_torch(end: RankEnd, lines: list[str]) -> _Account | None:
+    """The end by torch's monitor of NCCL: after the error of any rank, or because the watchdog thread hangs."""
+    why = why_terminated(lines) if end.signal == signal.SIGABRT else ""
+    if not why:
+        return None
+    reason = f"killed by SIGABRT: torch has terminated the process, due to {why}"
+    if "hang" in why:
+        return _Account(
+            FailureClass.HANG, reason, hint=_STUCK_WATCHDOG, signal=end.signal, doubt=Doubt.CULPRIT
+        )
+    return _Account(FailureClass.CONSEQUENCE, reason, signal=end.signal)
 
 
 def _aborted_during_exit(end: RankEnd, lines: list[str]) -> _Account | None:
@@ -266,7 +302,7 @@ def _aborted_during_exit(end: RankEnd, lines: list[str]) -> _Account | None:
 
 
 def _native_headline(raised: Raised) -> str:
-    first = raised.message.split("\n", 1)[0]
+    first = headline(raised.message)
     return first if raised.type == "terminate" else f"{raised.type}: {first}"
 
 

@@ -2,7 +2,9 @@
 
 A rank whose collective failed raises an exception and ends soon. The report of its end has more details, so the report
 of the guard is shown only if the rank does not end. A group that reports an asynchronous error is different: its ranks
-keep waiting, so the agent reports a failure of the rank at once.
+keep waiting, so the agent reports a failure of the rank at once. Only if the error is the effect of a failure
+elsewhere, the agent waits a moment: the stop of the job must not end the rank that failed first before it has reported
+its own error.
 """
 
 from __future__ import annotations
@@ -15,25 +17,27 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from launcher.exchange import AgentEvent, CommunicationFailed
-from launcher.failure.crash_text import Raised
-from launcher.failure.symptoms import class_of, hint_of
+from launcher.failure.watchdog_report import cause_of_asynchronous
 from launcher.health import dumps, nccl_env, recorders
 from launcher.health.flight_recorder import Dump, analysed
 from launcher.health.guards import Guards, Lost
 from launcher.machine import devices
 from rendezvous.values.rank_view import HELD
-from rendezvous.values.types import Cause, FailureClass
+from rendezvous.values.types import FailureClass
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from launcher.failure.verdict import RankEnd
     from rendezvous.values.rank_report import RankReport
+    from rendezvous.values.types import Cause
 
 _STILL_RUNS_S = 2.0
 _RECORDERS_WITHIN_S = (
     1.0  # the service waits for the reply, and a rank in native code may hold the GIL forever
 )
 _SIGNAL_FIRST_S = 0.02
+_OWN_ERROR_FIRST_S = 0.3  # torch's watchdog and the guard each look ten times per second
 
 
 class RankProcesses(Protocol):
@@ -45,22 +49,23 @@ class RankProcesses(Protocol):
 
     def folders(self) -> dict[int, str]: ...
     def local_rank_of(self, rank: int, generation: int) -> int | None: ...
+    async def facts_of(self, local_rank: int) -> RankEnd | None: ...
 
 
 class CommunicationWatch:
     def __init__(
         self,
         scratch: str,
-        host: str,
         ranks: RankProcesses,
         say: Callable[[str], None],
         happened: Callable[[AgentEvent], None],
     ) -> None:
-        self._host, self._ranks, self._say, self._happened = host, ranks, say, happened
+        self._ranks, self._say, self._happened = ranks, say, happened
         self._scratch = scratch
         self._guards = Guards(scratch, self)
         self._dump: tuple[int, asyncio.Task[list[Dump]]] | None = None
         self._findings_text_for = self._aborted = -1  # generations
+        self._reports: set[asyncio.Task[None]] = set()
 
     async def begin(self) -> None:
         await self._guards.listen()
@@ -72,8 +77,8 @@ class CommunicationWatch:
         return self._guards.env() | (nccl if gpus else {})
 
     def end(self) -> None:
-        if self._dump is not None:
-            self._dump[1].cancel()
+        for task in (*self._reports, *((self._dump[1],) if self._dump is not None else ())):
+            task.cancel()
         self._guards.close()
 
     def abort_groups(self, generation: int, reason: str) -> None:
@@ -110,11 +115,22 @@ class CommunicationWatch:
         if local_rank is None or lost.generation <= self._aborted:
             return
         if lost.asynchronous:
-            cause = asynchronous_cause(self._host, local_rank, lost)
-            self._happened(CommunicationFailed(lost.generation, cause))
+            task = asyncio.get_running_loop().create_task(self._report_asynchronous(lost, local_rank))
+            self._reports.add(task)
+            task.add_done_callback(self._reports.discard)
         elif self._findings_text_for < lost.generation:
             self._findings_text_for = lost.generation
             asyncio.get_running_loop().call_later(_STILL_RUNS_S, self._report_if_it_still_runs, lost)
+
+    async def _report_asynchronous(self, lost: Lost, local_rank: int) -> None:
+        facts = await self._ranks.facts_of(local_rank)
+        if facts is None:  # the rank has ended meanwhile: the report of its end has more details
+            return
+        cause = cause_of_asynchronous(facts, lost.text)
+        if cause.failure is FailureClass.CONSEQUENCE:
+            await asyncio.sleep(_OWN_ERROR_FIRST_S)
+        if self._ranks.local_rank_of(lost.rank, lost.generation) is not None:
+            self._happened(CommunicationFailed(lost.generation, cause))
 
     def _report_if_it_still_runs(self, lost: Lost) -> None:
         lives = self._ranks.local_rank_of(lost.rank, lost.generation) is not None
@@ -123,10 +139,3 @@ class CommunicationWatch:
                 f"ddp-launch: rank {lost.rank} reported a communication error but still runs (its script may have "
                 f"caught the error): {lost.text}"
             )
-
-
-def asynchronous_cause(host: str, local_rank: int, lost: Lost) -> Cause:
-    raised = Raised("torch.distributed.DistBackendError", lost.text)
-    found = class_of(raised)
-    failure = FailureClass.NETWORK if found is FailureClass.USER_EXCEPTION else found
-    return Cause(host, lost.rank, local_rank, failure, lost.text, exit_code=1, hint=hint_of(raised))

@@ -168,6 +168,27 @@ class Workers:
         cause = replace(without_doubt(cause, where), traceback=text, at=time.strftime(_CLOCK))
         return cause if started is None else _on_disk(started, cause)
 
+    async def facts_of(self, local_rank: int) -> RankEnd | None:
+        """Collect what is known about a rank that still runs, with the last lines on its stderr."""
+        started = self._live.get(local_rank)
+        if started is None:
+            return None
+        await self._read_last_output(started.label)
+        view = self.pages.view(local_rank)
+        label = started.label
+        return RankEnd(
+            node=self._host,
+            rank=label.rank,
+            local_rank=local_rank,
+            exit_code=None,
+            stderr_tail=self._logs.stderr_tail(label.rank, label.generation).decode(errors="replace"),
+            ran_s=time.monotonic() - started.at,
+            at=time.strftime(_CLOCK),
+            log=os.path.join(started.directory, "stderr.log"),
+            step=view.step or None if view else None,
+            place=page.in_words(view) if view else "",
+        )
+
     def note_stop(self, signum: int) -> None:
         self._stop_signal = signum
         self._stopped_at_ns = self._stopped_at_ns or time.time_ns()

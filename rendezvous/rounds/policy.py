@@ -42,11 +42,13 @@ def first_cause_order(cause: Cause) -> tuple[int, int, int, int, int]:
     """The sort key for the causes of one generation. It puts the most probable first cause first.
 
     The order in which the reports arrived has no effect. A rank that reported its own failure comes before a lost node,
-    and a lost node before the consequences on its peers. Among the consequences, a cause that names what was lost comes
-    before that of a rank that was only stopped.
+    and a lost node before an error of the network that may lie at either end, and before the consequences on its peers.
+    Among the consequences, a cause that names what was lost comes before that of a rank that was only stopped.
     """
-    tier = {FailureClass.CONSEQUENCE: 2, FailureClass.NODE_LOST: 1}.get(cause.failure, 0)
-    lacks_details = tier == 2 and not cause.traceback
+    tier = {FailureClass.CONSEQUENCE: 3, FailureClass.NODE_LOST: 1}.get(cause.failure, 0)
+    if cause.failure is FailureClass.NETWORK and cause.uncertain:
+        tier = 2
+    lacks_details = tier == 3 and not cause.traceback
     no_step = cause.step is None
     return (tier, lacks_details, no_step, 0 if cause.step is None else cause.step, cause.rank)
 
@@ -62,7 +64,8 @@ def in_words(cause: Cause) -> str:
     if cause.failure is FailureClass.NODE_LOST:
         return cause.reason
     if cause.uncertain:
-        return f"{cause.failure}; {described(cause)}"
+        known = f"{cause.failure}; " if cause.failure is not FailureClass.CONSEQUENCE else ""
+        return f"{known}{described(cause)}"
     if cause.failure is FailureClass.CONSEQUENCE:  # the report of the cause itself may still arrive
         return f"rank {cause.rank} on {cause.node} lost the connection to its peers"
     return f"rank {cause.rank} on {cause.node}: {cause.reason}"

@@ -132,9 +132,9 @@ class Reporting:
 
 def test_gloo_with_get_error_is_not_taken_for_nccl() -> None:
     """As from 2.14 on."""
-    assert not guard._nccl_backends(OnGpu(Reporting("gloo")))
+    assert not guard._asynchronous_backends(OnGpu(Reporting("gloo")))
     nccl = Reporting("nccl")
-    assert guard._nccl_backends(OnGpu(nccl)) == [nccl]
+    assert guard._asynchronous_backends(OnGpu(nccl)) == [nccl]
 
 
 @pytest.mark.parametrize(

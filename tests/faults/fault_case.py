@@ -14,6 +14,7 @@ class Kind(StrEnum):
     DEATH = "death"
     HANG = "hang"
     NODE = "node"  # a machine or its agent is gone
+    NCCL = "nccl"  # an error of the communication library, on the backend that behaves as NCCL does
     INNOCENT = "innocent"  # nothing may be done about it
 
 
@@ -23,6 +24,7 @@ LEASE_S = 4.0
 DEATH_BOUND_S = 1.0
 HANG_BOUND_S = 2 * HANG_TIMEOUT_S
 NODE_BOUND_S = 2 * LEASE_S
+NCCL_BOUND_S = 1.5  # the watchdog and the guard each look ten times per second
 
 
 @dataclass(frozen=True)
@@ -44,14 +46,21 @@ class Case:
     nodes: int = 1
     has_service: bool = False  # in a process of its own; else the first agent serves
     options: tuple[str, ...] = ()
+    script_options: tuple[str, ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
     in_lab: bool = False  # each node is a host with a network of its own
     bound_s: float | None = None
     needs: str = ""  # what not every machine has: a function of needs.py
 
     @property
     def may_take_s(self) -> float:
-        bounds = {Kind.DEATH: DEATH_BOUND_S, Kind.NODE: NODE_BOUND_S}
+        bounds = {Kind.DEATH: DEATH_BOUND_S, Kind.NODE: NODE_BOUND_S, Kind.NCCL: NCCL_BOUND_S}
         return self.bound_s or bounds.get(self.kind, HANG_BOUND_S)
+
+    @property
+    def is_over_soon(self) -> bool:
+        """Its time is that of a death, not that of a wait: nothing else may start meanwhile."""
+        return self.kind is Kind.DEATH or (self.kind is Kind.NCCL and self.bound_s is None)
 
     @property
     def where(self) -> str:

@@ -155,9 +155,9 @@ class Stage:
             with contextlib.ExitStack() as measured:
                 with _CALM.starting():
                     self._start()
-                    if self.case.kind is not Kind.DEATH:
+                    if not self.case.is_over_soon:
                         self._reach()
-                if self.case.kind is Kind.DEATH:
+                if self.case.is_over_soon:
                     measured.enter_context(_CALM.measuring())
                     self._reach()
                 if self.case.outside:
@@ -190,7 +190,7 @@ class Stage:
 
     def _start(self) -> None:
         case, words = self.case, self._words()
-        env = {"DDP_RENDEZVOUS_INSECURE": "1", "OMP_NUM_THREADS": "1", "LC_ALL": "C.UTF-8"}
+        env = {"DDP_RENDEZVOUS_INSECURE": "1", "OMP_NUM_THREADS": "1", "LC_ALL": "C.UTF-8", **dict(case.env)}
         if case.in_lab:
             self.network = networks.Network(self.folder)
             self.nodes += self.network.start(self.folder, "--rendezvous", self.network.place, *words, env=env)
@@ -211,7 +211,7 @@ class Stage:
             words += ["--nnodes", f"1:{case.nodes}", "--last-call", "60", "--rdzv-id", "fault"]
         words += ["--preload", "torch._dynamo"] * self._preloads
         words += [*case.options, TRAIN, str(self.shared), "--wrap", case.wrap, "--backend", case.backend]
-        words += ["--loaders", str(case.loaders), "--device", case.device]
+        words += ["--loaders", str(case.loaders), "--device", case.device, *case.script_options]
         if case.fault:
             words += ["--fault", case.fault, "--guilty", *map(str, case.commits)]
         return words + ["--survives"] * (case.kind is Kind.INNOCENT or case.fault.endswith("@end"))

@@ -22,6 +22,7 @@ _TITLES = {
     Kind.DEATH: "A rank dies",
     Kind.HANG: "A rank hangs",
     Kind.NODE: "Nodes, networks and agents",
+    Kind.NCCL: "NCCL",
     Kind.INNOCENT: "No failure: the launcher must not act",
 }
 _HEAD = (

@@ -17,16 +17,18 @@ import fault_table  # noqa: E402
 from deaths import DEATHS  # noqa: E402
 from fault_play import JOBS_AT_ONCE, Played, play  # noqa: E402
 from hangs import HANGS  # noqa: E402
+from nccl_cases import NCCL  # noqa: E402
 from networks import NETWORKS  # noqa: E402
 from nodes import NODES  # noqa: E402
 
-CASES = (*DEATHS, *HANGS, *NODES, *NETWORKS)
+CASES = (*DEATHS, *HANGS, *NODES, *NETWORKS, *NCCL)
 # Those that `make test` plays: one of each sort. `make nightly` plays the others, `make faults` all of them.
 QUICK = frozenset(
     """
     exception killed-ours-shm memory-limit loader-killed
     stopped-two-nodes sleep-backward other-shape
     agent-killed evaluation
+    nccl-port nccl-timeout nccl-illegal-access
     """.split()
 )
 

@@ -15,7 +15,7 @@ _RESTART = re.compile(r"ddp-launch: (.*?); (?:\S+ is excluded: .*?; )?(?:restart
 _OF_RANK = re.compile(r"rank (\d+) on \S+: ")
 _ALSO = re.compile(r"; the same for (ranks? [-\d, and]+)$")
 _CONSEQUENCE = re.compile(r"rank \d+ on \S+ lost the connection to its peers$")
-_UNCERTAIN = re.compile(r"hang; cause uncertain: (ranks? [-\d, and]+):")
+_UNCERTAIN = re.compile(r"(?:[a-z-]+; )?cause uncertain: (ranks? [-\d, and]+):")
 _NO_RANK = "hang; no rank is the cause: "
 _MISMATCH = re.compile(
     r"\S+; the (?:collectives of the ranks do not match|ranks called different collectives)"

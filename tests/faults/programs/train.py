@@ -1,7 +1,8 @@
 """Trains a tiny model and, in the first generation, does at one place what its command line tells it to.
 
-    train.py FOLDER [--fault NAME@PLACE] [--guilty RANK ...] [--wrap torch|ours|plain] [--backend gloo|shm]
-                    [--loaders N] [--survives] [--device cpu|cuda]
+    train.py FOLDER [--fault NAME@PLACE] [--guilty RANK ...] [--wrap torch|ours|plain]
+                    [--backend gloo|shm|nccl_like] [--timeout S] [--loaders N] [--survives] [--handles-sigterm]
+                    [--device cpu|cuda]
 
 Every step takes data, goes forward, backward, through the optimizer, sums a figure over all ranks (`tally`) and now
 and then writes a checkpoint. The guilty ranks commit the fault at step 20, at its place (see faults.py). A fault from
@@ -18,8 +19,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +33,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+NCCL_LIKE = str(Path(__file__).parents[2] / "nccl")  # tests/nccl, whose package nccl_like is a backend
 AT_STEP = 20  # by then every rank has passed for one that trains, with an optimizer of torch or without
 STEPS_AGAIN = 3
 STEPS_OF_SURVIVORS = 15
@@ -67,6 +71,10 @@ class Scene:
 
 
 def fault_named(name: str) -> Any:
+    if name.startswith("nccl_"):
+        import nccl_faults
+
+        return getattr(nccl_faults, name)
     return getattr(faults, name, None) or getattr(device_faults, name)
 
 
@@ -189,17 +197,27 @@ def main() -> None:
     parser.add_argument("--loaders", type=int, default=0)
     parser.add_argument("--survives", action="store_true")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--timeout", type=float, default=0.0, help="of the process group")
+    parser.add_argument("--handles-sigterm", action="store_true")
     asked = parser.parse_args()
     torch.set_num_threads(1)
+    if asked.backend == "nccl_like":
+        sys.path.append(NCCL_LIKE)
+        import nccl_like
+
+        nccl_like.register()
     scene = Scene(asked)
     if asked.device != "cpu":
         scene.device = on_a_card()
+    if asked.handles_sigterm:
+        signal.signal(signal.SIGTERM, lambda _signum, _frame: sys.exit(143))
     scene.at("start")
     if asked.backend == "shm":
         import ddp.shm
 
         assert ddp.shm.register(), "the compiled core is not there"
-    dist.init_process_group(asked.backend)
+    timeout = timedelta(seconds=asked.timeout) if asked.timeout else None
+    dist.init_process_group(asked.backend, timeout=timeout)
     meet(scene)
     if scene.place == "two groups":
         scene.pairs = [dist.new_group(), dist.new_group()]
