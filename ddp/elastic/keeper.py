@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ddp.elastic import commits, generators, image, leaves
-from ddp.telemetry import torch_api
+from ddp.elastic.writer import CommitError
+from ddp.telemetry import guard, torch_api
 
 if TYPE_CHECKING:
     from ddp.elastic.contents import Captured
@@ -67,6 +68,7 @@ class Keeper:
         slot = self._slots.next(index.n_bytes)
         image.begin(slot.buffer)
         _copy(self._views(slot, index.data_at, described), tensors, described.layout)
+        _refuse_garbage()  # after the copy, which waits for the collectives that have made the state
         image.finish(slot.buffer, index)
         self._slots.keep(slot)
         if to_disk and self._writer is not None and head.part is not None:
@@ -128,6 +130,13 @@ class Keeper:
 
 _SCALARS = {type(None), bool, int, float, str, bytes}
 _NEVER_CHANGE = {dict, OrderedDict, list, tuple, *_SCALARS}
+
+
+def _refuse_garbage() -> None:
+    if reason := guard.why_broken():
+        raise CommitError(
+            f"{reason}. The state may be garbage, so it is not committed. The last commit is still valid"
+        )
 
 
 def _kinds_in(skeleton: Any) -> set[Any]:

@@ -14,7 +14,9 @@ CORE = {
             "exchange failure health hosts joining machine output progress ranks settings sources "
             "start_failure stop_sequence supervised supervision version"
         ).split(),
-        *within("failure", "crash_text device_symptoms hidden_modules story symptoms verdict watchdog_report"),
+        *within(
+            "failure", "crash_text device_symptoms hidden_modules story symptoms verdict watchdog_report"
+        ),
         *within(
             "health",
             "exposition flight_recorder hang_inquiry nccl_env node_health page phase_times recorders stack_text "
