@@ -30,7 +30,7 @@ def test_a_group_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     try:
         dist.all_reduce(torch.ones(4, device="cuda"))
         torch.cuda.synchronize()
-        (backend,) = guard._asynchronous(dist.group.WORLD)
+        (backend,) = guard._asynchronous_backends(dist.group.WORLD)
         assert str(backend.get_error()).endswith("SUCCESS")
         file = tmp_path / "flight-recorder.json"
         assert guard._dump(str(file)) == ""

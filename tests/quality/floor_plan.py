@@ -243,7 +243,7 @@ THIRD_PARTY = {
 }
 # They run inside the zygote, which is there to import torch; and as a program of its own.
 # What is NVIDIA's own there: a group of NCCL. Everything else asks torch.accelerator.
-MAY_NAME_CUDA = {"ddp.groups.shared_group", "ddp.telemetry.guard"}
+MAY_NAME_CUDA = {"ddp.groups.shared_group"}
 
 MAY_IMPORT_TORCH = {"launcher.template.warm", "launcher.template.store", "launcher.preflight.self_test"}
 # A plug-in that torch's own agent loads, and nobody else.
