@@ -4,7 +4,8 @@
 
 Each release gets an environment of its own in .venv-matrix/, where this checkout is installed. It is removed after its
 tests, since a build with CUDA takes 5 GB. `oldest` and `newest` are the ends of what is supported. A PYTHON is a number
-(3.13), or the path of an interpreter. Without versions, all of docs/compatibility.md are tried again.
+(3.13), or the path of an interpreter. Without versions, all of docs/compatibility.md are tried again, except those with
+a Python that is not installed here: their results stay.
 """
 
 from __future__ import annotations
@@ -39,6 +40,10 @@ from table import Column, from_json, merged, rendered, results_of, to_json  # no
 from ddp.telemetry.torch_names import OLDEST  # noqa: E402
 
 
+class NoInterpreter(Exception):
+    pass
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -56,7 +61,12 @@ def main() -> int:
     failed = False
     for each in wanted:
         version, _, python = each.partition("@")
-        column = tried(version, python, options)
+        try:
+            column = tried(version, python, options)
+        except NoInterpreter as error:
+            print(f"torch {version} was not tried: {error}", flush=True)
+            failed = failed or bool(options.versions)
+            continue
         if not options.no_docs:
             columns = merged(recorded(), [column])
             RESULTS.write_text(json.dumps(to_json(columns), indent=1) + "\n")
@@ -82,7 +92,7 @@ def tried(version: str, python: str, options: argparse.Namespace) -> Column:
     own = environment / "bin" / "python"
     try:
         if not own.exists():
-            install(options.uv, environment, wanted_torch(version), interpreter(python))
+            install(options.uv, environment, wanted_torch(version), interpreter(options.uv, python))
         words = ("--no-deps", "--no-build-isolation", "--python", str(own), "--editable", str(ROOT))
         uv(options.uv, "pip", "install", *words)
         return run(own, options.limit, [case for case in CASES if case.name in (options.case or [case.name])])
@@ -91,10 +101,17 @@ def tried(version: str, python: str, options: argparse.Namespace) -> Column:
             shutil.rmtree(environment, ignore_errors=True)
 
 
-def interpreter(python: str) -> str:
-    """This one, if it is of the release that is asked for."""
+def interpreter(command: str, python: str) -> str:
+    """Return this one, if it is of the release that is asked for, or another one that is installed."""
     mine = platform.python_version()
-    return sys.executable if not python or f"{mine}.".startswith(f"{python}.") else python
+    if not python or f"{mine}.".startswith(f"{python}."):
+        return sys.executable
+    found = subprocess.run(
+        [command, "python", "find", "--no-python-downloads", python], capture_output=True, text=True
+    )
+    if found.returncode:
+        raise NoInterpreter(f"Python {python} is not installed here, or not on PATH")
+    return found.stdout.strip()
 
 
 def wanted_torch(version: str) -> str:

@@ -83,8 +83,10 @@ def test_a_newer_result_replaces_an_older_one_and_columns_are_in_order() -> None
 
 def test_a_column_can_be_asked_for_again() -> None:
     assert Column("2.8.0+cu128", "3.13.0", 1).wish == "2.8.0@3.13"
-    assert matrix.interpreter("") == matrix.interpreter(platform.python_version()) == sys.executable
-    assert matrix.interpreter("3.1") == "3.1"
+    mine = platform.python_version()
+    assert matrix.interpreter("uv", "") == matrix.interpreter("uv", mine) == sys.executable
+    with pytest.raises(matrix.NoInterpreter, match=r"Python 3\.1 is not installed here"):
+        matrix.interpreter("false", "3.1")
 
 
 def test_a_case_that_is_tried_again_leaves_the_others() -> None:
