@@ -11,7 +11,13 @@ in any folder takes its place. So `google` is imported before those folders are 
 
 import os
 import sys
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+_PACKAGES = {"grpc": "grpcio", "google": "protobuf"}  # that provide these modules
 
 
 def ddp_launch() -> int:
@@ -20,7 +26,7 @@ def ddp_launch() -> int:
         return 0
     from launcher.cli import main
 
-    return main()
+    return _with_dependencies("ddp-launch", main)
 
 
 def _version_was_shown() -> bool:
@@ -39,17 +45,37 @@ def ddp_rendezvous() -> int:
     _put_users_folders_last()
     from rendezvous.main import main
 
-    return main()
+    return _with_dependencies("ddp-rendezvous", main)
 
 
 def ddpctl() -> int:
     _put_users_folders_last()
     from rendezvous.control.ctl import main
 
-    return main()
+    return _with_dependencies("ddpctl", main)
 
 
-def torchrun_backend() -> Any:
+def _with_dependencies(command: str, main: "Callable[[], int]") -> int:
+    """A job of one node needs none of them, so they are imported late."""
+    try:
+        return main()
+    except ModuleNotFoundError as error:
+        module = (error.name or "").partition(".")[0]
+        if module not in _PACKAGES:
+            raise
+        sys.stderr.write(f"{command}: error: {_missing(module, error)}\n")
+        return 2
+
+
+def _missing(module: str, error: ModuleNotFoundError) -> str:
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if file is not None:
+        return f"{file} hides the package {module} of {_PACKAGES[module]} ({error}): rename it"
+    package = _PACKAGES[module]
+    return f"{package} is not installed ({error}). Run: {sys.executable} -m pip install {package}"
+
+
+def torchrun_backend() -> "Any":
     """torchrun's entry point: in its process the order of `sys.path` changes only for this import."""
     before = list(sys.path)
     _put_users_folders_last()

@@ -5,6 +5,7 @@ Submodules are imported on first use (lazy import), so `import ddp` is fast.
 
 from __future__ import annotations
 
+import sys
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,12 @@ if TYPE_CHECKING:
     from ddp.telemetry.comm_error import CommError
     from ddp.telemetry.sections import section, status
     from ddp.wrapper import DistributedDataParallel
+
+if "t" in sys.abiflags:
+    raise ImportError(
+        f"ddp does not support free-threaded Python, and {sys.executable} is such a build. Use one with the global "
+        "interpreter lock, for example python3.14 instead of python3.14t."
+    )
 
 __all__ = [
     "CommError",

@@ -23,6 +23,8 @@ _LIBRARY = os.path.normpath(os.path.join(os.path.abspath(__file__), "../../../dd
 
 def load() -> Callable[[], None]:
     """Return a function that installs the marks, to be called once there is a page and torch."""
+    if "t" in sys.abiflags:  # a free-threaded interpreter (PYTHON_EXEC): the compiled page would end it
+        return _nothing
     package: Any = type(sys)(_PACKAGE)
     package.__path__ = [_LIBRARY]
     sys.modules[_PACKAGE] = package

@@ -4,12 +4,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from _ddp_launch_entry import reordered
+from _ddp_launch_entry import _with_dependencies, reordered
 from launcher.settings.import_path import files_that_hide, import_path
 from launcher.settings.spec import EntryKind, EntryPoint
+from launcher.template import tracing
 
 ZIP, LIBRARY, DYNLOAD = "/usr/lib/python312.zip", "/usr/lib/python3.12", "/usr/lib/python3.12/lib-dynload"
 SITE = "/venv/lib/python3.12/site-packages"
@@ -49,6 +51,56 @@ def test_a_google_of_the_user_does_not_hide_protobuf(tmp_path: Path) -> None:
     asked = [sys.executable, "-P", "-c", ask]
     done = subprocess.run(asked, env=given, capture_output=True, text=True, check=False)
     assert done.stdout.strip() == str(tmp_path), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("grpc", "grpcio is not installed"),
+        ("google.protobuf.message", "protobuf is not installed"),
+        ("torch", ""),
+    ],
+)
+def test_a_dependency_that_is_missing_is_one_line(
+    name: str, says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, name.partition(".")[0], raising=False)
+
+    def main() -> int:
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    if says:
+        assert _with_dependencies("ddpctl", main) == 2
+        assert capsys.readouterr().err.startswith(f"ddpctl: error: {says} (No module named {name!r}). Run: ")
+    else:
+        with pytest.raises(ModuleNotFoundError):
+            _with_dependencies("ddpctl", main)
+
+
+def test_a_dependency_that_a_file_hides(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    users = ModuleType("google")
+    users.__file__ = "/project/google.py"
+    monkeypatch.setitem(sys.modules, "google", users)
+
+    def main() -> int:
+        raise ModuleNotFoundError("'google' is not a package", name="google.protobuf")
+
+    assert _with_dependencies("ddpctl", main) == 2
+    assert "/project/google.py hides the package google" in capsys.readouterr().err
+
+
+def test_the_library_refuses_a_free_threaded_python() -> None:
+    asked = [sys.executable, "-c", "import sys; sys.abiflags = 't'; import ddp"]
+    done = subprocess.run(asked, capture_output=True, text=True, check=False)
+    assert "ImportError: ddp does not support free-threaded Python" in done.stderr
+
+
+def test_a_free_threaded_rank_loads_nothing_compiled_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert tracing.load() is not tracing._nothing
+    monkeypatch.setattr(sys, "abiflags", "t")
+    assert tracing.load() is tracing._nothing
 
 
 def test_files_of_the_user_that_hide_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
