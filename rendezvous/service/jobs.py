@@ -34,6 +34,7 @@ _ENDED_AT = RESERVED + "ended-at"
 _IDLE_S = 60.0
 _MAINTAIN_EVERY_S = 10.0
 _HISTORY_EVERY_S = 3600.0
+_LOOK_AFTER_S = 2.0  # after a new job: for another one that waits for nodes, twice
 _REFUSALS = (OwnershipLost, StoreError)
 
 
@@ -66,8 +67,10 @@ class Jobs:
         self._opening: dict[str, asyncio.Task[Job]] = {}
         self._leaving: dict[str, asyncio.Task[None]] = {}
         self._over_since: dict[str, float] = {}  # for those whose end could not be written to the store
-        self._hints: dict[str, str] = {}  # for jobs that wait for nodes, as of the last turn
+        self._hints: dict[str, str] = {}  # for jobs that wait for nodes, as of the last look
         self._mentioned: dict[str, str] = {}
+        self._looks = 0
+        self._next_look: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.draining = False
         store.ownership.listen(self._lost, self._freed)
@@ -116,6 +119,9 @@ class Jobs:
             raise OwnedByOther("") from error
         self._open[job_id] = job
         job.task.add_done_callback(lambda task: self._ended(job, task))
+        self._looks = 2
+        if self._next_look is None:
+            self._look_later()
         return job
 
     async def find(self, job_id: str) -> Job | None:
@@ -197,8 +203,21 @@ class Jobs:
                 await self.delete_old(time.time())
             await asyncio.sleep(_MAINTAIN_EVERY_S)
 
+    def _look_later(self) -> None:
+        self._next_look = asyncio.get_running_loop().call_later(_LOOK_AFTER_S, self._look)
+
+    def _look(self) -> None:
+        self._next_look = None
+        self.mention_waiting_jobs()
+        self._looks -= 1
+        if self._looks:
+            self._look_later()
+
     def mention_waiting_jobs(self) -> None:
-        """Tell nodes that have waited for two turns of the maintenance about another job that waits as well."""
+        """Tell nodes that wait at two looks in a row about another job that waits as well.
+
+        Once is not enough: all nodes of both jobs may just be arriving.
+        """
         if not self._one_tenant:
             return
         hints = waiting_jobs.hints([_as_waiting(job) for job in self if _misses_nodes(job)])
@@ -276,6 +295,8 @@ class Jobs:
     async def close(self, after_s: float) -> None:
         """Redirect all agents. The jobs do not change: the store keeps them."""
         self.draining = True
+        if self._next_look is not None:
+            self._next_look.cancel()
         jobs = list(self)
         self._open.clear()
         for job in jobs:

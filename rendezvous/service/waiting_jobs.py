@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _SIMILAR = 0.6
 _NAMED = 3
+_LIMIT = 50  # of waiting jobs: to compare more costs too much, and a busy service always has some
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,8 @@ def hints(waiting: Sequence[WaitingJob]) -> dict[str, str]:
 
     Both jobs have the same number of nodes. Their IDs are similar, or no third job waits.
     """
+    if len(waiting) > _LIMIT:
+        return {}
     found: dict[str, str] = {}
     for mine in waiting:
         others = [other for other in waiting if other is not mine and _may_be_one(mine, other, len(waiting))]

@@ -25,3 +25,7 @@ def test_a_hint_names_both_jobs_and_the_option() -> None:
     assert len(found) == 9
     assert all(name in found["train-8"] for name in ("train-8", "train-0", "--rdzv-id"))
     assert "train-5" not in found["train-8"]  # a few are enough
+
+
+def test_a_busy_service_compares_nothing() -> None:
+    assert hints([WaitingJob(f"train-{n}", 2, 2) for n in range(5000)]) == {}

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 from served import soon
 
 from rendezvous.metrics import Metrics
+from rendezvous.service import jobs as jobs_module
 from rendezvous.service.jobs import Jobs
 from rendezvous.service.limits import Limits
 from rendezvous.store.open import open_store
@@ -88,14 +91,25 @@ def test_a_job_whose_scripts_filled_its_values_is_forgotten_all_the_same() -> No
 def test_nodes_that_wait_in_two_jobs_learn_of_each_other_once(
     one_tenant: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(jobs_module, "_LOOK_AFTER_S", 0.02)
+
     async def story() -> None:
         store = await open_store("memory")
         jobs = Jobs(store, Limits(), Metrics(), history_s=1.0, resume_grace_s=1.0, one_tenant=one_tenant)
         told: dict[str, list[str]] = {"a": [], "b": []}
+        both = asyncio.Event()
+
+        def note(job_id: str, text: str) -> None:
+            told[job_id].append(text)
+            if all(told.values()):
+                both.set()
+
         for job_id in "ab":
             job = await jobs.open(job_id)
-            monkeypatch.setattr(job, "notify", told[job_id].append)
+            monkeypatch.setattr(job, "notify", partial(note, job_id))
             await job.execute(AgentJoined(AgentId("node", "1"), JobSpec(job_id, 2, 2), _FACTS))
+        if one_tenant:  # without a turn of the maintenance
+            await both.wait()
         for _ in range(5):
             jobs.mention_waiting_jobs()
         await jobs.close(0.0)
