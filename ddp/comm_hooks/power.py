@@ -60,6 +60,10 @@ class PowerSGD(Resumable):
     def _memories(self) -> dict[str, Memory]:
         return {**super()._memories(), "factors": self.factors}
 
+    @property
+    def remembers(self) -> bool:
+        return True
+
     def compresses(self, shape: torch.Size) -> bool:
         if len(shape) < 2 or not shape.numel():
             return False

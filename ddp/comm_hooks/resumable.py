@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from ddp.comm_hooks.memory import Memory
 from ddp.comm_hooks.staged import Staged
+from ddp.telemetry import capture
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,6 +29,11 @@ class Resumable:
         self._staged = Staged()
 
     @property
+    def remembers(self) -> bool:
+        """Whether a step depends on the steps before it."""
+        return bool(getattr(self, "error_feedback", True))
+
+    @property
     def group(self) -> dist.ProcessGroup:
         group = self.process_group or dist.group.WORLD
         assert group is not None, "no process group exists: call ddp.init() first"
@@ -35,6 +41,12 @@ class Resumable:
 
     def run(self, bucket: GradBucket, stages: Stages) -> torch.futures.Future[torch.Tensor]:
         """Start the stages of a bucket. The last bucket of a backward ends the step."""
+        if self.remembers and capture.is_capturing():
+            raise RuntimeError(
+                f"the communication hook with state {type(self).__name__} cannot be captured in a graph: it changes "
+                "from step to step, and a replay would repeat one step. Use fp16, bf16, all_reduce, or quantized or "
+                "top_k with error_feedback=False"
+            )
         future = self._staged.add(bucket, stages)
         if bucket.is_last():
             self.step += 1

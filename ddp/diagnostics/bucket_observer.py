@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 class BucketObserver:
     """Is called with each bucket before the sender. Several observers form a chain."""
 
+    not_capturable = ""  # why a step must not be captured in a graph while this observer is active
+
     def __init__(self, reducer: Reducer) -> None:
         self.reducer = reducer
 

@@ -36,6 +36,10 @@ _now = time.perf_counter_ns
 class Recorder(BucketObserver):
     """Records the times of each step."""
 
+    not_capturable = (
+        "ddp.trace records times, which a captured step does not have. End the trace before the capture"
+    )
+
     def __init__(self, reducer: Reducer) -> None:
         super().__init__(reducer)
         self.steps: list[StepTimes] = []

@@ -153,3 +153,7 @@ def without_reducer(function: str) -> str:
         f"{function} cannot be used with torch._dynamo.config.optimize_ddp = 'python_reducer': torch then averages the "
         "gradients itself, without buckets. Set another mode before you wrap the model, for example 'ddp_optimizer'."
     )
+
+
+def not_capturable(obstacle: str) -> RuntimeError:
+    return RuntimeError(f"DistributedDataParallel cannot be captured in a graph: {obstacle}.")

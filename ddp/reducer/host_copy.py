@@ -38,9 +38,9 @@ class HostCopy:
 
     def read(self) -> list[Any]:
         """Wait for the copy and return its values."""
-        if self._arrival is not None:
+        if not self.has_arrived:
             self._arrival.synchronize()
-            self._arrival = None
+        self._arrival = None
         values: list[Any] = self._values.tolist()
         return values
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed import BuiltinCommHookType
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
 
-from ddp.reducer import agreement, compiled, engine, errors, extensions, plan
+from ddp.reducer import agreement, captured, compiled, engine, errors, extensions, plan
 from ddp.reducer.bucket_sender import Settings
 from ddp.reducer.collectives import GROUP_TIMEOUT, start_sum
 from ddp.reducer.grad_bucket import GradBucket
@@ -97,6 +97,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             tuned=self.__dict__.get("_tunes_buckets", False),
         )
         self.reducer = TorchReducer(parameters, names, expect_sparse_gradient, settings)
+        captured.keep_memory(self.reducer.core)
         if settings.tuned:
             if self._averages_in_python:
                 raise RuntimeError(errors.without_reducer('bucket_cap_mb="auto"'))
@@ -207,6 +208,8 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         self.reducer.core.sender.set_within_join(self._join_config.enable)
         if self._join_config.enable and self._delay_all_reduce_params:
             raise errors.delayed_in_join()
+        if torch.is_grad_enabled() and self.require_backward_grad_sync:
+            captured.check(self.reducer.core)
         return super()._pre_forward(*inputs, **kwargs)
 
     @explaining("the synchronization after a forward")

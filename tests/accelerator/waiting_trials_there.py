@@ -1,0 +1,142 @@
+"""What runs in the ranks of test_waiting.py: steps in which nothing may wait for the device."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import emu
+import torch
+from averaging_trials_there import DEVICE, batch, branches, layers, loss_of
+
+import ddp
+from ddp import comm_hooks
+from ddp.telemetry import capture
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_WARM = 4
+HOOKS: dict[str, tuple[Callable[[], Any], Any]] = {
+    "all_reduce": (lambda: None, comm_hooks.all_reduce),
+    "fp16": (lambda: None, comm_hooks.fp16),
+    "bf16_around": (lambda: None, comm_hooks.bf16_around(comm_hooks.all_reduce)),
+    "power": (lambda: comm_hooks.PowerSGD(rank=2, start_step=1), comm_hooks.power_sgd),
+    "power_cold": (
+        lambda: comm_hooks.PowerSGD(rank=2, start_step=1, warm_start=False),
+        comm_hooks.power_sgd,
+    ),
+    "quantized": (lambda: comm_hooks.Quantized(chunk=64, error_feedback=True), comm_hooks.quantized),
+    "top_k": (lambda: comm_hooks.TopK(share=0.1), comm_hooks.top_k),
+}
+
+
+def waits(model: Any, rank: int, steps: int = 2) -> list[str]:
+    """The reasons for which the host waited, in steps on slow collectives after some others."""
+    inputs = [batch(rank, step) for step in range(_WARM + steps)]
+    for step, x in enumerate(inputs):
+        if step == _WARM:
+            torch.accelerator.synchronize()
+            emu.take_sync_reasons()
+        model.zero_grad()
+        with emu.slow(collectives=0.02 if step >= _WARM else 0.0):
+            loss_of(model, x).backward()
+    return emu.take_sync_reasons()
+
+
+def with_hook(rank: int, name: str) -> list[str]:
+    make, hook = HOOKS[name]
+    model = ddp.DistributedDataParallel(layers().to(DEVICE), bucket_cap_mb=0.005)
+    model.register_comm_hook(make(), hook)
+    return waits(model, rank)
+
+
+def looking_for_unused(rank: int, unused: bool) -> list[str]:
+    model = ddp.DistributedDataParallel(
+        (branches() if unused else layers()).to(DEVICE), find_unused_parameters=True, bucket_cap_mb=0.005
+    )
+    return waits(model, rank, 1)
+
+
+def checked(rank: int) -> tuple[list[str], str]:
+    """-> the waits of a step with a NaN on rank 1 and of the next one, which comes later, and what that one raised."""
+    model = ddp.DistributedDataParallel(layers().to(DEVICE))
+    with ddp.check_numerics(model, replicas_every=2):
+        waited = waits(model, rank, 1)
+        torch.accelerator.synchronize()
+        model.zero_grad()
+        bad = batch(rank, 9) * (float("nan") if rank else 1.0)
+        emu.take_sync_reasons()
+        with emu.slow(collectives=0.02):
+            loss_of(model, bad).backward()
+        waited += emu.take_sync_reasons()
+        torch.accelerator.synchronize()
+        emu.take_sync_reasons()
+        model.zero_grad()
+        try:
+            loss_of(model, batch(rank, 10)).backward()
+        except ddp.NumericsError as error:
+            return waited, str(error)
+    return waited, ""
+
+
+# --- in the capture of a graph ---------------------------------------------------------------------------
+
+
+@contextmanager
+def capturing() -> Iterator[None]:
+    """The device says that it captures. It does not, but it counts what a capture would not permit."""
+    emu.is_current_stream_capturing = lambda: True  # type: ignore[attr-defined]
+    capture._questions.cache_clear()
+    try:
+        yield
+    finally:
+        del emu.is_current_stream_capturing  # type: ignore[attr-defined]
+        capture._questions.cache_clear()
+
+
+def captured(rank: int) -> tuple[dict[str, int], int]:
+    """-> the growth of counts in a captured step, and how many of its buckets lose their memory to others later."""
+    model = ddp.DistributedDataParallel(layers().to(DEVICE), bucket_cap_mb=0.005)
+    check = ddp.check_numerics(model)
+    waits(model, rank)
+    x = batch(rank, 20)
+    torch.accelerator.synchronize()
+    before = emu.counters()
+    with capturing():
+        model.zero_grad()
+        loss_of(model, x).backward()
+    after = emu.counters()
+    check.end()
+    storages = {p.grad.untyped_storage() for p in model.parameters()}
+    sizes = {storage.data_ptr(): storage.nbytes() for storage in storages}
+    del storages
+    taken = []
+    for step in range(3):  # the gradients of each step stay in use, so each one needs other memory
+        taken.append([parameter.grad for parameter in model.parameters()])
+        model.zero_grad()
+        loss_of(model, batch(rank, step)).backward()
+    del taken
+    fresh = [torch.empty(size, dtype=torch.uint8, device=DEVICE) for size in sizes.values() for _ in range(4)]
+    reused = {tensor.data_ptr() for tensor in fresh} & set(sizes)
+    return {name: after[name] - before[name] for name in after}, len(reused)
+
+
+def refused(rank: int, what: str) -> str:
+    given: dict[str, Any] = {
+        "find_unused": {"find_unused_parameters": True},
+        "auto": {"bucket_cap_mb": "auto"},
+    }.get(what, {})
+    model = ddp.DistributedDataParallel(layers().to(DEVICE), **given)
+    if what in HOOKS:
+        make, hook = HOOKS[what]
+        model.register_comm_hook(make(), hook)
+    if what != "early":
+        waits(model, rank, 0)
+    x = batch(rank, 0)
+    with ddp.trace(model) if what == "trace" else nullcontext(), capturing():
+        try:
+            loss_of(model, x).backward()
+        except RuntimeError as error:
+            return str(error)
+    return ""
