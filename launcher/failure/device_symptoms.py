@@ -7,10 +7,11 @@ user-exception=fail). The first entry that matches a message applies. docs/commu
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 
-from launcher.machine.xids import UNKNOWN, XIDS, Origin, xid_in
+from launcher.machine.xids import XIDS, Origin, xid_in
 from rendezvous.values.types import FailureClass as Class
 
 
@@ -26,6 +27,9 @@ class Symptom:
     failure: Class
     restart: Restart
     hint: str
+    between: bool = (
+        False  # an error of a connection: the rank that reports it cannot know which end is at fault
+    )
 
     def fits(self, words: str) -> bool:
         return any(phrase in words for phrase in self.phrases)
@@ -69,27 +73,40 @@ TABLE: tuple[Symptom, ...] = (
         "usually an index or label out of range: set CUDA_LAUNCH_BLOCKING=1 to see the line",
     ),
     Symptom(
-        ("illegal memory access",),
+        ("illegal memory access", "misaligned address"),
         Class.USER_EXCEPTION,
         Restart.FAIL,
         "set CUDA_LAUNCH_BLOCKING=1 to see the line; compute-sanitizer finds the access",
     ),
+    Symptom(
+        ("unspecified launch failure", "hardware stack error"),
+        Class.USER_EXCEPTION,
+        Restart.FAIL,
+        "usually a faulty CUDA kernel: compute-sanitizer finds it. If the same node fails again, look for Xid errors in "
+        "dmesg on that node",
+    ),
     # --- memory of this node
     Symptom(
-        ("creating shared memory segment", "no space left on device", "shm_open"),
+        (
+            "creating shared memory segment",
+            "no space left on device",
+            "shm_open",
+            "failed to extend /dev/shm",
+            "posix_fallocate failed",
+        ),
         Class.OUT_OF_MEMORY,
         Restart.RESTART,
         "/dev/shm is too small: use docker run --shm-size=8g (or --ipc=host)",
     ),
     Symptom(
-        ("ibv_reg_mr", "ibv_reg_mr_iova2", "fi_mr_reg"),
+        ("ibv_reg_mr", "fi_mr_reg"),
         Class.NETWORK,
         Restart.EXCLUDE,
         _LOCKED,
     ),
     # --- a device
     Symptom(
-        ("fallen off the bus",),
+        ("fallen off the bus", "rminitadapter failed", "nv_err_reset_required"),
         Class.HARDWARE,
         Restart.EXCLUDE,
         f"the GPU no longer responds on the PCIe bus: {_DMESG}",
@@ -107,7 +124,7 @@ TABLE: tuple[Symptom, ...] = (
         f"the GPU is failing: {_DMESG}",
     ),
     Symptom(
-        ("hardware stack error", "unspecified launch failure", "launch timed out and was terminated"),
+        ("launch timed out and was terminated",),
         Class.HARDWARE,
         Restart.EXCLUDE,
         "a faulty CUDA kernel or a failing GPU: look for Xid errors in dmesg on that node",
@@ -126,7 +143,14 @@ TABLE: tuple[Symptom, ...] = (
     ),
     # --- a peer
     Symptom(
-        ("ncclremoteerror", "remote process exited", "connection closed by remote peer", "remote_error"),
+        (
+            "ncclremoteerror",
+            "remote process exited",
+            "connection closed by remote peer",
+            "remote_error",
+            "call to recv from",
+            "call to send to",
+        ),
         Class.CONSEQUENCE,
         Restart.RESTART,
         "a peer or the network failed before this rank: look for the first cause in another rank",
@@ -139,23 +163,48 @@ TABLE: tuple[Symptom, ...] = (
     ),
     # --- the network
     Symptom(
-        ("with status=12", "retry_exc", "transport retry counter exceeded"),
+        ("with status=12", "with error 12,", "retry_exc", "transport retry counter exceeded"),
         Class.NETWORK,
         Restart.RESTART,
         "a peer stopped answering over InfiniBand/RoCE: check its port, cable and switch (ibstat, perfquery)",
+        between=True,
     ),
     Symptom(
-        ("got async event", "port error", "ibv_", "net/ib", "wr_flush", "local work queue operation error"),
+        ("got completion from peer", "wr_flush", "ibv_modify_qp", "failed to modify qp"),
+        Class.NETWORK,
+        Restart.RESTART,
+        "an InfiniBand/RoCE connection between two nodes failed: look for the first such line of all nodes, and run "
+        "ibstat on both",
+        between=True,
+    ),
+    Symptom(
+        (
+            "port error",
+            "local catastrophic error",
+            "work queue catastrophic error",
+            "work queue error",
+            "local work queue operation error",
+            "cq error",
+            "call to ibv_",
+        ),
         Class.NETWORK,
         Restart.EXCLUDE,
         "an InfiniBand/RoCE error on this node: run ibstat, and look for mlx5 messages in dmesg",
     ),
     Symptom(
-        ("net/ofi", "fi_cq_readerr", "libfabric", "efa provider"),
+        ("net/ofi request", "fi_cq_readerr"),
         Class.NETWORK,
         Restart.RESTART,
         "EFA/libfabric lost a peer: run fi_info -p efa on both nodes; the AWS security group must allow all traffic "
         "from and to itself",
+        between=True,
+    ),
+    Symptom(
+        ("net/ofi couldn't", "net/ofi creating", "net/ofi unable", "efa provider"),
+        Class.NETWORK,
+        Restart.EXCLUDE,
+        "EFA/libfabric cannot be used on this node: run fi_info -p efa, and check the versions of libfabric and "
+        "aws-ofi-nccl",
     ),
     Symptom(
         ("no socket interface found", "network is down", "no such device or address"),
@@ -168,42 +217,37 @@ TABLE: tuple[Symptom, ...] = (
         Class.NETWORK,
         Restart.RESTART,
         "nodes cannot reach each other: " + _INTERFACE,
+        between=True,
     ),
     Symptom(
-        ("ncclsystemerror", "unhandled system error"),
+        ("ncclsystemerror", "unhandled system error", "socketstartconnect", "socketpollconnect"),
         Class.NETWORK,
         Restart.RESTART,
         "set NCCL_DEBUG=INFO to see more; " + _INTERFACE,
+        between=True,
     ),
 )
-# Errors of a connection: the rank that reports one of them cannot know which end is at fault.
-_BETWEEN_TWO = (
-    "connect to ",
-    "connection timed out",
-    "connection refused",
-    "connection reset",
-    "from peer",
-    "with status=12",
-    "retry_exc",
-    "transport retry counter",
-    "no route to host",
-    "unreachable",
-    "net/ofi",
-    "fi_cq_readerr",
-)
+
+
+_NON_FATAL = re.compile(r"\bnon-?fatal\b")  # an NVLink error that the hardware has corrected
 
 
 def symptom(words: str) -> Symptom | None:
     """The first entry that matches a message in lower case."""
     number = xid_in(words)
-    meaning = None if number is None else XIDS.get(number, UNKNOWN)
-    if meaning is not None and meaning.origin is not Origin.PROGRAM:
+    meaning = None if number is None else XIDS.get(number)
+    if (
+        meaning is not None
+        and meaning.origin in (Origin.DEVICE, Origin.LINK)
+        and not _NON_FATAL.search(words)
+    ):
         return Symptom((), Class.HARDWARE, Restart.EXCLUDE, f"Xid {number}: {meaning.text}: {_DMESG}")
     return next((each for each in TABLE if each.fits(words)), None)
 
 
 def is_between_two(words: str) -> bool:
-    return any(phrase in words for phrase in _BETWEEN_TWO)
+    known = symptom(words)
+    return known is not None and known.between
 
 
 def is_mismatch(words: str) -> bool:

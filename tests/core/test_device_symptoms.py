@@ -107,7 +107,7 @@ MESSAGES = [
         C.USER_EXCEPTION,
         "compute-sanitizer",
     ),
-    ("RuntimeError: CUDA error: unspecified launch failure", C.HARDWARE, "dmesg"),
+    ("RuntimeError: CUDA error: unspecified launch failure", C.USER_EXCEPTION, "dmesg"),
     (
         "RuntimeError: GPU lost: NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', GPU has fallen off the bus.",
         C.HARDWARE,
