@@ -82,8 +82,8 @@ TABLE: tuple[Symptom, ...] = (
         ("unspecified launch failure", "hardware stack error"),
         Class.USER_EXCEPTION,
         Restart.FAIL,
-        "usually a faulty CUDA kernel: compute-sanitizer finds it. If the same node fails again, look for Xid errors in "
-        "dmesg on that node",
+        "usually a faulty CUDA kernel: compute-sanitizer finds it. If the same node fails again, look for Xid errors "
+        "in dmesg on that node",
     ),
     # --- memory of this node
     Symptom(
@@ -185,7 +185,12 @@ TABLE: tuple[Symptom, ...] = (
             "work queue error",
             "local work queue operation error",
             "cq error",
-            "call to ibv_",
+            "call to ibv_get_async_event",
+            "call to ibv_open",
+            "call to ibv_alloc",
+            "call to ibv_create",
+            "call to ibv_post",
+            "call to ibv_poll",
         ),
         Class.NETWORK,
         Restart.EXCLUDE,

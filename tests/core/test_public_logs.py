@@ -1,4 +1,4 @@
-"""What the tables say about lines of real logs: never a wrong class, and nothing where a line does not show its cause."""
+"""What the tables say about lines of real logs: never a wrong class, and nothing where a line shows no cause."""
 
 from __future__ import annotations
 

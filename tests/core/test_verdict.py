@@ -47,7 +47,7 @@ def ended(code: int | None = 1, stderr: str = "", **known: object) -> Cause:
         ),
         ("torch.AcceleratorError: CUDA error: device-side assert triggered", C.USER_EXCEPTION, None),
         ("RuntimeError: CUDA error: uncorrectable ECC error encountered", C.HARDWARE, None),
-        ("RuntimeError: CUDA error: unspecified launch failure", C.HARDWARE, None),
+        ("RuntimeError: CUDA error: unspecified launch failure", C.USER_EXCEPTION, None),
         ("ValueError: uncorrectable input", C.USER_EXCEPTION, None),
         (
             "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network "
