@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ddp.reducer.bucket import Used
     from ddp.reducer.bucket_sender import BucketOperations
@@ -34,6 +34,11 @@ class BucketObserver:
         while before._next is not self:
             before = before._next
         before._next = self._next
+
+    def why_not_capturable(self) -> str:
+        """Why a step cannot be captured while this observer, or one behind it, is active; empty if it can."""
+        behind: Callable[[], str] = getattr(self._next, "why_not_capturable", str)
+        return self.not_capturable or behind()
 
     def mark(self, name: str) -> None:
         """Called when a stage of the step begins or ends."""

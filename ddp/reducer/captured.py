@@ -14,6 +14,8 @@ from ddp.reducer.bucket import FlatBucket
 from ddp.telemetry import capture
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
     from ddp.reducer.reducer import Reducer
@@ -40,12 +42,8 @@ def _obstacle(core: Reducer) -> str:
             "the buckets are not final yet. Run some steps before the capture, forward and backward with gradient "
             "averaging: 11 are enough, as for torch's class"
         )
-    observer = core.setup.operations
-    while observer is not core.sender:
-        if reason := getattr(observer, "not_capturable", ""):
-            return str(reason)
-        observer = observer._next  # type: ignore[attr-defined]
-    return ""
+    why: Callable[[], str] = getattr(core.setup.operations, "why_not_capturable", str)
+    return why()
 
 
 def keep_memory(core: Reducer) -> None:

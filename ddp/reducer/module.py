@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed import BuiltinCommHookType
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
 
-from ddp.reducer import agreement, captured, compiled, engine, errors, extensions, plan
+from ddp.reducer import agreement, captured, compiled, dtypes, engine, errors, extensions, plan
 from ddp.reducer.bucket_sender import Settings
 from ddp.reducer.collectives import GROUP_TIMEOUT, start_sum
 from ddp.reducer.grad_bucket import GradBucket
@@ -62,6 +62,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             chosen.get("forward_sync_buffers") is not None or chosen["broadcast_buffers"] is not False
         )
         self.__dict__["_tunes_buckets"] = _wants_tuning(chosen)
+        dtypes.check(chosen["module"], chosen["mixed_precision"])
         _replace_deprecated(chosen)
         torch_api.skip_in_dynamo("ddp")
         compiled.hide_communication(DistributedDataParallel)
@@ -152,14 +153,20 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         buffers_too = self.__dict__.pop("_buffers_first", True)
         state = self._state_to_send(buffers_too)
         agreement.same_model(sender.group, sender.device, sender.facts, state, options)
+        narrow = dtypes.narrow_state(self.module, self.parameters_to_ignore, buffers=buffers_too)
         torch_api.get(torch_names.SYNC_STATES)(
             module=self.module,
             process_group=self.process_group,
             broadcast_bucket_size=self.broadcast_bucket_size,
             src=0,
-            params_and_buffers_to_ignore=self.parameters_to_ignore,
+            params_and_buffers_to_ignore={*self.parameters_to_ignore, *narrow},
             broadcast_buffers=buffers_too,
         )
+        dtypes.broadcast(self.process_group, narrow.values())
+
+    def _assign_modules_buffers(self) -> None:
+        super()._assign_modules_buffers()
+        self.modules_buffers = dtypes.as_bytes(self.modules_buffers)
 
     def _state_to_send(self, buffers_too: bool) -> list[plan.Entry]:
         named = [*self.module.named_parameters(), *(self.module.named_buffers() if buffers_too else ())]

@@ -145,6 +145,7 @@ _OVERRIDDEN = (
     Name(_DDP, "_delayed_all_reduce_hook", Use.OVERRIDDEN, "delay_all_reduce_named_params", ("self", "grad")),
     Name(_DDP, "_match_all_reduce_for_bwd_pass", Use.OVERRIDDEN, f"join() of {_REDUCER}", ("self",)),
     Name(_DDP, "_match_unused_params_allreduce", Use.OVERRIDDEN, f"join() of {_REDUCER}", ("self",)),
+    Name(_DDP, "_assign_modules_buffers", Use.OVERRIDDEN, "buffers of one byte, such as FP8", ("self",)),
     Name(_DDP, "_check_comm_hook", Use.OVERRIDDEN, "communication hooks", ("self", "hook")),
     Name(_DDP, "_register_builtin_comm_hook", Use.OVERRIDDEN, "built-in hooks", ("self", "comm_hook_type")),
 )
@@ -177,6 +178,8 @@ _OF_GROUPS = (
     *_each(_GROUP, Use.CALLED, _BACKENDS, "_set_default_backend", "_register_backend"),
 )
 
+IGNORED = "_ddp_params_and_buffers_to_ignore"
+
 # --- attributes of torch's objects -------------------------------------------------------------------
 
 # Of tensors, storages, process groups and their options, and of torch's own modules: no class to look them up in.
@@ -188,6 +191,7 @@ ON_OBJECTS: dict[str, str] = {
     "_threads": "the number of threads, in the options of ProcessGroupGloo",
     "_timeout": "the timeout, in the options of ProcessGroupNCCL",
     "_context_id": "the number of a context of torch.distributed.autograd",
+    IGNORED: "torch.nn.Module: the names that _set_params_and_buffers_to_ignore_for_model has set",
     "_join_config": "torch.distributed.algorithms.join.Joinable: whether join() is active",
     "_static_graph_delay_allreduce_enqueued": "DistributedDataParallel: set, so that torch adds no node of its own",
 }

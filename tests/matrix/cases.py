@@ -74,7 +74,7 @@ CASES: tuple[Case, ...] = (
                 ),
                 *("accumulation_under_no_sync-every", "sparse_embeddings-plain", "checkpoints-reentrant"),
                 *("optimizer_in_backward-sgd", "sent_before_each_forward-synced", "written_and_read-save"),
-                *("without_init_sync", "logging_data", "compiled_inside"),
+                *("without_init_sync", "logging_data", "compiled_without_breaks_inside"),
             )
         ),
     ),

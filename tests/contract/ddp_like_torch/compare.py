@@ -28,6 +28,7 @@ MODULES = [
         "cases_outside",
         "cases_state",
         "cases_compiled",
+        "cases_narrow",
     ),
 ]
 

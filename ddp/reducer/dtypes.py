@@ -1,0 +1,82 @@
+"""Types of one byte, such as FP8: they can be stored and broadcast as bytes, but no sum of them is defined.
+
+A script that computes in FP8 keeps its parameters and gradients in a wider type and casts in the forward, so none of
+its gradients is of one byte. Frozen parameters and buffers may be: a quantized model with trained adapters, for
+example.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ddp.reducer.collectives import broadcast_from_rank_0
+from ddp.telemetry import torch_names
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch.distributed import ProcessGroup
+
+
+def _is_narrow(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point and dtype.itemsize == 1
+
+
+def check(module: Any, mixed_precision: Any) -> None:
+    """Raise if the gradients of trained parameters cannot be averaged."""
+    reduced = getattr(mixed_precision, "reduce_dtype", None)
+    if reduced is not None and _is_narrow(reduced):
+        raise TypeError(
+            f"invalid mixed_precision: no sum is defined for reduce_dtype={_short(reduced)}. Use bfloat16 or float16"
+        )
+    if not isinstance(module, torch.nn.Module):
+        return  # torch says what is wrong
+    ignored = set(getattr(module, torch_names.IGNORED, ()))
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad and name not in ignored:
+            _check_parameter(name, parameter)
+
+
+def _check_parameter(name: str, parameter: torch.Tensor) -> None:
+    if _is_narrow(parameter.dtype):
+        raise TypeError(
+            f"the parameter {name!r} is of type {_short(parameter.dtype)}, and so is its gradient, which cannot be "
+            "averaged: no sum is defined for this type. Keep parameters that are trained in bfloat16 or wider, and "
+            "cast them in the forward; or freeze this one with requires_grad_(False)"
+        )
+    wanted = getattr(parameter, "grad_dtype", None)
+    if wanted is not None and wanted != parameter.dtype:
+        raise TypeError(
+            f"the parameter {name!r} is of type {_short(parameter.dtype)}, but its grad_dtype is {_short(wanted)}. A "
+            "gradient is averaged in the type of its parameter. Remove grad_dtype, or keep the parameter in that type "
+            "and cast it in the forward"
+        )
+
+
+def as_bytes(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the tensors for a broadcast; those of a type that backends do not know as bytes in the same memory."""
+    return [tensor.detach().view(torch.uint8) if _is_narrow(tensor.dtype) else tensor for tensor in tensors]
+
+
+def narrow_state(
+    module: torch.nn.Module, ignored: Iterable[str], *, buffers: bool
+) -> dict[str, torch.Tensor]:
+    """Return the parameters and buffers of one byte, by their names."""
+    named = [*module.named_parameters(), *(module.named_buffers() if buffers else ())]
+    left = set(ignored)
+    return {name: tensor for name, tensor in named if name not in left and _is_narrow(tensor.dtype)}
+
+
+def broadcast(group: ProcessGroup, tensors: Iterable[torch.Tensor]) -> None:
+    """Send the values of rank 0 to all ranks, as bytes."""
+    for each in as_bytes(tensors):
+        sent = each.contiguous()
+        broadcast_from_rank_0(group, sent)
+        if sent is not each:
+            each.copy_(sent)
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
