@@ -74,7 +74,7 @@ def build_shell(spec: LaunchSpec, starter: ZygoteStarter, zygote: Zygote) -> She
 
 
 def begin_preflight(shell: Shell) -> Preflight | None:
-    if shell.spec.preflight == "off" and not shell.spec.health_sources:
+    if shell.spec.preflight == "off" and not shell.spec.health_sources and not shell.spec.topology:
         return None
     from launcher.preflight.agent_preflight import Preflight
 

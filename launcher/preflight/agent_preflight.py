@@ -35,9 +35,18 @@ class HealthData:
     healthy: bool
     note: str
     versions: str
+    block: str = ""
+    hardware: str = ""
 
     def of(self, facts: NodeFacts) -> NodeFacts:
-        return replace(facts, healthy=self.healthy, health_note=self.note, versions=self.versions)
+        return replace(
+            facts,
+            healthy=self.healthy,
+            health_note=self.note,
+            versions=self.versions,
+            block=self.block,
+            hardware=self.hardware,
+        )
 
 
 class Preflight:
@@ -78,7 +87,8 @@ class Preflight:
         if failed and self._spec.max_nodes == 1:
             named = f"this machine failed its pre-flight check: {failed}"
             raise CannotConnect(f"{named}. {_what_next(report)}", FAILED_CHECK)
-        return HealthData(not failed, failed[:_NOTE_CHARS], str(report.versions))
+        had = str(report.versions)
+        return HealthData(not failed, failed[:_NOTE_CHARS], had, report.block, report.hardware[:_NOTE_CHARS])
 
     async def _compare_nodes(self, connection: Connection, report: Report) -> tuple[Check, ...]:
         from launcher.preflight import network_check  # which loads gRPC

@@ -8,7 +8,7 @@ healthy machines.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -339,10 +339,12 @@ class Report:
     checks: tuple[Check, ...] = ()
     versions: Versions = field(default_factory=Versions)
     took_s: float = 0.0
+    block: str = ""  # the place of the node in the network
+    hardware: str = ""  # its GPUs and their links, in words
 
     @property
     def healthy(self) -> bool:
         return not failures(self.checks)
 
     def plus(self, more: Sequence[Check]) -> Report:
-        return Report(self.node, self.level, (*self.checks, *more), self.versions, self.took_s)
+        return replace(self, checks=(*self.checks, *more))

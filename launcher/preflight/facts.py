@@ -12,8 +12,19 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
+from launcher.machine.layout import Layout, in_words
+from launcher.machine.layout_reading import read_layout
 from launcher.output.log_folder import temporary_roots
-from launcher.preflight import checkup, compiled_core, gpu_checkup, gpus, host, source_checkup, versions
+from launcher.preflight import (
+    checkup,
+    compiled_core,
+    gpu_checkup,
+    gpus,
+    host,
+    placement,
+    source_checkup,
+    versions,
+)
 from launcher.preflight.checkup import MB, Check, Grade, Report, skipped
 from launcher.sources.source import Source, SourceFailed
 
@@ -39,12 +50,28 @@ async def gather(spec: LaunchSpec, level: str) -> Report:
     full = level == "full"
     parts = [*(_parts(spec, full) if level != "off" else ()), *_sources(spec)]
     work = [_bounded(name, part, _bound_of(name, full)) for name, part in parts]
+    laid_out = asyncio.ensure_future(_laid_out(spec, level))
     found = [check for checks in await asyncio.gather(*work) for check in checks]
+    layout = await laid_out
+    block, problem = placement.place_of(spec.topology, os.environ, layout)
+    found += [
+        *(placement.judge_layout(layout, spec.numa_binding, os.environ) if level != "off" else ()),
+        *placement.judge_place(spec.topology, block, problem),
+    ]
     if full:
         found += await _self_test(spec)
     had = versions.versions(spec.python)
     took_s = time.monotonic() - began
-    return Report(socket.gethostname(), level, tuple(found), had, took_s)
+    return Report(socket.gethostname(), level, tuple(found), had, took_s, block, in_words(layout))
+
+
+async def _laid_out(spec: LaunchSpec, level: str) -> Layout:
+    """Empty if the driver does not answer in time; the check of the GPUs reports that."""
+    if level == "off" and spec.topology != placement.NVLINK:
+        return Layout()
+    with contextlib.suppress(Exception):
+        return await asyncio.wait_for(asyncio.to_thread(read_layout), _SLOW_S)
+    return Layout()
 
 
 def _parts(spec: LaunchSpec, full: bool) -> Iterator[tuple[str, Part]]:

@@ -63,6 +63,8 @@ def as_json(report: Report, **more: Any) -> dict[str, Any]:
         "fit": report.healthy,
         "exit_code": exit_code(report.checks),
         "took_s": round(report.took_s, 3),
+        "block": report.block,
+        "hardware": report.hardware,
         "versions": {name: getattr(report.versions, name) for name in report.versions.__slots__},
         "checks": [
             {

@@ -135,6 +135,7 @@ def _monitoring(settings: Settings) -> dict[str, Any]:
     return {
         "preflight": settings["preflight"],
         "preflight_paths": settings["preflight_paths"] or (),
+        "topology": settings["topology"] or "",
         "stragglers": settings["stragglers"],
         "health_address": settings["health_port"],
         "health_sources": settings["health_source"] or (),

@@ -52,6 +52,15 @@ _NODES = (
         "rank of this node, 0 to N-1 (default: nodes are ordered by their index in Slurm or Kubernetes, then by host "
         "name)",
     ),
+    _ours(
+        "--topology",
+        "PLACE|slurm|nvlink",
+        None,
+        name_lists.place,
+        "where this node is in the network, from the largest unit to the smallest, for example pod1/rack7; nodes that "
+        "share a unit get neighbouring node ranks. slurm: the switches that Slurm names; nvlink: the NVLink domain of "
+        "the GPUs",
+    ),
     _torch(
         "--role",
         "NAME",

@@ -109,6 +109,7 @@ class LaunchSpec:
     preflight_paths: tuple[str, ...] = ()  # directories to check besides the log directory
     trace_collectives: bool = True
     stragglers: StragglerRule = StragglerRule()
+    topology: str = ""  # "slurm", "nvlink", or the place of this node in the network: "pod1/rack7"
     health_address: tuple[str, int] | None = None
     health_sources: tuple[str, ...] = ()  # "kubernetes", URLs, paths of files
     health_ignored: tuple[str, ...] = ()  # names of findings of these sources

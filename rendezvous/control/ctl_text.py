@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 
+_NAMED = 8
+
+
 def job_table(jobs: Sequence[Any]) -> str:
     if not jobs:
         return "no jobs"
@@ -49,11 +52,27 @@ def job_text(job: Any) -> str:
     problems = [f"  {_printable(n.node)}: {_printable(text)}" for n in job.nodes for text in n.health]
     if problems:
         parts.append("\n".join(["health:", *problems]))
+    if placed := _placement(job.nodes):
+        parts.append("\n".join(["topology:", *(f"  {line}" for line in placed)]))
     if job.decisions:
         parts.append("\n".join(["decisions:", *(f"  {_decision(d)}" for d in job.decisions)]))
     if job.HasField("outcome") and job.outcome.HasField("first_cause"):
         parts.append(f"first cause: {_cause(job.outcome.first_cause)}")
     return "\n\n".join(parts)
+
+
+def _placement(nodes: Iterable[Any]) -> list[str]:
+    """Where nodes are, and what is in them. Nodes with equal hardware share a line."""
+    alike: dict[str, list[str]] = {}
+    for node in nodes:
+        if node.hardware:
+            alike.setdefault(_printable(node.hardware), []).append(_printable(node.node))
+    lines = [f"{_printable(node.node)} is in {_printable(node.block)}" for node in nodes if node.block]
+    return lines + [f"{_some(names)}: {hardware}" for hardware, names in alike.items()]
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
 
 
 def _node_row(node: Any) -> tuple[str, ...]:

@@ -512,7 +512,7 @@ class PhaseTimes(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., steps: _Optional[int] = ..., data_s: _Optional[float] = ..., forward_s: _Optional[float] = ..., backward_s: _Optional[float] = ..., optimizer_s: _Optional[float] = ..., idle_s: _Optional[float] = ..., waiting_s: _Optional[float] = ...) -> None: ...
 
 class NodeFacts(_message.Message):
-    __slots__ = ("host", "address", "nproc", "role", "node_rank", "scheduler_index", "healthy", "health_note", "versions", "script_args")
+    __slots__ = ("host", "address", "nproc", "role", "node_rank", "scheduler_index", "healthy", "health_note", "versions", "script_args", "block", "hardware")
     HOST_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     NPROC_FIELD_NUMBER: _ClassVar[int]
@@ -523,6 +523,8 @@ class NodeFacts(_message.Message):
     HEALTH_NOTE_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
     SCRIPT_ARGS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_FIELD_NUMBER: _ClassVar[int]
+    HARDWARE_FIELD_NUMBER: _ClassVar[int]
     host: str
     address: str
     nproc: int
@@ -533,7 +535,9 @@ class NodeFacts(_message.Message):
     health_note: str
     versions: str
     script_args: str
-    def __init__(self, host: _Optional[str] = ..., address: _Optional[str] = ..., nproc: _Optional[int] = ..., role: _Optional[str] = ..., node_rank: _Optional[int] = ..., scheduler_index: _Optional[int] = ..., healthy: bool = ..., health_note: _Optional[str] = ..., versions: _Optional[str] = ..., script_args: _Optional[str] = ...) -> None: ...
+    block: str
+    hardware: str
+    def __init__(self, host: _Optional[str] = ..., address: _Optional[str] = ..., nproc: _Optional[int] = ..., role: _Optional[str] = ..., node_rank: _Optional[int] = ..., scheduler_index: _Optional[int] = ..., healthy: bool = ..., health_note: _Optional[str] = ..., versions: _Optional[str] = ..., script_args: _Optional[str] = ..., block: _Optional[str] = ..., hardware: _Optional[str] = ...) -> None: ...
 
 class Cause(_message.Message):
     __slots__ = ("node", "rank", "local_rank", "failure", "reason", "exit_code", "signal", "traceback", "step", "ran_s", "at", "log", "hint", "place", "doubt", "suspects", "stopped")
@@ -888,7 +892,7 @@ class JobView(_message.Message):
     def __init__(self, summary: _Optional[_Union[JobSummary, _Mapping]] = ..., spec: _Optional[_Union[JobSpec, _Mapping]] = ..., nodes: _Optional[_Iterable[_Union[NodeView, _Mapping]]] = ..., store: _Optional[_Union[StoreAddress, _Mapping]] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ...) -> None: ...
 
 class NodeView(_message.Message):
-    __slots__ = ("node", "incarnation", "address", "nproc", "role", "node_rank", "rank_offset", "heard_s", "present", "excluded", "failures", "pending", "health")
+    __slots__ = ("node", "incarnation", "address", "nproc", "role", "node_rank", "rank_offset", "heard_s", "present", "excluded", "failures", "pending", "health", "block", "hardware")
     NODE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -902,6 +906,8 @@ class NodeView(_message.Message):
     FAILURES_FIELD_NUMBER: _ClassVar[int]
     PENDING_FIELD_NUMBER: _ClassVar[int]
     HEALTH_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_FIELD_NUMBER: _ClassVar[int]
+    HARDWARE_FIELD_NUMBER: _ClassVar[int]
     node: str
     incarnation: str
     address: str
@@ -915,7 +921,9 @@ class NodeView(_message.Message):
     failures: int
     pending: bool
     health: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., nproc: _Optional[int] = ..., role: _Optional[str] = ..., node_rank: _Optional[int] = ..., rank_offset: _Optional[int] = ..., heard_s: _Optional[float] = ..., present: bool = ..., excluded: _Optional[str] = ..., failures: _Optional[int] = ..., pending: bool = ..., health: _Optional[_Iterable[str]] = ...) -> None: ...
+    block: str
+    hardware: str
+    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., nproc: _Optional[int] = ..., role: _Optional[str] = ..., node_rank: _Optional[int] = ..., rank_offset: _Optional[int] = ..., heard_s: _Optional[float] = ..., present: bool = ..., excluded: _Optional[str] = ..., failures: _Optional[int] = ..., pending: bool = ..., health: _Optional[_Iterable[str]] = ..., block: _Optional[str] = ..., hardware: _Optional[str] = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("generation", "cause")

@@ -3,7 +3,8 @@
 A node that stays keeps its node rank. When the world shrinks, only the nodes whose rank no longer exists move to free
 ranks. A new node that asks for a free rank with --node-rank gets it. The other new nodes get the remaining ranks in
 natural order. This is the order of the scheduler's index, then of the host name. Numbers in host names are compared as
-numbers, so node2 comes before node10.
+numbers, so node2 comes before node10. Nodes that have reported their place in the network (--topology) stand beside
+nodes of the same place.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from rendezvous.rounds.blocks import grouped, path_of, seated
 from rendezvous.values.frozen_map import FrozenMap
 from rendezvous.values.types import Assignment, Placement, World
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from rendezvous.rounds.blocks import Path
     from rendezvous.values.types import AgentId, NodeFacts
 
     Candidate = tuple[AgentId, NodeFacts]
@@ -59,11 +62,19 @@ def node_ranks(candidates: Sequence[Candidate], previous: Mapping[str, int]) -> 
             displaced.append(candidate)
     newcomers = _grant_claims(newcomers, taken, n)
     displaced.sort(key=lambda c: previous[c[0].node])
-    newcomers.sort(key=lambda c: (_claim(c), natural_order(c)))
-    free = (rank for rank in range(n) if rank not in taken)
-    for candidate, rank in zip([*displaced, *newcomers], list(free), strict=True):
-        taken[rank] = candidate[0].node
+    newcomers.sort(key=natural_order)
+    newcomers = sorted(grouped(newcomers, _path), key=_claim)
+    queue = [*displaced, *newcomers]
+    paths = {candidate[0].node: _path(candidate) for candidate in candidates}
+    near = {rank: paths[node] for rank, node in taken.items()}
+    free = [rank for rank in range(n) if rank not in taken]
+    for rank, index in seated(free, near, [_path(candidate) for candidate in queue]):
+        taken[rank] = queue[index][0].node
     return {taken[rank]: rank for rank in range(n)}
+
+
+def _path(candidate: Candidate) -> Path:
+    return path_of(candidate[1].block)
 
 
 def _claim(candidate: Candidate) -> tuple[bool, int]:

@@ -47,6 +47,8 @@ class NodeView:
     failures: int = 0
     pending: bool = False
     health: tuple[Sentence, ...] = ()
+    block: str = ""
+    hardware: Sentence = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +132,8 @@ def _node(state: JobState, member: Member, now: float) -> NodeView:
         failures=_failures(state, node),
         pending=node in state.pending,
         health=(*state.health.get(node, ()), *_slow(state, node)),
+        block=facts.block,
+        hardware=facts.hardware,
     )
 
 

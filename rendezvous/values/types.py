@@ -154,6 +154,8 @@ class NodeFacts:
     health_note: Sentence = ""
     versions: str = ""  # "torch=2.13.0 python=3.11.7": should be equal on all nodes
     script_args: str = ""  # a checksum of the arguments of the script: usually equal on all nodes
+    block: str = ""  # its place in the network, from the largest unit to the smallest: "pod1/rack7"
+    hardware: Sentence = ""  # its GPUs, their NUMA nodes and links, for users
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,9 +24,9 @@ CORE = {
         ),
         *within("hosts", "command_lines"),
         *within("joining", "endpoint join"),
-        *within("machine", "gpu_state xids"),
+        *within("machine", "gpu_state layout xids"),
         *within("output", "canvas lines live_area redrawn_rows screen screen_row stream_view thinning"),
-        *within("preflight", "checkup gpu_checkup link_plan source_checkup table"),
+        *within("preflight", "checkup gpu_checkup link_plan placement source_checkup table"),
         *within("ranks", "affinity worker_env"),
         *within("sources", "answer conditions findings metrics"),
         *within(
@@ -44,7 +44,7 @@ CORE = {
         ),
         *within(
             "rounds",
-            "admission growing hang_examination join_limits journal orders outcome_truncation policy ranks "
+            "admission blocks growing hang_examination join_limits journal orders outcome_truncation policy ranks "
             "resume sealing snapshot state_recovery stopping view",
         ),
         *within("service", "waiting_jobs"),
@@ -78,7 +78,7 @@ SHELL = {
         ),
         *within("hosts", "fleet outputs ssh_control"),
         *within("joining", "addresses connect"),
-        *within("machine", "devices gpu_reading kernel_log nvml small_files"),
+        *within("machine", "devices gpu_reading kernel_log layout_reading nvml small_files"),
         *within(
             "output",
             "channels filtered_files frames keyboard live_display log_file log_folder logs rank_display rank_stream "

@@ -14,6 +14,8 @@ from nvml_fake import FakeDriver
 
 from launcher.health.gpus import open_gpus
 from launcher.health.node_health import Health, NodeReading, evaluate
+from launcher.machine.layout import in_words
+from launcher.machine.layout_reading import read_layout
 from launcher.machine.nvml import Nvml, NvmlError
 from launcher.preflight.checkup import Check, Grade
 from launcher.preflight.gpu_checkup import judge_gpus
@@ -169,6 +171,31 @@ def test_xid_errors_of_the_kernel_log_count_by_whose_fault_they_are(driver: Fake
     assert "and 1 more (Xid 94)" in check.found
 
 
+def test_the_layout_of_a_machine_is_read(driver: FakeDriver, tmp_path: Path) -> None:
+    driver.play(
+        gpus=4, **{f"gpu{at}_links": 2 for at in range(4)}, **{f"gpu{at}_to_switch": 0 for at in range(4)}
+    )
+    root = tmp_path / "sys"
+    files = {f"bus/pci/devices/0000:{0x18 + at:02x}:00.0/numa_node": str(at // 2) for at in range(4)}
+    files |= {f"class/infiniband/mlx5_{at}/device/numa_node": str(at) for at in range(2)}
+    files |= {f"devices/system/node/node{at}/cpulist": "0" for at in range(2)}
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text + "\n")
+    layout = read_layout(str(root), driver.library)
+    assert in_words(layout) == (
+        "4 × NVIDIA H100 80GB HBM3; NVLink between GPUs 0-1, 2-3; NUMA node 0: GPU 0-1, mlx5_0; "
+        "NUMA node 1: GPU 2-3, mlx5_1"
+    )
+    assert layout.block == ""
+    driver.play(
+        gpus=2, **{f"gpu{at}_{what}": 3 for at in range(2) for what in ("fabric", "clique", "cluster")}
+    )
+    assert read_layout(str(root), driver.library).block == "03" + "00" * 15 + "/3"
+    driver.play(gpus=2, gpu0_handle=15)
+    assert [gpu.index for gpu in read_layout(str(root), driver.library).gpus] == [1]
+
+
 def test_the_doctor_finds_the_library_by_its_name(driver: FakeDriver) -> None:
     driver.play(gpus=2, gpu1_ecc=1, gpu0_pcie_width=4)
     command = (sys.executable, "-m", "launcher", "doctor", "--preflight", "quick", "--nproc-per-node", "2")
@@ -176,7 +203,9 @@ def test_the_doctor_finds_the_library_by_its_name(driver: FakeDriver) -> None:
     done = subprocess.run((*command, "--json"), env=environ, capture_output=True, text=True, timeout=100)
     report = json.loads(done.stdout)
     assert (done.returncode, report["exit_code"], report["fit"]) == (2, 2, False)
+    assert report["hardware"].startswith("2 × NVIDIA H100 80GB HBM3; no NVLink")
     found = {check["name"]: check for check in report["checks"]}
+    assert found["GPU topology"]["found"] == report["hardware"]
     assert found["GPU memory errors"]["grade"] == "fail"
     assert found["PCIe"] == {
         "name": "PCIe",
