@@ -16,7 +16,6 @@ from launcher.output.screen_row import (
     make_blank,
     restyled,
     width_of,
-    without_hidden_states,
 )
 
 ROWS_LIMIT = 100
@@ -72,7 +71,7 @@ class Canvas:
     # --- what is written ---------------------------------------------------------------------------
 
     def write(self, text: str) -> None:
-        for token in _TOKEN.finditer(without_hidden_states(text)):
+        for token in _TOKEN.finditer(text):
             if (words := token["text"]) is not None:
                 self._print(words)
             elif (final := token["final"]) is not None:

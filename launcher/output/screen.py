@@ -27,14 +27,16 @@ from launcher.output.canvas import Canvas
 from launcher.output.lines import LINE_LIMIT, cut_to_pieces
 from launcher.output.redrawn_rows import RedrawnRows
 from launcher.output.screen_row import Row, cells_of
+from launcher.output.thinning import without_hidden_states
 
 SETTLE_S = 0.1
 FORGET_S = 2.0
 PROMPT_AFTER_S = 0.2
 
 _PLAIN_LINE_END = re.compile(rb"\r+\n")
-# In lines that match neither, every colour ends in its line, and nothing else happens.
-_MOVES = re.compile(rb"[\r\x08]|\x1b(?!\[[0-9;:]*m)")
+# In lines that match neither, every colour ends in its line, and nothing else happens. (A pattern that begins with one
+# certain byte is searched for ten times faster than one that begins with a set.)
+_SEQUENCE = re.compile(rb"\x1b(?!\[[0-9;:]*m)")
 _COLOR_GOES_ON = re.compile(rb"\x1b\[(?!0?m)[^\x1b\n]*\n")
 _CUT_LIMIT = 4096
 _CUT_SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*|[\]PX^_][^\x07\x1b\n]*|[ -/]*)")
@@ -94,8 +96,9 @@ def feed(screen: Screen, chunk: bytes, now: float) -> tuple[Screen, Finished]:
     if len(screen.rows) == 1 and not screen.is_redrawn and (end := chunk.find(b"\n") + 1):
         screen, lines = _feed_cells(screen, chunk[:end], now)
         chunk = chunk[end:]
-    if not screen.rows and not screen.cut:
-        chunk = _PLAIN_LINE_END.sub(b"\n", chunk) if b"\r" in chunk else chunk
+    if not screen.rows:
+        screen, chunk = replace(screen, cut=b""), screen.cut + chunk
+        chunk = _with_plain_line_ends(chunk)
         if end := _end_of_finished(chunk):
             screen, more, pieces = _feed_text(screen, chunk[:end])
             lines, chunk = lines + more, chunk[end:]
@@ -156,7 +159,15 @@ def _end_of_finished(chunk: bytes) -> int:
     if b"\x1b" not in chunk and b"\x08" not in chunk and b"\r" not in chunk:
         return len(chunk)
     end = chunk.rfind(b"\n") + 1
-    return 0 if _MOVES.search(chunk, 0, end) or _COLOR_GOES_ON.search(chunk, 0, end) else end
+    if chunk.find(b"\r", 0, end) >= 0 or chunk.find(b"\x08", 0, end) >= 0:
+        return 0
+    return 0 if _SEQUENCE.search(chunk, 0, end) or _COLOR_GOES_ON.search(chunk, 0, end) else end
+
+
+def _with_plain_line_ends(data: bytes) -> bytes:
+    if b"\r\n" not in data:
+        return data
+    return _PLAIN_LINE_END.sub(b"\n", data) if b"\r\r\n" in data else data.replace(b"\r\n", b"\n")
 
 
 def _without_controls(text: bytes) -> str:
@@ -175,7 +186,7 @@ def _feed_text(screen: Screen, chunk: bytes) -> tuple[Screen, bytes, bytes]:
 
 def _feed_cells(screen: Screen, chunk: bytes, now: float) -> tuple[Screen, bytes]:
     canvas = _canvas_of(screen)
-    data = _PLAIN_LINE_END.sub(b"\n", screen.cut + chunk)
+    data = without_hidden_states(_with_plain_line_ends(screen.cut + chunk))
     text, used = codecs.utf_8_decode(data, "surrogateescape", False)
     cut = data[used:]
     last = text.rfind("\x1b", max(0, len(text) - _CUT_LIMIT))

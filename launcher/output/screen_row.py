@@ -7,19 +7,19 @@ combines with the character before it (an accent) shares its cell. Text that is 
 
 from __future__ import annotations
 
-import re
 import unicodedata
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import repeat
+from operator import itemgetter
 
 Cell = tuple[str, str]
 BLANK: Cell = ("", " ")
 TAB_STOP = 8
 _MARKS_LIMIT = 16  # of a character with all its marks
 
-# Characters that have one column each; what one state of a bar leaves of the one before is then a matter of lengths.
-_STATES = re.compile(r"\r[ -~\u2500-\u259f\u2800-\u28ff\r]*\r[ -~\u2500-\u259f\u2800-\u28ff]*")
 _RESET = "\x1b[0m"
+_style_of, _char_of = itemgetter(0), itemgetter(1)
 _ENDED_BY = {"22": "12", "23": "3", "24": "4", "25": "56", "27": "7", "28": "8", "29": "9", "55": "53"}
 _SWITCHES = frozenset("1 2 3 4 5 6 7 8 9 53".split())
 _FOREGROUND, _BACKGROUND = "foreground", "background"
@@ -43,7 +43,7 @@ class Row:
 def cells_of(text: str, style: str, column: int) -> list[Cell]:
     """Return the cells of printable text and tabs that starts in this column."""
     if text.isascii() and "\t" not in text:
-        return [(style, char) for char in text]
+        return list(zip(repeat(style), text))
     cells: list[Cell] = []
     for char in text:
         columns = width_of(char, column + len(cells))
@@ -74,20 +74,6 @@ def make_blank(row: list[Cell], at: int) -> None:
     row[start:end] = [BLANK] * (end - start)
 
 
-def without_hidden_states(text: str) -> str:
-    """Return text with the same effect on a screen, without states of a bar that are overwritten at once."""
-    return _STATES.sub(_what_is_left, text)
-
-
-def _what_is_left(states: re.Match[str]) -> str:
-    *hidden, last = states[0].split("\r")
-    shown = last
-    for state in reversed(hidden):
-        if len(state) > len(shown):
-            shown += state[len(shown) :]
-    return f"\r{last}" if shown == last else f"\r{shown}\r{last}"
-
-
 def width_of(char: str, column: int) -> int:
     if char == "\t":
         return TAB_STOP - column % TAB_STOP
@@ -107,6 +93,8 @@ def trimmed(cells: tuple[Cell, ...]) -> tuple[Cell, ...]:
 
 def rendered(cells: tuple[Cell, ...]) -> str:
     """Return the cells as text whose colours end with it."""
+    if not any(map(_style_of, cells)):
+        return "".join(map(_char_of, cells))
     pieces: list[str] = []
     current = ""
     for style, char in cells:

@@ -103,6 +103,17 @@ def test_how_a_stream_is_cut_does_not_change_its_lines(chunks: list[str]) -> Non
     assert finished(chunks) == finished(["".join(chunks)]) == finished("".join(chunks))
 
 
+@given(st.lists(st.text("a#█▏\r\n", max_size=12), max_size=8), st.data())
+def test_hidden_states_of_a_bar_change_nothing_wherever_it_is_cut(
+    states: list[str], data: st.DataObject
+) -> None:
+    raw = "\r".join(states).encode()
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(raw)), max_size=3)))
+    parts = [raw[a:b] for a, b in pairwise((0, *cuts, len(raw)))]
+    seen = Rank(ON_A_TERMINAL).write(*(raw[at : at + 1] for at in range(len(raw)))).end().lines
+    assert Rank(ON_A_TERMINAL).write(*parts).end().lines == seen
+
+
 def test_a_partial_line_waits_for_its_newline() -> None:
     rank = Rank(IN_A_PIPE).write(b"one\ntw")
     assert rank.record == b"one\n"
