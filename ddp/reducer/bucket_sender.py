@@ -78,6 +78,7 @@ class BucketSender:
         self._collectives = BucketCollectives(settings.groups, self.device)
         self._hook: tuple[Any, Callable[[Any, GradBucket], Any]] | None = None
         self._dtype: torch.dtype | None = None
+        self._hook_stream: torch.Stream | None = None
         self._divisor: float | None = None
         self._joining: tuple[Any, bool] | None = None
         self._ever_joined = False
@@ -193,8 +194,9 @@ class BucketSender:
         return self._hook is not None
 
     def use_dtype(self, dtype: torch.dtype | None) -> None:
-        """Set the dtype of the gradients if it differs from that of the parameters."""
+        """Set the dtype of the gradients if it differs from that of the parameters: in mixed precision."""
         self._dtype = dtype
+        self._hook_stream = getattr(self._hook[0], "upcast_stream", None) if self._hook is not None else None
         self.start_over()
 
     def use_groups(self, groups: Sequence[ProcessGroup]) -> None:
@@ -324,6 +326,8 @@ class BucketSender:
         try:
             if work is not None and self._hook is not None:
                 result = result_of(work)
+                if self._hook_stream is not None:  # of torch's hook, whose future does not carry it
+                    torch.accelerator.current_stream(self.device).wait_stream(self._hook_stream)
             elif work is not None:
                 work.wait(GROUP_TIMEOUT)
             if self._shard_receiver is not None:

@@ -122,6 +122,11 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             attach(self)
         self._passing_sync_batchnorm_handle(self.module)
 
+    def _root_copy_hook(self, *args: Any, **kwargs: Any) -> None:
+        """Mixed precision copies parameters on a stream of its own. torch does not let it wait for the optimizer."""
+        self._mp_stream.wait_stream(torch.accelerator.current_stream())
+        super()._root_copy_hook(*args, **kwargs)
+
     @property
     def _averages_in_python(self) -> bool:
         """Whether torch.compile's own reducer averages the gradients."""

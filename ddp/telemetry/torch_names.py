@@ -147,6 +147,7 @@ _OVERRIDDEN = (
     Name(_DDP, "_match_unused_params_allreduce", Use.OVERRIDDEN, f"join() of {_REDUCER}", ("self",)),
     Name(_DDP, "_assign_modules_buffers", Use.OVERRIDDEN, "buffers of one byte, such as FP8", ("self",)),
     Name(_DDP, "_check_comm_hook", Use.OVERRIDDEN, "communication hooks", ("self", "hook")),
+    Name(_DDP, "_root_copy_hook", Use.OVERRIDDEN, "mixed precision on an accelerator", ("self",)),
     Name(_DDP, "_register_builtin_comm_hook", Use.OVERRIDDEN, "built-in hooks", ("self", "comm_hook_type")),
 )
 _INHERITED = (
@@ -188,6 +189,7 @@ ON_OBJECTS: dict[str, str] = {
     "_values": "torch.Tensor: the values of a sparse tensor that is not coalesced",
     "_cdata": "torch.UntypedStorage: the address of its C++ object",
     "_idx": "torch.nn.Parameter: its index, which torch's mixed precision reads",
+    "_mp_stream": "DistributedDataParallel: the stream on which mixed precision copies parameters",
     "_threads": "the number of threads, in the options of ProcessGroupGloo",
     "_timeout": "the timeout, in the options of ProcessGroupNCCL",
     "_context_id": "the number of a context of torch.distributed.autograd",

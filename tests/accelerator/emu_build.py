@@ -84,6 +84,9 @@ def _compile(compiler: str, target: Path) -> None:
         raise CannotBuild(
             f"torch {torch.__version__} and {compiler} do not build the emulated accelerator: {errors[0]}"
         )
+    for old in target.parent.parent.iterdir():
+        if old.is_dir() and old != target.parent:
+            shutil.rmtree(old, ignore_errors=True)  # of other sources; a process that uses it keeps it open
     half_done.rename(target)
 
 

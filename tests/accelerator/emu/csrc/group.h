@@ -113,9 +113,15 @@ class Group final : public c10d::Backend {
   uint64_t getSequenceNumberForGroup() override { return number_; }
   c10::Stream lane(int device) const { return stream_of(device, lanes_[device]); }
 
-  void startCoalescing() override {}
+  // Sends and receives in between begin together, so that two ranks can exchange.
+  void startCoalescing() override { together_.emplace(); }
   c10::intrusive_ptr<c10d::Work> endCoalescing() override {
-    return enqueue(OpType::COALESCED, "coalesced", last_device_, {}, {}, [](c10d::Backend&) {});
+    auto exchanges = std::exchange(together_, std::nullopt).value_or(Exchanges());
+    return enqueue(OpType::COALESCED, "coalesced", last_device_, exchanges.touched, {}, [all = exchanges.begin](c10d::Backend& over) {
+      std::vector<c10::intrusive_ptr<c10d::Work>> begun;
+      for (const auto& one : all) begun.push_back(one(over));
+      for (const auto& one : begun) finished(one);
+    });
   }
 
   c10::intrusive_ptr<c10d::Work> allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
@@ -193,13 +199,13 @@ class Group final : public c10d::Backend {
     });
   }
   c10::intrusive_ptr<c10d::Work> send(Tensors& tensors, int to, int tag) override {
-    return on(OpType::SEND, "send", tensors, {}, [v = views_of(tensors), to, tag](c10d::Backend& over) mutable {
-      finished(over.send(v, to, tag));
+    return exchange(OpType::SEND, "send", tensors, {}, [v = views_of(tensors), to, tag](c10d::Backend& over) mutable {
+      return over.send(v, to, tag);
     });
   }
   c10::intrusive_ptr<c10d::Work> recv(Tensors& tensors, int from, int tag) override {
-    return on(OpType::RECV, "recv", tensors, tensors, [v = views_of(tensors), from, tag](c10d::Backend& over) mutable {
-      finished(over.recv(v, from, tag));
+    return exchange(OpType::RECV, "recv", tensors, tensors, [v = views_of(tensors), from, tag](c10d::Backend& over) mutable {
+      return over.recv(v, from, tag);
     });
   }
   c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions&) override {
@@ -207,6 +213,19 @@ class Group final : public c10d::Backend {
   }
 
  private:
+  using Begin = std::function<c10::intrusive_ptr<c10d::Work>(c10d::Backend&)>;
+  struct Exchanges {
+    std::vector<Begin> begin;
+    Tensors touched;
+  };
+
+  c10::intrusive_ptr<c10d::Work> exchange(OpType type, const char* name, const Tensors& touched, const Tensors& outputs, Begin begin) {
+    if (!together_) return on(type, name, touched, outputs, [begin](c10d::Backend& over) { finished(begin(over)); });
+    together_->begin.push_back(std::move(begin));
+    together_->touched.insert(together_->touched.end(), touched.begin(), touched.end());
+    last_device_ = touched.at(0).device().index();
+    return {};
+  }
   static Tensors joined(Tensors some, const Tensors& more) {
     some.insert(some.end(), more.begin(), more.end());
     return some;
@@ -275,6 +294,7 @@ class Group final : public c10d::Backend {
   c10::StreamId lanes_[kDevices];
   std::atomic<uint64_t> number_{0};
   std::atomic<int> last_device_{0};
+  std::optional<Exchanges> together_;
 };
 
 }  // namespace emu

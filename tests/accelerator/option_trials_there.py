@@ -1,0 +1,237 @@
+"""What runs for test_ddp_options_there.py: hooks, no_sync, join, precision, diagnostics, several devices."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from typing import Any
+
+import emu
+import pytest
+import torch
+import torch.distributed as dist
+from averaging_trials_there import DEVICE, Torchs, batch, layers, loss_of, same
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+import ddp
+from ddp import comm_hooks
+
+OURS = ddp.DistributedDataParallel
+
+# Hooks of ours, and what torch's or plain averaging is to give; the state is made anew for each model.
+HOOKS: dict[str, tuple[Any, Any]] = {
+    "all_reduce": (lambda: None, comm_hooks.all_reduce),
+    "fp16": (lambda: None, comm_hooks.fp16),
+    "bf16": (lambda: None, comm_hooks.bf16),
+    "power": (lambda: comm_hooks.PowerSGD(rank=2, start_step=2), comm_hooks.power_sgd),
+    "quantized": (lambda: comm_hooks.Quantized(chunk=64, error_feedback=True), comm_hooks.quantized),
+    "top_k": (lambda: comm_hooks.TopK(share=0.1), comm_hooks.top_k),
+    "gossip": (comm_hooks.Gossip, comm_hooks.gossip_grad),
+    "bf16_around": (lambda: None, comm_hooks.bf16_around(comm_hooks.all_reduce)),
+    "torchs_all_reduce": (lambda: None, default_hooks.allreduce_hook),
+    "torchs_fp16": (lambda: None, default_hooks.fp16_compress_hook),
+    "torchs_power": (
+        lambda: powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2),
+        powerSGD_hook.powerSGD_hook,
+    ),
+}
+
+
+def with_hook(rank: int, hook: str) -> None:
+    """Ours as on the CPU, where nothing is asynchronous; torch's as with torch's wrapper."""
+    torchs = hook.startswith("torchs")
+    results = []
+    for wrapper, device in ((Torchs, DEVICE), (OURS, DEVICE)) if torchs else ((OURS, "cpu"), (OURS, DEVICE)):
+        torch.manual_seed(3)
+        make, function = HOOKS[hook]
+        wrapped = wrapper(layers().to(device), bucket_cap_mb=0.005)
+        wrapped.register_comm_hook(make(), function)
+        optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.05)
+        with emu.slow(kernels=0.0001, collectives=0.002):
+            for step in range(4):
+                optimizer.zero_grad()
+                loss_of(wrapped, batch(rank, step, device)).backward()
+                optimizer.step()
+        results.append([p.detach().cpu() for p in wrapped.parameters()])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=2e-2 if "power" in hook else 1e-3, atol=1e-4)
+
+
+def accumulated(rank: int, given: dict[str, Any]) -> None:
+    results = []
+    for wrapper in (Torchs, OURS):
+        wrapped = wrapper(layers().to(DEVICE), **given)
+        optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.05)
+        with emu.slow(kernels=0.0001, collectives=0.002):
+            for step in range(6):
+                with wrapped.no_sync() if step % 3 else contextlib.nullcontext():
+                    loss_of(wrapped, batch(rank, step)).backward()
+                if step % 3 == 0:
+                    optimizer.step()
+                    optimizer.zero_grad()
+        results.append([p.detach().cpu() for p in wrapped.parameters()])
+    same(*results)
+
+
+def joined(rank: int, given: dict[str, Any]) -> None:
+    """Rank 1 has fewer batches."""
+    results = []
+    for wrapper in (Torchs, OURS):
+        wrapped = wrapper(layers().to(DEVICE), **given)
+        optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.05)
+        with emu.slow(collectives=0.002), wrapped.join():
+            for step in range(5 - 2 * rank):
+                optimizer.zero_grad()
+                loss_of(wrapped, batch(rank, step)).backward()
+                optimizer.step()
+        results.append([p.detach().cpu() for p in wrapped.parameters()])
+    same(*results)
+
+
+def mixed(rank: int, given: dict[str, Any]) -> None:
+    """The module's own mixed precision: parameters and gradients in bfloat16 on the way, and nobody reads too early."""
+    from torch.nn.parallel.distributed import _MixedPrecision
+
+    precision = _MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
+    torch.manual_seed(7)
+    model = nn.Sequential(nn.Linear(6, 32), nn.Tanh(), nn.Linear(32, 3)).to(DEVICE)
+    alone = copy.deepcopy(model)
+    wrapped = OURS(model, mixed_precision=precision, **given)
+    ours, plain = (torch.optim.SGD(each.parameters(), lr=0.05) for each in (wrapped, alone))
+    inputs = [batch(rank, step) for step in range(6)]
+    with emu.slow(kernels=0.0005, collectives=0.005):
+        for x in inputs:
+            ours.zero_grad()
+            loss_of(wrapped, x).backward()
+            ours.step()
+    for step in range(6):
+        low = copy.deepcopy(alone).to(torch.bfloat16)
+        low.zero_grad()
+        loss_of(low, batch(rank, step).to(torch.bfloat16)).backward()
+        for parameter, there in zip(alone.parameters(), low.parameters(), strict=True):
+            dist.all_reduce(there.grad)
+            parameter.grad = there.grad.div_(2).float()
+        plain.step()
+    assert all(p.dtype == torch.float32 for p in wrapped.parameters())
+    same([p.detach().cpu() for p in wrapped.parameters()], [p.detach().cpu() for p in alone.parameters()])
+
+
+def under_autocast(rank: int) -> None:
+    """With a gradient scaler, which skips a step that overflows on one rank."""
+    results = []
+    for wrapper in (Torchs, OURS):
+        wrapped = wrapper(layers().to(DEVICE))
+        optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.05)
+        scaler = torch.amp.GradScaler(DEVICE, init_scale=2.0**10)
+        with emu.slow(kernels=0.0001, collectives=0.002):
+            for step in range(4):
+                optimizer.zero_grad()
+                x = batch(rank, step)
+                if step == 2 and rank == 1:
+                    x = x * float("inf")
+                with torch.autocast(DEVICE, dtype=torch.bfloat16):
+                    assert wrapped.module[0](x).dtype == torch.bfloat16
+                    loss = loss_of(wrapped, x)
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+        assert scaler.get_scale() == 2.0**9
+        results.append([p.detach().cpu() for p in wrapped.parameters()])
+    same(*results)
+
+
+def steps(wrapped: nn.Module, rank: int, count: int) -> None:
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.05)
+    with emu.slow(kernels=0.0001, collectives=0.002):
+        for step in range(count):
+            optimizer.zero_grad()
+            loss_of(wrapped, batch(rank, step)).backward()
+            optimizer.step()
+
+
+def tuned(rank: int) -> None:
+    """Bucket sizes are searched for by time; what they are makes no difference to the numbers."""
+    plain = OURS(layers().to(DEVICE), broadcast_buffers=False)
+    tuning = OURS(layers().to(DEVICE), broadcast_buffers=False, bucket_cap_mb="auto")
+    steps(plain, rank, 12)
+    steps(tuning, rank, 12)
+    same([p.detach().cpu() for p in tuning.parameters()], [p.detach().cpu() for p in plain.parameters()])
+
+
+def traced(rank: int) -> None:
+    wrapped = OURS(layers().to(DEVICE), bucket_cap_mb=0.005)
+    with ddp.trace(wrapped) as seen:
+        steps(wrapped, rank, 4)
+    assert "the device runs asynchronously" in seen.summary
+
+
+def checked(rank: int) -> None:
+    """Rank 1 has a NaN: both ranks raise, and name rank 1."""
+    wrapped = OURS(layers().to(DEVICE))
+    ddp.check_numerics(wrapped, replicas_every=2)
+    steps(wrapped, rank, 4)
+    x = batch(rank, 9) * (float("nan") if rank else 1.0)
+    with pytest.raises(ddp.NumericsError, match="rank 1 has NaN"):  # noqa: PT012
+        for _ in range(3):
+            wrapped.zero_grad()
+            loss_of(wrapped, x).backward()
+            torch.accelerator.synchronize()
+
+
+class TwoPlaces(nn.Module):
+    """Layers on two devices, which autograd runs on two threads."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__()
+        torch.manual_seed(7)
+        self.first = nn.Sequential(nn.Linear(6, 40), nn.Tanh(), nn.Linear(40, 40)).to(first)
+        self.second = nn.Sequential(nn.Linear(6, 40), nn.Tanh(), nn.Linear(40, 40)).to(second)
+        self.last = nn.Linear(40, 3).to(first)
+        self.places = first, second
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, second = self.places
+        apart = self.second(x.to(second)).to(first)
+        return self.last(torch.tanh(self.first(x.to(first)) + apart))  # type: ignore[no-any-return]
+
+
+def on_two(rank: int, first: str, second: str, given: dict[str, Any]) -> None:
+    model = TwoPlaces(first, second)
+    alone = copy.deepcopy(model)
+    wrapped = OURS(model, **given)
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.05)
+    plain = torch.optim.SGD(alone.parameters(), lr=0.05)
+    with emu.slow(kernels=0.0001, collectives=0.002):
+        for step in range(5):
+            for each in (optimizer, plain):
+                each.zero_grad()
+            loss_of(wrapped, batch(rank, step, first)).backward()
+            optimizer.step()
+            torch.stack([loss_of(alone, batch(r, step, first)) for r in range(2)]).mean().backward()
+            plain.step()
+    ours, wanted = ([p.detach().cpu() for p in each.parameters()] for each in (wrapped, alone))
+    same(ours, wanted)
+
+
+def on_two_types(_rank: int) -> None:
+    for places in (("emu", "cpu"), ("cpu", "emu")):
+        with pytest.raises(ValueError, match="same type of devices"):
+            OURS(TwoPlaces(*places))
+
+
+def sharded(rank: int, given: dict[str, Any]) -> None:
+    """The same parameters as with an optimizer that is not sharded; clipped, saved and loaded."""
+    results = []
+    for kind in ("plain", "sharded"):
+        model = layers()
+        wrapped = OURS(model.to(DEVICE), bucket_cap_mb=0.005, broadcast_buffers=False)
+        make = ddp.ShardedOptimizer if kind == "sharded" else lambda m, c, **how: c(m.parameters(), **how)
+        optimizer = make(wrapped, torch.optim.AdamW, lr=0.01, **given)
+        with emu.slow(kernels=0.0001, collectives=0.002):
+            for step in range(4):
+                optimizer.zero_grad()
+                loss_of(wrapped, batch(rank, step)).backward()
+                optimizer.step()
+        results.append([p.detach().cpu() for p in wrapped.parameters()])
+    same(*results)
