@@ -99,7 +99,7 @@ LIBNCCL ?=
 GPU_PYTHON := $(if $(filter file undefined,$(origin PYTHON)),$(firstword $(wildcard $(BIN)/python) $(PYTHON)),$(PYTHON))
 gpu:
 	@$(GPU_PYTHON) tests/gpu/gpu_command.py $(PARTS) --budget $(BUDGET) --results $(RESULTS) \
-		$(if $(LIBNCCL),--libnccl $(LIBNCCL)) $(if $(AGAIN),--again) $(if $(REHEARSE),--rehearse) $(if $(INSTALLED),--installed)
+		$(if $(LIBNCCL),--libnccl $(LIBNCCL)) $(if $(AGAIN),--again) $(if $(REHEARSE),--rehearse $(REHEARSE:1=cpu)) $(if $(INSTALLED),--installed)
 
 # What it measured, into docs/performance.md and docs/faults.md.
 gpu-docs:

@@ -13,6 +13,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import zipfile
 from pathlib import Path
 
 
@@ -73,8 +74,31 @@ def install(wheels: list[Path], target: Path | None, venv: Path | None) -> str:
         (site / "beside.pth").write_text("\n".join(mine) + "\n")
     words = ["--no-index", "--no-deps", "--no-compile", "--disable-pip-version-check", "-q", "--upgrade"]
     where = ["--target", str(target)] if target is not None else []
+    if target is not None and not has_pip(python):
+        for wheel in wheels:
+            unpack(wheel, target)
+        return python
     subprocess.run([python, "-m", "pip", "install", *words, *where, *map(str, wheels)], check=True)
     return python
+
+
+def has_pip(python: str) -> bool:
+    return (
+        subprocess.run([python, "-m", "pip", "--version"], capture_output=True, check=False).returncode == 0
+    )
+
+
+def unpack(wheel: Path, target: Path) -> None:
+    """A wheel is an archive of a folder for sys.path, but for what is in NAME.data/."""
+    with zipfile.ZipFile(wheel) as archive:
+        for name in archive.namelist():
+            top, _, rest = name.partition("/")
+            if not top.endswith(".data"):
+                archive.extract(name, target)
+            elif rest.startswith(("purelib/", "platlib/")) and not name.endswith("/"):
+                into = target / rest.partition("/")[2]
+                into.parent.mkdir(parents=True, exist_ok=True)
+                into.write_bytes(archive.read(name))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """`make gpu`: tests, faults and benchmarks on the GPU of this machine, with the torch that is installed there.
 
     python3 tests/gpu/gpu_command.py [PART ...] [--budget SECONDS] [--results FOLDER] [--libnccl FILE]
-                                     [--again] [--rehearse] [--installed] [--list]
+                                     [--again] [--rehearse [cpu|emu]] [--installed] [--list]
 
 Each part is a process of its own with a time limit. After each part its figures are written to FOLDER/gpu.json, and its
 output to FOLDER/gpu.log. The next run goes on with the parts that are left. docs/gpu.md says more.
@@ -50,7 +50,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--again", action="store_true", help="run the parts even if they are finished")
     parser.add_argument(
         "--rehearse",
-        action="store_true",
+        nargs="?",
+        const="cpu",
+        choices=("cpu", "emu"),
         help="without a GPU: small, on CPUs over Gloo; the figures mean nothing",
     )
     parser.add_argument(
@@ -131,8 +133,8 @@ def earlier(options: argparse.Namespace, machine: dict[str, Any]) -> Results:
     path = options.results / "gpu.json"
     results = gpu_results.read(path)
     if results is None:
-        return Results(machine, options.rehearse)
-    if not gpu_results.same_machine(results, machine) or results.rehearsal != options.rehearse:
+        return Results(machine, bool(options.rehearse))
+    if not gpu_results.same_machine(results, machine) or results.rehearsal != bool(options.rehearse):
         raise gpu_results.WrongResults(
             f"{path} has results of another machine or release: {json.dumps(results.machine)}. "
             "Remove it, or name another folder with RESULTS="
@@ -192,8 +194,8 @@ class Run:
         devices = self._results.machine["devices"]
         return {
             "GPU_FINDINGS": str(findings),
-            "GPU_DEVICE": "cpu" if self._options.rehearse else "cuda",
-            "GPU_REHEARSAL": str(int(self._options.rehearse)),
+            "GPU_DEVICE": self._options.rehearse or "cuda",
+            "GPU_REHEARSAL": str(int(bool(self._options.rehearse))),
             "GPU_SHARING": self._results.sharing(),
             "GPU_CARDS": str(max(1, len(devices))),
             "GPU_SECONDS": f"{limit_s * _SHARE_OF_LIMIT:.0f}",

@@ -1,8 +1,9 @@
 """What a part of `make gpu` is told, and how it reports. The process of a part and its ranks import this module.
 
-A part is a process of its own. Its environment says on which device it works (`GPU_DEVICE`), how several ranks share a
-card (`GPU_SHARING`), and whether it only rehearses (`GPU_REHEARSAL`). It appends what it finds to a file, one JSON
-object a line, so that what was found is kept when the part breaks or its time is over.
+A part is a process of its own. Its environment says on which device it works (`GPU_DEVICE`; in a rehearsal `cpu`, or
+`emu`, the emulated accelerator of tests/accelerator), how ranks share a card (`GPU_SHARING`), and whether it only
+rehearses (`GPU_REHEARSAL`). It appends what it finds to a file, one JSON object a line, so that what was found is kept
+when the part breaks or its time is over.
 
 Several ranks on one card
 -------------------------
@@ -32,7 +33,8 @@ DEVICE = os.environ.get("GPU_DEVICE", "cuda")
 IS_REHEARSAL = os.environ.get("GPU_REHEARSAL", "") == "1"
 SHARING = os.environ.get("GPU_SHARING", "")
 CARDS = int(os.environ.get("GPU_CARDS", "1"))
-BACKEND = "nccl" if DEVICE == "cuda" else "gloo"
+BACKENDS = {"cuda": "nccl", "cpu": "gloo", "emu": "cpu:gloo,emu:eccl"}
+BACKEND = BACKENDS[DEVICE]
 # When the part should have its figures; its time limit comes later.
 DEADLINE = time.monotonic() + float(os.environ.get("GPU_SECONDS", "60"))
 
@@ -77,8 +79,11 @@ def sharing_env(ranks: int, mode: str = SHARING) -> dict[str, str]:
 
 def place(rank: int, local_rank: int, ranks: int) -> str:
     """The device of a rank, which calls this before it creates a process group."""
-    if DEVICE != "cuda":
+    if DEVICE == "cpu":
         return "cpu"
+    if DEVICE == "emu":
+        sys.path.insert(0, os.path.join(ROOT, "tests", "accelerator"))
+        import emu  # noqa: F401  registers the device with torch
     if ranks > CARDS and SHARING == "host-ids":
         os.environ["NCCL_HOSTID"] = f"rank-{rank}"
-    return f"cuda:{local_rank % CARDS}"
+    return f"{DEVICE}:{local_rank % CARDS}"

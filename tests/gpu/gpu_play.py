@@ -27,7 +27,7 @@ def main() -> None:
     case = BY_NAME[sys.argv[1]]
     ranks = case.ranks * case.nodes
     if gpu_part.DEVICE != "cuda":
-        case = replace(case, backend="gloo", device="cpu")
+        case = replace(case, backend=gpu_part.BACKEND, device=gpu_part.DEVICE)
     elif case.in_lab:
         os.environ.update(_LAB_ENV)
     elif why := gpu_part.why_not_ranks(ranks):

@@ -18,7 +18,8 @@ from overhead import OFF, ON, TARGET, Job, Setting, measured
 _STEP_S = 0.010
 _LAUNCHES, _ROUNDS = (1, 2) if gpu_part.IS_REHEARSAL else (3, 8)
 _CALIBRATE = (
-    "import sys, torch; sys.path.insert(0, sys.argv[1]); from watched_model import repeats_for; "
+    "import sys, torch; sys.path.insert(0, sys.argv[1]); import gpu_part; gpu_part.place(0, 0, 1); "
+    "sys.path.insert(0, gpu_part.PROGRAMS); from watched_model import repeats_for; "
     "torch.set_num_threads(1); print(repeats_for(float(sys.argv[2]), torch.device(sys.argv[3])))"
 )
 
@@ -32,7 +33,7 @@ class OnDevice(Job):
 
 def main() -> None:
     # A process of its own, since a context that stays would take its turns on the card.
-    words = [gpu_part.PROGRAMS, str(_STEP_S), gpu_part.DEVICE]
+    words = [os.path.dirname(gpu_part.PROGRAMS), str(_STEP_S), gpu_part.DEVICE]
     repeats = subprocess.run(
         [sys.executable, "-c", _CALIBRATE, *words], capture_output=True, text=True, check=True
     ).stdout.strip()

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import zipfile
 from typing import TYPE_CHECKING
 
 import bundle_install
@@ -43,6 +47,19 @@ def test_a_missing_piece_is_named(tmp_path: Path, pieces: list[Path]) -> None:
         bundle_install.joined(tmp_path / "bundle", into)
     with pytest.raises(bundle_install.Incomplete, match="no piece of a bundle"):
         bundle_install.joined(into, into)
+
+
+def test_wheels_are_unpacked_where_pip_is_not_there(tmp_path: Path) -> None:
+    wheel = tmp_path / "a-1-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("a/__init__.py", "value = 3")
+        archive.writestr("a-1.data/platlib/b.py", "value = 4")
+        archive.writestr("a-1.data/scripts/run", "#!python")
+    bundle_install.unpack(wheel, tmp_path / "site")
+    command = [sys.executable, "-c", "import a, b; print(a.value, b.value)"]
+    env = os.environ | {"PYTHONPATH": str(tmp_path / "site")}
+    assert subprocess.run(command, env=env, capture_output=True, text=True).stdout == "3 4\n"
+    assert not (tmp_path / "site" / "run").exists()
 
 
 def test_versions_are_those_of_the_lock() -> None:

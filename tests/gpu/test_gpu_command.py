@@ -91,7 +91,7 @@ def part_of(folder: Path, source: str, limit_s: float = 60.0) -> Part:
 
 
 def played(folder: Path, part: Part) -> PartResult:
-    options = argparse.Namespace(rehearse=True, results=folder, budget=100.0, again=False)
+    options = argparse.Namespace(rehearse="cpu", results=folder, budget=100.0, again=False)
     run = gpu_command.Run(options, dict(os.environ), Results(MACHINE, True))
     return run._played(part, part.limit_s)
 
@@ -167,7 +167,7 @@ def test_a_second_attempt_that_finds_less_replaces_nothing() -> None:
 
 
 def test_results_of_another_machine_or_format_are_not_continued(tmp_path: Path) -> None:
-    options = argparse.Namespace(results=tmp_path, rehearse=False)
+    options = argparse.Namespace(results=tmp_path, rehearse=None)
     path = tmp_path / "gpu.json"
     gpu_results.write(path, Results(MACHINE | {"torch": "2.10"}))
     with pytest.raises(WrongResults, match="another machine or release"):

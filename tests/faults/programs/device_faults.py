@@ -15,7 +15,7 @@ _LONG_CYCLES = 1 << 62
 
 
 def runs_out_of_device_memory(scene: Scene) -> None:
-    if scene.device.type == "cpu":
+    if scene.device.type != "cuda":
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 282.00 GiB.")
     whole = torch.cuda.get_device_properties(scene.device).total_memory
     torch.empty(2 * whole, dtype=torch.uint8, device=scene.device)
@@ -36,7 +36,7 @@ class _Wild:
 
 def writes_beyond_its_memory(scene: Scene) -> None:
     """A kernel writes where nothing is mapped; the error reaches the process when it next waits for the device."""
-    if scene.device.type == "cpu":
+    if scene.device.type != "cuda":
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
     wild: Any = torch.as_tensor(_Wild(torch.zeros(4, device=scene.device)), device=scene.device)
     wild[_FAR - 4 :].fill_(1.0)
@@ -45,7 +45,7 @@ def writes_beyond_its_memory(scene: Scene) -> None:
 
 def asserts_on_the_device(scene: Scene) -> None:
     """An index that is out of range, which only the kernel sees."""
-    if scene.device.type == "cpu":
+    if scene.device.type != "cuda":
         raise RuntimeError("CUDA error: device-side assert triggered")
     index = torch.full((4,), 1 << 20, device=scene.device)
     torch.zeros(4, device=scene.device)[index].sum().item()
@@ -53,7 +53,7 @@ def asserts_on_the_device(scene: Scene) -> None:
 
 def keeps_the_device_busy(scene: Scene) -> None:
     """A kernel that does not end."""
-    if scene.device.type == "cpu":
+    if scene.device.type != "cuda":
         loops(scene)
     torch.cuda._sleep(_LONG_CYCLES)
     torch.cuda.synchronize()

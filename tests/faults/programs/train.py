@@ -159,7 +159,7 @@ def train(scene: Scene, asked: argparse.Namespace) -> None:
             break
         time.sleep(PACE_S)
         optimizer.zero_grad()
-        loss = nn.functional.mse_loss(model(inputs.to(scene.device)), targets.to(scene.device))
+        loss = (model(inputs.to(scene.device)) - targets.to(scene.device)).square().mean()
         loss.backward()
         optimizer.step()
         figure[0] = loss.detach()
@@ -178,7 +178,7 @@ def on_a_card() -> torch.device:
 
     rank, local_rank, ranks = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
     device = torch.device(place(rank, local_rank, ranks))
-    torch.cuda.set_device(device)
+    torch.get_device_module(device.type).set_device(device)
     return device
 
 

@@ -45,7 +45,7 @@ def main() -> None:
     step()
     tensors = [parameter.detach() for parameter in model.parameters()]
     tensors += [each[name] for each in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
-    pinned = where.type == "cuda"
+    pinned = where.type != "cpu"
     copies = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned) for tensor in tensors]
 
     def copy() -> None:

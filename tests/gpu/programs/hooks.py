@@ -39,7 +39,7 @@ PAIRS: dict[str, tuple[Any, Any] | None] = {
 def main() -> None:
     where = rank.join()
     make, loss = gpt(where)
-    ids: dict[str, Any] = {"device_ids": [where]} if where.type == "cuda" else {}
+    ids: dict[str, Any] = {"device_ids": [where]} if where.type != "cpu" else {}
     wrappers = (torch.nn.parallel.DistributedDataParallel, ddp.DistributedDataParallel)
     contenders = []
     for name, pair in PAIRS.items():

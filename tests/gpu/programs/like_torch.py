@@ -45,7 +45,7 @@ def trained(
 ) -> list[torch.Tensor]:
     torch.manual_seed(0)
     model = Network().to(where)
-    wrapped = wrapper(model, device_ids=[where] if where.type == "cuda" else None, **given)
+    wrapped = wrapper(model, device_ids=[where] if where.type != "cpu" else None, **given)
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1, momentum=0.9)
     for step in range(_STEPS):
         torch.manual_seed(10 * step + rank.RANK)

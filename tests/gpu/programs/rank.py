@@ -26,10 +26,10 @@ def device() -> Any:
     import torch
 
     where = torch.device(PLACE)
-    if where.type == "cuda":
-        torch.cuda.set_device(where)
-    else:
+    if where.type == "cpu":
         torch.set_num_threads(1)
+    else:
+        torch.get_device_module(where.type).set_device(where)
     return where
 
 
@@ -38,7 +38,7 @@ def join() -> Any:
     import torch.distributed as dist
 
     where = device()
-    given = {"device_id": where} if where.type == "cuda" else {}
+    given = {"device_id": where} if where.type == "cuda" else {}  # NCCL connects at once
     dist.init_process_group(gpu_part.BACKEND, timeout=_TIMEOUT, **given)
     return where
 
@@ -47,7 +47,7 @@ def synchronize() -> None:
     import torch
 
     if PLACE != "cpu":
-        torch.cuda.synchronize()
+        torch.get_device_module(torch.device(PLACE).type).synchronize()
 
 
 def leave() -> None:

@@ -25,7 +25,7 @@ def main() -> None:
     model, compiles = sys.argv[1], "--compile" in sys.argv
     where = rank.join()
     make, loss = MODELS[model](where)
-    ids: dict[str, Any] = {"device_ids": [where]} if where.type == "cuda" else {}
+    ids: dict[str, Any] = {"device_ids": [where]} if where.type != "cpu" else {}
 
     def maybe_compiled(module: Any) -> Any:
         if not compiles:

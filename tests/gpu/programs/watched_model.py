@@ -47,6 +47,6 @@ def _step_s(repeats: int, where: torch.device, steps: int = 10) -> float:
         optimizer.zero_grad()
         model(inputs).square().mean().backward()
         optimizer.step()
-        if where.type == "cuda":
-            torch.cuda.synchronize(where)
+        if where.type != "cpu":
+            torch.get_device_module(where.type).synchronize()
     return (time.perf_counter() - began) / steps
