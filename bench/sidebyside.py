@@ -103,11 +103,19 @@ def play_round(
     measure: Callable[[Contender], dict[str, float]], theirs: Contender, ours: Contender, number: int
 ) -> Round:
     """`number` is negative for a round that only warms up."""
-    order = (theirs, ours) if number % 2 == 0 else (ours, theirs)
+    runs = play_all(measure, (theirs, ours), number)
+    return Round(runs[theirs.name], runs[ours.name])
+
+
+def play_all(
+    measure: Callable[[Contender], dict[str, float]], contenders: Sequence[Contender], number: int
+) -> dict[str, Run]:
+    """One round of them, in an order that alternates."""
+    order = contenders if number % 2 == 0 else contenders[::-1]
     runs = {contender.name: _attempt(measure, contender) for contender in order}
     for name, run in runs.items():
         _say(number, name, run)
-    return Round(runs[theirs.name], runs[ours.name])
+    return runs
 
 
 def _attempt(measure: Callable[[Contender], dict[str, float]], contender: Contender) -> Run:

@@ -2,7 +2,7 @@
 
     gpu_bundle.py [--python 3.12] [--platform x86_64] [--nccl nvidia-nccl-cu13==VERSION] [--out gpu-bundle]
 
-The folder contains ddp-launch of this checkout and what it needs, in pieces of at most 60 MiB; a larger file is split.
+The folder contains ddp-launch of this checkout and what it needs, in pieces of at most 48 MiB; a larger file is split.
 bundle_install.py, which goes with it, puts the pieces together and installs them there.
 """
 
@@ -20,9 +20,10 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PIECE_BYTES = 60 << 20
+PIECE_BYTES = 48 << 20
 NEEDED = ("grpcio", "protobuf", "psutil", "pytest", "pytest-timeout", "hypothesis", "setuptools")
-_GLIBCS = ("2014", "_2_17", "_2_24", "_2_27", "_2_28", "1", "2010")
+# pip takes only exactly these; wheels for an old glibc are preferred.
+_GLIBCS = ("1", "2010", "2014", *(f"_2_{minor}" for minor in range(12, 36)))
 _INSTALL = """Wheels for `make gpu` on a machine without a network.
 
 Carry these pieces there, together or one by one, into one folder. Carry the checkout of ddp-launch too. Then run there:
@@ -84,7 +85,8 @@ def download(wheels: Path, python: str, machine: str, pinned: dict[str, str], *w
         words += ["--platform", f"manylinux{glibc}_{machine}"]
     names = [f"{each}=={pinned[each]}" if each in pinned else each for each in wanted]
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "-q", *words]
-    subprocess.run([*command, "--dest", str(wheels), *names], check=True)
+    if subprocess.run([*command, "--dest", str(wheels), *names], check=False).returncode != 0:
+        sys.exit(f"gpu-bundle: pip could not download {' '.join(names)} for Python {python} on {machine}")
 
 
 def lay_out(wheels: Path, out: Path) -> list[Path]:

@@ -107,7 +107,7 @@ def equipped(options: argparse.Namespace) -> tuple[dict[str, str], dict[str, Any
     machine = gpu_machine.facts(env)
     if missing := gpu_machine.missing_in_words(machine):
         raise CannotAsk(missing)
-    if library is not None and machine["devices"]:
+    if library is not None and not options.rehearse:
         gpu_machine.check_preloaded(machine, library, version)
     if options.rehearse:
         machine |= {"devices": [], "nccl": ""}

@@ -14,7 +14,7 @@ import gpu_part
 
 sys.path.append(os.path.join(gpu_part.ROOT, "bench"))  # behind ours: a ddp.py is in it
 
-from sidebyside import Contender, Quantity, Round, compare, play_round
+from sidebyside import Contender, Quantity, Round, Run, compare, play_all
 from watched import WatchedRun
 
 _PROGRAM = os.path.join(gpu_part.PROGRAMS, "first_step.py")
@@ -33,10 +33,18 @@ class Module(Contender):
 # Where torchrun keeps one store over restarts, keys of the first attempt disturb the second.
 TORCHRUN = Module("torchrun", "torch.distributed.run", (("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1"),))
 DDP_LAUNCH = Module("ddp-launch", "launcher")
+# torch's DDP imports it in each rank of each generation; here it is imported once.
+PRELOADS = Module("ddp-launch --preload torch._dynamo", "launcher")
+CONTENDERS = {
+    "launch": (TORCHRUN, DDP_LAUNCH),
+    "first-step": (TORCHRUN, DDP_LAUNCH, PRELOADS),
+    "restart": (TORCHRUN, DDP_LAUNCH, PRELOADS),
+}
 
 
 def command(contender: Contender, ranks: int, how: str) -> list[str]:
-    return contender.argv("--nproc-per-node", str(ranks), "--max-restarts", "3", _PROGRAM, how)
+    more = ("--preload", "torch._dynamo") if contender is PRELOADS else ()
+    return contender.argv("--nproc-per-node", str(ranks), "--max-restarts", "3", *more, _PROGRAM, how)
 
 
 def launch(contender: Contender, ranks: int) -> dict[str, float]:
@@ -106,31 +114,34 @@ def main() -> None:
     ranks = 2 if gpu_part.IS_REHEARSAL else 8
     if kind != "launch":
         ranks = 1 if gpu_part.why_not_ranks(2) else 2
-    played: list[Round] = []
+    played: list[dict[str, Run]] = []
     for number in range(0 if gpu_part.IS_REHEARSAL else -1, _ROUNDS):
         if played and time.monotonic() > gpu_part.DEADLINE:
             break
-        found = play_round(lambda each: measure(each, ranks), TORCHRUN, DDP_LAUNCH, number)
+        found = play_all(lambda each: measure(each, ranks), CONTENDERS[kind], number)
         if number >= 0:  # the one before fills the page cache
             played.append(found)
             report(kind, ranks, quantities, played)
-    if not all(each.ours.figures and each.theirs.figures for each in played):
+    if not all(run.figures for runs in played for run in runs.values()):
         sys.exit("a run has no figure")
 
 
-def report(kind: str, ranks: int, quantities: tuple[Quantity, ...], played: list[Round]) -> None:
-    whole = [each for each in played if each.ours.figures and each.theirs.figures]
-    for quantity in quantities:
-        row = compare(quantity, whole)
-        gpu_part.found(
-            "comparison",
-            table=kind,
-            name=f"{quantity.title}, {ranks} rank{'s' * (ranks > 1)}",
-            unit="s",
-            theirs=[round(each, 4) for each in row.theirs],
-            ours=[round(each, 4) for each in row.ours],
-            target=quantity.ratio,
-        )
+def report(kind: str, ranks: int, quantities: tuple[Quantity, ...], played: list[dict[str, Run]]) -> None:
+    for contender in CONTENDERS[kind][1:]:
+        pairs = [Round(runs[TORCHRUN.name], runs[contender.name]) for runs in played]
+        whole = [each for each in pairs if each.ours.figures and each.theirs.figures]
+        how = ", --preload torch._dynamo" if contender is PRELOADS else ""
+        for quantity in quantities:
+            row = compare(quantity, whole)
+            gpu_part.found(
+                "comparison",
+                table=kind,
+                name=f"{quantity.title}, {ranks} rank{'s' * (ranks > 1)}{how}",
+                unit="s",
+                theirs=[round(each, 4) for each in row.theirs],
+                ours=[round(each, 4) for each in row.ours],
+                target=quantity.ratio,
+            )
 
 
 if __name__ == "__main__":

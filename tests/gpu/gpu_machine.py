@@ -15,12 +15,21 @@ NEEDED = {"torch": "torch", "grpc": "grpcio", "google.protobuf": "protobuf", "ps
 NEEDED_FOR_TESTS = {"pytest": "pytest", "pytest_timeout": "pytest-timeout", "hypothesis": "hypothesis"}
 
 _ASK = """
-import importlib.util, json, platform, sys
+import ctypes, importlib.util, json, os, platform, sys
 def there(name):
     try:
         return importlib.util.find_spec(name) is not None
     except ImportError:
         return False
+def nccl_of(torch):
+    # torch.cuda.nccl.version() is that of the headers; this asks the library to which torch is bound.
+    number = ctypes.c_int()
+    try:
+        library = ctypes.CDLL(os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cuda.so"))
+        library.ncclGetVersion(ctypes.byref(number))
+    except (OSError, AttributeError):
+        return ""
+    return f"{number.value // 10_000}.{number.value // 100 % 100}.{number.value % 100}"
 facts = {"python": platform.python_version(), "missing": [n for n in sys.argv[1:] if not there(n)]}
 if there("torch"):
     import torch
@@ -31,11 +40,7 @@ if there("torch"):
             p = torch.cuda.get_device_properties(at)
             facts["devices"].append(f"{p.name}, {p.total_memory >> 30} GiB, compute capability {p.major}.{p.minor}")
         facts["cuda"] = torch.version.cuda
-        try:
-            facts["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-        except Exception as error:
-            facts["nccl"] = ""
-            facts["nccl_problem"] = str(error)
+    facts["nccl"] = nccl_of(torch)
     try:
         import ddp.groups._native
         facts["native"] = True
@@ -134,6 +139,6 @@ def preloaded(env: dict[str, str], library: Path) -> dict[str, str]:
 def check_preloaded(found: dict[str, Any], library: Path, version: str) -> None:
     if found.get("nccl") != version:
         raise CannotAsk(
-            f"torch uses NCCL {found.get('nccl') or 'unknown'}, although {library} (NCCL {version}) is preloaded. "
-            "This build of torch has NCCL inside its own libraries, so it cannot be replaced"
+            f"torch uses {found.get('nccl') or 'no'} NCCL, although {library} ({version}) is preloaded. "
+            "This build of torch cannot use another NCCL; run without --libnccl (LIBNCCL=)"
         )

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import gpu_command
 import gpu_docs
+import gpu_machine
 import gpu_page
 import gpu_parts
 import gpu_results
@@ -187,6 +188,13 @@ def test_a_library_that_is_not_nccl_is_refused(tmp_path: Path) -> None:
         done = command("--libnccl", str(place), "machine", "--rehearse", folder=tmp_path / "results")
         assert done.returncode == 2
         assert says in done.stderr
+
+
+def test_an_nccl_that_torch_does_not_use_is_refused() -> None:
+    library = Path("libnccl.so.2")
+    gpu_machine.check_preloaded({"nccl": "2.30.7"}, library, "2.30.7")
+    with pytest.raises(gpu_machine.CannotAsk, match=r"torch uses 2\.28\.9 NCCL, although .* is preloaded"):
+        gpu_machine.check_preloaded({"nccl": "2.28.9"}, library, "2.30.7")
 
 
 # --- what is shown -----------------------------------------------------------------------------------
