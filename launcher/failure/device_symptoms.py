@@ -67,7 +67,7 @@ TABLE: tuple[Symptom, ...] = (
         "NCCL rejected the arguments of a call: set NCCL_DEBUG=WARN to see the reason",
     ),
     Symptom(
-        ("device-side assert",),
+        ("device-side assert triggered",),
         Class.USER_EXCEPTION,
         Restart.FAIL,
         "usually an index or label out of range: set CUDA_LAUNCH_BLOCKING=1 to see the line",

@@ -181,6 +181,23 @@ def test_messages(error: str, failure: C, hint: str) -> None:
     assert hint in cause.hint
 
 
+# torch 2.11 adds this to every error of CUDA; older releases have a part of it.
+_NOTE = (
+    "\nSearch for `cudaErrorUnknown' in https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html for "
+    "more information.\nCUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace "
+    "below might be incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
+    "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
+)
+_OF_CUDA = [message for message in MESSAGES if "Error: CUDA error: " in message[0]]
+
+
+@pytest.mark.parametrize(("error", "failure", "hint"), _OF_CUDA, ids=[each[0][-40:] for each in _OF_CUDA])
+def test_the_note_that_torch_adds_changes_nothing(error: str, failure: C, hint: str) -> None:
+    cause = ended(error + _NOTE)
+    assert cause.failure is failure
+    assert hint in cause.hint
+
+
 def test_collectives_that_do_not_fit_blame_nobody_with_certainty() -> None:
     said = (
         "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n  what():  [enforce fail at "
