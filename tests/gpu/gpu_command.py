@@ -1,7 +1,7 @@
 """`make gpu`: tests, faults and benchmarks on the GPU of this machine, with the torch that is installed there.
 
     python3 tests/gpu/gpu_command.py [PART ...] [--budget SECONDS] [--results FOLDER] [--libnccl FILE]
-                                     [--again] [--rehearse [cpu|emu]] [--installed] [--list]
+                                     [--again] [--rehearse cpu|emu] [--installed] [--list]
 
 Each part is a process of its own with a time limit. After each part its figures are written to FOLDER/gpu.json, and its
 output to FOLDER/gpu.log. The next run goes on with the parts that are left. docs/gpu.md says more.
@@ -50,10 +50,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--again", action="store_true", help="run the parts even if they are finished")
     parser.add_argument(
         "--rehearse",
-        nargs="?",
-        const="cpu",
         choices=("cpu", "emu"),
-        help="without a GPU: small, on CPUs over Gloo; the figures mean nothing",
+        help="without a GPU: small, on CPUs or on the emulated accelerator; the figures mean nothing",
     )
     parser.add_argument(
         "--installed", action="store_true", help="test the installed ddp-launch instead of this checkout"

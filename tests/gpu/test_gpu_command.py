@@ -185,7 +185,7 @@ def test_a_library_that_is_not_nccl_is_refused(tmp_path: Path) -> None:
     empty = tmp_path / "libnccl.so.2"
     empty.touch()
     for place, says in ((tmp_path, "is not an NCCL library"), (tmp_path / "nowhere", "there is no libnccl")):
-        done = command("--libnccl", str(place), "machine", "--rehearse", folder=tmp_path / "results")
+        done = command("--libnccl", str(place), "machine", "--rehearse", "cpu", folder=tmp_path / "results")
         assert done.returncode == 2
         assert says in done.stderr
 
@@ -260,7 +260,7 @@ def test_the_pages_have_a_place_for_it_and_a_rehearsal_does_not_get_there() -> N
 
 
 def rehearsed(folder: Path, *names: str) -> Results:
-    done = command("--rehearse", *names, folder=folder)
+    done = command("--rehearse", "cpu", *names, folder=folder)
     assert done.returncode == 0, done.stdout + done.stderr + (folder / "gpu.log").read_text()[-6000:]
     results = gpu_results.read(folder / "gpu.json")
     assert results is not None
