@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
+    from ddp.reducer.baseline import Baseline
     from ddp.reducer.bucket import Used
     from ddp.reducer.bucket_sender import BucketOperations
     from ddp.reducer.reducer import Reducer
@@ -43,7 +44,7 @@ class BucketObserver:
     def mark(self, name: str) -> None:
         """Called when a stage of the step begins or ends."""
 
-    def gather(self, number: int, start: int, end: int, before: Sequence[Any] | None) -> None:
+    def gather(self, number: int, start: int, end: int, before: Baseline | None) -> None:
         self._next.gather(number, start, end, before)
 
     def launch(self, number: int) -> Any:

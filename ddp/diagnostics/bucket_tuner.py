@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import time
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -27,6 +27,7 @@ from ddp.reducer.plan import MIB, Limits
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ddp.reducer.baseline import Baseline
     from ddp.reducer.reducer import Reducer
 
 _log = logging.getLogger("ddp")
@@ -52,7 +53,7 @@ class ArrivalObserver(BucketObserver):
             self.computed.append(now - self._began)
             self.steps.append([max(0.0, at - self._began) for at in self._at])
 
-    def gather(self, number: int, start: int, end: int, before: Sequence[Any] | None) -> None:
+    def gather(self, number: int, start: int, end: int, before: Baseline | None) -> None:
         now = time.perf_counter()
         for member in self.reducer.sender.plan.buckets[number].members[start:end]:
             self._at[member] = now

@@ -24,8 +24,9 @@ from ddp.reducer.torch_reducer import reducer_of
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
+    from ddp.reducer.baseline import Baseline
     from ddp.reducer.bucket import Used
     from ddp.reducer.reducer import Reducer
 
@@ -62,7 +63,7 @@ class Recorder(BucketObserver):
             self._marks.clear()
         self._marks[name] = _now()
 
-    def gather(self, number: int, start: int, end: int, before: Sequence[Any] | None) -> None:
+    def gather(self, number: int, start: int, end: int, before: Baseline | None) -> None:
         began = _now()
         self._next.gather(number, start, end, before)
         self._copies.setdefault(number, []).append(Span(began, _now()))

@@ -20,27 +20,40 @@ from __future__ import annotations
 
 import itertools
 import sys
-from operator import attrgetter, is_not
-from typing import TYPE_CHECKING, Any
+from operator import attrgetter, is_, is_not
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from ddp.telemetry import torch_api
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
+    from ddp.reducer.baseline import Baseline
     from ddp.reducer.collectives import BucketCollectives
 
-    # A member and its average -> whether to change its `.grad`.
-    Used = Callable[[int, torch.Tensor], bool]
     Averages = Sequence[tuple[int, torch.Tensor]]
 
 # Tensors of this size or larger are scaled during the copy. Smaller ones are copied together and scaled afterwards.
 _SCALED_ALONE_BYTES = 16 * 1024
 # There may be thousands of gradients: `map` calls these in a loop that runs in C.
 _version_of = attrgetter("_version")
+_grad_of = attrgetter("grad")
 _wants_gradient = attrgetter("requires_grad")
+
+
+class Used(Protocol):
+    """Which members of a bucket any rank used. Only their `.grad` receives the average."""
+
+    def __call__(self, member: int, average: torch.Tensor) -> bool: ...
+
+    def includes_all(self, members: Sequence[int]) -> bool:
+        """Whether it is known, without looking at the averages, that all of these members were used.
+
+        Their `.grad` is not None.
+        """
+        ...
 
 
 class FlatBucket:
@@ -51,12 +64,14 @@ class FlatBucket:
     def __init__(
         self,
         parameters: Sequence[torch.Tensor],
+        indices: Sequence[int],
         collectives: BucketCollectives,
         *,
         as_views: bool,
         dtype: torch.dtype | None,
     ) -> None:
         self.parameters = list(parameters)
+        self.indices = indices  # of the parameters in the model
         self._collectives = collectives
         self._as_views = as_views
         self._dtype = dtype or parameters[0].dtype
@@ -102,45 +117,55 @@ class FlatBucket:
             self.flat.untyped_storage(), start, size, stride
         )
 
-    def _has_other_users(self, in_place: int) -> bool:
-        """Whether other code holds a gradient in this bucket, or another tensor uses the same memory."""
-        references = sum(map(sys.getrefcount, self.targets))
-        return references != self._idle_references + in_place or self._uses() != self._idle_uses
+    def _has_other_users(self, ours: int) -> bool:
+        """Whether other code holds a gradient in this bucket, or another tensor uses the same memory.
 
-    def _begin(self, fresh: bool) -> None:
+        `ours`: the number of references from `.grad` and from the record of earlier gradients.
+        """
+        references = sum(map(sys.getrefcount, self.targets))
+        return references != self._idle_references + ours or self._uses() != self._idle_uses
+
+    def _begin(self, before: Baseline | None) -> None:
         self._begun = True
         self._kept, self._absent, self._kept_versions = [], [], []
         self._late, self._countable = False, True
         if not self.targets:
             self._allocate()
         elif not self._as_views:
-            pairs = zip(self.parameters, self.targets, strict=True)
-            in_place = 0 if fresh else sum(p.grad is t for p, t in pairs)
-            if self._has_other_users(in_place):
+            # Not `zip`: it keeps its last pair, which would count as another user of a target.
+            ours = 0 if before is None else sum(map(is_, map(_grad_of, self.parameters), self.targets))
+            ours += 0 if before is None else sum(map(is_, before.of(self.indices) or (), self.targets))
+            if self._has_other_users(ours):
                 self._allocate()
         self._versions = [self.flat._version] if self._as_views else [-1] * len(self.targets)
 
-    def gather(self, start: int, end: int, scale: float | None, before: Sequence[Any] | None) -> None:
-        """Take gradients. `before` holds their `.grad` from the start of the backward. None: all were None."""
+    def gather(self, start: int, end: int, scale: float | None, before: Baseline | None) -> None:
+        """Take gradients. `before` holds each `.grad` from the start of the backward. None: all were None."""
         if not self._begun:
-            self._begin(before is None)
+            self._begin(before)
         self._countable &= not self._as_views or before is None
         self._late |= self._as_views and self._countable and self.flat._version != self._versions[0]
-        grads = [parameter.grad for parameter in self.parameters[start:end]]
+        members, targets = self.parameters[start:end], self.targets[start:end]
+        grads = list(map(_grad_of, members))
         if before is None and self._may_replace and self.alone and _are_plain(grads):
-            self._gather_together(start, end, grads, scale)
-            for parameter, target in zip(self.parameters[start:end], self.targets[start:end], strict=True):
+            self._copy(start, end, targets, grads, scale)
+            for parameter, target in zip(members, targets, strict=True):
                 parameter.grad = target
+        elif all(map(is_, grads, targets)):  # autograd has added to the bucket itself
+            if scale is not None:
+                self.flat[self._offsets[start] : self._offsets[end]].div_(1 / scale)
         else:
-            self._gather_one_by_one(start, grads, scale, before or [None] * len(grads))
+            earlier = None if before is None else before.of(self.indices[start:end])
+            self._gather_some(start, end, grads, scale, earlier or [None] * len(grads))
         if self._as_views:
             self._versions = [self.flat._version]
         else:
-            self._versions[start:end] = map(_version_of, self.targets[start:end])
+            self._versions[start:end] = map(_version_of, targets)
 
-    def _gather_one_by_one(
-        self, start: int, grads: list[Any], scale: float | None, before: Sequence[Any]
+    def _gather_some(
+        self, start: int, end: int, grads: list[Any], scale: float | None, before: Sequence[Any]
     ) -> None:
+        """Gather members of which some have no gradient, or one that keeps its memory."""
         into, sources, released = [], [], []
         for i, (grad, earlier) in enumerate(zip(grads, before, strict=True), start):
             target = self.targets[i]
@@ -152,26 +177,28 @@ class FlatBucket:
                     target.div_(1 / scale)
             else:
                 into.append(target)
-                sources.append(grad.detach())
+                sources.append(grad)
                 fresh = earlier is None or self._as_views
                 if self._may_replace and self.alone and fresh and not grad.requires_grad:
                     released.append(i)
                 else:
                     self._kept.append((i, target))
                     self._kept_versions.append((grad, grad._version))
-        for target, source in zip(into, sources, strict=True):
-            if scale is None:
-                target.copy_(source)
-            else:
-                torch.mul(source, scale, out=target)
+        if len(into) == end - start:
+            self._copy(start, end, into, sources, scale)
+        else:
+            for target, source in zip(into, sources, strict=True):
+                _copy_scaled(target, source, scale)
         for i in released:
             self.parameters[i].grad = self.targets[i]
 
-    def _gather_together(self, start: int, end: int, grads: list[Any], scale: float | None) -> None:
-        targets = self.targets[start:end]
+    def _copy(
+        self, start: int, end: int, targets: list[torch.Tensor], grads: list[Any], scale: float | None
+    ) -> None:
+        """Copy the gradients of all members [start, end)."""
         if scale is not None and self._scaled_alone:
             for target, source in zip(targets, grads, strict=True):
-                torch.mul(source, scale, out=target)
+                _copy_scaled(target, source, scale)
             return
         torch_api.copy_all(targets, grads)
         if scale is not None:
@@ -219,7 +246,7 @@ class InPlaceBucket:
         self._absent: list[tuple[int, torch.Tensor]] = []
         self._versions: list[tuple[torch.Tensor, int]] = []
 
-    def gather(self, start: int, end: int, scale: float | None, before: Sequence[Any] | None) -> None:
+    def gather(self, start: int, end: int, scale: float | None, before: Baseline | None) -> None:
         for i in range(start, end):
             parameter = self.parameters[i]
             grad = parameter.grad
@@ -264,7 +291,7 @@ class SparseBucket:
         self.payload: list[torch.Tensor] = []
         self.late = False
 
-    def gather(self, start: int, end: int, scale: float | None, before: Sequence[Any] | None) -> None:
+    def gather(self, start: int, end: int, scale: float | None, before: Baseline | None) -> None:
         grad = self.parameters[0].grad
         if grad is None:
             grad = self.zeros()
@@ -291,6 +318,13 @@ class SparseBucket:
         else:
             self.parameters[0].grad.copy_(average)
         self.payload = []
+
+
+def _copy_scaled(target: torch.Tensor, source: torch.Tensor, scale: float | None) -> None:
+    if scale is None:
+        target.copy_(source)
+    else:
+        torch.mul(source, scale, out=target)
 
 
 def _are_plain(grads: Sequence[torch.Tensor | None]) -> bool:
@@ -331,6 +365,10 @@ def _as_flat(tensor: torch.Tensor) -> torch.Tensor:
 
 def _store(parameters: Sequence[torch.Tensor], kept: Averages, absent: Averages, used: Used) -> None:
     """Copy averages into the gradients that keep their memory, and assign those of parameters without a gradient."""
+    grads: list[Any] = [parameters[i].grad for i, _ in kept]
+    if kept and _are_plain(grads) and used.includes_all([i for i, _ in kept]):
+        torch_api.copy_all(grads, [average for _, average in kept])
+        kept = ()
     for i, average in kept:
         if used(i, average):
             parameter = parameters[i]

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup
 
+    from ddp.reducer.baseline import Baseline
     from ddp.reducer.bucket import Used
 
 _BARE_FUTURE = torch_api.get(torch_names.FUTURE)  # what C++ returns; torch.futures.Future inherits from it
@@ -44,7 +45,7 @@ class Settings:
 class BucketOperations(Protocol):
     """The operations of a reducer on a bucket."""
 
-    def gather(self, number: int, start: int, end: int, before: Sequence[Any] | None) -> None: ...
+    def gather(self, number: int, start: int, end: int, before: Baseline | None) -> None: ...
     def launch(self, number: int) -> Any: ...
     def finish(self, number: int, work: Any, used: Used) -> None: ...
 
@@ -180,7 +181,13 @@ class BucketSender:
             return SparseBucket(members[0])
         if bucket.kind is Kind.IN_PLACE:
             return InPlaceBucket(members)
-        return FlatBucket(members, self._collectives, as_views=self._settings.as_views, dtype=self._dtype)
+        return FlatBucket(
+            members,
+            bucket.members,
+            self._collectives,
+            as_views=self._settings.as_views,
+            dtype=self._dtype,
+        )
 
     def register_hook(self, state: Any, hook: Callable[[Any, GradBucket], Any]) -> None:
         if self._hook is not None:
@@ -240,7 +247,7 @@ class BucketSender:
             return None if self._collectives.averages_shards else 1 / self.group.size()
         return None if self._hook is not None or self._divides(bucket) else 1 / self.divisor
 
-    def gather(self, number: int, start: int, end: int, before: Sequence[Any] | None) -> None:
+    def gather(self, number: int, start: int, end: int, before: Baseline | None) -> None:
         bucket = self.buckets[number]
         bucket.gather(start, end, self._scale(bucket), before)
 
@@ -340,7 +347,7 @@ class BucketSender:
             self._page.back(before)
         self._page.buckets(len(self.buckets), self._launched, number + 1)
         with torch.no_grad():
-            bucket.finish(result, _nothing if self._consumed else used)
+            bucket.finish(result, _Nothing() if self._consumed else used)
 
     @property
     def late(self) -> int | None:
@@ -359,5 +366,11 @@ class BucketSender:
             future.wait()
 
 
-def _nothing(_member: int, _average: torch.Tensor) -> bool:
-    return False
+class _Nothing:
+    """No member receives its average."""
+
+    def __call__(self, member: int, average: torch.Tensor) -> bool:
+        return False
+
+    def includes_all(self, members: Sequence[int]) -> bool:
+        return False

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,7 +25,7 @@ from ddp.reducer import engine, errors, rpc_context, streams, unowned_gradients
 from ddp.reducer.baseline import Baseline, baseline
 from ddp.reducer.chunks import Mode
 from ddp.reducer.launch_queue import LaunchQueue
-from ddp.reducer.unused import Usage, was_used
+from ddp.reducer.unused import Usage, UsedMembers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -227,7 +226,7 @@ class Round:
         if self.gathered[number]:
             return
         setup, chunk = self.setup, self.setup.chunks[number]
-        before = self.before.of(chunk.members) if self.before else None
+        before = self.before if self.before is not None and self.before.grads is not None else None
         with torch.no_grad():
             setup.operations.gather(chunk.bucket, chunk.start, chunk.end, before)
         self.gathered[number] = True
@@ -322,18 +321,17 @@ class Round:
 
     def average(self) -> None:
         """Wait for every bucket and store the averages in `.grad`."""
+        setup = self.setup
         for bucket, work in enumerate(self.queue.works):
-            self.setup.operations.finish(bucket, work, partial(self._may_change, bucket, work))
+            members = setup.sender.plan.buckets[bucket].members
+            used = UsedMembers(members, setup.parameters, self.usage, sent=work is not None)
+            setup.operations.finish(bucket, work, used)
         if self.usage is not None:
             self.usage.wait()
 
     def release(self) -> None:
         """Drop the references to gradients, so that they can be released before the next backward."""
         self.queue.works, self.before = [], None
-
-    def _may_change(self, bucket: int, work: Any, member: int, average: torch.Tensor) -> bool:
-        index = self.setup.sender.plan.buckets[bucket].members[member]
-        return work is not None and was_used(self.usage, index, self.setup.parameters[index], average)
 
     def changed_order(self, before: Round | None) -> bool:
         """Whether the observed order of arrival differs from that of the previous backward."""

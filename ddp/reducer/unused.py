@@ -124,6 +124,9 @@ class Usage:
             self._work.wait(GROUP_TIMEOUT)
             self._work, self._copy = None, HostCopy(self.counts)
 
+    def was_used_here(self, index: int) -> bool:
+        return bool(self._used_here[index])
+
     def __getitem__(self, index: int) -> bool:
         if self._used_here[index]:
             return True
@@ -134,10 +137,29 @@ class Usage:
         return bool(self._used_anywhere[index])
 
 
-def was_used(usage: Usage | None, index: int, parameter: torch.Tensor, average: torch.Tensor) -> bool:
-    """Whether any rank used a parameter. If so, its `.grad` receives the average."""
-    if not parameter.requires_grad:
-        return False
-    if usage is None:  # ranks did not exchange usage; a zero average means that no rank used it
-        return parameter.grad is not None or bool(average.any())
-    return usage[index]
+class UsedMembers:
+    """The members of one bucket that any rank used. Only their `.grad` receives the average."""
+
+    def __init__(
+        self, members: Sequence[int], parameters: Sequence[torch.Tensor], usage: Usage | None, *, sent: bool
+    ) -> None:
+        """`members`: the parameter indices of the bucket. `sent`: whether the ranks averaged the bucket."""
+        self._members, self._parameters, self._usage, self._sent = members, parameters, usage, sent
+
+    def __call__(self, member: int, average: torch.Tensor) -> bool:
+        index = self._members[member]
+        parameter = self._parameters[index]
+        if not self._sent or not parameter.requires_grad:
+            return False
+        if self._usage is None:  # ranks did not exchange usage; a zero average means that no rank used it
+            return parameter.grad is not None or bool(average.any())
+        return self._usage[index]
+
+    def includes_all(self, members: Sequence[int]) -> bool:
+        indices = [self._members[member] for member in members]
+        usage = self._usage
+        return (
+            self._sent
+            and all(self._parameters[i].requires_grad for i in indices)
+            and (usage is None or all(map(usage.was_used_here, indices)))
+        )

@@ -33,7 +33,6 @@ from ddp.telemetry.comm_error import explaining
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from ddp.reducer.bucket import Used
     from ddp.reducer.grad_bucket import GradBucket
 
 _ELEMENTWISE = {
@@ -150,7 +149,7 @@ class ShardedOptimizer(Optimizer, Joinable):
 
     # --- a step ------------------------------------------------------------------------------------
 
-    def _take(self, number: int, used: Used) -> None:
+    def _take(self, number: int, used: Callable[[int, torch.Tensor], bool]) -> None:
         self._averaged = True
         self.buckets[number].take(used)
 
