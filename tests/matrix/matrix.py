@@ -31,6 +31,7 @@ BEGIN, END = "<!-- matrix:begin -->", "<!-- matrix:end -->"
 NEEDED_BYTES = 12 << 30  # a build with CUDA, its archives, and the wheels of NVIDIA
 BESIDE_TORCH = ("numpy", "setuptools", "pytest", "pytest-timeout", "hypothesis", "psutil", "packaging")
 _END_S = 15.0
+_NOT_FOUND = 4  # pytest's exit code then
 
 sys.path[:0] = [str(HERE), str(ROOT)]
 
@@ -171,6 +172,8 @@ def run(python: Path, limit_s: float, cases: list[Case]) -> Column:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+    if process.returncode == _NOT_FOUND:
+        sys.exit("pytest ran nothing: tests/matrix/cases.py names a test that does not exist")
     took_s = round(time.monotonic() - began)
     asked = "import platform, torch; print(torch.__version__, platform.python_version())"
     torch, version = subprocess.check_output([str(python), "-c", asked], text=True).split()

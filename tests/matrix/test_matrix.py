@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import platform
 import re
@@ -10,7 +11,7 @@ import sys
 
 import matrix
 import pytest
-from cases import CASES, Case
+from cases import _LIKE_TORCH, CASES, Case
 from table import Column, Result, from_json, merged, rendered, results_of, to_json
 
 from ddp.telemetry.torch_names import OLDEST
@@ -35,6 +36,16 @@ def test_the_tests_of_a_case_exist(case: Case) -> None:
         tree = ast.parse((matrix.ROOT / name).read_text())
         functions = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
         assert not test or test.partition("[")[0] in functions, reference
+
+
+def test_the_cases_beside_torchs_class_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that does not exist ends pytest before it runs anything."""
+    monkeypatch.syspath_prepend(str(matrix.ROOT / "tests/contract/ddp_like_torch"))
+    parameters = importlib.import_module("test_like_torch").parameters
+    there = {f"test_the_two_cannot_be_told_apart[{each.id}]" for each in parameters()}
+    named = [test for case in CASES for test in case.tests if test.startswith(_LIKE_TORCH)]
+    assert len(named) > 10
+    assert [test for test in named if test.rpartition("::")[2] not in there] == []
 
 
 @pytest.mark.parametrize(
