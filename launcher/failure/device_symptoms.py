@@ -156,7 +156,7 @@ TABLE: tuple[Symptom, ...] = (
         "a peer or the network failed before this rank: look for the first cause in another rank",
     ),
     Symptom(
-        ("watchdog caught collective operation timeout",),
+        ("watchdog caught collective operation timeout", "timed out in blocking wait"),
         Class.CONSEQUENCE,
         Restart.RESTART,
         "a rank is missing, or the network is down: see the flight recorder dumps in the log directory",

@@ -53,6 +53,7 @@ _OUT_OF_TIME = (
     "wait timeout after",
     "failed to pass monitoredbarrier",
     "watchdog caught collective operation timeout",
+    "timed out in blocking wait",
     "has not joined",
 )
 

@@ -40,6 +40,20 @@ def nccl_port_error_and_abort_hangs(_scene: Scene) -> None:
     break_down(Fault(system_error(_NIC), leaves=True, abort_hangs=True))
 
 
+def nccl_port_error_in_a_checkpoint(scene: Scene) -> bool:
+    """All ranks make a checkpoint of `ddp.elastic` together, and one of them loses its network card meanwhile."""
+    import torch
+
+    from ddp import elastic
+
+    state = elastic.State(weights=torch.ones(1 << 10), folder=scene.folder / "commits")
+    state.resume()
+    if scene.rank == 1:
+        nccl_port_error(scene)
+    state.checkpoint()
+    return True
+
+
 def nccl_no_answer(_scene: Scene) -> None:
     """The other end does not answer any more: this rank cannot know which of the two is at fault."""
     break_down(Fault(system_error(_NO_ANSWER), leaves=True))
@@ -86,6 +100,11 @@ def nccl_dies_slowly(_scene: Scene) -> None:
     """Its peers notice at once, and the process itself takes a while to end."""
     break_down(Fault(leaves=True, hangs=True))
     threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGSEGV)).start()
+
+
+def nccl_is_silent(_scene: Scene) -> None:
+    """Errors of peers do not reach this rank, as over NVLink and shared memory."""
+    sticky.silent = True
 
 
 def nccl_sleeps(_scene: Scene) -> None:

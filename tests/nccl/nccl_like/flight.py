@@ -5,6 +5,7 @@ NCCL_LIKE_RECORDER selects the version; torch 2.5 writes 2.4, torch 2.6 and 2.7 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -40,6 +41,10 @@ class Recorder:
 
         bindings: Any = sys.modules["torch._C._distributed_c10d"]
         bindings._dump_nccl_trace_json = lambda _collectives, _only_active: self.as_json()
+
+    def clear(self) -> None:
+        self._entries.clear()
+        self._groups.clear()
 
     def add_group(self, group: Any) -> None:
         self._groups.append(group)
@@ -111,7 +116,10 @@ def _config(group: Any) -> dict[str, str]:
     from torch.distributed import get_process_group_ranks
 
     name, desc = group._place()
-    return {"name": name, "desc": desc, "ranks": str(get_process_group_ranks(group))}
+    ranks: list[int] = []
+    with contextlib.suppress(KeyError):  # a group that has been destroyed stays in the recorder
+        ranks = get_process_group_ranks(group)
+    return {"name": name, "desc": desc, "ranks": str(ranks)}
 
 
 def _status(group: Any, number: Any) -> dict[str, Any]:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _LIBC = ctypes.CDLL(None)  # its calls release the GIL
 _MUTEX_BYTES = 64
+_LOOK_EVERY_S = 0.001
 _NO_TIMEOUT = timedelta(0)
 
 
@@ -77,10 +78,27 @@ class NcclLikeWork(dist.Work):
         self._future: Any = None
 
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
-        self.operation.gate.wait()
-        if self.operation.exception and self._communicator.blocking_wait:
-            raise dist.DistBackendError(self.operation.exception)
+        if self._communicator.blocking_wait:
+            self._wait_and_look()
+        else:
+            self.operation.gate.wait()
         return True
+
+    def _wait_and_look(self) -> None:
+        """With TORCH_NCCL_BLOCKING_WAIT=1 there is no watchdog: whoever waits looks for errors, and raises them."""
+        operation, communicator = self.operation, self._communicator
+        while not operation.gate.is_open and not operation.exception:
+            time.sleep(_LOOK_EVERY_S)
+            if communicator.async_error:
+                operation.exception = communicator.async_error
+            elif (ran_s := time.monotonic() - operation.enqueued_at) > operation.timeout_s:
+                operation.exception = nccl_text.timed_out(
+                    communicator.rank, str(operation), int(ran_s * 1000)
+                )
+                nccl_text.log("E", 685, operation.exception)
+        if operation.exception:
+            communicator.abort()
+            raise dist.DistBackendError(operation.exception)
 
     def is_completed(self) -> bool:
         return self.operation.done or bool(self.operation.exception)
