@@ -47,7 +47,7 @@ from launcher.settings.spec import EntryKind
 from launcher.stop_requests import unless_stopped
 from launcher.supervised import Phase, Supervision
 from launcher.supervision import TRY_AGAIN
-from launcher.template.messages import Exited, KeeperEnded, Keeping, Ready, Report, Started
+from launcher.template.messages import Exited, KeeperEnded, Keeping, Learned, Ready, Report, Started
 from launcher.template.messages import Swept as ZygoteSwept
 from launcher.wiring import Shell, begin_preflight, build_parts
 from rendezvous.signals import SignalWatch
@@ -64,6 +64,7 @@ _SHARE_TOGETHER = (
 )  # of --shutdown-timeout: after that, collectives are aborted, and a third is left to save
 # For processes that a rank has started in a session of their own. That of Weights & Biases ends 0.1 s after its rank.
 _DETACHED_S = 2.0
+_MOST_LEFT_OUT = 3  # modules in one message
 
 
 def _grace_s(kind: Grace, timeout_s: float) -> float:
@@ -78,6 +79,16 @@ def _grace_s(kind: Grace, timeout_s: float) -> float:
             return min(timeout_s, _LAST_GRACE_S)
         case _:
             assert_never(kind)
+
+
+def _learned_text(report: Learned) -> str:
+    left_out = "".join(f"; not {name}: {reason}" for name, reason in report.left_out[:_MOST_LEFT_OUT])
+    more = len(report.left_out) - _MOST_LEFT_OUT
+    rest = f"; and {more} more" if more > 0 else ""
+    return (
+        f"the ranks start with {report.modules} modules that the script has imported before "
+        f"(--no-learn-imports turns this off{left_out}{rest})"
+    )
 
 
 class Agent:
@@ -155,6 +166,7 @@ class Agent:
             case StartRanks(assignment, store):
                 self._parts.question.withdraw()  # a request of an earlier generation
                 self._zygotes.ranks_started()
+                self._shell.user_messages.report_learned()
                 for rank_ended in self._ranks.start(self._zygotes.zygote, assignment, store):
                     self._events.put_nowait(rank_ended)
                 self._parts.hangs.begin(assignment.generation)
@@ -251,6 +263,8 @@ class Agent:
             case KeeperEnded(generation, reason):
                 words = f"the store through which the ranks connect has ended: {reason}"
                 self._events.put_nowait(StoreLost(generation, words))
+            case Learned():
+                self._shell.user_messages.learned = _learned_text(report)
             case ZygoteSwept(generation):
                 self._events.put_nowait(Swept(generation))
             case _:

@@ -22,6 +22,7 @@ class UserMessages:
     def __init__(self, spec: LaunchSpec, say: Callable[[str], None]) -> None:
         self._spec, self._say_line = spec, say
         self._last_reason = self._last_waiting = self._last_notice = ""
+        self.learned = ""  # what the next ranks need not import
 
     def say(self, text: str) -> None:
         self._say_line(f"ddp-launch: {printable(text)}")
@@ -55,6 +56,12 @@ class UserMessages:
                 self.say(f"stopping the ranks of this node: {reason}")
             case _:
                 pass
+
+    def report_learned(self) -> None:
+        """Report what the ranks that start now need not import."""
+        if self.learned:
+            self.say(self.learned)
+            self.learned = ""
 
     def _report_reason(self, reason: str) -> None:
         if reason and reason != self._last_reason:

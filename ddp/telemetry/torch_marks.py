@@ -229,6 +229,9 @@ def _mark_saving(page: Page) -> None:
             page.phase(before)
 
     torch.save = torch.serialization.save = saving
+    for module in list(sys.modules.values()):  # what the zygote has learned may have its own name for it
+        if getattr(module, "__dict__", {}).get("save") is save:
+            module.save = saving  # type: ignore[attr-defined]
 
 
 _MARKS = (_mark_steps, _mark_modules, _mark_backward, _mark_loaders, _mark_saving)

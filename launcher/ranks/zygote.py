@@ -101,6 +101,7 @@ class Zygote:
                 "path0": script_folder(spec.entry),
                 "pythonpath": env.get("PYTHONPATH"),
                 "preload": spec.preload,
+                "learns": spec.learn_imports,
             }
             hook = os.path.join(_TEMPLATE, "hook")
             paths = (hook, env["PYTHONPATH"]) if "PYTHONPATH" in env else (hook,)

@@ -118,6 +118,7 @@ def assemble(settings: Settings, entry: EntryPoint, here: HostEnvironment) -> tu
         signals_asked=settings.of("signals_to_handle").text or "",
         warm_start=settings["warm_start"],
         preload=settings["preload"] or (),
+        learn_imports=settings["learn_imports"],
         rank_timers=settings["rank_timers"],
         **_monitoring(settings),
         trace_collectives=settings["trace_collectives"] == "on",

@@ -22,6 +22,13 @@ RANKS = (
         name_lists.modules,
         "installed modules to import once, before the ranks are forked, for example torch._dynamo,transformers",
     ),
+    _switch(
+        "--learn-imports",
+        "import what the script has imported before the ranks are forked again after a failure, under the same "
+        "environment variables; a module that a fork cannot inherit is left out",
+        default="1",
+        negatable=True,
+    ),
     _ours(
         "--trace-collectives",
         "on|off",

@@ -104,6 +104,7 @@ class LaunchSpec:
     )
     warm_start: bool = True
     preload: tuple[str, ...] = ()  # modules that are imported before the ranks are forked
+    learn_imports: bool = True  # after a restart, ranks have what the ranks before them have imported
     rank_timers: bool = False  # torch.distributed.elastic.timer
     preflight: str = "quick"  # off, quick, full
     preflight_paths: tuple[str, ...] = ()  # directories to check besides the log directory

@@ -20,6 +20,9 @@ from .messages import Exited, Keep, KeeperEnded, Keeping, Ready, Signal, Spawn, 
 if TYPE_CHECKING:
     import socket
 
+    from .import_recorder import ImportRecorder
+    from .learner import Learner
+
 
 @dataclass
 class _Child:
@@ -38,7 +41,9 @@ class _Keeper:
 
 
 class Loop:
-    def __init__(self, control: socket.socket, warm_obstacle: str = "", warm: bool = True) -> None:
+    def __init__(
+        self, control: socket.socket, warm_obstacle: str = "", warm: bool = True, learns: bool = False
+    ) -> None:
         self._control = control
         self._inbox = wire.Inbox(control)
         self._outbox = wire.Outbox(control)
@@ -57,6 +62,12 @@ class Loop:
         self._scratch_lock = -1
         self._pid = os.getpid()
         self._wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._learner: Learner | None = None
+        self.import_recorder: ImportRecorder | None = None  # in a rank
+        if learns and self._warm:
+            from .learner import Learner
+
+            self._learner = Learner(self._become_trial, self._learned)
 
     def serve(self, import_s: float, cgroup_folder: str, scratch_folder: str) -> None:
         """Serve the agent. Return only in a warm rank; the zygote itself exits when the agent's socket closes."""
@@ -77,9 +88,12 @@ class Loop:
         self._tell(Ready(self._warm, self._obstacle, import_s))
         scratch.remove_left_behind(scratch_folder)
         while True:
-            for fd, events in self._poll.poll(self._patience_ms()):
+            for fd, events in self._events():
                 if fd == self._wake_r:
                     self._reap()
+                    continue
+                if self._learner is not None and fd == self._learner.trial:
+                    self._learner.read_report()
                     continue
                 if events & select.POLLOUT:
                     self._flush()
@@ -87,11 +101,25 @@ class Loop:
                     return
             if self._sweeping is not None and time.monotonic() >= self._spare_until:
                 self._sweep()
+            if self._learner is not None:
+                self._learner.turn()
+
+    def _events(self) -> list[tuple[int, int]]:
+        trial = None if self._learner is None else self._learner.trial
+        if trial is not None:
+            self._poll.register(trial, select.POLLIN)
+        found = self._poll.poll(self._patience_ms())
+        if trial is not None:
+            self._poll.unregister(trial)
+        return found
 
     def _patience_ms(self) -> float | None:
-        if self._sweeping is None or (left_s := self._spare_until - time.monotonic()) <= 0:
-            return None
-        return left_s * 1000 + 1
+        waits_s = []
+        if self._sweeping is not None and (left_s := self._spare_until - time.monotonic()) > 0:
+            waits_s.append(left_s)
+        if self._learner is not None and (wait_s := self._learner.wait_s()) is not None:
+            waits_s.append(wait_s)
+        return min(waits_s) * 1000 + 1 if waits_s else None
 
     def _listen(self) -> str:
         """Process the received requests. Return "rank" in a forked child."""
@@ -119,6 +147,8 @@ class Loop:
 
     def _spawn(self, order: Spawn, fds: tuple[int, ...]) -> str:
         child = _Child(order.local_rank, order.generation, time.monotonic(), order.has_group)
+        if self._learner is not None:
+            self._learner.record_rank(order.local_rank, order.env)
         pid, obstacle = _fork()
         if pid == 0:
             with rank.exit_on_error():
@@ -129,6 +159,8 @@ class Loop:
                     rank.execute(order.argv, is_python=order.is_python)
                 stacks.listen()
                 terminal_size.follow_output()
+                if self._learner is not None:
+                    self.import_recorder = self._learner.recorder(order.local_rank)
                 return "rank"
         for fd in fds:
             os.close(fd)
@@ -154,6 +186,14 @@ class Loop:
             os.close(self._scratch_lock)
         for keeper in self._keepers.values():
             os.close(keeper.error)
+
+    def _become_trial(self) -> None:
+        self._forget_zygote()
+        tree.die_with_parent(self._pid)
+
+    def _learned(self, report: messages.Learned) -> None:
+        _freeze_garbage()
+        self._tell(report)
 
     def _keep(self, order: Keep) -> None:
         """Start a store: listen on the port before the reply, so that ranks can connect even if the fork takes long."""
@@ -222,6 +262,10 @@ class Loop:
             if keeper is not None:
                 self._tell_keeper_end(keeper, status)
             child = self._ranks.pop(pid, None)
+            if self._learner is not None:
+                self._learner.reaped(pid)
+                if child is not None:
+                    self._learner.rank_ended()
             if child is not None:
                 self._tell_exit(pid, child, status, now - child.started)
         if self._sweeping is not None:

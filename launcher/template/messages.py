@@ -91,14 +91,23 @@ class Swept(NamedTuple):
     killed: int
 
 
+class Learned(NamedTuple):
+    """The zygote has imported what the ranks import: the next ranks have it from the start."""
+
+    modules: int
+    took_s: float
+    imported: tuple[str, ...]
+    left_out: tuple[tuple[str, str], ...]  # with the reasons
+
+
 Order = Spawn | Keep | Signal | Sweep
-Report = Ready | Started | Exited | Keeping | KeeperEnded | Swept
+Report = Ready | Started | Exited | Keeping | KeeperEnded | Swept | Learned
 Message = Order | Report
 
 CANNOT_START = 71  # the exit code of a rank that the system could not start, in agent and zygote
 _KINDS: dict[str, Callable[..., Message]] = {
     kind.__name__: kind
-    for kind in (Spawn, Keep, Signal, Sweep, Ready, Started, Exited, Keeping, KeeperEnded, Swept)
+    for kind in (Spawn, Keep, Signal, Sweep, Ready, Started, Exited, Keeping, KeeperEnded, Swept, Learned)
 }
 
 

@@ -251,7 +251,10 @@ APART = "rendezvous.torchrun"
 # Loaded by path in the zygote, under another name; the agent uses the rest of launcher.template as well.
 ZYGOTE_ONLY = {
     f"launcher.template.{name}"
-    for name in ("warm", "plain", "loop", "rank", "store", "hook", "executed", "tracing", "threshold")
+    for name in (
+        *("warm", "plain", "loop", "rank", "store", "hook", "executed", "tracing", "threshold"),
+        *("learner", "import_recorder", "import_records", "trial_import", "memory"),
+    )
 }
 
 # What a core may import of the standard library: nothing that knows a clock, chance, or the world.
