@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from launcher.exchange import AgentEvent, CommunicationFailed
 from launcher.failure.watchdog_report import cause_of_asynchronous
-from launcher.health import dumps, nccl_env, recorders
+from launcher.health import dumps, nccl_env, ras, ras_report, recorders
 from launcher.health.flight_recorder import Dump, analysed
 from launcher.health.guards import Guards, Lost
 from launcher.machine import devices
@@ -48,6 +48,7 @@ class RankProcesses(Protocol):
     ]  # of a rank's log folder and the node's scratch folder
 
     def folders(self) -> dict[int, str]: ...
+    def pids(self) -> list[int]: ...
     def local_rank_of(self, rank: int, generation: int) -> int | None: ...
     async def facts_of(self, local_rank: int) -> RankEnd | None: ...
 
@@ -66,19 +67,25 @@ class CommunicationWatch:
         self._dump: tuple[int, asyncio.Task[list[Dump]]] | None = None
         self._findings_text_for = self._aborted = -1  # generations
         self._reports: set[asyncio.Task[None]] = set()
+        self._ras_at: tuple[str, int] | None = None
+        self._ras: asyncio.Task[tuple[str, ...]] | None = None
 
     async def begin(self) -> None:
         await self._guards.listen()
         gpus = devices.nvidia_gpus(os.environ) or devices.amd_gpus(os.environ)
         self._ranks.env_for_guards = partial(self._env, bool(gpus))
+        if gpus or "NCCL_RAS_ADDR" in os.environ:
+            self._ras_at = ras.address(os.environ)
 
     def _env(self, gpus: bool, directory: str, scratch: str) -> dict[str, str]:
         nccl = nccl_env.shared(os.environ) | nccl_env.of_rank(directory, scratch, os.environ)
         return self._guards.env() | (nccl if gpus else {})
 
     def end(self) -> None:
-        for task in (*self._reports, *((self._dump[1],) if self._dump is not None else ())):
-            task.cancel()
+        asked = (self._dump[1] if self._dump is not None else None, self._ras)
+        for task in (*self._reports, *asked):
+            if task is not None:
+                task.cancel()
         self._guards.close()
 
     def abort_groups(self, generation: int, reason: str) -> None:
@@ -96,6 +103,7 @@ class CommunicationWatch:
         if self._dump is None or self._dump[1].done():
             gathering = dumps.gather(self._guards, self._scratch, generation, folders)
             self._dump = generation, asyncio.get_running_loop().create_task(gathering)
+            self._ras = asyncio.get_running_loop().create_task(self._ask_ras())
         _generation, task = self._dump
         await asyncio.wait([task], timeout=_RECORDERS_WITHIN_S)
         found = task.result() if task.done() else await asyncio.to_thread(dumps.those_there, folders)
@@ -108,7 +116,16 @@ class CommunicationWatch:
         findings = await asyncio.to_thread(analysed, await self._dump[1])
         findings_text = "\n".join(finding.words for finding in findings)
         dump_text = f"flight recorders of this node:\n{findings_text}" if findings_text else ""
-        return replace(cause, traceback="\n\n".join(text for text in (cause.traceback, dump_text) if text))
+        monitored = await self._ras if self._ras is not None else ()
+        ras_text = "\n".join(("NCCL's own monitor (RAS), all nodes:", *monitored)) if monitored else ""
+        texts = (cause.traceback, dump_text, ras_text)
+        return replace(cause, traceback="\n\n".join(text for text in texts if text))
+
+    async def _ask_ras(self) -> tuple[str, ...]:
+        if self._ras_at is None:
+            return ()
+        pids = self._ranks.pids()
+        return ras_report.findings(await ras.ask(self._ras_at, dumps.WITHIN_S), pids)
 
     def communication_failed(self, lost: Lost) -> None:
         local_rank = self._ranks.local_rank_of(lost.rank, lost.generation)

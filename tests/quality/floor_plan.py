@@ -19,7 +19,8 @@ CORE = {
         ),
         *within(
             "health",
-            "exposition flight_recorder hang_inquiry nccl_env node_health page phase_times recorders stack_text "
+            "exposition flight_recorder hang_inquiry nccl_env node_health page phase_times ras_report recorders "
+            "stack_text "
             "stall_detection",
         ),
         *within("hosts", "command_lines"),
@@ -74,7 +75,8 @@ SHELL = {
         *within("failure", "ending facts"),
         *within(
             "health",
-            "communication dumps freezer gpus guards keyboard_wait node_watch pages rank_timers sampler stacks watch",
+            "communication dumps freezer gpus guards keyboard_wait node_watch pages rank_timers ras sampler stacks "
+            "watch",
         ),
         *within("hosts", "fleet outputs ssh_control"),
         *within("joining", "addresses connect"),
