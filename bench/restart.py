@@ -1,10 +1,13 @@
 """How long a job stands still when a rank dies: torchrun and ddp-launch in turns.
 
-    python bench/restart.py [--rounds 7] [--shared-store] [--json FILE] [--write-docs]
+    python bench/restart.py [--rounds 7] [--train-for 8] [--shared-store] [--json FILE] [--write-docs]
 
 One node, two Gloo ranks. After an all-reduce the last rank sends itself SIGKILL while the other waits for it in
 the next one. Counted from just before the kill: until both old ranks are gone, until the last rank of the new
 attempt is at its first line, until the first all-reduce of the new attempt is done on both.
+
+A second script trains with torch's DDP and AdamW. The last rank kills itself some seconds after the first step, as in
+a job that has trained for a while. Counted until both ranks of the new attempt have finished their first step.
 
 torchrun gives the new attempt the store of the old one, and Gloo can hang on what it finds there. For a fair run
 it gets TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, which makes rank 0 host a fresh store; --shared-store leaves that
@@ -14,14 +17,17 @@ out and shows torchrun as it comes. Every run is bounded, and runs that hang are
 from __future__ import annotations
 
 import os
+import time
 
 from shown import machine, option_parser, report
 from sidebyside import DDP_LAUNCH, TORCHRUN, Contender, Finding, Quantity, play
 from watched import RANK_SCRIPTS, WatchedRun
 
 SCRIPT = os.path.join(RANK_SCRIPTS, "dies_once.py")
+TRAINS = os.path.join(RANK_SCRIPTS, "trains_once.py")
 RANKS = 2
 FRESH_STORE = (("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1"),)
+STEPPED = (Quantity("stepped", "first training step of the new attempt", ratio=0.15),)
 QUANTITIES = (
     Quantity("gone", "all old ranks gone"),
     Quantity("line", "first line of the new attempt, last rank"),
@@ -46,9 +52,22 @@ def measure(contender: Contender, timeout_s: float) -> dict[str, float]:
         }
 
 
+def first_step(contender: Contender, train_for_s: float, timeout_s: float) -> dict[str, float]:
+    command = contender.argv("--nproc-per-node", str(RANKS), "--max-restarts", "3", TRAINS)
+    with WatchedRun(command, dict(contender.env), timeout_s + train_for_s) as run:
+        run.until(lambda run: len(run.of("stepped")) == RANKS)
+        time.sleep(train_for_s)  # what is measured depends on it, so it is a part of the measurement
+        run.open_gate(1)
+        run.finish()
+        return {"stepped": run.last("stepped", RANKS, attempt=1) - run.last("kill", 1)}
+
+
 def main() -> None:
     parser = option_parser(__doc__ or "", timeout_s=30.0)
     parser.add_argument("--shared-store", action="store_true", help="torchrun as it comes; it may hang")
+    parser.add_argument(
+        "--train-for", type=float, default=8.0, help="seconds from the first step to the death"
+    )
     options = parser.parse_args()
     theirs = TORCHRUN if options.shared_store else Contender("torchrun", "torchrun", FRESH_STORE)
     machine_line = machine()
@@ -59,7 +78,22 @@ def main() -> None:
         options.rounds,
         options.warm_up,
     )
-    report("restart", [Finding("seconds after the death", QUANTITIES, rounds)], machine_line, options)
+    trained = play(
+        lambda contender: first_step(contender, options.train_for, options.timeout),
+        theirs,
+        DDP_LAUNCH,
+        options.rounds,
+        options.warm_up,
+    )
+    findings = [
+        Finding("seconds after the death", QUANTITIES, rounds),
+        Finding(
+            f"seconds after the death, in a job that has trained for {options.train_for:g} s",
+            STEPPED,
+            trained,
+        ),
+    ]
+    report("restart", findings, machine_line, options)
 
 
 if __name__ == "__main__":
