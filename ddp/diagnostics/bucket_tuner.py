@@ -5,6 +5,8 @@ it times a few all-reduces. Rank 0 selects the bucket sizes for which `bucket_se
 these sizes and the default are used alternately. All of this happens at the end of an averaged backward, where all
 ranks are at the same step. The ranks exchange their times, so all of them choose the same sizes.
 
+On an accelerator all times are those of the device. They are read when the tuner decides, not in each step.
+
 The tuner stops if the buckets must not change. This is so with a communication hook, with a search for unused
 parameters, with mixed precision, and in a `join`, where some ranks do not run the step.
 """
@@ -12,15 +14,15 @@ parameters, with mixed precision, and in a `join`, where some ranks do not run t
 from __future__ import annotations
 
 import logging
-import time
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ddp.diagnostics import bucket_search
 from ddp.diagnostics.bucket_observer import BucketObserver
 from ddp.reducer import agreement
+from ddp.reducer.clock import clock_of
 from ddp.reducer.collectives import gather_rows
 from ddp.reducer.plan import MIB, Limits
 
@@ -40,24 +42,33 @@ class ArrivalObserver(BucketObserver):
 
     def begin(self) -> None:
         super().begin()
-        self.steps: list[list[float]] = []
-        self.computed: list[float] = []
-        self._began = 0.0
-        self._at = [0.0] * len(self.reducer.parameters)
+        self._clock = clock_of(self.reducer.sender.device)
+        self._steps: list[tuple[Any, list[Any], Any]] = []
+        self._began: Any = None
+        self._at: list[Any] = [None] * len(self.reducer.parameters)
 
     def mark(self, name: str) -> None:
-        now = time.perf_counter()
         if name == "backward_start":
-            self._began = now
-        elif name == "compute_end" and self._began:
-            self.computed.append(now - self._began)
-            self.steps.append([max(0.0, at - self._began) for at in self._at])
+            self._began = self._clock.now()
+            self._at = [self._began] * len(self._at)
+        elif name == "compute_end" and self._began is not None:
+            self._steps.append((self._began, self._at, self._clock.now()))
 
     def gather(self, number: int, start: int, end: int, before: Baseline | None) -> None:
-        now = time.perf_counter()
+        now = self._clock.now()
         for member in self.reducer.sender.plan.buckets[number].members[start:end]:
             self._at[member] = now
         super().gather(number, start, end, before)
+
+    def read(self) -> tuple[list[list[float]], list[float]]:
+        """Return the arrivals in each step and the length of each, in seconds. On an accelerator it waits for them."""
+        arrived, computed = [], []
+        for began, moments, ended in self._steps:
+            times = {id(each): self._clock.nanoseconds(each) for each in [began, *moments, ended]}
+            start = times[id(began)]
+            computed.append((times[id(ended)] - start) / 1e9)
+            arrived.append([max(0.0, (times[id(each)] - start) / 1e9) for each in moments])
+        return arrived, computed
 
 
 class Tuning:
@@ -69,8 +80,9 @@ class Tuning:
         self._measured = 0
         self._limits: list[Limits] = []
         self._trial: bucket_search.Trial | None = None
-        self._times: list[list[int]] = []
-        self._began = 0
+        self._clock = clock_of(reducer.sender.device)
+        self._times: list[list[tuple[Any, Any]]] = []  # of each plan: the begin and the end of its backwards
+        self._began: Any = None
         reducer.at_round_over.insert(0, self._round_over)
 
     def _round_over(self) -> None:
@@ -120,26 +132,29 @@ class Tuning:
 
     def _candidates(self, observer: ArrivalObserver, curve: bucket_search.Curve) -> list[Limits]:
         reducer, sender = self._reducer, self._reducer.sender
-        if not observer.steps:
+        arrived, computed = observer.read()
+        if not arrived:
             return []
-        seen = bucket_search.arrivals(observer.steps, observer.computed)
+        seen = bucket_search.arrivals(arrived, computed)
         default = reducer.settings.limit
         return bucket_search.candidates(
             sender.facts, reducer.agreed_order, default, sender.transport, seen, curve
         )
 
     def _measure_curve(self) -> bucket_search.Curve:
-        sender = self._reducer.sender
-        points = []
+        sender, clock = self._reducer.sender, self._clock
+        measured: list[tuple[int, Any, Any]] = []
         for size in bucket_search.sizes_to_measure(sum(facts.nbytes for facts in sender.facts)):
             tensor = torch.zeros(size // 4, device=sender.device)
-            points.append((size, min(self._time_one(tensor) for _ in range(_REPEATS))))
-        return bucket_search.Curve(tuple(points))
-
-    def _time_one(self, tensor: torch.Tensor) -> float:
-        began = time.perf_counter()
-        self._reducer.sender.try_out(tensor)
-        return time.perf_counter() - began
+            for _ in range(_REPEATS):
+                began = clock.now()
+                sender.try_out(tensor)
+                measured.append((size, began, clock.now()))
+        shortest: dict[int, float] = {}
+        for size, began, ended in measured:  # on an accelerator this waits for them, once
+            took = (clock.nanoseconds(ended) - clock.nanoseconds(began)) / 1e9
+            shortest[size] = min(took, shortest.get(size, took))
+        return bucket_search.Curve(tuple(shortest.items()))
 
     def _from_rank_0(self, numbers: Sequence[int]) -> list[int]:
         sender = self._reducer.sender
@@ -149,23 +164,30 @@ class Tuning:
 
     def _mark(self, name: str) -> None:
         if name == "backward_start":
-            self._began = time.perf_counter_ns()
+            self._began = self._clock.now()
 
     def _end_trial_step(self, trial: bucket_search.Trial) -> None:
         """Record a step of the trial. The first turn belongs to the default plan, which is active already."""
-        if trial.counts and self._began:
-            self._reducer.sender.settle_device()
-            self._times[trial.plan].append(time.perf_counter_ns() - self._began)
-        self._began = 0
+        if trial.counts and self._began is not None:
+            self._times[trial.plan].append((self._began, self._clock.now()))
+        self._began = None
         self._trial = following = trial.next_step()
         if following.over:
             self._decide()
         elif following.changes:
             self._reducer.resize(self._limits[following.plan])
 
+    def _median(self, spans: Sequence[tuple[Any, Any]]) -> int:
+        clock = self._clock
+        return (
+            int(median(clock.nanoseconds(ended) - clock.nanoseconds(began) for began, ended in spans))
+            if spans
+            else 0
+        )
+
     def _decide(self) -> None:
         reducer = self._reducer
-        mine = [int(median(times)) if times else 0 for times in self._times]
+        mine = [self._median(spans) for spans in self._times]
         times = torch.tensor(mine, dtype=torch.int64, device=reducer.sender.device)
         kept = bucket_search.choose_plan(gather_rows(reducer.sender.group, times))
         reducer.resize(self._limits[kept])

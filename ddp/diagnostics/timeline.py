@@ -4,7 +4,8 @@ A bucket is *ready* after its last copy, *launched* when its collective starts, 
 Communication is the time during which at least one collective is running. The part of it for which the training loop
 waits at the end of the backward is *exposed*. The rest is hidden behind the computation of gradients.
 
-All times are nanoseconds of one clock, which all ranks of a host share.
+All times are nanoseconds of one clock, which all ranks of a host share. On an accelerator they are those of the device,
+counted from a time of this clock.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def hidden_share(steps: Sequence[StepTimes]) -> float:
     return 1 - min(1.0, exposed / communication) if communication else 1.0
 
 
-def summary(steps: Sequence[StepTimes], *, on_device: bool = False) -> str:
+def summary(steps: Sequence[StepTimes], *, asynchronous: bool = False) -> str:
     if not steps:
         return "no step with gradient averaging was recorded. Run at least one step without no_sync()"
     count = len(steps)
@@ -107,7 +108,7 @@ def summary(steps: Sequence[StepTimes], *, on_device: bool = False) -> str:
         f"communication {mean([step.communication for step in steps])} in {buckets} bucket{'s' * (buckets != 1)} "
         f"({mean([step.exposed for step in steps])} exposed, {hidden_share(steps):.0%} hidden)"
     )
-    return f"{text} (CPU times only: the device runs asynchronously)" if on_device else text
+    return f"{text} (CPU times only: the device runs asynchronously)" if asynchronous else text
 
 
 # --- a Chrome trace ----------------------------------------------------------------------------------

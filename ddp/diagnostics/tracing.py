@@ -6,20 +6,23 @@
     print(timeline.summary)
 
 A recorder is called with each bucket before the sender, and records the time of each event. Without a recorder the
-reducer calls the sender directly, so a trace that is off costs nothing.
+reducer calls the sender directly, so a trace that is off costs nothing. On an accelerator the times are those of the
+device: the moments are recorded in its streams, and read when it has passed them.
 """
 
 from __future__ import annotations
 
 import json
-import time
+from collections import deque
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddp.diagnostics import timeline
 from ddp.diagnostics.bucket_observer import BucketObserver
 from ddp.diagnostics.timeline import BucketTimes, Span, StepTimes
+from ddp.reducer.clock import clock_of
 from ddp.reducer.torch_reducer import reducer_of
 
 if TYPE_CHECKING:
@@ -31,7 +34,6 @@ if TYPE_CHECKING:
     from ddp.reducer.reducer import Reducer
 
 _MARKS = ("forward_start", "backward_start", "compute_end")
-_now = time.perf_counter_ns
 
 
 class Recorder(BucketObserver):
@@ -43,41 +45,37 @@ class Recorder(BucketObserver):
 
     def __init__(self, reducer: Reducer) -> None:
         super().__init__(reducer)
-        self.steps: list[StepTimes] = []
-        self._marks: dict[str, int] = {}
-        self._start_over()
-
-    def _start_over(self) -> None:
-        self._copies: dict[int, list[Span]] = {}
-        self._launched: dict[int, int] = {}
-        self._done: dict[int, int] = {}
-        self._waits: dict[int, Span] = {}
+        self.clock = clock_of(reducer.sender.device)
+        self._known: list[StepTimes] = []
+        self._unread: deque[_Step] = deque()
+        self._step = _Step()
 
     # --- events ------------------------------------------------------------------------------------
 
     def mark(self, name: str) -> None:
         if name == "comm_end":
-            self._close_step(_now())
+            self._close_step()
             return
         if name == "forward_start":
-            self._marks.clear()
-        self._marks[name] = _now()
+            self._step = _Step()
+        self._step.marks[name] = self.clock.now()
 
     def gather(self, number: int, start: int, end: int, before: Baseline | None) -> None:
-        began = _now()
+        began = self.clock.now()
         self._next.gather(number, start, end, before)
-        self._copies.setdefault(number, []).append(Span(began, _now()))
+        self._step.copies.setdefault(number, []).append((began, self.clock.now()))
 
     def launch(self, number: int) -> Any:
-        self._launched[number] = _now()
+        self._step.launched[number] = self.clock.now()
         work = self._next.launch(number)
-        self._note_when_done(number, work, self._done)
+        self._note_when_done(number, work, self._step.done)
         return work
 
-    @staticmethod
-    def _note_when_done(number: int, work: Any, done: dict[int, int]) -> None:
-        def note(_future: Any) -> None:
-            done.setdefault(number, _now())
+    def _note_when_done(self, number: int, work: Any, done: dict[int, Any]) -> None:
+        now = self.clock.now
+
+        def note(_future: Any) -> None:  # on an accelerator, in a stream that has waited for the collective
+            done.setdefault(number, now())
 
         future = work.get_future() if hasattr(work, "get_future") else work
         if hasattr(future, "add_done_callback"):
@@ -86,56 +84,85 @@ class Recorder(BucketObserver):
             future.then(note)
 
     def finish(self, number: int, work: Any, used: Used) -> None:
-        began = _now()
+        began = self.clock.now()
         if work is not None:
             work.wait()
-        self._waits[number] = Span(began, _now())
+        self._step.waits[number] = (began, self.clock.now())
         self._next.finish(number, work, used)
 
     # --- the end of a step -------------------------------------------------------------------------
 
-    def _close_step(self, end: int) -> None:
-        marks = self._marks
-        if all(name in marks for name in _MARKS) and self._waits:
-            buckets = tuple(
-                self._bucket(number) for number in sorted(self._waits) if number in self._launched
-            )
-            forward, backward, computed = (marks[name] for name in _MARKS)
-            number = self.reducer.stopwatch.iteration
-            self.steps.append(StepTimes(number, forward, backward, computed, end, buckets))
-        self._marks = {}
-        self._start_over()
+    def _close_step(self) -> None:
+        step, self._step = self._step, _Step()
+        if all(name in step.marks for name in _MARKS) and step.waits:
+            step.number, step.end = self.reducer.stopwatch.iteration, self.clock.now()
+            facts, buckets = self.reducer.sender.facts, self.reducer.sender.plan.buckets
+            numbers = (number for number in sorted(step.waits) if number in step.launched)
+            step.sizes = {number: sum(facts[i].nbytes for i in buckets[number].members) for number in numbers}
+            self._unread.append(step)
+        while self._unread and self.clock.has_passed(self._unread[0].end):
+            self._read_one()
 
-    def _bucket(self, number: int) -> BucketTimes:
-        wait = self._waits[number]
-        facts, members = self.reducer.sender.facts, self.reducer.sender.plan.buckets[number].members
+    @property
+    def steps(self) -> list[StepTimes]:
+        """The recorded steps. On an accelerator this waits for the end of the last one."""
+        while self._unread:
+            self._read_one()
+        return list(self._known)
+
+    def _read_one(self) -> None:
+        step, clock = self._unread.popleft(), self.clock
+        forward, backward, computed, end = map(
+            clock.nanoseconds, (*(step.marks[name] for name in _MARKS), step.end)
+        )
+        buckets = tuple(self._bucket(step, number) for number in step.sizes)
+        self._known.append(StepTimes(step.number, forward, backward, computed, end, buckets))
+        clock.measure_from(step.end)
+
+    def _bucket(self, step: _Step, number: int) -> BucketTimes:
+        time_of = self.clock.nanoseconds
+        wait = Span(*map(time_of, step.waits[number]))
+        done = time_of(step.done[number]) if number in step.done else wait.end
         return BucketTimes(
             number,
-            sum(facts[i].nbytes for i in members),
-            tuple(self._copies[number]),
-            self._launched[number],
-            # The callback may run late, but after our wait the bucket is done.
-            min(self._done.get(number, wait.end), wait.end),
+            step.sizes[number],
+            tuple(Span(*map(time_of, copy)) for copy in step.copies[number]),
+            time_of(step.launched[number]),
+            min(done, wait.end),  # the callback may run late, but after our wait the bucket is done
             wait,
         )
+
+
+@dataclass
+class _Step:
+    """The moments of one step, as the clock gives them. The dictionaries are by the number of the bucket."""
+
+    marks: dict[str, Any] = field(default_factory=dict)
+    copies: dict[int, list[tuple[Any, Any]]] = field(default_factory=dict)
+    launched: dict[int, Any] = field(default_factory=dict)
+    done: dict[int, Any] = field(default_factory=dict)
+    waits: dict[int, tuple[Any, Any]] = field(default_factory=dict)
+    sizes: dict[int, int] = field(default_factory=dict)
+    number: int = 0
+    end: Any = None
 
 
 class Timeline:
     """The steps of this rank that a trace has recorded so far."""
 
-    def __init__(self, recorder: Recorder, rank: int, on_device: bool) -> None:
+    def __init__(self, recorder: Recorder, rank: int, asynchronous: bool) -> None:
         self._recorder = recorder
         self._rank = rank
-        self._on_device = on_device
+        self._asynchronous = asynchronous  # the device runs asynchronously, and has no clock of its own
 
     @property
     def steps(self) -> list[StepTimes]:
-        return list(self._recorder.steps)
+        return self._recorder.steps
 
     @property
     def summary(self) -> str:
         """One line: mean times, and the share of communication that is hidden."""
-        return timeline.summary(self._recorder.steps, on_device=self._on_device)
+        return timeline.summary(self._recorder.steps, asynchronous=self._asynchronous)
 
     @property
     def hidden(self) -> float:
@@ -156,7 +183,8 @@ def trace(module: Any, path: str | os.PathLike[str] | None = None) -> Iterator[T
     """Record every averaged step of `module` inside the block; at its end write the timeline to `path`, if given."""
     reducer = reducer_of(module, "ddp.trace")
     recorder = Recorder(reducer)
-    seen = Timeline(recorder, reducer.rank, reducer.sender.device.type != "cpu")
+    asynchronous = reducer.sender.device.type != "cpu" and not recorder.clock.is_on_device
+    seen = Timeline(recorder, reducer.rank, asynchronous)
     recorder.begin()
     try:
         yield seen

@@ -12,12 +12,6 @@ def current() -> torch.device | None:
     return torch.accelerator.current_accelerator(check_available=True)
 
 
-def settle(device: torch.device) -> None:
-    """Wait until a device has finished its queued work."""
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
-
-
 def rng_state() -> dict[str, torch.Tensor]:
     """The state of its random number generator, under the name of its type; empty without an accelerator."""
     device, module = _with_generator()

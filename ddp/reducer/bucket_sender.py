@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from ddp.groups import accelerator
 from ddp.reducer import plan
 from ddp.reducer.bucket import AnyBucket, FlatBucket, InPlaceBucket, SparseBucket, gradient_strides
 from ddp.reducer.collectives import GROUP_TIMEOUT, BucketCollectives
@@ -306,13 +305,8 @@ class BucketSender:
         return GradBucket(number, last, buffer, self.buckets[number].parameters, names)
 
     def try_out(self, tensor: torch.Tensor) -> None:
-        """Send a tensor in the same way as a bucket, and wait for it."""
+        """Send a tensor in the same way as a bucket, and wait for it as for a bucket."""
         self._start(0, [tensor], self.divisor).wait(GROUP_TIMEOUT)
-        self.settle_device()
-
-    def settle_device(self) -> None:
-        """Wait until the device has finished its queued work. Only time measurements need this."""
-        accelerator.settle(self.device)
 
     def await_futures(self, futures: Sequence[Any]) -> None:
         self._futures += futures

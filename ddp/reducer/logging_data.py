@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from ddp.reducer.clock import clock_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    import torch
 
 _ENVIRONMENT = ("MASTER_PORT", "MASTER_ADDR", "TORCH_DISTRIBUTED_DEBUG", "CUDA_VISIBLE_DEVICES")
 _OF_BACKEND = {
@@ -28,19 +33,26 @@ class Data:
 
 
 class Stopwatch:
-    """Start and end times of the stages of a step, in nanoseconds. It times the first ten steps, then every n-th."""
+    """Start and end times of the stages of a step, in nanoseconds. It times the first ten steps, then every n-th.
 
-    def __init__(self) -> None:
+    On an accelerator these are times of the device. They are read when the device has passed them, so they may be those
+    of an earlier step.
+    """
+
+    def __init__(self, device: torch.device) -> None:
         self.sample_rate = 100
         self.iteration = 0
-        self.marks: dict[str, int] = {}
         self.sums = dict.fromkeys(_STAGES, 0)
         self.samples = 0
+        self.times: dict[str, int] = {}  # of the last step whose times are known
+        self._clock = clock_of(device, time.time_ns)
+        self._marks: dict[str, Any] = {}
+        self._unread: deque[dict[str, Any]] = deque(maxlen=_ALWAYS_SAMPLED)
         self._listeners: list[Callable[[str], None]] = []
 
     def next_iteration(self) -> None:
         self.iteration += 1
-        self.marks.clear()
+        self._marks = {}
 
     @property
     def sampling(self) -> bool:
@@ -49,8 +61,8 @@ class Stopwatch:
     def mark(self, name: str) -> None:
         for listener in self._listeners:
             listener(name)
-        if self.sampling:
-            self.marks[name] = time.time_ns()
+        if self.sampling and self._clock.runs:
+            self._marks[name] = self._clock.now()
 
     def add_listener(self, listener: Callable[[str], None]) -> None:
         """Call `listener` with every later mark, also in steps that are not sampled."""
@@ -60,11 +72,28 @@ class Stopwatch:
         self._listeners = [one for one in self._listeners if one != listener]
 
     def mark_first(self, name: str) -> None:
-        if name not in self.marks:
+        if name not in self._marks:
             self.mark(name)
 
+    def step_ended(self) -> None:
+        self.mark("comm_end")
+        if "comm_end" in self._marks:
+            self._unread.append(dict(self._marks))
+
+    def read(self) -> None:
+        """Read the times of the steps that the device has passed. Does not wait."""
+        clock = self._clock
+        while clock.runs and self._unread and clock.has_passed(self._unread[0]["comm_end"]):
+            marks = self._unread.popleft()
+            self.times = {name: clock.nanoseconds(moment) for name, moment in marks.items()}
+            clock.measure_from(marks["comm_end"])
+            if spans := self.spans():
+                self.samples += 1
+                for stage, span in spans.items():
+                    self.sums[stage] += span
+
     def spans(self) -> dict[str, int]:
-        at = self.marks
+        at = self.times
         wanted = ("forward_start", "backward_start", "comm_start", "compute_end", "comm_end")
         if any(name not in at for name in wanted):
             return {}
@@ -75,13 +104,6 @@ class Stopwatch:
             "backward_comm": at["comm_end"] - at["comm_start"],
             "backward_compute_comm_overlap": overlap,
         }
-
-    def step_ended(self) -> None:
-        self.mark("comm_end")
-        if spans := self.spans():
-            self.samples += 1
-            for stage, span in spans.items():
-                self.sums[stage] += span
 
 
 class Log:
@@ -117,6 +139,7 @@ class Log:
 
     def update_times(self, watch: Stopwatch) -> None:
         numbers = self.data.ints_map
+        watch.read()
         for stage, span in watch.spans().items():
             numbers[f"{stage}_time"] = span
             numbers[f"avg_{stage}_time"] = watch.sums[stage] // max(1, watch.samples)
@@ -127,7 +150,7 @@ class Log:
             "backward_comm_time_start": "comm_start",
             "backward_comm_time_end": "comm_end",
         }
-        numbers.update({key: watch.marks[name] for key, name in starts.items() if name in watch.marks})
+        numbers.update({key: watch.times[name] for key, name in starts.items() if name in watch.times})
 
     def set_runtime_stats_and_log(self) -> None:
         """Refresh the data before a forward, from the steps before it."""

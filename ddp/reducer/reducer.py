@@ -61,7 +61,7 @@ class Reducer:
         self.names = list(names)
         self.settings = settings
         self.sender = BucketSender(self.parameters, names, sparse, settings)
-        self.stopwatch = Stopwatch()
+        self.stopwatch = Stopwatch(self.sender.device)
         self.setup = Setup(
             self.parameters,
             self.names,
