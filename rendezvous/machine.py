@@ -100,7 +100,7 @@ def _react(state: JobState, event: Event, now: float) -> Result:
         case RanksStalled() | Examined() | PhaseTimesReported():
             return _report(state, event, now)
         case NodeHealth():
-            return _node_health(state, event), ()
+            return _node_health(state, event, now)
         case DeadlineReached():
             return _handle_deadlines(state, now)
         case _:
@@ -201,12 +201,19 @@ def _phase_times_reported(state: JobState, event: PhaseTimesReported, member: Me
     return replace(state, straggler_state=straggler_state), tuple(notices)
 
 
-def _node_health(state: JobState, event: NodeHealth) -> JobState:
-    node = event.agent.node
-    if _live_member(state, event.agent) is None or state.health.get(node, ()) == event.complaints:
-        return state
+def _node_health(state: JobState, event: NodeHealth, now: float) -> Result:
+    """A node that was left out because it was unfit returns when it is fit again."""
+    node, was = event.agent.node, state.unfit.get(event.agent.node, "")
+    known = (state.health.get(node, ()), was)
+    if _live_member(state, event.agent) is None or known == (event.complaints, event.unfit):
+        return state, ()
     health = state.health.plus(node, event.complaints) if event.complaints else state.health.minus(node)
-    return replace(state, health=health)
+    unfit = state.unfit.plus(node, event.unfit) if event.unfit else state.unfit.minus(node)
+    state = replace(state, health=health, unfit=unfit)
+    exclusion = state.excluded.get(node)
+    if was and not event.unfit and exclusion is not None and exclusion.for_health:
+        return orders.readmit(state, [node], now)
+    return state, ()
 
 
 def _finish_if_none_pending(state: JobState) -> Result:
@@ -248,7 +255,11 @@ def _handle_deadlines(state: JobState, now: float) -> Result:
 
 
 def _readmit(state: JobState, now: float) -> Result:
-    over = [n for n, x in state.excluded.items() if x.until is not None and x.until <= now]
+    due = {n: x for n, x in state.excluded.items() if x.until is not None and x.until <= now}
+    over = [node for node in due if node not in state.unfit]
+    for node in due.keys() - over:  # a node that is still unfit would be left out again at the next restart
+        renewed = replace(due[node], until=now + spec_of(state).node_cooldown_s)
+        state = replace(state, excluded=state.excluded.plus(node, renewed))
     later = min(
         (x.until for x in state.excluded.values() if x.until is not None and x.until > now), default=None
     )

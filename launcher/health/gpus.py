@@ -6,6 +6,7 @@ their numbers as events.
 
 from __future__ import annotations
 
+import os
 import struct
 from contextlib import suppress
 from dataclasses import replace
@@ -13,11 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.machine import nvml as names
 from launcher.machine.gpu_reading import read
+from launcher.machine.gpu_state import GpuName, visible_indexes
 from launcher.machine.kernel_log import PATH as KERNEL_LOG
 from launcher.machine.kernel_log import KernelLog
 from launcher.machine.xids import Xid, short_bus
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from launcher.machine.gpu_state import Gpu
     from launcher.machine.nvml import Nvml
 
@@ -26,20 +30,26 @@ _XID_EVENT = 0x8
 _EVENT = struct.Struct("@PQQII")  # device, type, data, and which part of a divided GPU
 
 
-def open_gpus(library: str = names.LIBRARY, kernel_log: str = KERNEL_LOG) -> Gpus | None:
+def open_gpus(
+    library: str = names.LIBRARY, kernel_log: str = KERNEL_LOG, environ: Mapping[str, str] | None = None
+) -> Gpus | None:
+    """The GPUs that CUDA_VISIBLE_DEVICES of `environ` (default: of this process) selects."""
     try:
-        return Gpus(names.Nvml(library), kernel_log)
+        visible = (os.environ if environ is None else environ).get("CUDA_VISIBLE_DEVICES")
+        return Gpus(names.Nvml(library), kernel_log, visible)
     except (OSError, names.NvmlError):  # no driver, or it does not respond
         return None
 
 
 class Gpus:
-    def __init__(self, nvml: Nvml, kernel_log: str) -> None:
+    def __init__(self, nvml: Nvml, kernel_log: str, visible: str | None) -> None:
         self._nvml = nvml
-        self._count = nvml.count()
+        handles = [nvml.handle("nvmlDeviceGetHandleByIndex_v2", index) for index in range(nvml.count())]
+        known = [GpuName("", () if each is None else names.uuids_of(nvml, each)) for each in handles]
+        self._indexes = tuple(sorted(set(visible_indexes(visible, known))))
         self._log: KernelLog | None = None
         self._events: Any = None
-        if self._count:
+        if self._indexes:
             with suppress(OSError):
                 self._log = KernelLog(kernel_log, from_end=True)
             if self._log is None:
@@ -53,7 +63,7 @@ class Gpus:
         events = nvml.handle("nvmlEventSetCreate")
         watched = [
             nvml.code("nvmlDeviceRegisterEvents", device, ctypes.c_ulonglong(_XID_EVENT), events)
-            for index in range(self._count)
+            for index in self._indexes
             if events is not None
             if (device := nvml.handle("nvmlDeviceGetHandleByIndex_v2", index)) is not None
         ]
@@ -61,7 +71,7 @@ class Gpus:
 
     def read(self) -> tuple[Gpu, ...]:
         """The GPUs, with the Xid errors since the previous call."""
-        found = tuple(read(self._nvml, index) for index in range(self._count))
+        found = tuple(read(self._nvml, index) for index in self._indexes)
         xids = self._log.xids() if self._log is not None else self._events_since()
         return tuple(replace(gpu, xids=_of_gpu(gpu, xids)) for gpu in found) if xids else found
 

@@ -93,6 +93,7 @@ class Problem:
     text: str
     since: float
     until: float | None = None  # for an event: when it is removed from the list
+    unfit: bool = False  # the node should not be part of the next world
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +107,11 @@ class Health:
     def texts(self) -> tuple[str, ...]:
         return tuple(complaint.text for complaint in self.complaints.values())
 
+    @property
+    def unfit(self) -> str:
+        """Why the node should not be part of the next world; "" if it may."""
+        return "; ".join(complaint.text for complaint in self.complaints.values() if complaint.unfit)
+
 
 @dataclass(frozen=True, slots=True)
 class _Symptom:
@@ -117,12 +123,14 @@ class _Symptom:
     text: str
     over: str  # the text for its end
     may_be_a_spike: bool = True
+    unfit: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class _Incident:
     key: str
     text: str
+    unfit: bool = False
 
 
 def evaluate(health: Health, now: NodeReading) -> tuple[Health, tuple[str, ...]]:
@@ -138,11 +146,11 @@ def evaluate(health: Health, now: NodeReading) -> tuple[Health, tuple[str, ...]]
             continue
         suspected[symptom.key] = suspected.get(symptom.key, 0) + 1 if symptom.bad else 0
         if symptom.bad and suspected[symptom.key] >= (_READINGS if symptom.may_be_a_spike else 1):
-            complaints[symptom.key] = Problem(symptom.text, now.at)
+            complaints[symptom.key] = Problem(symptom.text, now.at, unfit=symptom.unfit)
             news.append(symptom.text)
     if before is not None:
         for event in _incidents(before, now):
-            complaints[event.key] = Problem(event.text, now.at, now.at + _EVENT_S)
+            complaints[event.key] = Problem(event.text, now.at, now.at + _EVENT_S, event.unfit)
             news.append(event.text)
     current = {key: c for key, c in complaints.items() if c.until is None or c.until > now.at}
     up = tuple(dict.fromkeys((*health.up, *(nic.name for nic in now.nics if nic.carrier))))
@@ -208,16 +216,15 @@ def _disk(disk: Disk) -> _Symptom:
 def _gpu(gpu: Gpu) -> Iterator[_Symptom]:
     name = f"GPU {gpu.index}"
     lost = f"{name} does not respond: {gpu.lost}; look for Xid errors in dmesg"
-    yield _Symptom(f"lost {name}", bool(gpu.lost), not gpu.lost, lost, f"{name} responds again")
+    yield _Symptom(f"lost {name}", bool(gpu.lost), not gpu.lost, lost, f"{name} responds again", unfit=True)
     if not gpu.lost:
         why = " and ".join(gpu.slowed_by)
         degrees = "" if gpu.temperature is None else f" ({gpu.temperature} C)"
         slow = f"{name} runs slower because of {why}{degrees}; check its cooling and power supply"
         yield _Symptom(f"slow {name}", bool(why), not why, slow, f"{name} runs at full speed again")
         worn = f"{name} has no spare memory rows left; replace the GPU"
-        yield _Symptom(
-            f"worn {name}", bool(gpu.worn_out), not gpu.worn_out, worn, f"{name} was replaced", False
-        )
+        spent = bool(gpu.worn_out)
+        yield _Symptom(f"worn {name}", spent, not spent, worn, f"{name} was replaced", False, unfit=True)
         rows = f"{name} has faulty memory rows that will be retired at its next reset; reset it after the job"
         repaired = f"{name} has retired its faulty memory rows"
         waits = bool(gpu.reset_needed)
@@ -239,7 +246,7 @@ _OUTSIDE = "health source "
 
 def _outside(health: Health, now: NodeReading) -> Iterator[_Symptom]:
     """Findings come and go: one that is missing in the answer has ended. If a source fails, its findings stay."""
-    seen = {}
+    seen: dict[str, tuple[str, bool]] = {}
     for opinion in now.outside:
         place = f"{_OUTSIDE}{opinion.place}"
         fails = f"{place} does not answer: {opinion.problem}; the job continues without it"
@@ -249,10 +256,11 @@ def _outside(health: Health, now: NodeReading) -> Iterator[_Symptom]:
         yield _Symptom(f"{place} fails", missing, not opinion.problem, fails, f"{place} answers again", False)
         for finding in opinion.findings:
             if finding.severity >= Severity.WARNING:
-                unfit = "this node is unfit: " if finding.severity is Severity.UNFIT else ""
-                seen[f"{place} {finding.key}"] = f"{place}: {unfit}{finding}"
-    for key, text in seen.items():
-        yield _Symptom(key, True, False, text, "", False)
+                unfit = finding.severity is Severity.UNFIT
+                says = "this node is unfit: " if unfit else ""
+                seen[f"{place} {finding.key}"] = f"{place}: {says}{finding}", unfit
+    for key, (text, unfit) in seen.items():
+        yield _Symptom(key, True, False, text, "", False, unfit)
     for key, problem in health.complaints.items():
         if key.startswith(_OUTSIDE) and not key.endswith(" fails") and key not in seen:
             yield _Symptom(key, False, True, "", f"no longer reported: {problem.text}", False)
@@ -316,7 +324,7 @@ def _incidents(before: NodeReading, now: NodeReading) -> Iterator[_Incident]:
     for gpu in now.gpus:
         for xid in gpu.xids:
             text = f"GPU {gpu.index}: the driver reports {xid}; {xid.advice}"
-            yield _Incident(f"xid {gpu.index} {xid.code}", text)
+            yield _Incident(f"xid {gpu.index} {xid.code}", text, xid.meaning.is_unfit)
         was = earlier.get(gpu.index)
         count = (gpu.ecc_uncorrected or 0) - (was.ecc_uncorrected or 0 if was is not None else 0)
         if was is not None and not gpu.lost and count > 0:

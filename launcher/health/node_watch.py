@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from rendezvous.values.events import FromAgent
 
 _SAMPLE_S = 5.0
+_UNFIT_CHARS = 1000
 
 
 class NodeWatch:
@@ -116,11 +117,18 @@ class NodeWatch:
             self._loop.call_soon_threadsafe(report)
 
     def _on_reading(self, reading: NodeReading) -> None:
-        self._health, news = node_health.evaluate(self._health, reading)
+        before = self._health
+        self._health, news = node_health.evaluate(before, reading)
         self._sampler.pause_s = node_health.next_sample_s(self._health, _SAMPLE_S)
         for text in news:
             self._say_to_user(f"{self._state_now.agent.node}: {text}")
-            self._send(NodeHealth(self._state_now.agent, text, self._health.texts))
+            self._send(self._told(text))
+        if not news and self._health.texts != before.texts:  # an event is no longer in the list
+            self._send(self._told(""))
+
+    def _told(self, news: str) -> NodeHealth:
+        unfit = self._health.unfit[:_UNFIT_CHARS]
+        return NodeHealth(self._state_now.agent, news, self._health.texts, unfit)
 
     def with_node_problems(self, ended: RankEnded) -> RankEnded:
         """Add the problems of the node before the failure to the hint."""
@@ -154,7 +162,7 @@ class NodeWatch:
         if self._spec.stragglers.policy is not StragglerPolicy.OFF:
             self._report_phase_times(generation, begun=True)
         if texts := self._health.texts:  # the service discards the health of a node that leaves
-            self._send(NodeHealth(self._state_now.agent, "; ".join(texts), texts))
+            self._send(self._told("; ".join(texts)))
 
     def _report_phase_times(self, generation: int, *, begun: bool = False) -> None:
         if self._state_now.phase is Phase.DONE or (not begun and self._state_now.generation != generation):

@@ -290,12 +290,14 @@ class PhaseTimesReported(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[PhaseTimes, _Mapping]]] = ...) -> None: ...
 
 class NodeHealth(_message.Message):
-    __slots__ = ("news", "complaints")
+    __slots__ = ("news", "complaints", "unfit")
     NEWS_FIELD_NUMBER: _ClassVar[int]
     COMPLAINTS_FIELD_NUMBER: _ClassVar[int]
+    UNFIT_FIELD_NUMBER: _ClassVar[int]
     news: str
     complaints: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, news: _Optional[str] = ..., complaints: _Optional[_Iterable[str]] = ...) -> None: ...
+    unfit: str
+    def __init__(self, news: _Optional[str] = ..., complaints: _Optional[_Iterable[str]] = ..., unfit: _Optional[str] = ...) -> None: ...
 
 class Examined(_message.Message):
     __slots__ = ("generation", "reports")

@@ -235,13 +235,15 @@ def _retired(agent: AgentId) -> str:
 
 
 def forget(state: JobState, gone: Sequence[Member]) -> JobState:
-    members, leases, claims, health = state.members, state.leases, state.claims, state.health
+    members, leases, claims = state.members, state.leases, state.claims
+    health, unfit = state.health, state.unfit
     for member in gone:
         node, rank = member.agent.node, member.facts.node_rank
-        members, leases, health = members.minus(node), leases.minus(node), health.minus(node)
+        members, leases = members.minus(node), leases.minus(node)
+        health, unfit = health.minus(node), unfit.minus(node)
         if rank is not None and claims.get(rank) == node:
             claims = claims.minus(rank)
-    return replace(state, members=members, leases=leases, claims=claims, health=health)
+    return replace(state, members=members, leases=leases, claims=claims, health=health, unfit=unfit)
 
 
 def retire(state: JobState, agent: AgentId) -> JobState:

@@ -269,7 +269,7 @@ def _regroup(state: JobState, now: float) -> Result:
         pending=EMPTY,
         timers=replace(state.timers, stop_by=None, give_up_at=now + spec_of(state).replacement_timeout_s),
     )
-    state = _without_stragglers(state, now)
+    state = _without_stragglers(_without_unfit(state, now), now)
     here, enough = choose(state), spec_of(state).shrink_after_s
     if len(here) >= state.min_nodes and (not enough or len(here) >= target_nodes(state)):
         return seal(state, now)
@@ -281,6 +281,14 @@ def _regroup(state: JobState, now: float) -> Result:
         decision = replace(decision, kind=DecisionKind.WAIT, reason=reason)
         state = replace(_noted(state, decision), decision=decision)
     return state, (Persist(), *(Tell(m.agent, waiting(state, m)) for m in by_arrival(state)))
+
+
+def _without_unfit(state: JobState, now: float) -> JobState:
+    """As long as enough nodes remain: a job that needs all its nodes continues with them."""
+    here = [node for node in state.members if node not in state.excluded]
+    for node in [node for node in here if node in state.unfit][: max(0, len(here) - state.min_nodes)]:
+        state = exclude(state, node, f"it is unfit: {state.unfit[node]}", now, for_health=True)
+    return state
 
 
 def _without_stragglers(state: JobState, now: float) -> JobState:

@@ -129,6 +129,7 @@ class NodeHealth:
     agent: AgentId
     news: Sentence
     complaints: tuple[Sentence, ...] = ()
+    unfit: Sentence = ""  # why the node should not be part of the next world
 
 
 # --- from the I/O layer of the service, or an operator -----------------------------------------------

@@ -158,6 +158,9 @@ class JobState:
     )  # STOPPING: by node
     straggler_state: StragglerState = field(default=StragglerState(), metadata=NOT_KEPT)  # of this generation
     health: FrozenMap[str, tuple[str, ...]] = field(default=EMPTY, metadata=NOT_KEPT)  # complaints, by node
+    unfit: FrozenMap[str, str] = field(
+        default=EMPTY, metadata=NOT_KEPT
+    )  # by node: why it should not be chosen
     deadline_at: float | None = None  # the last deadline set with SetDeadline
     as_of: float = 0.0
 

@@ -289,6 +289,7 @@ def test_findings_that_come_and_go_are_reported_once_each() -> None:
     assert look() == ()
     assert look(three) == ("health source /run/health: this node is unfit: ECC: GPU 0 has 3 errors",)
     assert look(four) == ()
+    assert health.unfit
     assert look(four, problem="timeout") == (
         "health source /run/health does not answer: timeout; the job continues without it",
     )
@@ -297,7 +298,7 @@ def test_findings_that_come_and_go_are_reported_once_each() -> None:
     assert look() == (
         "no longer reported: health source /run/health: this node is unfit: ECC: GPU 0 has 3 errors",
     )
-    assert health.texts == ()
+    assert (health.texts, health.unfit) == ((), "")
 
 
 def test_the_options() -> None:

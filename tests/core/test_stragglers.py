@@ -220,3 +220,51 @@ def test_a_resumed_session_says_the_last_word_on_health_again() -> None:
     last = NodeHealth(agent("a"), "it is over")
     replay = SessionReplay().sent(joined).sent(NodeHealth(agent("a"), "hot", ("hot",))).sent(last)
     assert replay.messages()[1:] == (last,)
+
+
+def unfit(node: str, why: str = "GPU 0 has fallen off the bus") -> NodeHealth:
+    texts = (why,) if why else ()
+    return NodeHealth(agent(node), why or "GPU 0 responds again", texts, why)
+
+
+def test_an_unfit_node_sits_out_at_the_next_restart_and_returns_when_it_is_fit() -> None:
+    story = running(spec(2, 3), "a", "b", "c")
+    story.happens(unfit("b"))
+    assert (story.state.generation, len(story.state.excluded)) == (1, 0)  # the present world is not affected
+    story.fails("a", 0).stop("a", "b", "c").runs()
+    assert story.nodes() == ["a", "c"]
+    assert story.state.excluded["b"].reason.startswith("it is unfit: GPU 0 has fallen off the bus")
+    story.passes(10 * 600.0)
+    assert "b" in story.state.excluded  # as long as it is unfit
+    story.happens(unfit("b", ""))
+    assert not len(story.state.excluded)
+    story.fails("a", 0).stop("a", "c")
+    assert sorted(story.nodes()) == ["a", "b", "c"]
+
+
+def test_a_spare_takes_the_place_of_an_unfit_node_and_an_unfit_spare_of_none() -> None:
+    story = running(spec(2, spares=2), "a", "b", "c", "d")
+    story.happens(unfit("c")).happens(unfit("b"))
+    story.fails("a", 0).stop("a", "b")
+    assert sorted(story.nodes()) == ["a", "d"]
+
+
+def test_an_unfit_node_that_the_job_cannot_do_without_stays() -> None:
+    story = running(spec(2), "a", "b")
+    story.happens(unfit("b"))
+    story.fails("a", 0).stop("a", "b")
+    assert story.nodes() == ["a", "b"]
+
+
+def test_good_news_of_a_node_that_failed_its_preflight_does_not_admit_it() -> None:
+    story = running(spec(2), "a", "b").joins("c", healthy=False, health_note="checkpoints cannot be written")
+    story.happens(NodeHealth(agent("c"), "memory use is high", ("memory use is high",)))
+    story.happens(NodeHealth(agent("c"), "memory use has decreased", ()))
+    assert "c" in story.state.excluded
+
+
+def test_a_new_agent_of_an_unfit_node_is_judged_anew() -> None:
+    story = running(spec(2, 3), "a", "b", "c")
+    story.happens(unfit("b"))
+    story.joins("b", life=2)
+    assert not len(story.state.unfit)

@@ -208,6 +208,29 @@ def test_rows_to_retire_and_a_worn_out_gpu_are_reported_once() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("gpu", "looks", "unfit"),
+    [
+        (Gpu(0, lost="GPU is lost"), 2, True),
+        (Gpu(0, worn_out=True), 1, True),
+        (_with_errors(0, (79,)), 1, True),
+        (_with_errors(0, (31,)), 1, False),
+        (_with_errors(0, (94,)), 1, False),
+        (_with_errors(3), 1, False),
+        (Gpu(0, reset_needed=True), 1, False),
+        (Gpu(0, temperature=95, slowed_by=("heat",)), 2, False),
+    ],
+)
+def test_what_keeps_a_node_out_of_the_next_world(gpu: Gpu, looks: int, unfit: bool) -> None:
+    health, _ = evaluate(Health(), WELL)
+    for n in range(looks):
+        health, _ = evaluate(health, replace(WELL, at=5.0 * (n + 1), gpus=(gpu,)))
+    assert health.texts
+    assert bool(health.unfit) is unfit
+    health, _ = evaluate(health, replace(WELL, at=5000.0))
+    assert health.unfit == ""
+
+
 def test_what_happens_is_told_each_time_and_mentioned_for_a_while() -> None:
     def look(kills: int, xids: tuple[int, ...] = (), ecc: int = 0) -> NodeReading:
         memory = Memory("the cgroup's limit", 10 * GIB, LIMIT, kills)

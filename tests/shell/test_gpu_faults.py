@@ -281,5 +281,15 @@ def test_without_the_kernel_log_nvml_delivers_them(driver: FakeDriver, tmp_path:
     assert watched.look() == ()
 
 
+def test_only_gpus_of_this_job_are_watched(driver: FakeDriver, log: Path) -> None:
+    driver.play(gpus=4)
+    for visible, indexes in ((None, [0, 1, 2, 3]), ("2,0", [0, 2]), ("GPU-000000a3", [3]), ("", [])):
+        found = open_gpus(
+            driver.library, str(log), {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+        )
+        assert found is not None
+        assert [gpu.index for gpu in found.read()] == indexes
+
+
 def test_a_machine_without_a_driver_has_no_gpus(tmp_path: Path) -> None:
     assert open_gpus(str(tmp_path / "libnvidia-ml.so.1")) is None
