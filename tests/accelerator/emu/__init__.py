@@ -46,6 +46,11 @@ def _loaded() -> Any:
 
 _emu = _loaded()
 
+
+def autoload() -> None:
+    """The entry point `torch.backends`: to import this module is all."""
+
+
 # --- what torch calls ----------------------------------------------------------------------------------
 
 

@@ -3,7 +3,8 @@
 // A collective waits, on a stream of its own, for what is enqueued on the caller's current stream, runs there, and is
 // waited for by streams: `wait()` returns at once and makes the caller's current stream wait. The future of a work is
 // complete from the start and carries an event; callbacks run on a stream that waits for it. AVG is known. The bytes travel
-// by Gloo, on the thread of that stream; each device has a Gloo group of its own, as it has a communicator with NCCL.
+// by Gloo, on the thread of that stream. As with NCCL, each device has a communicator of its own, here a Gloo group, made
+// in the order in which devices are used first: a rank may use another device than its peers.
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -270,7 +271,7 @@ class Group final : public c10d::Backend {
     for (const auto& tensor : touched) Guard().recordDataPtrOnStream(tensor.storage().data_ptr(), stream);
     worker(stream).await(worker(current_stream(device)).mark());
     auto outcome = std::make_shared<Outcome>();
-    auto run = [outcome, over = over_[device], body = std::move(body)] {
+    auto run = [outcome, over = communicator(device), body = std::move(body)] {
       outcome->begun->finish();
       try {
         body(*over);
@@ -289,6 +290,14 @@ class Group final : public c10d::Backend {
     return work;
   }
 
+  BackendPtr communicator(int device) {
+    std::lock_guard<std::mutex> hold(lock_);
+    if (number_of_[device] < 0) number_of_[device] = used_++;
+    return over_[number_of_[device]];
+  }
+
+  std::mutex lock_;
+  int used_ = 0, number_of_[kDevices] = {-1, -1};
   const std::vector<BackendPtr> over_;
   const std::string name_;
   c10::StreamId lanes_[kDevices];

@@ -118,6 +118,14 @@ inline at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor&
   return copy_from(self, to, false);
 }
 
+// The CPU's would draw from the host's generator: it takes none as an argument.
+inline std::tuple<at::Tensor, at::Tensor> native_dropout(const at::Tensor& input, double p, std::optional<bool> train) {
+  auto kept = at::empty_like(input, input.options().dtype(at::kBool));
+  const bool drops = train.value_or(true);
+  kept.bernoulli_(drops ? 1 - p : 1.0);
+  return {input.mul(kept).mul_(!drops ? 1.0 : p == 1 ? 0.0 : 1 / (1 - p)), kept};
+}
+
 // --- operators under other names ----------------------------------------------------------------------
 
 inline c10::OperatorHandle operator_named(const char* name, const char* overload = "") {
@@ -182,6 +190,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_copy_from", TORCH_FN(copy_from));
   m.impl("_copy_from_and_resize", TORCH_FN(copy_from_and_resize));
   m.impl("record_stream", TORCH_FN(record_stream));
+  m.impl("native_dropout", TORCH_FN(native_dropout));
   m.impl("convolution_overrideable", torch::CppFunction::makeFromBoxedFunction<&convolution>());
   m.impl("convolution_backward_overrideable", torch::CppFunction::makeFromBoxedFunction<&convolution_backward>());
   // One launch for all tensors of a list, as with CUDA: torch would take them one by one.
