@@ -133,7 +133,7 @@ _NEVER_CHANGE = {dict, OrderedDict, list, tuple, *_SCALARS}
 
 
 def _refuse_garbage() -> None:
-    if reason := guard.why_broken():
+    if reason := guard.why_broken(ask=True):
         raise CommitError(
             f"{reason}. The state may be garbage, so it is not committed. The last commit is still valid"
         )

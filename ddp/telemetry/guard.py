@@ -64,13 +64,16 @@ def running() -> Guard | None:
     return found if found is not None and found.pid == os.getpid() else None
 
 
-def why_broken() -> str:
+def why_broken(*, ask: bool = False) -> str:
     """Say why results of collectives may be garbage; "" if they are valid.
 
-    NCCL ends an aborted collective without an error, and its output is whatever was in memory.
+    NCCL ends an aborted collective without an error, and its output is whatever was in memory. `ask`: ask the backends
+    now, instead of relying on what the thread has seen last.
     """
     found = running()
-    return found.why_broken() if found is not None else ""
+    if found is None:
+        return ""
+    return found.find_broken() if ask else found.broken
 
 
 class Guard:
@@ -86,6 +89,7 @@ class Guard:
         self._received = b""
         self._groups: tuple[Any, ...] = ()
         self._watched: list[tuple[Any, Any]] = []  # groups with their asynchronous backends
+        self.broken = ""  # why results of collectives may be garbage
         self._reported: set[int] = set()
         self._wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._stopped = False
@@ -118,11 +122,13 @@ class Guard:
             self._aborted.wait(_WAIT_FOR_REASON_S)
         return self._reason
 
-    def why_broken(self) -> str:
+    def find_broken(self) -> str:
+        """Return why results may be garbage. Only present groups count: a script may have replaced a broken one."""
         if self._aborted.is_set():
             return f"the launcher aborted communication: {self._reason}"
         for group, backend in self._watched:
-            if (status := _status(backend)) != "SUCCESS":
+            status = _status(backend)
+            if status != "SUCCESS" and any(group is each for each in torch_api.groups()):
                 return _error_text(backend.name(), status, getattr(group, "group_name", ""))
         return ""
 
@@ -169,6 +175,7 @@ class Guard:
         self._watched = [(group, each) for group in groups for each in _asynchronous_backends(group)]
         for group, backend in self._watched:
             self._check_backend(group, backend)
+        self.broken = self.find_broken()
         return bool(self._watched)
 
     def _check_backend(self, group: Any, backend: Any) -> None:
@@ -203,6 +210,7 @@ class Guard:
         """Release all threads that wait in a collective, as far as this is possible from inside the process."""
         self._reason = self._reason or reason
         self._aborted.set()
+        self.broken = self.find_broken()
         began = time.monotonic()
         threads = [
             threading.Thread(target=_abort_one, args=(group,), name="ddp-abort", daemon=True)

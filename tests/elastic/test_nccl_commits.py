@@ -24,10 +24,10 @@ def test_no_garbage_of_an_aborted_collective_is_ever_resumed(what: str, tmp_path
     assert re.search("rank 1 on .* port error", said)
     _first, resumed = (tmp_path / "resumed").read_text().splitlines()
     generation, step, weights = resumed.split()
-    # Every step adds 3 to each of four weights. The last commit that is valid is that of the step before the fault.
-    assert (generation, int(step), float(weights)) == (
-        "2",
-        8 if what == "checkpoint" else 7,
-        12.0 * int(step),
-    )
+    # The last commit that is valid on all ranks is that of the step before the fault, or of the one before that: rank 1
+    # may have finished an all-reduce whose other ranks have not. Every step adds 3 to each of four weights.
+    last = 8 if what == "checkpoint" else 7
+    assert generation == "2"
+    assert int(step) in (last - 1, last)
+    assert float(weights) == 12.0 * int(step)
     assert (tmp_path / "done-0").read_text() == "2 144"

@@ -54,6 +54,16 @@ def nccl_port_error_in_a_checkpoint(scene: Scene) -> bool:
     return True
 
 
+def nccl_port_error_in_a_group(scene: Scene) -> bool:
+    import torch
+    import torch.distributed as dist
+
+    if scene.rank == 1:
+        nccl_port_error(scene)
+    dist.all_reduce(torch.zeros(4), group=scene.pairs[0])
+    return True
+
+
 def nccl_no_answer(_scene: Scene) -> None:
     """The other end does not answer any more: this rank cannot know which of the two is at fault."""
     break_down(Fault(system_error(_NO_ANSWER), leaves=True))
