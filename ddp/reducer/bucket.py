@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
     Averages = Sequence[tuple[int, torch.Tensor]]
 
-# Tensors of this size or larger are scaled during the copy. Smaller ones are copied together and scaled afterwards.
-_SCALED_ALONE_BYTES = 16 * 1024
 # There may be thousands of gradients: `map` calls these in a loop that runs in C.
 _version_of = attrgetter("_version")
 _grad_of = attrgetter("grad")
@@ -80,7 +78,7 @@ class FlatBucket:
         sizes = [parameter.numel() for parameter in self.parameters]
         self.numel = sum(sizes)
         self._offsets = [0, *itertools.accumulate(sizes)]
-        self._scaled_alone = self.numel * self._dtype.itemsize >= _SCALED_ALONE_BYTES * len(sizes)
+        self._scaled_alone = self.numel * self._dtype.itemsize >= collectives.costs.scaled_alone * len(sizes)
         self.flat = torch.empty(0, dtype=self._dtype)
         self.targets: list[torch.Tensor] = []
         self._idle_references = 0

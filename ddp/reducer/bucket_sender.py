@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from ddp.reducer.baseline import Baseline
     from ddp.reducer.bucket import Used
+    from ddp.reducer.cost_model import CostModel
 
 _BARE_FUTURE = torch_api.get(torch_names.FUTURE)  # what C++ returns; torch.futures.Future inherits from it
 
@@ -137,6 +138,10 @@ class BucketSender:
         return [called.get(name, name) for name in plain]
 
     @property
+    def costs(self) -> CostModel:
+        return self._collectives.costs
+
+    @property
     def group(self) -> ProcessGroup:
         return self._collectives.groups[0]
 
@@ -159,7 +164,7 @@ class BucketSender:
     @property
     def transport(self) -> plan.Transport:
         plain = self._hook is None and self._dtype is None and not self._settings.as_views
-        return plan.Transport(lists=self._collectives.averages_lists, in_place=plain)
+        return plan.Transport(lists=self._collectives.averages_lists, in_place=plain, costs=self.costs)
 
     def start_over(self) -> None:
         """Return to the first plan, which is made before any backward."""
@@ -237,8 +242,7 @@ class BucketSender:
 
         In a `join` it does not: a rank without input does not have the divisor.
         """
-        lists = self._collectives.averages_lists and not isinstance(bucket, SparseBucket)
-        return lists and not self.joins
+        return self._collectives.divides and not isinstance(bucket, SparseBucket) and not self.joins
 
     def _scale(self, bucket: AnyBucket) -> float | None:
         """The factor for gradients before they are summed. None: do not scale."""
@@ -263,11 +267,11 @@ class BucketSender:
             raise
 
     def _start(self, number: int, tensors: list[torch.Tensor], divisor: float) -> Any:
-        """Start the collective of a bucket, and return its Work. The group divides only if it averages lists."""
+        """Start the collective of a bucket, and return its Work. The group divides if it can and must."""
         if self._collectives.averages_lists and not tensors[0].is_sparse:
             return self._collectives.average(number, tensors, divisor)
         (tensor,) = tensors
-        return self._collectives.sum(number, tensor)
+        return self._collectives.sum(number, tensor, average=divisor != 1.0 and self._collectives.divides)
 
     def _explain(self, error: RuntimeError, number: int) -> None:
         """Raise a more detailed error if communication has failed."""

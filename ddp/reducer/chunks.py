@@ -16,9 +16,6 @@ if TYPE_CHECKING:
 
     from ddp.reducer.plan import BucketPlan, ParameterInfo
 
-# With smaller chunks, a hook and two calls cost more than they save.
-CHUNK_BYTES = 128 * 1024
-
 
 class Mode(Enum):
     """Which parameters have hooks, and when buckets are sent."""
@@ -38,14 +35,15 @@ class Chunk:
     members: tuple[int, ...]
 
 
-def cut(plan: BucketPlan, parameters: Sequence[ParameterInfo]) -> list[Chunk]:
+def cut(plan: BucketPlan, parameters: Sequence[ParameterInfo], chunk_bytes: int) -> list[Chunk]:
+    """Cut each flat bucket into chunks of at least `chunk_bytes`, except for its last one."""
     chunks = []
     for number, bucket in enumerate(plan.buckets):
         start, filled = 0, 0
         for i, member in enumerate(bucket.members):
             filled += parameters[member].nbytes
             last = i + 1 == len(bucket.members)
-            if last or (filled >= CHUNK_BYTES and bucket.kind is Kind.FLAT):
+            if last or (filled >= chunk_bytes and bucket.kind is Kind.FLAT):
                 chunks.append(Chunk(number, start, i + 1, bucket.members[start : i + 1]))
                 start, filled = i + 1, 0
     return chunks

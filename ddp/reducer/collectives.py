@@ -8,8 +8,13 @@ A group may have two methods that avoid copies:
 The optional attribute `ddp_device_types` lists the device types that these methods support. A group with
 `ddp_averages_shards` accepts AVG in a reduce-scatter of CPU tensors, and rounds once.
 
-Any other group computes a plain sum of one tensor. The tensor is divided first: in half precision an undivided sum may
-overflow. With several groups, bucket i goes to group i modulo their number. Several collectives then run at the same
+Any other group computes a sum of one tensor. If its all-reduce knows AVG, it divides too: NCCL's does, and a group with
+the attribute `ddp_averages`. Otherwise the tensor is divided first: in half precision an undivided sum may overflow.
+
+torch's backends may allocate memory that their transport has registered (`supports_tensor_alloc`, `allocate_tensor`).
+As in torch's own reducer, buckets use it if DDP_DISABLE_COMM_MEM is 0.
+
+With several groups, bucket i goes to group i modulo their number. Several collectives then run at the same
 time, and their order is the same on all ranks.
 
 The calls pass options and a timeout, as torch's reducer does. A group that is written in Python may require both. It
@@ -18,12 +23,18 @@ need not be registered with torch.distributed.
 
 from __future__ import annotations
 
+import logging
+import os
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.distributed_c10d import AllgatherOptions, AllreduceOptions, BroadcastOptions
 
+from ddp.reducer import cost_model
+from ddp.reducer.cost_model import Capabilities
 from ddp.telemetry import torch_api
 
 if TYPE_CHECKING:
@@ -31,6 +42,7 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup
 
+_log = logging.getLogger("ddp")
 GROUP_TIMEOUT = timedelta(0)  # the group's own timeout
 
 
@@ -39,6 +51,9 @@ class BucketCollectives:
 
     def __init__(self, groups: Sequence[ProcessGroup], device: torch.device) -> None:
         self.groups = tuple(groups)
+        self.costs = cost_model.choose(
+            device.type, backend_name(self.groups, device), _offered(self.groups, device)
+        )
         self._averages = [_find_method(group, device, "ddp_average") for group in self.groups]
         self._allocate = _find_method(self.groups[0], device, "ddp_allocate")
         self.averages_shards: bool = device.type == "cpu" and getattr(groups[0], "ddp_averages_shards", False)
@@ -50,13 +65,33 @@ class BucketCollectives:
         """Whether one call averages many tensors and the group divides."""
         return all(average is not None for average in self._averages)
 
+    @property
+    def divides(self) -> bool:
+        """Whether the group divides the sum of a dense bucket."""
+        return self.averages_lists or self.costs.average_in_collective
+
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         room = numel + self.slack
+        storage: torch.Tensor | None = None
         if self._allocate is not None and numel and device.type == "cpu":
-            storage: torch.Tensor = self._allocate(room, dtype)
-        else:
+            storage = self._allocate(room, dtype)
+        elif self.costs.registered_memory:
+            storage = self._registered(room, dtype, device)
+        if storage is None:
             storage = torch.empty(room, dtype=dtype, device=device)
         return storage[:numel] if self.slack else storage
+
+    def _registered(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor | None:
+        """Allocate memory that the transport has registered, or return None if the backend fails to."""
+        try:
+            storage: torch.Tensor = _backend(self.groups[0], device).allocate_tensor(
+                numel, dtype=dtype, device=device
+            )
+        except RuntimeError as error:  # also if it is out of memory of this kind
+            _log.warning("buckets are in ordinary memory: the backend cannot allocate its own (%s)", error)
+            self.costs = replace(self.costs, registered_memory=False)
+            return None
+        return storage
 
     def average(self, turn: int, tensors: list[torch.Tensor], divisor: float) -> Any:
         """Start to average tensors in place, and return the Work. Valid only if `averages_lists` is true."""
@@ -67,11 +102,12 @@ class BucketCollectives:
             )
         return average(tensors, divisor)
 
-    def sum(self, turn: int, tensor: torch.Tensor) -> Any:
-        """Start to sum a tensor in place, and return the Work."""
+    def sum(self, turn: int, tensor: torch.Tensor, *, average: bool = False) -> Any:
+        """Start to sum or average a tensor in place, and return the Work. Average only if `divides` is true."""
         if tensor.is_complex():
             tensor = torch.view_as_real(tensor)
-        return start_sum(self.groups[turn % len(self.groups)], tensor)
+        group = self.groups[turn % len(self.groups)]
+        return group.allreduce([tensor], _averaging()) if average else start_sum(group, tensor)
 
 
 def start_sum(group: ProcessGroup, tensor: torch.Tensor) -> Any:
@@ -91,6 +127,42 @@ def gather_rows(group: ProcessGroup, mine: torch.Tensor) -> list[list[int]]:
     if work is not None:  # NCCL returns None for a synchronous call
         work.wait(GROUP_TIMEOUT)
     return [row.tolist() for row in rows]
+
+
+def _averaging() -> AllreduceOptions:
+    options = AllreduceOptions()
+    options.reduceOp = dist.ReduceOp(dist.ReduceOp.AVG)
+    return options
+
+
+def backend_name(groups: Sequence[ProcessGroup], device: torch.device) -> str:
+    """Return the name of the backend that all groups use for this device, or an empty string."""
+    names = {str(_backend(group, device).name()) for group in groups}
+    return names.pop() if len(names) == 1 else ""
+
+
+def _offered(groups: Sequence[ProcessGroup], device: torch.device) -> Capabilities:
+    backends = [_backend(group, device) for group in groups]
+    wanted = os.environ.get("DDP_DISABLE_COMM_MEM") == "0"
+    return Capabilities(
+        averages=all(getattr(backend, "ddp_averages", False) for backend in backends),
+        allocates=wanted and _supports_allocation(backends[0], device),
+    )
+
+
+def _supports_allocation(backend: Any, device: torch.device) -> bool:
+    try:
+        return bool(backend.supports_tensor_alloc(device))
+    except (AttributeError, RuntimeError, TypeError):  # a group in Python, or a torch without this method
+        return False
+
+
+def _backend(group: ProcessGroup, device: torch.device) -> Any:
+    """Return the backend of a group for this device, or the group itself if it is written in Python."""
+    try:
+        return torch_api.backend_of(group, device)
+    except (RuntimeError, AttributeError):
+        return group
 
 
 def _find_method(group: ProcessGroup, device: torch.device, name: str) -> Callable[..., Any] | None:

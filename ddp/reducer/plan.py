@@ -17,9 +17,11 @@ from __future__ import annotations
 
 import math
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
+
+from ddp.reducer.cost_model import Capabilities, CostModel, choose
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -28,12 +30,6 @@ if TYPE_CHECKING:
     Entry = tuple[str, Sequence[int], str]
 
 MIB = 1024 * 1024
-# Below this size a copy costs less than a separate collective.
-MIN_IN_PLACE_BYTES = MIB
-# From this size a separate collective costs less, whatever the bucket size, if the group does not take lists.
-ALWAYS_IN_PLACE_BYTES = 8 * MIB
-# Up to this size a model does not need buckets if the group takes lists. A larger one gains from copies in cache.
-SMALL_MODEL_BYTES = 6 * MIB
 _NO_LIMIT = 2**63 - 1
 _SAME_MODEL = "Wrap the same model on all ranks."
 
@@ -92,6 +88,7 @@ class Transport:
 
     lists: bool = False
     in_place: bool = True
+    costs: CostModel = field(default_factory=lambda: choose("cpu", "gloo", Capabilities()))
 
 
 @dataclass(frozen=True)
@@ -150,9 +147,9 @@ def _separate(
 
 
 def _is_large(facts: ParameterInfo, limit: Limits, transport: Transport) -> bool:
-    enough = max(limit.largest, MIN_IN_PLACE_BYTES)
+    enough = max(limit.largest, transport.costs.min_in_place)
     if not transport.lists:
-        enough = min(enough, ALWAYS_IN_PLACE_BYTES)
+        enough = min(enough, transport.costs.always_in_place)
     return transport.in_place and not facts.sparse and facts.nbytes >= enough
 
 
@@ -184,7 +181,7 @@ def _bucket(
     if parameters[members[0]].sparse:
         return Bucket(tuple(members), Kind.SPARSE)
     alone = len(members) == 1 and _is_large(parameters[members[0]], limit, transport)
-    small = transport.lists and sum(facts.nbytes for facts in parameters) <= SMALL_MODEL_BYTES
+    small = transport.lists and sum(facts.nbytes for facts in parameters) <= transport.costs.small_model
     in_place = alone or (small and transport.in_place)
     return Bucket(tuple(members), Kind.IN_PLACE if in_place else Kind.FLAT)
 

@@ -109,7 +109,7 @@ class Reducer:
         return self.setup.mode
 
     def _cut(self) -> None:
-        chunks = cut(self.sender.plan, self.sender.facts)
+        chunks = cut(self.sender.plan, self.sender.facts, self.sender.costs.chunk)
         self.setup.chunks = chunks
         self.setup.chunk_of = {member: i for i, chunk in enumerate(chunks) for member in chunk.members}
 

@@ -5,9 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp.reducer.plan import (
-    ALWAYS_IN_PLACE_BYTES,
     MIB,
-    MIN_IN_PLACE_BYTES,
     Bucket,
     BucketPlan,
     Kind,
@@ -24,6 +22,7 @@ from ddp.reducer.plan import (
 )
 
 FLAT_ONLY = Transport(in_place=False)
+COSTS = Transport().costs
 
 
 def parameter(
@@ -34,7 +33,7 @@ def parameter(
 
 facts = st.builds(
     parameter,
-    numel=st.integers(0, 2 * MIN_IN_PLACE_BYTES // 4),
+    numel=st.integers(0, 2 * COSTS.min_in_place // 4),
     dtype=st.sampled_from(["float32", "float64"]),
     device=st.sampled_from(["cpu", "meta"]),
     sparse=st.booleans(),
@@ -113,7 +112,7 @@ def test_a_parameter_as_large_as_a_bucket_is_averaged_where_it_lies() -> None:
 
 
 def test_a_large_parameter_travels_by_itself_unless_the_group_reads_buckets_where_they_lie() -> None:
-    model = [parameter(10), parameter(ALWAYS_IN_PLACE_BYTES // 4), parameter(10)]
+    model = [parameter(10), parameter(COSTS.always_in_place // 4), parameter(10)]
     limit = limits(25 * MIB, MIB, [], whole_at_first=True)
     assert Bucket((1,), Kind.IN_PLACE) in rebuilt_plan(model, [0, 1, 2], limit, Transport()).buckets
     reading = rebuilt_plan(model, [0, 1, 2], limit, Transport(lists=True))

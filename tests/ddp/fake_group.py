@@ -6,6 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+import torch.distributed as dist
 
 from ddp.reducer.bucket_sender import Settings
 from ddp.reducer.chunks import Mode
@@ -14,6 +15,8 @@ from ddp.reducer.reducer import Reducer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from torch.distributed.distributed_c10d import AllreduceOptions
 
     from ddp.reducer.round import Round
 
@@ -36,6 +39,7 @@ class FakeGroup:
         self.launched: list[torch.Tensor] = []
         self.threads: list[int] = []
         self.overlaps = 0
+        self.averaged = 0  # the number of all-reduces with AVG
         self._running = 0
 
     def size(self) -> int:
@@ -47,7 +51,9 @@ class FakeGroup:
     def name(self) -> str:
         return "fake"
 
-    def allreduce(self, tensors: list[torch.Tensor], _options: object = None) -> DoneWork:
+    def allreduce(self, tensors: list[torch.Tensor], options: AllreduceOptions) -> DoneWork:
+        averages = options.reduceOp == dist.ReduceOp.AVG
+        self.averaged += averages
         self._running += 1
         self.overlaps += self._running > 1
         turn = len(self.launched)
@@ -57,7 +63,7 @@ class FakeGroup:
             self.during(turn)
         finally:
             self._running -= 1
-        tensors[0].mul_(2)
+        tensors[0].mul_(1 if averages else 2)
         return DoneWork(tensors[0])
 
 

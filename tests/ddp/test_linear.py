@@ -6,12 +6,13 @@ The test counts executed instructions of the reducer, not time.
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from fake_group import FakeGroup, begin_backward, give_gradient, parameters_of, reducer_of
 
-from ddp.reducer import chunks
+from ddp.reducer import cost_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,7 +64,8 @@ def backward(n_buckets: int, per_bucket: int, *, keep: bool) -> tuple[int, int]:
 def test_four_times_as_many_buckets_or_chunks_take_four_times_the_instructions(
     monkeypatch: pytest.MonkeyPatch, buckets: int, per_bucket: int, keep: bool
 ) -> None:
-    monkeypatch.setattr(chunks, "CHUNK_BYTES", FOUR_BYTES)  # each gradient is a chunk
+    each_is_a_chunk = replace(cost_model.choose("cpu", "fake", cost_model.Capabilities()), chunk=FOUR_BYTES)
+    monkeypatch.setattr(cost_model, "choose", lambda *_: each_is_a_chunk)
     small = backward(buckets, per_bucket, keep=keep)
     more_buckets = backward(4 * buckets, per_bucket, keep=keep)
     longer_buckets = backward(buckets, 4 * per_bucket, keep=keep)

@@ -61,7 +61,7 @@ CORE = {
         *within("diagnostics", "bucket_search numerics_report timeline"),
         *within("elastic", "commits sample_order"),
         *within("groups", "backends rank_info"),
-        *within("reducer", "errors launch_order plan"),
+        *within("reducer", "cost_model errors launch_order plan"),
         *within("sharding", "shards"),
         *within("telemetry", "name_list torch_names"),
     },
