@@ -1,10 +1,16 @@
-"""Reads Xid errors from the kernel log, /dev/kmsg. It is often readable only by root."""
+"""Reads Xid errors from the kernel log: /dev/kmsg, which is often readable only by root, else the journal.
+
+The journal can also be read by members of the groups systemd-journal and adm. It is asked only once, before the start:
+following it would need a process of its own.
+"""
 
 from __future__ import annotations
 
 import os
+import re
+import subprocess
 
-from launcher.machine.xids import Xid, read_kmsg
+from launcher.machine.xids import Xid, read_kmsg, read_lines
 
 PATH = "/dev/kmsg"
 _RECORDS = 20_000  # at most, in one reading
@@ -45,8 +51,32 @@ def logged_xids(path: str = PATH) -> tuple[tuple[Xid, ...], bool]:
     try:
         log = KernelLog(path)
     except OSError:
-        return (), False
+        return _journal()
     try:
         return log.xids(), True
     finally:
         log.close()
+
+
+_JOURNAL = (
+    "journalctl",
+    "--dmesg",
+    "--output=short-monotonic",
+    "--no-pager",
+    "--quiet",
+    f"--lines={_RECORDS}",
+)
+_JOURNAL_S = 3.0
+_STAMPED = re.compile(r"^\[\s*(\d+\.\d+)\] \S+ kernel: (.*)")
+
+
+def _journal() -> tuple[tuple[Xid, ...], bool]:
+    try:
+        done = subprocess.run(
+            _JOURNAL, stdin=subprocess.DEVNULL, capture_output=True, timeout=_JOURNAL_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return (), False
+    found = [_STAMPED.match(line) for line in done.stdout.decode(errors="replace").splitlines()]
+    lines = [(float(each[1]), each[2]) for each in found if each is not None]
+    return read_lines(lines), done.returncode == 0 and bool(lines)

@@ -11,7 +11,7 @@ import json
 from typing import Any
 
 from launcher.sources.conditions import of_conditions, of_node
-from launcher.sources.findings import Finding, NotUnderstood, Severity
+from launcher.sources.findings import Finding, NotUnderstood, Severity, line
 from launcher.sources.metrics import of_metrics
 
 _OWN = {"unfit": Severity.UNFIT, "warnings": Severity.WARNING}
@@ -21,8 +21,12 @@ _MOST = 100
 def findings(text: str, host: str, ignored: tuple[str, ...] = ()) -> tuple[Finding, ...]:
     """`ignored`: names of conditions, taints and metrics that are left out. Raise NotUnderstood."""
     found = _read(text.strip(), host)
-    kept = [each for each in found if not _is_ignored(each.name, ignored)]
+    kept = [_printable(each) for each in found if not _is_ignored(each.name, ignored)]
     return tuple(sorted(kept, key=lambda each: -each.severity)[:_MOST])
+
+
+def _printable(found: Finding) -> Finding:
+    return Finding(found.severity, line(found.name), line(found.text), line(found.of))
 
 
 def _is_ignored(name: str, ignored: tuple[str, ...]) -> bool:
@@ -51,5 +55,5 @@ def _own(read: dict[str, Any]) -> tuple[Finding, ...]:
         texts = read.get(key, [])
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
             raise NotUnderstood(f"{key!r} is not a list of strings")
-        found += [Finding(severity, " ".join(text.split())[:200], "") for text in texts]
+        found += [Finding(severity, text, "") for text in texts]
     return tuple(found)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from launcher.sources.findings import Finding, NotUnderstood, Severity
+from launcher.sources.findings import Finding, NotUnderstood, Severity, line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +31,6 @@ _STATE_LABEL = "dgxc.nvidia.com/nvsentinel-state"
 _STATES = ("quarantined", "draining", "drain", "remediating", "remediation-failed")
 _BAD_TAINT = re.compile(r"error|fault|unhealthy|quarantine|fatal|failed|degraded", re.IGNORECASE)
 _OWN_TAINTS = "node.kubernetes.io/"  # of Kubernetes itself; the conditions say the same
-_TEXT_CHARS = 200
 
 
 def of_node(node: Mapping[str, Any]) -> tuple[Finding, ...]:
@@ -56,11 +55,11 @@ def of_conditions(conditions: Sequence[Any]) -> tuple[Finding, ...]:
 def of_condition(kind: str, status: str, text: str) -> Finding | None:
     """`status`: True, False or Unknown. None if the condition is fine."""
     if status == "Unknown":
-        return Finding(Severity.WARNING if kind == "Ready" else Severity.NOTE, kind, _line(text or "unknown"))
+        return Finding(Severity.WARNING if kind == "Ready" else Severity.NOTE, kind, line(text or "unknown"))
     good = kind.endswith(_GOOD_IF_TRUE)
     if (status == "True") == good:
         return None
-    return Finding(_severity(kind, good), kind, _line(text))
+    return Finding(_severity(kind, good), kind, line(text))
 
 
 def _severity(kind: str, good_if_true: bool) -> Severity:
@@ -68,11 +67,6 @@ def _severity(kind: str, good_if_true: bool) -> Severity:
         return Severity.WARNING
     unfit = good_if_true or kind in _UNFIT or _DEVICES.search(kind)
     return Severity.UNFIT if unfit else Severity.WARNING
-
-
-def _line(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= _TEXT_CHARS else line[: _TEXT_CHARS - 1] + "…"
 
 
 def _conditions(conditions: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
@@ -92,7 +86,7 @@ def _taints(taints: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
             continue
         severity = Severity.WARNING if effect == "PreferNoSchedule" else Severity.UNFIT
         value = str(taint.get("value") or "")
-        yield Finding(severity, f"taint {key}", _line(f"{value} ({effect})" if value else effect))
+        yield Finding(severity, f"taint {key}", line(f"{value} ({effect})" if value else effect))
 
 
 def _cordon(spec: Mapping[str, Any], labels: Mapping[str, Any]) -> Iterator[Finding]:

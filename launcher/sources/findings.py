@@ -5,6 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
+_LINE_CHARS = 200
+
+
+def line(text: str) -> str:
+    """One printable line of limited length: sources are outside of our control, and people read this on terminals."""
+    words = " ".join("".join(each if each.isprintable() else " " for each in text).split())
+    return words if len(words) <= _LINE_CHARS else words[: _LINE_CHARS - 1] + "…"
+
 
 class Severity(IntEnum):
     NOTE = 0

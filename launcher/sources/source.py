@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import os
 import socket
 import time
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
 from launcher.sources import answer
-from launcher.sources.findings import NotUnderstood
+from launcher.sources.findings import NotUnderstood, line
 
 if TYPE_CHECKING:
     import ssl
@@ -28,6 +29,9 @@ _NAME = "NODE_NAME"
 
 class SourceFailed(Exception):
     """The source did not answer, or its answer was not understood."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(line(why))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +64,7 @@ class Source:
             return self._ask_kubernetes(environ)
         if self.place.startswith(("http://", "https://")):
             return _get(self.place, {}, None, self.within_s)
-        with open(self.place.removeprefix("file://"), encoding="utf-8", errors="replace") as file:
-            return file.read(_LARGEST)
+        return _read(self.place.removeprefix("file://"))
 
     def _ask_kubernetes(self, environ: Mapping[str, str]) -> str:
         host, port = environ.get("KUBERNETES_SERVICE_HOST"), environ.get("KUBERNETES_SERVICE_PORT", "443")
@@ -84,6 +87,16 @@ class Source:
         where = f"[{host}]" if ":" in host else host
         url = f"https://{where}:{port}/api/v1/nodes/{quote(name, safe='')}"
         return _get(url, {"Authorization": f"Bearer {token}"}, trusted, self.within_s)
+
+
+def _read(path: str) -> str:
+    """Without waiting for a writer, if the file is a pipe."""
+    with open(path, encoding="utf-8", errors="replace", opener=_at_once) as file:
+        return file.read(_LARGEST)
+
+
+def _at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _get(url: str, headers: Mapping[str, str], trusted: ssl.SSLContext | None, within_s: float) -> str:

@@ -235,6 +235,16 @@ def test_a_script_of_ones_own() -> None:
     ]
 
 
+def test_what_a_source_says_cannot_play_with_the_terminal() -> None:
+    (found,) = findings('{"unfit": ["\\u001b[2Jgone\\u0007 ' + "x" * 300 + '"]}', "node7")
+    assert str(found).startswith("[2Jgone xxx")
+    assert len(str(found)) == 200
+    (found,) = findings(
+        json.dumps(node(condition("Gpu\x1b[1m", "True", message="\x1b]0;title\x07"))), "node7"
+    )
+    assert str(found).isprintable()
+
+
 @pytest.mark.parametrize(
     ("answer", "why"),
     [

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+
 import pytest
 
 from launcher.health.gpus import open_gpus
+from launcher.machine.gpu_reading import read_all
+from launcher.machine.layout import in_words
+from launcher.machine.layout_reading import read_layout
+from launcher.machine.nvml import driver
+from launcher.machine.xids import short_bus
 
 pytestmark = pytest.mark.gpu
 
@@ -21,3 +29,31 @@ def test_every_gpu_answers_and_is_well() -> None:
         assert 0 < gpu.temperature < 120
         assert gpu.bus
         assert gpu.name
+
+
+@pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="compares with nvidia-smi")
+def test_what_is_read_is_what_nvidia_smi_shows() -> None:
+    """The layouts of NVML's structures are ours: a wrong one shows here."""
+    fields = "index,name,uuid,memory.total,pcie.link.width.max,persistence_mode,pci.bus_id"
+    command = ("nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits")
+    rows = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    with driver() as nvml:
+        assert nvml is not None
+        assert nvml.count() == len(rows)
+        for row in rows:
+            index, name, uuid, total, width, persistence, bus = (cell.strip() for cell in row.split(","))
+            gpu = read_all(nvml, int(index))
+            assert (gpu.name, gpu.uuids[0], short_bus(gpu.bus)) == (name, uuid, short_bus(bus))
+            assert gpu.memory_total >> 20 == int(total)
+            assert gpu.pcie is None or gpu.pcie.most_width == int(width)
+            assert gpu.persistence is (persistence == "Enabled")
+            assert all(process.pid > 0 for process in gpu.processes)
+
+
+def test_the_layout_of_this_machine_has_all_its_gpus() -> None:
+    layout = read_layout()
+    with driver() as nvml:
+        if nvml is None:
+            pytest.skip("there is no NVIDIA driver here")
+        assert len(layout.gpus) == nvml.count()
+    assert in_words(layout)

@@ -171,6 +171,20 @@ def test_xid_errors_of_the_kernel_log_count_by_whose_fault_they_are(driver: Fake
     assert "and 1 more (Xid 94)" in check.found
 
 
+def test_the_journal_is_asked_where_the_kernel_log_is_not_readable(
+    driver: FakeDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "journalctl"
+    line = "NVRM: Xid (PCI:0000:19:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+    tool.write_text(f"#!/bin/sh\ncat <<'EOF'\n[    1.000000] node7 kernel: {line}\nEOF\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    check = judged(driver, tmp_path / "not-readable")["Xid errors"]
+    assert "Xid 79: the GPU has fallen off the bus (GPU 1 at 0000:19:00" in check.found
+    tool.write_text("#!/bin/sh\nexit 1\n")
+    assert judged(driver, tmp_path / "not-readable")["Xid errors"].grade is Grade.SKIPPED
+
+
 def test_the_layout_of_a_machine_is_read(driver: FakeDriver, tmp_path: Path) -> None:
     driver.play(
         gpus=4, **{f"gpu{at}_links": 2 for at in range(4)}, **{f"gpu{at}_to_switch": 0 for at in range(4)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import json
+import os
 import shutil
 import ssl
 import subprocess
@@ -95,6 +96,10 @@ def test_a_file_is_read_each_time(tmp_path: Path) -> None:
     assert asked(str(path)) == []
     path.write_text("")
     assert "it is empty" in failed(str(path))
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert "it is empty" in failed(str(pipe))  # and nobody waits for a writer
+    assert failed(str(tmp_path)) == "Is a directory"
 
 
 def test_a_source_that_does_not_answer_is_given_up() -> None:
