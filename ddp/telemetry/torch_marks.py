@@ -234,4 +234,31 @@ def _mark_saving(page: Page) -> None:
             module.save = saving  # type: ignore[attr-defined]
 
 
-_MARKS = (_mark_steps, _mark_modules, _mark_backward, _mark_loaders, _mark_saving)
+def _mark_replays(page: Page) -> None:
+    """Mark replays of graphs: a replayed step runs no other function that is marked, and would look like a hang."""
+    import torch
+
+    owners = [(torch.accelerator, "Graph")]
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is not None:  # CUDAGraph, XPUGraph
+        owners.append((torch.get_device_module(accelerator), f"{accelerator.type.upper()}Graph"))
+    for module, name in owners:
+        graph_class: Any = getattr(module, name, None)
+        original = getattr(graph_class, "replay", None)
+        if callable(original):
+            graph_class.replay = _marking_replay(page, original)
+
+
+def _marking_replay(page: Page, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def replay(self: Any) -> Any:
+        before = page.mark(BACKWARD)
+        try:
+            return original(self)
+        finally:
+            page.back(before)
+
+    return replay
+
+
+_MARKS = (_mark_steps, _mark_modules, _mark_backward, _mark_loaders, _mark_saving, _mark_replays)
