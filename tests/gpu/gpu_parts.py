@@ -50,7 +50,7 @@ _TESTS = (
     Part("tests", "the tests marked `gpu`", "gpu_tests.py", usual_s=90, limit_s=240),
 )
 _FAULTS = tuple(
-    Part(f"fault-{case.name}", case.injected, "gpu_play.py", (case.name,), 22, 120) for case in CASES
+    Part(f"fault-{case.name}", case.injected, "gpu_play.py", (case.name,), 18, 120) for case in CASES
 )
 _BENCHES = (
     Part("launch", "8 ranks on one card: launch beside torchrun", "gpu_launch.py", ("launch",), 90, 180),
@@ -59,16 +59,16 @@ _BENCHES = (
         "2 ranks over NCCL: launch to the first training step, beside torchrun",
         "gpu_launch.py",
         ("first-step",),
-        60,
-        150,
+        75,
+        180,
     ),
     Part(
         "restart",
         "death of a rank to the first step, beside torchrun",
         "gpu_launch.py",
         ("restart",),
-        75,
-        180,
+        100,
+        240,
     ),
     *(
         Part(
@@ -77,7 +77,7 @@ _BENCHES = (
             "gpu_reducer.py",
             ("reducer.py", str(ranks), model),
             30 if ranks < 4 else 40,
-            90,
+            90 if ranks < 4 else 120,
         )
         for ranks in (1, 2, 4)
         for model, title in (
@@ -92,8 +92,8 @@ _BENCHES = (
             f"{title} with torch.compile: our reducer beside torch's",
             "gpu_reducer.py",
             ("reducer.py", "1", model, "--compile"),
-            70,
-            180,
+            80,
+            240,
         )
         for model, title in (("gpt", "GPT of 124M"), ("resnet", "ResNet-50"))
     ),
@@ -101,7 +101,7 @@ _BENCHES = (
         "hooks",
         "communication hooks beside no hook, and beside torch's hooks",
         "gpu_reducer.py",
-        ("hooks.py", "2,1"),
+        ("hooks.py", "1"),
         usual_s=35,
         limit_s=100,
     ),

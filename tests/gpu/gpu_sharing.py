@@ -24,7 +24,7 @@ def main() -> None:
 
 def tried(mode: str) -> str:
     """Why it does not work, or ""."""
-    env = {"GPU_SHARING": mode, "GPU_CARDS": "1", **gpu_part.SHARING_ENV[mode]}
+    env = {"NCCL_DEBUG": "WARN", "GPU_SHARING": mode, "GPU_CARDS": "1", **gpu_part.SHARING_ENV[mode]}
     try:
         run_ranks("collectives.py", 2, "all_reduce", timeout_s=_LIMIT_S, env=env)
     except RanksFailed as failure:

@@ -22,6 +22,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.xml")
         words = ["-q", "-m", "gpu", "-p", "no:cacheprovider", f"--junitxml={report}", "--timeout", "100"]
+        words += ["-W", "default"]  # of plug-ins that are installed there
         command = [sys.executable, "-m", "pytest", *words, os.path.join(gpu_part.ROOT, "tests", "gpu")]
         code = subprocess.run(command, cwd=gpu_part.ROOT, check=False).returncode
         cases = list(ElementTree.parse(report).iter("testcase"))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import ast
+import importlib
 import json
 import os
 import subprocess
@@ -20,6 +22,8 @@ import gpu_results
 import pytest
 from gpu_parts import PARTS, Part
 from gpu_results import Outcome, PartResult, Results, WrongResults
+
+import ddp
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -66,6 +70,21 @@ def test_without_a_gpu_it_says_what_it_would_do(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert all(f"{part.name} " in done.stdout for part in PARTS)
     assert not (tmp_path / "results").exists()
+
+
+def test_the_tests_that_need_a_gpu_use_names_that_exist() -> None:
+    """They run where there is a GPU only, and our names change meanwhile."""
+    for path in sorted(HERE.glob("test_*gpu*.py")):
+        tree = ast.parse(path.read_text())
+        ours = {
+            alias.asname or alias.name: importlib.import_module(f"{node.module}.{alias.name}")
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and node.module in ("ddp.telemetry", "ddp.groups")
+            for alias in node.names
+        } | {"ddp": ddp}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in ours:
+                assert hasattr(ours[node.value.id], node.attr), f"{path.name}: {ast.unparse(node)}"
 
 
 def test_make_uses_the_interpreter_that_is_named() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import statistics
 import sys
+from operator import truediv
 from typing import Any
 
 import rank
@@ -32,16 +33,18 @@ def main() -> None:
             return module
         return torch.compile(module, backend="aot_eager" if rank.gpu_part.IS_REHEARSAL else "inductor")
 
-    wraps = {
+    wraps: dict[str, Any] = {
         "torch": lambda module: torch.nn.parallel.DistributedDataParallel(module, **ids),
         "ours": lambda module: ddp.DistributedDataParallel(module, **ids),
         "alone": lambda module: module,
     }
+    if compiles:
+        del wraps["alone"]  # to compile it takes as long as the others
     contenders = {
         name: turns.contender(name, make, loss, lambda module, wrap=wrap: maybe_compiled(wrap(module)))
         for name, wrap in wraps.items()
     }
-    count = sum(1 for _ in contenders["alone"].model.parameters())
+    count = sum(1 for _ in contenders["ours"].model.parameters())
     ranks = f"{rank.RANKS} rank{'s' * (rank.RANKS > 1)}"
     name = f"{TITLES[model]}{', compiled' * compiles}, {ranks}"
     turns.rounds(list(contenders.values()), lambda: report(name, contenders, count))
@@ -49,9 +52,8 @@ def main() -> None:
 
 
 def report(name: str, by_name: dict[str, turns.Contender], count: int) -> None:
-    theirs, ours, alone = (by_name[each] for each in ("torch", "ours", "alone"))
-    pairs = zip(theirs.step_s, alone.step_s, strict=True)
-    exposed = statistics.median(one / other for one, other in pairs)
+    theirs, ours, alone = by_name["torch"], by_name["ours"], by_name.get("alone")
+    exposed = statistics.median(map(truediv, theirs.step_s, alone.step_s)) if alone else 1.0
     rank.gpu_part.found(
         "comparison",
         table="reducer",
@@ -59,11 +61,11 @@ def report(name: str, by_name: dict[str, turns.Contender], count: int) -> None:
         unit="ms",
         theirs=turns.in_ms(theirs.step_s),
         ours=turns.in_ms(ours.step_s),
-        alone=turns.in_ms(alone.step_s),
+        alone=turns.in_ms(alone.step_s) if alone else [],
         target=_FASTER if rank.RANKS > 1 and exposed >= _COMMUNICATION_SHOWS else _NO_SLOWER,
     )
-    if rank.RANKS > rank.gpu_part.CARDS and rank.PLACE != "cpu":
-        return  # threads of NCCL wait for the other ranks' turns on the card, which takes CPU time
+    if alone is None or not turns.HAS_CPU_TIMES:
+        return
     rank.gpu_part.found(
         "comparison",
         table="cpu",

@@ -25,6 +25,8 @@ _TURN_S = 0.1 if rank.gpu_part.IS_REHEARSAL else 0.5
 ROUNDS = 2 if rank.gpu_part.IS_REHEARSAL else 9
 _WARM_UP_STEPS = 4
 _CPU_STEPS = 3
+# Where ranks share a card, threads of NCCL wait for the turns of the other ranks, which takes CPU time.
+HAS_CPU_TIMES = rank.PLACE == "cpu" or rank.RANKS <= rank.gpu_part.CARDS
 
 
 @dataclass
@@ -65,7 +67,8 @@ def turn(one: Contender, steps: int) -> tuple[float, float]:
         one.train()
     rank.synchronize()
     step_s = (time.perf_counter() - began) / steps
-    return step_s, sum(cpu_of_backward(one) for _ in range(_CPU_STEPS)) / _CPU_STEPS
+    cpu_steps = _CPU_STEPS if HAS_CPU_TIMES else 0
+    return step_s, sum(cpu_of_backward(one) for _ in range(cpu_steps)) / max(1, cpu_steps)
 
 
 def cpu_of_backward(one: Contender) -> float:
