@@ -17,7 +17,8 @@ from serve_settings import parse_serve
 from launcher.failure import crash_text
 from launcher.failure.facts import read_error_record
 from launcher.failure.verdict import RankEnd, cause_of
-from launcher.health import dumps, page, stack_text
+from launcher.failure.watchdog_report import cause_of_asynchronous
+from launcher.health import dumps, page, ras_report, stack_text
 from launcher.health.exposition import Running
 from launcher.health.exposition import text as exposed
 from launcher.health.flight_recorder import NotADump, analysed
@@ -118,6 +119,25 @@ def output_lines(data: bytes) -> None:
     said = output.presentable(shown, on_terminal=True)
     said.decode()
     assert not set(said) & {0x07, 0x08, 0x0B, 0x0C, 0x0D}, said
+
+
+def watchdog_report(data: bytes) -> None:
+    """What torch prints of an error of NCCL, of a rank that still runs."""
+    end = RankEnd("node", 1, 1, None, stderr_tail=data.decode(errors="replace"))
+    for state in (
+        "NCCL reports COMM_ERROR in process group 0",
+        "Watchdog caught collective operation timeout in 0",
+    ):
+        cause = cause_of_asynchronous(end, state)
+        assert "\n" not in cause.reason
+        codec.read_from_agent(codec.from_agent_bytes(RankFailed(_AGENT, 1, cause)), _AGENT)
+
+
+def ras_answer(data: bytes) -> None:
+    """Any process of the machine may listen where NCCL's monitor is asked."""
+    found = ras_report.findings(json.loads(data), (100,))
+    assert len(found) <= ras_report.MAX_FINDINGS
+    assert all(len(each) < 4096 for each in found)
 
 
 def flight_recorder(data: bytes) -> None:
@@ -242,6 +262,23 @@ _ENTRY = {
     "input_dtypes": ["Float"],
     "state": "scheduled",
 }
+_WATCHDOG = b"""vm:1:41 [0] NCCL WARN NET/IB : mlx5_0:1 Got async event : port error
+[rank1]:[E1123 03:58:16.3 ProcessGroupNCCL.cpp:568] [Rank 1] Collective WorkNCCL(SeqNum=1, OpType=ALLREDUCE) raised \
+the following async exception: NCCL error: unhandled system error, NCCL version 2.27.5
+ncclSystemError: System call failed.
+Last error:
+NET/IB: Got completion from peer 10.0.0.5<4> with status=12
+[rank1]:[E1123 03:58:16.3 ProcessGroupNCCL.cpp:685] [Rank 1] Watchdog caught collective operation timeout: WorkNCCL()
+"""
+_RAS_RANK = {
+    "rank": 0,
+    "host": "a",
+    "pid": 100,
+    "status": {"async_error": 6},
+    "collective_counts": {"AllReduce": 7},
+}
+_RAS_MISSING = {"rank": 1, "host": "b", "pid": 1, "status": {"unresponsive": True, "considered_dead": True}}
+_RAS = {"communicators": [{"size": 2, "ranks": [_RAS_RANK], "missing_ranks": [_RAS_MISSING]}]}
 _DUMP = {"entries": [_ENTRY], "pg_config": {"0": {"ranks": "[0, 1]"}}}
 _HOSTS = (b"node1,user@node2:4,[::1]:8", b"node1 slots=4\n# nothing\nnode2\n")
 _SECRET = b"""-----BEGIN PRIVATE KEY-----
@@ -272,6 +309,15 @@ TARGETS = (
         flight_recorder,
         (NotADump,),
         (json.dumps(_DUMP).encode(), pickle.dumps(_DUMP)),
+        8192,
+        with_an_odd_value,
+    ),
+    ("watchdog_report", watchdog_report, (), (_WATCHDOG, _WATCHDOG[_WATCHDOG.index(b"[rank1]") :]), 8192),
+    (
+        "ras_answer",
+        ras_answer,
+        (ValueError, RecursionError),
+        (json.dumps(_RAS).encode(), json.dumps({"communicators": []}).encode()),
         8192,
         with_an_odd_value,
     ),

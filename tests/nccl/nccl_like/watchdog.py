@@ -16,9 +16,16 @@ import os
 import struct
 import threading
 import time
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from torch._C._distributed_c10d import ErrorType
+try:
+    from torch._C._distributed_c10d import ErrorType
+except ImportError:  # a build without NCCL of an older torch
+
+    class ErrorType(Enum):  # type: ignore[no-redef]
+        SUCCESS, TIMEOUT, COMM_ERROR, REMOTE_ERROR = range(4)
+
 
 from . import faults, nccl_text
 from .flight import RECORDER
