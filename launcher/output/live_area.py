@@ -6,12 +6,18 @@ the cursor is where the rank has put it. So what a person types appears behind t
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from launcher.output.lines import without_c1
-from launcher.output.screen_row import BLANK, Cell, Row, rendered
+from launcher.output.screen_row import BLANK, Cell, Row, cells_of, rendered
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _ECHO_COLUMNS = 4  # in the last row: the terminal writes "^C" behind the cursor, also twice
+_SEQUENCE = re.compile(rb"\x1b\[[0-9;]*[A-Za-z]")
 _MOST_OF_HEIGHT = 2  # bars take at most the height of the terminal divided by this
 
 
@@ -48,12 +54,32 @@ def drawn(blocks: tuple[Block, ...], status: str, size: Size, is_colored: bool) 
     return _encoded("\n".join(texts))
 
 
-def erased(area: bytes) -> bytes:
-    """Return the bytes that erase the area, and leave the cursor where it began."""
+def erased(area: bytes, columns: int = 0) -> bytes:
+    """Return the bytes that erase the area, and leave the cursor where it began.
+
+    `columns`: the window has become that narrow, and the terminal has wrapped the rows anew. Row by row: to erase the
+    rest of the screen makes tmux keep a copy if the area begins at its top.
+    """
     if not area:
         return b""
-    above = area.count(b"\n")
-    return b"\r\x1b[%dA\x1b[J" % above if above else b"\r\x1b[K"
+    rows = area.split(b"\n")
+    above = len(rows) - 1
+    if columns:
+        above = sum(max(1, -(-_width(row) // columns)) for row in rows) - 1
+    return b"\r\x1b[K" + b"\x1b[A\x1b[K" * above
+
+
+def wraps_anew(environ: Mapping[str, str]) -> bool:
+    """Return whether the terminal wraps its rows anew when the window gets narrower. Some cut them instead."""
+    if environ.get("TMUX"):
+        return True
+    return not (environ.get("XTERM_VERSION") or environ.get("STY")) and not environ.get(
+        "TERM", ""
+    ).startswith(("rxvt", "screen", "linux"))
+
+
+def _width(row: bytes) -> int:
+    return len(cells_of(_SEQUENCE.sub(b"", row).decode("utf-8", "replace"), "", 0))
 
 
 def _prompt(block: Block, prompt: Row, columns: int, is_colored: bool) -> bytes:

@@ -87,6 +87,8 @@ class Terminal:
         self._status = ""
         self._bars: tuple[Block, ...] = ()
         self._area = b""  # as shown on the screen
+        self._area_columns = 0  # of the window when it was drawn
+        self._wraps_anew = live_area.wraps_anew(os.environ)
         self._patience_s = PATIENCE_MAX_S
         self._patience_at = time.monotonic()
         self.is_gone = False
@@ -222,7 +224,8 @@ class Terminal:
             return True
         if self._skipped and self._queued < QUEUE_LIMIT // 2:
             self._tell_of_skipped()
-        area = self._next_area() if self.is_drawn else b""
+        window = self.size() if self.is_drawn else _DEFAULT_SIZE
+        area = self._next_area(window) if self.is_drawn else b""
         if not self._queue and area == self._area:
             return False
         blocks, size = 0, 0
@@ -233,11 +236,12 @@ class Terminal:
         self._front_blocks = list(islice(self._queue, blocks))
         lines = b"".join(block for block, _ in self._front_blocks)
         self._at = 0
-        self._front = live_area.erased(self._area) + (b"\n" if self._torn else b"") + lines + area
+        narrower = window.columns if self._wraps_anew and window.columns < self._area_columns else 0
+        self._front = live_area.erased(self._area, narrower) + (b"\n" if self._torn else b"") + lines + area
         for _ in range(blocks):  # last, because `is_idle` may be read meanwhile
             self._queue.popleft()
         self._queued -= size
-        self._area = area
+        self._area, self._area_columns = area, window.columns
         return True
 
     def _tell_of_skipped(self) -> None:
@@ -259,11 +263,11 @@ class Terminal:
         self._front = b""
         self._at = 0
 
-    def _next_area(self) -> bytes:
+    def _next_area(self, size: Size) -> bytes:
         if not self._is_in_foreground():
             self.forget_area()
             return b""
-        return live_area.drawn(self._bars, self._status, self.size(), self._is_colored)
+        return live_area.drawn(self._bars, self._status, size, self._is_colored)
 
     def _is_in_foreground(self) -> bool:
         try:

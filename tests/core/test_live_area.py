@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.output.live_area import Block, Size, drawn, erased
+from launcher.output.live_area import Block, Size, drawn, erased, wraps_anew
 from launcher.output.screen_row import Row, cells_of
 
 LABEL = tuple(cells_of("[n0:0] ", "36", 0))
@@ -71,6 +71,28 @@ def test_the_echo_of_ctrl_c_does_not_leave_the_area(status: str) -> None:
     area = drawn((bars("b" * 60, "c" * 60),), status, SIZE, True)
     seen = Seen().feed(b"log\n" + area + b"^C^C" + erased(area))
     assert seen.text == ["log"]
+
+
+def test_an_area_that_a_narrower_window_has_wrapped_is_erased() -> None:
+    area = drawn((bars("b" * 30, "漢" * 14, "c"),), "s" * 60, SIZE, True)
+    assert [len(row) for row in Seen().feed(area).text] == [37, 21, 8, 35]
+    seen = Seen(Size(20, 10)).feed(b"log\n" + area)
+    assert len(seen.text) == 1 + 2 + 2 + 1 + 2
+    assert seen.feed(erased(area, 20)).text == ["log"]
+
+
+@pytest.mark.parametrize(
+    ("environ", "wanted"),
+    [
+        ({"TERM": "xterm-256color"}, True),
+        ({"TERM": "xterm", "XTERM_VERSION": "XTerm(390)"}, False),
+        ({"TERM": "tmux-256color", "TMUX": "/tmp/x", "XTERM_VERSION": "XTerm(390)"}, True),
+        ({"TERM": "screen", "STY": "1.pts"}, False),
+        ({"TERM": "rxvt-unicode"}, False),
+    ],
+)
+def test_which_terminals_wrap_rows_anew(environ: dict[str, str], wanted: bool) -> None:
+    assert wraps_anew(environ) is wanted
 
 
 def test_nothing_is_erased_where_nothing_was_drawn() -> None:

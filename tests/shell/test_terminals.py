@@ -169,8 +169,8 @@ def test_a_new_size_reaches_the_ranks_and_the_live_area(seen: SeenTerminal, tmp_
     pump.resized()
     eventually(lambda: size_seen_by(fds[0]) == (40, 10), what="the rank's terminal has the new size")
     os.write(fds[0], b"\r" + b"#" * 70)
-    seen.wait_for("#" * 39)
-    assert "#" * 40 not in "".join(seen.rows)
+    seen.wait_for("#" * 35)
+    assert "#" * 36 not in "".join(seen.rows)
     for fd in fds:
         os.close(fd)
     pump.close(SOON_S)
