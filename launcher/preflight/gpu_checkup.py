@@ -39,6 +39,7 @@ _IDLE_BYTES = GB
 _RECENT_S = 3600.0
 _IDLE_FLOOR = f"at most {_IDLE_FRACTION:.0%} of the memory in use"
 _NAMED_PROCESSES = 4
+_MPS = "nvidia-cuda-mps"
 _FULL_SPEED = 0  # the performance state in which the PCIe link does not save power
 
 
@@ -99,7 +100,7 @@ def _named(gpus: Iterable[Gpu]) -> str:
 
 def _idle(gpus: Sequence[Gpu]) -> Check:
     busy = [gpu for gpu in gpus if gpu.memory_used > max(_IDLE_BYTES, gpu.memory_total * _IDLE_FRACTION)]
-    used = [gpu for gpu in gpus if gpu.processes and gpu not in busy]
+    used = [gpu for gpu in gpus if _others(gpu) and gpu not in busy]
     if busy:
         found = "; ".join(f"GPU {gpu.index}: {_taken(gpu)}" for gpu in busy)
         advice = "end these programs, or wait until the job before has ended"
@@ -107,9 +108,14 @@ def _idle(gpus: Sequence[Gpu]) -> Check:
             advice = "find the programs with nvidia-smi (they may run in another container), and end them"
         return Check("GPUs idle", Grade.WARN, found, _IDLE_FLOOR, advice)
     if used:
-        found = "; ".join(f"GPU {gpu.index} is also used by {_users(gpu.processes)}" for gpu in used)
+        found = "; ".join(f"GPU {gpu.index} is also used by {_users(_others(gpu))}" for gpu in used)
         return Check("GPUs idle", Grade.WARN, found, "no other program", "end these programs")
     return Check("GPUs idle", Grade.OK, "the GPU memory is free", _IDLE_FLOOR)
+
+
+def _others(gpu: Gpu) -> tuple[Process, ...]:
+    """Without the server of MPS, through which the ranks themselves may use the GPU."""
+    return tuple(each for each in gpu.processes if not each.name.startswith(_MPS))
 
 
 def _taken(gpu: Gpu) -> str:

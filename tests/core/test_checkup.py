@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.machine.gpu_state import Gpu
+from launcher.machine.gpu_state import Gpu, Process
 from launcher.machine.xids import Xid
 from launcher.preflight import table
 from launcher.preflight.checkup import (
@@ -145,6 +145,16 @@ def test_gpus_that_are_missing_are_noticed():
     assert gone.grade is FAIL
     assert judge_gpus(Gpus(), wanted=True)[0].grade is SKIPPED
     assert judge_gpus(Gpus(on_bus=1), wanted=False)[0].grade is WARN
+
+
+def test_the_server_of_mps_is_not_another_program():
+    def idle(*names):
+        using = tuple(Process(700 + at, 1 << 20, name) for at, name in enumerate(names))
+        found = Gpus((Gpu(0, "H100", memory_total=80 * GB, processes=using),), present=1)
+        return next(check for check in judge_gpus(found, wanted=True) if check.name == "GPUs idle")
+
+    assert idle("nvidia-cuda-mps").grade is OK
+    assert idle("nvidia-cuda-mps", "python3").found == "GPU 0 is also used by python3 (pid 701), 1 MB"
 
 
 def test_what_cannot_be_read_is_skipped_with_the_reason():

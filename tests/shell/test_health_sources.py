@@ -33,11 +33,13 @@ class Site(http.server.BaseHTTPRequestHandler):
     """Answers with `pages`, and notes the requests."""
 
     pages: ClassVar[dict[str, tuple[int, str]]] = {}
+    then: ClassVar[dict[str, tuple[int, str]]] = {}  # from the second request on
     asked: ClassVar[list[tuple[str, str]]] = []
 
     def do_GET(self) -> None:
         self.asked.append((self.path, self.headers.get("Authorization", "")))
         status, text = self.pages.get(self.path, (404, "no such page"))
+        self.pages.update(self.then)
         self.send_response(status)
         if status in (301, 302):
             self.send_header("Location", text)
@@ -52,7 +54,7 @@ class Site(http.server.BaseHTTPRequestHandler):
 def serving(
     pages: dict[str, tuple[int, str]], tls: ssl.SSLContext | None = None
 ) -> Iterator[tuple[int, type[Site]]]:
-    site = type("Site", (Site,), {"pages": pages, "asked": []})
+    site = type("Site", (Site,), {"pages": pages, "then": {}, "asked": []})
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), site)
     if tls is not None:
         server.socket = tls.wrap_socket(server.socket, server_side=True)
@@ -208,17 +210,39 @@ def test_sources_are_asked_again_and_keep_their_findings_when_they_fail(tmp_path
 
 
 def test_an_unfit_node_runs_no_rank_and_says_why(launch: Launch) -> None:
+    """Also with --preflight off: the user has named this source."""
     with serving({"/metrics": (200, XID_79)}) as (port, _):
-        words = ("--nproc-per-node", "1", "--health-source", f"http://127.0.0.1:{port}/metrics")
-        # Also with --preflight off: the user has named this source.
-        job = launch(*words, "--preflight", "off", source="print('ran')", fake_torch="")
+        words = (
+            "--nproc-per-node",
+            "1",
+            "--health-source",
+            f"http://127.0.0.1:{port}/metrics",
+            "--preflight",
+            "off",
+        )
+        job = launch(*words, "--no-python", "echo", "ran")
         assert job.wait() == 71
         assert "ran" not in job.stdout()
         assert "Xid 79: the GPU has fallen off the bus" in job.stderr()
         assert "leave a finding out with --health-ignore NAME, or remove --health-source" in job.stderr()
-        job = launch(
-            *words, "--health-ignore", "DCGM_EXP_XID_ERRORS_COUNT", source="print('ran')", fake_torch=""
+
+
+def test_a_node_that_becomes_unfit_says_so_and_its_ranks_continue(launch: Launch) -> None:
+    with serving({"/health": (200, "{}")}) as (port, site):
+        words = (
+            "--nproc-per-node",
+            "1",
+            "--health-source",
+            f"http://127.0.0.1:{port}/health",
+            "--preflight",
+            "off",
         )
+        waits = 'touch "$THERE/runs"; while [ ! -e "$THERE/go" ]; do sleep 0.05; done; echo ran'
+        site.then["/health"] = (200, '{"unfit": ["disk 3 is broken"]}')  # the second answer, and all others
+        job = launch(*words, "--no-python", "sh", "-c", waits)
+        eventually(lambda: "/health: this node is unfit: disk 3 is broken" in job.stderr())
+        job.await_there("runs")
+        (job.there / "go").touch()
         assert job.wait() == 0
         assert "ran" in job.stdout()
 

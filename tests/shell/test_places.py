@@ -27,9 +27,3 @@ def test_nodes_of_one_rack_get_neighbouring_ranks(launch: Launch) -> None:
     assert [each.wait() for each in nodes] == [0, 0, 0], [each.stderr() for each in nodes]
     ranks = [each.stdout().split("node rank ")[1].split()[0] for each in nodes]
     assert ranks == ["0", "2", "1"]
-
-
-def test_a_place_that_is_not_known_stops_no_job(launch: Launch) -> None:
-    job = launch("--nproc-per-node", "1", "--topology", "slurm", *_RANK)
-    assert job.wait() == 0
-    assert "place in the network: --topology slurm: Slurm has not set SLURM_TOPOLOGY_ADDR" in job.stderr()
