@@ -122,7 +122,9 @@ class Usage:
         """Wait for the sum as for a bucket: on an accelerator the device waits, not the host."""
         if self._work is not None:
             self._work.wait(GROUP_TIMEOUT)
-            self._work, self._copy = None, HostCopy(self.counts)
+            self._work = None
+            if not all(self._used_here):
+                self._copy = HostCopy(self.counts)
 
     def was_used_here(self, index: int) -> bool:
         return bool(self._used_here[index])

@@ -30,6 +30,13 @@ def test_numerics_are_read_when_they_have_arrived(two_ranks: Ranks) -> None:
         assert "in step 6 " in text
 
 
+def test_numerics_of_a_module_on_two_devices(two_ranks: Ranks) -> None:
+    one, other = two_ranks(f"{TRIALS}.checked_on_two_devices")
+    assert one == other
+    assert [bool(text) for text in one] == [False, False, False, True, False]
+    assert "rank 1 has NaN in the gradient of first.weight" in one[3]
+
+
 def test_a_captured_step_asks_the_device_nothing_and_keeps_its_memory(two_ranks: Ranks) -> None:
     for grown, reused in two_ranks(f"{TRIALS}.captured"):
         assert grown["collectives"] >= 2

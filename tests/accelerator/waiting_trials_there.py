@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import emu
 import torch
 from averaging_trials_there import DEVICE, batch, branches, layers, loss_of
+from torch import nn
 
 import ddp
 from ddp import comm_hooks
@@ -78,6 +79,38 @@ def checked(rank: int) -> tuple[list[str], str]:
         except ddp.NumericsError as error:
             return waited, str(error)
     return waited, ""
+
+
+class OnTwo(nn.Module):
+    """A layer on each of the two devices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 8).to(f"{DEVICE}:0"), nn.Linear(8, 4).to(f"{DEVICE}:1")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.second(torch.tanh(self.first(x)).to(f"{DEVICE}:1"))
+        return out
+
+
+def checked_on_two_devices(rank: int) -> list[str]:
+    """-> what each step raised; in the third, the gradients of the second device are finite."""
+    torch.manual_seed(0)
+    model = ddp.DistributedDataParallel(OnTwo(), find_unused_parameters=True)
+    ddp.check_numerics(model, replicas_every=2)
+    raised = []
+    for step in range(5):
+        model.zero_grad()
+        hook = model.module.first.weight.register_hook(lambda grad: grad * float("nan"))
+        if (rank, step) != (1, 2):
+            hook.remove()
+        try:
+            loss_of(model, batch(rank, step)).backward()
+            raised.append("")
+        except ddp.NumericsError as error:
+            raised.append(str(error))
+        hook.remove()
+    return raised
 
 
 # --- in the capture of a graph ---------------------------------------------------------------------------

@@ -101,3 +101,45 @@ def looked_for(trial: Trial, inside_for: int = 0, **given: Any) -> None:
             square(applied(m, m, trial.data(4, 6, step=STEPS - 1, rank=rank))).backward()
 
         course.ends(module, alone)
+
+
+class Replayed(torch.autograd.Function):
+    """As torch.cuda.make_graphed_callables makes it: a backward that returns gradients and runs no hooks."""
+
+    @staticmethod
+    def forward(ctx: Any, module: nn.Module, x: torch.Tensor, *parameters: torch.Tensor) -> Any:
+        ctx.module, ctx.x = module, x
+        ctx.save_for_backward(*parameters)
+        return module(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+        names = [name for name, _ in ctx.module.named_parameters()]
+        copies = [each.detach().requires_grad_() for each in ctx.saved_tensors]
+        with torch.enable_grad():
+            out = torch.func.functional_call(ctx.module, dict(zip(names, copies, strict=True)), (ctx.x,))
+        return None, None, *torch.autograd.grad(out, copies, gradient)
+
+
+@better(
+    torch="silently wrong",
+    ours="raised RuntimeError in the second backward",
+    says={"outcome": ["did not run through the DistributedDataParallel wrapper"]},
+)
+def a_wrapper_whose_forward_is_a_graph(trial: Trial) -> None:
+    """The first backward after the capture is averaged: its forward was the last one of the capture."""
+    module = same_start(lambda: nn.Linear(4, 4))
+    with Course(trial, module) as course:
+        model = trial.wrap(module)
+        parameters = list(module.parameters())
+        for step in range(3):
+            model.zero_grad()
+            square(model(trial.data(3, 4, step=step))).backward()
+        model.zero_grad()
+        torch.autograd.grad(square(model(trial.data(3, 4))), parameters)  # the capture
+        model.forward = lambda x: Replayed.apply(module, x, *parameters)
+        for number in ("first", "second"):
+            course.point = f"the {number} backward"
+            model.zero_grad()
+            square(model(trial.data(3, 4, step=9))).backward()
+        course.ends(module, lambda m, rank: square(m(trial.data(3, 4, step=9, rank=rank))).backward())
