@@ -75,6 +75,7 @@ def main() -> int:
             print(plan_text(names))
             return 0
         results = earlier(options, machine)
+        names = gpu_parts.with_what_they_need(names, results.parts)
     except (CannotAsk, gpu_parts.NoSuchPart, gpu_results.WrongResults) as error:
         print(f"gpu: {error}", file=sys.stderr)
         return 2

@@ -6,8 +6,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gpu_cases import CASES
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 TOTAL_S = 25 * 60
 
@@ -135,6 +139,12 @@ def chosen(words: list[str]) -> list[str]:
             raise NoSuchPart(f"there is no part {word!r}. The parts are: {', '.join(BY_NAME)}")
         found += fitting
     return [name for name in BY_NAME if name in found]
+
+
+def with_what_they_need(names: list[str], known: Collection[str]) -> list[str]:
+    """Parts with several ranks ask how ranks share a card. `known`: the parts that have results."""
+    asks = any(name not in ("machine", "sharing") for name in names)
+    return ["sharing", *names] if asks and "sharing" not in (*known, *names) else names
 
 
 def allowance_s(part: Part, left_s: float) -> float | None:

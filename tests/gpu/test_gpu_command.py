@@ -56,6 +56,14 @@ def test_parts_are_chosen_by_name_or_beginning() -> None:
         gpu_parts.chosen(["coffee"])
 
 
+def test_parts_that_need_to_know_how_ranks_share_a_card_ask_first() -> None:
+    assert gpu_parts.with_what_they_need(["restart"], ()) == ["sharing", "restart"]
+    assert gpu_parts.with_what_they_need(["restart"], ("machine", "sharing")) == ["restart"]
+    assert gpu_parts.with_what_they_need(["machine"], ()) == ["machine"]
+    everything = gpu_parts.chosen([])
+    assert gpu_parts.with_what_they_need(everything, ()) == everything
+
+
 def test_a_part_begins_only_if_its_usual_time_is_left() -> None:
     part = Part("p", "", "", usual_s=20, limit_s=60)
     assert gpu_parts.allowance_s(part, 19) is None
@@ -264,10 +272,15 @@ def test_a_wrong_verdict_is_counted() -> None:
 
 
 def test_the_pages_have_a_place_for_it_and_a_rehearsal_does_not_get_there() -> None:
+    import fault_table  # gpu_cases has put its folder on the path
+
     for page, name, text in gpu_docs.PLACES:
         whole = gpu_docs.replaced(page.read_text(), name, text(sample()))
         assert whole.count("a rehearsal on CPUs") == 1
         assert "a rehearsal on CPUs" not in page.read_text()
+        assert gpu_docs.replaced(whole, name, "other text").count("a rehearsal on CPUs") == 0
+        # The cases that `make faults` plays are read from the same page.
+        assert fault_table.identities(whole) == fault_table.identities(page.read_text())
     done = subprocess.run(
         [sys.executable, str(HERE / "gpu_docs.py"), str(SAMPLE)], capture_output=True, text=True, check=False
     )
