@@ -126,7 +126,6 @@ class Learner:
         since = self._quiet.since if ends == self._quiet.ends else now
         self._quiet = _Quiet(ends, since, now + _LOOK_S)
         if is_quiet and memory.free_bytes() >= _SPARE_BYTES:
-            self._rounds += 1
             self._quiet = _Quiet(ends, float("inf"), now + _LOOK_S)  # until a rank imports something else
             records = [import_records.parse(shared[: ends[rank]]) for rank, shared in self._shared.items()]
             new = import_records.candidates(records, (*sys.modules, *self._refused), _STDLIB)
@@ -136,6 +135,7 @@ class Learner:
 
     def _end_round(self) -> None:
         assert self._round is not None
+        self._rounds += 1  # not those that the end of a rank has broken off
         self._refused |= self._round.refused
         count, took_s = len(sys.modules) - self._round.modules_before, time.monotonic() - self._round.began
         if count:

@@ -32,6 +32,7 @@ if pid == 0:
     exec(sys.argv[2])
     os._exit(0)
 os.waitpid(pid, 0)
+# what happens before
 for _ in range(2 * len(sys.argv[2])):
     if mine.trial is not None:
         select.select([mine.trial], [], [])
@@ -89,7 +90,7 @@ ACCEPTED = {
 
 
 def learned(
-    folder: Path, modules: dict[str, str], script: str
+    folder: Path, modules: dict[str, str], script: str, before: str = ""
 ) -> tuple[list[str], dict[str, str], dict[str, object], str]:
     site = folder / "site-packages"
     site.mkdir()
@@ -97,7 +98,8 @@ def learned(
         (site / f"{name}.py").write_text(text + "\n")
     (folder / "own_plugin.py").write_text("")
     env = os.environ | {"PYTHONPATH": os.pathsep.join((str(site), str(folder))), "GONE": "1"}
-    words = [sys.executable, "-c", LEARNS, str(ROOT), script]
+    program = LEARNS.replace("# what happens before\n", before)
+    words = [sys.executable, "-c", program, str(ROOT), script]
     done = subprocess.run(words, capture_output=True, text=True, env=env, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     imported, left_out, values, added = json.loads(done.stdout.splitlines()[-1])
@@ -136,6 +138,23 @@ def test_a_variable_that_the_script_changes_afterwards(tmp_path: Path) -> None:
     )
     imported, left_out, _values, _added = learned(tmp_path, modules, script)
     assert (imported, left_out) == (["m_other", "wave"], {"m_reads": "it reads the variable FLAG"})
+
+
+def test_a_round_that_a_failure_breaks_off_is_begun_again(tmp_path: Path) -> None:
+    breaks_off = """
+for _ in range(5):
+    for _turn in range(3):  # see what there is, begin, try
+        mine.turn()
+    assert mine.trial is not None
+    shared = dict(mine._shared)
+    mine.rank_ended()
+    mine._shared.update(shared)  # the next generation imports the same
+    mine._quiet = learner._Quiet({0: shared[0].find(bytes(1))}, 0.0, 0.0)
+"""
+    imported, left_out, _values, _added = learned(
+        tmp_path, {"m_plain": "VALUE = 1"}, "import m_plain, wave", before=breaks_off
+    )
+    assert (imported, left_out) == (["m_plain", "wave"], {})
 
 
 def test_each_rank_gets_its_own_seed(tmp_path: Path) -> None:
