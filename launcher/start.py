@@ -6,6 +6,7 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
+from launcher.ranks.gpu_order import order_gpus
 from launcher.ranks.zygote_starter import ZygoteStarter
 from launcher.template import tree
 
@@ -16,8 +17,9 @@ if TYPE_CHECKING:
 def run_agent(spec: LaunchSpec) -> int:
     _fill_standard_streams()
     tree.become_subreaper()
+    unordered = order_gpus(os.environ) if spec.gpu_order == "nvlink" else ""
     starter = ZygoteStarter(spec)
-    for warning in starter.binding.warnings:
+    for warning in filter(None, (unordered, *starter.binding.warnings)):
         _print_message(f"warning: {warning}")
     # Blocked until the agent handles them: the default action of a signal would leave a log folder and processes.
     # And SIGTTOU for good: with `stty tostop`, a line from the background would stop the launcher.

@@ -22,7 +22,8 @@ def main() -> int:
     signal.signal(signal.SIGINT, lambda *_: None)  # the command gets it too, and ends
     began = time.monotonic()
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    status = wait_for(subprocess.Popen(sys.argv[1:]).pid)
+    command = subprocess.Popen(sys.argv[1:])  # kept: a Popen that is discarded may reap its process itself
+    status = wait_for(command.pid)
     wait_for_orphans()
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu_s, wall_s = used.ru_utime + used.ru_stime, time.monotonic() - began

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from launcher.machine.gpu_state import GpuName, visible_indexes
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
@@ -120,6 +122,26 @@ def order_by_links(gpus: Sequence[Gpu]) -> tuple[int, ...]:
         left.remove(nearest)
     better = _neighbours(ordered, links) > _neighbours(present, links)
     return tuple(ordered) if better else ()
+
+
+def visible_by_links(environ: Mapping[str, str], gpus: Sequence[Gpu]) -> tuple[str, str]:
+    """CUDA_VISIBLE_DEVICES with linked GPUs beside each other; empty if it can stay. The second text says why not."""
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if not gpus:
+        return "", "there is no NVIDIA driver"
+    if [gpu.index for gpu in gpus] != list(range(len(gpus))):
+        return "", "a GPU does not respond"
+    chosen = visible_indexes(visible, [GpuName(gpu.bus, gpu.uuids, gpu.name) for gpu in gpus])
+    entries = (
+        [entry.strip() for entry in visible.split(",")] if visible is not None else [str(i) for i in chosen]
+    )
+    if any(entry.startswith("MIG-") for entry in entries):
+        return "", "instances of a divided GPU (MIG) are not linked"
+    mixed = len({gpu.name for gpu in gpus}) > 1 and environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID"
+    if mixed and not entries[0].startswith("GPU-"):
+        return "", "CUDA may number GPUs of several models in another order; set CUDA_DEVICE_ORDER=PCI_BUS_ID"
+    order = order_by_links([gpus[index] for index in chosen])
+    return ",".join(entries[chosen.index(index)] for index in order), ""
 
 
 def _neighbours(order: Sequence[int], links: Mapping[tuple[int, int], int]) -> int:

@@ -57,6 +57,6 @@ def judge_layout(layout: Layout, numa_binding: str, environ: Mapping[str, str]) 
         advice = "--numa-binding node keeps each rank on the CPUs near its GPU"
     if "CUDA_VISIBLE_DEVICES" not in environ and (order := order_by_links(layout.gpus)):
         visible = ",".join(map(str, order))
-        pairs = f"if your script groups neighbouring ranks, set CUDA_VISIBLE_DEVICES={visible}: then they are linked"
+        pairs = f"if your script groups neighbouring ranks, use --gpu-order nvlink: GPUs {visible}"
         advice = f"{advice}; {pairs}" if advice else pairs
     return (Check("GPU topology", Grade.OK, in_words(layout), advice=advice),)

@@ -120,7 +120,7 @@ def assemble(settings: Settings, entry: EntryPoint, here: HostEnvironment) -> tu
         preload=settings["preload"] or (),
         learn_imports=settings["learn_imports"],
         rank_timers=settings["rank_timers"],
-        **_monitoring(settings),
+        **_monitoring_and_places(settings),
         trace_collectives=settings["trace_collectives"] == "on",
         python=here.python,
         numa_binding=settings["numa_binding"] or "",
@@ -132,11 +132,12 @@ def assemble(settings: Settings, entry: EntryPoint, here: HostEnvironment) -> tu
     return spec, work.warnings
 
 
-def _monitoring(settings: Settings) -> dict[str, Any]:
+def _monitoring_and_places(settings: Settings) -> dict[str, Any]:
     return {
         "preflight": settings["preflight"],
         "preflight_paths": settings["preflight_paths"] or (),
         "topology": settings["topology"] or "",
+        "gpu_order": settings["gpu_order"],
         "stragglers": settings["stragglers"],
         "health_address": settings["health_port"],
         "health_sources": settings["health_source"] or (),

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from launcher.machine.gpu_state import Fabric, Gpu, NvLink
-from launcher.machine.layout import Device, Layout, in_words, order_by_links, ranges
+from launcher.machine.layout import Device, Layout, in_words, order_by_links, ranges, visible_by_links
 from launcher.preflight.checkup import Grade
 from launcher.preflight.placement import judge_layout, judge_place, place_of
 from launcher.settings.name_lists import place
@@ -52,7 +52,7 @@ def test_bridges_between_pairs_and_how_to_make_them_neighbours() -> None:
     layout = Layout(gpus(4, (0, 2), (1, 3)), (0,) * 4, numa_nodes=1)
     assert in_words(layout) == "4 × H100; NVLink between GPUs 0-2, 1-3"
     assert order_by_links(layout.gpus) == (0, 2, 1, 3)
-    assert "CUDA_VISIBLE_DEVICES=0,2,1,3" in judge_layout(layout, "", {})[0].advice
+    assert "--gpu-order nvlink: GPUs 0,2,1,3" in judge_layout(layout, "", {})[0].advice
     assert judge_layout(layout, "", {"CUDA_VISIBLE_DEVICES": "0,1"})[0].advice == ""
 
 
@@ -68,6 +68,36 @@ def test_bridges_between_pairs_and_how_to_make_them_neighbours() -> None:
 )
 def test_other_machines(layout: Layout, words: str) -> None:
     assert in_words(layout) == words
+
+
+@pytest.mark.parametrize(
+    ("environ", "value", "problem"),
+    [
+        ({}, "0,2,1,3", ""),
+        ({"CUDA_VISIBLE_DEVICES": "3, 2,1,0"}, "3,1,0,2", ""),
+        ({"CUDA_VISIBLE_DEVICES": "0,1"}, "", ""),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-0,GPU-1,GPU-2"}, "GPU-0,GPU-2,GPU-1", ""),
+        ({"CUDA_VISIBLE_DEVICES": "0,1,2,9,3"}, "0,2,1", ""),
+        ({"CUDA_VISIBLE_DEVICES": ""}, "", ""),
+        ({"CUDA_VISIBLE_DEVICES": "MIG-0"}, "", "MIG"),
+    ],
+)
+def test_the_order_by_links_respects_what_is_visible(
+    environ: dict[str, str], value: str, problem: str
+) -> None:
+    found = tuple(replace(gpu, uuids=(f"GPU-{gpu.index}",)) for gpu in gpus(4, (0, 2), (1, 3)))
+    ordered, why = visible_by_links(environ, found)
+    assert ordered == value
+    assert problem in why
+
+
+def test_where_the_order_by_links_is_not_known() -> None:
+    linked = gpus(4, (0, 2), (1, 3))
+    mixed = (replace(linked[0], name="L4"), *linked[1:])
+    assert "CUDA_DEVICE_ORDER" in visible_by_links({}, mixed)[1]
+    assert visible_by_links({"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, mixed) == ("0,2,1,3", "")
+    assert "does not respond" in visible_by_links({}, linked[1:])[1]
+    assert "no NVIDIA driver" in visible_by_links({}, ())[1]
 
 
 def test_an_order_is_only_proposed_if_it_is_better() -> None:

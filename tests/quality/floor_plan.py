@@ -90,7 +90,7 @@ SHELL = {
             "preflight",
             "agent_preflight compiled_core doctor facts gpus host network_check self_test versions wire",
         ),
-        *within("ranks", "binding checkpoint topology worker zygote zygote_starter zygote_watch"),
+        *within("ranks", "binding checkpoint gpu_order topology worker zygote zygote_starter zygote_watch"),
         *within("settings", "checks config_file import_path"),
         *within("sources", "poll source"),
     },

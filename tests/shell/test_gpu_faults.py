@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from nvml_fake import FakeDriver
@@ -20,6 +21,9 @@ from launcher.machine.nvml import Nvml, NvmlError
 from launcher.preflight.checkup import Check, Grade
 from launcher.preflight.gpu_checkup import judge_gpus
 from launcher.preflight.gpus import gpus
+
+if TYPE_CHECKING:
+    from launched import Launch
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 
@@ -208,6 +212,29 @@ def test_the_layout_of_a_machine_is_read(driver: FakeDriver, tmp_path: Path) -> 
     assert read_layout(str(root), driver.library).block == "03" + "00" * 15 + "/3"
     driver.play(gpus=2, gpu0_handle=15)
     assert [gpu.index for gpu in read_layout(str(root), driver.library).gpus] == [1]
+
+
+def test_linked_gpus_become_neighbours_where_it_is_asked_for(driver: FakeDriver, launch: Launch) -> None:
+    pairs = {f"gpu{at}_peer": at ^ 2 for at in range(4)}
+    linked = {
+        f"gpu{at}_{what}": number for at in range(4) for what, number in (("links", 2), ("to_switch", 0))
+    }
+    driver.play(gpus=4, **pairs, **linked)
+    words = (
+        "--nproc-per-node",
+        "1",
+        "--preflight",
+        "off",
+        "--no-python",
+        "sh",
+        "-c",
+        "echo see $CUDA_VISIBLE_DEVICES",
+    )
+    ordered = launch("--gpu-order", "nvlink", *words, env=driver.environ)
+    plain = launch(*words, env=driver.environ | {"CUDA_VISIBLE_DEVICES": "1,0"})
+    assert [ordered.wait(), plain.wait()] == [0, 0]
+    assert "see 0,2,1,3" in ordered.stdout()
+    assert "see 1,0" in plain.stdout()
 
 
 def test_the_doctor_finds_the_library_by_its_name(driver: FakeDriver) -> None:
