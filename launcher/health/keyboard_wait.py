@@ -2,7 +2,8 @@
 
 The kernel shows the system call in which a thread sleeps. `input` and pdb read standard input, or wait for it first: an
 editor of lines with `select` on this one descriptor, or with `poll`. The arguments of `poll` do not say for what it
-waits, so there the rank must also show a prompt.
+waits, so there the rank must also show a prompt. IPython's debugger waits in a thread of its own, with `epoll` on a set
+that contains standard input.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ import os
 import platform
 import stat
 
-# By machine: the numbers of read, of select and pselect6, of poll and ppoll, of wait4 and waitid.
+# By machine: the numbers of read, of select and pselect6, of poll and ppoll, of wait4 and waitid, of epoll_wait and its
+# successors, of futex.
 _CALLS = {
-    "x86_64": (("0",), ("23", "270"), ("7", "271"), ("61", "247")),
-    "aarch64": (("63",), ("72",), ("73",), ("260", "95")),
+    "x86_64": (("0",), ("23", "270"), ("7", "271"), ("61", "247"), ("232", "281", "441"), ("202",)),
+    "aarch64": (("63",), ("72",), ("73",), ("260", "95"), ("22", "441"), ("98",)),
 }
 _IS_KNOWN = platform.machine() in _CALLS
-_READ, _SELECT, _POLL, _WAIT = _CALLS.get(platform.machine(), ((), (), (), ()))
+_READ, _SELECT, _POLL, _WAIT, _EPOLL, _FUTEX = _CALLS.get(platform.machine(), ((),) * 6)
+_THREADS_LIMIT = 64
 _STDIN, _ONE = "0x0", "0x1"
 
 
@@ -50,7 +53,37 @@ def waits_for_input(pid: int, shows_prompt: bool) -> bool | None:
     reads = number in _READ and arguments[0] == _STDIN
     selects = number in _SELECT and arguments[0] == _ONE  # all descriptors below 1
     polls = number in _POLL and arguments[1] == _ONE and shows_prompt
-    return reads or selects or polls
+    return reads or selects or polls or _watches_input(pid, number, arguments)
+
+
+def _watches_input(pid: int, number: str, arguments: list[str]) -> bool:
+    """Whether the main thread, or one that it waits for, sleeps in `epoll` on a set with standard input."""
+    if number in _EPOLL:
+        return _contains_input(pid, arguments[0])
+    if number not in _FUTEX:
+        return False
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")[:_THREADS_LIMIT]
+    except OSError:
+        return False
+    return any(_watches_in_thread(pid, thread) for thread in threads)
+
+
+def _watches_in_thread(pid: int, thread: str) -> bool:
+    try:
+        with open(f"/proc/{pid}/task/{thread}/syscall") as file:
+            number, *arguments = file.read().split()
+    except (OSError, ValueError):
+        return False
+    return number in _EPOLL and _contains_input(pid, arguments[0])
+
+
+def _contains_input(pid: int, epoll: str) -> bool:
+    try:
+        with open(f"/proc/{pid}/fdinfo/{int(epoll, 16)}") as file:
+            return any(line.split()[:2] == ["tfd:", "0"] for line in file)
+    except (OSError, ValueError):
+        return False
 
 
 def times_woken(pid: int) -> int:

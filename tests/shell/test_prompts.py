@@ -161,6 +161,14 @@ def test_in_the_background_lines_are_written_and_nothing_is_drawn(seen: SeenTerm
         ("import select; select.select([0], [], [])", False, True),
         ("import select; p = select.poll(); p.register(0, 1); p.poll()", True, True),
         ("import select; p = select.poll(); p.register(0, 0); p.poll()", False, False),
+        ("import select; p = select.epoll(); p.register(0, 1); p.poll()", False, True),
+        ("import select; p = select.epoll(); p.register(1, 4); p.modify(1, 0); p.poll()", True, False),
+        (
+            "import select, threading; p = select.epoll(); p.register(0, 1); t = threading.Thread(target=p.poll);"
+            " t.start(); t.join()",
+            False,
+            True,
+        ),
         ("import time; time.sleep(600)", True, False),
         ("import subprocess; subprocess.run(['sleep', '600'])", True, None),
         ("import os; r, w = os.pipe(); os.read(r, 1)", True, False),
@@ -179,6 +187,7 @@ def test_a_process_that_waits_for_input_is_recognized(
         assert someone_may_type()
         assert os.read(told, 5) == b"ready"
         eventually(lambda: (it := process_stat(pid)) and it.state == "S", what="it sleeps")
+        eventually(lambda: waits_for_input(pid, shows_prompt) is waits, what=f"{waits}")
         assert waits_for_input(pid, shows_prompt) is waits
     finally:
         os.dup2(ours, 0)
