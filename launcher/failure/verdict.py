@@ -229,8 +229,10 @@ def _stopped(end: RankEnd) -> _Account | None:
     if (
         raised := own_error(clean_lines(end.stderr_tail))
     ) is not None:  # reported by torch before or during the stop
-        text = raised.message
-        return _Account(class_of(raised), headline(text), text, hint_of(raised), signal=end.signal)
+        text, doubt = raised.message, Doubt.CULPRIT if may_be_at_peer(raised) else None
+        return _Account(
+            class_of(raised), headline(text), text, hint_of(raised), signal=end.signal, doubt=doubt
+        )
     return _Account(
         FailureClass.CONSEQUENCE,
         f"stopped by the launcher ({signal_name(end.stopped_by_us)})",

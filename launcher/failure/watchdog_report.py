@@ -93,10 +93,9 @@ def _warnings(lines: list[str]) -> list[str]:
 
 
 def own_error(lines: list[str]) -> Raised | None:
-    """The error that the watchdog has printed, if it certainly began in this rank or its device."""
+    """The error that the watchdog has printed, if it is not that of a peer."""
     raised = Raised(_TYPE, _message(lines, ""))
-    is_own = is_known(raised) and class_of(raised) is not FailureClass.CONSEQUENCE
-    return raised if is_own and not may_be_at_peer(raised) else None
+    return raised if is_known(raised) and class_of(raised) is not FailureClass.CONSEQUENCE else None
 
 
 def headline(message: str) -> str:

@@ -43,12 +43,13 @@ def first_cause_order(cause: Cause) -> tuple[int, int, int, int, int]:
 
     The order in which the reports arrived has no effect. A rank that reported its own failure comes before a lost node,
     and a lost node before an error of the network that may lie at either end, and before the consequences on its peers.
-    Among the consequences, a cause that names what was lost comes before that of a rank that was only stopped.
+    Among the consequences, one that may be an error of its own rank comes first. A cause that names what was lost comes
+    before that of a rank that was only stopped.
     """
-    tier = {FailureClass.CONSEQUENCE: 3, FailureClass.NODE_LOST: 1}.get(cause.failure, 0)
-    if cause.failure is FailureClass.NETWORK and cause.uncertain:
-        tier = 2
-    lacks_details = tier == 3 and not cause.traceback
+    tier = {FailureClass.CONSEQUENCE: 4, FailureClass.NODE_LOST: 1}.get(cause.failure, 0)
+    if cause.uncertain:
+        tier = {FailureClass.CONSEQUENCE: 3, FailureClass.NETWORK: 2}.get(cause.failure, tier)
+    lacks_details = tier == 4 and not cause.traceback
     no_step = cause.step is None
     return (tier, lacks_details, no_step, 0 if cause.step is None else cause.step, cause.rank)
 

@@ -93,22 +93,23 @@ def test_a_lost_node_comes_before_an_error_between_two_ranks() -> None:
         printed(system("socketStartConnect: Connect to 10.1.2.3<4711> failed : Connection timed out"))
     )
     own = seen(printed(system("NET/IB : mlx5_0:1 Got async event : port error")))
-    remote = seen(printed(_REMOTE))
-    ordered = sorted([remote, between, lost, own], key=first_cause_order)
-    assert ordered == [own, lost, between, remote]
+    remote, unknown = seen(printed(_REMOTE)), seen("")
+    ordered = sorted([remote, unknown, between, lost, own], key=first_cause_order)
+    assert ordered == [own, lost, between, unknown, remote]
 
 
 def test_a_rank_that_was_stopped_is_reported_with_the_error_of_its_own_that_torch_has_printed() -> None:
     stopped = replace(_RUNS, signal=15, stopped_by_us=15)
-    own = cause_of(
-        replace(stopped, stderr_tail=printed(system("NET/IB : mlx5_0:1 Got async event : port error")))
+    own, between = (
+        cause_of(replace(stopped, stderr_tail=printed(system(last))))
+        for last in (
+            "NET/IB : mlx5_0:1 Got async event : port error",
+            "socketStartConnect: Connect to b<1> failed",
+        )
     )
-    assert own.failure is C.NETWORK
-    for text in (
-        printed(_REMOTE),
-        printed("NCCL error: internal error"),
-        printed(system("Connect to b<1> failed")),
-    ):
+    assert (own.failure, own.doubt) == (C.NETWORK, None)
+    assert (between.failure, between.doubt, between.suspects) == (C.NETWORK, Doubt.CULPRIT, (1,))
+    for text in (printed(_REMOTE), printed("NCCL error: internal error")):
         assert cause_of(replace(stopped, stderr_tail=text)).stopped
 
 
