@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from launcher.output import keyboard, lines, stream_view
 from launcher.output.live_area import Block
+from launcher.output.screen import Screen
 from launcher.output.screen_row import cells_of
 from launcher.output.stream_view import StreamView, Texts
+from launcher.output.thinning import Thinning
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,13 +75,26 @@ class RankDisplay:
         return stream_view.prompt(self._view) is not None
 
     def feed(self, chunk: bytes, now: float) -> Shown:
-        before = self._end_prompt(now)
-        self._view, texts = stream_view.feed(self._view, chunk, now)
+        """A defect in the interpretation must not end the thread that all ranks wait for: the text is shown plainly."""
+        try:
+            before = self._end_prompt(now)
+            self._view, texts = stream_view.feed(self._view, chunk, now)
+        except Exception as error:
+            return self._shown(self._begin_again(chunk, error))
         return self._shown(Texts(before.lines + texts.lines, before.record + texts.record))
 
     def update(self, now: float) -> Shown:
-        self._view, texts = stream_view.update(self._view, now)
+        try:
+            self._view, texts = stream_view.update(self._view, now)
+        except Exception as error:
+            return self._shown(self._begin_again(b"", error))
         return self._shown(texts)
+
+    def _begin_again(self, chunk: bytes, error: Exception) -> Texts:
+        self._view = replace(self._view, screen=Screen(), thinning=Thinning())
+        told = f"ddp-launch: cannot interpret this output, which is a defect ({error!r})\n".encode()
+        text = told + (chunk if chunk.endswith(b"\n") or not chunk else chunk + b"\n")
+        return Texts(text, text)
 
     def finish(self, now: float) -> Shown:
         before, texts = self._end_prompt(now), stream_view.finish(self._view)

@@ -10,7 +10,7 @@ from launched import SOON_S, eventually
 from seen import SeenTerminal, kind_of_terminal, on_terminal, seen
 from test_logs import await_drained, label, write_all
 
-from launcher.output import channels
+from launcher.output import channels, stream_view
 from launcher.output.logs import LogPump
 from launcher.settings.spec import LogSpec, StreamChoice, Streams
 
@@ -187,6 +187,27 @@ def test_after_a_stop_the_area_is_drawn_below_what_others_have_written(
     pump.say("a line")
     seen.wait_until(lambda: seen.rows == ["the status", "$ fg", "a line", "the status"])
     pump.close(SOON_S)
+
+
+def test_a_defect_in_the_interpretation_does_not_stop_the_output(
+    seen: SeenTerminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        monkeypatch.undo()
+        raise IndexError("a defect")
+
+    pump = pump_on(seen, tmp_path, LogSpec(prefix="[{rank}] "))
+    fds = pump.open_rank(label())
+    monkeypatch.setattr(stream_view, "feed", fails)
+    os.write(fds[0], b"one\x1b[31m")
+    seen.wait_for("one")
+    os.write(fds[0], b"two\n")
+    for fd in fds:
+        os.close(fd)
+    pump.close(SOON_S)
+    rows = seen.end()
+    assert "is a defect" in rows[0]
+    assert rows[-2:] == ["[0] one", "[0] two"]
 
 
 # --- whole jobs ----------------------------------------------------------------------------------------
