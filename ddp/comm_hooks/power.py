@@ -6,7 +6,7 @@ approximation error is added to the next gradient. Vectors, and matrices that ar
 uncompressed, in the same all-reduce as P.
 """
 
-from typing import Any
+from functools import cache
 
 import torch
 import torch.distributed as dist
@@ -55,7 +55,6 @@ class PowerSGD(Resumable):
         self.warm_start = warm_start
         self.seed = seed
         self.factors = Memory()
-        self.spares = _Spares()
 
     def _memories(self) -> dict[str, Memory]:
         return {**super()._memories(), "factors": self.factors}
@@ -156,25 +155,16 @@ def _first_factors(
     for i, each in enumerate(kept):
         if each is not None:
             matrix = matrices[i]
-            spare = state.spares.get(matrix, shapes[i], state.seed)
+            spare = _spare(state.seed, shapes[i], matrix.device, matrix.dtype)
             factors[i] = torch.where(each.isfinite().all(), each.to(matrix.device, matrix.dtype), spare)
     return [factors[i] for i in range(len(matrices))]
 
 
-class _Spares:
-    """Random factors for those that are not finite: one for each shape, always the same numbers on all ranks."""
-
-    def __init__(self) -> None:
-        self._made: dict[tuple[Any, ...], torch.Tensor] = {}
-
-    def get(self, matrix: torch.Tensor, shape: tuple[int, int], seed: int) -> torch.Tensor:
-        key = (shape, matrix.device, matrix.dtype)
-        if key not in self._made:
-            (self._made[key],) = _draw(seed, [shape], [matrix])
-        return self._made[key]
-
-    def __reduce__(self) -> tuple[type["_Spares"], tuple[()]]:
-        return _Spares, ()
+@cache
+def _spare(seed: int, shape: tuple[int, int], device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """A random factor in place of one that is not finite: always the same numbers, on all ranks."""
+    (drawn,) = _draw(seed, [shape], [torch.empty(0, device=device, dtype=dtype)])
+    return drawn
 
 
 def _draw(seed: int, shapes: list[tuple[int, int]], like: list[torch.Tensor]) -> list[torch.Tensor]:

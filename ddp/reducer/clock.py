@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ddp.reducer.streams import has_streams
 from ddp.telemetry import capture
 
 if TYPE_CHECKING:
@@ -94,8 +95,7 @@ def _timed_event(device: torch.device) -> Any:
 
 @cache
 def _has_timed_events(device_type: str) -> bool:
-    accelerator = torch.accelerator.current_accelerator()
-    if accelerator is None or accelerator.type != device_type:
+    if not has_streams(device_type):
         return False
     try:
         first, last = (_timed_event(torch.device(device_type)) for _ in range(2))

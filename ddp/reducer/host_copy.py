@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from ddp.reducer.streams import has_streams
+
 
 def to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Return a tensor of the host on `device`. The host does not wait for the copy."""
@@ -26,7 +28,7 @@ class HostCopy:
     def __init__(self, tensor: torch.Tensor) -> None:
         self._values = tensor
         self._arrival: Any = None
-        if tensor.device.type != "cpu":
+        if has_streams(tensor.device.type):
             self._values = _pinned_like(tensor, tensor.device.type).copy_(tensor, non_blocking=True)
             self._arrival = torch.Event(device=tensor.device)
             self._arrival.record()
@@ -52,8 +54,7 @@ def _pinned_like(tensor: torch.Tensor, device_type: str) -> torch.Tensor:
 @cache
 def _can_pin(device_type: str) -> bool:
     """Whether torch can pin memory for this device. If not, the copies are right, but the host waits for them."""
-    accelerator = torch.accelerator.current_accelerator()
-    if accelerator is None or accelerator.type != device_type:
+    if not has_streams(device_type):
         return False
     try:
         torch.empty(1, pin_memory=True)

@@ -163,7 +163,7 @@ def traced(rank: int) -> None:
     wrapped = OURS(layers().to(DEVICE), bucket_cap_mb=0.005)
     with ddp.trace(wrapped) as seen:
         steps(wrapped, rank, 4)
-    assert "the device runs asynchronously" in seen.summary
+    assert "the device runs asynchronously" not in seen.summary  # its times are those of the device
 
 
 def checked(rank: int) -> None:

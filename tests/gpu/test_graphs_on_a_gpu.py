@@ -163,13 +163,13 @@ def test_a_step_waits_for_nothing() -> None:
             torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_compiled_as_with_torchs_class(backend: str) -> None:
+@pytest.mark.parametrize("how", [{"backend": "aot_eager"}, {}, {"mode": "reduce-overhead"}])
+def test_compiled_as_with_torchs_class(how: dict[str, Any]) -> None:
     found = []
     for wrapper in CLASSES:
         torch._dynamo.reset()
         wrapped = wrapper(network(), device_ids=[0])
-        model = torch.compile(wrapped, backend=backend)
+        model = torch.compile(wrapped, **how)
         for step in range(3):
             wrapped.zero_grad()
             loss_of(model, batch(step)).backward()
