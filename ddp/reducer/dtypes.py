@@ -15,19 +15,19 @@ from ddp.reducer.collectives import broadcast_from_rank_0
 from ddp.telemetry import torch_names
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from torch.distributed import ProcessGroup
 
 
-def _is_narrow(dtype: torch.dtype) -> bool:
-    return dtype.is_floating_point and dtype.itemsize == 1
+_DTYPES = [each for each in vars(torch).values() if isinstance(each, torch.dtype)]
+_NARROW = frozenset(each for each in _DTYPES if each.is_floating_point and each.itemsize == 1)
 
 
 def check(module: Any, mixed_precision: Any) -> None:
     """Raise if the gradients of trained parameters cannot be averaged."""
     reduced = getattr(mixed_precision, "reduce_dtype", None)
-    if reduced is not None and _is_narrow(reduced):
+    if reduced is not None and reduced in _NARROW:
         raise TypeError(
             f"invalid mixed_precision: no sum is defined for reduce_dtype={_short(reduced)}. Use bfloat16 or float16"
         )
@@ -40,7 +40,7 @@ def check(module: Any, mixed_precision: Any) -> None:
 
 
 def _check_parameter(name: str, parameter: torch.Tensor) -> None:
-    if _is_narrow(parameter.dtype):
+    if parameter.dtype in _NARROW:
         raise TypeError(
             f"the parameter {name!r} is of type {_short(parameter.dtype)}, and so is its gradient, which cannot be "
             "averaged: no sum is defined for this type. Keep parameters that are trained in bfloat16 or wider, and "
@@ -55,9 +55,11 @@ def _check_parameter(name: str, parameter: torch.Tensor) -> None:
         )
 
 
-def as_bytes(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+def as_bytes(tensors: Collection[torch.Tensor]) -> list[torch.Tensor]:
     """Return the tensors for a broadcast; those of a type that backends do not know as bytes in the same memory."""
-    return [tensor.detach().view(torch.uint8) if _is_narrow(tensor.dtype) else tensor for tensor in tensors]
+    if _NARROW.isdisjoint([tensor.dtype for tensor in tensors]):  # buffers come here before each forward
+        return list(tensors)
+    return [tensor.detach().view(torch.uint8) if tensor.dtype in _NARROW else tensor for tensor in tensors]
 
 
 def narrow_state(
@@ -66,10 +68,10 @@ def narrow_state(
     """Return the parameters and buffers of one byte, by their names."""
     named = [*module.named_parameters(), *(module.named_buffers() if buffers else ())]
     left = set(ignored)
-    return {name: tensor for name, tensor in named if name not in left and _is_narrow(tensor.dtype)}
+    return {name: tensor for name, tensor in named if name not in left and tensor.dtype in _NARROW}
 
 
-def broadcast(group: ProcessGroup, tensors: Iterable[torch.Tensor]) -> None:
+def broadcast(group: ProcessGroup, tensors: Collection[torch.Tensor]) -> None:
     """Send the values of rank 0 to all ranks, as bytes."""
     for each in as_bytes(tensors):
         sent = each.contiguous()
