@@ -51,6 +51,11 @@ def _target() -> Path:
 
 def _flags() -> list[str]:
     abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)  # as torch.utils.cpp_extension does
+    # Older releases say with what their bindings were compiled: classes are shared only by what is named alike.
+    named = (
+        (name, getattr(torch._C, f"_PYBIND11_{name}", None))
+        for name in ("COMPILER_TYPE", "STDLIB", "BUILD_ABI")
+    )
     return [
         "-std=c++20",
         "-O1",
@@ -60,6 +65,7 @@ def _flags() -> list[str]:
         "-w",
         f"-DTORCH_EXTENSION_NAME={_NAME}",
         f"-D_GLIBCXX_USE_CXX11_ABI={abi}",
+        *(f'-DPYBIND11_{name}="{value}"' for name, value in named if value),
     ]
 
 

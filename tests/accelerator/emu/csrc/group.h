@@ -49,7 +49,7 @@ class Work final : public c10d::Work {
     if (auto error = outcome_->error()) std::rethrow_exception(error);
     worker(current_stream(device_)).await(outcome_->end);
   }
-  void blockCurrentStream() override { synchronize(); }
+  void blockCurrentStream() { synchronize(); }  // torch 2.8 does not have it
   bool isCompleted() override {
     ++counters().queries;
     return outcome_->end->query();
@@ -107,8 +107,11 @@ class Group final : public c10d::Backend {
 
   const std::string getBackendName() const override { return name_; }
   bool supportsCoalescing() const override { return true; }
-  void setTimeout(std::chrono::milliseconds timeout) override {
-    for (auto& one : over_) one->setTimeout(timeout);
+  void setTimeout(std::chrono::milliseconds timeout) {  // nor this
+    auto set = [timeout](auto& one) {
+      if constexpr (requires { one.setTimeout(timeout); }) one.setTimeout(timeout);
+    };
+    for (auto& one : over_) set(*one);
   }
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override { return number_; }
@@ -271,12 +274,13 @@ class Group final : public c10d::Backend {
     for (const auto& tensor : touched) Guard().recordDataPtrOnStream(tensor.storage().data_ptr(), stream);
     worker(stream).await(worker(current_stream(device)).mark());
     auto outcome = std::make_shared<Outcome>();
-    auto run = [outcome, over = communicator(device), body = std::move(body)] {
+    auto run = [outcome, device, over = communicator(device), body = std::move(body)] {
       outcome->begun->finish();
       try {
         body(*over);
       } catch (...) {
         outcome->fail(std::current_exception());
+        failure(device).stay();
         throw;
       }
     };

@@ -79,15 +79,17 @@ class Failure {  // the first error of a device that nobody has seen yet
     std::lock_guard<std::mutex> hold(lock_);
     if (!there_.exchange(true)) text_ = text;
   }
+  // What was to be received has not come, and nothing that follows can be right: every later call raises, too.
+  void stay() { stays_ = true; }
   void raise() {
     if (!there_.load(std::memory_order_relaxed)) return;
     std::lock_guard<std::mutex> hold(lock_);
-    if (there_.exchange(false)) TORCH_CHECK(false, "emu: an earlier kernel failed, asynchronously: ", text_);
+    if (there_.exchange(stays_)) TORCH_CHECK(false, "emu: an earlier kernel failed, asynchronously: ", text_);
   }
 
  private:
   std::mutex lock_;
-  std::atomic<bool> there_{false};
+  std::atomic<bool> there_{false}, stays_{false};
   std::string text_;
 };
 
