@@ -31,6 +31,12 @@ def ends_lines() -> bool:
     return settings is not None and settings[_LOCAL_FLAGS] & wanted == wanted
 
 
+def is_raw() -> bool:
+    """Whether a program reads single keys from the terminal."""
+    settings = _settings()
+    return settings is not None and not settings[_LOCAL_FLAGS] & termios.ICANON
+
+
 def _settings() -> list[Any] | None:
     try:
         return termios.tcgetattr(_STDIN)

@@ -164,8 +164,8 @@ def test_in_the_background_lines_are_written_and_nothing_is_drawn(seen: SeenTerm
         ("import select; p = select.epoll(); p.register(0, 1); p.poll()", False, True),
         ("import select; p = select.epoll(); p.register(1, 4); p.modify(1, 0); p.poll()", True, False),
         (
-            "import select, threading; p = select.epoll(); p.register(0, 1); t = threading.Thread(target=p.poll);"
-            " t.start(); t.join()",
+            "import select, threading, tty; tty.setraw(0); p = select.epoll(); p.register(0, 1);"
+            "t = threading.Thread(target=p.poll); t.start(); t.join()",
             False,
             True,
         ),
