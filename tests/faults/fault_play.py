@@ -227,7 +227,7 @@ class Stage:
         names = [f"reached-{rank}" for rank in range(self.case.ranks * self.case.nodes)]
 
         def reached() -> bool:
-            if self._injected_at() is not None:
+            if self._injected_at() is not None and not self.case.outside:
                 return True
             return all((self.shared / name).exists() for name in names)
 
