@@ -99,7 +99,6 @@ def equipped(options: argparse.Namespace) -> tuple[dict[str, str], dict[str, Any
     if not options.installed:
         others = env.get("PYTHONPATH", "")
         env["PYTHONPATH"] = f"{ROOT}{os.pathsep}{others}" if others else str(ROOT)
-        compile_core()
     library, version = gpu_machine.library_of(options.libnccl) if options.libnccl else (None, "")
     if library is not None and not options.rehearse:
         env = gpu_machine.preloaded(env, library)
@@ -110,10 +109,12 @@ def equipped(options: argparse.Namespace) -> tuple[dict[str, str], dict[str, Any
         gpu_machine.check_preloaded(machine, library, version)
     if options.rehearse:
         machine |= {"devices": [], "nccl": ""}
+    if machine["devices"] and not options.installed:
+        machine["native"] = compile_core() or machine["native"]
     return env, machine
 
 
-def compile_core() -> None:
+def compile_core() -> bool:
     """The parts in C, into this checkout. Without them Python does the same, and is slower."""
     done = subprocess.run(
         [sys.executable, "setup.py", "-q", "build_ext", "--inplace"],
@@ -125,6 +126,7 @@ def compile_core() -> None:
     if done.returncode != 0:
         reason = (done.stderr.strip().splitlines() or ["unknown"])[-1]
         print(f"gpu: the compiled core could not be built ({reason}); its Python version is used instead")
+    return done.returncode == 0
 
 
 def earlier(options: argparse.Namespace, machine: dict[str, Any]) -> Results:
