@@ -349,7 +349,7 @@ def test_the_status_row_is_wiped_before_lines_and_redrawn_below(tmp_path: Path) 
     terminal = Terminal()
     pump = LogPump(LogSpec(color="never"), str(tmp_path), terminal.slave, terminal.slave)
     pump.progress("step 1 " + "." * 60)
-    row = b"step 1 " + b"." * 32  # cut to the width
+    row = b"step 1 " + b"." * 28  # cut to the width
     terminal.reader.wait_for(row)
     out_fd, err_fd = pump.open_rank(label())
     os.write(out_fd, b"hello\n")
