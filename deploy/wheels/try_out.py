@@ -48,6 +48,7 @@ dist.init_process_group("gloo")
 total = torch.ones(1)
 dist.all_reduce(total)
 os.write(1, b"counted %d\\n" % int(total))  # in one piece: ranks share the output
+dist.destroy_process_group()  # a thread of Gloo that still runs at the end can abort the process
 """
 
 
