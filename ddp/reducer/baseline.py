@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import repeat
-from operator import is_not
+from operator import attrgetter, is_not
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import torch
+
+# There may be thousands of gradients: `map` calls these in a loop that runs in C.
+_grad_of = attrgetter("grad")
+_version_of = attrgetter("_version")
 
 
 @dataclass
@@ -46,7 +50,9 @@ class Baseline:
 
 
 def baseline(parameters: Sequence[torch.Tensor], *, exact: bool) -> Baseline:
-    grads = [parameter.grad for parameter in parameters]
+    grads = list(map(_grad_of, parameters))
     if not any(map(is_not, grads, repeat(None))):
         return Baseline(None, [])
-    return Baseline(list(grads), [-1 if grad is None else grad._version for grad in grads], exact)
+    if all(map(is_not, grads, repeat(None))):
+        return Baseline(grads, list(map(_version_of, grads)), exact)
+    return Baseline(grads, [-1 if grad is None else grad._version for grad in grads], exact)

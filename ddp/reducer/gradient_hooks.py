@@ -12,7 +12,7 @@ hold weak references to their listeners, and `GradientHooks` removes them when i
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
-from weakref import WeakMethod
+from weakref import ref
 
 from ddp.reducer.unused import accumulator
 
@@ -21,12 +21,14 @@ if TYPE_CHECKING:
 
     import torch
 
+    from ddp.reducer.arrivals import Arrivals
+
 
 class GradientHooks:
     """The hooks of one reducer, either on every parameter or on one parameter per chunk."""
 
-    def __init__(self, parameters: Sequence[torch.Tensor], arrived: Callable[[int], None]) -> None:
-        self._callbacks = [weakly(arrived, i) for i in range(len(parameters))]
+    def __init__(self, parameters: Sequence[torch.Tensor], arrivals: Arrivals) -> None:
+        self._callbacks = [arrivals.hook(i) for i in range(len(parameters))]
         self._handles: list[Any] = []
         # Keep the nodes alive: a node lives only while it is referenced, and its hooks are lost with it.
         self.accumulators = [accumulator(parameter) for parameter in parameters]
@@ -54,10 +56,21 @@ class GradientHooks:
 
 def weakly(method: Callable[..., None], *arguments: Any) -> Callable[..., None]:
     """Return a function that calls `method(*arguments)` while its object exists. It ignores its own arguments."""
-    reference = WeakMethod(method)
+    call_method = weakly_with(method)
 
-    def call(*_ignored: Any) -> None:  # a hook must return None: any other value would replace the gradients
-        if (bound := reference()) is not None:
-            bound(*arguments)
+    def call(*_ignored: Any) -> None:
+        call_method(*arguments)
+
+    return call
+
+
+def weakly_with(method: Any) -> Callable[..., None]:
+    """Return a function that calls a bound method with its arguments while the method's object exists."""
+    # Faster than weakref.WeakMethod, which makes a bound method for every call.
+    owner, function = ref(method.__self__), method.__func__
+
+    def call(*arguments: Any) -> None:  # a hook must return None: any other value would replace the gradients
+        if (living := owner()) is not None:
+            function(living, *arguments)
 
     return call

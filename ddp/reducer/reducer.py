@@ -21,11 +21,11 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ddp.reducer import agreement, engine, errors, extensions, plan, rpc_context, unowned_gradients
+from ddp.reducer import agreement, arrivals, engine, errors, extensions, plan, rpc_context, unowned_gradients
 from ddp.reducer.bucket_sender import BucketSender
 from ddp.reducer.chunks import Mode, cut, sentinels
 from ddp.reducer.failed_backward import LocalGradients
-from ddp.reducer.gradient_hooks import GradientHooks, weakly
+from ddp.reducer.gradient_hooks import GradientHooks, weakly, weakly_with
 from ddp.reducer.logging_data import Stopwatch
 from ddp.reducer.observation import Observation, observe
 from ddp.reducer.round import Round, Setup, new_round
@@ -71,12 +71,13 @@ class Reducer:
             self.stopwatch,
             settings.groups[0].rank(),
             weakly(self._backward_ended),
-            expected=[1] * len(self.parameters),
+            [1] * len(self.parameters),
+            arrivals.new(engine.current_task, weakly_with(self.arrived), weakly_with(self._chunk_complete)),
         )
         # Called on all ranks at the end of each averaged step. The listeners may communicate and may raise.
         self.at_round_over: list[Callable[[], None]] = []
         self.wanted: Callable[[], bool] = lambda: True  # whether gradients should be averaged now
-        self.hooks = GradientHooks(self.parameters, self.arrived)
+        self.hooks = GradientHooks(self.parameters, self.setup.arrivals)
         self.without_hooks = False
         self.round: Round | None = None
         self.previous: Round | None = None
@@ -165,13 +166,7 @@ class Reducer:
                 self._abandon(seen)
                 return
         if lacking and not self.setup.looks_for_unused:
-            raise self.setup.record_error(self._unfinished(sorted(lacking)))
-
-    def _unfinished(self, lacking: list[int]) -> RuntimeError:
-        names = self.setup.names_of(lacking)
-        if self.setup.static_graph:
-            return errors.graph_changed(names, lacking, self.rank)
-        return errors.unfinished(names, lacking, self.rank, find_unused=self.settings.find_unused)
+            raise self.setup.unfinished(sorted(lacking))
 
     # --- before a backward -------------------------------------------------------------------------
 
@@ -242,6 +237,10 @@ class Reducer:
         elif not self.setup.in_failed_backward():
             self.setup.used_between.add(index)
             unowned_gradients.arrived(self, index)
+
+    def _chunk_complete(self, number: int) -> None:
+        if (seen := self.round) is not None:
+            seen.chunk_complete(number)
 
     def _sentinel_arrived(self, number: int) -> None:
         if (seen := self.round) is not None:

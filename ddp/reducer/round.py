@@ -30,6 +30,7 @@ from ddp.reducer.unused import Usage, UsedMembers
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from ddp.reducer.arrivals import Arrivals
     from ddp.reducer.bucket_sender import BucketOperations, BucketSender, Settings
     from ddp.reducer.chunks import Chunk
     from ddp.reducer.logging_data import Log, Stopwatch
@@ -48,6 +49,7 @@ class Setup:
     rank: int
     backward_ended: Callable[[], None]
     expected: list[int]  # for each parameter, how often its gradient arrives
+    arrivals: Arrivals  # counts gradients in the hooks, if a round has armed it
     chunks: list[Chunk] = field(default_factory=list)
     chunk_of: dict[int, int] = field(default_factory=dict)
     mode: Mode = Mode.OBSERVE
@@ -90,6 +92,14 @@ class Setup:
             return self.record_error(errors.unexpected(self.names[index], self.rank))
         return self.record_error(errors.ready_twice([self.names[index]], index, self.rank))
 
+    def unfinished(self, lacking: list[int]) -> RuntimeError:
+        """The error for parameters without a gradient in the previous backward."""
+        names = self.names_of(lacking)
+        if self.static_graph:
+            return self.record_error(errors.graph_changed(names, lacking, self.rank))
+        find_unused = self.settings.find_unused
+        return self.record_error(errors.unfinished(names, lacking, self.rank, find_unused=find_unused))
+
     def baseline(self) -> Baseline:
         left, self.partly_averaged = self.partly_averaged, ()
         still = [i for i, grad, was in left if self.parameters[i].grad is grad and grad._version == was]
@@ -128,6 +138,7 @@ class Round:
     # Chunks whose sentinel arrived before the check could find all their other gradients.
     disordered: set[int] = field(default_factory=set)
     finishing: bool = False
+    counted_by_hooks: bool = False
     usage: Usage | None = None  # which parameters any rank gave a gradient. None: not exchanged
 
     @property
@@ -142,8 +153,40 @@ class Round:
         with self.setup.lock:
             if self.setup.in_failed_backward():
                 return
+            self._take_counts()
             self._count_arrival(index)
+            self._let_hooks_count()
         self._launch_full()
+
+    def chunk_complete(self, number: int) -> None:
+        """Handle the last gradient of a chunk, which a hook has counted. Any thread may call it."""
+        with self.setup.lock:
+            if not self.setup.in_failed_backward():
+                self._gather(number)
+        self._launch_full()
+
+    def _let_hooks_count(self) -> None:
+        """Let the hooks count the rest, if this is a plain backward: each gradient once, in one task of the engine."""
+        setup = self.setup
+        if self.counted_by_hooks or setup.mode is not Mode.COUNT or not self.end_known or self.in_context:
+            return
+        self.counted_by_hooks = True  # once in a round: an unusual gradient ends it
+        if setup.static_graph or max(setup.expected) > 1:
+            return
+        states = [int(count > 0) for count in self.counts]
+        for i in self.settled:
+            states[i] = 1
+        chunk_of = [setup.chunk_of[i] for i in range(len(states))]
+        setup.arrivals.arm(engine.current_task(), states, chunk_of, self.waiting)
+
+    def _take_counts(self) -> None:
+        """Take over what the hooks have counted. They do not count any more in this round."""
+        taken = self.setup.arrivals.take()
+        if taken is not None:
+            order, self.waiting = taken
+            self.order += order
+            for index in order:
+                self.counts[index] += 1
 
     def _count_arrival(self, index: int) -> None:
         setup = self.setup
@@ -256,6 +299,7 @@ class Round:
         setup = self.setup
         if setup.exchanges_used:
             with setup.lock:
+                self._take_counts()
                 used = {i for i, count in enumerate(self.counts) if count} | setup.used_between
                 here = [int(i in used and p.grad is not None) for i, p in enumerate(setup.parameters)]
                 setup.used_between.clear()
@@ -283,6 +327,8 @@ class Round:
         setup = self.setup
         if setup.static_graph and setup.mode is Mode.OBSERVE:
             return []  # every later step uses the same parameters as the first one
+        with setup.lock:
+            self._take_counts()
         lost = self._absent()
         return [i for i in lost if setup.parameters[i].requires_grad and i not in self.unused]
 
@@ -309,6 +355,7 @@ class Round:
     def complete(self) -> None:
         """Gather the remaining chunks with the gradients that they have, and launch the remaining buckets."""
         with self.setup.lock:
+            self._take_counts()
             if not self.begun:
                 self.begin()
             self.finishing = True
@@ -341,6 +388,7 @@ class Round:
 
 
 def new_round(setup: Setup, unused: frozenset[int] = frozenset()) -> Round:
+    setup.arrivals.take()  # a round that was replaced may have left the hooks counting
     return Round(
         setup,
         queue=LaunchQueue([len(bucket.members) for bucket in setup.sender.plan.buckets], setup.lock),

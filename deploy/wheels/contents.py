@@ -14,7 +14,12 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("launcher", "rendezvous", "ddp")
 ENTRY = "_ddp_launch_entry.py"
 LARGEST = 1_500_000
-_CORE = {"ddp/groups/_native.abi3.so", "ddp/telemetry/_ending.abi3.so", "ddp/telemetry/_page.abi3.so"}
+_CORE = {
+    "ddp/groups/_native.abi3.so",
+    "ddp/reducer/_arrivals.abi3.so",
+    "ddp/telemetry/_ending.abi3.so",
+    "ddp/telemetry/_page.abi3.so",
+}
 _IN_SOURCES = (ENTRY, "pyproject.toml", "setup.py", "README.md", "LICENSE", "CHANGELOG.md", "PKG-INFO")
 
 

@@ -98,4 +98,4 @@ def give_gradient(reducer: Reducer, index: int, value: float) -> None:
     """What autograd does: add to `.grad`, then call the hook on the same thread."""
     with torch.no_grad():
         reducer.parameters[index].grad = torch.full_like(reducer.parameters[index], value)
-    reducer.arrived(index)
+    reducer.setup.arrivals.hook(index)()

@@ -120,7 +120,7 @@ SHELL = {
         ),
         *within(
             "reducer",
-            "agreement baseline bucket bucket_sender captured chunks clock collectives compiled dtypes "
+            "agreement arrivals baseline bucket bucket_sender captured chunks clock collectives compiled dtypes "
             "engine extensions failed_backward grad_bucket gradient_hooks host_copy launch_queue logging_data module "
             "module_changes observation reducer round rpc_context streams torch_reducer unowned_gradients unused",
         ),
