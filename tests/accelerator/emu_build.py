@@ -18,6 +18,7 @@ import torch
 
 _SOURCES = Path(__file__).parent / "emu" / "csrc"
 _NAME = "_emu"
+_OLDEST = (2, 13)  # tried; with 2.8 it compiles, and the backward of a convolution ends the process
 
 
 class CannotBuild(RuntimeError):
@@ -26,6 +27,11 @@ class CannotBuild(RuntimeError):
 
 def built() -> Path:
     """The library, compiled now if it is not there yet; or raises CannotBuild."""
+    if tuple(map(int, torch.__version__.split(".")[:2])) < _OLDEST:
+        oldest = ".".join(map(str, _OLDEST))
+        raise CannotBuild(
+            f"the emulated accelerator needs torch {oldest} or newer; here is {torch.__version__}"
+        )
     target = _target()
     if target.exists():
         return target
