@@ -55,5 +55,7 @@ def _own(read: dict[str, Any]) -> tuple[Finding, ...]:
         texts = read.get(key, [])
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
             raise NotUnderstood(f"{key!r} is not a list of strings")
+        if not all(any(sign.isprintable() and not sign.isspace() for sign in text) for text in texts):
+            raise NotUnderstood(f"a text in {key!r} is empty")  # the report would give no reason
         found += [Finding(severity, text, "") for text in texts]
     return tuple(found)

@@ -255,6 +255,8 @@ def test_what_a_source_says_cannot_play_with_the_terminal() -> None:
         ("[" * 100_000, "damaged JSON"),
         ('{"healthy": true}', "unknown key 'healthy'"),
         ('{"unfit": "yes"}', "'unfit' is not a list of strings"),
+        ('{"unfit": ["a cause", " "]}', "a text in 'unfit' is empty"),
+        (r'{"warnings": ["\ud800"]}', "a text in 'warnings' is empty"),
         ("[1, 2]", "not a list of conditions"),
         ('{"kind": "Node", "status": [1]}', "not a Kubernetes node"),
         ('{"kind": "Status", "message": "nodes \\"a\\" is forbidden"}', 'nodes "a" is forbidden'),
