@@ -43,7 +43,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("parts", nargs="*", help="names, or beginnings such as fault-; default: all")
     parser.add_argument(
-        "--budget", type=float, default=float(gpu_parts.TOTAL_S), help="seconds for this run (default 1500)"
+        "--budget", type=seconds, default=float(gpu_parts.TOTAL_S), help="seconds for this run (default 1500)"
     )
     parser.add_argument("--results", type=Path, default=ROOT / "gpu-results", help="default: gpu-results/")
     parser.add_argument("--libnccl", help="another NCCL for this torch: a libnccl.so.2, or its folder")
@@ -58,6 +58,13 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--list", action="store_true", help="show the parts, and run nothing")
     return parser.parse_args()
+
+
+def seconds(text: str) -> float:
+    number = float(text)
+    if not 0 < number < float("inf"):  # also refuses nan
+        raise ValueError
+    return number
 
 
 def main() -> int:
@@ -130,7 +137,13 @@ def compile_core() -> bool:
 
 
 def earlier(options: argparse.Namespace, machine: dict[str, Any]) -> Results:
-    options.results.mkdir(parents=True, exist_ok=True)
+    try:  # before a part has run whose results would be lost
+        options.results.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=options.results).close()
+    except OSError as error:
+        raise gpu_results.WrongResults(
+            f"cannot write results into {options.results}: {error.strerror}. Name another folder with RESULTS="
+        ) from None
     path = options.results / "gpu.json"
     results = gpu_results.read(path)
     if results is None:
