@@ -26,7 +26,15 @@ _WRITING_AT_EXIT = (
 )
 
 
+_arranged = False
+
+
 def arrange() -> None:
+    """Do it once: in the zygote before it learns, for the libraries that are loaded then belong to the script."""
+    global _arranged
+    if _arranged:
+        return
+    _arranged = True
     if any(os.environ.get(name) for name in _WRITING_AT_EXIT):
         return
     libc = ctypes.CDLL(None)
@@ -43,6 +51,8 @@ def arrange() -> None:
 def _flush_cpp_streams_before(at_exit: ctypes._NamedFuncPointer) -> None:
     """Flush std::cout and std::clog too: they have their own buffer after a library calls sync_with_stdio(false)."""
     with contextlib.suppress(OSError, AttributeError, ValueError):
-        cpp = ctypes.CDLL("libstdc++.so.6")
+        cpp = ctypes.CDLL(
+            "libstdc++.so.6", os.RTLD_NOLOAD | os.RTLD_NOW
+        )  # loaded later, it flushes by itself
         for stream in ("_ZSt4cout", "_ZSt4clog"):
             at_exit(cpp._ZNSo5flushEv, ctypes.byref(ctypes.c_char.in_dll(cpp, stream)), None)

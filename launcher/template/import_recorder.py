@@ -1,16 +1,19 @@
 """Records what a rank imports, so that the zygote can import the same before it forks the next ranks.
 
-The finder stands first on `sys.meta_path`, is asked for each module that is not loaded yet, and never finds one. It
-writes to memory that the rank shares with the zygote (`import_records` describes the lines): this costs a microsecond,
-needs no file, and is complete when the rank is killed.
+`PathFinder` is asked for each module that is not loaded yet and not built in, so its `find_spec` is wrapped. A finder
+of our own would be visible to the script, in `sys.meta_path`. The recorder writes to memory that it shares with the
+zygote (`import_records` describes the lines): this costs a microsecond, needs no file, and is complete when the rank is
+killed.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
 import threading
+from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -31,9 +34,19 @@ class ImportRecorder:
         self._lock = threading.Lock()
 
     def install(self) -> None:
-        sys.meta_path.insert(0, self)
+        find = self._find = vars(PathFinder)["find_spec"]
 
-    def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> None:
+        @functools.wraps(find.__func__)
+        def find_spec(finder: Any, fullname: str, path: Any = None, target: Any = None) -> Any:
+            self._record(fullname)
+            return find.__func__(finder, fullname, path, target)
+
+        PathFinder.find_spec = classmethod(find_spec)  # type: ignore[method-assign, assignment]
+
+    def uninstall(self) -> None:
+        PathFinder.find_spec = self._find  # type: ignore[method-assign]
+
+    def _record(self, name: str) -> None:
         """Record the import. An error of the record must not become an error of the import."""
         if _getpid() != self._pid or self._shared is None:  # a process that the rank has forked
             return

@@ -28,7 +28,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import import_records, memory
+from . import fast_exit, import_records, memory
 from .import_recorder import ImportRecorder
 from .import_records import Verdict
 from .messages import Learned
@@ -126,6 +126,7 @@ class Learner:
         since = self._quiet.since if ends == self._quiet.ends else now
         self._quiet = _Quiet(ends, since, now + _LOOK_S)
         if is_quiet and memory.free_bytes() >= _SPARE_BYTES:
+            fast_exit.arrange()
             self._quiet = _Quiet(ends, float("inf"), now + _LOOK_S)  # until a rank imports something else
             records = [import_records.parse(shared[: ends[rank]]) for rank, shared in self._shared.items()]
             new = import_records.candidates(records, (*sys.modules, *self._refused), _STDLIB)

@@ -65,7 +65,7 @@ class Trial(NamedTuple):
             error = attempt(candidate.name)
             read, noted = set(notes.read), notes.reason
             after = _variables()
-        sys.meta_path.remove(tried)
+        tried.uninstall()
         overwritten = [name for name, value in variables.items() if after.get(name) != value]
         added = {name: value for name, value in after.items() if name not in variables}
         reason = (

@@ -38,10 +38,10 @@ def enter(hook_folder: str, before_ours: frozenset[str]) -> bool:
     from _ddp_launch import loop
 
     control = socket.socket(fileno=config["fd"])
-    fast_exit.arrange()  # before anything is learned: the exit functions of what the script imports must run
     rank = loop.Loop(control, warm_obstacle=obstacle, learns=config["learns"])
     rank.serve(time.monotonic() - started, config["cgroup"], config["scratch"])
     put_marks()
+    fast_exit.arrange()
     if rank.import_recorder is not None:
         rank.import_recorder.install()
     threshold.leave(hook_folder)

@@ -108,7 +108,9 @@ def learned(
 
 def test_what_a_fork_would_not_inherit_is_left_out(tmp_path: Path) -> None:
     modules = {name: text for name, (text, _reason) in REFUSED.items()}
-    script = "import sys; sys.is_rank = True\n" + "".join(f"import {name}\n" for name in (*modules, "wave"))
+    script = "import sys; sys.is_rank = True\n" + "".join(
+        f"import {name}\n" for name in (*modules, "wave", "colorsys")
+    )
     imported, left_out, values, _added = learned(tmp_path, modules, script)
     assert left_out == {name: reason for name, (_text, reason) in REFUSED.items()}
     assert not values
@@ -117,7 +119,7 @@ def test_what_a_fork_would_not_inherit_is_left_out(tmp_path: Path) -> None:
 
 def test_the_rest_is_imported_under_the_variables_that_the_script_had_set(tmp_path: Path) -> None:
     script = "import os, m_plain\nos.environ['FLAG'] = 'set by the script'\ndel os.environ['GONE']\n"
-    script += "".join(f"import {name}\n" for name in (*ACCEPTED, "wave"))
+    script += "".join(f"import {name}\n" for name in (*ACCEPTED, "wave", "colorsys"))
     imported, left_out, values, added = learned(tmp_path, ACCEPTED, script)
     assert not left_out
     assert imported == [*ACCEPTED, "wave"]
@@ -133,9 +135,8 @@ def test_the_rest_is_imported_under_the_variables_that_the_script_had_set(tmp_pa
 
 def test_a_variable_that_the_script_changes_afterwards(tmp_path: Path) -> None:
     modules = {"m_reads": ACCEPTED["m_flag"], "m_other": "VALUE = 1"}
-    script = (
-        "import os\nos.environ['FLAG'] = '1'\nimport m_reads\nos.environ['FLAG'] = '2'\nimport m_other, wave"
-    )
+    script = "import os\nos.environ['FLAG'] = '1'\nimport m_reads\nos.environ['FLAG'] = '2'\n"
+    script += "import m_other, wave, colorsys"
     imported, left_out, _values, _added = learned(tmp_path, modules, script)
     assert (imported, left_out) == (["m_other", "wave"], {"m_reads": "it reads the variable FLAG"})
 
@@ -152,7 +153,7 @@ for _ in range(5):
     mine._quiet = learner._Quiet({0: shared[0].find(bytes(1))}, 0.0, 0.0)
 """
     imported, left_out, _values, _added = learned(
-        tmp_path, {"m_plain": "VALUE = 1"}, "import m_plain, wave", before=breaks_off
+        tmp_path, {"m_plain": "VALUE = 1"}, "import m_plain, wave, colorsys", before=breaks_off
     )
     assert (imported, left_out) == (["m_plain", "wave"], {})
 
@@ -164,7 +165,7 @@ own, fixed = random.Random(), random.Random(7)
 first, of_fixed = own.getstate(), fixed.getstate()
 """
     modules = {"m_seeded": text, "m_last": "VALUE = 1"}
-    script = "import m_seeded, m_last"
+    script = "import m_seeded, m_last, wave"
     compare = "import m_seeded as m; print([m.own.getstate() == m.first, m.fixed.getstate() == m.of_fixed])"
     site = tmp_path / "site-packages"
     site.mkdir()
