@@ -116,7 +116,10 @@ def test_the_tests_that_need_a_gpu_use_names_that_exist() -> None:
 
 def test_make_uses_the_interpreter_that_is_named() -> None:
     def planned(*words: str) -> str:
-        return subprocess.run(["make", "-n", "gpu", *words], cwd=ROOT, capture_output=True, text=True).stdout
+        outer = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")  # of the `make test` that runs this
+        env = {name: value for name, value in os.environ.items() if name not in outer}
+        command = ["make", "--no-print-directory", "-n", "gpu", *words]
+        return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True).stdout
 
     assert planned("PYTHON=python3", "PARTS=launch").startswith("python3 tests/gpu/gpu_command.py launch ")
     assert planned().startswith((".venv/bin/python ", "python3 "))
