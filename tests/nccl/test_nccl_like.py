@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import threading
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ import torch
 import torch.distributed as dist
 from nccl_like import Fault, break_down, faults, register
 from nccl_like.flight import RECORDER, Recorder
+from nccl_like.mesh import _HEAD, Gone, Mesh
 from nccl_like.stream import Operation
 
 from ddp.telemetry import guard
@@ -140,3 +142,32 @@ def test_the_guard_writes_the_recorder_of_nccl_and_not_that_of_gloo(group: Any, 
     plain = json.loads(file.read_text())
     assert plain["entries"][-1]["profiling_name"] == "nccl:all_reduce"
     assert plain["entries"][-1]["input_sizes"] == [[8]]
+
+
+def test_a_peer_that_leaves_after_its_part_is_not_missed() -> None:
+    """The last barrier of a program: a rank that has passed it ends while another still waits for a third."""
+    block = _HEAD.pack(7, 2)
+    mesh = object.__new__(Mesh)
+    pairs = {peer: socket.socketpair() for peer in (0, 2)}
+    mesh.rank, mesh.size, mesh.peers = 1, 3, {peer: ours for peer, (ours, _) in pairs.items()}
+    mesh.wake_r, mesh._wake_w = os.pipe()
+    mesh._early, mesh._ended = {peer: bytearray() for peer in pairs}, set()
+    for ours in mesh.peers.values():
+        ours.setblocking(False)
+    got: list[Any] = []
+    waits = threading.Thread(target=lambda: got.append(mesh.exchange(7, [b"1"] * 3)))
+    pairs[2][1].sendall(block + b"22")
+    waits.start()
+    pairs[2][1].recv(64)
+    pairs[2][1].close()
+    while 2 not in mesh._ended and waits.is_alive():
+        pass
+    pairs[0][1].sendall(block + b"00")
+    waits.join(20.0)
+    assert got == [[b"00", b"1", b"22"]]
+    with pytest.raises(Gone):  # it takes no part in the next one
+        mesh.exchange(8, [b"1"] * 3)
+    for each in (*pairs[0], *pairs[2]):
+        each.close()
+    for fd in (mesh.wake_r, mesh._wake_w):
+        os.close(fd)

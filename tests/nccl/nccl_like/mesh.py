@@ -38,6 +38,7 @@ class Mesh:
         self.wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self.peers = _connected(store, rank, size)
         self._early = {peer: bytearray() for peer in self.peers}
+        self._ended: set[int] = set()  # peers that send nothing more; what they have sent before counts
 
     def exchange(self, tag: int, blocks: list[bytes]) -> list[bytes]:
         """Give `blocks[rank]` to each rank, and return what each gave to this one. Raise Gone, Mismatch or Released."""
@@ -45,10 +46,14 @@ class Mesh:
         got: dict[int, bytes] = {self.rank: blocks[self.rank]}
         with selectors.DefaultSelector() as selector:
             selector.register(self.wake_r, selectors.EVENT_READ, -1)
-            for peer, connection in self.peers.items():
-                selector.register(connection, selectors.EVENT_READ | selectors.EVENT_WRITE, peer)
+            for peer in self.peers:
                 self._take(peer, tag, got)
+            for peer in self.peers.keys() - self._ended:
+                selector.register(self.peers[peer], selectors.EVENT_READ | selectors.EVENT_WRITE, peer)
             while len(got) < self.size or any(left.values()):
+                for peer in self._ended:  # one that has finished this exchange may leave before the others
+                    if peer not in got or left[peer]:
+                        raise Gone(peer)
                 for key, events in selector.select():
                     self._serve(selector, key.data, events, left)
                 for peer in self.peers:
@@ -67,12 +72,14 @@ class Mesh:
             if events & selectors.EVENT_READ:
                 data = connection.recv(_PIECE)
                 if not data:
-                    raise Gone(peer)
+                    raise ConnectionResetError
                 self._early[peer] += data
         except BlockingIOError:
             return
         except OSError:
-            raise Gone(peer) from None
+            self._ended.add(peer)
+            selector.unregister(connection)
+            return
         if not left[peer]:
             selector.modify(connection, selectors.EVENT_READ, peer)
 
@@ -91,9 +98,11 @@ class Mesh:
         """Wait until a peer has gone or the communicator is aborted, whatever else arrives."""
         with selectors.DefaultSelector() as selector:
             selector.register(self.wake_r, selectors.EVENT_READ, -1)
-            for peer, connection in self.peers.items():
-                selector.register(connection, selectors.EVENT_READ, peer)
+            for peer in self.peers.keys() - self._ended:
+                selector.register(self.peers[peer], selectors.EVENT_READ, peer)
             while True:
+                for peer in self._ended:
+                    raise Gone(peer)
                 for key, events in selector.select():
                     self._serve(
                         selector,
