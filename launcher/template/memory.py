@@ -13,12 +13,12 @@ _LIMIT_AND_USED = (
 )
 
 
-def free_bytes(root: str = "") -> int:
-    """Return 0 if nothing can be read. `root` is put before /proc and /sys (for tests)."""
-    found = [_counts(f"{root}/proc/meminfo").get("MemAvailable:", 0) << 10]
+def free_bytes() -> int:
+    """Return 0 if nothing can be read."""
+    found = [_counts("/proc/meminfo").get("MemAvailable:", 0) << 10]
     for folder in folders("self", "memory"):
-        while os.path.exists(os.path.join(root + folder, "cgroup.procs")):
-            found.extend(_free_in(root + folder))
+        while os.path.exists(os.path.join(folder, "cgroup.procs")):
+            found.extend(_free_in(folder))
             folder = os.path.dirname(folder)
     return min(found)
 
