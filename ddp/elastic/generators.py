@@ -1,18 +1,134 @@
-"""The state of torch's random number generators, saved per rank: dropout, for example, continues its sequence."""
+"""The states of the random number generators of a rank: torch's (CPU and accelerator), Python's and NumPy's.
+
+Each rank saves its own, so that dropout, `random.random()` and `numpy.random.rand()` continue their sequences. NumPy is
+optional: its global generator is saved if the process has imported `numpy.random`. Generators that the script creates,
+such as a `torch.Generator`, are its own.
+
+A state is a tree of plain values and tensors, because reading a commit must not execute code.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import array
+import random
+import sys
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 
+from ddp.elastic import commits, seeds
 from ddp.groups import accelerator
+
+if TYPE_CHECKING:
+    from ddp.elastic.resume import LocalImages
+    from ddp.elastic.team import Team
+
+_NUMPY = "numpy.random"
+
+
+@runtime_checkable
+class _Array(Protocol):
+    """A NumPy array: NumPy itself is not imported here."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> Any: ...
+    def tobytes(self) -> bytes: ...
 
 
 def get() -> dict[str, Any]:
-    return {"cpu": torch.get_rng_state()} | accelerator.rng_state()
+    states = {"cpu": torch.get_rng_state(), "seed": torch.initial_seed()} | accelerator.rng_state()
+    version, numbers, gauss = random.getstate()
+    states["python"] = [version, _packed(numbers), gauss]
+    if (numpy := sys.modules.get(_NUMPY)) is not None:
+        states["numpy"] = _plain(numpy.get_state(legacy=False))
+    return states
 
 
 def set(states: dict[str, Any]) -> None:
+    """Set what `get` returned; leave generators alone whose state is missing, as in a commit of an earlier version."""
     torch.set_rng_state(states["cpu"])
     accelerator.set_rng_state(states)
+    if "python" in states:
+        version, numbers, gauss = states["python"]
+        random.setstate((version, tuple(array.array("I", bytes(numbers.tolist()))), gauss))
+    if "numpy" in states and (numpy := _numpy()) is not None:
+        _set_numpy(numpy, states["numpy"])
+
+
+def seed(number: int) -> None:
+    """Seed all of them with a number of 64 bits."""
+    torch.manual_seed(number)
+    random.seed(number)
+    if (numpy := sys.modules.get(_NUMPY)) is not None:
+        numpy.seed([number & 0xFFFFFFFF, number >> 32])
+
+
+def _packed(numbers: tuple[int, ...]) -> torch.Tensor:
+    return torch.frombuffer(bytearray(array.array("I", numbers).tobytes()), dtype=torch.uint8)
+
+
+def _numpy() -> Any:
+    """`numpy.random`, which NumPy imports when it is first used; None if NumPy is not there."""
+    return getattr(sys.modules.get("numpy"), "random", None)  # torch has imported NumPy, if it is installed
+
+
+def _set_numpy(numpy: Any, state: Any) -> None:
+    kind = state["bit_generator"]
+    if kind != numpy.get_state(legacy=False)["bit_generator"]:
+        algorithm = getattr(numpy, str(kind), None)
+        if not (isinstance(algorithm, type) and issubclass(algorithm, numpy.BitGenerator)):
+            raise ValueError(
+                f"cannot resume NumPy's generator: the commit has the state of a {kind}, which this NumPy lacks. "
+                "Call numpy.random.set_bit_generator() with the same kind of generator as before, or use the same NumPy"
+            )
+        numpy.set_bit_generator(algorithm())
+    numpy.set_state(_as_numpy(state))
+
+
+def _plain(value: Any) -> Any:
+    """Convert the state of a NumPy generator: dictionaries, arrays of integers, and numbers."""
+    if isinstance(value, dict):
+        return {name: _plain(inner) for name, inner in value.items()}
+    if isinstance(value, _Array) and value.shape:
+        return [str(value.dtype), torch.frombuffer(bytearray(value.tobytes()), dtype=torch.uint8)]
+    return value.item() if hasattr(value, "item") else value
+
+
+def _as_numpy(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _as_numpy(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return value[1].numpy().view(value[0])
+    return value
+
+
+# --- after a restart -----------------------------------------------------------------------------------
+
+
+def resume(team: Team, local: LocalImages, choice: commits.Choice) -> None:
+    """Give each rank the generators that the rank of the same number saved; seed those of a new rank. Collective.
+
+    If this rank's image is in the memory of another node, that node sends the state.
+    """
+    held = {
+        each.head.rank: each
+        for each in local.images.values()
+        if commits.CommitName(each.head.number, each.head.lineage) == choice.commit
+    }
+    readers = team.gather(tuple(held))
+    senders = {rank: reader for reader in reversed(range(team.size)) for rank in readers[reader]}
+    first = min(senders)  # every image has the generators of its rank, and a chosen commit has an image
+    lacking = [rank for rank in range(team.size) if rank not in readers[rank]]
+    wanted = {*lacking, first} & senders.keys() if lacking else ()
+    mine = {rank: held[rank].private() for rank in wanted if senders[rank] == team.rank}
+    received: dict[int, Any] = {}
+    for each in team.gather(mine) if wanted else ():
+        received |= each
+    if team.rank in held:
+        set(held[team.rank].private())
+    elif team.rank in received:
+        set(received[team.rank])
+    else:
+        seed(seeds.of_new_rank(received[first].get("seed", 0), choice.commit.number, team.rank))

@@ -156,16 +156,6 @@ def _regions(team: Team, local: LocalImages, choice: commits.Choice) -> list[int
     return [known[part] for part in range(len(choice.parts))]
 
 
-def private(local: LocalImages, choice: commits.Choice, rank: int, world_size: int) -> image.Image | None:
-    """Return the image that the previous process of this rank wrote. None if there is none for this world size."""
-    for each in local.images.values():
-        head = each.head
-        ours = (head.rank, head.world_size) == (rank, world_size)
-        if ours and commits.CommitName(head.number, head.lineage) == choice.commit:
-            return each
-    return None
-
-
 def new_lineage(team: Team) -> str:
     return team.first(lambda: uuid.uuid4().hex[:12])
 

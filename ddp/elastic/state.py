@@ -92,7 +92,8 @@ class State:
         found = None
         if choice is not None:
             images = resume.parts(team, local, choice, part, regions)
-            found = self._restore(images, choice, resume.private(local, choice, team.rank, team.size))
+            found = self._restore(images, choice)
+            generators.resume(team, local, choice)
         writes = self._folder is not None and role.writes_disk
         slots = scratch.Slots(places, role.local_index, 3 if writes else 2, resume.slots_of(local, choice))
         lineage = resume.new_lineage(team)  # a collective: after it, all ranks have read their parts
@@ -113,12 +114,8 @@ class State:
         if self._leaving is not None:
             self._leaving.detach()
 
-    def _restore(
-        self, images: Iterator[image.Image], choice: commits.Choice, own: image.Image | None
-    ) -> Resumed:
+    def _restore(self, images: Iterator[image.Image], choice: commits.Choice) -> Resumed:
         world_size = self._contents.restore(images)
-        if own is not None:
-            generators.set(own.private())
         self._number = choice.commit.number
         return Resumed(self._number, choice.in_memory, world_size)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -93,3 +94,21 @@ def test_what_came_after_the_last_commit_is_done_again(train: Callable[..., Told
     assert {line["number"] for line in told.of("resumed")} == {6}
     for step in (7, 8):
         assert told.digests_in(1)[step] == told.digests_in(2)[step]
+
+
+def test_generators_in_worlds_of_other_sizes(train: Callable[..., Told], tmp_path: Path) -> None:
+    """A rank number that was there goes on in its sequences; a new one gets a seed that equal runs get too."""
+    state = {"folder": str(tmp_path / "commits"), "disk_every": 1}
+    first = train(1, stop=2, epochs=1, state=state)
+    before = next(line["drawn"] for line in first.of("step") if line["step"] == 2)
+    runs = []
+    for copy in ("one", "other"):
+        folder = tmp_path / copy
+        shutil.copytree(tmp_path / "commits", folder)
+        runs.append(train(3, stop=3, epochs=1, state=state | {"folder": str(folder)}).of("resumed"))
+    grown = [line["drawn"] for line in runs[0]]
+    assert grown == [line["drawn"] for line in runs[1]]
+    assert grown[0] == before
+    assert all(len({numbers[kind] for numbers in grown}) == 3 for kind in range(3)), (
+        "no two ranks draw the same"
+    )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import sys
 import threading
 from collections import Counter, OrderedDict
 from pathlib import Path
@@ -16,7 +18,7 @@ from torch import nn
 
 import ddp
 from ddp import elastic
-from ddp.elastic import scratch
+from ddp.elastic import generators, scratch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -395,3 +397,41 @@ def test_a_request_is_answered_by_a_checkpoint_that_is_whole_only(
         state.checkpoint()
     assert asked.exists(), "an earlier commit's error does not make this one less whole"
     assert [path.name.split("-")[1] for path in folder.iterdir()] == ["0000000004"]
+
+
+def test_all_generators_come_back(state_of: Any) -> None:
+    """Those of torch, Python and NumPy, whatever kind of generator NumPy uses; and commits of earlier versions."""
+    was = np.random.get_bit_generator()
+    try:
+        for kind in (np.random.MT19937(3), np.random.PCG64(3), np.random.Philox(3)):
+            np.random.set_bit_generator(kind)
+            random.gauss(0, 1)  # keeps the second of a pair
+            np.random.randn()
+            state = state_of(x=1)
+            state.resume()
+            state.commit()
+            expected = [torch.rand(3).tolist(), random.gauss(0, 1), np.random.randn(), random.random()]
+            generators.seed(2**63 + 1)
+            state_of(x=1).resume()
+            assert [
+                torch.rand(3).tolist(),
+                random.gauss(0, 1),
+                np.random.randn(),
+                random.random(),
+            ] == expected
+            state._keeper = None
+    finally:
+        np.random.set_bit_generator(was)
+    here = random.getstate()
+    generators.set({"cpu": torch.get_rng_state()})
+    assert random.getstate() == here
+
+
+def test_generators_without_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_numpy = generators.get()
+    for name in ("numpy", "numpy.random"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert "numpy" not in generators.get()
+    generators.set(with_numpy)  # of a rank that had it
+    generators.seed(5)
+    assert torch.initial_seed() == 5

@@ -59,7 +59,7 @@ CORE = {
     "ddp": {
         *"diagnostics groups reducer sharding telemetry".split(),
         *within("diagnostics", "bucket_search numerics_report timeline"),
-        *within("elastic", "commits sample_order"),
+        *within("elastic", "commits sample_order seeds"),
         *within("groups", "backends rank_info"),
         *within("reducer", "cost_model errors launch_order plan"),
         *within("sharding", "shards"),

@@ -9,16 +9,18 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import random
 import signal
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
 
 import ddp
 from ddp import elastic
-from ddp.elastic import image
+from ddp.elastic import generators, image
 
 PLAN = json.loads(os.environ["PLAN"])
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -63,6 +65,14 @@ def digest(model, optimizer):
     return found.hexdigest()
 
 
+def drawn():
+    """What the generators give next; they are left as they were."""
+    states = generators.get()
+    numbers = [torch.rand(()).item(), random.random(), float(np.random.rand())]
+    generators.set(states)
+    return numbers
+
+
 def disturb(step, when):
     kill = PLAN.get("kill", {}).get(GENERATION)
     if kill and (kill["rank"], kill["step"], kill["when"]) == (RANK, step, when):
@@ -87,6 +97,8 @@ def main():
     model = wrapped(PLAN["model"])
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 4, gamma=0.7)
+    random.seed(RANK)
+    np.random.seed(RANK)
     data = torch.randn(SIZE, 7, generator=torch.Generator().manual_seed(3))
     sampler = elastic.ElasticSampler(SIZE, seed=4)
     state = elastic.State(
@@ -95,13 +107,21 @@ def main():
     resumed = state.resume()
     if resumed:
         same = digest(model, optimizer)
-        tell("resumed", number=resumed.number, in_memory=resumed.in_memory, losses=state.losses, digest=same)
+        tell(
+            "resumed",
+            number=resumed.number,
+            in_memory=resumed.in_memory,
+            losses=state.losses,
+            digest=same,
+            drawn=drawn(),
+        )
     loader = torch.utils.data.DataLoader(
         list(enumerate(data)), batch_size=BATCH, sampler=sampler, generator=torch.Generator()
     )
     for _epoch in sampler.epochs(PLAN["epochs"]):
         for ids, batch in loader:
-            loss = model(batch).square().mean()
+            noise = random.gauss(1, 0.1) + float(np.random.rand())  # what else than dropout a rank may draw
+            loss = model(batch).square().mean() * noise
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -110,7 +130,7 @@ def main():
             dist.all_reduce(mean)
             state.losses = [*state.losses, mean.item() / WORLD]
             step = len(state.losses)
-            tell("step", step=step, ids=ids.tolist(), digest=digest(model, optimizer))
+            tell("step", step=step, ids=ids.tolist(), digest=digest(model, optimizer), drawn=drawn())
             if PLAN.get("stop") == step:
                 state.commit(samples=len(ids))
                 state.flush()
