@@ -12,24 +12,30 @@ import mmap
 import os
 import struct
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic_ns
 
 STARTING, DATA, FORWARD, BACKWARD, COMMUNICATE, OPTIMIZER, CHECKPOINT = range(7)
 EVALUATION, SECTION, IDLE, EXITING = range(7, 11)
 _PART_OF_A_STEP = range(DATA, COMMUNICATE + 1)
 _NAMED = (CHECKPOINT, EVALUATION, SECTION)
+_TRAINING = (*range(DATA, OPTIMIZER + 1), IDLE)
+_IN_A_STEP = (DATA, FORWARD, BACKWARD, OPTIMIZER)
 
 _SIZE = 4096
 _COUNTER = struct.Struct("=Q")
 _PID = struct.Struct("=I")
 PID_AT, OPENED_AT = 20, 24
+REPEAT_AT, _REPEAT = 32, struct.Struct("=2Q")
 PROGRESS_AT, PROGRESS = 64, struct.Struct("=II5Q12Q4I3Q")
 SECTION_AT, NAMED = 256, struct.Struct("=QQ104s")
 MESSAGE_AT, MESSAGE = 384, struct.Struct("=Q240s")
 ERROR_AT, ERROR = 640, struct.Struct("=Q368s")
 RING_AT, RING_SLOTS, COLLECTIVE = 1024, 16, struct.Struct("=5QIIiI20s12s")
 GROUPS_AT, GROUP_SLOTS, GROUP = 2560, 12, struct.Struct("=II2Q40s24s")
+TOTALS_AT, TOTALS = 3712, struct.Struct("=QII8Q12Q24I24I")
+BINS = 24
+_NUMBERED, _REPEATS = 1, 2  # flags of the totals
 _SLOT = 96
 _ASYNC, _PAIR = 1, 2  # a PAIR is a send or a receive, and is counted separately
 LONGEST_NAME, _MEMBERS = 40, 24
@@ -44,6 +50,37 @@ class _Group:
     finished: int = 0
 
 
+@dataclass(slots=True)
+class _Totals:
+    """What has happened since the page was opened."""
+
+    flags: int = 0
+    checkpoint_step: int = 0
+    checkpoints: int = 0
+    first_step_at: int = 0
+    formed_at: int = 0  # when the first call, which forms the first group, finished
+    total_steps: int = 0
+    batches: int = 0
+    batch: int = 0
+    epoch_at: int = 0
+    step_sum_ns: int = 0
+    call_sum_ns: int = 0
+    repeated_ns: list[int] = field(default_factory=lambda: [0] * 12)
+    steps: list[int] = field(default_factory=lambda: [0] * BINS)
+    calls: list[int] = field(default_factory=lambda: [0] * BINS)
+
+    def packed(self) -> bytes:
+        epoch = (self.total_steps, self.batches, self.batch, self.epoch_at)
+        times = (self.first_step_at, self.formed_at, *epoch, self.step_sum_ns, self.call_sum_ns)
+        head = (self.checkpoint_step, self.checkpoints, self.flags)
+        return TOTALS.pack(*head, *times, *self.repeated_ns, *self.steps, *self.calls)
+
+
+def _bin_of(took_ns: int) -> int:
+    """The bins of a histogram: up to 15.625 us, then twice as much each time, the last one without a limit."""
+    return min(BINS - 1, max(0, (-(-took_ns // 15625) - 1).bit_length()))
+
+
 class Page:
     """Same interface as `ddp.telemetry._page.Page`."""
 
@@ -55,6 +92,9 @@ class Page:
         self._entered = 0
         self._moved = self._ever_moved = False
         self._steps_offset = 0
+        self._evaluating = False  # gradients are off: what would be part of a step is part of an evaluation
+        self._last = STARTING  # the last phase that was neither IDLE nor COMMUNICATE
+        self._repeat_steps, self._repeat_to = _REPEAT.unpack_from(self._memory, REPEAT_AT)
         self._groups: list[_Group] = []
         self._collectives: dict[int, list[object]] = {}
         self._claim()
@@ -66,7 +106,9 @@ class Page:
         """Reset the page: another process may have written it, for example if the script runs programs in turn."""
         _PID.pack_into(self._memory, PID_AT, 0)
         self._since = self._step_since = now = monotonic_ns()
-        self._phase, self._phase_ns = STARTING, [0] * 12
+        self._phase = self._account = STARTING  # the account: the phase to which the time since then counts
+        self._phase_ns = [0] * 12
+        self._totals = _Totals(_REPEATS if self._repeat_steps or self._repeat_to else 0)
         self._step = self._last_ns = self._mean_ns = 0
         self._group_timeout_ns = 0
         self._buckets = [
@@ -77,6 +119,7 @@ class Page:
         for at in range(RING_AT, GROUPS_AT + GROUP_SLOTS * _SLOT, _SLOT):
             self._write(at, bytes(_SLOT - 8))
         self._show_progress()
+        self._show_totals()
         _COUNTER.pack_into(self._memory, OPENED_AT, now)
         _PID.pack_into(self._memory, PID_AT, os.getpid())
 
@@ -96,19 +139,48 @@ class Page:
 
     def _show_progress(self) -> None:
         times = (self._since, self._step, self._step_since, self._last_ns, self._mean_ns)
-        block = PROGRESS.pack(self._phase, 0, *times, *self._phase_ns, *self._buckets, self._group_timeout_ns)
+        block = PROGRESS.pack(
+            self._phase, self._account, *times, *self._phase_ns, *self._buckets, self._group_timeout_ns
+        )
         self._write(PROGRESS_AT, block)
+
+    def _show_totals(self) -> None:
+        self._write(TOTALS_AT, self._totals.packed())
 
     def phase(self, number: int) -> int:
         if not STARTING <= number <= EXITING:
             raise ValueError(f"invalid phase {number}: not a number from {STARTING} to {EXITING}")
         before, now = self._phase, monotonic_ns()
-        self._phase_ns[before] += now - self._since
-        self._phase, self._since = number, now
+        if number in (BACKWARD, OPTIMIZER):
+            self._evaluating = False
+        self._phase_ns[self._final_account(number)] += now - self._since
+        self._phase, self._account, self._since = number, self._account_of(number), now
         self._show_progress()
         if number in _PART_OF_A_STEP:
             self._moved = self._ever_moved = True
+        if number not in (IDLE, COMMUNICATE):
+            self._last = number
+        if before == CHECKPOINT != number:
+            self._totals.checkpoint_step = self._step
+            self._totals.checkpoints += 1
+            self._show_totals()
         return before
+
+    def _account_of(self, phase: int) -> int:
+        return EVALUATION if self._evaluating and phase in _TRAINING else phase
+
+    def _final_account(self, following: int) -> int:
+        """The code before a backward pass is the forward pass, also of a model that is not wrapped, and the loss."""
+        account = self._account
+        return FORWARD if account == IDLE and following == BACKWARD and self._last in _IN_A_STEP else account
+
+    def evaluates(self, yes: bool) -> None:
+        """Without gradients, nothing is a part of a training step. Only what the time counts as changes."""
+        if self._evaluating != bool(yes):
+            now, self._evaluating = monotonic_ns(), bool(yes)
+            self._phase_ns[self._account] += now - self._since
+            self._account, self._since = self._account_of(self._phase), now
+            self._show_progress()
 
     def mark(self, number: int) -> int:
         """Enter a phase, but do not replace a phase that the script has named.
@@ -132,15 +204,49 @@ class Page:
         took, self._step_since, self._moved = now - self._step_since, now, False
         self._step += 1
         self._last_ns = took
+        totals = self._totals
         if self._step - self._steps_offset > 1:
             mean = self._mean_ns
             self._mean_ns = mean + (took >> 3) - (mean >> 3) if mean else took
+            totals.steps[_bin_of(took)] += 1
+            totals.step_sum_ns += took
+        else:
+            totals.first_step_at = now
         self._show_progress()
+        self._end_repeating(now)
+        self._show_totals()
+
+    def _end_repeating(self, now: int) -> None:
+        """Note the times until the steps were repeated that ranks before this one had finished, and that were lost."""
+        totals, step = self._totals, self._step
+        by_number = totals.flags & _NUMBERED and self._repeat_to
+        over = step >= self._repeat_to if by_number else step - self._steps_offset >= self._repeat_steps
+        if totals.flags & _REPEATS and over:
+            totals.flags &= ~_REPEATS
+            spent = [ns + (now - self._since) * (at == self._account) for at, ns in enumerate(self._phase_ns)]
+            totals.repeated_ns = [ns if at in _TRAINING else 0 for at, ns in enumerate(spent)]
 
     def number(self, number: int) -> None:
         self._steps_offset += number - self._step
         self._step = number
         self._show_progress()
+        self._totals.flags |= _NUMBERED
+        self._end_repeating(monotonic_ns())
+        self._show_totals()
+
+    def total(self, steps: int) -> None:
+        self._totals.total_steps = steps
+        self._show_totals()
+
+    def epoch(self, batches: int) -> None:
+        """`batches` 0: unknown."""
+        self._totals.batches, self._totals.batch, self._totals.epoch_at = batches, 0, monotonic_ns()
+        self._show_totals()
+
+    def batch(self) -> None:
+        if not self._evaluating:
+            self._totals.batch += 1
+            self._show_totals()
 
     def buckets(self, of: int, launched: int, finished: int) -> None:
         before, now = self._buckets, monotonic_ns()
@@ -192,8 +298,9 @@ class Page:
     def leave(self, ticket: int) -> None:
         shown = self._collectives.get(ticket % RING_SLOTS)
         if shown is not None and shown[0] == ticket and not shown[3]:
-            shown[3] = monotonic_ns()
+            shown[3] = now = monotonic_ns()
             self._show_collective(ticket)
+            self._count_call(shown[2], now)
             group, flags = shown[6], shown[8]
             assert isinstance(group, int)
             assert isinstance(flags, int)
@@ -202,6 +309,14 @@ class Page:
                 self._show_group(group - 1)
         if self._phase == STARTING:
             self.phase(IDLE)
+
+    def _count_call(self, entered_at: object, now: int) -> None:
+        assert isinstance(entered_at, int)
+        totals = self._totals
+        totals.formed_at = totals.formed_at or now
+        totals.calls[_bin_of(now - entered_at)] += 1
+        totals.call_sum_ns += now - entered_at
+        self._show_totals()
 
     # --- messages of the script ----------------------------------------------------------------------
 

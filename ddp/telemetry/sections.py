@@ -52,9 +52,15 @@ def checkpointing() -> Iterator[None]:
         it.phase(before)
 
 
-def status(text: str, *, step: int | None = None) -> None:
-    """Set a one-line status text for users. `step`: the script's own count of completed steps."""
+def status(text: str, *, step: int | None = None, total: int | None = None) -> None:
+    """Set a one-line status text for users.
+
+    `step`: the script's own count of completed steps. `total`: how many steps it will have completed at its end; the
+    launcher's progress line then shows the time that is left.
+    """
     it = page()
     it.message(text)
     if step is not None:
         it.number(step)
+    if total is not None:
+        it.total(total)

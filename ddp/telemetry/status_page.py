@@ -62,7 +62,7 @@ __all__ = [
 
 VARIABLE = "DDP_STATUS_PAGE"
 SIZE = 4096
-_MAGIC = b"ddp-page" + (1).to_bytes(4, sys.byteorder) + SIZE.to_bytes(4, sys.byteorder)
+_MAGIC = b"ddp-page" + (2).to_bytes(4, sys.byteorder) + SIZE.to_bytes(4, sys.byteorder)
 _WISHES, _PID = 16, 20  # offsets: what the launcher asks for; the writer's process id
 _TRACE_COLLECTIVES = 1
 
@@ -84,6 +84,18 @@ class Page(Protocol):
 
     def number(self, steps: int, /) -> None:
         """Set the number of completed steps to the script's own count."""
+
+    def evaluates(self, yes: bool, /) -> None:
+        """Begin or end an evaluation: gradients are off. The next backward pass ends it too."""
+
+    def total(self, steps: int, /) -> None:
+        """Note how many steps the script will take in all."""
+
+    def epoch(self, batches: int, /) -> None:
+        """Begin an epoch of a data loader; `batches` 0: their number is unknown."""
+
+    def batch(self) -> None:
+        """Count a batch of the epoch, unless it belongs to an evaluation."""
 
     def buckets(self, of: int, launched: int, finished: int, /) -> None:
         """Set the counts of the running backward's buckets."""
@@ -131,6 +143,7 @@ class _DiscardingPage:
         return 0
 
     phase = mark = back = step = number = buckets = group_timeout = _discard
+    evaluates = total = epoch = batch = _discard
     group = enter = leave = section = message = error = _discard
 
 

@@ -130,7 +130,7 @@ def _mark_modules(page: Page) -> None:
 def _marking_begin(page: Page, pre: Callable[..., Any]) -> Callable[..., Any]:
     import torch
 
-    is_compiling = torch.compiler.is_compiling
+    is_compiling, is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
 
     # torch.compile cannot trace a frame that handles exceptions, so the handler has its own frame.
     def begin(self: Any, *inputs: Any, **kwargs: Any) -> Any:
@@ -144,6 +144,7 @@ def _marking_begin(page: Page, pre: Callable[..., Any]) -> Callable[..., Any]:
     def _pre_forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
         if is_compiling():
             return pre(self, *inputs, **kwargs)
+        page.evaluates(not is_grad_enabled())
         page.mark(FORWARD)
         return begin(self, *inputs, **kwargs)
 
@@ -200,18 +201,49 @@ def _mark_backward(page: Page) -> None:
 
 
 def _mark_loaders(page: Page) -> None:
+    import torch
+    from torch.utils.data import DataLoader
+
+    is_grad_enabled = torch.is_grad_enabled
+
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def __next__(self: Any) -> Any:
+            page.evaluates(not is_grad_enabled())
             before = page.mark(DATA)
             try:
-                return original(self)
+                batch = original(self)
             finally:
                 page.back(before)
+            page.batch()
+            return batch
 
         return __next__
 
     torch_api.patch(torch_names.NEXT_BATCH, wrap)
+    begin: Callable[..., Any] = DataLoader.__iter__
+
+    @functools.wraps(begin)
+    def __iter__(self: Any) -> Any:
+        batches = begin(self)
+        if is_grad_enabled():
+            page.epoch(_batches_in(self))
+        return batches
+
+    DataLoader.__iter__ = __iter__  # type: ignore[method-assign]
+
+
+def _batches_in(loader: Any) -> int:
+    """The number of batches in an epoch; 0 if it is unknown. torch warns about loaders without an index whose
+    length was asked for, so they are not asked."""
+    from torch.utils.data import IterableDataset
+
+    if isinstance(loader.dataset, IterableDataset):
+        return 0
+    try:
+        return len(loader)
+    except Exception:  # the sampler is code of the user, and may have no length
+        return 0
 
 
 def _mark_saving(page: Page) -> None:

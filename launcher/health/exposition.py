@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -10,7 +11,7 @@ if TYPE_CHECKING:
 
     from launcher.health.node_health import Health, NodeReading
     from launcher.machine.gpu_state import Gpu
-    from rendezvous.values.rank_view import RankView
+    from rendezvous.values.rank_view import Histogram, RankView
 
 _PREFIX = "ddp_launch_"
 _Sample = tuple[tuple[tuple[str, str], ...], float]
@@ -41,6 +42,7 @@ def text(running: Running, views: Sequence[RankView], health: Health) -> str:
             "ready", "gauge", "1 if the ranks of this node run, otherwise 0.", [((), int(running.ready))]
         ),
         *_ranks(known),
+        *_histograms(known),
     ]
     if health.last is not None:
         out += _node(health.last)
@@ -77,6 +79,35 @@ def _ranks(known: Sequence[RankView]) -> Iterator[str]:
         "Seconds that a rank has spent in each phase since its start.",
         spent,
     )
+
+
+def _histograms(known: Sequence[RankView]) -> Iterator[str]:
+    steps = [(view.rank, view.totals.steps) for view in known]
+    yield from _histogram(
+        "step_duration_seconds",
+        "Duration of the training steps of a rank, without the first of each start.",
+        steps,
+    )
+    calls = [(view.rank, view.totals.calls) for view in known]
+    yield from _histogram(
+        "collective_duration_seconds",
+        "Time from the start of a collective until the rank knows that it is finished.",
+        calls,
+    )
+
+
+def _histogram(name: str, what: str, found: Sequence[tuple[int, Histogram]]) -> Iterator[str]:
+    if not any(sum(one.bins) for _, one in found):
+        return
+    yield f"# HELP {_PREFIX}{name} {what}"
+    yield f"# TYPE {_PREFIX}{name} histogram"
+    for rank, one in found:
+        so_far = accumulate(one.bins)
+        limits = [*map(_number, one.limits_s), "+Inf"]
+        for limit, count in zip(limits, so_far, strict=True):
+            yield f'{_PREFIX}{name}_bucket{{rank="{rank}",le="{limit}"}} {count}'
+        yield f'{_PREFIX}{name}_sum{{rank="{rank}"}} {_number(one.sum_s)}'
+        yield f'{_PREFIX}{name}_count{{rank="{rank}"}} {sum(one.bins)}'
 
 
 def _node(reading: NodeReading) -> Iterator[str]:

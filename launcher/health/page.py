@@ -14,13 +14,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rendezvous.values.rank_view import (
+    NO_REPEAT,
     Buckets,
     Collective,
+    Epoch,
     GroupView,
+    Histogram,
     ProcessView,
     RankPhase,
     RankView,
+    Repeat,
     Section,
+    Totals,
 )
 
 if TYPE_CHECKING:
@@ -28,7 +33,7 @@ if TYPE_CHECKING:
 
 SIZE = 4096
 MAGIC = b"ddp-page"
-VERSION = 1
+VERSION = 2
 TRACE_COLLECTIVES = 1
 _TRIES = 8
 _SECOND = 1e9
@@ -46,7 +51,8 @@ class Block:
         return self.at + 8 + self.fields.size
 
 
-HEADER = Block(0, struct.Struct("=8sIIIIQ"))  # has no counter: magic, version, size, wishes, pid, opened at
+# Has no counter: magic, version, size, wishes, pid, opened at, steps to repeat, step up to which.
+HEADER = Block(0, struct.Struct("=8sIIIIQ2Q"))
 PROGRESS = Block(64, struct.Struct("=II5Q12Q4I3Q"))
 SECTION = Block(256, struct.Struct("=QQ104s"))
 MESSAGE = Block(384, struct.Struct("=Q240s"))
@@ -55,9 +61,12 @@ _COLLECTIVE = struct.Struct("=5QIIiI20s12s")
 _GROUP = struct.Struct("=II2Q40s24s")
 RING = tuple(Block(at, _COLLECTIVE) for at in range(1024, 2560, 96))
 GROUPS = tuple(Block(at, _GROUP) for at in range(2560, 3712, 96))
-BLOCKS = (PROGRESS, SECTION, MESSAGE, ERROR, *RING, *GROUPS)
+TOTALS = Block(3712, struct.Struct("=QII8Q12Q24I24I"))
+BLOCKS = (PROGRESS, SECTION, MESSAGE, ERROR, *RING, *GROUPS, TOTALS)
 _PLACE = {block.at: place for place, block in enumerate(BLOCKS)}
 _ASYNC = 1
+_NUMBERED, _REPEATS = 1, 2
+_BINS = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +80,9 @@ class Snapshot:
 NOTHING = Snapshot(bytes(HEADER.fields.size), tuple(bytes(block.fields.size) for block in BLOCKS))
 
 
-def header(wishes: int) -> bytes:
+def header(wishes: int, repeat: Repeat = NO_REPEAT) -> bytes:
     """Return the initial content of a page."""
-    return HEADER.fields.pack(MAGIC, VERSION, SIZE, wishes, 0, 0)
+    return HEADER.fields.pack(MAGIC, VERSION, SIZE, wishes, 0, 0, repeat.steps, repeat.up_to)
 
 
 def snapshot(look: Callable[[int, int], bytes], before: Snapshot = NOTHING) -> Snapshot:
@@ -87,7 +96,7 @@ def snapshot(look: Callable[[int, int], bytes], before: Snapshot = NOTHING) -> S
 
 
 def _writer(head: bytes) -> tuple[int, int]:
-    *_rest, pid, opened_at = HEADER.fields.unpack(head)
+    pid, opened_at = HEADER.fields.unpack(head)[4:6]
     return pid, opened_at
 
 
@@ -129,7 +138,8 @@ class _Reading:
         return max(0, self.now_ns - at) / _SECOND if at else 0.0
 
     def view(self, rank: int, pid: int, process: ProcessView) -> RankView:
-        number, _, since, step, step_since, last_ns, mean_ns, *rest = self._fields(PROGRESS)
+        number, account, since, step, step_since, last_ns, mean_ns, *rest = self._fields(PROGRESS)
+        opened_at = _writer(self.seen.head)[1]
         message_at, message = self._timed_text(MESSAGE)
         error_at, error = self._timed_text(ERROR)
         collectives, times = self._collectives()
@@ -145,7 +155,7 @@ class _Reading:
             step_s=self._ago(step_since),
             last_step_s=last_ns / _SECOND,
             mean_step_s=mean_ns / _SECOND,
-            phase_times=self._phase_times(number, since, rest[:12]),
+            phase_times=self._phase_times(account, since, rest[:12]),
             buckets=self._buckets(rest[12:18]),
             collectives=collectives,
             groups=self._groups(),
@@ -154,12 +164,32 @@ class _Reading:
             message=message,
             error=error,
             process=process,
+            totals=self._totals(self._ago(opened_at)),
         )
 
     def _phase_times(self, now: int, since: int, spent: list[int]) -> tuple[tuple[RankPhase, float], ...]:
         times = {_phase(i): spent[i] / _SECOND for i in range(len(_PHASES))}
         times[_phase(now)] += self._ago(since)
         return tuple((phase, time) for phase, time in times.items() if time)
+
+    def _totals(self, open_s: float) -> Totals:
+        at_step, checkpoints, flags, *rest = self._fields(TOTALS)
+        first_at, formed_at, total, batches, batch, epoch_at, step_ns, call_ns, *rest = rest
+        repeated, steps, calls = rest[:12], rest[12 : 12 + _BINS], rest[12 + _BINS :]
+        return Totals(
+            open_s=open_s,
+            first_step_s=self._ago(first_at) if first_at else None,
+            formed_s=self._ago(formed_at) if formed_at else None,
+            checkpoints=checkpoints,
+            checkpoint_step=_number(at_step),
+            numbers_steps=bool(flags & _NUMBERED),
+            repeats=bool(flags & _REPEATS),
+            repeated=tuple((_phase(i), ns / _SECOND) for i, ns in enumerate(repeated) if ns),
+            steps=Histogram(tuple(steps), step_ns / _SECOND),
+            calls=Histogram(tuple(calls), call_ns / _SECOND),
+            total_steps=_number(total),
+            epoch=Epoch(_number(batches), _number(batch), self._ago(epoch_at)) if batches else None,
+        )
 
     def _buckets(self, fields: list[int]) -> Buckets | None:
         of, launched, finished, _, launched_at, finished_at = fields

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 from launcher.health import page
 from launcher.health.freezer import is_frozen
 from launcher.template.process_stat import process_stat
-from rendezvous.values.rank_view import ProcessView, RankPhase
+from rendezvous.values.rank_view import NO_REPEAT, ProcessView, RankPhase
 
 if TYPE_CHECKING:
-    from rendezvous.values.rank_view import RankView
+    from rendezvous.values.rank_view import RankView, Repeat
 
 _VARIABLE = "DDP_STATUS_PAGE"
 _IDLE_SHARE = 0.02  # of a CPU: a process that only waits uses at most this much, with all its threads
@@ -53,7 +53,7 @@ class Pages:
         self._sheets: dict[int, _Sheet] = {}
         self._lock = Lock()
 
-    def open(self, local_rank: int, rank: int) -> dict[str, str]:
+    def open(self, local_rank: int, rank: int, repeat: Repeat = NO_REPEAT) -> dict[str, str]:
         """Create a page. Return the environment variable for its rank, or {} if the page cannot be created."""
         self.close(local_rank)
         try:
@@ -62,7 +62,7 @@ class Pages:
             return {}
         try:
             os.ftruncate(fd, page.SIZE)
-            os.pwrite(fd, page.header(self._wishes), 0)
+            os.pwrite(fd, page.header(self._wishes, repeat), 0)
             memory = mmap.mmap(fd, page.SIZE, prot=mmap.PROT_READ)
         except OSError:
             os.close(fd)

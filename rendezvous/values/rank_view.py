@@ -91,6 +91,56 @@ class ProcessView:
 
 
 @dataclass(frozen=True, slots=True)
+class Repeat:
+    """The finished steps of earlier ranks that were lost with them, and that the ranks of this node finish again."""
+
+    steps: int = 0  # by the rank's own count
+    up_to: int = 0  # as the script numbers its steps; 0: it does not
+
+
+NO_REPEAT = Repeat()
+SHORTEST_S = 15.625e-6  # the limit of the first bin; each other has twice the limit of the one before
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    bins: tuple[int, ...] = ()  # the last one has no limit
+    sum_s: float = 0.0
+
+    @property
+    def limits_s(self) -> tuple[float, ...]:
+        """Of all bins but the last one."""
+        return tuple(SHORTEST_S * 2**i for i in range(len(self.bins) - 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """How far the rank is in its data loader."""
+
+    batches: int
+    done: int
+    since_s: float  # ago
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What has happened since the rank opened its page."""
+
+    open_s: float = 0.0  # ago
+    first_step_s: float | None = None  # ago: the end of its first step
+    formed_s: float | None = None  # ago: the end of its first collective, which forms the first group
+    checkpoints: int = 0
+    checkpoint_step: int = 0  # finished steps at the end of the last checkpoint
+    numbers_steps: bool = False  # the script sets the number of its steps
+    repeats: bool = False  # its steps so far are the lost ones of earlier ranks
+    repeated: tuple[tuple[RankPhase, float], ...] = ()  # the time in each phase until that was over
+    steps: Histogram = Histogram()  # all but the first
+    calls: Histogram = Histogram()  # collectives
+    total_steps: int = 0  # that the script will take; 0: unknown
+    epoch: Epoch | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class RankView:
     rank: int
     pid: int = 0
@@ -113,6 +163,7 @@ class RankView:
     message: str = ""
     error: str = ""
     process: ProcessView = ProcessView()
+    totals: Totals = Totals()
 
     @property
     def waiting_in(self) -> tuple[Collective, ...]:

@@ -14,7 +14,18 @@ from hypothesis import strategies as st
 
 from ddp.telemetry import page_writer
 from launcher.health import page
-from launcher.health.page import BLOCKS, ERROR, GROUPS, HEADER, MESSAGE, PROGRESS, RING, SECTION, Block
+from launcher.health.page import (
+    BLOCKS,
+    ERROR,
+    GROUPS,
+    HEADER,
+    MESSAGE,
+    PROGRESS,
+    RING,
+    SECTION,
+    TOTALS,
+    Block,
+)
 from rendezvous.values.rank_view import ProcessView, RankPhase, RankView, Section
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "status-page.md"
@@ -35,8 +46,8 @@ def rows_of(block: Block, *, counter: bool = True) -> dict[int, tuple[int, str]]
         many = int(count or 1)
         if letter == "s":
             rows[at], at = (many, "text"), at + many
-        elif letter == "Q" and many == 12:
-            rows[at], at = (96, "u64 x 12"), at + 96
+        elif many in (12, 24):
+            rows[at], at = (96, f"{NAMES[letter]} x {many}"), at + 96
         else:
             for _ in range(many):
                 rows[at], at = (SIZES[letter], NAMES[letter]), at + SIZES[letter]
@@ -45,18 +56,18 @@ def rows_of(block: Block, *, counter: bool = True) -> dict[int, tuple[int, str]]
 
 def test_the_docs_say_what_lies_where() -> None:
     expected = rows_of(HEADER, counter=False)
-    for block in (PROGRESS, SECTION, MESSAGE, ERROR, RING[0], GROUPS[0]):
+    for block in (PROGRESS, SECTION, MESSAGE, ERROR, RING[0], GROUPS[0], TOTALS):
         expected |= rows_of(block)
-    last = GROUPS[-1].end
+    last = TOTALS.end
     assert rows_of_the_docs() == expected | {last: (page.SIZE - last, "")}
 
 
 def test_writer_and_reader_mean_the_same_places() -> None:
     ours = page_writer
     places = [ours.PROGRESS_AT, ours.SECTION_AT, ours.MESSAGE_AT, ours.ERROR_AT, ours.RING_AT, ours.GROUPS_AT]
-    assert places == [block.at for block in (PROGRESS, SECTION, MESSAGE, ERROR, RING[0], GROUPS[0])]
-    formats = [ours.PROGRESS, ours.NAMED, ours.MESSAGE, ours.ERROR, ours.COLLECTIVE, ours.GROUP]
-    blocks = (PROGRESS, SECTION, MESSAGE, ERROR, RING[0], GROUPS[0])
+    blocks = (PROGRESS, SECTION, MESSAGE, ERROR, RING[0], GROUPS[0], TOTALS)
+    assert [*places, ours.TOTALS_AT] == [block.at for block in blocks]
+    formats = [ours.PROGRESS, ours.NAMED, ours.MESSAGE, ours.ERROR, ours.COLLECTIVE, ours.GROUP, ours.TOTALS]
     assert [each.format for each in formats] == [block.fields.format for block in blocks]
     assert (len(RING), len(GROUPS)) == (ours.RING_SLOTS, ours.GROUP_SLOTS)
     assert all(a.end <= b.at for a, b in pairwise(BLOCKS))
@@ -102,7 +113,8 @@ class Interleaved:
 
 @settings(max_examples=300, deadline=None)
 @given(
-    st.sampled_from([PROGRESS, SECTION, MESSAGE, ERROR, RING[3], GROUPS[11]]), st.lists(st.integers(0, 40))
+    st.sampled_from([PROGRESS, SECTION, MESSAGE, ERROR, RING[3], GROUPS[11], TOTALS]),
+    st.lists(st.integers(0, 40)),
 )
 def test_a_block_is_old_or_new_and_never_a_mix(block: Block, turns: list[int]) -> None:
     shared = Interleaved(block, turns)

@@ -28,7 +28,7 @@ from launcher.machine.gpu_state import Gpu
 from launcher.machine.xids import Xid
 from launcher.settings.health_values import health_address, stragglers
 from launcher.settings.values import BadValue
-from rendezvous.values.rank_view import ProcessView, RankPhase, RankView
+from rendezvous.values.rank_view import Histogram, ProcessView, RankPhase, RankView, Totals
 from rendezvous.values.straggler_state import PhaseTimes
 from rendezvous.values.types import StragglerPolicy, StragglerRule
 
@@ -337,3 +337,20 @@ def test_a_port_alone_is_for_this_machine_only() -> None:
     for text in ("70000", "somewhere", ""):
         with pytest.raises(BadValue):
             health_address(text)
+
+
+def test_a_histogram_is_what_prometheus_reads() -> None:
+    bins = (0, 3, 0, 2)
+    busy = replace(VIEW, totals=Totals(steps=Histogram(bins, 1.5), calls=Histogram((0,) * 24)))
+    lines = exposition.text(Running(1, 0, 1, ready=True), [busy], Health()).splitlines()
+    name = "ddp_launch_step_duration_seconds"
+    assert [line for line in lines if name in line and "# HELP" not in line] == [
+        f"# TYPE {name} histogram",
+        f'{name}_bucket{{rank="3",le="1.5625e-05"}} 0',
+        f'{name}_bucket{{rank="3",le="3.125e-05"}} 3',
+        f'{name}_bucket{{rank="3",le="6.25e-05"}} 3',
+        f'{name}_bucket{{rank="3",le="+Inf"}} 5',
+        f'{name}_sum{{rank="3"}} 1.5',
+        f'{name}_count{{rank="3"}} 5',
+    ]
+    assert "collective_duration" not in "".join(lines)  # nothing has been measured

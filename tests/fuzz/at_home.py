@@ -294,7 +294,9 @@ _SERVE = b'listen = ["127.0.0.1:0"]\nstore = "memory"\nmax-jobs = 3\nreflection 
 
 def _page() -> bytes:
     whole = bytearray(page.SIZE)
-    whole[: page.HEADER.fields.size] = page.HEADER.fields.pack(page.MAGIC, page.VERSION, page.SIZE, 0, 77, 1)
+    whole[: page.HEADER.fields.size] = page.HEADER.fields.pack(
+        page.MAGIC, page.VERSION, page.SIZE, 0, 77, 1, 3, 0
+    )
     whole[64:72] = (2).to_bytes(8, "little")
     return bytes(whole)
 

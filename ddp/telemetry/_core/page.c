@@ -19,9 +19,10 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { PAGE = 4096, PHASES = 12, RING = 16, GROUPS = 12, KNOWN_GROUPS = 4096 };
+enum { PAGE = 4096, PHASES = 12, RING = 16, GROUPS = 12, BINS = 24, KNOWN_GROUPS = 4096 };
 enum phase { STARTING, DATA, FORWARD, BACKWARD, COMMUNICATE, OPTIMIZER, CHECKPOINT, EVALUATION, SECTION, IDLE, EXITING };
 
+enum { NUMBERED = 1, REPEATS = 2 }; /* flags of the totals */
 enum { ASYNC = 1, PAIR = 2 }; /* flags of a collective; a PAIR is a send or a receive, and is counted separately */
 
 typedef _Atomic uint64_t counter;
@@ -30,11 +31,11 @@ struct header {
     char magic[8];
     uint32_t version, size, wishes;
     _Atomic uint32_t pid;
-    uint64_t opened_at;
+    uint64_t opened_at, repeat_steps, repeat_to; /* the last two are the agent's */
 };
 struct progress {
     counter sequence;
-    uint32_t phase, unused;
+    uint32_t phase, account; /* the phase to which the time since phase_since counts */
     uint64_t phase_since, step, step_since, last_step_ns, mean_step_ns, phase_ns[PHASES];
     uint32_t buckets, launched, finished, unused_too;
     uint64_t launched_at, finished_at, group_timeout_ns;
@@ -68,6 +69,14 @@ struct group {
     uint64_t entered, finished;
     char name[40], members[24];
 };
+struct totals {
+    counter sequence;
+    uint64_t checkpoint_step;
+    uint32_t checkpoints, flags;
+    uint64_t first_step_at, formed_at, total_steps, batches, batch, epoch_at, step_sum_ns, call_sum_ns;
+    uint64_t repeated_ns[PHASES];
+    uint32_t steps[BINS], calls[BINS];
+};
 struct page {
     _Alignas(64) struct header header;
     _Alignas(64) struct progress progress;
@@ -76,11 +85,13 @@ struct page {
     _Alignas(64) struct error error;
     _Alignas(64) struct collective ring[RING];
     _Alignas(64) struct group groups[GROUPS];
+    _Alignas(64) struct totals totals;
 };
 
 _Static_assert(offsetof(struct page, progress) == 64 && offsetof(struct page, section) == 256 &&
                    offsetof(struct page, message) == 384 && offsetof(struct page, error) == 640 &&
                    offsetof(struct page, ring) == 1024 && offsetof(struct page, groups) == 2560 &&
+                   offsetof(struct page, totals) == 3712 &&
                    sizeof(struct collective) == 96 && sizeof(struct group) == 96 && sizeof(struct page) <= PAGE,
                "the layout is a contract with the readers");
 
@@ -97,6 +108,8 @@ typedef struct {
     uint64_t entered;      /* collectives, in all groups */
     uint64_t steps_offset; /* the script's own count of steps, less ours */
     int moved, ever_moved; /* part of a step has run: since the last step ended, ever */
+    int evaluating;        /* gradients are off: what would be part of a step is part of an evaluation */
+    uint32_t last;         /* the last phase that was neither IDLE nor COMMUNICATE */
     uint32_t known_groups;
     struct known *known;
 } Page;
@@ -151,16 +164,61 @@ static int has_wrong_count(Py_ssize_t given, Py_ssize_t wanted, const char *what
 
 /* --- phases and steps ----------------------------------------------------------------------------------------------- */
 
+static int is_training(uint32_t phase) { /* a part of a training step, or between two such parts */
+    return (phase >= DATA && phase <= OPTIMIZER) || phase == IDLE;
+}
+
+static uint32_t account_of(const Page *self, uint32_t phase) {
+    return self->evaluating && is_training(phase) ? EVALUATION : phase;
+}
+
+/* The code before a backward pass is the forward pass, also of a model that is not wrapped, and the loss. */
+static uint32_t final_account(const Page *self, uint32_t account, uint32_t next) {
+    int in_a_step = self->last == DATA || self->last == FORWARD || self->last == BACKWARD || self->last == OPTIMIZER;
+    return account == IDLE && next == BACKWARD && in_a_step ? FORWARD : account;
+}
+
+static void note_checkpoint(struct page *page) {
+    struct totals *t = &page->totals;
+    begin(&t->sequence);
+    t->checkpoint_step = page->progress.step;
+    t->checkpoints++;
+    end(&t->sequence);
+}
+
 static uint32_t enter_phase(Page *self, struct progress *p, uint32_t phase) {
     uint64_t now = now_ns();
     uint32_t before = p->phase;
+    if (phase == BACKWARD || phase == OPTIMIZER) self->evaluating = 0;
     begin(&p->sequence);
-    p->phase_ns[before] += now - p->phase_since;
+    p->phase_ns[final_account(self, p->account, phase)] += now - p->phase_since;
     p->phase = phase;
+    p->account = account_of(self, phase);
     p->phase_since = now;
     end(&p->sequence);
     if (phase >= DATA && phase <= COMMUNICATE) self->moved = self->ever_moved = 1;
+    if (phase != IDLE && phase != COMMUNICATE) self->last = phase;
+    if (before == CHECKPOINT && phase != CHECKPOINT) note_checkpoint(self->page);
     return before;
+}
+
+/* Without gradients, nothing is a part of a training step. The phase does not change, only what its time counts as. */
+static PyObject *page_evaluates(PyObject *self, PyObject *yes) {
+    struct page *page = page_of(self);
+    Page *own = (Page *)self;
+    int evaluates = PyObject_IsTrue(yes);
+    if (evaluates < 0) return NULL;
+    if (page && own->evaluating != evaluates) {
+        struct progress *p = &page->progress;
+        uint64_t now = now_ns();
+        own->evaluating = evaluates;
+        begin(&p->sequence);
+        p->phase_ns[p->account] += now - p->phase_since;
+        p->account = account_of(own, p->phase);
+        p->phase_since = now;
+        end(&p->sequence);
+    }
+    Py_RETURN_NONE;
 }
 
 static PyObject *page_phase(PyObject *self, PyObject *wanted) {
@@ -201,12 +259,37 @@ static PyObject *page_back(PyObject *self, PyObject *before) {
     Py_RETURN_NONE;
 }
 
+/* The bins of a histogram: up to 15.625 us, then twice as much each time, the last one without a limit. */
+static int bin_of(uint64_t took_ns) {
+    int bin = 0;
+    for (uint64_t edge = 15625; bin < BINS - 1 && took_ns > edge; edge <<= 1) bin++;
+    return bin;
+}
+
+/* The steps that ranks before this one had finished, and that were lost with them, are finished again. */
+static int has_repeated(const Page *own) {
+    const struct header *h = &own->page->header;
+    uint64_t step = own->page->progress.step;
+    int by_number = own->page->totals.flags & NUMBERED && h->repeat_to;
+    return by_number ? step >= h->repeat_to : step - own->steps_offset >= h->repeat_steps;
+}
+
+static void end_repeating(struct page *page, uint64_t now) {
+    struct progress *p = &page->progress;
+    struct totals *t = &page->totals;
+    t->flags &= ~(uint32_t)REPEATS;
+    for (uint32_t phase = 0; phase < PHASES; phase++)
+        t->repeated_ns[phase] = is_training(phase) ? p->phase_ns[phase] : 0;
+    if (is_training(p->account)) t->repeated_ns[p->account] += now - p->phase_since;
+}
+
 static PyObject *page_step(PyObject *self, PyObject *none) {
     (void)none;
     struct page *page = page_of(self);
     Page *own = (Page *)self;
     if (!page || (own->ever_moved && !own->moved)) Py_RETURN_NONE; /* a second optimizer in the same step */
     struct progress *p = &page->progress;
+    struct totals *t = &page->totals;
     uint64_t now = now_ns(), took = now - p->step_since;
     uint64_t mean = p->mean_step_ns;
     own->moved = 0;
@@ -214,8 +297,18 @@ static PyObject *page_step(PyObject *self, PyObject *none) {
     p->step++;
     p->step_since = now;
     p->last_step_ns = took;
-    if (p->step - own->steps_offset > 1) p->mean_step_ns = mean ? mean + (took >> 3) - (mean >> 3) : took;
+    int is_first = p->step - own->steps_offset == 1;
+    if (!is_first) p->mean_step_ns = mean ? mean + (took >> 3) - (mean >> 3) : took;
     end(&p->sequence);
+    begin(&t->sequence);
+    if (is_first) {
+        t->first_step_at = now;
+    } else {
+        t->steps[bin_of(took)]++;
+        t->step_sum_ns += took;
+    }
+    if (t->flags & REPEATS && has_repeated(own)) end_repeating(page, now);
+    end(&t->sequence);
     Py_RETURN_NONE;
 }
 
@@ -225,10 +318,55 @@ static PyObject *page_number(PyObject *self, PyObject *wanted) {
     if (PyErr_Occurred()) return NULL;
     if (page) {
         struct progress *p = &page->progress;
+        struct totals *t = &page->totals;
         begin(&p->sequence);
         ((Page *)self)->steps_offset += number - p->step;
         p->step = number;
         end(&p->sequence);
+        begin(&t->sequence);
+        t->flags |= NUMBERED;
+        if (t->flags & REPEATS && has_repeated((Page *)self)) end_repeating(page, now_ns());
+        end(&t->sequence);
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *page_total(PyObject *self, PyObject *wanted) {
+    struct page *page = page_of(self);
+    unsigned long long steps = PyLong_AsUnsignedLongLong(wanted);
+    if (PyErr_Occurred()) return NULL;
+    if (page) {
+        begin(&page->totals.sequence);
+        page->totals.total_steps = steps;
+        end(&page->totals.sequence);
+    }
+    Py_RETURN_NONE;
+}
+
+/* --- epochs of a data loader ---------------------------------------------------------------------------------------- */
+
+static PyObject *page_epoch(PyObject *self, PyObject *wanted) {
+    struct page *page = page_of(self);
+    unsigned long long batches = PyLong_AsUnsignedLongLong(wanted);
+    if (PyErr_Occurred()) return NULL;
+    if (page) {
+        struct totals *t = &page->totals;
+        begin(&t->sequence);
+        t->batches = batches;
+        t->batch = 0;
+        t->epoch_at = now_ns();
+        end(&t->sequence);
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *page_batch(PyObject *self, PyObject *none) {
+    (void)none;
+    struct page *page = page_of(self);
+    if (page && !((Page *)self)->evaluating) {
+        begin(&page->totals.sequence);
+        page->totals.batch++;
+        end(&page->totals.sequence);
     }
     Py_RETURN_NONE;
 }
@@ -346,9 +484,16 @@ static PyObject *page_leave(PyObject *self, PyObject *ticket) {
     if (!page || !number) Py_RETURN_NONE;
     struct collective *slot = &page->ring[number % RING];
     if (slot->number == number && !slot->finished_at) {
+        struct totals *t = &page->totals;
+        uint64_t now = now_ns(), took = now - slot->entered_at;
         begin(&slot->sequence);
-        slot->finished_at = now_ns();
+        slot->finished_at = now;
         end(&slot->sequence);
+        begin(&t->sequence);
+        if (!t->formed_at) t->formed_at = now; /* the first call forms the first group */
+        t->calls[bin_of(took)]++;
+        t->call_sum_ns += took;
+        end(&t->sequence);
         uint32_t group = slot->group - 1;
         if (!(slot->flags & PAIR)) {
             own->known[group].finished++;
@@ -417,6 +562,8 @@ static void claim(struct page *page) {
     clear(&page->error.sequence, sizeof page->error);
     for (int i = 0; i < RING; i++) clear(&page->ring[i].sequence, sizeof page->ring[i]);
     for (int i = 0; i < GROUPS; i++) clear(&page->groups[i].sequence, sizeof page->groups[i]);
+    clear(&page->totals.sequence, sizeof page->totals);
+    page->totals.flags = page->header.repeat_steps || page->header.repeat_to ? REPEATS : 0;
     struct progress *p = &page->progress;
     begin(&p->sequence);
     memset((char *)p + sizeof p->sequence, 0, sizeof *p - sizeof p->sequence);
@@ -459,6 +606,10 @@ static PyMethodDef page_methods[] = {
     {"mark", page_mark, METH_O, "Enter a phase, unless the script has named the current one."},
     {"back", page_back, METH_O, "Return to the phase before mark()."},
     {"step", page_step, METH_NOARGS, "Count a completed step, if part of one has run."},
+    {"evaluates", page_evaluates, METH_O, "Begin or end an evaluation."},
+    {"total", page_total, METH_O, "Note how many steps the script will take."},
+    {"epoch", page_epoch, METH_O, "Begin an epoch of so many batches; 0: unknown."},
+    {"batch", page_batch, METH_NOARGS, "Count a batch of the epoch."},
     {"number", page_number, METH_O, "Set the number of completed steps to the script's own count."},
     {"buckets", (PyCFunction)(void (*)(void))page_buckets, METH_FASTCALL, "Set the number of buckets, launched ones, finished ones."},
     {"group_timeout", page_group_timeout, METH_O, "Note the timeout of a group, in seconds."},

@@ -1,0 +1,222 @@
+"""What the page of a rank adds up: what time counts as, steps and collectives by duration, repeated steps."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from launcher.health.pages import Pages
+from rendezvous.values.rank_view import NO_REPEAT, RankPhase, Repeat
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rendezvous.values.rank_view import RankView
+
+ROOT = Path(__file__).resolve().parents[2]
+WRITERS = pytest.mark.parametrize("native", ["1", "0"], ids=["compiled", "in Python"])
+HEAD = """
+import os, time
+from ddp.telemetry import status_page as s
+page = s.page()
+def spend(phase, seconds):
+    page.mark(phase)
+    time.sleep(seconds)
+"""
+
+
+@pytest.fixture
+def pages() -> Iterator[Pages]:
+    made = Pages()
+    yield made
+    made.close_all()
+
+
+def after(pages: Pages, program: str, native: str = "1", repeat: Repeat = NO_REPEAT) -> RankView:
+    """Run it to its end as a rank. -> what is on its page then"""
+    env = dict(os.environ) | pages.open(0, 5, repeat) | {"DDP_NATIVE": native}
+    code = HEAD + textwrap.dedent(program)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    view = pages.ended(0)
+    assert view is not None
+    return view
+
+
+@WRITERS
+def test_every_nanosecond_counts_as_one_phase(pages: Pages, native: str) -> None:
+    program = """
+    for _ in range(300):
+        for phase in (s.DATA, s.IDLE, s.FORWARD, s.IDLE, s.BACKWARD, s.COMMUNICATE, s.IDLE, s.OPTIMIZER):
+            page.mark(phase)
+        page.step()
+        page.evaluates(True)
+        page.mark(s.FORWARD)
+        page.evaluates(False)
+        page.phase(s.CHECKPOINT)
+        page.phase(s.IDLE)
+    """
+    view = after(pages, program, native)
+    assert sum(seconds for _, seconds in view.phase_times) == pytest.approx(view.totals.open_s, abs=2e-9)
+    assert (view.totals.checkpoints, view.totals.checkpoint_step) == (300, 300)
+
+
+@WRITERS
+def test_what_time_counts_as(pages: Pages, native: str) -> None:
+    """A forward pass without gradients is an evaluation, and what precedes a backward pass is a forward pass."""
+    program = """
+    page.phase(s.IDLE)
+    spend(s.DATA, 0.02)
+    spend(s.IDLE, 0.05)     # of a model that is not wrapped
+    spend(s.BACKWARD, 0.02)
+    page.mark(s.IDLE)
+    page.evaluates(True)
+    spend(s.DATA, 0.03)
+    spend(s.FORWARD, 0.03)
+    spend(s.IDLE, 0.03)     # the metrics
+    spend(s.COMMUNICATE, 0.03)
+    page.mark(s.IDLE)
+    page.evaluates(False)
+    spend(s.IDLE, 0.04)
+    spend(s.OPTIMIZER, 0.02)
+    page.phase(s.CHECKPOINT)
+    page.phase(s.IDLE)
+    spend(s.IDLE, 0.04)     # not in a step
+    spend(s.BACKWARD, 0)
+    os._exit(0)
+    """
+    view = after(pages, program, native)
+    spent = dict(view.phase_times)
+    assert view.phase is RankPhase.BACKWARD
+    assert spent[RankPhase.EVALUATION] >= 0.12
+    assert spent[RankPhase.FORWARD] >= 0.05
+    assert spent[RankPhase.IDLE] >= 0.08
+    assert spent[RankPhase.DATA] >= 0.02
+    assert RankPhase.COMMUNICATE not in spent
+
+
+@WRITERS
+def test_an_evaluation_shows_the_phase_that_the_rank_is_in(pages: Pages, native: str) -> None:
+    program = """
+    page.phase(s.IDLE)
+    page.evaluates(True)
+    spend(s.FORWARD, 0.02)
+    os._exit(0)
+    """
+    view = after(pages, program, native)
+    assert view.phase is RankPhase.FORWARD  # a hang is told from the phase
+    assert dict(view.phase_times)[RankPhase.EVALUATION] >= 0.02
+    assert RankPhase.FORWARD not in dict(view.phase_times)
+
+
+@WRITERS
+def test_steps_and_collectives_by_duration(pages: Pages, native: str) -> None:
+    program = """
+    group = page.group("0", 2, "0-1")
+    for _ in range(7):
+        ticket = page.enter(group, "all_reduce", "float32", 1, 1, -1, 0, 0)
+        time.sleep(0.002)
+        page.leave(ticket)
+        page.leave(ticket)
+        page.step()
+    page.epoch(12)
+    page.batch()
+    page.batch()
+    page.evaluates(True)
+    page.batch()
+    page.total(40)
+    """
+    totals = after(pages, program, native).totals
+    steps, calls = totals.steps, totals.calls
+    assert (sum(steps.bins), sum(calls.bins), len(steps.bins)) == (
+        6,
+        7,
+        24,
+    )  # the first step compiles and warms up
+    assert calls.limits_s[7] == pytest.approx(0.002)
+    assert sum(calls.bins[:8]) == 0  # none up to 2 ms
+    assert 0.014 <= calls.sum_s < 10
+    assert steps.sum_s >= 0.012
+    assert totals.formed_s is not None
+    assert totals.first_step_s is not None
+    assert totals.formed_s > totals.first_step_s
+    assert totals.total_steps == 40
+    assert totals.epoch is not None
+    assert (totals.epoch.batches, totals.epoch.done) == (12, 2)
+
+
+@WRITERS
+def test_lost_steps_that_are_repeated(pages: Pages, native: str) -> None:
+    steps = """
+    page.phase(s.IDLE)
+    for n in range(4):
+        spend(s.FORWARD, 0.02)
+        page.mark(s.OPTIMIZER)
+        page.step()
+    """
+    repeats = after(pages, steps, native, Repeat(steps=9)).totals
+    assert repeats.repeats
+    assert not repeats.repeated
+    done = after(pages, steps, native, Repeat(steps=3)).totals
+    assert not done.repeats
+    assert dict(done.repeated)[RankPhase.FORWARD] >= 0.06
+    whole = dict(after(pages, steps, native).phase_times)[RankPhase.FORWARD]
+    assert whole >= 0.08
+    assert RankPhase.STARTING not in dict(done.repeated)
+    assert not after(pages, steps, native).totals.repeats
+    numbered = "page.number(100)\n" + textwrap.dedent(steps)
+    assert after(pages, numbered, native, Repeat(1, 105)).totals.repeats
+    over = after(pages, numbered, native, Repeat(1, 104)).totals
+    assert (over.repeats, over.numbers_steps) == (False, True)
+
+
+def test_an_unchanged_script(pages: Pages) -> None:
+    program = """
+    import io, torch
+    from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+    from ddp.telemetry import torch_marks
+    torch_marks.install()
+    model = torch.nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(TensorDataset(torch.ones(6, 8)), batch_size=2)
+
+    def train(x):
+        time.sleep(0.01)
+        model(x).sum().backward()
+        optimizer.step()
+
+    for (x,) in loader:
+        train(x)
+    torch.save(model.state_dict(), io.BytesIO())
+    with torch.no_grad():
+        for (x,) in DataLoader(TensorDataset(torch.ones(90, 8))):
+            model(x)
+        time.sleep(0.05)
+    for _, (x,) in zip(range(2), loader):
+        train(x)
+
+    class Endless(IterableDataset):
+        def __len__(self):
+            raise AssertionError("asked for its length, after which torch warns")
+        def __iter__(self):
+            yield torch.ones(8)
+
+    rest = iter(DataLoader(Endless()))
+    os._exit(0)
+    """
+    view = after(pages, program)
+    spent, totals = dict(view.phase_times), view.totals
+    assert view.step == 5
+    assert (totals.checkpoints, totals.checkpoint_step) == (1, 3)
+    assert spent[RankPhase.EVALUATION] >= 0.05
+    assert spent[RankPhase.FORWARD] >= 0.04
+    assert totals.epoch is None  # nobody knows how long the last one is
+    assert sum(totals.steps.bins) == 4
