@@ -57,12 +57,14 @@ _MESSAGES: dict[type, Any] = {
     types.StoreAddress: pb.StoreAddress,
     types.Decision: pb.Decision,
     types.Outcome: pb.Outcome,
+    types.Reached: pb.Reached,
     events.AgentJoined: pb.Join,
     events.AgentLeft: pb.Leave,
     events.StoreOpened: pb.StoreOpened,
     events.RankFailed: pb.RankFailed,
     events.RanksFinished: pb.RanksFinished,
     events.AgentStopped: pb.AgentStopped,
+    events.HealReady: pb.HealReady,
     events.CheckpointTaken: pb.CheckpointTaken,
     events.Waiting: pb.Waiting,
     events.Refused: pb.Refused,
@@ -105,6 +107,7 @@ _FROM_AGENT: dict[str, Any] = {
     "examined": events.Examined,
     "phase_times": events.PhaseTimesReported,
     "node_health": events.NodeHealth,
+    "heal_ready": events.HealReady,
 }
 _TO_AGENT: dict[str, Any] = {
     "waiting": events.Waiting,
@@ -195,7 +198,8 @@ class _Row:
         names = [f.name for f in fields(kind)]
         if kind in _OF_THE_STREAM:
             names.remove("agent")
-        self._fields = [(name, *_field(name, hints[name])) for name in names]
+        absent = {f.name: f.default for f in fields(kind) if f.metadata.get("optional")}
+        self._fields = [(name, *_field(name, hints[name], absent.get(name))) for name in names]
 
     def encode(self, value: Any) -> Any:
         cells = {name: write(getattr(value, name)) for name, write, _ in self._fields}
@@ -216,8 +220,8 @@ def _row(kind: Any) -> _Row:
     return _ROWS[kind]
 
 
-def _field(name: str, hint: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-    """The functions that write the field's value, and read it from its message."""
+def _field(name: str, hint: Any, if_absent: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    """The functions that write the field's value, and read it from its message. `if_absent` None: it is required."""
     parts = get_args(hint)
     if get_origin(hint) is tuple:
         write, read = _value(name, parts[0])
@@ -230,6 +234,8 @@ def _field(name: str, hint: Any) -> tuple[Callable[[Any], Any], Callable[[Any], 
             lambda m: read(getattr(m, name)) if m.HasField(name) else None,
         )
     write, read = _value(name, hint)
+    if if_absent is not None:
+        return write, lambda m: read(getattr(m, name)) if m.HasField(name) else if_absent
     if is_dataclass(hint):
         return write, lambda m: read(_required(m, name))
     return write, lambda m: read(getattr(m, name))

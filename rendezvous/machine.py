@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, assert_never
 
 from rendezvous.diagnosing import stragglers
-from rendezvous.rounds import hang_examination, orders
+from rendezvous.rounds import hang_examination, healing, orders
 from rendezvous.rounds.admission import check_leases, join, leave, lose, renew_lease
 from rendezvous.rounds.growing import checkpoint_taken, consider_checkpoint, grow
 from rendezvous.rounds.policy import growth
@@ -39,6 +39,7 @@ from rendezvous.values.events import (
     Effect,
     Event,
     Examined,
+    HealReady,
     JobAborted,
     JobResized,
     NodeDrained,
@@ -97,7 +98,7 @@ def _react(state: JobState, event: Event, now: float) -> Result:
             return lose(state, [member], f"was lost: {reason}", now) if member else (state, ())
         case StoreOpened() | RankFailed() | RanksFinished() | AgentStopped() | CheckpointTaken():
             return _report(state, event, now)
-        case RanksStalled() | Examined() | PhaseTimesReported():
+        case RanksStalled() | Examined() | PhaseTimesReported() | HealReady():
             return _report(state, event, now)
         case NodeHealth():
             return _node_health(state, event, now)
@@ -123,6 +124,7 @@ def _report(
     | CheckpointTaken
     | RanksStalled
     | Examined
+    | HealReady
     | PhaseTimesReported,
     now: float,
 ) -> Result:
@@ -155,6 +157,8 @@ def _report(
             return hang_examination.ranks_stalled(state, member, now)
         case Examined():
             return hang_examination.examined(state, member, event.reports, now)
+        case HealReady():
+            return healing.heal_ready(state, event, member)
         case PhaseTimesReported():
             return _phase_times_reported(state, event, member)
         case _:

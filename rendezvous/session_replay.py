@@ -15,6 +15,7 @@ from rendezvous.values.events import (
     AgentStopped,
     Assigned,
     FromAgent,
+    HealReady,
     NodeHealth,
     RankFailed,
     RanksFinished,
@@ -65,8 +66,18 @@ class SessionReplay:
                 kept = self._of(message.generation)
                 running = None if isinstance(message, AgentStopped) else kept.running
                 return replace(kept, reports=(*kept.reports, message), running=running)
+            case HealReady() if self.wants(message):
+                others = (each for each in self.reports if not isinstance(each, HealReady))
+                return replace(self, reports=(*others, message))
             case _:
                 return self  # heartbeats and checkpoints are not replayed
+
+    def wants(self, message: FromAgent) -> bool:
+        """Whether the service reads this message. A service of the release before rejects one that it does not know."""
+        if not isinstance(message, HealReady):
+            return True
+        mine = self.running
+        return mine is not None and mine.can_heal and mine.generation == message.generation
 
     def received(self, message: ToAgent) -> SessionReplay:
         match message:

@@ -37,6 +37,8 @@ def job_spec(spec: LaunchSpec, version: str) -> JobSpec:
         scale_up=spec.scale_up,
         rules=spec.rules,
         stragglers=spec.stragglers,
+        recover=spec.recover,
+        heal_budget=spec.heal_budget,
     )
 
 

@@ -15,7 +15,7 @@ from launcher.settings.arguments import UsageError
 from launcher.settings.options import OPTIONS
 from launcher.settings.spec import EntryKind, EntryPoint, LaunchSpec, LogSpec
 from launcher.settings.values import BadValue, join_endpoint, nearest, positive_duration
-from rendezvous.values.types import ScaleUp
+from rendezvous.values.types import Recover, ScaleUp
 
 if TYPE_CHECKING:
     from launcher.settings.config import Settings
@@ -99,6 +99,8 @@ def assemble(settings: Settings, entry: EntryPoint, here: HostEnvironment) -> tu
         master_port=(settings["master_port"] or 0) if max_nodes == 1 else 0,
         budget=settings["max_restarts"],
         crash_loop=settings["crash_loop"],
+        recover=Recover(settings["recover"]),
+        heal_budget=settings["max_heals"],
         rules=settings["failure_policy"] or (),
         scale_up=ScaleUp(settings["scale_up"]),
         spares=settings["spares"],

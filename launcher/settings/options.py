@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from launcher.settings import host_names, name_lists, values
+from launcher.settings import failure_values, host_names, name_lists, values
 from launcher.settings.budget_text import hang_timeout
 from launcher.settings.health_options import MONITORING, PREFLIGHT
 from launcher.settings.log_options import LOGS
@@ -214,24 +214,42 @@ _FAILURES = (
         "--max-restarts",
         "N|N/WINDOW",
         "0",
-        values.budget,
+        failure_values.budget,
         "how many times the job may restart all ranks: N in total, or N within any WINDOW (5/1h)",
+    ),
+    _ours(
+        "--recover",
+        "HOW",
+        "auto",
+        values.choice("auto", "in-place", "restart"),
+        "what happens to ranks that survive a failure: auto (ranks inside State.run of ddp.elastic keep their "
+        "processes, the others restart), in-place (the same, and the decision says why if that is not possible), "
+        "restart (all ranks restart)",
+    ),
+    _ours(
+        "--max-heals",
+        "N|N/WINDOW|unlimited",
+        "unlimited",
+        failure_values.heals,
+        "how many times failed ranks are replaced while the others keep their processes; after that, all ranks restart "
+        "as often as --max-restarts permits",
     ),
     _ours(
         "--crash-loop",
         "TIMES/TIME|off",
         "3/1s",
-        values.crash_loop,
+        failure_values.crash_loop,
         "fail the job if the same rank fails within TIME after its start, TIMES times in a row",
     ),
     _ours(
         "--failure-policy",
         "CLASS=ACTION[,...]",
         None,
-        values.rules,
+        failure_values.rules,
         "what to do after a failure of a class. Classes: out-of-memory, hardware, network, user-exception, signal, "
-        "exit-code[:N], hang, node-lost. Actions: restart, exclude (restart without that node), fail, ignore (the "
-        "other ranks continue). Default: restart until --max-restarts is used up",
+        "exit-code[:N], hang, node-lost. Actions: restart, heal (as --recover auto, also after user-exception), "
+        "exclude (restart without that node), fail, ignore (the other ranks continue). Default: as --recover, but "
+        "restart after user-exception",
     ),
     _ours(
         "--reserved-exit-codes",

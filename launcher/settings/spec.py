@@ -10,7 +10,15 @@ from enum import IntFlag, StrEnum
 from typing import Literal
 
 from launcher.settings.budgets import Budgets
-from rendezvous.values.types import CrashLoop, PolicyRule, RestartBudget, ScaleUp, StragglerRule
+from rendezvous.values.types import (
+    UNLIMITED,
+    CrashLoop,
+    PolicyRule,
+    Recover,
+    RestartBudget,
+    ScaleUp,
+    StragglerRule,
+)
 
 
 class EntryKind(StrEnum):
@@ -81,6 +89,8 @@ class LaunchSpec:
     master_addr: str = ""
     master_port: int = 0  # 0: any free port; the process that binds it chooses it
     budget: RestartBudget = RestartBudget()
+    recover: Recover = Recover.AUTO
+    heal_budget: RestartBudget = RestartBudget(UNLIMITED)
     crash_loop: CrashLoop = CrashLoop()
     rules: tuple[PolicyRule, ...] = ()
     scale_up: ScaleUp = ScaleUp.ON_RESTART

@@ -13,7 +13,6 @@ import signal
 from typing import TYPE_CHECKING
 
 from launcher.settings.spec import StreamChoice, Streams
-from rendezvous.values.types import CrashLoop, FailureClass, PolicyAction, PolicyRule, RestartBudget
 from rendezvous.values.wire_names import PORT
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ MAX_COUNT = 1_000_000
 MAX_DURATION_S = 10 * 365 * 86400.0
 PREFIX_FIELDS = ("node", "rank", "local_rank", "role", "generation")
 _SHOWN = 80  # characters; a message truncates a longer value
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION_FORM = ("a number of seconds or a number with a unit (ms, s, m, h, d)", "5m")
 _TRUE, _FALSE = ("true", "yes", "on"), ("false", "no", "off", "")
 
@@ -212,7 +211,7 @@ def duration(value: str) -> float:
     found = re.fullmatch(r"\s*(-?(?:\d+\.?\d*|\.\d+))\s*(ms|s|m|h|d)?\s*", value, re.ASCII)
     if not found or len(value) > 40:
         raise BadValue("not a duration", *_DURATION_FORM)
-    seconds = float(found[1]) * _UNITS[found[2] or "s"]
+    seconds = float(found[1]) * UNITS[found[2] or "s"]
     if seconds < 0:
         raise BadValue("a duration cannot be negative", *_DURATION_FORM)
     if seconds > MAX_DURATION_S:
@@ -225,72 +224,6 @@ def positive_duration(value: str) -> float:
     if seconds == 0:
         raise BadValue("the duration must be greater than 0", *_DURATION_FORM)
     return seconds
-
-
-def budget(value: str) -> RestartBudget:
-    form = ("N, or N/WINDOW", "5/1h")
-    limit_text, slash, window = value.partition("/")
-    limit = parse_int(limit_text)
-    if limit is None or limit > MAX_COUNT:
-        raise BadValue("not a number of restarts", *form)
-    if limit < 0:
-        raise BadValue("the number of restarts cannot be negative", *form)
-    if not slash:
-        return RestartBudget(limit)
-    unit = window.strip()
-    try:  # "3/m" means three per minute
-        seconds = positive_duration("1" + unit if unit in _UNITS else unit)
-    except BadValue:
-        raise BadValue(f"the window {quote(window)} must be a duration greater than 0", *form) from None
-    return RestartBudget(limit, seconds)
-
-
-def crash_loop(value: str) -> CrashLoop:
-    form = ("TIMES/TIME, or off", "3/1s")
-    if value.strip().lower() == "off":
-        return CrashLoop(times=0)
-    times_text, slash, within = value.partition("/")
-    times = parse_int(times_text)
-    if not slash or times is None or not 0 <= times <= MAX_COUNT:
-        raise BadValue("it must have the form TIMES/TIME", *form)
-    try:
-        return CrashLoop(times, duration(within))
-    except BadValue:
-        raise BadValue(f"{quote(within)} is not a duration", *form) from None
-
-
-def rules(value: str) -> tuple[PolicyRule, ...]:
-    found = tuple(_rule(part.strip()) for part in value.split(","))
-    seen: list[tuple[FailureClass, int | None]] = []
-    for rule in found:
-        if (rule.failure, rule.exit_code) in seen:
-            raise BadValue(
-                f"class {rule.failure} is listed twice",
-                "each class once",
-                "hang=restart,hardware=exclude",
-            )
-        seen.append((rule.failure, rule.exit_code))
-    return found
-
-
-def _rule(text_: str) -> PolicyRule:
-    form = ("CLASS=ACTION[,...]", "out-of-memory=fail,exit-code:3=ignore")
-    left, equals, action = (part.strip() for part in text_.partition("="))
-    name, colon, code_text = left.partition(":")
-    if not equals:
-        raise BadValue(f"{quote(text_)} does not have the form CLASS=ACTION", *form)
-    if name not in tuple(FailureClass):
-        raise BadValue(
-            f"unknown failure class {quote(name)}; the classes are {', '.join(FailureClass)}", *form
-        )
-    if action not in tuple(PolicyAction):
-        raise BadValue(f"unknown action {quote(action)}; the actions are {', '.join(PolicyAction)}", *form)
-    if not colon:
-        return PolicyRule(FailureClass(name), PolicyAction(action))
-    code = parse_int(code_text)
-    if name != FailureClass.EXIT_CODE or code is None or not 1 <= code <= 255:
-        raise BadValue(f"invalid {quote(left)}: use exit-code:N, N from 1 to 255", *form)
-    return PolicyRule(FailureClass.EXIT_CODE, PolicyAction(action), code)
 
 
 def streams(value: str) -> StreamChoice:

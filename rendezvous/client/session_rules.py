@@ -207,6 +207,8 @@ def step(state: SessionState, event: SessionEvent, now: float) -> SessionStep:
 
 
 def _send(state: SessionState, message: FromAgent, now: float) -> SessionStep:
+    if not state.replay.wants(message):
+        return state, ()
     state = replace(state, replay=state.replay.sent(message))
     match state.link:
         case Link.IDLE if state.replay.joined is not None:

@@ -48,6 +48,13 @@ class PolicyAction(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     POLICY_ACTION_RESTART_WITHOUT_NODE: _ClassVar[PolicyAction]
     POLICY_ACTION_FAIL: _ClassVar[PolicyAction]
     POLICY_ACTION_IGNORE: _ClassVar[PolicyAction]
+    POLICY_ACTION_HEAL: _ClassVar[PolicyAction]
+
+class Recover(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    RECOVER_RESTART: _ClassVar[Recover]
+    RECOVER_AUTO: _ClassVar[Recover]
+    RECOVER_IN_PLACE: _ClassVar[Recover]
 
 class DecisionKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -119,6 +126,10 @@ POLICY_ACTION_RESTART: PolicyAction
 POLICY_ACTION_RESTART_WITHOUT_NODE: PolicyAction
 POLICY_ACTION_FAIL: PolicyAction
 POLICY_ACTION_IGNORE: PolicyAction
+POLICY_ACTION_HEAL: PolicyAction
+RECOVER_RESTART: Recover
+RECOVER_AUTO: Recover
+RECOVER_IN_PLACE: Recover
 DECISION_KIND_UNSPECIFIED: DecisionKind
 DECISION_KIND_IGNORE: DecisionKind
 DECISION_KIND_RESTART: DecisionKind
@@ -152,7 +163,7 @@ STRAGGLER_POLICY_REPORT: StragglerPolicy
 STRAGGLER_POLICY_EXCLUDE: StragglerPolicy
 
 class AgentMessage(_message.Message):
-    __slots__ = ("join", "heartbeat", "leave", "store_opened", "rank_failed", "ranks_finished", "agent_stopped", "checkpoint_taken", "ranks_stalled", "examined", "phase_times", "node_health")
+    __slots__ = ("join", "heartbeat", "leave", "store_opened", "rank_failed", "ranks_finished", "agent_stopped", "checkpoint_taken", "ranks_stalled", "examined", "phase_times", "node_health", "heal_ready")
     JOIN_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     LEAVE_FIELD_NUMBER: _ClassVar[int]
@@ -165,6 +176,7 @@ class AgentMessage(_message.Message):
     EXAMINED_FIELD_NUMBER: _ClassVar[int]
     PHASE_TIMES_FIELD_NUMBER: _ClassVar[int]
     NODE_HEALTH_FIELD_NUMBER: _ClassVar[int]
+    HEAL_READY_FIELD_NUMBER: _ClassVar[int]
     join: Join
     heartbeat: Heartbeat
     leave: Leave
@@ -177,7 +189,8 @@ class AgentMessage(_message.Message):
     examined: Examined
     phase_times: PhaseTimesReported
     node_health: NodeHealth
-    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., store_opened: _Optional[_Union[StoreOpened, _Mapping]] = ..., rank_failed: _Optional[_Union[RankFailed, _Mapping]] = ..., ranks_finished: _Optional[_Union[RanksFinished, _Mapping]] = ..., agent_stopped: _Optional[_Union[AgentStopped, _Mapping]] = ..., checkpoint_taken: _Optional[_Union[CheckpointTaken, _Mapping]] = ..., ranks_stalled: _Optional[_Union[RanksStalled, _Mapping]] = ..., examined: _Optional[_Union[Examined, _Mapping]] = ..., phase_times: _Optional[_Union[PhaseTimesReported, _Mapping]] = ..., node_health: _Optional[_Union[NodeHealth, _Mapping]] = ...) -> None: ...
+    heal_ready: HealReady
+    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., store_opened: _Optional[_Union[StoreOpened, _Mapping]] = ..., rank_failed: _Optional[_Union[RankFailed, _Mapping]] = ..., ranks_finished: _Optional[_Union[RanksFinished, _Mapping]] = ..., agent_stopped: _Optional[_Union[AgentStopped, _Mapping]] = ..., checkpoint_taken: _Optional[_Union[CheckpointTaken, _Mapping]] = ..., ranks_stalled: _Optional[_Union[RanksStalled, _Mapping]] = ..., examined: _Optional[_Union[Examined, _Mapping]] = ..., phase_times: _Optional[_Union[PhaseTimesReported, _Mapping]] = ..., node_health: _Optional[_Union[NodeHealth, _Mapping]] = ..., heal_ready: _Optional[_Union[HealReady, _Mapping]] = ...) -> None: ...
 
 class ServiceMessage(_message.Message):
     __slots__ = ("waiting", "refused", "assigned", "store_at", "stop", "ended", "redirect", "checkpoint", "examine", "accused", "notice")
@@ -262,12 +275,34 @@ class RanksFinished(_message.Message):
     def __init__(self, generation: _Optional[int] = ...) -> None: ...
 
 class AgentStopped(_message.Message):
-    __slots__ = ("generation", "reports")
+    __slots__ = ("generation", "reports", "parked", "reached")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     REPORTS_FIELD_NUMBER: _ClassVar[int]
+    PARKED_FIELD_NUMBER: _ClassVar[int]
+    REACHED_FIELD_NUMBER: _ClassVar[int]
     generation: int
     reports: _containers.RepeatedCompositeFieldContainer[RankReport]
-    def __init__(self, generation: _Optional[int] = ..., reports: _Optional[_Iterable[_Union[RankReport, _Mapping]]] = ...) -> None: ...
+    parked: _containers.RepeatedScalarFieldContainer[int]
+    reached: Reached
+    def __init__(self, generation: _Optional[int] = ..., reports: _Optional[_Iterable[_Union[RankReport, _Mapping]]] = ..., parked: _Optional[_Iterable[int]] = ..., reached: _Optional[_Union[Reached, _Mapping]] = ...) -> None: ...
+
+class Reached(_message.Message):
+    __slots__ = ("step", "numbered")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    NUMBERED_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    numbered: bool
+    def __init__(self, step: _Optional[int] = ..., numbered: bool = ...) -> None: ...
+
+class HealReady(_message.Message):
+    __slots__ = ("generation", "ready", "refusal")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    ready: bool
+    refusal: str
+    def __init__(self, generation: _Optional[int] = ..., ready: bool = ..., refusal: _Optional[str] = ...) -> None: ...
 
 class CheckpointTaken(_message.Message):
     __slots__ = ("generation",)
@@ -420,12 +455,14 @@ class RestartBudget(_message.Message):
     def __init__(self, limit: _Optional[int] = ..., window_s: _Optional[float] = ...) -> None: ...
 
 class CrashLoop(_message.Message):
-    __slots__ = ("times", "within_s")
+    __slots__ = ("times", "within_s", "without_step")
     TIMES_FIELD_NUMBER: _ClassVar[int]
     WITHIN_S_FIELD_NUMBER: _ClassVar[int]
+    WITHOUT_STEP_FIELD_NUMBER: _ClassVar[int]
     times: int
     within_s: float
-    def __init__(self, times: _Optional[int] = ..., within_s: _Optional[float] = ...) -> None: ...
+    without_step: int
+    def __init__(self, times: _Optional[int] = ..., within_s: _Optional[float] = ..., without_step: _Optional[int] = ...) -> None: ...
 
 class PolicyRule(_message.Message):
     __slots__ = ("failure", "action", "exit_code")
@@ -438,7 +475,7 @@ class PolicyRule(_message.Message):
     def __init__(self, failure: _Optional[_Union[FailureClass, str]] = ..., action: _Optional[_Union[PolicyAction, str]] = ..., exit_code: _Optional[int] = ...) -> None: ...
 
 class JobSpec(_message.Message):
-    __slots__ = ("job_id", "min_nodes", "max_nodes", "entry_point", "nproc", "version", "budget", "crash_loop", "join_timeout_s", "last_call_s", "last_call_bound_s", "replacement_timeout_s", "lease_s", "stop_budget_s", "spares", "scale_up", "node_failure_limit", "node_cooldown_s", "rules", "shrink_after_s", "stragglers")
+    __slots__ = ("job_id", "min_nodes", "max_nodes", "entry_point", "nproc", "version", "budget", "crash_loop", "join_timeout_s", "last_call_s", "last_call_bound_s", "replacement_timeout_s", "lease_s", "stop_budget_s", "spares", "scale_up", "node_failure_limit", "node_cooldown_s", "rules", "shrink_after_s", "stragglers", "recover", "heal_budget")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     MIN_NODES_FIELD_NUMBER: _ClassVar[int]
     MAX_NODES_FIELD_NUMBER: _ClassVar[int]
@@ -460,6 +497,8 @@ class JobSpec(_message.Message):
     RULES_FIELD_NUMBER: _ClassVar[int]
     SHRINK_AFTER_S_FIELD_NUMBER: _ClassVar[int]
     STRAGGLERS_FIELD_NUMBER: _ClassVar[int]
+    RECOVER_FIELD_NUMBER: _ClassVar[int]
+    HEAL_BUDGET_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     min_nodes: int
     max_nodes: int
@@ -481,7 +520,9 @@ class JobSpec(_message.Message):
     rules: _containers.RepeatedCompositeFieldContainer[PolicyRule]
     shrink_after_s: float
     stragglers: StragglerRule
-    def __init__(self, job_id: _Optional[str] = ..., min_nodes: _Optional[int] = ..., max_nodes: _Optional[int] = ..., entry_point: _Optional[str] = ..., nproc: _Optional[str] = ..., version: _Optional[str] = ..., budget: _Optional[_Union[RestartBudget, _Mapping]] = ..., crash_loop: _Optional[_Union[CrashLoop, _Mapping]] = ..., join_timeout_s: _Optional[float] = ..., last_call_s: _Optional[float] = ..., last_call_bound_s: _Optional[float] = ..., replacement_timeout_s: _Optional[float] = ..., lease_s: _Optional[float] = ..., stop_budget_s: _Optional[float] = ..., spares: _Optional[int] = ..., scale_up: _Optional[_Union[ScaleUp, str]] = ..., node_failure_limit: _Optional[int] = ..., node_cooldown_s: _Optional[float] = ..., rules: _Optional[_Iterable[_Union[PolicyRule, _Mapping]]] = ..., shrink_after_s: _Optional[float] = ..., stragglers: _Optional[_Union[StragglerRule, _Mapping]] = ...) -> None: ...
+    recover: Recover
+    heal_budget: RestartBudget
+    def __init__(self, job_id: _Optional[str] = ..., min_nodes: _Optional[int] = ..., max_nodes: _Optional[int] = ..., entry_point: _Optional[str] = ..., nproc: _Optional[str] = ..., version: _Optional[str] = ..., budget: _Optional[_Union[RestartBudget, _Mapping]] = ..., crash_loop: _Optional[_Union[CrashLoop, _Mapping]] = ..., join_timeout_s: _Optional[float] = ..., last_call_s: _Optional[float] = ..., last_call_bound_s: _Optional[float] = ..., replacement_timeout_s: _Optional[float] = ..., lease_s: _Optional[float] = ..., stop_budget_s: _Optional[float] = ..., spares: _Optional[int] = ..., scale_up: _Optional[_Union[ScaleUp, str]] = ..., node_failure_limit: _Optional[int] = ..., node_cooldown_s: _Optional[float] = ..., rules: _Optional[_Iterable[_Union[PolicyRule, _Mapping]]] = ..., shrink_after_s: _Optional[float] = ..., stragglers: _Optional[_Union[StragglerRule, _Mapping]] = ..., recover: _Optional[_Union[Recover, str]] = ..., heal_budget: _Optional[_Union[RestartBudget, _Mapping]] = ...) -> None: ...
 
 class StragglerRule(_message.Message):
     __slots__ = ("policy", "factor", "window_s")
@@ -580,7 +621,7 @@ class Cause(_message.Message):
     def __init__(self, node: _Optional[str] = ..., rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., failure: _Optional[_Union[FailureClass, str]] = ..., reason: _Optional[str] = ..., exit_code: _Optional[int] = ..., signal: _Optional[int] = ..., traceback: _Optional[str] = ..., step: _Optional[int] = ..., ran_s: _Optional[float] = ..., at: _Optional[str] = ..., log: _Optional[str] = ..., hint: _Optional[str] = ..., place: _Optional[str] = ..., doubt: _Optional[_Union[Doubt, str]] = ..., suspects: _Optional[_Iterable[int]] = ..., stopped: bool = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("generation", "node_rank", "n_nodes", "rank_offset", "nproc", "world_size", "role", "role_rank_offset", "role_world_size", "restart_count", "max_restarts", "store_host", "store_node", "reason")
+    __slots__ = ("generation", "node_rank", "n_nodes", "rank_offset", "nproc", "world_size", "role", "role_rank_offset", "role_world_size", "restart_count", "max_restarts", "store_host", "store_node", "reason", "in_place", "can_heal")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     NODE_RANK_FIELD_NUMBER: _ClassVar[int]
     N_NODES_FIELD_NUMBER: _ClassVar[int]
@@ -595,6 +636,8 @@ class Assignment(_message.Message):
     STORE_HOST_FIELD_NUMBER: _ClassVar[int]
     STORE_NODE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    IN_PLACE_FIELD_NUMBER: _ClassVar[int]
+    CAN_HEAL_FIELD_NUMBER: _ClassVar[int]
     generation: int
     node_rank: int
     n_nodes: int
@@ -609,7 +652,9 @@ class Assignment(_message.Message):
     store_host: str
     store_node: str
     reason: str
-    def __init__(self, generation: _Optional[int] = ..., node_rank: _Optional[int] = ..., n_nodes: _Optional[int] = ..., rank_offset: _Optional[int] = ..., nproc: _Optional[int] = ..., world_size: _Optional[int] = ..., role: _Optional[str] = ..., role_rank_offset: _Optional[int] = ..., role_world_size: _Optional[int] = ..., restart_count: _Optional[int] = ..., max_restarts: _Optional[int] = ..., store_host: _Optional[str] = ..., store_node: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+    in_place: bool
+    can_heal: bool
+    def __init__(self, generation: _Optional[int] = ..., node_rank: _Optional[int] = ..., n_nodes: _Optional[int] = ..., rank_offset: _Optional[int] = ..., nproc: _Optional[int] = ..., world_size: _Optional[int] = ..., role: _Optional[str] = ..., role_rank_offset: _Optional[int] = ..., role_world_size: _Optional[int] = ..., restart_count: _Optional[int] = ..., max_restarts: _Optional[int] = ..., store_host: _Optional[str] = ..., store_node: _Optional[str] = ..., reason: _Optional[str] = ..., in_place: bool = ..., can_heal: bool = ...) -> None: ...
 
 class RankReport(_message.Message):
     __slots__ = ("rank", "known", "stalled_s", "limit_s", "phase", "phase_s", "step", "section", "message", "calls", "groups", "alive", "process", "busy", "wchan", "recorded", "recorder")
@@ -700,23 +745,25 @@ class StoreAddress(_message.Message):
     def __init__(self, host: _Optional[str] = ..., port: _Optional[int] = ..., kept: bool = ...) -> None: ...
 
 class Decision(_message.Message):
-    __slots__ = ("kind", "reason", "generation", "cause", "nodes", "is_interrupt")
+    __slots__ = ("kind", "reason", "generation", "cause", "nodes", "is_interrupt", "in_place")
     KIND_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     CAUSE_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
     IS_INTERRUPT_FIELD_NUMBER: _ClassVar[int]
+    IN_PLACE_FIELD_NUMBER: _ClassVar[int]
     kind: DecisionKind
     reason: str
     generation: int
     cause: Cause
     nodes: int
     is_interrupt: bool
-    def __init__(self, kind: _Optional[_Union[DecisionKind, str]] = ..., reason: _Optional[str] = ..., generation: _Optional[int] = ..., cause: _Optional[_Union[Cause, _Mapping]] = ..., nodes: _Optional[int] = ..., is_interrupt: bool = ...) -> None: ...
+    in_place: bool
+    def __init__(self, kind: _Optional[_Union[DecisionKind, str]] = ..., reason: _Optional[str] = ..., generation: _Optional[int] = ..., cause: _Optional[_Union[Cause, _Mapping]] = ..., nodes: _Optional[int] = ..., is_interrupt: bool = ..., in_place: bool = ...) -> None: ...
 
 class Outcome(_message.Message):
-    __slots__ = ("succeeded", "reason", "exit_code", "first_cause", "causes", "restarts", "decisions")
+    __slots__ = ("succeeded", "reason", "exit_code", "first_cause", "causes", "restarts", "decisions", "heals")
     SUCCEEDED_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
@@ -724,6 +771,7 @@ class Outcome(_message.Message):
     CAUSES_FIELD_NUMBER: _ClassVar[int]
     RESTARTS_FIELD_NUMBER: _ClassVar[int]
     DECISIONS_FIELD_NUMBER: _ClassVar[int]
+    HEALS_FIELD_NUMBER: _ClassVar[int]
     succeeded: bool
     reason: str
     exit_code: int
@@ -731,7 +779,8 @@ class Outcome(_message.Message):
     causes: _containers.RepeatedCompositeFieldContainer[Cause]
     restarts: int
     decisions: _containers.RepeatedCompositeFieldContainer[Decision]
-    def __init__(self, succeeded: bool = ..., reason: _Optional[str] = ..., exit_code: _Optional[int] = ..., first_cause: _Optional[_Union[Cause, _Mapping]] = ..., causes: _Optional[_Iterable[_Union[Cause, _Mapping]]] = ..., restarts: _Optional[int] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ...) -> None: ...
+    heals: int
+    def __init__(self, succeeded: bool = ..., reason: _Optional[str] = ..., exit_code: _Optional[int] = ..., first_cause: _Optional[_Union[Cause, _Mapping]] = ..., causes: _Optional[_Iterable[_Union[Cause, _Mapping]]] = ..., restarts: _Optional[int] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., heals: _Optional[int] = ...) -> None: ...
 
 class ListJobsRequest(_message.Message):
     __slots__ = ()
@@ -850,7 +899,7 @@ class AbortJobResponse(_message.Message):
     def __init__(self, job: _Optional[_Union[JobSummary, _Mapping]] = ...) -> None: ...
 
 class JobSummary(_message.Message):
-    __slots__ = ("job_id", "phase", "generation", "nodes", "members", "min_nodes", "max_nodes", "world_size", "restarts", "reason", "succeeded")
+    __slots__ = ("job_id", "phase", "generation", "nodes", "members", "min_nodes", "max_nodes", "world_size", "restarts", "reason", "succeeded", "heals")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -862,6 +911,7 @@ class JobSummary(_message.Message):
     RESTARTS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     SUCCEEDED_FIELD_NUMBER: _ClassVar[int]
+    HEALS_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     phase: Phase
     generation: int
@@ -873,7 +923,8 @@ class JobSummary(_message.Message):
     restarts: int
     reason: str
     succeeded: bool
-    def __init__(self, job_id: _Optional[str] = ..., phase: _Optional[_Union[Phase, str]] = ..., generation: _Optional[int] = ..., nodes: _Optional[int] = ..., members: _Optional[int] = ..., min_nodes: _Optional[int] = ..., max_nodes: _Optional[int] = ..., world_size: _Optional[int] = ..., restarts: _Optional[int] = ..., reason: _Optional[str] = ..., succeeded: bool = ...) -> None: ...
+    heals: int
+    def __init__(self, job_id: _Optional[str] = ..., phase: _Optional[_Union[Phase, str]] = ..., generation: _Optional[int] = ..., nodes: _Optional[int] = ..., members: _Optional[int] = ..., min_nodes: _Optional[int] = ..., max_nodes: _Optional[int] = ..., world_size: _Optional[int] = ..., restarts: _Optional[int] = ..., reason: _Optional[str] = ..., succeeded: bool = ..., heals: _Optional[int] = ...) -> None: ...
 
 class JobView(_message.Message):
     __slots__ = ("summary", "spec", "nodes", "store", "decisions", "failures", "outcome")

@@ -52,6 +52,8 @@ KNOWN_AS = {
     "rules": "--failure-policy",
     "shrink_after_s": "--shrink-after (default: the value of --replacement-timeout, if it is set)",
     "stragglers": "--stragglers",
+    "recover": "--recover",
+    "heal_budget": "--max-heals",
 }
 _NODES_NOTIFIED = 8  # a person reads the output of the first nodes; thousands of equal lines are of no use
 _SAME_VALUE = "Start all nodes with the same value"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rendezvous.values.text_limits import NAME
 
 if TYPE_CHECKING:
-    from rendezvous.values.types import AgentId, Assignment, JobSpec, NodeFacts
+    from rendezvous.values.types import AgentId, Assignment, JobSpec, NodeFacts, RestartBudget
 
 JOB_ID_CHARS = 128
 _NODES = 100_000
@@ -66,13 +66,10 @@ def _number_problem(spec: JobSpec) -> str:
         ("--shrink-after", spec.shrink_after_s, 0.0, _YEAR_S),
         ("--shutdown-timeout", spec.stop_budget_s, 0.1, _YEAR_S),
         ("the time for which a node is excluded", spec.node_cooldown_s, 0.1, _YEAR_S),
-        (
-            "the window of --max-restarts",
-            _YEAR_S if spec.budget.window_s is None else spec.budget.window_s,
-            0.1,
-            _YEAR_S,
-        ),
+        ("the window of --max-restarts", _window_s(spec.budget), 0.1, _YEAR_S),
         ("--max-restarts", spec.budget.limit, 0, _COUNT),
+        ("the window of --max-heals", _window_s(spec.heal_budget), 0.1, _YEAR_S),
+        ("--max-heals", spec.heal_budget.limit, 0, _COUNT),
         ("--spares", spec.spares, 0, _NODES),
         ("the number of failures that exclude a node", spec.node_failure_limit, 0, _COUNT),
         ("the number of --failure-policy rules", len(spec.rules), 0, 1000),
@@ -81,3 +78,7 @@ def _number_problem(spec: JobSpec) -> str:
         if not low <= value <= high:
             return f"{what} is {value:,.10g}: use {low:,.10g} to {high:,.10g}"
     return ""
+
+
+def _window_s(budget: RestartBudget) -> float:
+    return _YEAR_S if budget.window_s is None else budget.window_s

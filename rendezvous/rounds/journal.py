@@ -131,7 +131,7 @@ def _new_decisions(before: JobState, after: JobState) -> list[Decision]:
 
 
 def _decision_text(decision: Decision) -> str:
-    return f"{decision.kind}: {decision.reason}"
+    return f"{decision.title}: {decision.reason}"
 
 
 def _phase(after: JobState) -> Iterator[Line]:

@@ -46,7 +46,7 @@ from rendezvous.values.state import (
     world_nodes,
 )
 from rendezvous.values.straggler_state import StragglerState
-from rendezvous.values.types import DecisionKind, ScaleUp
+from rendezvous.values.types import DecisionKind, Recover, ScaleUp
 
 if TYPE_CHECKING:
     from rendezvous.values.types import Assignment, JobSpec, Placement, World
@@ -180,7 +180,8 @@ def seal(state: JobState, now: float) -> Result:
 def _slice(state: JobState, place: Placement) -> Assignment:
     limit = spec_of(state).budget.limit
     mine = assignment(world_of(state), place, state.role_sizes, state.generation - 1, limit)
-    return replace(mine, reason=_why(state))
+    can_heal = spec_of(state).recover is not Recover.RESTART
+    return replace(mine, reason=_why(state), can_heal=can_heal)
 
 
 def _why(state: JobState) -> str:

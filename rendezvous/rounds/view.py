@@ -30,6 +30,7 @@ class JobSummary:
     restarts: int = 0
     reason: ShortenedSentence = ""
     succeeded: bool = False
+    heals: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,7 @@ def summary_of(job_id: str, state: JobState) -> JobSummary:
         restarts=state.restarts_used,
         reason=_reason(state),
         succeeded=state.outcome is not None and state.outcome.succeeded,
+        heals=state.heals_used,
     )
 
 

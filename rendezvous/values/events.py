@@ -20,6 +20,7 @@ from rendezvous.values.types import (
     JobSpec,
     NodeFacts,
     Outcome,
+    Reached,
     StoreAddress,
 )
 
@@ -81,11 +82,27 @@ class AgentStopped:
 
     While the job continues, this answer is also a request to join the next generation. `reports`: the state of its
     ranks when the order arrived, if its reason may be a consequence of another failure (see diagnosing/post_mortem.py).
+    After a stop in place, the ranks in `parked` are not reaped but paused, and can continue in the next generation.
     """
 
     agent: AgentId
     generation: int
     reports: tuple[RankReport, ...] = ()
+    parked: tuple[int, ...] = ()  # local ranks
+    reached: Reached | None = None  # the furthest of its ranks; None: no rank has a status page
+
+
+@dataclass(frozen=True, slots=True)
+class HealReady:
+    """Whether all live ranks of this node can be paused, so that a stop in place keeps their processes.
+
+    The agent sends this when it changes. `refusal`: why this script can never be healed in place.
+    """
+
+    agent: AgentId
+    generation: int
+    ready: bool
+    refusal: ShortenedSentence = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +202,7 @@ FromAgent = (
     | RankFailed
     | RanksFinished
     | AgentStopped
+    | HealReady
     | CheckpointTaken
     | RanksStalled
     | Examined
@@ -207,7 +225,10 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """The agent is admitted and does not run ranks yet. `reason` is the text of the progress line."""
+    """The agent is admitted and does not run ranks yet. `reason` is the text of the progress line.
+
+    Its paused ranks stay paused, unless `stands_by`.
+    """
 
     reason: ShortenedSentence
     present: int
@@ -255,7 +276,10 @@ class StoreAt:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Stop and reap every rank of `generation`, then answer `AgentStopped`. All nodes get the order at once."""
+    """Stop and reap every rank of `generation`, then answer `AgentStopped`. All nodes get the order at once.
+
+    If the decision is `in_place`, pause the ranks that can be paused instead.
+    """
 
     generation: int
     decision: Decision

@@ -143,10 +143,15 @@ class JobState:
     checkpoints_due: FrozenMap[str, bool] = EMPTY  # nodes that have not taken the requested checkpoint
     causes: FrozenMap[int, Cause] = EMPTY  # of this generation, by rank
     decision: Decision | None = None  # the decision that is being carried out
+    ready: FrozenMap[str, bool] = EMPTY  # nodes of this generation whose ranks can be paused
+    refusal: str = ""  # why this job cannot be healed in place
+    parked: FrozenMap[str, tuple[int, ...]] = EMPTY  # by node: local ranks that the last stop has paused
     forgotten: int = 0  # the latest generation that agents report; above `generation` if the state was lost
     arrivals: int = 0
     restarts_used: int = 0  # all restarts that count against the budget
     restart_times: tuple[float, ...] = ()  # the times of the latest of these decisions
+    heals_used: int = 0  # the same for decisions in place that follow a failure
+    heal_times: tuple[float, ...] = ()
     streak: Streak = Streak()
     decisions: tuple[Decision, ...] = ()  # the latest DECISIONS_KEPT
     failures: tuple[tuple[int, Cause], ...] = ()  # (generation, first cause), the latest FAILURES_KEPT

@@ -31,6 +31,14 @@ class ScaleUp(StrEnum):
     AT_CHECKPOINT = "at-checkpoint"
 
 
+class Recover(StrEnum):
+    """`--recover`: whether the ranks that survive a failure keep their processes."""
+
+    AUTO = "auto"  # in place, if the script and the failure allow it
+    IN_PLACE = "in-place"  # the same; if it is not possible, the decision says why
+    RESTART = "restart"  # all ranks are started anew
+
+
 class FailureClass(StrEnum):
     """The class of a failure. `--failure-policy` sets an action per class."""
 
@@ -55,6 +63,7 @@ class Doubt(StrEnum):
 
 
 UNLIMITED = 1_000_000  # restarts: more than any job can use
+OPTIONAL = {"optional": True}  # a field with the default value if the sender does not know it
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +83,15 @@ class RestartBudget:
 
 @dataclass(frozen=True, slots=True)
 class CrashLoop:
-    """The job ends if a rank is the first to fail, within `within_s` of its start, in `times` generations in a row."""
+    """When failures in a row end the job. 0 switches a rule off.
 
-    times: int = 3  # 0 switches the rule off
+    The job ends if a rank is the first to fail, within `within_s` of its start, in `times` generations in a row. It
+    also ends if `without_step` generations in a row failed and no step was finished that was not finished before.
+    """
+
+    times: int = 3
     within_s: float = 1.0
+    without_step: int = 0
 
 
 class PolicyAction(StrEnum):
@@ -87,6 +101,7 @@ class PolicyAction(StrEnum):
     RESTART_WITHOUT_NODE = "exclude"
     FAIL = "fail"
     IGNORE = "ignore"
+    HEAL = "heal"  # in place, also after failures of this class that are otherwise not healed in place
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +153,9 @@ class JobSpec:
     rules: tuple[PolicyRule, ...] = ()
     shrink_after_s: float = 0.0  # after a loss, with enough nodes left: wait this long for a replacement
     stragglers: StragglerRule = StragglerRule()
+    # Agents of the release before do not send these two. The defaults are what they do.
+    recover: Recover = Recover.RESTART
+    heal_budget: RestartBudget = field(default=RestartBudget(UNLIMITED), metadata=OPTIONAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +253,8 @@ class Assignment:
     store_host: str  # address of node rank 0, whose agent keeps the store
     store_node: str = ""  # the name of that node, for users
     reason: ShortenedSentence = ""  # why the previous generation ended
+    in_place: bool = False  # some nodes of this world have ranks that were paused: new ranks join these
+    can_heal: bool = False  # the service uses reports whether ranks can be paused (`HealReady`)
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +286,29 @@ class Decision:
     # RESTART_WITH_SPARE: the spares used. SHRINK: the nodes left. WAIT: the nodes missing. Otherwise, or unknown: 0.
     nodes: int = 0
     is_interrupt: bool = False  # a person pressed Ctrl-C on some node: ranks get SIGINT first
+    in_place: bool = False  # ranks that can be paused keep their processes
+
+    @property
+    def title(self) -> str:
+        """The kind as users see it."""
+        if not self.in_place:
+            return str(self.kind)
+        return _IN_PLACE_TITLES.get(self.kind, f"{self.kind}-in-place")
+
+
+_IN_PLACE_TITLES = {
+    DecisionKind.RESTART: "heal",
+    DecisionKind.RESTART_WITH_SPARE: "heal-with-spare",
+    DecisionKind.WAIT: str(DecisionKind.WAIT),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """The number of steps that a rank has finished. `numbered`: the script counts them, over all its restarts."""
+
+    step: int
+    numbered: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,3 +322,4 @@ class Outcome:
     causes: tuple[Cause, ...] = ()
     restarts: int = 0
     decisions: tuple[Decision, ...] = field(default=())
+    heals: int = 0

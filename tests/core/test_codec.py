@@ -182,3 +182,17 @@ def test_what_is_wrong_with_a_node_may_be_as_long_in_a_view_as_in_its_report() -
     assert codec.decode(NodeView, codec.encode(node)) == node
     with pytest.raises(codec.BadMessage, match="health is too long: 4097 characters"):
         codec.decode(NodeView, codec.encode(NodeView("n", health=(complaint + "x",))))
+
+
+def test_an_agent_of_the_release_before_recovers_by_restarts() -> None:
+    """It does not send these fields: the spec that is read must be the one that its stored jobs have."""
+    message = _join()
+    for name in ("recover", "heal_budget"):
+        message.join.spec.ClearField(name)
+    joined = codec.read_from_agent(message.SerializeToString(), None)
+    assert isinstance(joined, events.AgentJoined)
+    assert joined.spec == types.JobSpec("job")
+    assert joined.spec.recover is types.Recover.RESTART
+    assert joined.spec.heal_budget.is_unlimited
+    old = pb.AgentMessage(agent_stopped=pb.AgentStopped(generation=3))
+    assert codec.read_from_agent(old.SerializeToString(), AGENT) == events.AgentStopped(AGENT, 3)

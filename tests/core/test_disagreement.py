@@ -29,6 +29,8 @@ AGREED = {
     "--scale-up": "never",
     "--failure-policy": "hang=fail",
     "--stragglers": "off",
+    "--recover": "restart",
+    "--max-heals": "7",
 }
 
 

@@ -7,10 +7,17 @@ from typing import Any
 
 import pytest
 
-from launcher.settings import name_lists, values
+from launcher.settings import failure_values, name_lists, values
 from launcher.settings.spec import StreamChoice, Streams
 from launcher.settings.values import BadValue
-from rendezvous.values.types import CrashLoop, FailureClass, PolicyAction, PolicyRule, RestartBudget
+from rendezvous.values.types import (
+    UNLIMITED,
+    CrashLoop,
+    FailureClass,
+    PolicyAction,
+    PolicyRule,
+    RestartBudget,
+)
 
 LOCAL_RANKS = partial(values.numbers, what="local ranks", below=values.MAX_RANKS_PER_NODE)
 
@@ -32,15 +39,17 @@ GOOD: list[tuple[Callable[[str], Any], str, Any]] = [
     (values.duration, "0", 0.0),
     (values.duration, "500ms", 0.5),
     (values.duration, "1.5h", 5400.0),
-    (values.budget, "3", RestartBudget(3)),
-    (values.budget, "5/1h", RestartBudget(5, 3600.0)),
-    (values.budget, "3/10m", RestartBudget(3, 600.0)),
-    (values.budget, "2/30s", RestartBudget(2, 30.0)),
-    (values.budget, "4/d", RestartBudget(4, 86400.0)),
-    (values.crash_loop, "5/2s", CrashLoop(5, 2.0)),
-    (values.crash_loop, "off", CrashLoop(times=0)),
+    (failure_values.budget, "3", RestartBudget(3)),
+    (failure_values.budget, "5/1h", RestartBudget(5, 3600.0)),
+    (failure_values.budget, "3/10m", RestartBudget(3, 600.0)),
+    (failure_values.budget, "2/30s", RestartBudget(2, 30.0)),
+    (failure_values.budget, "4/d", RestartBudget(4, 86400.0)),
+    (failure_values.heals, "unlimited", RestartBudget(UNLIMITED)),
+    (failure_values.heals, "3/10m", RestartBudget(3, 600.0)),
+    (failure_values.crash_loop, "5/2s", CrashLoop(5, 2.0)),
+    (failure_values.crash_loop, "off", CrashLoop(times=0)),
     (
-        values.rules,
+        failure_values.rules,
         "hang=restart, exit-code:3=ignore",
         (
             PolicyRule(FailureClass.HANG, PolicyAction.RESTART),
@@ -75,10 +84,14 @@ BAD: list[tuple[Callable[[str], Any], tuple[str, ...]]] = [
     (values.endpoints, ("", "a:1,", ":1", "a:b", "a:70000", "a:0", "::1:5", "a b:1")),
     (values.duration, ("", "-1", "abc", "nan", "inf", "1e400", "5 weeks", "9" * 39, "1" * 5000)),
     (values.positive_duration, ("0", "0s", "-1")),
-    (values.budget, ("", "-1", "5/", "/1h", "5/0s", "5/x", "5/-1s", "1.5", "3/1h/2")),
-    (values.crash_loop, ("", "3", "x/1s", "-1/1s", "3/", "3/-1s")),
-    (values.rules, ("", "hang", "hang=", "hung=fail", "hang=stop", "exit-code:0=fail", "hang:1=fail")),
-    (values.rules, ("hang=fail,hang=restart",)),
+    (failure_values.budget, ("", "-1", "5/", "/1h", "5/0s", "5/x", "5/-1s", "1.5", "3/1h/2")),
+    (failure_values.heals, ("", "-1", "5/", "none")),
+    (failure_values.crash_loop, ("", "3", "x/1s", "-1/1s", "3/", "3/-1s")),
+    (
+        failure_values.rules,
+        ("", "hang", "hang=", "hung=fail", "hang=stop", "exit-code:0=fail", "hang:1=fail"),
+    ),
+    (failure_values.rules, ("hang=fail,hang=restart",)),
     (values.streams, ("", "4", "-1", "0:4", "0:1,", "a:1", "0;1")),
     (LOCAL_RANKS, ("", "-1", "0,", "a", "0 1", "4096")),
     (values.signals, ("", "SIGFOO", "SIGKILL", "STOP", "CHLD", "9", "SIGTERM,")),

@@ -31,6 +31,7 @@ from rendezvous.values.events import (
     AgentJoined,
     AgentStopped,
     Assigned,
+    HealReady,
     RanksFinished,
     Refused,
     Stop,
@@ -198,3 +199,29 @@ def test_events_of_another_state_change_nothing() -> None:
     for event in (Received(WAITING), StreamEnded(), StreamFailed("x")):
         assert step(pausing, event, 0.0) == (pausing, ())
     assert step(RUNNING, PauseEnded(), 0.0) == (RUNNING, ())
+
+
+HEALING = after(JOINED, Received(Assigned(replace(MINE, can_heal=True))))[0]
+
+
+def test_a_service_of_the_release_before_does_not_get_a_message_that_it_would_reject() -> None:
+    """It sends assignments without `can_heal`, and a message that it does not know would end the stream."""
+    ready = HealReady(AGENT, 3, True)
+    state, effects = after(RUNNING, MessageSent(ready))
+    assert effects == ()
+    _, effects = after(state, StreamFailed("reset"), PauseEnded())
+    assert opened(effects).messages == (replace(JOIN, generation=3, running=MINE),)
+
+
+def test_a_stream_repeats_the_last_word_on_whether_ranks_can_be_paused() -> None:
+    ready, not_ready = HealReady(AGENT, 3, True), HealReady(AGENT, 3, False)
+    state, effects = after(HEALING, MessageSent(ready), MessageSent(DONE), MessageSent(not_ready))
+    assert effects == (Write((not_ready,)),)
+    _, effects = after(state, StreamFailed("reset"), PauseEnded())
+    assert opened(effects).messages[1:] == (DONE, not_ready)
+
+
+@pytest.mark.parametrize("generation", [2, 4])
+def test_whether_ranks_of_another_generation_can_be_paused_is_not_sent(generation: int) -> None:
+    state, effects = after(HEALING, MessageSent(HealReady(AGENT, generation, True)))
+    assert (state, effects) == (HEALING, ())

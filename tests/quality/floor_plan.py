@@ -32,8 +32,8 @@ CORE = {
         *within("sources", "answer conditions findings metrics"),
         *within(
             "settings",
-            "arguments assemble budget_text budgets config health_options health_values host_names log_options "
-            "name_lists option options rank_options scratch_names spec usage values",
+            "arguments assemble budget_text budgets config failure_values health_options health_values host_names "
+            "log_options name_lists option options rank_options scratch_names spec usage values",
         ),
     },
     "rendezvous": {
@@ -45,8 +45,8 @@ CORE = {
         ),
         *within(
             "rounds",
-            "admission blocks growing hang_examination join_limits journal orders outcome_truncation policy ranks "
-            "resume sealing snapshot state_recovery stopping view",
+            "admission blocks growing hang_examination healing join_limits journal orders outcome_truncation policy "
+            "ranks resume sealing snapshot state_recovery stopping view",
         ),
         *within("service", "waiting_jobs"),
         *within("submit", "job job_file job_rules kubernetes pods slurm ssh yaml_text"),

@@ -85,7 +85,10 @@ def test_a_job_restarts_and_ends_and_its_history_is_read(
         ended = [process.communicate(timeout=_TIME_S) for process in nodes]
         assert [process.returncode for process in nodes] == [0, 0], ended
         seen = status(served.endpoint, "job", sides[agents])
-        assert seen == status(served.endpoint, "job", sides[service])
+        otherwise = status(served.endpoint, "job", sides[service])
+        known_to_both = seen.keys() & otherwise.keys()  # the later release shows fields that it has added
+        assert known_to_both in (seen.keys(), otherwise.keys())
+        assert [seen[name] for name in known_to_both] == [otherwise[name] for name in known_to_both]
     with serving(*store, env=sides["present"]) as other:  # reads the store that the first has written
         kept = status(other.endpoint, "job", sides[agents])
         assert kept == seen
