@@ -144,8 +144,8 @@ class Zygote:
     def signal(self, signum: int, ranks: Iterable[int] | None = None) -> None:
         self._send(Signal(signum, None if ranks is None else tuple(ranks)))
 
-    def sweep(self, generation: int, patience_s: float) -> None:
-        self._send(Sweep(generation, patience_s))
+    def sweep(self, generation: int, patience_s: float, kept: Iterable[int] = ()) -> None:
+        self._send(Sweep(generation, patience_s, tuple(kept)))
 
     def close(self) -> None:
         """End the zygote, which first kills all its descendants."""

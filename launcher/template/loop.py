@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import cgroup, messages, rank, scratch, stacks, store, terminal_size, tree, wire
 from .messages import Exited, Keep, KeeperEnded, Keeping, Ready, Signal, Spawn, Started, Sweep, Swept
+from .sweeping import Sweeper, traces_of_streams
 
 if TYPE_CHECKING:
     import socket
@@ -52,10 +53,7 @@ class Loop:
         self._obstacle = warm_obstacle
         self._ranks: dict[int, _Child] = {}
         self._keepers: dict[int, _Keeper] = {}
-        self._sweeping: int | None = None
-        self._spare_until = 0.0  # by then, detached processes have ended by themselves or are killed
-        self._sessions = {os.getpid()}  # of the zygote and its ranks: others were opened to survive them
-        self._left_over = 0
+        self._sweeper = Sweeper(lambda generation, killed: self._tell(Swept(generation, killed)))
         self._reserved: socket.socket | None = None
         self._cgroup = ""
         self._scratch = ""
@@ -99,8 +97,8 @@ class Loop:
                     self._flush()
                 if events & ~select.POLLOUT and self._listen() == "rank":
                     return
-            if self._sweeping is not None and time.monotonic() >= self._spare_until:
-                self._sweep()
+            if self._sweeper.is_due:
+                self._sweeper.sweep(len(self._keepers))
             if self._learner is not None:
                 self._learner.turn()
 
@@ -114,11 +112,8 @@ class Loop:
         return found
 
     def _patience_ms(self) -> float | None:
-        waits_s = []
-        if self._sweeping is not None and (left_s := self._spare_until - time.monotonic()) > 0:
-            waits_s.append(left_s)
-        if self._learner is not None and (wait_s := self._learner.wait_s()) is not None:
-            waits_s.append(wait_s)
+        waits = (self._sweeper.wait_s(), None if self._learner is None else self._learner.wait_s())
+        waits_s = [wait_s for wait_s in waits if wait_s is not None]
         return min(waits_s) * 1000 + 1 if waits_s else None
 
     def _listen(self) -> str:
@@ -138,11 +133,9 @@ class Loop:
                 self._keep(order)
             case Signal(signum, ranks):
                 self._signal(signum, ranks)
-            case Sweep(generation, patience_s):
-                self._sweeping = generation
-                self._spare_until = time.monotonic() + patience_s
-                self._left_over = len(tree.descendants(self._pid)) - len(self._keepers)
-                self._sweep()
+            case Sweep() as order:
+                kept = tuple(pid for pid, child in self._ranks.items() if child.local_rank in order.kept)
+                self._sweeper.begin(order, kept, len(self._keepers))
         return ""
 
     def _spawn(self, order: Spawn, fds: tuple[int, ...]) -> str:
@@ -162,6 +155,7 @@ class Loop:
                 if self._learner is not None:
                     self.import_recorder = self._learner.recorder(order.local_rank)
                 return "rank"
+        traces = traces_of_streams(fds)
         for fd in fds:
             os.close(fd)
         if obstacle:
@@ -171,7 +165,7 @@ class Loop:
             )
             return ""
         self._ranks[pid] = child
-        self._sessions.add(pid)
+        self._sweeper.rank_started(pid, order, traces)
         self._tell(Started(child.local_rank, child.generation, pid))
         return ""
 
@@ -268,8 +262,7 @@ class Loop:
                     self._learner.rank_ended()
             if child is not None:
                 self._tell_exit(pid, child, status, now - child.started)
-        if self._sweeping is not None:
-            self._sweep()
+        self._sweeper.sweep(len(self._keepers))
 
     def _tell_exit(self, pid: int, child: _Child, status: int, ran_s: float) -> None:
         exit_code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
@@ -279,24 +272,9 @@ class Loop:
     def _tell_keeper_end(self, keeper: _Keeper, status: int) -> None:
         reason = os.read(keeper.error, 4096).decode(errors="replace")
         os.close(keeper.error)
-        if self._sweeping is not None:  # the sweep ends it
+        if self._sweeper.is_active:  # the sweep ends it
             return
         self._tell(KeeperEnded(keeper.generation, reason or _in_words(status)))
-
-    def _sweep(self) -> None:
-        """Kill what is left. The end of each child calls this again, until nothing is left.
-
-        A process in a session of its own was made to survive its rank: it may still save what the rank has sent it.
-        This kills the old store's keeper too, but does not wait for it: the next store has its own port.
-        """
-        assert self._sweeping is not None
-        spared: frozenset[int] = frozenset()
-        if time.monotonic() < self._spare_until:
-            spared = tree.in_other_sessions(self._pid, self._sessions)
-        if tree.kill_all(self._pid, spared) <= len(self._keepers):
-            self._tell(Swept(self._sweeping, self._left_over))
-            self._sweeping = None
-            self._sessions = {self._pid}
 
     def _end(self) -> NoReturn:
         """Kill all descendants and exit: the agent has ended or closed the socket."""

@@ -43,11 +43,13 @@ class Signal(NamedTuple):
 class Sweep(NamedTuple):
     """End all processes that the ranks of this generation have left behind.
 
-    Processes in a session of their own have `patience_s` to end by themselves.
+    Processes in a session of their own have `patience_s` to end by themselves. `kept`: local ranks that continue; the
+    sweep spares them and their processes.
     """
 
     generation: int
     patience_s: float = 0.0
+    kept: tuple[int, ...] = ()
 
 
 class Ready(NamedTuple):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from .process_stat import process_stat
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Callable, Container
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -40,24 +40,28 @@ def outlive_parent() -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
 
 
-def descendants(root: int) -> list[int]:
-    """Return every process below `root`, parents before children."""
+def _none(_pid: int) -> bool:
+    return False
+
+
+def descendants(root: int, left_out: Callable[[int], bool] = _none) -> list[int]:
+    """Return every process below `root`, parents before children. Nothing below one that is `left_out` is listed."""
     found: list[int] = []
     level = [root]
     while level:
-        level = [child for pid in level for child in _children(pid)]
+        level = [child for pid in level for child in _children(pid) if not left_out(child)]
         found += level
     return found
 
 
-def kill_all(root: int, spared: Container[int] = ()) -> int:
+def kill_all(root: int, spared: Container[int] = (), left_out: Callable[[int], bool] = _none) -> int:
     """Send SIGKILL to everything below `root`. Return the number of killed processes; the caller reaps and repeats
     until none are left.
 
-    `spared` are counted, but not killed.
+    `spared` are counted, but not killed. Processes that are `left_out`, and all below them, are neither.
     """
     killed = 0
-    for pid in descendants(root):
+    for pid in descendants(root, left_out):
         if pid in spared:
             killed += 1
             continue

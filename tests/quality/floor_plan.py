@@ -255,7 +255,7 @@ ZYGOTE_ONLY = {
     f"launcher.template.{name}"
     for name in (
         *("warm", "plain", "loop", "rank", "store", "hook", "executed", "tracing", "threshold"),
-        *("learner", "import_recorder", "import_records", "trial_import", "memory"),
+        *("learner", "import_recorder", "import_records", "trial_import", "memory", "sweeping"),
     )
 }
 

@@ -1,0 +1,143 @@
+"""A sweep while ranks keep their processes: nothing of theirs is touched, and nothing of an ended rank is left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from launched import FAMILY, SOON_S, eventually
+
+from launcher.ranks.zygote import Zygote
+from launcher.settings.spec import EntryKind, EntryPoint, LaunchSpec
+from launcher.template.messages import Exited, Spawn, Started, Swept
+from launcher.template.process_stat import process_stat
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from launcher.template.messages import Report
+
+NAMES = (
+    "child",
+    "deaf",
+    "session",
+    "daemon",
+)  # each name has one process; "forking" another one every millisecond
+RANK = FAMILY + "family()\nthere('rank')\nsignal.pause()\n"
+
+
+class Node:
+    """A zygote with two ranks, each of which has started the whole family."""
+
+    def __init__(self, folder: Path, has_log_folders: bool) -> None:
+        self.folder, self._has_log_folders = folder, has_log_folders
+        spec = LaunchSpec(EntryPoint(EntryKind.PROGRAM, "true"), "kept")
+        self.zygote = Zygote.start(
+            spec, dict(os.environ), cgroup="", scratch=str(folder / "scratch"), warm=False
+        )
+        self.pids: dict[int, int] = {}
+        self.outputs: list[int] = []
+
+    def start(self, *local_ranks: int) -> None:
+        for local_rank in local_ranks:
+            env = {
+                "RANK": str(local_rank),
+                "THERE": str(self.folder),
+                "MARKED": f"{self.folder}/{local_rank}",
+            }
+            if self._has_log_folders:  # otherwise only the streams show whose a process is
+                env["DDP_RANK_DIR"] = f"{self.folder}/{local_rank}"
+            argv = (sys.executable, "-c", RANK)
+            order = Spawn(local_rank, 1, argv, None, env, (), False, False, is_python=False)
+            read, write = os.pipe()
+            self.outputs.append(read)
+            self.zygote.spawn(order, (write, os.dup(write)))
+            self.pids[local_rank] = self.report(Started).pid
+        eventually(lambda: all(self.path(name, r).exists() for r in local_ranks for name in (*NAMES, "rank")))
+        eventually(lambda: all(self.forking(r) for r in local_ranks), what="the chains of forks")
+
+    def report(self, kind: type[Report]) -> Report:
+        """Return the next report of this kind."""
+        give_up_at = time.monotonic() + SOON_S
+        while True:
+            self.zygote.flush()
+            readable, _, _ = select.select([self.zygote], [], [], max(0.0, give_up_at - time.monotonic()))
+            assert readable, f"no {kind}"
+            for report in self.zygote.read() or ():
+                if isinstance(report, kind):
+                    return report
+
+    def path(self, name: str, rank: int) -> Path:
+        return self.folder / f"{name}-{rank}"
+
+    def of(self, rank: int) -> list[int]:
+        return [int(self.path(name, rank).read_text()) for name in NAMES]
+
+    def living(self, rank: int) -> list[int]:
+        return [pid for pid in self.of(rank) if process_stat(pid) is not None]
+
+    def forking(self, rank: int) -> bool:
+        """Whether the chain of forks of this rank continues: it writes its file once only, so by its environment."""
+        mark = f"MARKED={self.folder}/{rank}".encode()
+        stem = {*self.of(rank), self.pids[rank]}
+        for name in os.listdir("/proc"):
+            with contextlib.suppress(OSError):
+                if name.isdigit() and int(name) not in stem:
+                    if mark in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
+                        return True
+        return False
+
+    def end(self) -> None:
+        self.zygote.close()
+        os.waitpid(self.zygote.pid, 0)
+        for output in self.outputs:
+            os.close(output)
+
+
+@pytest.fixture(params=[True, False], ids=["log folders", "streams"])
+def node(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Node]:
+    made = Node(tmp_path, request.param)
+    yield made
+    made.end()
+
+
+def test_a_sweep_ends_what_an_ended_rank_has_left_and_nothing_of_a_kept_one(node: Node) -> None:
+    node.start(0, 1)
+    os.kill(node.pids[0], signal.SIGKILL)
+    assert node.report(Exited).local_rank == 0
+    node.zygote.sweep(1, 0.0, kept=(1,))
+    assert node.report(Swept).generation == 1
+    assert node.living(0) == []
+    assert not node.forking(0)
+    assert node.living(1) == node.of(1)
+    assert node.forking(1)
+
+    node.start(0)  # its replacement: the next sweep knows which processes are whose
+    os.kill(node.pids[1], signal.SIGKILL)
+    assert node.report(Exited).local_rank == 1
+    node.zygote.sweep(2, 0.0, kept=(0,))
+    assert node.report(Swept).generation == 2
+    assert (node.living(1), node.living(0)) == ([], node.of(0))
+
+    os.kill(node.pids[0], signal.SIGKILL)
+    node.report(Exited)
+    node.zygote.sweep(3, 0.0)
+    node.report(Swept)
+    assert (node.living(0), node.forking(0)) == ([], False)
+
+
+def test_a_rank_that_has_ended_is_not_kept(node: Node) -> None:
+    """Its end and the order to keep it may cross."""
+    node.start(0, 1)
+    os.kill(node.pids[0], signal.SIGKILL)
+    node.report(Exited)
+    node.zygote.sweep(1, 0.0, kept=(0, 1))
+    assert node.report(Swept)
+    assert (node.living(0), node.living(1)) == ([], node.of(1))
