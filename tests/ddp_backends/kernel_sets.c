@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { COUNT = 3000, SOURCES = 3, ROUNDS = 20 };
+enum { COUNT = 3000, SOURCES = 7, ROUNDS = 20 };
 static uint64_t state = 88172645463325252u;
 
 static uint64_t chance(void) {

@@ -340,3 +340,30 @@ def done_before_it_returns():
     negative = torch.tensor([1 - 2j]).conj().imag  # contiguous, and yet not what lies in memory
     dist.all_reduce(negative)
     assert negative.tolist() == [2.0 * world]
+
+
+def tree_sum(parts):
+    """(0 + 1) + (2 + 3), and so on; an odd one out joins at the end of the next row."""
+    while len(parts) > 1:
+        pairs = [left + right for left, right in zip(parts[::2], parts[1::2], strict=False)]
+        parts = pairs + parts[len(parts) // 2 * 2 :]
+    return parts[0]
+
+
+def sums_are_a_tree(dtype):
+    """To the last bit, in all ways of the core: all of it, slices, slices in the shared file, scattered."""
+    size, rank = dist.get_world_size(), dist.get_rank()
+    for numel in sizes(dtype):
+        parts = [data(numel, dtype, numel, each) for each in range(size)]
+        expected = tree_sum(parts)
+        tensor = parts[rank].clone()
+        dist.all_reduce(tensor)
+        block = dist.group.WORLD.ddp_allocate(numel, dtype)
+        block.copy_(parts[rank])
+        dist.group.WORLD.ddp_average([block], 3.0).wait()
+        assert torch.equal(tensor, expected), numel
+        assert torch.equal(block, expected / 3), numel
+    rows = [data(size * 1001, dtype, 5, each) for each in range(size)]
+    mine = torch.empty(1001, dtype=dtype)
+    dist.reduce_scatter_tensor(mine, rows[rank])
+    assert torch.equal(mine, tree_sum(rows)[1001 * rank : 1001 * (rank + 1)])

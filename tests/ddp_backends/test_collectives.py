@@ -54,6 +54,13 @@ def test_half_sums_are_rounded_once(crew, dtype):
     crew.run(work.half_sums_are_rounded_once, dtype)
 
 
+@pytest.mark.parametrize("crew", [3, 4], indirect=True)
+def test_sums_are_a_binary_tree(crew):
+    """docs/elastic.md rests on it: a world of two that has summed pairs before gives the bits of a world of four."""
+    for dtype in (torch.float32, torch.float64):
+        crew.run(work.sums_are_a_tree, dtype)
+
+
 @pytest.mark.parametrize(("crew", "dtype", "op"), at_every_size(SOME), indirect=["crew"])
 def test_reduce_and_reduce_scatter(crew, dtype, op):
     crew.run(work.reduce_to_each_root, dtype, op)

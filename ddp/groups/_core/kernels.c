@@ -5,7 +5,8 @@
 
 #include <string.h>
 
-enum { BLOCK = 512 };
+enum { BLOCK = 512, DEPTH = 9 }; /* 2^(DEPTH - 1) = MAX_MEMBERS sources */
+_Static_assert(MAX_MEMBERS <= 1 << (DEPTH - 1), "sum_block needs a larger DEPTH");
 
 const size_t element_bytes[ELEMENTS] = {8, 4, 2, 2, 8, 4, 2, 1, 1, 1};
 const char *const element_names[ELEMENTS] = {"float64", "float32", "float16", "bfloat16", "int64",
@@ -178,20 +179,40 @@ static void narrow(const struct kernels *k, enum element e, void *to, const floa
     else k->narrow_BF16(to, from, n);
 }
 
-/* Half-precision sources are converted into `sums` one after another. Others are reduced without a copy. */
+/* The sums of a block that wait for their right half: at most one for each power of two below the number of sources. */
+struct halves {
+    int waiting, free;
+    const char *sum[DEPTH];
+    union accumulator *in[DEPTH], *spare[DEPTH + 1]; /* in: the buffer of a sum; NULL for a source that is used in place */
+};
+
+static void join_last_two(const struct kernels *k, enum element e, enum reduction r, size_t n, struct halves *h) {
+    int left = h->waiting - 2, right = h->waiting - 1;
+    union accumulator *to = h->spare[--h->free];
+    fold(k, e, r, to->bytes, h->sum[left], h->sum[right], n);
+    for (int i = left; i <= right; i++)
+        if (h->in[i]) h->spare[h->free++] = h->in[i];
+    h->sum[left] = to->bytes;
+    h->in[left] = to;
+    h->waiting--;
+}
+
+/* The sources are summed as a binary tree: (0 + 1) + (2 + 3), and so on. So the sum over 4 ranks has the bits of the sum
+ * over 2 ranks that have each summed two sources. Half-precision sources are converted first, others used in place. */
 static const char *sum_block(const struct kernels *k, enum element e, enum reduction r, size_t at, size_t n,
                              int sources, const char *const *from, union accumulator *sums) {
-    int half = e == F16 || e == BF16, turn = 0;
-    union accumulator *other = sums + 2;
-    const char *sum = from[0] + at;
-    if (half) widen(k, e, sums[1].f32, sum, n);
-    if (half) sum = sums[1].bytes;
-    for (int s = 1; s < sources; s++, turn ^= 1) {
-        if (half) widen(k, e, other->f32, from[s] + at, n);
-        fold(k, half ? F32 : e, r, sums[turn].bytes, sum, half ? other->bytes : from[s] + at, n);
-        sum = sums[turn].bytes;
+    int half = e == F16 || e == BF16;
+    struct halves h = {.free = DEPTH + 1};
+    for (int i = 0; i <= DEPTH; i++) h.spare[i] = sums + i;
+    for (int s = 0; s < sources; s++) {
+        union accumulator *wide = half ? h.spare[--h.free] : NULL;
+        if (half) widen(k, e, wide->f32, from[s] + at, n);
+        h.in[h.waiting] = wide;
+        h.sum[h.waiting++] = half ? wide->bytes : from[s] + at;
+        for (int count = s + 1; h.waiting > 1 && (s + 1 == sources || !(count & 1)); count >>= 1)
+            join_last_two(k, half ? F32 : e, r, n, &h);
     }
-    return sum;
+    return h.sum[0];
 }
 
 static const char *finish_block(const struct kernels *k, enum element e, double divisor, size_t n, const char *sum,
@@ -208,12 +229,12 @@ static const char *finish_block(const struct kernels *k, enum element e, double 
 void reduce(enum element e, enum reduction r, double divisor, size_t count, int sources, const char *const *from,
             int targets, char *const *to) {
     const struct kernels *k = chosen();
-    union accumulator room[5];
+    union accumulator room[DEPTH + 3];
     size_t bytes = element_bytes[e];
     for (size_t done = 0; done < count; done += BLOCK) {
         size_t n = count - done < BLOCK ? count - done : BLOCK, at = done * bytes;
         const char *sum = sum_block(k, e, r, at, n, sources, from, room);
-        sum = finish_block(k, e, divisor, n, sum, room + 3);
+        sum = finish_block(k, e, divisor, n, sum, room + DEPTH + 1);
         for (int t = 0; t < targets; t++)
             if (to[t] + at != sum) memcpy(to[t] + at, sum, n * bytes);
     }
