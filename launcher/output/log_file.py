@@ -62,6 +62,13 @@ class LogFile:
         self._open()
 
 
+def link_folder(folder: str, link: str) -> None:
+    """Make `link` lead to `folder`, which is beside it. Not every file system has links."""
+    with contextlib.suppress(OSError):
+        _make_private(os.path.dirname(link))
+        os.symlink(os.path.relpath(folder, os.path.dirname(link)), link)
+
+
 def _make_private(directory: str) -> None:
     """Create missing folders for this user only. Existing folders stay as they are."""
     if not directory or os.path.isdir(directory):

@@ -12,6 +12,7 @@ reports it (`launcher.output.terminal`). If the reader of a pipe is too slow, ra
 
     <directory>/generation_<g>/rank_<r>/{stdout,stderr}.log   raw bytes (beyond a limit: in *.log.1 before); of a rank
                                                               with a terminal its lines, without colours
+    <directory>/generation_<g>/rank_<r>                       a link, if the rank has kept its process
     <directory>/generation_<g>/filtered_{stdout,stderr}.log   matching lines of all ranks that are shown
 """
 
@@ -29,18 +30,20 @@ from launcher.output import channels, lines
 from launcher.output.channels import PIPE_SIZE, READ_SIZE, Channels
 from launcher.output.filtered_files import FilteredFiles
 from launcher.output.keyboard import Keyboard
+from launcher.output.latest_streams import LatestStreams
 from launcher.output.lines import RankLabel
 from launcher.output.live_display import LiveDisplay
-from launcher.output.log_file import LogFile
+from launcher.output.log_file import LogFile, link_folder
 from launcher.output.rank_display import RankDisplay, label_columns
 from launcher.output.rank_stream import STREAM_NAMES, RankStream
 from launcher.output.terminal import Terminal, same_place, write_from_background
-from launcher.output.throttle import NOTICE_AFTER_S, Throttle
+from launcher.output.throttle import NOTICE_AFTER_S, Backlogs, Throttle
 from launcher.settings.spec import Streams
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from launcher.output.latest_streams import Move
     from launcher.output.rank_display import Shown
     from launcher.settings.spec import LogSpec
 
@@ -71,9 +74,8 @@ class LogPump:
         self.input_wait: Callable[[int], int | None] = lambda _rank: None  # see Workers.input_wait
         self._live = LiveDisplay(lambda rank: self.input_wait(rank))
         self._channels = Channels()
-        self._waited: dict[int, None] = {}  # descriptors of terminals that are too slow
-        self._lock = threading.Lock()  # guards the three below, and the tail of every stream
-        self._latest: dict[tuple[int, int, Streams], RankStream] = {}
+        self._latest = LatestStreams()
+        self._lock = threading.Lock()  # guards the two below
         self._requests: deque[Callable[[], None]] = deque()
         self._complained = False
         self._deadline: float | None = None  # of close, for terminals
@@ -88,6 +90,7 @@ class LogPump:
         self._epoll = select.epoll()
         self._epoll.register(self._wake, select.EPOLLIN)
         self._throttle = Throttle(self._epoll)
+        self._backlogs = Backlogs(self._epoll)
         self._thread = threading.Thread(target=self._run, name="logs", daemon=True)
         self._thread.start()
 
@@ -95,33 +98,40 @@ class LogPump:
 
     def open_rank(self, label: RankLabel) -> tuple[int, int]:
         """Return the write ends of a rank's stdout and stderr. The caller closes its copies after the fork."""
-        if label.generation > self._newest:  # once per generation: a search for each rank would be quadratic
-            self._newest = label.generation
-            self._forget_before(label.generation - 1)
+        self._begin(label.generation)
         return self._open_stream(label, Streams.OUT), self._open_stream(label, Streams.ERR)
 
-    def _forget_before(self, generation: int) -> None:
+    def carry_over(self, moves: Sequence[Move]) -> None:
+        """Continue the streams of ranks that keep their processes. Call it before `open_rank` of the new generation.
+
+        Their files stay where they are, and a link leads there from the folder of the new generation.
+        """
+        moved = self._latest.move(moves)
+        self._ask(lambda: self._relabel(moved))
+        for folder, label in {os.path.dirname(stream.file.path): label for stream, label in moved}.items():
+            link_folder(folder, self.rank_directory(label))
+            self._begin(label.generation)
+
+    def _begin(self, generation: int) -> None:
         """Close the pipes of old generations: a process that runs two generations longer is no longer read."""
-        with self._lock:
-            for key in [key for key in self._latest if key[0] < generation]:
-                del self._latest[key]
-        self._ask(lambda: self._retire(generation))
+        if generation <= self._newest:
+            return  # once per generation: a search for each rank would be quadratic
+        self._newest = generation
+        self._latest.forget_before(generation - 1)
+        self._ask(lambda: self._retire(generation - 1))
 
     def rank_directory(self, label: RankLabel) -> str:
         return os.path.join(self._directory, f"generation_{label.generation}", f"rank_{label.rank}")
 
     def stderr_tail(self, rank: int, generation: int) -> bytes:
-        return self._tail(rank, generation, Streams.ERR)
+        return self._latest.last_words(rank, generation, Streams.ERR)
 
     def catch_up(self, rank: int, generation: int, done: Callable[[], object]) -> None:
         """Read what is in this rank's pipes now, for the tails. The pump thread then calls `done`."""
 
         def read_on() -> None:
-            with self._lock:
-                latest = [self._latest.get((generation, rank, which)) for which in (Streams.OUT, Streams.ERR)]
-            for stream in latest:
-                if stream is not None:
-                    self._empty(stream)
+            for stream in self._latest.of(rank, generation):
+                self._empty(stream)
             done()
 
         self._ask(read_on)
@@ -197,8 +207,7 @@ class LogPump:
             channel = channels.open_pipe()
         display = RankDisplay(self._log, label, terminal, channel.is_terminal) if terminal else None
         new = RankStream(label, stream, channel, LogFile(path, self._file_limit, self._complain), display)
-        with self._lock:
-            self._latest[label.generation, label.rank, stream] = new
+        self._latest.add(new)
         self._streams[new.fd] = new
         self._epoll.register(new.fd, select.EPOLLIN)
         return channel.sink
@@ -210,11 +219,6 @@ class LogPump:
 
     def _open_terminal(self, fd: int) -> Terminal:
         return Terminal(fd, lines.is_colored(self._log.color, os.isatty(fd), os.environ))
-
-    def _tail(self, rank: int, generation: int, stream: Streams) -> bytes:
-        with self._lock:
-            found = self._latest.get((generation, rank, stream))
-            return found.last_words() if found else b""
 
     def _ask(self, request: Callable[[], None]) -> None:
         with self._lock:
@@ -261,7 +265,7 @@ class LogPump:
     def _run_until(self, is_done: Callable[[], bool]) -> None:
         """Handle what arrives until it is done and no rank has written more. Wait only while it is not done."""
         for terminal in self._terminals:
-            self._watch(terminal)
+            self._backlogs.watch(terminal)
         while not self._is_abandoned:
             was_done = is_done()
             if not self._round(0.0 if was_done else None) and was_done:
@@ -288,7 +292,7 @@ class LogPump:
         if self._throttle.is_active:
             self._throttle.release()
         for terminal in self._terminals:
-            self._watch(terminal)
+            self._backlogs.watch(terminal)
         return had_output
 
     def _time_to_next_update(self) -> float | None:
@@ -322,8 +326,7 @@ class LogPump:
         self.received += len(chunk)
         if not stream.has_terminal:
             stream.file.write(chunk)
-        with self._lock:
-            stream.keep_tail(chunk)
+        self._latest.keep_tail(stream, chunk)
         if stream.display:
             self._show(stream, stream.display, stream.display.feed(chunk, now))
         if self._left is not None:
@@ -360,6 +363,13 @@ class LogPump:
             if stream.has_terminal and stream.terminal:
                 channels.resize(stream.fd, *self._size_for(stream.label, stream.terminal))
 
+    def _relabel(self, moved: list[tuple[RankStream, RankLabel]]) -> None:
+        for stream, label in moved:
+            stream.relabel(self._log, label)
+            if stream.display and self._streams.get(stream.fd) is stream:
+                self._live.update(stream.display, at_once=False)
+        self._resize()  # a longer label leaves less room
+
     def _end(self, stream: RankStream) -> None:
         del self._streams[stream.fd]
         if stream.display:
@@ -385,15 +395,3 @@ class LogPump:
                 other = self._out if is_over and terminal is self._err else self._err
                 other.say(f"ddp-launch: standard {which} {lost}")
                 other.flush()
-
-    def _watch(self, terminal: Terminal) -> None:
-        """Wait for the terminal only while it is too slow: an idle pump must not wake up."""
-        is_behind = not terminal.is_idle
-        if is_behind == (terminal.fd in self._waited):
-            return
-        if is_behind:
-            self._waited[terminal.fd] = None
-            self._epoll.register(terminal.fd, select.EPOLLOUT)
-        else:
-            del self._waited[terminal.fd]
-            self._epoll.unregister(terminal.fd)

@@ -34,16 +34,9 @@ def label_columns(log: LogSpec, label: RankLabel) -> int:
 
 class RankDisplay:
     def __init__(self, log: LogSpec, label: RankLabel, terminal: Terminal, has_terminal: bool) -> None:
-        prefix = lines.prefix_of(log.prefix, label)
         self.terminal = terminal
-        self.rank = label.rank
-        self.order = (label.local_rank, label.rank)
-        self.prefix = prefix.encode("utf-8", "replace")
         self._is_colored = lines.is_colored(log.color, terminal.is_tty, os.environ)
-        shown_prefix = lines.painted(prefix, label.rank) if self._is_colored else prefix
-        self.painted = shown_prefix.encode("utf-8", "replace")
-        color = lines.color_of(label.rank) if self._is_colored else ""
-        self._label = tuple(cells_of(lines.printable(prefix), color, 0))
+        self.relabel(log, label)
         self._draws_bars = terminal.is_drawn and lines.draws_bars(log, label.local_rank)
         # Programs on a pipe decide about colours without us, so theirs stay.
         self._strips_color = has_terminal and not self._is_colored
@@ -56,6 +49,17 @@ class RankDisplay:
             is_recorded=has_terminal or not terminal.is_drawn,
             shows_prompts=terminal.is_tty and not terminal.is_drawn,
         )
+
+    def relabel(self, log: LogSpec, label: RankLabel) -> None:
+        """A rank that keeps its process over a failure may get another number."""
+        prefix = lines.prefix_of(log.prefix, label)
+        self.rank = label.rank
+        self.order = (label.local_rank, label.rank)
+        self.prefix = prefix.encode("utf-8", "replace")
+        shown_prefix = lines.painted(prefix, label.rank) if self._is_colored else prefix
+        self.painted = shown_prefix.encode("utf-8", "replace")
+        color = lines.color_of(label.rank) if self._is_colored else ""
+        self._label = tuple(cells_of(lines.printable(prefix), color, 0))
 
     def block(self, input_wait: Callable[[int], int | None]) -> Block | None:
         """Return what to draw in the live area. Unfinished text is a prompt if the rank may wait for the answer."""

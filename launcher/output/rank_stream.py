@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from launcher.output.log_file import LogFile
     from launcher.output.rank_display import RankDisplay
     from launcher.output.terminal import Terminal
+    from launcher.settings.spec import LogSpec
 
 STREAM_NAMES = {Streams.OUT: "stdout", Streams.ERR: "stderr"}
 TAIL_LIMIT = 64 * 1024
@@ -39,6 +40,11 @@ class RankStream:
         self.tail = bytearray()
         self.beginning = b""  # of the last traceback that started before the tail
 
+    def relabel(self, log: LogSpec, label: RankLabel) -> None:
+        self.label = label
+        if self.display is not None:
+            self.display.relabel(log, label)
+
     @property
     def terminal(self) -> Terminal | None:
         return self.display.terminal if self.display else None
@@ -48,6 +54,10 @@ class RankStream:
         if len(self.tail) > 2 * TAIL_LIMIT:
             self.beginning = self._last_beginning()
             del self.tail[:-TAIL_LIMIT]
+
+    def forget_tail(self) -> None:
+        self.tail.clear()
+        self.beginning = b""
 
     def last_words(self) -> bytes:
         """Return the tail, preceded by the beginning of a traceback that it may belong to, the most useful part.

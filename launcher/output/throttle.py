@@ -110,3 +110,22 @@ def _is_full(fd: int) -> bool:
     except OSError:
         return False
     return bool(size >= _FULL_SHARE * capacity)
+
+
+class Backlogs:
+    """Wakes the pump when a terminal that was too slow takes more, and at no other time: an idle pump must sleep."""
+
+    def __init__(self, epoll: select.epoll) -> None:
+        self._epoll = epoll
+        self._waited: dict[int, None] = {}  # descriptors
+
+    def watch(self, terminal: Terminal) -> None:
+        is_behind = not terminal.is_idle
+        if is_behind == (terminal.fd in self._waited):
+            return
+        if is_behind:
+            self._waited[terminal.fd] = None
+            self._epoll.register(terminal.fd, select.EPOLLOUT)
+        else:
+            del self._waited[terminal.fd]
+            self._epoll.unregister(terminal.fd)

@@ -83,8 +83,8 @@ SHELL = {
         *within("machine", "devices gpu_reading kernel_log layout_reading nvml small_files"),
         *within(
             "output",
-            "channels filtered_files frames keyboard live_display log_file log_folder logs rank_display rank_stream "
-            "terminal throttle",
+            "channels filtered_files frames keyboard latest_streams live_display log_file log_folder logs rank_display "
+            "rank_stream terminal throttle",
         ),
         *within(
             "preflight",

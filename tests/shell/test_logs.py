@@ -17,6 +17,7 @@ import termios
 import threading
 import time
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -261,6 +262,38 @@ def test_who_outlives_two_generations_loses_its_pipe(tmp_path: Path, ends: list[
     with pytest.raises(BrokenPipeError):
         os.write(leaked[0], b"x")
     screen.end()
+
+
+def test_a_rank_that_keeps_its_process_keeps_its_files_and_gets_its_new_label(
+    tmp_path: Path, ends: list[int]
+) -> None:
+    screen = Screen(tmp_path, LogSpec(stdout_filters=("apple",)))
+    kept = screen.pump.open_rank(label(1, 0))
+    ends += kept
+    os.write(kept[0], b"an apple\n")
+    os.write(kept[1], b"Traceback (most recent call last):\nValueError: of the last generation\n")
+    screen.err.wait_for(b"of the last")
+    for generation in (1, 2, 3):  # a new rank takes its number: it is now rank 0
+        before = label(1, 0) if generation == 1 else replace(label(1, generation - 1), rank=0)
+        after = replace(label(1, generation), rank=0)
+        screen.pump.carry_over([(before, after)])
+        assert is_drained(screen.pump, 9)  # the pump has the new label
+        screen.write(1, out=b"new\n", generation=generation)
+        os.write(kept[0], b"apple %d\n" % generation)
+        screen.out.wait_for(b"[n0:0] apple %d\n" % generation)
+    assert screen.pump.stderr_tail(0, 3) == b""  # an older traceback is not that of a later failure
+    os.write(kept[1], b"KeyError: 5\n")
+    screen.err.wait_for(b"[n0:0] KeyError: 5\n")
+    assert screen.pump.stderr_tail(0, 3) == b"KeyError: 5\n"
+    assert screen.file(1, "stdout.log", 0) == b"an apple\napple 1\napple 2\napple 3\n"
+    assert os.readlink(screen.directory / "generation_3/rank_0") == "../generation_0/rank_1"
+    assert screen.file(0, "stdout.log", 3) == screen.file(1, "stdout.log", 0)
+    assert screen.file(1, "stdout.log", 3) == b"new\n"
+    for fd in kept:
+        os.close(fd)
+    ends.clear()
+    screen.end()
+    assert (screen.directory / "generation_2/filtered_stdout.log").read_text() == "[n0:0] apple 2\n"
 
 
 def test_restarts_leak_no_descriptor(tmp_path: Path) -> None:
