@@ -121,6 +121,7 @@ class Agent:
             self._state = Supervision(connection.agent, join=join)
         connection.session.send(join)
         await self._parts.node.begin(lambda: self._state)
+        self._parts.desk.begin(lambda: self._state)
         async with asyncio.TaskGroup() as tasks:
             zygotes = self._zygotes.run(self._on_zygote_report, self._ranks_lost, self._events.put_nowait)
             owned = [tasks.create_task(each) for each in (self._receive(), self._shell.status.run(), zygotes)]
@@ -130,7 +131,11 @@ class Agent:
         await self._parts.tasks.end()
         self._shell.waiting_messages.end()
         await self._parts.end()
-        return await self._end(finish, connection.leave)
+        return await self._end(finish, self._leave)
+
+    async def _leave(self) -> None:
+        await self._parts.desk.end()
+        await self._parts.connection.leave()
 
     async def _consume(self) -> Finish:
         while True:

@@ -11,6 +11,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from launcher.answers.desk import Desk
 from launcher.background_tasks import BackgroundTasks
 from launcher.error_boundary import ErrorBoundary
 from launcher.exchange import AgentEvent, CheckpointOver, StallDetected
@@ -92,6 +93,7 @@ class Parts:
     hangs: HangWatch
     tasks: BackgroundTasks
     node: NodeWatch
+    desk: Desk
 
     async def end(self) -> None:
         self.isolation.close()
@@ -132,6 +134,12 @@ def build_parts(shell: Shell, connection: Connection, listener: Listener) -> Par
 
     connection.session.watch_contact(contact)
     facts = node_facts(spec, connection.host, connection.address, os.environ)
+    node = NodeWatch(
+        *(spec, shell.folder.path, scratch, ranks.pages, hangs),
+        *(shell.logs.say, connection.session.send, shell.boundary),
+    )
+    desk = Desk(ranks, node, shell.logs.files, shell.boundary)
+    connection.session.answer_with(desk.answer)
     return Parts(
         connection,
         AgentJoined(connection.agent, job_spec(spec, VERSION), facts),
@@ -141,8 +149,6 @@ def build_parts(shell: Shell, connection: Connection, listener: Listener) -> Par
         communication,
         hangs,
         BackgroundTasks(shell.boundary, ranks, communication, hangs, report),
-        NodeWatch(
-            *(spec, shell.folder.path, scratch, ranks.pages, hangs),
-            *(shell.logs.say, connection.session.send, shell.boundary),
-        ),
+        node,
+        desk,
     )

@@ -21,7 +21,7 @@ from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.rounds import view
 from rendezvous.rounds.journal import Note
 from rendezvous.session_replay import Redirect
-from rendezvous.values import events, rank_report, rank_view, types
+from rendezvous.values import events, questions, rank_report, rank_view, types
 from rendezvous.values.straggler_state import PhaseTimes
 from rendezvous.values.text_limits import NAME
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
     from rendezvous.values.events import FromAgent, ToAgent
+    from rendezvous.values.questions import FromConversation, Wanted
     from rendezvous.values.text_limits import TextLimit
     from rendezvous.values.types import AgentId
 
@@ -92,6 +93,19 @@ _MESSAGES: dict[type, Any] = {
     rank_view.GroupView: pb.GroupView,
     Note: pb.Note,
     Redirect: pb.Redirect,
+    questions.Present: pb.Present,
+    questions.CannotAnswer: pb.CannotAnswer,
+    questions.Remark: pb.Remark,
+    questions.RanksWanted: pb.RanksWanted,
+    questions.RanksSeen: pb.RanksSeen,
+    questions.RankSeen: pb.RankSeen,
+    questions.GpuSeen: pb.GpuSeen,
+    questions.StacksWanted: pb.StacksWanted,
+    questions.Stacks: pb.Stacks,
+    questions.LogsWanted: pb.LogsWanted,
+    questions.LogPlace: pb.LogPlace,
+    questions.LogPiece: pb.LogPiece,
+    questions.LogPieces: pb.LogPieces,
 }
 
 _FROM_AGENT: dict[str, Any] = {
@@ -122,7 +136,21 @@ _TO_AGENT: dict[str, Any] = {
     "accused": events.Accused,
     "notice": events.Notice,
 }
-_BODY_OF = {kind: body for table in (_FROM_AGENT, _TO_AGENT) for body, kind in table.items()}
+_QUESTIONS: dict[str, Any] = {
+    "ranks": questions.RanksWanted,
+    "stacks": questions.StacksWanted,
+    "logs": questions.LogsWanted,
+}
+_ANSWERS: dict[str, Any] = {
+    "present": questions.Present,
+    "cannot": questions.CannotAnswer,
+    "ranks": questions.RanksSeen,
+    "stacks": questions.Stacks,
+    "logs": questions.LogPieces,
+    "remark": questions.Remark,
+}
+_TABLES = (_FROM_AGENT, _TO_AGENT, _QUESTIONS, _ANSWERS)
+_BODY_OF = {kind: body for table in _TABLES for body, kind in table.items()}
 
 # The stream identifies the agent: only the join, which opens the stream, names it.
 _OF_THE_STREAM = tuple(kind for kind in _FROM_AGENT.values() if kind is not events.AgentJoined)
@@ -157,6 +185,35 @@ def read_from_agent(data: bytes, agent: AgentId | None) -> FromAgent:
 
 def read_to_agent(data: bytes) -> ToAgent | Redirect:
     return decode(*_body(_parsed(pb.ServiceMessage, data), _TO_AGENT))  # type: ignore[no-any-return]
+
+
+def question_message(number: int, wanted: Wanted) -> Any:
+    return pb.Question(id=number, **{_BODY_OF[type(wanted)]: encode(wanted)})
+
+
+def read_question(data: bytes) -> tuple[int, Wanted | None]:
+    """The number of the question, and what it asks; None if a newer version wrote it."""
+    message = _parsed(pb.Question, data)
+    return message.id, wanted_in(message) if message.WhichOneof("body") else None
+
+
+def wanted_in(message: Any) -> Wanted:
+    """What a Question asks. Raises `BadMessage`."""
+    return decode(*_body(message, _QUESTIONS))  # type: ignore[no-any-return]
+
+
+def answer_message(number: int, told: FromConversation) -> Any:
+    return pb.AgentAnswer(id=number, **{_BODY_OF[type(told)]: encode(told)})
+
+
+def read_answer(data: bytes) -> tuple[int, FromConversation]:
+    message = _parsed(pb.AgentAnswer, data)
+    return message.id, told_in(message)
+
+
+def told_in(message: Any) -> FromConversation:
+    """What an AgentAnswer says. Raises `BadMessage`."""
+    return decode(*_body(message, _ANSWERS))  # type: ignore[no-any-return]
 
 
 def _parsed(kind: Any, data: bytes) -> Any:

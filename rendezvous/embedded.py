@@ -16,7 +16,7 @@ from rendezvous.values.events import AgentJoined, AgentLost
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from rendezvous.client.session import Session
+    from rendezvous.client.session import Answerer, Session
     from rendezvous.values.events import Event, FromAgent, ToAgent
     from rendezvous.values.types import AgentId
 
@@ -88,6 +88,9 @@ class _EmbeddedSession:
 
     def watch_contact(self, callback: Callable[[bool], None]) -> None:
         """Does nothing: the rendezvous in this process is always reachable."""
+
+    def answer_with(self, answer: Answerer) -> None:
+        """Does nothing: no tool reaches the rendezvous in this process."""
 
     async def close(self) -> None:
         await self._rendezvous.disconnect(self)

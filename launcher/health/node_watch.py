@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from launcher.health.pages import Pages
     from launcher.health.rank_timers import Timer
     from launcher.health.watch import HangWatch
+    from launcher.machine.gpu_state import Gpu
     from launcher.settings.spec import LaunchSpec
     from launcher.supervised import Supervision
     from rendezvous.values.events import FromAgent
@@ -138,6 +139,11 @@ class NodeWatch:
         seen = node_health.before_end(self._health, self._loop.time())
         hint = "; ".join(filter(None, (expired or ended.cause.hint, seen)))
         return replace(ended, cause=replace(ended.cause, hint=hint))
+
+    @property
+    def gpus(self) -> tuple[Gpu, ...]:
+        """As of the last reading."""
+        return () if self._health.last is None else self._health.last.gpus
 
     # --- its ranks ---------------------------------------------------------------------------------
 

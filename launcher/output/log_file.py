@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from launcher.output.log_history import LogHistory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+StreamKey = tuple[int, int, str]  # generation, rank, name of the stream
 
 
 class LogFile:
     """With a limit, the file and its predecessor (`.1`) hold the latest bytes."""
 
-    def __init__(self, path: str, limit: int, complain: Callable[[str], None]) -> None:
+    def __init__(
+        self, path: str, limit: int, complain: Callable[[str], None], history: LogHistory | None = None
+    ) -> None:
         self.path = path
+        self._history = history or LogHistory()
         self._limit = limit
         self._complain = complain
         self._size = 0
@@ -32,15 +41,21 @@ class LogFile:
             return
         if self._limit and self._size and self._size + len(data) > self._limit:
             self._rotate()
+        written = 0
         try:
-            written = os.write(self._fd, data)
             while written < len(data):
-                written += os.write(self._fd, data[written:])
+                written += os.write(self._fd, data[written:] if written else data)
         except OSError as error:  # the next chunk tries again: there may be space by then
             self._complain(f"{self.path} is incomplete: {error.strerror}")
         self._size += len(data)
+        if written:
+            self._history.wrote(written)
 
     def close(self) -> None:
+        self._close_file()
+        self._history.closed()
+
+    def _close_file(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
         self._fd = -1
@@ -55,8 +70,9 @@ class LogFile:
             self._complain(f"cannot write {self.path}: {error.strerror}")
 
     def _rotate(self) -> None:
-        self.close()
+        self._close_file()
         self._rotations += 1
+        self._history.rotated()
         with contextlib.suppress(OSError):  # on failure the file is truncated instead: the limit matters more
             os.replace(self.path, self.path + ".1")
         self._open()
@@ -67,6 +83,53 @@ def link_folder(folder: str, link: str) -> None:
     with contextlib.suppress(OSError):
         _make_private(os.path.dirname(link))
         os.symlink(os.path.relpath(folder, os.path.dirname(link)), link)
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """What one rank has written to a stream in one generation: a file, or a part of it."""
+
+    path: str
+    history: LogHistory
+    first: int = 0  # offset of the first byte
+    last: int | None = (
+        None  # behind the last byte; None: the stream still belongs to this rank and generation
+    )
+
+
+class LogFiles:
+    """Opens the log files of this agent's ranks, and knows what is in them: for the latest generations."""
+
+    _MOST = 4096
+
+    def __init__(self, limit: int, complain: Callable[[str], None]) -> None:
+        self._limit, self._complain = limit, complain
+        self._lock = threading.Lock()
+        self._known: dict[StreamKey, Log] = {}
+
+    def open(self, path: str, key: StreamKey) -> LogFile:
+        history = LogHistory()
+        self._add(key, Log(path, history))
+        return LogFile(path, self._limit, self._complain, history)
+
+    def move(self, before: StreamKey, after: StreamKey) -> None:
+        """A rank keeps its process in another generation: from now on, its stream belongs to `after`."""
+        log = self.known().get(before)
+        if log is not None:
+            size = log.history.kept().size
+            self._add(before, replace(log, last=size))
+            self._add(after, replace(log, first=size))
+
+    def _add(self, key: StreamKey, log: Log) -> None:
+        with self._lock:
+            self._known[key] = log
+            if len(self._known) > self._MOST:
+                del self._known[next(iter(self._known))]
+
+    def known(self) -> dict[StreamKey, Log]:
+        """For any thread."""
+        with self._lock:
+            return dict(self._known)
 
 
 def _make_private(directory: str) -> None:

@@ -33,9 +33,9 @@ from launcher.output.keyboard import Keyboard
 from launcher.output.latest_streams import LatestStreams
 from launcher.output.lines import RankLabel
 from launcher.output.live_display import LiveDisplay
-from launcher.output.log_file import LogFile, link_folder
+from launcher.output.log_file import LogFiles, link_folder
 from launcher.output.rank_display import RankDisplay, label_columns
-from launcher.output.rank_stream import STREAM_NAMES, RankStream
+from launcher.output.rank_stream import STREAM_NAMES, RankStream, key_of
 from launcher.output.terminal import Terminal, same_place, write_from_background
 from launcher.output.throttle import NOTICE_AFTER_S, Backlogs, Throttle
 from launcher.settings.spec import Streams
@@ -61,7 +61,7 @@ class LogPump:
     ) -> None:
         self._log = log
         self._directory = directory
-        self._file_limit = file_limit
+        self.files = LogFiles(file_limit, self._complain)
         self._newest = -1  # generation
         self.received = 0  # bytes from all ranks: shows whether they write anything
         self._err_fd = err_fd
@@ -206,7 +206,7 @@ class LogPump:
         else:
             channel = channels.open_pipe()
         display = RankDisplay(self._log, label, terminal, channel.is_terminal) if terminal else None
-        new = RankStream(label, stream, channel, LogFile(path, self._file_limit, self._complain), display)
+        new = RankStream(label, stream, channel, self.files.open(path, key_of(label, stream)), display)
         self._latest.add(new)
         self._streams[new.fd] = new
         self._epoll.register(new.fd, select.EPOLLIN)
@@ -365,6 +365,7 @@ class LogPump:
 
     def _relabel(self, moved: list[tuple[RankStream, RankLabel]]) -> None:
         for stream, label in moved:
+            self.files.move(key_of(stream.label, stream.stream), key_of(label, stream.stream))
             stream.relabel(self._log, label)
             if stream.display and self._streams.get(stream.fd) is stream:
                 self._live.update(stream.display, at_once=False)

@@ -9,7 +9,7 @@ from launcher.settings.spec import Streams
 
 if TYPE_CHECKING:
     from launcher.output.channels import Channel
-    from launcher.output.log_file import LogFile
+    from launcher.output.log_file import LogFile, StreamKey
     from launcher.output.rank_display import RankDisplay
     from launcher.output.terminal import Terminal
     from launcher.settings.spec import LogSpec
@@ -18,6 +18,10 @@ STREAM_NAMES = {Streams.OUT: "stdout", Streams.ERR: "stderr"}
 TAIL_LIMIT = 64 * 1024
 _BEGINNING_LIMIT = 8 * 1024
 _HEADER, _CUT = TRACEBACK_HEADER.encode(), f"\n{CUT}\n".encode()
+
+
+def key_of(label: RankLabel, stream: Streams) -> StreamKey:
+    return label.generation, label.rank, STREAM_NAMES[stream]
 
 
 class RankStream:

@@ -67,6 +67,7 @@ class Workers:
         self._oom = OomWatch()
         self.pages = Pages(trace_collectives=spec.trace_collectives)
         self.env_for_guards: Callable[[str, str], dict[str, str]] = lambda _directory, _scratch: {}
+        self.starts: dict[int, int] = {}  # how often this agent has started each rank
         self._live: dict[int, _Started] = {}
         self._stop_signal = 0
         self._stopped_at_ns = 0
@@ -85,6 +86,7 @@ class Workers:
             )
             place = RankPlace(assignment, local_rank, store, self._logs.rank_directory(label), self._scratch)
             self._live[local_rank] = _Started(label, place.directory)
+            self.starts[label.rank] = self.starts.get(label.rank, 0) + 1
             try:
                 fds = self._logs.open_rank(label)
             except OSError as error:
@@ -146,6 +148,10 @@ class Workers:
         pid = next((each.pid for each in list(self._live.values()) if each.label.rank == rank), 0)
         waits = keyboard_wait.waits_for_input(pid, shows_prompt=True) if pid else None
         return 1 + keyboard_wait.times_woken(pid) if waits else None if waits is None else 0
+
+    def pid_of(self, rank: int) -> int:
+        """0 if the rank does not run on this node."""
+        return next((each.pid for each in self._live.values() if each.label.rank == rank), 0)
 
     def pids(self) -> list[int]:
         return [started.pid for started in self._live.values() if started.pid]

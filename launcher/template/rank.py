@@ -24,6 +24,7 @@ _INTERRUPTED = 130
 def become(order: Spawn, fds: tuple[int, ...], parent: int) -> None:
     os.setsid()
     tree.die_with_parent(parent)
+    tree.allow_tracing_by_agent(parent)
     for fd, target in zip(fds, (1, 2), strict=True):
         os.dup2(fd, target)
         os.close(fd)

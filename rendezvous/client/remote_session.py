@@ -16,6 +16,7 @@ import grpc
 import grpc.aio
 
 from rendezvous.client.channel import metadata, open_channel
+from rendezvous.client.conversing import converse
 from rendezvous.client.options import OptionsUnusable
 from rendezvous.client.session_rules import (
     CloseRequested,
@@ -36,13 +37,15 @@ from rendezvous.client.session_rules import (
 )
 from rendezvous.client.tls_probe import probe_tls
 from rendezvous.codec import HEARTBEAT, BadMessage, from_agent_bytes, read_to_agent
-from rendezvous.values.events import AgentHeard, Refused
+from rendezvous.values.events import AgentHeard, AgentJoined, Refused
+from rendezvous.values.questions import Present
 from rendezvous.values.version import VERSION, version_in, with_releases
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from rendezvous.client.options import ClientOptions
+    from rendezvous.client.session import Answerer
     from rendezvous.client.session_rules import SessionEvent
     from rendezvous.values.events import FromAgent, ToAgent
     from rendezvous.values.types import AgentId
@@ -73,6 +76,8 @@ class RemoteSession:
         # By endpoint: when it was probed, and what was found.
         self._probes: dict[str, tuple[float, str]] = {}
         self._on_contact: Callable[[bool], None] = _ignore
+        self._answerer: Answerer | None = None
+        self._job_id = ""  # of the last join
         self._loop = asyncio.get_running_loop()
         first = random.randrange(len(endpoints))
         self._state = SessionState(endpoints, options.give_up_s, self._loop.time(), at=first)
@@ -83,6 +88,8 @@ class RemoteSession:
     # --- for the agent ------------------------------------------------------------------------
 
     def send(self, message: FromAgent) -> None:
+        if isinstance(message, AgentJoined):
+            self._job_id = message.spec.job_id
         self._take(MessageSent(message))
 
     async def receive(self) -> ToAgent:
@@ -93,6 +100,9 @@ class RemoteSession:
 
     def watch_contact(self, callback: Callable[[bool], None]) -> None:
         self._on_contact = callback
+
+    def answer_with(self, answer: Answerer) -> None:
+        self._answerer = answer
 
     async def close(self) -> None:
         """End the session. Queued messages are delivered if that takes no longer than a second."""
@@ -156,6 +166,7 @@ class RemoteSession:
         number = ("rendezvous-stream", str(next(_NUMBERS)))
         call: Any = channel.stream_stream(ATTEND)(metadata=(*metadata(self._options), number))
         writer = self._loop.create_task(self._write(call))
+        beside = self._loop.create_task(self._answer(channel))
         try:
             await self._read(call, stream.first_answer_s)
         except grpc.aio.AioRpcError as error:
@@ -172,10 +183,16 @@ class RemoteSession:
             return StreamEnded()
         finally:
             writer.cancel()
-            await asyncio.wait([writer])
+            beside.cancel()
+            await asyncio.wait([writer, beside])
             call.cancel()
             await channel.close()
         return await self._probed(failed, stream.endpoint)
+
+    async def _answer(self, channel: grpc.aio.Channel) -> None:
+        if self._answerer is not None:
+            joined = Present(self._agent, self._job_id)
+            await converse(channel, metadata(self._options), joined, self._answerer)
 
     async def _probed(self, failed: StreamFailed, endpoint: str) -> StreamFailed:
         """Add the result of the TLS probe if no service was reached yet.

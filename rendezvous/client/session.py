@@ -8,11 +8,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from rendezvous.client.options import ClientOptions
     from rendezvous.values.events import FromAgent, ToAgent
+    from rendezvous.values.questions import Told, Wanted
     from rendezvous.values.types import AgentId
+
+    Answerer = Callable[[Wanted], Awaitable[Told]]
 
 
 class Session(Protocol):
@@ -23,6 +26,9 @@ class Session(Protocol):
 
     def watch_contact(self, callback: Callable[[bool], None]) -> None:
         """Call `callback` with False when the service becomes unreachable, and with True when it answers again."""
+
+    def answer_with(self, answer: Answerer) -> None:
+        """Answer the questions of the service with this. It must not raise."""
 
     async def close(self) -> None: ...
 

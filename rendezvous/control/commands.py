@@ -7,6 +7,8 @@ import os
 from enum import StrEnum
 from typing import Literal
 
+from rendezvous.control import argument_values as values
+from rendezvous.control.top_table import COLUMNS
 from rendezvous.submit.command import add as add_submit
 from rendezvous.values.version import VERSION
 from rendezvous.values.wire_names import PORT
@@ -14,6 +16,7 @@ from rendezvous.values.wire_names import PORT
 _ENDPOINT_ENV = "DDP_RENDEZVOUS"
 _DEFAULT = f"127.0.0.1:{PORT}"
 _ABOUT = "ddpctl: inspect and control jobs, from any machine that can connect to the service."
+_TAIL = 20
 
 
 class Command(StrEnum):
@@ -21,6 +24,9 @@ class Command(StrEnum):
 
     LIST = "list"
     STATUS = "status"
+    TOP = "top"
+    LOGS = "logs"
+    STACKS = "stacks"
     GET = "get"
     EVENTS = "events"
     WATCH = "watch"
@@ -35,10 +41,17 @@ class Command(StrEnum):
 Order = Literal[Command.DRAIN, Command.RESUME, Command.RESIZE, Command.RESTART, Command.ABORT]
 
 SUBMIT = "submit"  # does not call the service
+ALIASES = {"jobs": Command.LIST}
+
+# The job may be left out if there is only one.
+_ONE_JOB = (Command.TOP, Command.LOGS, Command.STACKS)
 
 _HELP = {
     Command.LIST: "list all jobs",
     Command.STATUS: "show one job: its nodes, its decisions, and how it ended",
+    Command.TOP: "show what each rank does, live: phase, step, speed, communication, memory",
+    Command.LOGS: "print the output of the ranks, from the log files of all nodes",
+    Command.STACKS: "print the stacks of a rank as they are now",
     Command.GET: "show one job as JSON",
     Command.EVENTS: "print the past events of a job, as far as the service has kept them",
     Command.WATCH: "print past events of a job, and new ones until it ends",
@@ -53,15 +66,30 @@ _SUBMIT_HELP = (
 )
 
 
+def _aliases_of(command: Command) -> list[str]:
+    return [name for name, of in ALIASES.items() if of is command]
+
+
+def command_of(arguments: argparse.Namespace) -> Command:
+    return ALIASES.get(arguments.command) or Command(arguments.command)
+
+
 def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser("ddpctl", description=_ABOUT, parents=[_shared()])
     found.set_defaults(rendezvous=os.environ.get(_ENDPOINT_ENV, _DEFAULT), output="text", timeout=10.0)
     found.add_argument("--version", action="version", version=f"ddpctl {VERSION}")
     commands = found.add_subparsers(dest="command", required=True, metavar="COMMAND")
     shared = _shared()
-    added = {each: commands.add_parser(each.value, help=_HELP[each], parents=[shared]) for each in Command}
+    added = {
+        each: commands.add_parser(each.value, help=_HELP[each], parents=[shared], aliases=_aliases_of(each))
+        for each in Command
+    }
     for each, command in added.items():
-        if each is not Command.LIST:
+        if each in _ONE_JOB:
+            command.add_argument(
+                "job", nargs="?", default="", help="the job id; default: the only running job"
+            )
+        elif each is not Command.LIST:
             command.add_argument("job", help="the job id, as in `ddpctl list`")
     for each in (Command.DRAIN, Command.RESUME):
         added[each].add_argument("node", help="the name of the node, as in `ddpctl status`")
@@ -70,8 +98,67 @@ def parser() -> argparse.ArgumentParser:
         added[each].add_argument(
             "--reason", default="", help="a reason, shown in the status and the events of the job"
         )
+    _add_top(added[Command.TOP])
+    _add_logs(added[Command.LOGS])
+    _add_stacks(added[Command.STACKS])
     add_submit(commands.add_parser(SUBMIT, help=_SUBMIT_HELP))
     return found
+
+
+def _add_top(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--sort", choices=COLUMNS, default="rank", help="the column to sort by (default: rank)"
+    )
+    command.add_argument("--reverse", action="store_true", help="sort in descending order")
+    command.add_argument(
+        "--once", action="store_true", help="print one table and exit, as without a terminal"
+    )
+    command.add_argument(
+        "--interval", type=values.seconds, default=1.0, metavar="TIME", help="between updates (default: 1s)"
+    )
+
+
+def _add_logs(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add("-f", "--follow", action="store_true", help="print new output until the job ends")
+    add("--rank", type=values.ranks, default=(), metavar="RANKS", help="only these ranks, for example 0,4-7")
+    add(
+        "--generation",
+        type=values.generation,
+        default=0,
+        metavar="N",
+        help="only this start of the ranks (default: the latest; with --since: all)",
+    )
+    add(
+        "--since",
+        type=values.duration,
+        metavar="TIME",
+        help="only what was written in this time, for example 90s, 5m or 2h",
+    )
+    add(
+        "--tail",
+        type=values.lines,
+        default=_TAIL,
+        metavar="LINES",
+        help=f"without --since: the last lines of each stream of each rank, or all (default: {_TAIL})",
+    )
+    add("--stream", choices=["stdout", "stderr"], default="", help="only this stream (default: both)")
+    add("--no-prefix", action="store_true", help="print the lines without node and rank")
+    add(
+        "--cursor-file",
+        default="",
+        metavar="FILE",
+        help="continue where the last command with this file has ended, and write to it how far this one came",
+    )
+
+
+def _add_stacks(command: argparse.ArgumentParser) -> None:
+    command.add_argument("rank", type=values.rank, help="the global rank")
+    command.add_argument(
+        "--native",
+        action="store_true",
+        help="also the frames of native code; the rank stands still meanwhile",
+    )
 
 
 def _shared() -> argparse.ArgumentParser:
@@ -82,6 +169,11 @@ def _shared() -> argparse.ArgumentParser:
         metavar="HOST:PORT[,...]",
         help=f"address of the service [{_ENDPOINT_ENV}; default: {_DEFAULT}]",
     )
-    shared.add_argument("-o", "--output", choices=["text", "json"], help="output format (default: text)")
+    shared.add_argument(
+        "-o",
+        "--output",
+        choices=["text", "table", "json", "yaml"],
+        help="output format (default: text; table is the same)",
+    )
     shared.add_argument("--timeout", type=float, metavar="SECONDS", help="timeout of each call (default: 10)")
     return shared

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-    from rendezvous.control.ctl_calls import Service
+    from rendezvous.control.service import Service
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,7 +41,9 @@ def _ask(arguments: argparse.Namespace) -> int:
     import grpc
 
     from rendezvous.client.options import OptionsUnusable, client_options
-    from rendezvous.control.ctl_calls import Service, carry_out, endpoints
+    from rendezvous.control.asking import NoSuchJob
+    from rendezvous.control.ctl_calls import carry_out
+    from rendezvous.control.service import Service, endpoints
 
     try:
         _check(arguments)
@@ -49,6 +51,8 @@ def _ask(arguments: argparse.Namespace) -> int:
         return asyncio.run(carry_out(service, arguments))
     except OptionsUnusable as error:
         return _failed(str(error), 78)
+    except NoSuchJob as error:
+        return _failed(str(error), 1)
     except grpc.RpcError as error:
         words = _tls_problem(error, service)
         return _failed(words, 77) if words else _failed(*_explain(error, arguments.rendezvous))

@@ -21,7 +21,7 @@ def job_table(jobs: Sequence[Any]) -> str:
     rows = (
         (
             job.job_id,
-            _phase(job),
+            phase_of(job),
             str(job.generation),
             f"{job.nodes or job.members}/{_range(job)}",
             str(job.world_size),
@@ -33,7 +33,7 @@ def job_table(jobs: Sequence[Any]) -> str:
     return _table(head, rows)
 
 
-def _phase(job: Any) -> str:
+def phase_of(job: Any) -> str:
     if job.phase == pb.PHASE_ENDED:
         return "succeeded" if job.succeeded else "failed"
     return pb.Phase.Name(job.phase).removeprefix("PHASE_").lower()
@@ -123,3 +123,8 @@ def named(nodes: Iterable[str]) -> str:
 def _printable(text: str) -> str:
     """Replace control characters: names and reasons come from other machines and must not control this terminal."""
     return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
+
+
+def printable_lines(text: str) -> str:
+    """The same for a text of several lines, which may contain tabs."""
+    return "\n".join(_printable(line.expandtabs()) for line in text.split("\n"))

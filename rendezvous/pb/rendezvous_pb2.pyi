@@ -12,6 +12,12 @@ class RefusalKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REFUSAL_KIND_JOB_OVER: _ClassVar[RefusalKind]
     REFUSAL_KIND_DISAGREEMENT: _ClassVar[RefusalKind]
 
+class LogStream(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LOG_STREAM_UNSPECIFIED: _ClassVar[LogStream]
+    LOG_STREAM_STDOUT: _ClassVar[LogStream]
+    LOG_STREAM_STDERR: _ClassVar[LogStream]
+
 class ScaleUp(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     SCALE_UP_UNSPECIFIED: _ClassVar[ScaleUp]
@@ -101,6 +107,9 @@ class StragglerPolicy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
 REFUSAL_KIND_UNSPECIFIED: RefusalKind
 REFUSAL_KIND_JOB_OVER: RefusalKind
 REFUSAL_KIND_DISAGREEMENT: RefusalKind
+LOG_STREAM_UNSPECIFIED: LogStream
+LOG_STREAM_STDOUT: LogStream
+LOG_STREAM_STDERR: LogStream
 SCALE_UP_UNSPECIFIED: ScaleUp
 SCALE_UP_NEVER: ScaleUp
 SCALE_UP_ON_RESTART: ScaleUp
@@ -445,6 +454,202 @@ class Redirect(_message.Message):
     after_s: float
     reason: str
     def __init__(self, address: _Optional[str] = ..., after_s: _Optional[float] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Question(_message.Message):
+    __slots__ = ("id", "ranks", "stacks", "logs")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    STACKS_FIELD_NUMBER: _ClassVar[int]
+    LOGS_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    ranks: RanksWanted
+    stacks: StacksWanted
+    logs: LogsWanted
+    def __init__(self, id: _Optional[int] = ..., ranks: _Optional[_Union[RanksWanted, _Mapping]] = ..., stacks: _Optional[_Union[StacksWanted, _Mapping]] = ..., logs: _Optional[_Union[LogsWanted, _Mapping]] = ...) -> None: ...
+
+class AgentAnswer(_message.Message):
+    __slots__ = ("id", "present", "cannot", "ranks", "stacks", "logs", "remark")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    PRESENT_FIELD_NUMBER: _ClassVar[int]
+    CANNOT_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    STACKS_FIELD_NUMBER: _ClassVar[int]
+    LOGS_FIELD_NUMBER: _ClassVar[int]
+    REMARK_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    present: Present
+    cannot: CannotAnswer
+    ranks: RanksSeen
+    stacks: Stacks
+    logs: LogPieces
+    remark: Remark
+    def __init__(self, id: _Optional[int] = ..., present: _Optional[_Union[Present, _Mapping]] = ..., cannot: _Optional[_Union[CannotAnswer, _Mapping]] = ..., ranks: _Optional[_Union[RanksSeen, _Mapping]] = ..., stacks: _Optional[_Union[Stacks, _Mapping]] = ..., logs: _Optional[_Union[LogPieces, _Mapping]] = ..., remark: _Optional[_Union[Remark, _Mapping]] = ...) -> None: ...
+
+class Present(_message.Message):
+    __slots__ = ("agent", "job_id")
+    AGENT_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    agent: AgentId
+    job_id: str
+    def __init__(self, agent: _Optional[_Union[AgentId, _Mapping]] = ..., job_id: _Optional[str] = ...) -> None: ...
+
+class CannotAnswer(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class Remark(_message.Message):
+    __slots__ = ("generation", "kind", "text")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    kind: str
+    text: str
+    def __init__(self, generation: _Optional[int] = ..., kind: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
+
+class RanksWanted(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RanksSeen(_message.Message):
+    __slots__ = ("generation", "restarts", "ranks")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    RESTARTS_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    restarts: int
+    ranks: _containers.RepeatedCompositeFieldContainer[RankSeen]
+    def __init__(self, generation: _Optional[int] = ..., restarts: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankSeen, _Mapping]]] = ...) -> None: ...
+
+class RankSeen(_message.Message):
+    __slots__ = ("rank", "local_rank", "pid", "known", "alive", "process", "phase", "phase_s", "quiet_s", "step", "step_s", "last_step_s", "mean_step_s", "spent_s", "waited_s", "memory", "gpu", "starts", "doing", "message")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_RANK_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    ALIVE_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    PHASE_S_FIELD_NUMBER: _ClassVar[int]
+    QUIET_S_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    STEP_S_FIELD_NUMBER: _ClassVar[int]
+    LAST_STEP_S_FIELD_NUMBER: _ClassVar[int]
+    MEAN_STEP_S_FIELD_NUMBER: _ClassVar[int]
+    SPENT_S_FIELD_NUMBER: _ClassVar[int]
+    WAITED_S_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
+    GPU_FIELD_NUMBER: _ClassVar[int]
+    STARTS_FIELD_NUMBER: _ClassVar[int]
+    DOING_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    local_rank: int
+    pid: int
+    known: bool
+    alive: bool
+    process: str
+    phase: RankPhase
+    phase_s: float
+    quiet_s: float
+    step: int
+    step_s: float
+    last_step_s: float
+    mean_step_s: float
+    spent_s: float
+    waited_s: float
+    memory: int
+    gpu: GpuSeen
+    starts: int
+    doing: str
+    message: str
+    def __init__(self, rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., pid: _Optional[int] = ..., known: bool = ..., alive: bool = ..., process: _Optional[str] = ..., phase: _Optional[_Union[RankPhase, str]] = ..., phase_s: _Optional[float] = ..., quiet_s: _Optional[float] = ..., step: _Optional[int] = ..., step_s: _Optional[float] = ..., last_step_s: _Optional[float] = ..., mean_step_s: _Optional[float] = ..., spent_s: _Optional[float] = ..., waited_s: _Optional[float] = ..., memory: _Optional[int] = ..., gpu: _Optional[_Union[GpuSeen, _Mapping]] = ..., starts: _Optional[int] = ..., doing: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+
+class GpuSeen(_message.Message):
+    __slots__ = ("index", "memory_used", "memory_total", "utilization")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_USED_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    UTILIZATION_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    memory_used: int
+    memory_total: int
+    utilization: int
+    def __init__(self, index: _Optional[int] = ..., memory_used: _Optional[int] = ..., memory_total: _Optional[int] = ..., utilization: _Optional[int] = ...) -> None: ...
+
+class StacksWanted(_message.Message):
+    __slots__ = ("rank", "native")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    NATIVE_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    native: bool
+    def __init__(self, rank: _Optional[int] = ..., native: bool = ...) -> None: ...
+
+class Stacks(_message.Message):
+    __slots__ = ("text",)
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    def __init__(self, text: _Optional[str] = ...) -> None: ...
+
+class LogsWanted(_message.Message):
+    __slots__ = ("ranks", "generation", "since_s", "tail", "places", "most_bytes", "wait_s")
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    SINCE_S_FIELD_NUMBER: _ClassVar[int]
+    TAIL_FIELD_NUMBER: _ClassVar[int]
+    PLACES_FIELD_NUMBER: _ClassVar[int]
+    MOST_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    generation: int
+    since_s: float
+    tail: int
+    places: _containers.RepeatedCompositeFieldContainer[LogPlace]
+    most_bytes: int
+    wait_s: float
+    def __init__(self, ranks: _Optional[_Iterable[int]] = ..., generation: _Optional[int] = ..., since_s: _Optional[float] = ..., tail: _Optional[int] = ..., places: _Optional[_Iterable[_Union[LogPlace, _Mapping]]] = ..., most_bytes: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
+
+class LogPlace(_message.Message):
+    __slots__ = ("generation", "rank", "stream", "offset")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    rank: int
+    stream: LogStream
+    offset: int
+    def __init__(self, generation: _Optional[int] = ..., rank: _Optional[int] = ..., stream: _Optional[_Union[LogStream, str]] = ..., offset: _Optional[int] = ...) -> None: ...
+
+class LogPieces(_message.Message):
+    __slots__ = ("pieces", "places", "more", "ended")
+    PIECES_FIELD_NUMBER: _ClassVar[int]
+    PLACES_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    pieces: _containers.RepeatedCompositeFieldContainer[LogPiece]
+    places: _containers.RepeatedCompositeFieldContainer[LogPlace]
+    more: bool
+    ended: bool
+    def __init__(self, pieces: _Optional[_Iterable[_Union[LogPiece, _Mapping]]] = ..., places: _Optional[_Iterable[_Union[LogPlace, _Mapping]]] = ..., more: bool = ..., ended: bool = ...) -> None: ...
+
+class LogPiece(_message.Message):
+    __slots__ = ("generation", "rank", "stream", "at", "data", "lost")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    rank: int
+    stream: LogStream
+    at: float
+    data: bytes
+    lost: int
+    def __init__(self, generation: _Optional[int] = ..., rank: _Optional[int] = ..., stream: _Optional[_Union[LogStream, str]] = ..., at: _Optional[float] = ..., data: _Optional[bytes] = ..., lost: _Optional[int] = ...) -> None: ...
 
 class RestartBudget(_message.Message):
     __slots__ = ("limit", "window_s")
@@ -897,6 +1102,36 @@ class AbortJobResponse(_message.Message):
     JOB_FIELD_NUMBER: _ClassVar[int]
     job: JobSummary
     def __init__(self, job: _Optional[_Union[JobSummary, _Mapping]] = ...) -> None: ...
+
+class AskRequest(_message.Message):
+    __slots__ = ("job_id", "nodes", "ranks", "question", "wait_s")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    QUESTION_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    nodes: _containers.RepeatedScalarFieldContainer[str]
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    question: Question
+    wait_s: float
+    def __init__(self, job_id: _Optional[str] = ..., nodes: _Optional[_Iterable[str]] = ..., ranks: _Optional[_Iterable[int]] = ..., question: _Optional[_Union[Question, _Mapping]] = ..., wait_s: _Optional[float] = ...) -> None: ...
+
+class AskResponse(_message.Message):
+    __slots__ = ("answers", "left_out")
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    answers: _containers.RepeatedCompositeFieldContainer[NodeAnswer]
+    left_out: int
+    def __init__(self, answers: _Optional[_Iterable[_Union[NodeAnswer, _Mapping]]] = ..., left_out: _Optional[int] = ...) -> None: ...
+
+class NodeAnswer(_message.Message):
+    __slots__ = ("node", "answer")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    answer: AgentAnswer
+    def __init__(self, node: _Optional[str] = ..., answer: _Optional[_Union[AgentAnswer, _Mapping]] = ...) -> None: ...
 
 class JobSummary(_message.Message):
     __slots__ = ("job_id", "phase", "generation", "nodes", "members", "min_nodes", "max_nodes", "world_size", "restarts", "reason", "succeeded", "heals")

@@ -14,6 +14,7 @@ from rendezvous.codec import BadMessage, read_from_agent, to_agent_bytes
 from rendezvous.rounds.join_limits import join_problem, reported_state_problem
 from rendezvous.service.agent_stream import AgentStream, StreamAborted
 from rendezvous.service.calls import count_open
+from rendezvous.service.conversation import Conversations
 from rendezvous.service.jobs import OwnedByOther
 from rendezvous.service.limits import Counts, LimitReached, Limits, Rates
 from rendezvous.session_replay import Redirect
@@ -38,6 +39,7 @@ class Agents:
         self._jobs, self._gate, self._limits = jobs, gate, limits
         self._streams = Counts("streams", limits.streams_per_identity, limits.agents, option="--max-agents")
         self._rates = Rates(limits.joins_per_s, limits.join_burst)
+        self._conversations = Conversations(jobs, gate, limits)
 
     @property
     def streams(self) -> int:
@@ -45,7 +47,8 @@ class Agents:
 
     def methods(self, calls: Calls) -> dict[str, Any]:
         # Raw bytes both ways: the codec decodes them, and a broadcast is encoded only once.
-        return {"Attend": grpc.stream_stream_rpc_method_handler(calls.guard(self._attend))}
+        attend: Any = grpc.stream_stream_rpc_method_handler(calls.guard(self._attend))
+        return {"Attend": attend, **self._conversations.methods(calls)}
 
     async def _attend(self, _: Any, context: Any) -> None:
         identity = self._gate.identify(context)

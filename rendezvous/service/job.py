@@ -12,22 +12,24 @@ from typing import TYPE_CHECKING
 import grpc
 
 from rendezvous.codec import to_agent_bytes
-from rendezvous.rounds.journal import Note, lines
+from rendezvous.rounds.journal import Line, Note, lines
 from rendezvous.rounds.outcome_truncation import fitted
 from rendezvous.service.agent_stream import AgentStream, StreamAborted
 from rendezvous.service.coalescer import Coalescer
 from rendezvous.service.owner import JobOwner
 from rendezvous.session_replay import Redirect
 from rendezvous.values.events import AgentLost, Assigned, Notice, Refused, Waiting
+from rendezvous.values.questions import REMARKS
 from rendezvous.values.state import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rendezvous.metrics import Metrics
-    from rendezvous.rounds.journal import Line
+    from rendezvous.service.conversation import Conversation
     from rendezvous.store.protocol import JobStore
     from rendezvous.values.events import Event, ToAgent
+    from rendezvous.values.questions import Remark
     from rendezvous.values.state import JobState
     from rendezvous.values.types import AgentId
 
@@ -69,6 +71,7 @@ class Job:
     ) -> None:
         self.job_id = job_id
         self.streams: dict[AgentId, AgentStream] = {}
+        self.conversations: dict[AgentId, Conversation] = {}
         self.watchers: set[Watcher] = set()
         self._stream_numbers: dict[AgentId, int] = {}  # the highest number that the agent has used
         self.notes: deque[Note] = deque(maxlen=_NOTES_KEPT)
@@ -143,6 +146,8 @@ class Job:
         if self.streams.get(agent) is not stream:
             return
         del self.streams[agent]
+        if (conversation := self.conversations.get(agent)) is not None:
+            conversation.end()
         self._coalescer.drop(stream)
         self.idle_since = time.monotonic()
         member = self.state.members.get(agent.node)
@@ -202,17 +207,26 @@ class Job:
         if after is before:
             return
         for line in lines(event, before, after):
-            self._seq += 1
-            note = Note(self._seq, time.time(), after.generation, line.kind, line.node, line.text)
-            self.notes.append(note)
-            self._metrics.count("events", line.kind)
-            extra = {"job": self.job_id, "generation": after.generation, "kind": line.kind}
-            _log.log(_level(line, after), line.text, extra=extra)
-            for watcher in self.watchers:
-                watcher.put(note)
+            self._add(line, after.generation, _level(line, after))
         if after.phase is Phase.ENDED and before.phase is not Phase.ENDED:
             for watcher in self.watchers:
                 watcher.put(None)
+
+    def _add(self, line: Line, generation: int, level: int) -> None:
+        self._seq += 1
+        note = Note(self._seq, time.time(), generation, line.kind, line.node, line.text)
+        self.notes.append(note)
+        self._metrics.count("events", line.kind)
+        extra = {"job": self.job_id, "generation": generation, "kind": line.kind}
+        _log.log(level, line.text, extra=extra)
+        for watcher in self.watchers:
+            watcher.put(note)
+
+    def remark(self, remark: Remark, node: str = "") -> None:
+        """Add to the journal what an agent or an operator did, without a change of the state."""
+        kind = remark.kind if remark.kind in REMARKS else REMARKS[0]
+        text = "".join(char if char.isprintable() else " " for char in remark.text)
+        self._add(Line(kind, text, node), remark.generation, logging.INFO)
 
     def watch(self, after_seq: int) -> Watcher:
         watcher = Watcher([note for note in self.notes if note.seq > after_seq])
@@ -227,6 +241,8 @@ class Job:
         """Give up the job, and redirect its agents."""
         for stream in list(self.streams.values()):
             stream.redirect(redirect)
+        for conversation in list(self.conversations.values()):
+            conversation.end()
         for watcher in self.watchers:
             watcher.job_moved = True
             watcher.put(None)

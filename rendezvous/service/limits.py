@@ -14,6 +14,7 @@ class Limits:
     agents_per_job: int = 16_384
     streams_per_identity: int = 16_384
     watches_per_identity: int = 64
+    questions_per_identity: int = 64  # to agents, at once: an answer may have 4 MiB
     calls_per_identity: int = 256  # unary, at once
     barriers: int = 65_536  # that have a call waiting in them
     barriers_per_job: int = 1024

@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from rendezvous.access.auth import Right
-from rendezvous.codec import BadMessage, encode
+from rendezvous.codec import BadMessage, encode, wanted_in
 from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.rounds.policy import outcome_text
 from rendezvous.rounds.view import summary_of, view_of
 from rendezvous.service.calls import NotFound, NotNow, count_open
+from rendezvous.service.inquiry import inquire
 from rendezvous.service.jobs import OwnedByOther
 from rendezvous.service.limits import Counts, LimitReached, Limits
 from rendezvous.values.events import JobAborted, JobResized, NodeDrained, NodeResumed, RestartOrdered
+from rendezvous.values.questions import ACTS
 from rendezvous.values.state import Phase
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ class Operations:
     def __init__(self, jobs: Jobs, gate: Gate, limits: Limits) -> None:
         self._jobs, self._gate = jobs, gate
         self._watches = Counts("watches", limits.watches_per_identity)
+        self._questions = Counts("questions that wait for answers", limits.questions_per_identity)
 
     def methods(self, calls: Calls) -> dict[str, Any]:
         read, control = Right.READ, Right.CONTROL
@@ -44,6 +47,7 @@ class Operations:
             "ResumeNode": calls.unary(control, pb.ResumeNodeRequest, self._resume),
             "ResizeJob": calls.unary(control, pb.ResizeJobRequest, self._resize),
             "RestartJob": calls.unary(control, pb.RestartJobRequest, self._restart),
+            "Ask": calls.unary(read, pb.AskRequest, self._ask),
             "AbortJob": calls.unary(control, pb.AbortJobRequest, self._abort),
         }
 
@@ -96,6 +100,13 @@ class Operations:
             response = pb.WatchEventsResponse(note=encode(note), journal_id=journal_id)
             await context.write(response.SerializeToString())
         raise LimitReached("this watcher reads too slowly and has missed events; watch again")
+
+    async def _ask(self, request: Any, identity: Identity) -> Any:
+        wanted = wanted_in(request.question)
+        if isinstance(wanted, ACTS):
+            identity.require(Right.CONTROL, request.job_id)
+        with count_open(self._questions, identity):
+            return await inquire(await self._find(request.job_id), request, wanted)
 
     # --- orders ------------------------------------------------------------------------------------
 

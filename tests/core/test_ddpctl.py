@@ -7,8 +7,9 @@ import pytest
 from google.protobuf.message import Message
 
 from rendezvous.client.options import ClientOptions
-from rendezvous.control.commands import SUBMIT, Command, Order, parser
-from rendezvous.control.ctl_calls import Service, carry_out, request_of
+from rendezvous.control.commands import ALIASES, SUBMIT, Command, Order, parser
+from rendezvous.control.ctl_calls import carry_out, request_of
+from rendezvous.control.service import Service
 from rendezvous.pb import rendezvous_pb2 as pb
 
 REQUESTS: dict[Order, tuple[list[str], str, Message]] = {
@@ -23,6 +24,7 @@ REQUESTS: dict[Order, tuple[list[str], str, Message]] = {
     Command.ABORT: (["j", "--reason", "r"], "AbortJob", pb.AbortJobRequest(job_id="j", reason="r")),
 }
 LOOKS = {Command.LIST, Command.STATUS, Command.GET, Command.EVENTS, Command.WATCH}
+QUESTIONS = {Command.TOP, Command.LOGS, Command.STACKS}
 
 
 @pytest.mark.parametrize("order", REQUESTS)
@@ -31,15 +33,15 @@ def test_an_order_sends_its_own_request(order: Order) -> None:
     assert request_of(order, parser().parse_args([order, *words])) == (method, request)
 
 
-def test_every_command_of_the_parser_is_an_order_a_look_or_submit() -> None:
+def test_every_command_of_the_parser_is_an_order_a_look_a_question_or_submit() -> None:
     (commands,) = (each for each in parser()._actions if isinstance(each, argparse._SubParsersAction))
-    assert set(commands.choices) == {*LOOKS, *REQUESTS, SUBMIT}
-    assert set(Command) == {*LOOKS, *REQUESTS}
+    assert set(commands.choices) == {*LOOKS, *QUESTIONS, *REQUESTS, *ALIASES, SUBMIT}
+    assert set(Command) == {*LOOKS, *QUESTIONS, *REQUESTS}
 
 
 def test_an_unknown_command_is_told_which_ones_exist(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        parser().parse_args(["jobs"])
+        parser().parse_args(["explode"])
     assert "Command." not in capsys.readouterr().err
 
 

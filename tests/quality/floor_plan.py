@@ -11,7 +11,7 @@ def within(folder: str, names: str) -> set[str]:
 CORE = {
     "launcher": {
         *(
-            "exchange failure health hosts joining machine output progress ranks settings sources "
+            "answers exchange failure health hosts joining machine output progress ranks settings sources "
             "start_failure stop_sequence supervised supervision version"
         ).split(),
         *within(
@@ -23,6 +23,7 @@ CORE = {
             "stack_text "
             "stall_detection",
         ),
+        *within("answers", "rank_table"),
         *within("hosts", "command_lines"),
         *within("joining", "endpoint join"),
         *within("machine", "gpu_state layout xids"),
@@ -39,6 +40,7 @@ CORE = {
     "rendezvous": {
         *"access control diagnosing machine rounds service session_replay submit values".split(),
         *within("client", "session_rules"),
+        *within("control", "log_lines top_screen top_table"),
         *within(
             "diagnosing",
             "desync diagnosis finding hang_text post_mortem recorded stragglers versions waits",
@@ -52,8 +54,8 @@ CORE = {
         *within("submit", "job job_file job_rules kubernetes pods slurm ssh yaml_text"),
         *within(
             "values",
-            "cause_text events frozen_map rank_report rank_view state straggler_state text_limits types version "
-            "wire_names",
+            "cause_text events frozen_map questions rank_report rank_view state straggler_state text_limits types "
+            "version wire_names",
         ),
     },
     "ddp": {
@@ -72,19 +74,20 @@ SHELL = {
             "__init__ __main__ about agent cli isolation manual preflight start status template user_messages wiring"
         ).split(),
         *("daemon_threads background_tasks error_boundary stop_requests").split(),
+        *within("answers", "desk log_reading"),
         *within("failure", "ending facts"),
         *within(
             "health",
-            "communication dumps freezer gpus guards keyboard_wait node_watch pages rank_timers ras sampler stacks "
-            "watch",
+            "communication dumps freezer gpus guards keyboard_wait native_stacks node_watch pages rank_timers ras "
+            "sampler stacks watch",
         ),
         *within("hosts", "fleet outputs ssh_control"),
         *within("joining", "addresses connect"),
         *within("machine", "devices gpu_reading kernel_log layout_reading nvml small_files"),
         *within(
             "output",
-            "channels filtered_files frames keyboard latest_streams live_display log_file log_folder logs rank_display "
-            "rank_stream terminal throttle",
+            "channels filtered_files frames keyboard latest_streams live_display log_file log_folder log_history "
+            "logs rank_display rank_stream terminal throttle",
         ),
         *within(
             "preflight",
@@ -97,12 +100,15 @@ SHELL = {
     "rendezvous": {
         *"__init__ client codec embedded grpc_io hosted main metrics signals store torchrun".split(),
         *within("access", "auth certificates refusals secret tokens"),
-        *within("client", "channel options remote_session route scratch_client session tls_probe"),
-        *within("control", "commands ctl ctl_calls ctl_text"),
+        *within("client", "channel conversing options remote_session route scratch_client session tls_probe"),
+        *within(
+            "control",
+            "argument_values asking commands ctl ctl_calls ctl_text formats logs service stacks top",
+        ),
         *within(
             "service",
-            "agent_stream agents calls coalescer health job jobs limits log_lines notify operations "
-            "owner probe reflection scratchpad server settings web",
+            "agent_stream agents calls coalescer conversation health inquiry job jobs limits log_lines notify "
+            "operations owner probe reflection scratchpad server settings web",
         ),
         *within("submit", "command hand_over"),
     },
@@ -135,7 +141,7 @@ SHELL = {
 
 # Packages that have a core and a shell of their own: each of their modules is entered, as "health.page".
 CORE_AND_SHELL = (
-    within("launcher", "failure health hosts joining machine output preflight ranks settings sources")
+    within("launcher", "answers failure health hosts joining machine output preflight ranks settings sources")
     | within("rendezvous", "access client control diagnosing rounds service submit values")
     | within("ddp", "diagnostics elastic groups reducer sharding telemetry")
 )
@@ -161,6 +167,7 @@ ROOMS = {
             "error_boundary exchange failure machine output settings sources supervised template".split()
         ),
         "ranks": set("error_boundary exchange failure health machine output settings template".split()),
+        "answers": set("error_boundary health machine output ranks settings supervised".split()),
         "preflight": set(
             "daemon_threads error_boundary exchange joining machine output settings sources stop_requests template "
             "version".split()
@@ -174,8 +181,8 @@ ROOMS = {
         "user_messages": {"exchange", "output", "settings", "supervised"},
         "hosts": {"daemon_threads", "failure", "joining", "output", "settings"},
         "wiring": set(
-            "background_tasks error_boundary exchange health isolation joining output preflight ranks settings status "
-            "user_messages version".split()
+            "answers background_tasks error_boundary exchange health isolation joining output preflight ranks settings "
+            "status user_messages version".split()
         ),
         "agent": set(
             "exchange failure joining settings stop_requests supervised supervision template wiring".split()
@@ -204,7 +211,7 @@ ROOMS = {
         "hosted": {"access", "client", "grpc_io", "service", "store"},
         "main": {"access", "grpc_io", "service", "signals", "store", "values"},
         "submit": {"access"},
-        "control": {"client", "grpc_io", "service", "submit", "values"},
+        "control": {"client", "codec", "grpc_io", "service", "submit", "values"},
         "torchrun": {"client", "values"},
     },
     "ddp": {
@@ -223,7 +230,8 @@ ROOMS = {
 
 # Which modules of another package a package may import.
 _VALUES = within(
-    "values", "cause_text events rank_report rank_view straggler_state text_limits types version wire_names"
+    "values",
+    "cause_text events questions rank_report rank_view straggler_state text_limits types version wire_names",
 )
 ABROAD = {
     ("launcher", "core"): {f"rendezvous.{name}" for name in (*_VALUES, "diagnosing.stragglers")},

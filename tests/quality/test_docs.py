@@ -17,6 +17,7 @@ from tidy import ROOT
 from launcher import manual
 from launcher.settings import usage
 from launcher.settings.options import OPTIONS
+from rendezvous.control.commands import parser as ddpctl
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("[a-z]*/README.md")])
 
@@ -40,14 +41,14 @@ def unknown_commands(text):
 @functools.cache
 def options_of_the_service():
     """As `ddp-rendezvous` and `ddpctl` explain themselves."""
-    asked = [
-        *(("rendezvous.main", word) for word in ("serve", "token")),
-        *(("rendezvous.control.ctl", word) for word in ("drain", "submit")),
-    ]
     helps = [
-        subprocess.run([sys.executable, "-m", module, word, "--help"], capture_output=True, text=True).stdout
-        for module, word in asked
+        subprocess.run(
+            [sys.executable, "-m", "rendezvous.main", word, "--help"], capture_output=True, text=True
+        ).stdout
+        for word in ("serve", "token")
     ]
+    (commands,) = (each.choices for each in ddpctl()._actions if isinstance(each.choices, dict))
+    helps += [command.format_help() for command in commands.values()]
     assert all(helps)
     return set(re.findall(r"--[a-z][a-z-]+", "".join(helps)))
 

@@ -24,7 +24,7 @@ from ports import free_port, free_ports
 from served import Agent, Cable, Service, agents, serving, soon
 
 from rendezvous.client.options import ClientOptions
-from rendezvous.control.ctl_calls import Service as Operations
+from rendezvous.control.service import Service as Operations
 from rendezvous.store.open import open_store
 from rendezvous.values.events import (
     AgentLeft,

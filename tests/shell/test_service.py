@@ -22,7 +22,7 @@ from rendezvous.client.channel import open_channel
 from rendezvous.client.options import ClientOptions
 from rendezvous.client.session import connect
 from rendezvous.control.ctl import main as ctl
-from rendezvous.control.ctl_calls import Service as Operations
+from rendezvous.control.service import Service as Operations
 from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.values.events import (
     AgentStopped,

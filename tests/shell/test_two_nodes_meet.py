@@ -10,7 +10,7 @@ from ports import free_port
 from served import soon
 
 from rendezvous.client.options import ClientOptions
-from rendezvous.control.ctl_calls import Service as Operations
+from rendezvous.control.service import Service as Operations
 from rendezvous.pb import rendezvous_pb2 as pb
 
 if TYPE_CHECKING:

@@ -1,0 +1,147 @@
+"""Answers questions about the ranks of this node: what they do, their stacks, their output.
+
+Nothing here changes the state of the agent, and no answer can fail the job: an error becomes an answer in words.
+Answers that read files or wait for ranks run beside the agent's main loop, a few at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from launcher.answers.log_reading import read_logs
+from launcher.answers.rank_table import gpu_of, rank_seen
+from launcher.health.native_stacks import native_stacks
+from launcher.health.stacks import stacks_of
+from launcher.machine.small_files import text_of
+from rendezvous.values.questions import CannotAnswer, LogsWanted, RanksSeen, RanksWanted, Stacks, StacksWanted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from launcher.error_boundary import ErrorBoundary
+    from launcher.health.node_watch import NodeWatch
+    from launcher.output.log_file import LogFiles
+    from launcher.ranks.worker import Workers
+    from launcher.supervised import Supervision
+    from rendezvous.values.questions import LogPieces, RankSeen, Told, Wanted
+    from rendezvous.values.rank_view import RankView
+    from rendezvous.values.types import Assignment
+
+_AT_ONCE = 2  # slow answers
+_LOOK_AGAIN_S = 0.15  # for more output
+_LONGEST_WAIT_S = 30.0
+_LAST_ANSWERS_S = 1.0  # for which a follower may delay the end of the agent
+_LAST_OUTPUT_S = 0.5  # until the last output is in the files
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+class Desk:
+    def __init__(self, ranks: Workers, node: NodeWatch, files: LogFiles, boundary: ErrorBoundary) -> None:
+        self._ranks, self._node, self._files, self._boundary = ranks, node, files, boundary
+        self._state: Callable[[], Supervision] | None = None
+        self._slow = asyncio.Semaphore(_AT_ONCE)
+        self._followers = 0  # questions about output that wait for more of it
+        self._asks_again_until = 0.0  # somebody who follows the output is about to ask for more
+        self._ending_at: float | None = None
+
+    def begin(self, state: Callable[[], Supervision]) -> None:
+        self._state = state
+
+    async def answer(self, wanted: Wanted) -> Told:
+        failed = CannotAnswer(
+            "the agent could not answer because of an error; the output of its node names it"
+        )
+        return await self._boundary.awaited("answering a question", self._answer(wanted), failed)
+
+    async def _answer(self, wanted: Wanted) -> Told:
+        match wanted:
+            case RanksWanted():
+                return self._ranks_seen()
+            case StacksWanted():
+                return await self._stacks(wanted)
+            case LogsWanted():
+                return await self._logs(wanted)
+
+    # --- what the ranks do -----------------------------------------------------------------------------
+
+    def _ranks_seen(self) -> Told:
+        assignment = self._assignment
+        if assignment is None:
+            return CannotAnswer("no rank was started on this node yet")
+        seen = tuple(self._seen(view, assignment) for view in self._ranks.pages.views())
+        return RanksSeen(assignment.generation, assignment.restart_count, seen)
+
+    @property
+    def _assignment(self) -> Assignment | None:
+        return None if self._state is None else self._state().assignment
+
+    def _seen(self, view: RankView, assignment: Assignment) -> RankSeen:
+        local_rank = view.rank - assignment.rank_offset
+        pid = self._ranks.pid_of(view.rank)
+        return rank_seen(
+            view,
+            local_rank,
+            pid=pid,
+            memory=_resident_bytes(pid),
+            gpu=gpu_of(local_rank, assignment.nproc, self._node.gpus),
+            starts=self._ranks.starts.get(view.rank, 0),
+        )
+
+    # --- output ----------------------------------------------------------------------------------------
+
+    async def _logs(self, wanted: LogsWanted) -> Told:
+        loop = asyncio.get_running_loop()
+        if wanted.wait_s <= 0:
+            return await self._read(wanted)
+        give_up_at = loop.time() + min(wanted.wait_s, _LONGEST_WAIT_S)
+        self._followers += 1
+        try:
+            while True:
+                is_last = self._is_last()
+                found = await self._read(wanted)
+                if found.pieces or is_last or loop.time() >= give_up_at:
+                    break
+                await asyncio.sleep(_LOOK_AGAIN_S)
+        finally:
+            self._followers -= 1
+        is_last = is_last and not found.more
+        self._asks_again_until = 0.0 if is_last else loop.time() + _LAST_ANSWERS_S
+        return replace(found, ended=is_last)
+
+    def _is_last(self) -> bool:
+        if self._ending_at is None:
+            return False
+        late = asyncio.get_running_loop().time() > self._ending_at + _LAST_OUTPUT_S
+        return late or all(log.history.kept().is_closed for log in self._files.known().values())
+
+    async def _read(self, wanted: LogsWanted) -> LogPieces:
+        async with self._slow:
+            return await asyncio.to_thread(read_logs, wanted, self._files.known(), time.time())
+
+    async def end(self) -> None:
+        """The ranks have ended: send their last output to those who follow it, before the agent leaves the job."""
+        loop = asyncio.get_running_loop()
+        self._ending_at = loop.time()
+        while loop.time() < self._ending_at + _LAST_ANSWERS_S:
+            if not self._followers and loop.time() > self._asks_again_until:
+                break
+            await asyncio.sleep(_LOOK_AGAIN_S / 4)
+
+    # --- stacks ----------------------------------------------------------------------------------------
+
+    async def _stacks(self, wanted: StacksWanted) -> Told:
+        pid = self._ranks.pid_of(wanted.rank)
+        if not pid:
+            return CannotAnswer(f"rank {wanted.rank} does not run on this node now")
+        async with self._slow:
+            text = await stacks_of(pid)
+            return Stacks(f"{text}\n\n{await native_stacks(pid)}" if wanted.native else text)
+
+
+def _resident_bytes(pid: int) -> int:
+    fields = text_of(f"/proc/{pid}/statm").split() if pid else []
+    return int(fields[1]) * _PAGE_BYTES if len(fields) > 1 else 0

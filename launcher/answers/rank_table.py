@@ -1,0 +1,53 @@
+"""The state of ranks as `ddpctl top` shows it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from launcher.health.page import in_words
+from rendezvous.values.questions import GpuSeen, RankSeen
+from rendezvous.values.rank_view import RankPhase
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from launcher.machine.gpu_state import Gpu
+    from rendezvous.values.rank_view import RankView
+
+_NO_TRAINING = (RankPhase.STARTING, RankPhase.EXITING)
+
+
+def rank_seen(
+    view: RankView, local_rank: int, *, pid: int, memory: int, gpu: GpuSeen | None, starts: int
+) -> RankSeen:
+    spent_s = sum(seconds for phase, seconds in view.phase_times if phase not in _NO_TRAINING)
+    return RankSeen(
+        rank=view.rank,
+        local_rank=local_rank,
+        pid=pid,
+        known=view.known,
+        alive=view.process.alive,
+        process=view.process.state,
+        phase=view.phase,
+        phase_s=view.phase_s,
+        quiet_s=view.quiet_s,
+        step=view.step,
+        step_s=view.step_s,
+        last_step_s=view.last_step_s,
+        mean_step_s=view.mean_step_s,
+        spent_s=spent_s,
+        waited_s=dict(view.phase_times).get(RankPhase.COMMUNICATE, 0.0),
+        memory=memory,
+        gpu=gpu,
+        starts=starts,
+        doing=in_words(view),
+        message=view.message,
+    )
+
+
+def gpu_of(local_rank: int, nproc: int, gpus: Sequence[Gpu]) -> GpuSeen | None:
+    """The GPU of a rank. Known only where every rank has one of its own, in this order, as scripts choose them."""
+    if len(gpus) < nproc or not 0 <= local_rank < len(gpus) or gpus[local_rank].lost:
+        return None
+    gpu = gpus[local_rank]
+    return GpuSeen(gpu.index, gpu.memory_used, gpu.memory_total, gpu.utilization)

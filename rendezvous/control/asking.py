@@ -1,0 +1,61 @@
+"""Questions of ddpctl to the agents of a job, and the job they are about if the user names none."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rendezvous.codec import question_message, told_in
+from rendezvous.pb import rendezvous_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rendezvous.control.service import Service
+    from rendezvous.values.questions import FromConversation, Wanted
+
+_NODES_AT_ONCE = 64  # if the answers of all nodes do not fit into one message
+
+
+class NoSuchJob(Exception):
+    """The job cannot be determined. The message is for the user."""
+
+
+async def inquire(
+    service: Service,
+    job_id: str,
+    wanted: Wanted,
+    *,
+    nodes: Sequence[str] = (),
+    ranks: Sequence[int] = (),
+    wait_s: float = 5.0,
+) -> list[tuple[str, FromConversation]]:
+    """The answers by node, in the order of node ranks."""
+    question = question_message(0, wanted)
+
+    async def ask(named: Sequence[str]) -> Any:
+        request = pb.AskRequest(job_id=job_id, nodes=named, ranks=ranks, question=question, wait_s=wait_s)
+        return await service.call("Ask", request, longer_s=wait_s)
+
+    response = await ask(nodes)
+    answers = {each.node: told_in(each.answer) for each in response.answers}
+    if response.left_out:
+        job = (await service.call("GetJob", pb.GetJobRequest(job_id=job_id))).job
+        left = [n.node for n in job.nodes if n.HasField("node_rank") and n.node not in answers]
+        for first in range(0, len(left), _NODES_AT_ONCE):
+            response = await ask(left[first : first + _NODES_AT_ONCE])
+            answers |= {each.node: told_in(each.answer) for each in response.answers}
+    return list(answers.items())
+
+
+async def job_named(service: Service, given: str) -> str:
+    """`given`, or the only job that has not ended. Raises `NoSuchJob`."""
+    if given:
+        return given
+    jobs = await service.all_jobs()
+    running = [job.job_id for job in jobs if job.phase != pb.PHASE_ENDED]
+    if len(running) == 1:
+        return str(running[0])
+    if running:
+        raise NoSuchJob(f"{len(running)} jobs run ({', '.join(running[:8])}): name one")
+    ended = f" ({len(jobs)} have ended: `ddpctl list` shows them)" if jobs else ""
+    raise NoSuchJob(f"no job runs{ended}")

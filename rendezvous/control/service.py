@@ -1,0 +1,117 @@
+"""Calls of ddpctl to the service: to the replica that owns the job, whichever endpoint answers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
+
+from rendezvous.client.channel import metadata, open_channel
+from rendezvous.client.options import OptionsUnusable
+from rendezvous.client.route import Route
+from rendezvous.control.formats import warn
+from rendezvous.pb import rendezvous_pb2 as pb
+from rendezvous.service.settings import SettingsUnusable, check_address
+from rendezvous.values.wire_names import PORT
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from rendezvous.client.options import ClientOptions
+
+OPERATIONS = "/rendezvous.v1.Operations/"
+_ROUNDS = 3
+_PAUSE_S = 0.25
+_FOLLOWED_S = 60.0  # for which `watch` keeps trying while no replica has the job
+
+
+class Service:
+    def __init__(self, endpoints: Sequence[str], options: ClientOptions, timeout_s: float) -> None:
+        self.endpoints, self.options, self._timeout_s = tuple(endpoints), options, timeout_s
+
+    async def call(self, method: str, request: Any, *, longer_s: float = 0.0) -> Any:
+        """Try one endpoint after another, and follow redirects. Raises the last `AioRpcError`.
+
+        `longer_s`: how long the service may wait by itself, in addition to the timeout of the call.
+        """
+        route, left = Route(self.endpoints), 2 * _ROUNDS * len(self.endpoints)  # half of them for redirects
+        while True:
+            try:
+                return await self.ask(route.endpoint, method, request, longer_s)
+            except grpc.aio.AioRpcError as error:
+                route.refused(error)
+                left -= 1 if route.owner else 2
+                if error.code() is not grpc.StatusCode.UNAVAILABLE or left <= 0:
+                    raise
+            await asyncio.sleep(_PAUSE_S)
+
+    async def ask(self, endpoint: str, method: str, request: Any, longer_s: float = 0.0) -> Any:
+        async with open_channel(endpoint, self.options) as channel:
+            call: Any = channel.unary_unary(OPERATIONS + method)
+            data = request.SerializeToString()
+            answer = await call(data, metadata=metadata(self.options), timeout=self._timeout_s + longer_s)
+            return getattr(pb, f"{method}Response").FromString(answer)
+
+    async def notes(self, job_id: str, *, follow: bool) -> AsyncIterator[Any]:
+        """Yield each event of a job exactly once, even if the stream breaks or another replica takes over."""
+        latest, failed_since, found = pb.WatchEventsResponse(), 0.0, False
+        route = Route(self.endpoints)
+        loop = asyncio.get_running_loop()
+        while True:
+            request = pb.WatchEventsRequest(
+                job_id=job_id, after_seq=latest.note.seq, journal_id=latest.journal_id, follow=follow
+            )
+            try:
+                async for response in self._watch(route.endpoint, request):
+                    latest, failed_since, found = response, 0.0, True
+                    yield response.note
+                return
+            except grpc.aio.AioRpcError as error:
+                route.refused(error)
+                failed_since, found = failed_since or loop.time(), found or bool(route.owner)
+                retry_s = _FOLLOWED_S if follow and found else _ROUNDS * _PAUSE_S
+                if error.code() is not grpc.StatusCode.UNAVAILABLE or loop.time() - failed_since > retry_s:
+                    raise
+                await asyncio.sleep(_PAUSE_S)
+
+    async def _watch(self, endpoint: str, request: Any) -> AsyncIterator[Any]:
+        async with open_channel(endpoint, self.options) as channel:
+            call: Any = channel.unary_stream(OPERATIONS + "WatchEvents")
+            async for data in call(request.SerializeToString(), metadata=metadata(self.options)):
+                yield pb.WatchEventsResponse.FromString(data)
+
+    async def all_jobs(self) -> list[Any]:
+        """All jobs: each replica lists those that it owns."""
+        jobs: dict[str, Any] = {}
+        last: grpc.aio.AioRpcError | None = None
+        reached, unreachable = 0, list[str]()
+        for endpoint in self.endpoints:
+            try:
+                answer = await self.ask(endpoint, "ListJobs", pb.ListJobsRequest())
+            except grpc.aio.AioRpcError as error:
+                last = error
+                unreachable.append(f"{endpoint} ({error.details() or error.code().name.lower()})")
+                continue
+            reached += 1
+            jobs |= {job.job_id: job for job in answer.jobs}
+        if last is not None and not reached:
+            raise last
+        if unreachable:
+            warn(f"the list may be incomplete: no answer from {', '.join(unreachable)}")
+        return [jobs[job_id] for job_id in sorted(jobs)]
+
+
+def endpoints(text: str) -> list[str]:
+    """The endpoints in `text`. Raises `OptionsUnusable`."""
+    words = (word.strip() for word in text.split(","))
+    found = [word if ":" in word.rpartition("]")[2] else f"{word}:{PORT}" for word in words if word]
+    try:
+        for endpoint in found:
+            check_address(endpoint)
+    except SettingsUnusable as error:
+        raise OptionsUnusable(f"--rendezvous: {error}") from None
+    if not found:
+        raise OptionsUnusable("--rendezvous is empty: give at least one HOST:PORT")
+    return found

@@ -1,0 +1,244 @@
+"""The table of `ddpctl top`: one row per rank, in as many columns as the terminal is wide. Pure.
+
+The share of communication is that of the time between two looks, or of the whole run at the first look. A rank that
+is slower than the others has a lower share than they have: they wait for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING
+
+from rendezvous.values.rank_view import RankPhase
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from rendezvous.values.questions import RankSeen
+
+_KIB, _UNITS = 1024.0, "BKMGTP"
+_SHORT = {RankPhase.COMMUNICATE: "comm", RankPhase.EVALUATION: "evaluate"}
+_NO_NUMBER = "-"
+_SHORTEST_S = 0.2  # of training between two looks, to compute a share
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    node: str
+    seen: RankSeen
+    share: float | None = None  # of communication, 0 to 1
+
+
+Spent = dict[
+    tuple[int, int], tuple[float, float]
+]  # by rank and pid: seconds of training, and of waiting in it
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What the lines above the table show."""
+
+    job: str
+    phase: str = ""
+    generation: int = 0
+    nodes: int = 0
+    restarts: int = 0
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Sorting:
+    column: str = "rank"
+    is_reversed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    title: str
+    key: Callable[[Row, float], object]
+    text: Callable[[Row, float], str]
+    is_left: bool = False
+    keep: int = 9  # columns with a smaller number are dropped first where there is no room
+
+
+def rows_of(seen: Iterable[tuple[str, RankSeen]], before: Spent) -> tuple[list[Row], Spent]:
+    """The rows, with the shares of communication since the look `before`; and what the next look compares with."""
+    rows, after = [], {}
+    for node, rank in seen:
+        key = (rank.rank, rank.pid)
+        spent_s, waited_s = before.get(key, (0.0, 0.0))
+        passed_s = rank.spent_s - spent_s
+        enough = passed_s >= _SHORTEST_S
+        rows.append(
+            Row(node, rank, min(1.0, max(0.0, (rank.waited_s - waited_s) / passed_s)) if enough else None)
+        )
+        after[key] = (rank.spent_s, rank.waited_s)
+    return rows, after
+
+
+def _rank_of(row: Row, _median: float) -> object:
+    return row.seen.rank
+
+
+def _number(value: float | None) -> float:
+    return -1.0 if value is None else value
+
+
+_COLUMNS: Mapping[str, _Column] = {
+    "rank": _Column("RANK", _rank_of, lambda row, _: str(row.seen.rank)),
+    "node": _Column("NODE", lambda row, _: row.node, lambda row, _: row.node, is_left=True, keep=3),
+    "phase": _Column("PHASE", lambda row, _: _phase(row.seen), lambda row, _: _phase(row.seen), is_left=True),
+    "step": _Column("STEP", lambda row, _: row.seen.step, lambda row, _: _step(row.seen)),
+    "time": _Column(
+        "STEP TIME", lambda row, _: row.seen.mean_step_s, lambda row, _: duration(row.seen.mean_step_s)
+    ),
+    "median": _Column(
+        "/MED",
+        lambda row, _: row.seen.mean_step_s,
+        lambda row, middle: _against(row.seen.mean_step_s, middle),
+        keep=7,
+    ),
+    "comm": _Column("COMM", lambda row, _: _number(row.share), lambda row, _: percent(row.share)),
+    "memory": _Column("MEM", lambda row, _: row.seen.memory, lambda row, _: size(row.seen.memory), keep=6),
+    "gpu": _Column("GPU", lambda row, _: _gpu_use(row), lambda row, _: _gpu_text(row), keep=5),
+    "gpu-memory": _Column(
+        "GMEM", lambda row, _: _gpu_memory(row), lambda row, _: size(_gpu_memory(row)), keep=4
+    ),
+    "restarts": _Column(
+        "RST", lambda row, _: row.seen.starts, lambda row, _: str(max(0, row.seen.starts - 1)), keep=8
+    ),
+    "quiet": _Column("QUIET", lambda row, _: row.seen.quiet_s, lambda row, _: _quiet(row.seen), keep=2),
+}
+COLUMNS = tuple(_COLUMNS)
+_GPU_COLUMNS = ("gpu", "gpu-memory")
+_NARROWEST_NODE, _WIDEST_NODE = 8, 24
+
+
+def table(rows: Sequence[Row], sorting: Sorting, width: int) -> tuple[str, list[str]]:
+    """The head of the table, and its rows in the wanted order."""
+    times = [row.seen.mean_step_s for row in rows if row.seen.mean_step_s > 0 and row.seen.alive]
+    middle = median(times) if times else 0.0
+    has_gpus = any(row.seen.gpu is not None for row in rows)
+    names = [name for name in COLUMNS if has_gpus or name not in _GPU_COLUMNS]
+    ordered = sort(rows, sorting, middle)
+    cells = {name: [_COLUMNS[name].text(row, middle) for row in ordered] for name in names}
+    widths = {name: max(len(_COLUMNS[name].title), *map(len, cells[name]), 0) for name in names}
+    _fit(names, widths, width)
+    lines = [
+        " ".join(_aligned(cells[name][place], name, widths[name]) for name in names).rstrip()
+        for place in range(len(ordered))
+    ]
+    head = " ".join(_aligned(_COLUMNS[name].title, name, widths[name]) for name in names)
+    return head.rstrip()[:width], [line[:width] for line in lines]
+
+
+def sort(rows: Sequence[Row], sorting: Sorting, middle: float = 0.0) -> list[Row]:
+    key = _COLUMNS[sorting.column].key
+    by_rank = sorted(rows, key=lambda row: row.seen.rank)
+    return sorted(by_rank, key=lambda row: key(row, middle), reverse=sorting.is_reversed)  # type: ignore[arg-type,return-value]
+
+
+def _fit(names: list[str], widths: dict[str, int], width: int) -> None:
+    """Shorten the names of nodes, then drop columns, until a row fits."""
+
+    def excess() -> int:
+        return sum(widths[name] for name in names) + len(names) - 1 - width
+
+    widths["node"] = min(widths["node"], _WIDEST_NODE)
+    if excess() > 0:
+        widths["node"] = max(min(widths["node"], _NARROWEST_NODE), widths["node"] - excess())
+    while excess() > 0 and len(names) > 2:
+        names.remove(min(names, key=lambda name: _COLUMNS[name].keep))
+
+
+def _aligned(text: str, name: str, width: int) -> str:
+    if len(text) > width:
+        text = text[: width - 1] + "~"
+    return text.ljust(width) if _COLUMNS[name].is_left else text.rjust(width)
+
+
+def summary(rows: Sequence[Row], head: Head) -> list[str]:
+    """The lines above the table: the job, and its speed."""
+    alive = [row.seen for row in rows if row.seen.alive]
+    times = sorted(seen.mean_step_s for seen in alive if seen.mean_step_s > 0)
+    where = f"{_count(len(rows), 'rank')} on {_count(head.nodes, 'node')}"
+    restarts = _count(head.restarts, "restart")
+    lines = [f"{head.phase}, generation {head.generation}, {where}, {restarts}, job {head.job}"]
+    if times:
+        steps = [seen.step for seen in alive if seen.known]
+        shares = sorted(row.share for row in rows if row.share is not None)
+        words = [f"step {min(steps)}" if min(steps) == max(steps) else f"steps {min(steps)} to {max(steps)}"]
+        words.append(
+            f"{duration(median(times))} each (fastest {duration(times[0])}, slowest {duration(times[-1])})"
+        )
+        if shares:
+            words.append(f"communication {percent(median(shares))}")
+        lines.append(", ".join(words))
+    return lines + list(head.problems)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+
+
+# --- texts of cells --------------------------------------------------------------------------------------
+
+
+def _phase(seen: RankSeen) -> str:
+    if not seen.alive:
+        return "ended"
+    if seen.process in ("T", "t"):
+        return "stopped"
+    if seen.process == "F":
+        return "frozen"
+    return _SHORT.get(seen.phase, str(seen.phase)) if seen.known else "runs"
+
+
+def _step(seen: RankSeen) -> str:
+    return str(seen.step) if seen.known else _NO_NUMBER
+
+
+def _quiet(seen: RankSeen) -> str:
+    return duration(seen.quiet_s) if seen.known and seen.alive else _NO_NUMBER
+
+
+def _gpu_use(row: Row) -> float:
+    return -1.0 if row.seen.gpu is None or row.seen.gpu.utilization is None else row.seen.gpu.utilization
+
+
+def _gpu_text(row: Row) -> str:
+    return _NO_NUMBER if _gpu_use(row) < 0 else f"{_gpu_use(row):.0f}%"
+
+
+def _gpu_memory(row: Row) -> int:
+    return 0 if row.seen.gpu is None else row.seen.gpu.memory_used
+
+
+def _against(seconds: float, middle: float) -> str:
+    return f"{seconds / middle:.2f}x" if seconds > 0 and middle > 0 else _NO_NUMBER
+
+
+def percent(share: float | None) -> str:
+    return _NO_NUMBER if share is None else f"{100 * share:.0f}%"
+
+
+def duration(seconds: float) -> str:
+    """At most seven characters: "850 us", "12.3 ms", "1.53 s", "75 s", "12 min"."""
+    if seconds <= 0:
+        return _NO_NUMBER
+    for limit, factor, unit in ((1e-3, 1e6, "us"), (1.0, 1e3, "ms"), (100.0, 1.0, "s")):
+        if seconds < limit:
+            value = seconds * factor
+            return f"{value:.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
+    return f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 60:.0f} min"
+
+
+def size(number: float) -> str:
+    if number <= 0:
+        return _NO_NUMBER
+    power = 0
+    while number >= 999.5 and power + 1 < len(_UNITS):
+        number /= _KIB
+        power += 1
+    return f"{number:.0f}{_UNITS[power]}" if number >= 9.95 or not power else f"{number:.1f}{_UNITS[power]}"

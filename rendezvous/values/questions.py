@@ -1,0 +1,149 @@
+"""What people ask the agents about their ranks (`ddpctl top`, `logs`, `stacks`), and the answers.
+
+The service passes questions and answers on. It does not interpret them, apart from the right that a question needs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated
+
+from rendezvous.values.rank_view import RankPhase
+from rendezvous.values.text_limits import ShortenedSentence, TextLimit
+from rendezvous.values.types import AgentId  # noqa: TC001 - the codec reads it
+
+MOST_LOG_BYTES = 512 * 1024  # of one answer
+MOST_WAIT_S = 60.0  # for an answer
+REMARKS = ("remark", "first-step", "checkpoint", "profile")  # kinds in the journal
+DumpText = Annotated[str, TextLimit(256 * 1024, is_shortened=True)]
+
+
+class LogStream(StrEnum):
+    STDOUT = "stdout"
+    STDERR = "stderr"
+
+
+@dataclass(frozen=True, slots=True)
+class Present:
+    """The first message of an agent on the stream of questions."""
+
+    agent: AgentId
+    job_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class CannotAnswer:
+    reason: ShortenedSentence
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """A line for the journal of the job, which no question asked for."""
+
+    generation: int
+    kind: str
+    text: ShortenedSentence
+
+
+@dataclass(frozen=True, slots=True)
+class RanksWanted:
+    """What do the ranks do?"""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSeen:
+    index: int
+    memory_used: int
+    memory_total: int
+    utilization: int | None = None  # percent
+
+
+@dataclass(frozen=True, slots=True)
+class RankSeen:
+    """One rank now. Durations are seconds."""
+
+    rank: int
+    local_rank: int
+    pid: int = 0
+    known: bool = False  # it has written its status page
+    alive: bool = True
+    process: str = "?"  # as in RankReport
+    phase: RankPhase = RankPhase.STARTING
+    phase_s: float = 0.0
+    quiet_s: float = 0.0
+    step: int = 0
+    step_s: float = 0.0
+    last_step_s: float = 0.0
+    mean_step_s: float = 0.0
+    spent_s: float = 0.0  # in all phases after its start
+    waited_s: float = 0.0  # for other ranks
+    memory: int = 0  # bytes
+    gpu: GpuSeen | None = None
+    starts: int = 1
+    doing: ShortenedSentence = ""
+    message: ShortenedSentence = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RanksSeen:
+    generation: int
+    restarts: int
+    ranks: tuple[RankSeen, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StacksWanted:
+    rank: int
+    native: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Stacks:
+    text: DumpText
+
+
+@dataclass(frozen=True, slots=True)
+class LogPlace:
+    """Up to which byte a stream of a rank was read."""
+
+    generation: int
+    rank: int
+    stream: LogStream
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogsWanted:
+    ranks: tuple[int, ...] = ()  # none: all of the node
+    generation: int = 0  # 0: the latest one, and with `places` also the later ones
+    since_s: float | None = None
+    tail: int = 0  # lines of each stream, without `since_s` and `places`
+    places: tuple[LogPlace, ...] = ()
+    most_bytes: int = MOST_LOG_BYTES
+    wait_s: float = 0.0  # for more than is there now
+
+
+@dataclass(frozen=True, slots=True)
+class LogPiece:
+    generation: int
+    rank: int
+    stream: LogStream
+    at: float  # on the clock of the node; 0: unknown
+    data: bytes
+    lost: int = 0  # bytes before this piece that the limit of the log file has removed
+
+
+@dataclass(frozen=True, slots=True)
+class LogPieces:
+    pieces: tuple[LogPiece, ...]
+    places: tuple[LogPlace, ...]
+    more: bool = False
+    ended: bool = False  # the agent ends, and this is the last output
+
+
+Wanted = RanksWanted | StacksWanted | LogsWanted
+Told = CannotAnswer | RanksSeen | Stacks | LogPieces
+FromConversation = Told | Present | Remark
+
+ACTS: tuple[type, ...] = ()  # questions that do more than look
