@@ -86,7 +86,9 @@ class WaitingMessages:
 def _running_text(state: Supervision, starting: bool) -> str:
     assignment = state.assignment
     assert assignment is not None
-    restarts = f"restarts {assignment.restart_count} of {assignment.max_restarts}"
+    heals = f" | healed {assignment.heals} times" if assignment.heals else ""
+    restarted = assignment.restart_count - assignment.heals
+    restarts = f"restarts {restarted} of {assignment.max_restarts}{heals}"
     if starting or state.phase is Phase.JOINING:
         doing = "starting"
     elif state.phase is Phase.STOPPING:

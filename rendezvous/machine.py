@@ -15,14 +15,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, assert_never
 
 from rendezvous.diagnosing import stragglers
-from rendezvous.rounds import hang_examination, healing, orders
+from rendezvous.rounds import hang_examination, heal_refusal, healing, orders
 from rendezvous.rounds.admission import check_leases, join, leave, lose, renew_lease
+from rendezvous.rounds.ending import end_incomplete_round
 from rendezvous.rounds.growing import checkpoint_taken, consider_checkpoint, grow
 from rendezvous.rounds.policy import growth
 from rendezvous.rounds.sealing import Result, seal, spec_of, tell_progress, world_of
 from rendezvous.rounds.stopping import (
     abort,
-    end_incomplete_round,
     finish_if_all_did,
     node_stopped,
     rank_failed,
@@ -129,8 +129,10 @@ def _report(
     now: float,
 ) -> Result:
     member = _live_member(state, event.agent)
-    if member is None or member.node_rank is None or event.generation != state.generation:
+    if member is None or event.generation != state.generation:
         return state, ()
+    if member.node_rank is None:
+        return (_waits_with_fewer(state, event) if isinstance(event, AgentStopped) else state), ()
     node = event.agent.node
     match event:
         case StoreOpened():
@@ -142,15 +144,10 @@ def _report(
                 return state, ()
             return _finish_if_none_pending(replace(state, pending=state.pending.minus(node)))
         case AgentStopped():
-            if node not in state.pending:
-                return state, ()
-            if state.phase is Phase.RUNNING:
-                return stopped_unasked(state, member, now)
-            return (
-                node_stopped(state, node, event.reports, now)
-                if state.phase is Phase.STOPPING
-                else (state, ())
-            )
+            if state.phase is Phase.STOPPING:
+                return node_stopped(state, event, now)
+            is_pending = state.phase is Phase.RUNNING and node in state.pending
+            return stopped_unasked(state, member, now) if is_pending else (state, ())
         case CheckpointTaken():
             return checkpoint_taken(state, node, now)
         case RanksStalled():
@@ -158,11 +155,19 @@ def _report(
         case Examined():
             return hang_examination.examined(state, member, event.reports, now)
         case HealReady():
-            return healing.heal_ready(state, event, member)
+            return heal_refusal.heal_ready(state, event, member, now)
         case PhaseTimesReported():
             return _phase_times_reported(state, event, member)
         case _:
             assert_never(event)
+
+
+def _waits_with_fewer(state: JobState, event: AgentStopped) -> JobState:
+    """A node that waits for the next world reports again because a paused rank has ended."""
+    node = event.agent.node
+    if state.phase is not Phase.FORMING or node not in state.parked:
+        return state
+    return healing.parked(state, node, event.parked)
 
 
 def _store_opened(state: JobState, event: StoreOpened, member: Member) -> Result:

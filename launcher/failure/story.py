@@ -71,12 +71,13 @@ def outcome_json(outcome: Outcome, *, log_dir: str = "", budget: str = "") -> di
         "exit_code": outcome.exit_code,
         "restarts": outcome.restarts,
         "restart_budget": budget,
+        "heals": outcome.heals,
         "log_dir": log_dir,
         "first_cause": None if cause is None else _cause_json(cause),
         "causes": [_cause_json(each) for each in outcome.causes],
         "others": _others(outcome, cause),
         "decisions": [
-            {"kind": str(d.kind), "reason": d.reason, "generation": d.generation} for d in outcome.decisions
+            {"kind": d.title, "reason": d.reason, "generation": d.generation} for d in outcome.decisions
         ],
     }
 
@@ -138,6 +139,7 @@ def _facts(outcome: Outcome, cause: Cause | None, log_dir: str, budget: str) -> 
     facts = [
         ("when", _when(cause) if cause else ""),
         ("others", "; ".join(_others(outcome, cause))),
+        ("heals", f"{outcome.heals} used" if outcome.heals else ""),
         ("restarts", _restarts(outcome, budget)),
         ("log", (cause.log if cause else "") or log_dir),
         ("exit code", str(outcome.exit_code)),

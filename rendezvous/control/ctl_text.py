@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from rendezvous.pb import rendezvous_pb2 as pb
+from rendezvous.values.types import Decision, DecisionKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -17,7 +18,7 @@ _NAMED = 8
 def job_table(jobs: Sequence[Any]) -> str:
     if not jobs:
         return "no jobs"
-    head = ("JOB", "PHASE", "GENERATION", "NODES", "RANKS", "RESTARTS", "WHY")
+    head = ("JOB", "PHASE", "GENERATION", "NODES", "RANKS", "RESTARTS", "HEALS", "WHY")
     rows = (
         (
             job.job_id,
@@ -26,6 +27,7 @@ def job_table(jobs: Sequence[Any]) -> str:
             f"{job.nodes or job.members}/{_range(job)}",
             str(job.world_size),
             str(job.restarts),
+            str(job.heals),
             _printable(job.reason)[:100],
         )
         for job in jobs
@@ -93,8 +95,9 @@ def _node_row(node: Any) -> tuple[str, ...]:
 
 
 def _decision(decision: Any) -> str:
-    kind = pb.DecisionKind.Name(decision.kind).removeprefix("DECISION_KIND_").lower().replace("_", "-")
-    return f"generation {decision.generation}: {kind}: {_printable(decision.reason)}"
+    kind = DecisionKind[pb.DecisionKind.Name(decision.kind).removeprefix("DECISION_KIND_")]
+    title = Decision(kind, "", decision.generation, in_place=decision.in_place).title
+    return f"generation {decision.generation}: {title}: {_printable(decision.reason)}"
 
 
 def _cause(cause: Any) -> str:

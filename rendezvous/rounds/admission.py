@@ -11,11 +11,13 @@ import itertools
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from rendezvous.rounds import healing
+from rendezvous.rounds.exclusion import exclude
 from rendezvous.rounds.growing import consider_growth
 from rendezvous.rounds.policy import outcome_text
 from rendezvous.rounds.sealing import Result, by_arrival, gather, missed_messages, spec_of, waiting
 from rendezvous.rounds.state_recovery import is_forgotten, remember_generation
-from rendezvous.rounds.stopping import after_loss, exclude, interrupt
+from rendezvous.rounds.stopping import after_loss, interrupt
 from rendezvous.values.events import AgentJoined, Disagreement, Ended, Notice, RefusalKind, Refused, Tell
 from rendezvous.values.frozen_map import FrozenMap
 from rendezvous.values.state import INCARNATIONS_KEPT, JobState, Member, Phase, member_of
@@ -245,6 +247,7 @@ def forget(state: JobState, gone: Sequence[Member]) -> JobState:
         health, unfit = health.minus(node), unfit.minus(node)
         if rank is not None and claims.get(rank) == node:
             claims = claims.minus(rank)
+        state = healing.forgotten(state, node)
     return replace(state, members=members, leases=leases, claims=claims, health=health, unfit=unfit)
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from rendezvous.rounds.healing import obstacle_to_order
 from rendezvous.rounds.policy import growth
 from rendezvous.rounds.sealing import Result, checkpoint_request, last_call, spec_of, world_of
 from rendezvous.rounds.stopping import order_stop
@@ -39,8 +40,10 @@ def grow(state: JobState, now: float) -> Result:
     """Order a stop to grow the world, unless all ranks of a node have finished: then the job is about to end."""
     if len(state.pending) < world_nodes(state):
         return state, ()
-    reason = "more nodes have joined; restarting with a larger world"
-    return order_stop(state, Decision(DecisionKind.GROW, reason, state.generation), now)
+    in_place = not obstacle_to_order(state)
+    how = "the world grows in place" if in_place else "restarting with a larger world"
+    reason = f"more nodes have joined; {how}"
+    return order_stop(state, Decision(DecisionKind.GROW, reason, state.generation, in_place=in_place), now)
 
 
 # --- at a checkpoint -----------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from rendezvous.rounds import healing
 from rendezvous.rounds.growing import consider_growth
 from rendezvous.rounds.policy import plan_restart, room_to_grow
 from rendezvous.rounds.sealing import Result, gather, tell_progress
@@ -23,8 +24,10 @@ def drain(state: JobState, node: str, reason: str, now: float) -> Result:
         return state, ()
     member = state.members.get(node)
     state = replace(state, excluded=state.excluded.plus(node, exclusion))
+    if state.phase is Phase.FORMING:
+        state = healing.without_parked(state, node)
     if is_live(state) and member is not None and member.node_rank is not None:
-        plan = plan_restart(state)
+        plan = plan_restart(state, in_place=not healing.obstacle_to_order(state))
         words = f"draining {node}: {reason}; {plan.words}"
         return order_stop(state, plan.decision(words, state.generation), now)
     return _reconsider(state, now)
@@ -62,14 +65,19 @@ def resize(state: JobState, min_nodes: int, max_nodes: int, now: float) -> Resul
         return state, ()
     state = replace(state, min_nodes=min_nodes, max_nodes=max_nodes)
     asked = f"resized by an operator to {min_nodes}:{max_nodes}"
-    if is_live(state) and world_nodes(state) > max_nodes:
-        return order_stop(state, Decision(DecisionKind.SHRINK, asked, state.generation), now)
-    if is_live(state) and room_to_grow(state):
-        return order_stop(state, Decision(DecisionKind.GROW, asked, state.generation), now)
+    if not is_live(state):
+        return _reconsider(state, now)
+    in_place = not healing.obstacle_to_order(state)
+    if world_nodes(state) > max_nodes:
+        shrink = Decision(DecisionKind.SHRINK, asked, state.generation, in_place=in_place)
+        return order_stop(state, shrink, now)
+    if room_to_grow(state):
+        return order_stop(state, Decision(DecisionKind.GROW, asked, state.generation, in_place=in_place), now)
     return _reconsider(state, now)
 
 
 def restart(state: JobState, reason: str, now: float) -> Result:
+    """Restart all ranks, also those that could keep their processes: the script may have changed."""
     if not is_live(state):
         return state, ()
     plan = plan_restart(state)

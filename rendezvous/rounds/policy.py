@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rendezvous.rounds import healing
 from rendezvous.values.cause_text import described
 from rendezvous.values.state import JobState, Streak, standing_by, world_nodes
 from rendezvous.values.types import Cause, Decision, DecisionKind, FailureClass, PolicyAction, ScaleUp
@@ -87,7 +88,8 @@ def decide(state: JobState, cause: Cause, now: float) -> Verdict:
     """Decide about a failure. Lost nodes are no longer members in `state`."""
     spec = state.spec
     assert spec is not None, "internal error: a failure in a job without a spec"
-    action = _action_for(spec, cause)
+    rule = _rule_for(spec, cause)
+    action = rule or PolicyAction.RESTART
     if action is PolicyAction.IGNORE:
         return _verdict(
             state, DecisionKind.IGNORE, f"{in_words(cause)}; ignored because of --failure-policy", cause
@@ -96,43 +98,50 @@ def decide(state: JobState, cause: Cause, now: float) -> Verdict:
         return _verdict(state, DecisionKind.FAIL, f"--failure-policy ends the job on {cause.failure}", cause)
     if loop := crash_loop(state, cause):
         return _verdict(state, DecisionKind.FAIL, loop, cause)
-    if spent := _budget_spent(spec.budget, state, now):
-        return _verdict(state, DecisionKind.FAIL, spent, cause)
     exclude, exclude_reason = _node_to_exclude(state, cause, action)
-    plan = plan_restart(state, without=exclude)
-    used = f"restart {restarts_in_window(state, now) + 1}{_of(spec.budget)}"
+    why_not = healing.obstacle(state, cause, rule, exclude) or heals_spent(state, now)
+    if why_not and (spent := restarts_spent(state, now)):
+        return _verdict(state, DecisionKind.FAIL, f"{healing.mention(spec, why_not)}{spent}", cause)
+    plan = plan_restart(state, without=exclude, in_place=not why_not)
     without = f"{exclude} is excluded: {exclude_reason}; " if exclude else ""
-    reason = f"{in_words(cause)}; {without}{plan.words} ({used})"
+    how = f"{healing.mention(spec, why_not)}{plan.words} ({_count_of(state, now, plan.in_place, 1)})"
+    reason = f"{in_words(cause)}; {without}{how}"
     return Verdict(plan.decision(reason, state.generation, cause), exclude, exclude_reason)
 
 
 def decide_again(state: JobState, first: Cause, now: float) -> Verdict | None:
     """Decide again when all reports have arrived and `first` is the first cause. The restart is already counted.
 
-    Return None if the first decision remains. Return a new decision in three cases:
+    Return None if the first decision remains. Return a new decision in four cases:
 
     - It is stricter.
     - The cause differs from the cause in the stop order.
     - The job continues with other nodes than planned: more nodes were lost, or lost nodes joined again.
+    - The stop was in place, but no rank is paused, or the cause is one that is not healed in place.
     """
-    spec = state.spec
+    spec, sent = state.spec, state.decision
     assert spec is not None
-    action = _action_for(spec, first)
+    assert sent is not None
+    rule = _rule_for(spec, first)
+    action = rule or PolicyAction.RESTART
     if action is PolicyAction.FAIL:
         return _verdict(state, DecisionKind.FAIL, f"--failure-policy ends the job on {first.failure}", first)
     if loop := _loop_in_words(spec, next_streak(state, first)):
         return _verdict(state, DecisionKind.FAIL, loop, first)
     exclude, exclude_reason = _node_to_exclude(state, first, action)
-    plan = plan_restart(state, without=exclude)
-    if exclude is None:
-        sent = state.decision
-        if sent is None or (first, plan.kind, plan.nodes) == (sent.cause, sent.kind, sent.nodes):
-            return None
-        used = f"restart {restarts_in_window(state, now)}{_of(spec.budget)}"
-        reason = f"{in_words(first)}; {plan.words} ({used})"
-        return Verdict(plan.decision(reason, state.generation, first))
-    reason = f"{exclude} is excluded: {exclude_reason}; {plan.words}"
-    return Verdict(plan.decision(reason, state.generation, first), exclude, exclude_reason)
+    why_not = healing.obstacle_after_stop(state, first, rule, exclude) if sent.in_place else ""
+    if why_not and (spent := restarts_spent(state, now)):
+        return _verdict(state, DecisionKind.FAIL, f"not in place: {why_not}; {spent}", first)
+    plan = plan_restart(state, without=exclude, in_place=sent.in_place and not why_not)
+    if exclude is None and not why_not and plan.is_that_of(sent) and first == sent.cause:
+        return None
+    fell_back = f"not in place: {why_not}; " if why_not else ""
+    if exclude is not None:
+        reason = f"{exclude} is excluded: {exclude_reason}; {fell_back}{plan.words}"
+        return Verdict(plan.decision(reason, state.generation, first), exclude, exclude_reason)
+    used = _count_of(state, now, plan.in_place, 1 if why_not else 0)
+    reason = f"{in_words(first)}; {fell_back}{plan.words} ({used})"
+    return Verdict(plan.decision(reason, state.generation, first))
 
 
 def _verdict(state: JobState, kind: DecisionKind, reason: str, cause: Cause) -> Verdict:
@@ -140,38 +149,57 @@ def _verdict(state: JobState, kind: DecisionKind, reason: str, cause: Cause) -> 
 
 
 def _action_for(spec: JobSpec, cause: Cause) -> PolicyAction:
-    """The rule for this exit code, else the last rule for the class, else restart."""
+    return _rule_for(spec, cause) or PolicyAction.RESTART
+
+
+def _rule_for(spec: JobSpec, cause: Cause) -> PolicyAction | None:
+    """The rule for this exit code, else the last rule for the class, if there is one."""
     matching = [
         r for r in spec.rules if r.failure is cause.failure and r.exit_code in (None, cause.exit_code)
     ]
     exact = [r for r in matching if r.exit_code is not None]
     chosen = exact or matching
-    return chosen[-1].action if chosen else PolicyAction.RESTART
+    return chosen[-1].action if chosen else None
 
 
 # --- budget and crash loop ---------------------------------------------------------------------------
 
 
-def restarts_in_window(state: JobState, now: float) -> int:
+def restarts_spent(state: JobState, now: float) -> str:
+    """Why no further restart is allowed; empty if one is."""
     assert state.spec is not None
-    window_s = state.spec.budget.window_s
-    if window_s is None:
-        return state.restarts_used
-    return sum(1 for at in state.restart_times if at > now - window_s)
-
-
-def _of(budget: RestartBudget) -> str:
-    return ", no limit" if budget.is_unlimited else f" of {budget.limit}"
-
-
-def _budget_spent(budget: RestartBudget, state: JobState, now: float) -> str:
-    if budget.limit <= 0:
+    if state.spec.budget.limit <= 0:
         return "no restarts are allowed (--max-restarts 0)"
-    used = restarts_in_window(state, now)
+    return _spent("--max-restarts", state.spec.budget, _used(state, now, in_place=False))
+
+
+def heals_spent(state: JobState, now: float) -> str:
+    assert state.spec is not None
+    return _spent("--max-heals", state.spec.heal_budget, _used(state, now, in_place=True))
+
+
+def _spent(option: str, budget: RestartBudget, used: int) -> str:
     if used < budget.limit:
         return ""
     within = "" if budget.window_s is None else f" within {budget.window_s:g} s"
-    return f"--max-restarts is used up ({used} of {budget.limit}{within})"
+    return f"{option} is used up ({used} of {budget.limit}{within})"
+
+
+def _used(state: JobState, now: float, *, in_place: bool) -> int:
+    """The number of restarts, or of heals, that count against their budget now."""
+    assert state.spec is not None
+    budget = state.spec.heal_budget if in_place else state.spec.budget
+    if budget.window_s is None:
+        return state.heals_used if in_place else state.restarts_used
+    times = state.heal_times if in_place else state.restart_times
+    return sum(1 for at in times if at > now - budget.window_s)
+
+
+def _count_of(state: JobState, now: float, in_place: bool, more: int) -> str:
+    assert state.spec is not None
+    budget = state.spec.heal_budget if in_place else state.spec.budget
+    limit = ", no limit" if budget.is_unlimited else f" of {budget.limit}"
+    return f"{'heal' if in_place else 'restart'} {_used(state, now, in_place=in_place) + more}{limit}"
 
 
 def next_streak(state: JobState, first: Cause) -> Streak:
@@ -228,13 +256,17 @@ class Plan:
     kind: DecisionKind
     nodes: int
     words: str
+    in_place: bool = False
 
     def decision(self, reason: str, generation: int, cause: Cause | None = None) -> Decision:
-        return Decision(self.kind, reason, generation, cause, self.nodes)
+        return Decision(self.kind, reason, generation, cause, self.nodes, in_place=self.in_place)
+
+    def is_that_of(self, sent: Decision) -> bool:
+        return (self.kind, self.nodes, self.in_place) == (sent.kind, sent.nodes, sent.in_place)
 
 
-def plan_restart(state: JobState, without: str | None = None) -> Plan:
-    """Plan a restart with the current members."""
+def plan_restart(state: JobState, without: str | None = None, *, in_place: bool = False) -> Plan:
+    """Plan a restart with the current members. `in_place`: ranks that survive keep their processes."""
     before = world_nodes(state)
     stay, spare = 0, 0
     for node, member in state.members.items():
@@ -243,23 +275,25 @@ def plan_restart(state: JobState, without: str | None = None) -> Plan:
         stay, spare = (stay + 1, spare) if member.node_rank is not None else (stay, spare + 1)
     returned = min(spare, _restarted_nodes(state, without))
     stay, spare = stay + returned, spare - returned
+    restarting, on = ("healing in place", "continuing in place") if in_place else ("restarting", "continuing")
     if stay > state.max_nodes:
-        return Plan(
-            DecisionKind.SHRINK, state.max_nodes, f"continuing with {state.max_nodes} of {before} nodes"
-        )
+        words = f"{on} with {state.max_nodes} of {before} nodes"
+        return Plan(DecisionKind.SHRINK, state.max_nodes, words, in_place)
     missing = max(0, min(before, state.max_nodes) - stay)
     if missing == 0:
-        return Plan(DecisionKind.RESTART, 0, "restarting with the same nodes")
+        return Plan(DecisionKind.RESTART, 0, f"{restarting} with the same nodes", in_place)
     if spare >= missing:
-        words = f"restarting with {_count(missing, 'spare node')}"
-        return Plan(DecisionKind.RESTART_WITH_SPARE, missing, words)
+        words = f"{restarting} with {_count(missing, 'spare node')}"
+        return Plan(DecisionKind.RESTART_WITH_SPARE, missing, words, in_place)
     if stay + spare >= state.min_nodes:
         wait_s = state.spec.shrink_after_s if state.spec is not None else 0.0
         unless = f" unless a replacement joins within {wait_s:g} s" if wait_s else ""
-        words = f"continuing with {stay + spare} of {before} nodes{unless}"
-        return Plan(DecisionKind.SHRINK, stay + spare, words)
+        words = f"{on} with {stay + spare} of {before} nodes{unless}"
+        return Plan(DecisionKind.SHRINK, stay + spare, words, in_place)
     lacking = state.min_nodes - stay - spare
-    return Plan(DecisionKind.WAIT, lacking, f"waiting for {_count(lacking, 'replacement node')}")
+    paused = "; the other ranks are paused" if in_place else ""
+    words = f"waiting for {_count(lacking, 'replacement node')}{paused}"
+    return Plan(DecisionKind.WAIT, lacking, words, in_place)
 
 
 def _restarted_nodes(state: JobState, without: str | None) -> int:

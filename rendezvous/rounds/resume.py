@@ -47,5 +47,6 @@ def _with_own_clock(state: JobState, now: float) -> JobState:
         leases=FrozenMap((node, renewed_at) for node in state.members),
         excluded=FrozenMap(excluded),
         restart_times=tuple(at + by_s for at in state.restart_times),
+        heal_times=tuple(at + by_s for at in state.heal_times),
         examination=None,
     )

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rendezvous.diagnosing import versions
+from rendezvous.rounds import healing
 from rendezvous.rounds.ranks import assignment, form_world, role_sizes
 from rendezvous.rounds.state_recovery import (
     forgotten_size,
@@ -149,6 +150,7 @@ def seal(state: JobState, now: float) -> Result:
     generation = next_generation(state) if again is None else again.generation
     world = again or form_world(generation, [(m.agent, m.facts) for m in chosen], held_ranks(state))
     ranks = {p.agent.node: p.node_rank for p in world.placements}
+    state = healing.sealed(state, ranks, now)
     state = replace(
         state,
         phase=Phase.SEALED,
@@ -181,7 +183,8 @@ def _slice(state: JobState, place: Placement) -> Assignment:
     limit = spec_of(state).budget.limit
     mine = assignment(world_of(state), place, state.role_sizes, state.generation - 1, limit)
     can_heal = spec_of(state).recover is not Recover.RESTART
-    return replace(mine, reason=_why(state), can_heal=can_heal)
+    in_place, heals = len(state.parked) > 0, state.heals_used
+    return replace(mine, reason=_why(state), can_heal=can_heal, in_place=in_place, heals=heals)
 
 
 def _why(state: JobState) -> str:

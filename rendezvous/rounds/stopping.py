@@ -11,7 +11,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rendezvous.diagnosing.post_mortem import explained
-from rendezvous.diagnosing.stragglers import nodes_to_exclude
+from rendezvous.rounds import healing
+from rendezvous.rounds.ending import aborted, end, failed, noted
+from rendezvous.rounds.exclusion import exclude, without_unfit_and_slow
 from rendezvous.rounds.policy import (
     counts_against_node,
     decide,
@@ -32,30 +34,16 @@ from rendezvous.rounds.sealing import (
     waiting,
     world_of,
 )
-from rendezvous.values.events import Ended, Notice, Persist, Stop, Tell
+from rendezvous.values.events import Notice, Persist, Stop, Tell
 from rendezvous.values.frozen_map import EMPTY, FrozenMap
-from rendezvous.values.state import (
-    DECISIONS_KEPT,
-    FAILURES_KEPT,
-    MAX_CAUSES,
-    Exclusion,
-    JobState,
-    Member,
-    Phase,
-    Timers,
-)
-from rendezvous.values.types import Cause, Decision, DecisionKind, FailureClass, Outcome, StragglerPolicy
+from rendezvous.values.state import FAILURES_KEPT, JobState, Member, Phase, Timers
+from rendezvous.values.types import Cause, Decision, DecisionKind, FailureClass, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rendezvous.rounds.policy import Verdict
-    from rendezvous.values.events import Effect
-    from rendezvous.values.rank_report import RankReport
-
-ABORTED_EXIT_CODE = 143  # as if the operator had sent SIGTERM
-INTERRUPTED_EXIT_CODE = 130
-TRY_AGAIN_EXIT_CODE = 75
+    from rendezvous.values.events import AgentStopped, Effect
 
 
 # --- reports -----------------------------------------------------------------------------------------
@@ -76,17 +64,14 @@ def _carry_out(state: JobState, verdict: Verdict, now: float) -> Result:
     decision = verdict.decision
     if decision.kind is DecisionKind.IGNORE:
         assert decision.cause is not None
-        state = _noted(state, decision)
+        state = noted(state, decision)
         state = _without_pending_if_no_rank_is_left(state, decision.cause)
         state, effects = finish_if_all_did(state)
         return state, (*effects[:1], *_notify_its_node(state, decision), *effects[1:])
     if verdict.exclude is not None:
         state = exclude(state, verdict.exclude, verdict.exclude_reason, now)
     if decision.kind is not DecisionKind.FAIL:
-        kept = max(1, spec_of(state).budget.limit)
-        state = replace(
-            state, restarts_used=state.restarts_used + 1, restart_times=(*state.restart_times, now)[-kept:]
-        )
+        state = healing.counted(state, decision, now)
     return order_stop(state, decision, now)
 
 
@@ -148,7 +133,7 @@ def after_loss(
         case Phase.RUNNING if any(m.node_rank is not None for m in gone):
             names = ", ".join(m.agent.node for m in gone if m.node_rank is not None)
             done = f"node {names} {reason}, after all its ranks had finished"
-            return _noted(state, Decision(DecisionKind.IGNORE, done, state.generation)), (Persist(),)
+            return noted(state, Decision(DecisionKind.IGNORE, done, state.generation)), (Persist(),)
     return state, ()
 
 
@@ -170,7 +155,7 @@ def _end_world(state: JobState, lost: Sequence[Member], reason: str, now: float,
     for cause in causes:
         state = _with_cause(state, cause)
     first = first_of(state, causes)
-    plan = plan_restart(state)
+    plan = plan_restart(state, in_place=not healing.obstacle_to_order(state))
     if left and plan.kind in (DecisionKind.SHRINK, DecisionKind.RESTART_WITH_SPARE):
         # A graceful leave is not a failure if enough nodes remain. It does not use the restart budget.
         return order_stop(state, plan.decision(f"{first.reason}; {plan.words}", state.generation), now)
@@ -197,13 +182,15 @@ def _with_cause(state: JobState, cause: Cause) -> JobState:
 def order_stop(state: JobState, decision: Decision, now: float) -> Result:
     nodes = sorted((m.node_rank, m.agent) for m in state.members.values() if m.node_rank is not None)
     state = replace(
-        _noted(state, decision),
+        noted(state, decision),
         phase=Phase.STOPPING,
         decision=decision,
         pending=FrozenMap((agent.node, True) for _, agent in nodes),
         checkpoints_due=EMPTY,
+        parked=EMPTY,
         examination=None,
         last_seen=EMPTY,
+        reached=EMPTY,
         timers=replace(
             state.timers,
             examine_at=None,
@@ -221,10 +208,17 @@ def order_stop(state: JobState, decision: Decision, now: float) -> Result:
     return state, (*effects, *more)
 
 
-def node_stopped(state: JobState, node: str, reports: tuple[RankReport, ...], now: float) -> Result:
+def node_stopped(state: JobState, event: AgentStopped, now: float) -> Result:
+    """Handle the answer of a node. The same answer may come again, with fewer paused ranks."""
+    node = event.agent.node
+    state = healing.parked(state, node, event.parked)
+    if node not in state.pending:
+        return state, ()
     state = replace(state, pending=state.pending.minus(node))
-    if reports:
-        state = replace(state, last_seen=state.last_seen.plus(node, reports))
+    if event.reports:
+        state = replace(state, last_seen=state.last_seen.plus(node, event.reports))
+    if event.reached is not None:
+        state = replace(state, reached=state.reached.plus(node, event.reached))
     return conclude(state, now) if not len(state.pending) else (state, ())
 
 
@@ -233,7 +227,7 @@ def conclude(state: JobState, now: float) -> Result:
     decision = state.decision
     assert decision is not None
     if decision.cause is None:  # not a failure: an order, a graceful leave, or growth
-        return _aborted(state, decision) if decision.kind is DecisionKind.FAIL else _regroup(state, now)
+        return aborted(state, decision) if decision.kind is DecisionKind.FAIL else _regroup(state, now)
     first = first_of(state, state.causes.values())
     if (named := explained(first, state.causes, state.last_seen, world_of(state))) is not None:
         first, state = named, replace(state, causes=state.causes.plus(named.rank, named))
@@ -242,11 +236,13 @@ def conclude(state: JobState, now: float) -> Result:
     state = _recorded(state, first)
     if again is not None:
         final = again.decision
+        if decision.in_place and not final.in_place and final.kind is not DecisionKind.FAIL:
+            state = healing.recounted(state, now)
         if again.exclude is not None:
             state = exclude(state, again.exclude, again.exclude_reason, now)
-        state = replace(_noted(state, final), decision=final)
+        state = replace(noted(state, final), decision=final)
     if final.kind is DecisionKind.FAIL:
-        return end(state, _failed(state, final.reason, first))
+        return end(state, failed(state, final.reason, first))
     return _regroup(state, now)
 
 
@@ -269,7 +265,7 @@ def _regroup(state: JobState, now: float) -> Result:
         pending=EMPTY,
         timers=replace(state.timers, stop_by=None, give_up_at=now + spec_of(state).replacement_timeout_s),
     )
-    state = _without_stragglers(_without_unfit(state, now), now)
+    state = healing.stopped(without_unfit_and_slow(state, now))
     here, enough = choose(state), spec_of(state).shrink_after_s
     if len(here) >= state.min_nodes and (not enough or len(here) >= target_nodes(state)):
         return seal(state, now)
@@ -279,72 +275,11 @@ def _regroup(state: JobState, now: float) -> Result:
     elif decision.kind is not DecisionKind.WAIT:
         reason = f"{len(here)} nodes are left, and at least {state.min_nodes} are needed; waiting for a replacement"
         decision = replace(decision, kind=DecisionKind.WAIT, reason=reason)
-        state = replace(_noted(state, decision), decision=decision)
+        state = replace(noted(state, decision), decision=decision)
     return state, (Persist(), *(Tell(m.agent, waiting(state, m)) for m in by_arrival(state)))
 
 
-def _without_unfit(state: JobState, now: float) -> JobState:
-    """As long as enough nodes remain: a job that needs all its nodes continues with them."""
-    here = [node for node in state.members if node not in state.excluded]
-    for node in [node for node in here if node in state.unfit][: max(0, len(here) - state.min_nodes)]:
-        state = exclude(state, node, f"it is unfit: {state.unfit[node]}", now, for_health=True)
-    return state
-
-
-def _without_stragglers(state: JobState, now: float) -> JobState:
-    if spec_of(state).stragglers.policy is not StragglerPolicy.EXCLUDE:
-        return state
-    here = [node for node in state.members if node not in state.excluded]
-    for node, reason in nodes_to_exclude(state.straggler_state, here, state.min_nodes).items():
-        state = exclude(state, node, reason, now)
-    return state
-
-
-def exclude(state: JobState, node: str, reason: str, now: float, *, for_health: bool = False) -> JobState:
-    until = now + spec_of(state).node_cooldown_s
-    exclusion = Exclusion(
-        f"{reason}; the node is admitted again after {spec_of(state).node_cooldown_s:g} s", until, for_health
-    )
-    soonest = until if state.timers.readmit_at is None else min(until, state.timers.readmit_at)
-    return replace(
-        state,
-        excluded=state.excluded.plus(node, exclusion),
-        timers=replace(state.timers, readmit_at=soonest),
-    )
-
-
 # --- the end -----------------------------------------------------------------------------------------
-
-
-def end_incomplete_round(state: JobState) -> Result:
-    """End the job: a forming round reached its timeout."""
-    spec, names = (
-        spec_of(state),
-        [m.agent.node for m in by_arrival(state) if m.agent.node not in state.excluded],
-    )
-    who = f": {', '.join(names[:16])}{', ...' if len(names) > 16 else ''}" if names else ""
-    out = "".join(f"; {n} is excluded: {x.reason}" for n, x in state.excluded.items() if n in state.members)
-    cause = state.decision.cause if state.decision is not None else None
-    if state.generation == 0:
-        count = (
-            f"only {len(names)} of {state.min_nodes} nodes joined within {spec.join_timeout_s:g} s{who}{out}"
-        )
-        reason = f"{count}. Start the other nodes, or increase --join-timeout"
-    else:
-        within = f"within {spec.replacement_timeout_s:g} s"
-        count = f"no replacement joined {within}; {len(names)} of {state.min_nodes} nodes are left{who}{out}"
-        reason = f"{count}. Start another node, or increase --replacement-timeout"
-    if cause is not None:
-        return end(
-            state, _failed(state, reason, first_of(state, state.causes.values())), _fail(state, reason)
-        )
-    outcome = Outcome(False, reason, TRY_AGAIN_EXIT_CODE, restarts=state.restarts_used)
-    return end(state, outcome, _fail(state, reason))
-
-
-def _fail(state: JobState, reason: str) -> Decision:
-    cause = state.decision.cause if state.decision is not None else None
-    return Decision(DecisionKind.FAIL, reason, state.generation, cause)
 
 
 def abort(state: JobState, reason: str, now: float) -> Result:
@@ -355,9 +290,9 @@ def abort(state: JobState, reason: str, now: float) -> Result:
         case Phase.STOPPING if state.decision is not None and state.decision.kind is DecisionKind.FAIL:
             return state, ()  # the job already ends, for the reason in the stop order
         case Phase.FORMING:
-            return _aborted(_noted(state, decision), decision)
+            return aborted(noted(state, decision), decision)
         case Phase.STOPPING:
-            return replace(_noted(state, decision), decision=decision), (Persist(),)
+            return replace(noted(state, decision), decision=decision), (Persist(),)
         case Phase.SEALED | Phase.RUNNING:
             return order_stop(state, decision, now)
 
@@ -370,31 +305,5 @@ def interrupt(state: JobState, member: Member, reason: str, now: float) -> Resul
     if state.phase is not Phase.STOPPING:
         return order_stop(state, decision, now)
     if state.decision is None or state.decision.kind is not DecisionKind.FAIL:
-        state = replace(_noted(state, decision), decision=decision)
+        state = replace(noted(state, decision), decision=decision)
     return conclude(state, now) if not len(state.pending) else (state, (Persist(),))
-
-
-def _aborted(state: JobState, decision: Decision) -> Result:
-    causes = tuple(sorted(state.causes.values(), key=first_cause_order))[:MAX_CAUSES]
-    code = INTERRUPTED_EXIT_CODE if decision.is_interrupt else ABORTED_EXIT_CODE
-    return end(state, Outcome(False, decision.reason, code, None, causes, state.restarts_used))
-
-
-def _failed(state: JobState, reason: str, first: Cause) -> Outcome:
-    others = sorted((c for c in state.causes.values() if c is not first), key=first_cause_order)
-    causes = (first, *others)[:MAX_CAUSES]
-    return Outcome(False, reason, first.exit_code or 1, first, causes, state.restarts_used)
-
-
-def end(state: JobState, outcome: Outcome, decision: Decision | None = None) -> Result:
-    """End the job. `decision`: recorded first, if it is not recorded yet."""
-    if decision is not None:
-        state = _noted(state, decision)
-    outcome = replace(outcome, decisions=state.decisions)
-    state = replace(state, phase=Phase.ENDED, outcome=outcome, pending=EMPTY, timers=Timers(), store=None)
-    state = replace(state, examination=None)
-    return state, (Persist(), *(Tell(m.agent, Ended(outcome)) for m in by_arrival(state)))
-
-
-def _noted(state: JobState, decision: Decision) -> JobState:
-    return replace(state, decisions=(*state.decisions, decision)[-DECISIONS_KEPT:])

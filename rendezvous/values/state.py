@@ -31,6 +31,7 @@ from rendezvous.values.types import (  # noqa: TC001
     JobSpec,
     NodeFacts,
     Outcome,
+    Reached,
     StoreAddress,
     World,
 )
@@ -161,6 +162,7 @@ class JobState:
     last_seen: FrozenMap[str, tuple[RankReport, ...]] = field(
         default=EMPTY, metadata=NOT_KEPT
     )  # STOPPING: by node
+    reached: FrozenMap[str, Reached] = field(default=EMPTY, metadata=NOT_KEPT)  # STOPPING: by node
     straggler_state: StragglerState = field(default=StragglerState(), metadata=NOT_KEPT)  # of this generation
     health: FrozenMap[str, tuple[str, ...]] = field(default=EMPTY, metadata=NOT_KEPT)  # complaints, by node
     unfit: FrozenMap[str, str] = field(

@@ -255,6 +255,7 @@ class Assignment:
     reason: ShortenedSentence = ""  # why the previous generation ended
     in_place: bool = False  # some nodes of this world have ranks that were paused: new ranks join these
     can_heal: bool = False  # the service uses reports whether ranks can be paused (`HealReady`)
+    heals: int = 0  # how many of the restarts in `restart_count` were in place
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,11 @@ from rendezvous.machine import step
 from rendezvous.values.events import (
     AgentJoined,
     AgentStopped,
+    Assigned,
     DeadlineReached,
     Effect,
     Event,
+    HealReady,
     RankFailed,
     RanksFinished,
     SetDeadline,
@@ -21,6 +23,7 @@ from rendezvous.values.events import (
 from rendezvous.values.state import JobState
 from rendezvous.values.types import (
     AgentId,
+    Assignment,
     Cause,
     FailureClass,
     JobSpec,
@@ -77,6 +80,28 @@ class Story:
         for node in nodes:
             self.happens(AgentStopped(self._agent(node), self.state.generation))
         return self
+
+    def ready(self, *nodes: str, ready: bool = True, refusal: str = "") -> Story:
+        """The ranks of these nodes train inside State.run, or no longer do."""
+        for node in nodes:
+            self.happens(HealReady(self._agent(node), self.state.generation, ready, refusal))
+        return self
+
+    def park(self, *nodes: str) -> Story:
+        """These nodes stop in place: all ranks that have not failed are paused."""
+        for node in nodes:
+            member = self.state.members[node]
+            assert self.state.world is not None
+            assert member.node_rank is not None
+            first = self.state.world.placements[member.node_rank].rank_offset
+            left = tuple(i for i in range(member.facts.nproc) if first + i not in self.state.causes)
+            self.happens(AgentStopped(member.agent, self.state.generation, parked=left))
+        return self
+
+    def places(self) -> dict[str, Assignment]:
+        """The assignments that the last event has sent, by node."""
+        sent = [e for e in self.effects if isinstance(e, Tell) and isinstance(e.message, Assigned)]
+        return {e.agent.node: e.message.assignment for e in sent if isinstance(e.message, Assigned)}
 
     def finish(self, *nodes: str) -> Story:
         for node in nodes:

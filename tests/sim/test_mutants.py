@@ -9,8 +9,8 @@ MUTANTS = (
     Mutant(
         "the generation fence is dropped",
         "rendezvous.machine",
-        "member.node_rank is None or event.generation != state.generation",
-        "member.node_rank is None",
+        "member is None or event.generation != state.generation",
+        "member is None",
     ),
     Mutant(
         "the incarnation fence is dropped",
@@ -50,9 +50,9 @@ MUTANTS = (
     ),
     Mutant(
         "restarts are not counted",
-        "rendezvous.rounds.stopping",
-        "restarts_used=state.restarts_used + 1",
-        "restarts_used=state.restarts_used",
+        "rendezvous.rounds.healing",
+        "return replace(state, restarts_used=state.restarts_used + 1,",
+        "return replace(state, restarts_used=state.restarts_used,",
     ),
     Mutant(
         "one restart too many",
