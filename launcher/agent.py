@@ -49,7 +49,7 @@ from launcher.supervised import Phase, Supervision
 from launcher.supervision import TRY_AGAIN
 from launcher.template.messages import Exited, KeeperEnded, Keeping, Learned, Ready, Report, Started
 from launcher.template.messages import Swept as ZygoteSwept
-from launcher.wiring import Shell, begin_preflight, build_parts
+from launcher.wiring import Parts, Shell, begin_preflight, build_parts
 from rendezvous.signals import SignalWatch
 from rendezvous.values.events import Refused
 from rendezvous.values.types import StoreAddress
@@ -96,6 +96,12 @@ class Agent:
         self._shell = shell
         self._spec, self._logs, self._zygotes = shell.spec, shell.logs, shell.zygotes
         self._events = shell.events
+        self._connected: Parts | None = None
+
+    @property
+    def _parts(self) -> Parts:
+        assert self._connected is not None, "internal error: used before the agent has connected"
+        return self._connected
 
     async def run(self) -> int:
         self._loop = asyncio.get_running_loop()
@@ -108,7 +114,7 @@ class Agent:
             return await self._end(Finish(error.exit_code, f"error: {error}"))
         if isinstance(connection, StopRequested):
             return await self._end(Finish(128 + connection.signum, f"stopped by {connection.name}"))
-        self._parts = build_parts(self._shell, connection, self)
+        self._connected = build_parts(self._shell, connection, self)
         self._ranks, join = self._parts.ranks, self._parts.join
         self._state = Supervision(connection.agent, join=join)
         await self._parts.communication.begin()
@@ -140,10 +146,11 @@ class Agent:
     async def _consume(self) -> Finish:
         while True:
             event = await self._events.get()
-            before = self._state.phase
-            self._state, actions = supervision.step(self._state, event)
+            before = self._state
+            self._state, actions = supervision.step(before, event)
+            self._parts.time.update(event, before, self._state)
             self._shell.status.update(self._state, event)
-            self._shell.user_messages.report(event, self._state, before)
+            self._shell.user_messages.report(event, self._state, before.phase)
             if not self._shell.status.is_seen:
                 self._shell.waiting_messages.update(event)
             for action in actions:
@@ -154,6 +161,7 @@ class Agent:
     def _carry_out(self, action: Action) -> None:
         match action:
             case Send(message):
+                self._parts.time.before_sending(message)
                 self._parts.connection.session.send(message)
             case OpenStore(generation):
                 self._zygotes.zygote.keep(
@@ -176,6 +184,7 @@ class Agent:
                     self._events.put_nowait(rank_ended)
                 self._parts.hangs.begin(assignment.generation)
                 self._parts.node.ranks_started(assignment.generation)
+                self._parts.time.ranks_started()
             case InspectRanks(generation):
                 self._parts.tasks.begin(self._parts.tasks.inspect_ranks(generation))
             case InspectLast(generation):
@@ -257,6 +266,7 @@ class Agent:
                 self._report_plain_start(reason or self._shell.starter.obstacle)
             case Started():
                 self._ranks.note_started(report)
+                self._parts.time.note_started(report.local_rank)
             case Exited():
                 ended = await self._ranks.ended(report)
                 explain = partial(self._parts.node.with_node_problems, ended)
@@ -316,7 +326,8 @@ class Agent:
 
     def _farewell(self, finish: Finish) -> Farewell:
         """From now on, a stop signal ends the wait for the reader of the output, because no rank is left to stop."""
-        farewell = Farewell(self._spec, self._shell.folder, self._logs, finish)
+        time_words = self._parts.time.summary(finish.outcome) if self._connected is not None else ""
+        farewell = Farewell(self._spec, self._shell.folder, self._logs, finish, time_words)
         for signum in self._stops:
             self._signals.on(signum, farewell.hurry)
         return farewell

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from launcher.exchange import AgentEvent, CheckpointOver, StallDetected
 from launcher.health.communication import CommunicationWatch
 from launcher.health.node_watch import NodeWatch
 from launcher.health.stall_detection import excused
+from launcher.health.time_watch import TimeWatch
 from launcher.health.watch import HangWatch
 from launcher.isolation import IsolationWatch
 from launcher.joining.join import job_spec, node_facts
@@ -52,6 +54,7 @@ class Shell:
     status: StatusLine
     user_messages: UserMessages
     waiting_messages: WaitingMessages
+    began: float  # on the monotonic clock
 
 
 def build_shell(spec: LaunchSpec, starter: ZygoteStarter, zygote: Zygote) -> Shell:
@@ -71,6 +74,7 @@ def build_shell(spec: LaunchSpec, starter: ZygoteStarter, zygote: Zygote) -> She
         StatusLine(spec, logs),
         user_messages,
         WaitingMessages(user_messages.say),
+        time.monotonic(),
     )
 
 
@@ -94,10 +98,12 @@ class Parts:
     tasks: BackgroundTasks
     node: NodeWatch
     desk: Desk
+    time: TimeWatch
 
     async def end(self) -> None:
         self.isolation.close()
         self.hangs.end()
+        self.time.end()
         self.communication.end()
         await self.node.end()
         self.question.withdraw()
@@ -151,4 +157,5 @@ def build_parts(shell: Shell, connection: Connection, listener: Listener) -> Par
         BackgroundTasks(shell.boundary, ranks, communication, hangs, report),
         node,
         desk,
+        TimeWatch(spec.nproc, shell.began, ranks.pages, connection.session.send, shell.boundary),
     )

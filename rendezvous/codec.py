@@ -21,7 +21,7 @@ from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.rounds import view
 from rendezvous.rounds.journal import Note
 from rendezvous.session_replay import Redirect
-from rendezvous.values import events, questions, rank_report, rank_view, types
+from rendezvous.values import events, questions, rank_report, rank_time, rank_view, types
 from rendezvous.values.straggler_state import PhaseTimes
 from rendezvous.values.text_limits import NAME
 
@@ -85,6 +85,10 @@ _MESSAGES: dict[type, Any] = {
     events.NodeHealth: pb.NodeHealth,
     events.Notice: pb.Notice,
     PhaseTimes: pb.PhaseTimes,
+    events.RankTimesReported: pb.RankTimesReported,
+    rank_time.TimeSpent: pb.TimeSpent,
+    rank_time.RankTime: pb.RankTime,
+    rank_time.JobTime: pb.JobTime,
     types.StragglerRule: pb.StragglerRule,
     events.Examine: pb.Examine,
     events.Accused: pb.Accused,
@@ -121,6 +125,7 @@ _FROM_AGENT: dict[str, Any] = {
     "examined": events.Examined,
     "phase_times": events.PhaseTimesReported,
     "node_health": events.NodeHealth,
+    "rank_times": events.RankTimesReported,
     "heal_ready": events.HealReady,
 }
 _TO_AGENT: dict[str, Any] = {

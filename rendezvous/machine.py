@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, assert_never
 
-from rendezvous.diagnosing import stragglers
+from rendezvous.diagnosing import goodput, stragglers
 from rendezvous.rounds import hang_examination, heal_refusal, healing, orders
 from rendezvous.rounds.admission import check_leases, join, leave, lose, renew_lease
 from rendezvous.rounds.ending import end_incomplete_round
@@ -51,6 +51,7 @@ from rendezvous.values.events import (
     RankFailed,
     RanksFinished,
     RanksStalled,
+    RankTimesReported,
     RestartOrdered,
     SetDeadline,
     StoreAt,
@@ -102,6 +103,8 @@ def _react(state: JobState, event: Event, now: float) -> Result:
             return _report(state, event, now)
         case NodeHealth():
             return _node_health(state, event, now)
+        case RankTimesReported():
+            return _rank_times_reported(state, event)
         case DeadlineReached():
             return _handle_deadlines(state, now)
         case _:
@@ -208,6 +211,15 @@ def _phase_times_reported(state: JobState, event: PhaseTimesReported, member: Me
         for agent in dict.fromkeys((keeper, homes[each.node]))
     ]
     return replace(state, straggler_state=straggler_state), tuple(notices)
+
+
+def _rank_times_reported(state: JobState, event: RankTimesReported) -> Result:
+    """The time is the agent's since its start, so a report of an earlier generation counts too."""
+    member = _live_member(state, event.agent)
+    if member is None or len(event.ranks) > member.facts.nproc:
+        return state, ()
+    time = goodput.reported(state.time, event.agent.node, event.agent.incarnation, event.ranks)
+    return replace(state, time=time), ()
 
 
 def _node_health(state: JobState, event: NodeHealth, now: float) -> Result:

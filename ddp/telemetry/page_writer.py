@@ -154,12 +154,12 @@ class Page:
         if number in (BACKWARD, OPTIMIZER):
             self._evaluating = False
         self._phase_ns[self._final_account(number)] += now - self._since
+        if number not in (IDLE, COMMUNICATE):
+            self._last = number
         self._phase, self._account, self._since = number, self._account_of(number), now
         self._show_progress()
         if number in _PART_OF_A_STEP:
             self._moved = self._ever_moved = True
-        if number not in (IDLE, COMMUNICATE):
-            self._last = number
         if before == CHECKPOINT != number:
             self._totals.checkpoint_step = self._step
             self._totals.checkpoints += 1
@@ -167,7 +167,10 @@ class Page:
         return before
 
     def _account_of(self, phase: int) -> int:
-        return EVALUATION if self._evaluating and phase in _TRAINING else phase
+        if self._evaluating and phase in _TRAINING:
+            return EVALUATION
+        # Until the first part of a step, the script still starts.
+        return STARTING if self._last == STARTING and phase in (IDLE, COMMUNICATE) else phase
 
     def _final_account(self, following: int) -> int:
         """The code before a backward pass is the forward pass, also of a model that is not wrapped, and the loss."""

@@ -35,8 +35,12 @@ _FAILED = 1  # replaces a code that a scheduler would attribute to this machine
 
 
 class Farewell:
-    def __init__(self, spec: LaunchSpec, folder: LogFolder, logs: LogPump, finish: Finish) -> None:
+    def __init__(
+        self, spec: LaunchSpec, folder: LogFolder, logs: LogPump, finish: Finish, time_words: str = ""
+    ) -> None:
+        """`time_words`: what the time of the job was spent on; "" if that is unknown."""
         self._spec, self._folder, self._logs, self._finish = spec, folder, logs, finish
+        self._time_words = time_words
         self._hurried = asyncio.Event()
         self._limit: asyncio.TimerHandle | None = None
 
@@ -54,7 +58,7 @@ class Farewell:
     async def tell(self, all_shown: bool) -> int:
         """Report how the job ended, and return the exit code."""
         missing = "" if all_shown else _missing(self._folder, self._logs.lacks_beginnings)
-        call = asyncio.to_thread(tell, self._spec, self._folder, self._finish, missing)
+        call = asyncio.to_thread(tell, self._spec, self._folder, self._finish, missing, self._time_words)
         telling = asyncio.ensure_future(call)
         hurried = asyncio.ensure_future(self._hurried.wait())
         await asyncio.wait((telling, hurried), return_when=asyncio.FIRST_COMPLETED)
@@ -78,13 +82,15 @@ def exit_code(spec: LaunchSpec, finish: Finish) -> int:
     return finish.exit_code
 
 
-def tell(spec: LaunchSpec, folder: LogFolder, finish: Finish, missing: str) -> int:
+def tell(spec: LaunchSpec, folder: LogFolder, finish: Finish, missing: str, time_words: str = "") -> int:
     """Report how the job ended, and return the exit code. The logs of a failed job are kept.
 
     `missing`: what to say of output that was not shown; "" if all was shown.
     """
     from launcher.failure import story
 
+    if time_words:
+        _say(f"ddp-launch: {time_words}")
     if finish.outcome is None:
         said = "\n".join(map(printable, finish.reason.split("\n")))
         logs = f"; {story.logs_are_in(_place(spec, folder))}" if folder.has_logs() else ""

@@ -24,6 +24,7 @@ from launcher.ranks.zygote import rank_argv
 from launcher.settings.import_path import files_that_hide
 from launcher.settings.spec import EntryKind
 from launcher.template.messages import CANNOT_START, Spawn
+from rendezvous.values.rank_view import Repeat
 from rendezvous.values.types import Cause, FailureClass
 
 if TYPE_CHECKING:
@@ -111,7 +112,8 @@ class Workers:
         )
 
     def _env(self, place: RankPlace) -> dict[str, str]:
-        page = self.pages.open(place.local_rank, place.rank)
+        repeat = Repeat(place.assignment.repeat_steps, place.assignment.repeat_up_to)
+        page = self.pages.open(place.local_rank, place.rank, repeat)
         return (
             rank_env(self._spec, place, os.environ)
             | page

@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from rendezvous.pb import rendezvous_pb2 as pb
+from rendezvous.values.rank_time import CLASSES, JobTime, TimeSpent, in_words
 from rendezvous.values.types import Decision, DecisionKind
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ def job_text(job: Any) -> str:
         parts.append("\n".join(["health:", *problems]))
     if placed := _placement(job.nodes):
         parts.append("\n".join(["topology:", *(f"  {line}" for line in placed)]))
+    if timed := _time(job):
+        parts.append("\n".join(["time:", *(f"  {line}" for line in timed)]))
     if job.decisions:
         parts.append("\n".join(["decisions:", *(f"  {_decision(d)}" for d in job.decisions)]))
     if job.HasField("outcome") and job.outcome.HasField("first_cause"):
@@ -71,6 +74,22 @@ def _placement(nodes: Iterable[Any]) -> list[str]:
             alike.setdefault(_printable(node.hardware), []).append(_printable(node.node))
     lines = [f"{_printable(node.node)} is in {_printable(node.block)}" for node in nodes if node.block]
     return lines + [f"{_some(names)}: {hardware}" for hardware, names in alike.items()]
+
+
+def _time(job: Any) -> list[str]:
+    """What the time of all ranks was spent on, and the rank with the smallest share of steps."""
+    if not job.HasField("time"):
+        return []
+    lines = [in_words(JobTime(job.time.ranks, _spent(job.time)))]
+    ranks = [(_spent(rank).goodput, rank.rank) for rank in job.ranks]
+    if len(ranks) > 1:
+        least, rank = min(ranks)
+        lines.append(f"rank {rank} has the lowest goodput: {100 * least:.1f} %")
+    return [line for line in lines if line]
+
+
+def _spent(time: Any) -> TimeSpent:
+    return TimeSpent(*(getattr(time.spent, name) for name in CLASSES))
 
 
 def _some(names: list[str]) -> str:

@@ -172,7 +172,7 @@ STRAGGLER_POLICY_REPORT: StragglerPolicy
 STRAGGLER_POLICY_EXCLUDE: StragglerPolicy
 
 class AgentMessage(_message.Message):
-    __slots__ = ("join", "heartbeat", "leave", "store_opened", "rank_failed", "ranks_finished", "agent_stopped", "checkpoint_taken", "ranks_stalled", "examined", "phase_times", "node_health", "heal_ready")
+    __slots__ = ("join", "heartbeat", "leave", "store_opened", "rank_failed", "ranks_finished", "agent_stopped", "checkpoint_taken", "ranks_stalled", "examined", "phase_times", "node_health", "heal_ready", "rank_times")
     JOIN_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     LEAVE_FIELD_NUMBER: _ClassVar[int]
@@ -186,6 +186,7 @@ class AgentMessage(_message.Message):
     PHASE_TIMES_FIELD_NUMBER: _ClassVar[int]
     NODE_HEALTH_FIELD_NUMBER: _ClassVar[int]
     HEAL_READY_FIELD_NUMBER: _ClassVar[int]
+    RANK_TIMES_FIELD_NUMBER: _ClassVar[int]
     join: Join
     heartbeat: Heartbeat
     leave: Leave
@@ -199,7 +200,8 @@ class AgentMessage(_message.Message):
     phase_times: PhaseTimesReported
     node_health: NodeHealth
     heal_ready: HealReady
-    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., store_opened: _Optional[_Union[StoreOpened, _Mapping]] = ..., rank_failed: _Optional[_Union[RankFailed, _Mapping]] = ..., ranks_finished: _Optional[_Union[RanksFinished, _Mapping]] = ..., agent_stopped: _Optional[_Union[AgentStopped, _Mapping]] = ..., checkpoint_taken: _Optional[_Union[CheckpointTaken, _Mapping]] = ..., ranks_stalled: _Optional[_Union[RanksStalled, _Mapping]] = ..., examined: _Optional[_Union[Examined, _Mapping]] = ..., phase_times: _Optional[_Union[PhaseTimesReported, _Mapping]] = ..., node_health: _Optional[_Union[NodeHealth, _Mapping]] = ..., heal_ready: _Optional[_Union[HealReady, _Mapping]] = ...) -> None: ...
+    rank_times: RankTimesReported
+    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., store_opened: _Optional[_Union[StoreOpened, _Mapping]] = ..., rank_failed: _Optional[_Union[RankFailed, _Mapping]] = ..., ranks_finished: _Optional[_Union[RanksFinished, _Mapping]] = ..., agent_stopped: _Optional[_Union[AgentStopped, _Mapping]] = ..., checkpoint_taken: _Optional[_Union[CheckpointTaken, _Mapping]] = ..., ranks_stalled: _Optional[_Union[RanksStalled, _Mapping]] = ..., examined: _Optional[_Union[Examined, _Mapping]] = ..., phase_times: _Optional[_Union[PhaseTimesReported, _Mapping]] = ..., node_health: _Optional[_Union[NodeHealth, _Mapping]] = ..., heal_ready: _Optional[_Union[HealReady, _Mapping]] = ..., rank_times: _Optional[_Union[RankTimesReported, _Mapping]] = ...) -> None: ...
 
 class ServiceMessage(_message.Message):
     __slots__ = ("waiting", "refused", "assigned", "store_at", "stop", "ended", "redirect", "checkpoint", "examine", "accused", "notice")
@@ -342,6 +344,12 @@ class NodeHealth(_message.Message):
     complaints: _containers.RepeatedScalarFieldContainer[str]
     unfit: str
     def __init__(self, news: _Optional[str] = ..., complaints: _Optional[_Iterable[str]] = ..., unfit: _Optional[str] = ...) -> None: ...
+
+class RankTimesReported(_message.Message):
+    __slots__ = ("ranks",)
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    ranks: _containers.RepeatedCompositeFieldContainer[RankTime]
+    def __init__(self, ranks: _Optional[_Iterable[_Union[RankTime, _Mapping]]] = ...) -> None: ...
 
 class Examined(_message.Message):
     __slots__ = ("generation", "reports")
@@ -759,6 +767,66 @@ class PhaseTimes(_message.Message):
     waiting_s: float
     def __init__(self, rank: _Optional[int] = ..., steps: _Optional[int] = ..., data_s: _Optional[float] = ..., forward_s: _Optional[float] = ..., backward_s: _Optional[float] = ..., optimizer_s: _Optional[float] = ..., idle_s: _Optional[float] = ..., waiting_s: _Optional[float] = ...) -> None: ...
 
+class TimeSpent(_message.Message):
+    __slots__ = ("start", "data", "forward", "backward", "communication", "optimizer", "checkpoint", "evaluation", "waiting", "detect", "stop", "meet", "fork", "init", "redo", "idle")
+    START_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_FIELD_NUMBER: _ClassVar[int]
+    BACKWARD_FIELD_NUMBER: _ClassVar[int]
+    COMMUNICATION_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    DETECT_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    MEET_FIELD_NUMBER: _ClassVar[int]
+    FORK_FIELD_NUMBER: _ClassVar[int]
+    INIT_FIELD_NUMBER: _ClassVar[int]
+    REDO_FIELD_NUMBER: _ClassVar[int]
+    IDLE_FIELD_NUMBER: _ClassVar[int]
+    start: float
+    data: float
+    forward: float
+    backward: float
+    communication: float
+    optimizer: float
+    checkpoint: float
+    evaluation: float
+    waiting: float
+    detect: float
+    stop: float
+    meet: float
+    fork: float
+    init: float
+    redo: float
+    idle: float
+    def __init__(self, start: _Optional[float] = ..., data: _Optional[float] = ..., forward: _Optional[float] = ..., backward: _Optional[float] = ..., communication: _Optional[float] = ..., optimizer: _Optional[float] = ..., checkpoint: _Optional[float] = ..., evaluation: _Optional[float] = ..., waiting: _Optional[float] = ..., detect: _Optional[float] = ..., stop: _Optional[float] = ..., meet: _Optional[float] = ..., fork: _Optional[float] = ..., init: _Optional[float] = ..., redo: _Optional[float] = ..., idle: _Optional[float] = ...) -> None: ...
+
+class RankTime(_message.Message):
+    __slots__ = ("rank", "spent", "steps", "saved_steps", "numbers_steps", "has_page")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    SPENT_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    SAVED_STEPS_FIELD_NUMBER: _ClassVar[int]
+    NUMBERS_STEPS_FIELD_NUMBER: _ClassVar[int]
+    HAS_PAGE_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    spent: TimeSpent
+    steps: int
+    saved_steps: int
+    numbers_steps: bool
+    has_page: bool
+    def __init__(self, rank: _Optional[int] = ..., spent: _Optional[_Union[TimeSpent, _Mapping]] = ..., steps: _Optional[int] = ..., saved_steps: _Optional[int] = ..., numbers_steps: bool = ..., has_page: bool = ...) -> None: ...
+
+class JobTime(_message.Message):
+    __slots__ = ("ranks", "spent")
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    SPENT_FIELD_NUMBER: _ClassVar[int]
+    ranks: int
+    spent: TimeSpent
+    def __init__(self, ranks: _Optional[int] = ..., spent: _Optional[_Union[TimeSpent, _Mapping]] = ...) -> None: ...
+
 class NodeFacts(_message.Message):
     __slots__ = ("host", "address", "nproc", "role", "node_rank", "scheduler_index", "healthy", "health_note", "versions", "script_args", "block", "hardware")
     HOST_FIELD_NUMBER: _ClassVar[int]
@@ -826,7 +894,7 @@ class Cause(_message.Message):
     def __init__(self, node: _Optional[str] = ..., rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., failure: _Optional[_Union[FailureClass, str]] = ..., reason: _Optional[str] = ..., exit_code: _Optional[int] = ..., signal: _Optional[int] = ..., traceback: _Optional[str] = ..., step: _Optional[int] = ..., ran_s: _Optional[float] = ..., at: _Optional[str] = ..., log: _Optional[str] = ..., hint: _Optional[str] = ..., place: _Optional[str] = ..., doubt: _Optional[_Union[Doubt, str]] = ..., suspects: _Optional[_Iterable[int]] = ..., stopped: bool = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("generation", "node_rank", "n_nodes", "rank_offset", "nproc", "world_size", "role", "role_rank_offset", "role_world_size", "restart_count", "max_restarts", "store_host", "store_node", "reason", "in_place", "can_heal", "heals")
+    __slots__ = ("generation", "node_rank", "n_nodes", "rank_offset", "nproc", "world_size", "role", "role_rank_offset", "role_world_size", "restart_count", "max_restarts", "store_host", "store_node", "reason", "in_place", "can_heal", "heals", "repeat_steps", "repeat_up_to")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     NODE_RANK_FIELD_NUMBER: _ClassVar[int]
     N_NODES_FIELD_NUMBER: _ClassVar[int]
@@ -844,6 +912,8 @@ class Assignment(_message.Message):
     IN_PLACE_FIELD_NUMBER: _ClassVar[int]
     CAN_HEAL_FIELD_NUMBER: _ClassVar[int]
     HEALS_FIELD_NUMBER: _ClassVar[int]
+    REPEAT_STEPS_FIELD_NUMBER: _ClassVar[int]
+    REPEAT_UP_TO_FIELD_NUMBER: _ClassVar[int]
     generation: int
     node_rank: int
     n_nodes: int
@@ -861,7 +931,9 @@ class Assignment(_message.Message):
     in_place: bool
     can_heal: bool
     heals: int
-    def __init__(self, generation: _Optional[int] = ..., node_rank: _Optional[int] = ..., n_nodes: _Optional[int] = ..., rank_offset: _Optional[int] = ..., nproc: _Optional[int] = ..., world_size: _Optional[int] = ..., role: _Optional[str] = ..., role_rank_offset: _Optional[int] = ..., role_world_size: _Optional[int] = ..., restart_count: _Optional[int] = ..., max_restarts: _Optional[int] = ..., store_host: _Optional[str] = ..., store_node: _Optional[str] = ..., reason: _Optional[str] = ..., in_place: bool = ..., can_heal: bool = ..., heals: _Optional[int] = ...) -> None: ...
+    repeat_steps: int
+    repeat_up_to: int
+    def __init__(self, generation: _Optional[int] = ..., node_rank: _Optional[int] = ..., n_nodes: _Optional[int] = ..., rank_offset: _Optional[int] = ..., nproc: _Optional[int] = ..., world_size: _Optional[int] = ..., role: _Optional[str] = ..., role_rank_offset: _Optional[int] = ..., role_world_size: _Optional[int] = ..., restart_count: _Optional[int] = ..., max_restarts: _Optional[int] = ..., store_host: _Optional[str] = ..., store_node: _Optional[str] = ..., reason: _Optional[str] = ..., in_place: bool = ..., can_heal: bool = ..., heals: _Optional[int] = ..., repeat_steps: _Optional[int] = ..., repeat_up_to: _Optional[int] = ...) -> None: ...
 
 class RankReport(_message.Message):
     __slots__ = ("rank", "known", "stalled_s", "limit_s", "phase", "phase_s", "step", "section", "message", "calls", "groups", "alive", "process", "busy", "wchan", "recorded", "recorder")
@@ -970,7 +1042,7 @@ class Decision(_message.Message):
     def __init__(self, kind: _Optional[_Union[DecisionKind, str]] = ..., reason: _Optional[str] = ..., generation: _Optional[int] = ..., cause: _Optional[_Union[Cause, _Mapping]] = ..., nodes: _Optional[int] = ..., is_interrupt: bool = ..., in_place: bool = ...) -> None: ...
 
 class Outcome(_message.Message):
-    __slots__ = ("succeeded", "reason", "exit_code", "first_cause", "causes", "restarts", "decisions", "heals")
+    __slots__ = ("succeeded", "reason", "exit_code", "first_cause", "causes", "restarts", "decisions", "heals", "time")
     SUCCEEDED_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
@@ -979,6 +1051,7 @@ class Outcome(_message.Message):
     RESTARTS_FIELD_NUMBER: _ClassVar[int]
     DECISIONS_FIELD_NUMBER: _ClassVar[int]
     HEALS_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
     succeeded: bool
     reason: str
     exit_code: int
@@ -987,7 +1060,8 @@ class Outcome(_message.Message):
     restarts: int
     decisions: _containers.RepeatedCompositeFieldContainer[Decision]
     heals: int
-    def __init__(self, succeeded: bool = ..., reason: _Optional[str] = ..., exit_code: _Optional[int] = ..., first_cause: _Optional[_Union[Cause, _Mapping]] = ..., causes: _Optional[_Iterable[_Union[Cause, _Mapping]]] = ..., restarts: _Optional[int] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., heals: _Optional[int] = ...) -> None: ...
+    time: JobTime
+    def __init__(self, succeeded: bool = ..., reason: _Optional[str] = ..., exit_code: _Optional[int] = ..., first_cause: _Optional[_Union[Cause, _Mapping]] = ..., causes: _Optional[_Iterable[_Union[Cause, _Mapping]]] = ..., restarts: _Optional[int] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., heals: _Optional[int] = ..., time: _Optional[_Union[JobTime, _Mapping]] = ...) -> None: ...
 
 class ListJobsRequest(_message.Message):
     __slots__ = ()
@@ -1164,7 +1238,7 @@ class JobSummary(_message.Message):
     def __init__(self, job_id: _Optional[str] = ..., phase: _Optional[_Union[Phase, str]] = ..., generation: _Optional[int] = ..., nodes: _Optional[int] = ..., members: _Optional[int] = ..., min_nodes: _Optional[int] = ..., max_nodes: _Optional[int] = ..., world_size: _Optional[int] = ..., restarts: _Optional[int] = ..., reason: _Optional[str] = ..., succeeded: bool = ..., heals: _Optional[int] = ...) -> None: ...
 
 class JobView(_message.Message):
-    __slots__ = ("summary", "spec", "nodes", "store", "decisions", "failures", "outcome")
+    __slots__ = ("summary", "spec", "nodes", "store", "decisions", "failures", "outcome", "ranks", "time")
     SUMMARY_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
@@ -1172,6 +1246,8 @@ class JobView(_message.Message):
     DECISIONS_FIELD_NUMBER: _ClassVar[int]
     FAILURES_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
     summary: JobSummary
     spec: JobSpec
     nodes: _containers.RepeatedCompositeFieldContainer[NodeView]
@@ -1179,7 +1255,9 @@ class JobView(_message.Message):
     decisions: _containers.RepeatedCompositeFieldContainer[Decision]
     failures: _containers.RepeatedCompositeFieldContainer[Failure]
     outcome: Outcome
-    def __init__(self, summary: _Optional[_Union[JobSummary, _Mapping]] = ..., spec: _Optional[_Union[JobSpec, _Mapping]] = ..., nodes: _Optional[_Iterable[_Union[NodeView, _Mapping]]] = ..., store: _Optional[_Union[StoreAddress, _Mapping]] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ...) -> None: ...
+    ranks: _containers.RepeatedCompositeFieldContainer[RankTime]
+    time: JobTime
+    def __init__(self, summary: _Optional[_Union[JobSummary, _Mapping]] = ..., spec: _Optional[_Union[JobSpec, _Mapping]] = ..., nodes: _Optional[_Iterable[_Union[NodeView, _Mapping]]] = ..., store: _Optional[_Union[StoreAddress, _Mapping]] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[RankTime, _Mapping]]] = ..., time: _Optional[_Union[JobTime, _Mapping]] = ...) -> None: ...
 
 class NodeView(_message.Message):
     __slots__ = ("node", "incarnation", "address", "nproc", "role", "node_rank", "rank_offset", "heard_s", "present", "excluded", "failures", "pending", "health", "block", "hardware")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from rendezvous.diagnosing import goodput
 from rendezvous.rounds.policy import first_cause_order, first_of
 from rendezvous.rounds.sealing import Result, by_arrival, spec_of
 from rendezvous.values.events import Ended, Persist, Tell
@@ -61,7 +62,8 @@ def end(state: JobState, outcome: Outcome, decision: Decision | None = None) -> 
     """End the job. `decision`: recorded first, if it is not recorded yet."""
     if decision is not None:
         state = noted(state, decision)
-    outcome = replace(outcome, decisions=state.decisions, heals=state.heals_used)
+    time = goodput.whole(state.time)
+    outcome = replace(outcome, decisions=state.decisions, heals=state.heals_used, time=time)
     state = replace(state, phase=Phase.ENDED, outcome=outcome, pending=EMPTY, timers=Timers(), store=None)
     state = replace(state, examination=None)
     return state, (Persist(), *(Tell(m.agent, Ended(outcome)) for m in by_arrival(state)))

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rendezvous.diagnosing import versions
+from rendezvous.diagnosing import goodput, versions
 from rendezvous.rounds import healing
 from rendezvous.rounds.ranks import assignment, form_world, role_sizes
 from rendezvous.rounds.state_recovery import (
@@ -165,6 +165,7 @@ def seal(state: JobState, now: float) -> Result:
         pending=FrozenMap((n, True) for n in ranks),
         causes=EMPTY,
         straggler_state=StragglerState(),
+        time=goodput.next_generation(state.time, held_ranks(state)),
         decision=None,
         timers=Timers(
             give_up_at=now + spec_of(state).join_timeout_s,
@@ -183,7 +184,8 @@ def _slice(state: JobState, place: Placement) -> Assignment:
     limit = spec_of(state).budget.limit
     mine = assignment(world_of(state), place, state.role_sizes, state.generation - 1, limit)
     can_heal = spec_of(state).recover is not Recover.RESTART
-    in_place, heals = len(state.parked) > 0, state.heals_used
+    in_place, heals, repeat = len(state.parked) > 0, state.heals_used, state.time.repeat
+    mine = replace(mine, repeat_steps=repeat.steps, repeat_up_to=repeat.up_to)
     return replace(mine, reason=_why(state), can_heal=can_heal, in_place=in_place, heals=heals)
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rendezvous.diagnosing import goodput
 from rendezvous.diagnosing.stragglers import in_words
 from rendezvous.rounds.policy import outcome_text
+from rendezvous.values.rank_time import JobTime, RankTime  # noqa: TC001 - the codec reads it
 from rendezvous.values.state import Phase, present, world_nodes
 from rendezvous.values.text_limits import Sentence, ShortenedSentence  # noqa: TC001 - the codec reads it
 
@@ -67,6 +69,8 @@ class JobView:
     decisions: tuple[Decision, ...] = ()
     failures: tuple[Failure, ...] = ()
     outcome: Outcome | None = None
+    ranks: tuple[RankTime, ...] = ()  # of the present world, as far as their agents have reported
+    time: JobTime | None = None  # of all ranks together; None: nothing is known
 
 
 def summary_of(job_id: str, state: JobState) -> JobSummary:
@@ -97,6 +101,7 @@ def _reason(state: JobState) -> str:
 
 
 def view_of(job_id: str, state: JobState, now: float) -> JobView:
+    placements = state.world.placements if state.world is not None else ()
     nodes = [_node(state, m, now) for m in sorted(state.members.values(), key=_order)]
     away = sorted(node for node in state.excluded if node not in state.members)
     nodes += [NodeView(n, excluded=state.excluded[n].reason, failures=_failures(state, n)) for n in away]
@@ -108,6 +113,8 @@ def view_of(job_id: str, state: JobState, now: float) -> JobView:
         decisions=state.decisions,
         failures=tuple(Failure(generation, cause) for generation, cause in state.failures),
         outcome=state.outcome,
+        ranks=goodput.ranks_of(state.time, [p.agent.node for p in placements]),
+        time=state.outcome.time if state.outcome is not None else goodput.whole(state.time),
     )
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from rendezvous.values.rank_report import RankReport
+from rendezvous.values.rank_time import RankTime
 from rendezvous.values.straggler_state import PhaseTimes
 from rendezvous.values.text_limits import Sentence, ShortenedSentence
 from rendezvous.values.types import (
@@ -140,6 +141,14 @@ class PhaseTimesReported:
 
 
 @dataclass(frozen=True, slots=True)
+class RankTimesReported:
+    """What the time of the ranks of this node was spent on since its agent began."""
+
+    agent: AgentId
+    ranks: tuple[RankTime, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class NodeHealth:
     """The health of the node has changed: `news` describes the change, `complaints` lists all current problems."""
 
@@ -207,6 +216,7 @@ FromAgent = (
     | RanksStalled
     | Examined
     | PhaseTimesReported
+    | RankTimesReported
     | NodeHealth
 )
 Event = (

@@ -22,6 +22,7 @@ from rendezvous.values.frozen_map import EMPTY, FrozenMap
 
 # At run time, not for the checker only: the codec reads these annotations.
 from rendezvous.values.rank_report import RankReport  # noqa: TC001
+from rendezvous.values.rank_time import TimeState
 from rendezvous.values.straggler_state import StragglerState
 from rendezvous.values.types import (  # noqa: TC001
     AgentId,
@@ -165,6 +166,7 @@ class JobState:
     reached: FrozenMap[str, Reached] = field(default=EMPTY, metadata=NOT_KEPT)  # STOPPING: by node
     straggler_state: StragglerState = field(default=StragglerState(), metadata=NOT_KEPT)  # of this generation
     health: FrozenMap[str, tuple[str, ...]] = field(default=EMPTY, metadata=NOT_KEPT)  # complaints, by node
+    time: TimeState = field(default=TimeState(), metadata=NOT_KEPT)
     unfit: FrozenMap[str, str] = field(
         default=EMPTY, metadata=NOT_KEPT
     )  # by node: why it should not be chosen

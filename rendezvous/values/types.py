@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from rendezvous.values.rank_time import JobTime  # noqa: TC001 - the codec reads it
 from rendezvous.values.text_limits import Sentence, ShortenedSentence, Traceback  # noqa: TC001 - the codec reads it
 
 
@@ -256,6 +257,9 @@ class Assignment:
     in_place: bool = False  # some nodes of this world have ranks that were paused: new ranks join these
     can_heal: bool = False  # the service uses reports whether ranks can be paused (`HealReady`)
     heals: int = 0  # how many of the restarts in `restart_count` were in place
+    # Steps that earlier ranks had finished, and that these finish again: by their own count, ...
+    repeat_steps: int = 0
+    repeat_up_to: int = 0  # ... and as the script numbers them; 0: it does not
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,3 +328,4 @@ class Outcome:
     restarts: int = 0
     decisions: tuple[Decision, ...] = field(default=())
     heals: int = 0
+    time: JobTime | None = None  # None: no rank has shown what it does

@@ -21,7 +21,7 @@ CORE = {
             "health",
             "exposition flight_recorder hang_inquiry nccl_env node_health page phase_times ras_report recorders "
             "stack_text "
-            "stall_detection",
+            "stall_detection time_ledger",
         ),
         *within("answers", "rank_table"),
         *within("hosts", "command_lines"),
@@ -43,7 +43,7 @@ CORE = {
         *within("control", "log_lines top_screen top_table"),
         *within(
             "diagnosing",
-            "desync diagnosis finding hang_text post_mortem recorded stragglers versions waits",
+            "desync diagnosis finding goodput hang_text post_mortem recorded stragglers versions waits",
         ),
         *within(
             "rounds",
@@ -54,7 +54,8 @@ CORE = {
         *within("submit", "job job_file job_rules kubernetes pods slurm ssh yaml_text"),
         *within(
             "values",
-            "cause_text events frozen_map questions rank_report rank_view state straggler_state text_limits types "
+            "cause_text events frozen_map questions rank_report rank_time rank_view state straggler_state text_limits "
+            "types "
             "version wire_names",
         ),
     },
@@ -79,7 +80,7 @@ SHELL = {
         *within(
             "health",
             "communication dumps freezer gpus guards keyboard_wait native_stacks node_watch pages rank_timers ras "
-            "sampler stacks watch",
+            "sampler stacks time_watch watch",
         ),
         *within("hosts", "fleet outputs ssh_control"),
         *within("joining", "addresses connect"),
@@ -231,7 +232,7 @@ ROOMS = {
 # Which modules of another package a package may import.
 _VALUES = within(
     "values",
-    "cause_text events questions rank_report rank_view straggler_state text_limits types version wire_names",
+    "cause_text events questions rank_report rank_time rank_view straggler_state text_limits types version wire_names",
 )
 ABROAD = {
     ("launcher", "core"): {f"rendezvous.{name}" for name in (*_VALUES, "diagnosing.stragglers")},

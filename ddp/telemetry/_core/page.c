@@ -168,8 +168,10 @@ static int is_training(uint32_t phase) { /* a part of a training step, or betwee
     return (phase >= DATA && phase <= OPTIMIZER) || phase == IDLE;
 }
 
+/* Until the first part of a step, the script still starts. */
 static uint32_t account_of(const Page *self, uint32_t phase) {
-    return self->evaluating && is_training(phase) ? EVALUATION : phase;
+    if (self->evaluating && is_training(phase)) return EVALUATION;
+    return self->last == STARTING && (phase == IDLE || phase == COMMUNICATE) ? STARTING : phase;
 }
 
 /* The code before a backward pass is the forward pass, also of a model that is not wrapped, and the loss. */
@@ -192,12 +194,12 @@ static uint32_t enter_phase(Page *self, struct progress *p, uint32_t phase) {
     if (phase == BACKWARD || phase == OPTIMIZER) self->evaluating = 0;
     begin(&p->sequence);
     p->phase_ns[final_account(self, p->account, phase)] += now - p->phase_since;
+    if (phase != IDLE && phase != COMMUNICATE) self->last = phase;
     p->phase = phase;
     p->account = account_of(self, phase);
     p->phase_since = now;
     end(&p->sequence);
     if (phase >= DATA && phase <= COMMUNICATE) self->moved = self->ever_moved = 1;
-    if (phase != IDLE && phase != COMMUNICATE) self->last = phase;
     if (before == CHECKPOINT && phase != CHECKPOINT) note_checkpoint(self->page);
     return before;
 }

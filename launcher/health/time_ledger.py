@@ -1,0 +1,144 @@
+"""What each second of a rank's place on this node was spent on. Pure; docs/goodput.md defines the classes.
+
+Theory of operation
+-------------------
+A place is a local rank, from the start of the agent to its end: through all processes that take it one after the other,
+and through the time between them. It is always in one stage. A change of the stage closes the time since the change
+before, so no time is left out or counted twice. In all stages but one, this time has a single class. While the process
+runs, its status page divides it: the page counts to the nanosecond, and what it does not cover (the time until the
+process opens it) belongs to the start. So the classes add up to the time since the agent
+started, whatever the page says.
+
+When ranks are stopped after a failure, the phase in which they were is not progress any more: they waited for the rank
+that failed, or hung. Its time counts as `detect`. Other stops take nothing back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from rendezvous.values.rank_time import CLASSES, TimeSpent
+from rendezvous.values.rank_view import RankPhase
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rendezvous.values.rank_view import RankView
+
+
+class Stage(StrEnum):
+    JOINING = "joining"  # no process; the world is being formed
+    FORKING = "forking"
+    RUNNING = "running"
+    FAILED = "failed"  # its process has ended with an error; no order to stop has arrived
+    FINISHED = "finished"  # its process has ended well
+    STOPPING = "stopping"
+
+
+_CLASS_OF_PHASE = {
+    RankPhase.STARTING: "start",
+    RankPhase.DATA: "data",
+    RankPhase.FORWARD: "forward",
+    RankPhase.BACKWARD: "backward",
+    RankPhase.COMMUNICATE: "communication",
+    RankPhase.OPTIMIZER: "optimizer",
+    RankPhase.CHECKPOINT: "checkpoint",
+    RankPhase.EVALUATION: "evaluation",
+    RankPhase.SECTION: "idle",
+    RankPhase.IDLE: "idle",
+    RankPhase.EXITING: "idle",
+}
+_REPEATABLE = (*tuple(RankPhase)[1:6], RankPhase.IDLE)
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    since: float  # the beginning of the stage
+    stage: Stage = Stage.JOINING
+    closed: TimeSpent = TimeSpent()  # before that
+    has_run: bool = False  # a process has run here before this stage, so time until a step is lost
+    # What the page of a process showed when it continued after a pause: the time of an earlier stage.
+    base: tuple[tuple[RankPhase, float], ...] = ()
+
+    def so_far(self, now: float, view: RankView | None) -> TimeSpent:
+        """The time until now."""
+        return self.closed + self._open(now, view)
+
+    def moved(self, stage: Stage, now: float, view: RankView | None) -> Ledger:
+        """Enter the next stage. The view is of the same moment, and matters only if a process runs."""
+        if stage is self.stage:
+            return self
+        has_run = self.has_run or self.stage is Stage.RUNNING
+        return Ledger(now, stage, self.so_far(now, view), has_run)
+
+    def resumed(self, now: float, view: RankView) -> Ledger:
+        """A process that was paused continues."""
+        return replace(self.moved(Stage.RUNNING, now, view), base=view.phase_times)
+
+    def failed(self, now: float, view: RankView | None) -> Ledger:
+        """Ranks are stopped because of a failure."""
+        before = self.moved(Stage.STOPPING, now, view)
+        if self.stage is not Stage.RUNNING or view is None or not view.known:
+            return before
+        return replace(before, closed=_without_progress(before.closed, self.closed, view))
+
+    def _open(self, now: float, view: RankView | None) -> TimeSpent:
+        wall = max(0.0, now - self.since)
+        match self.stage:
+            case Stage.JOINING:
+                return TimeSpent().plus("meet" if self.has_run else "start", wall)
+            case Stage.FORKING:
+                return TimeSpent().plus("fork" if self.has_run else "start", wall)
+            case Stage.FAILED:
+                return TimeSpent().plus("detect", wall)
+            case Stage.FINISHED:
+                return TimeSpent().plus("waiting", wall)
+            case Stage.STOPPING:
+                return TimeSpent().plus("stop", wall)
+            case Stage.RUNNING:
+                return of_page(view, wall, "init" if self.has_run else "start", dict(self.base))
+
+
+def of_page(
+    view: RankView | None, wall: float, start: str, base: Mapping[RankPhase, float] = MappingProxyType({})
+) -> TimeSpent:
+    """Divide the time for which a process has run. `start`: the class of the time until its first step."""
+    if view is None or not view.known:
+        return TimeSpent().plus("idle", wall)
+    spent = dict.fromkeys(CLASSES, 0.0)
+    repeated = dict(view.totals.repeated)
+    for phase, in_all in view.phase_times:
+        seconds = max(0.0, in_all - base.get(phase, 0.0))
+        again_in_all = max(0.0, repeated.get(phase, 0.0) - base.get(phase, 0.0))
+        again = seconds if view.totals.repeats else min(seconds, again_in_all)
+        if phase not in _REPEATABLE:
+            again = 0.0
+        name = _CLASS_OF_PHASE[phase]
+        spent[start if name == "start" else name] += seconds - again
+        spent["redo"] += again
+    spent[start] += wall - sum(spent.values())
+    return _without_negative(spent, start)
+
+
+def _without_negative(spent: dict[str, float], start: str) -> TimeSpent:
+    """A page that covers more than the time of its process: clocks were read one after the other, or it is corrupt."""
+    if spent[start] < 0.0:
+        excess, spent[start] = -spent[start], 0.0
+        whole = sum(spent.values())
+        keep = max(0.0, whole - excess) / whole if whole > 0.0 else 0.0
+        spent = {name: seconds * keep for name, seconds in spent.items()}
+    return TimeSpent(**spent)
+
+
+def _without_progress(spent: TimeSpent, before: TimeSpent, view: RankView) -> TimeSpent:
+    """Move the time of the phase in which the rank was stopped to `detect`, at most what this process has added."""
+    name = _CLASS_OF_PHASE[view.phase]
+    if view.phase is RankPhase.STARTING:
+        return spent
+    if view.totals.repeats and view.phase in _REPEATABLE:
+        name = "redo"
+    moved = min(view.phase_s, getattr(spent, name) - getattr(before, name))
+    return spent.plus(name, -moved).plus("detect", moved) if moved > 0 else spent

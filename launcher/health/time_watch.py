@@ -1,0 +1,167 @@
+"""Keeps the time of this node's ranks while the agent runs, and reports it to the service.
+
+launcher/health/time_ledger.py divides the time. This module tells it what happens, with the time and the status pages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from launcher.exchange import Isolated, RankEnded
+from launcher.health.time_ledger import Ledger, Stage
+from launcher.supervised import Phase
+from rendezvous.values.events import (
+    AgentLeft,
+    AgentStopped,
+    RanksFinished,
+    RankTimesReported,
+    Stop,
+)
+from rendezvous.values.rank_time import JobTime, RankTime, in_words, sum_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from launcher.error_boundary import ErrorBoundary
+    from launcher.exchange import AgentEvent
+    from launcher.health.pages import Pages
+    from launcher.supervised import Supervision
+    from rendezvous.values.events import FromAgent
+    from rendezvous.values.rank_view import RankView
+    from rendezvous.values.types import Outcome
+
+_EVERY_S = 5.0
+_AFTER_THE_END_S = 1.0  # ranks of other nodes still run; nothing has to be read for this
+_LAST_REPORT_BEFORE = (AgentStopped, RanksFinished, AgentLeft)
+
+
+class TimeWatch:
+    def __init__(
+        self,
+        nproc: int,
+        began: float,
+        pages: Pages,
+        send: Callable[[FromAgent], None],
+        boundary: ErrorBoundary,
+    ) -> None:
+        """`began`: when the agent started, on the monotonic clock."""
+        self._pages, self._send, self._boundary = pages, send, boundary
+        self._ledgers = [Ledger(began)] * nproc
+        self._state: Supervision | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # --- what happens --------------------------------------------------------------------------------
+
+    def update(self, event: AgentEvent, before: Supervision, after: Supervision) -> None:
+        """Call it before the actions of the event are carried out: they change what the ranks do."""
+        self._state = after
+        if before.phase is after.phase:
+            if after.phase is Phase.RUNNING and isinstance(event, RankEnded):
+                self._ended(event, before)
+            return
+        match after.phase:
+            case Phase.STOPPING:
+                caused = isinstance(event, Isolated) or (
+                    isinstance(event, Stop) and event.decision.cause is not None
+                )
+                self._stopping(is_failure=caused)
+            case Phase.JOINING:
+                self._move(Stage.JOINING)
+            case Phase.RUNNING:
+                self._move(Stage.FORKING)
+
+    def _ended(self, event: RankEnded, before: Supervision) -> None:
+        if event.local_rank in before.live:
+            self._move(Stage.FINISHED if event.cause is None else Stage.FAILED, event.local_rank)
+
+    def ranks_started(self) -> None:
+        """The orders to start the ranks were given. Ranks that were only paused have continued."""
+        now = time.monotonic()
+        for local_rank, ledger in enumerate(self._ledgers):
+            view = self._pages.view(local_rank)
+            if view is not None and view.pid and view.process.alive:
+                self._ledgers[local_rank] = ledger.resumed(now, view)
+        if self._timer is None:
+            self._report_later()
+
+    def note_started(self, local_rank: int) -> None:
+        if self._ledgers[local_rank].stage is Stage.FORKING:  # no order to stop has come before
+            self._move(Stage.RUNNING, local_rank)
+
+    def _move(self, stage: Stage, only: int | None = None) -> None:
+        now = time.monotonic()
+        for local_rank, ledger in enumerate(self._ledgers):
+            if only is None or local_rank == only:
+                self._ledgers[local_rank] = ledger.moved(stage, now, self._view(local_rank, ledger))
+
+    def _stopping(self, *, is_failure: bool) -> None:
+        now = time.monotonic()
+        for local_rank, ledger in enumerate(self._ledgers):
+            view = self._view(local_rank, ledger)
+            if is_failure:
+                self._ledgers[local_rank] = ledger.failed(now, view)
+            else:
+                self._ledgers[local_rank] = ledger.moved(Stage.STOPPING, now, view)
+
+    def _view(self, local_rank: int, ledger: Ledger) -> RankView | None:
+        if ledger.stage is not Stage.RUNNING:
+            return None
+        return self._boundary.called("reading a status page", lambda: self._pages.view(local_rank), None)
+
+    # --- reports -------------------------------------------------------------------------------------
+
+    def before_sending(self, message: FromAgent) -> None:
+        """Send the time first: the service may close the books with this message."""
+        if isinstance(message, _LAST_REPORT_BEFORE):
+            self._report()
+
+    def _report_later(self) -> None:
+        are_over = all(ledger.stage is Stage.FINISHED for ledger in self._ledgers)
+        after_s = _AFTER_THE_END_S if are_over else _EVERY_S
+        self._timer = asyncio.get_running_loop().call_later(after_s, self._report_again)
+
+    def _report_again(self) -> None:
+        self._report()
+        self._report_later()
+
+    def _report(self) -> None:
+        ranks = self._boundary.called("adding up the time of the ranks", self.rank_times, ())
+        if ranks and self._state is not None and self._state.phase is not Phase.DONE:
+            self._send(RankTimesReported(self._state.agent, ranks))
+
+    def rank_times(self) -> tuple[RankTime, ...]:
+        """Until now. Empty before the node has a place in the job."""
+        if self._state is None or self._state.assignment is None:
+            return ()
+        first = self._state.assignment.rank_offset
+        return tuple(self._rank_time(local_rank, first) for local_rank in range(len(self._ledgers)))
+
+    def _rank_time(self, local_rank: int, first: int) -> RankTime:
+        view = self._pages.view(local_rank)
+        spent = self._ledgers[local_rank].so_far(time.monotonic(), view)
+        if view is None or not view.known:
+            return RankTime(first + local_rank, spent)
+        totals = view.totals
+        saved = totals.checkpoint_step if totals.checkpoints else 0
+        return RankTime(first + local_rank, spent, view.step, saved, totals.numbers_steps, has_page=True)
+
+    def summary(self, outcome: Outcome | None) -> str:
+        """The time of the job in words, on its first node; of this node if it was stopped alone. "" if unknown."""
+        job = outcome.time if outcome is not None else self._node_time()
+        mine = self._state.assignment if self._state is not None else None
+        if job is None or mine is None or (outcome is not None and mine.node_rank != 0):
+            return ""
+        return in_words(job) if job.spent.training > 0 else ""
+
+    def _node_time(self) -> JobTime | None:
+        ranks = self._boundary.called("adding up the time of the ranks", self.rank_times, ())
+        if not any(rank.has_page for rank in ranks):
+            return None
+        return JobTime(len(ranks), sum_of(rank.spent for rank in ranks))

@@ -1,0 +1,164 @@
+"""What the time of ranks was spent on: each second belongs to exactly one field of `TimeSpent`.
+
+The time of a rank begins when its agent starts, and ends when the agent ends. docs/goodput.md defines the classes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING
+
+from rendezvous.values.frozen_map import EMPTY, FrozenMap
+from rendezvous.values.rank_view import NO_REPEAT, Repeat
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+TRAINING = ("forward", "backward", "communication", "optimizer")
+LOST = ("detect", "stop", "meet", "fork", "init", "redo")
+
+
+@dataclass(frozen=True, slots=True)
+class TimeSpent:
+    """Seconds."""
+
+    start: float = 0.0  # until the first part of a step, at the first start of the rank
+    data: float = 0.0  # it waits for its data loader
+    forward: float = 0.0
+    backward: float = 0.0
+    communication: float = 0.0  # not hidden behind the backward pass
+    optimizer: float = 0.0
+    checkpoint: float = 0.0
+    evaluation: float = 0.0
+    waiting: float = 0.0  # for slower ranks, or after its own end
+    detect: float = 0.0  # without progress, until the order to stop
+    stop: float = 0.0  # until all its processes have ended
+    meet: float = 0.0  # until the next world is formed
+    fork: float = 0.0  # until its new process runs
+    init: float = 0.0  # until the first part of a step
+    redo: float = 0.0  # steps that had been finished before, and were lost
+    idle: float = 0.0  # everything else: code of the script between these
+
+    @property
+    def total(self) -> float:
+        return self._of(CLASSES)
+
+    @property
+    def training(self) -> float:
+        return self._of(TRAINING)
+
+    @property
+    def lost(self) -> float:
+        return self._of(LOST)
+
+    @property
+    def goodput(self) -> float:
+        """The share of the time in steps that count."""
+        return self.training / self.total if self.total > 0 else 0.0
+
+    def _of(self, names: tuple[str, ...]) -> float:
+        return float(sum(getattr(self, name) for name in names))
+
+    def plus(self, name: str, seconds: float) -> TimeSpent:
+        changed = {each: getattr(self, each) for each in CLASSES}
+        changed[name] += seconds
+        return TimeSpent(**changed)
+
+    def __add__(self, other: TimeSpent) -> TimeSpent:
+        return TimeSpent(*(getattr(self, name) + getattr(other, name) for name in CLASSES))
+
+
+CLASSES = tuple(field.name for field in fields(TimeSpent))
+
+
+@dataclass(frozen=True, slots=True)
+class RankTime:
+    """The time of one rank, and how far it is in this generation."""
+
+    rank: int
+    spent: TimeSpent
+    steps: int = 0  # finished; as the script numbers them, if it does
+    saved_steps: int = 0  # of these, at the end of the last checkpoint; 0: it has taken none
+    numbers_steps: bool = False  # the script sets the number of its steps
+    has_page: bool = False  # the rank shows what it does; if not, its time since the start counts as idle
+
+
+@dataclass(frozen=True, slots=True)
+class JobTime:
+    """The time of all ranks together."""
+
+    ranks: int
+    spent: TimeSpent
+
+
+def sum_of(spent: Iterable[TimeSpent]) -> TimeSpent:
+    whole = TimeSpent()
+    for one in spent:
+        whole += one
+    return whole
+
+
+# --- what the service keeps ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class NodeTime:
+    """The last report of a node."""
+
+    incarnation: str
+    ranks: tuple[RankTime, ...]
+    waited: tuple[float, ...] = ()  # of the time in collectives, by the order of `ranks`
+    share: float | None = None  # in collectives: of the rank with the smallest, since the report before
+
+    def divided(self) -> tuple[RankTime, ...]:
+        return tuple(
+            replace(rank, spent=rank.spent.plus("communication", -waited).plus("waiting", waited))
+            for rank, waited in zip(self.ranks, self.waited, strict=True)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TimeState:
+    nodes: FrozenMap[str, NodeTime] = EMPTY
+    gone: JobTime = JobTime(0, TimeSpent())  # agents that another agent of their node has replaced
+    repeat: Repeat = NO_REPEAT  # what the ranks of this generation do again
+
+
+# --- in words ----------------------------------------------------------------------------------------------
+
+
+def in_words(time: JobTime) -> str:
+    """For example "goodput 81.2 % of 4 ranks x 12 min: forward 30.0 %, ...". The shares add up to 100 %."""
+    whole = time.spent.total
+    if whole <= 0 or not time.ranks:
+        return ""
+    shown = [_part(time.spent, name, whole) for name in CLASSES if name not in LOST]
+    lost = [_part(time.spent, name, whole) for name in LOST]
+    if time.spent.lost > 0:
+        inside = ", ".join(part for part in lost if part)
+        shown.append(
+            f"lost to restarts {_share(time.spent.lost, whole)}" + (f" ({inside})" if inside else "")
+        )
+    ranks = f"{time.ranks} rank{'s' if time.ranks > 1 else ''}"
+    each = _duration(whole / time.ranks)
+    words = ", ".join(part for part in shown if part)
+    return f"goodput {_share(time.spent.training, whole)} of {ranks} x {each}: {words}"
+
+
+_WORDS = {"waiting": "waiting for others"}
+
+
+def _part(spent: TimeSpent, name: str, whole: float) -> str:
+    seconds = getattr(spent, name)
+    return f"{_WORDS.get(name, name)} {_share(seconds, whole)}" if seconds >= whole * 0.0005 else ""
+
+
+def _share(seconds: float, whole: float) -> str:
+    return f"{100 * seconds / whole:.1f} %"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    minutes = int(seconds // 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
