@@ -18,6 +18,7 @@ from launcher.settings.arguments import CommandLine, UsageError, read_arguments
 from launcher.settings.assemble import HostEnvironment, assemble, entry_point, run_id
 from launcher.settings.config import Settings, config_path, merge, unknown_variables
 from launcher.settings.config_file import read_config
+from launcher.settings.values import printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from launcher.hosts.ssh_control import SshControl
     from launcher.settings.spec import LaunchSpec
 
-_DOCTOR, _DOCS = "doctor", "docs"  # only as the first word; a program of that name is ./doctor
+_DOCTOR, _DOCS, _WARM = "doctor", "docs", "warm"  # only as the first word; a program of that name is ./doctor
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -33,6 +34,8 @@ def main(argv: list[str] | None = None) -> int:
         words = sys.argv[1:] if argv is None else argv
         if words[:1] == [_DOCS]:
             return _show(_manual(tuple(words[1:])))
+        if words[:1] == [_WARM]:
+            return _run_warm(words[1:], os.environ)
         is_doctor = words[:1] == [_DOCTOR]
         line = read_arguments(words[1:] if is_doctor else words)
         if line.wants("help") or line.wants("version"):
@@ -87,6 +90,32 @@ def _run_doctor(line: CommandLine, environ: Mapping[str, str]) -> int:
     from launcher.preflight import doctor
 
     return doctor.run(settings, line.words, environ, here)
+
+
+def _run_warm(words: list[str], environ: Mapping[str, str]) -> int:
+    from launcher.warm_pool import command
+
+    if words[:1] in (["--help"], ["-h"]):
+        return _show(_help())
+    if not words or words[0] not in command.WORDS:
+        said = f"unexpected {printable(words[0])}" if words else "a word is missing"
+        raise UsageError(f"ddp-launch warm: {said}. Use ddp-launch warm start, stop or status.")
+    line = read_arguments(words[1:])
+    if line.wants("help"):
+        return _show(_help())
+    _check_system()
+    file = read_config(config_path(line, environ))
+    settings = merge(line, environ, file)
+    if words[0] != "start" and line.words:
+        raise UsageError(f"unexpected argument {printable(line.words[0])}. Use ddp-launch warm {words[0]}.")
+    match words[0]:
+        case "stop":
+            return _show(command.stop(settings))
+        case "status":
+            text, code = command.status(settings)
+            return _show(text) or code
+    script = line.words or file.words
+    return _show(command.start(settings, prepare(settings, script, environ)[0] if script else None))
 
 
 def _launch_over_ssh(settings: Settings, words: tuple[str, ...], environ: Mapping[str, str]) -> int:

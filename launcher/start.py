@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from launcher.ranks.gpu_order import order_gpus
 from launcher.ranks.zygote_starter import ZygoteStarter
 from launcher.template import tree
+from launcher.warm_pool import joining
 
 if TYPE_CHECKING:
     from launcher.settings.spec import LaunchSpec
@@ -16,16 +17,17 @@ if TYPE_CHECKING:
 
 def run_agent(spec: LaunchSpec) -> int:
     _fill_standard_streams()
-    tree.become_subreaper()
     unordered = order_gpus(os.environ) if spec.gpu_order == "nvlink" else ""
     starter = ZygoteStarter(spec)
     for warning in filter(None, (unordered, *starter.binding.warnings)):
         _print_message(f"warning: {warning}")
+    pooled = joining.take_zygote(spec, starter)
+    tree.become_subreaper()  # after the pool: what is left for the next command must not be ours
     # Blocked until the agent handles them: the default action of a signal would leave a log folder and processes.
     # And SIGTTOU for good: with `stty tostop`, a line from the background would stop the launcher.
     signal.pthread_sigmask(signal.SIG_BLOCK, {*spec.handled_signals, signal.SIGTTOU})
     try:
-        zygote = starter.start()
+        zygote = starter.start() if pooled is None else pooled
     except OSError as error:
         from launcher.supervision import TRY_AGAIN
 
@@ -34,6 +36,7 @@ def run_agent(spec: LaunchSpec) -> int:
             "and the free memory"
         )
         return TRY_AGAIN
+    starter.permit_open_files()
     from launcher import daemon_threads
     from launcher.agent import Agent
     from launcher.wiring import build_shell

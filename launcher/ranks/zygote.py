@@ -10,11 +10,11 @@ import os
 import signal
 import socket
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from launcher.settings.import_path import script_folder
 from launcher.settings.spec import EntryKind
-from launcher.template import wire
+from launcher.template import tree, wire
 from launcher.template.messages import Keep, Signal, Sweep
 
 if TYPE_CHECKING:
@@ -72,7 +72,25 @@ def _sets_before_import(entry: EntryPoint) -> str:
     return next((f"{word}*" if word.endswith("_") else word for word in words), "")
 
 
+def warm_command(
+    spec: LaunchSpec, env: dict[str, str], config: dict[str, Any]
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Return the command line of a warm zygote or template, and its environment, in which its configuration is."""
+    config = {
+        **config,
+        "path0": script_folder(spec.entry),
+        "pythonpath": env.get("PYTHONPATH"),
+        "preload": spec.preload,
+    }
+    hook = os.path.join(_TEMPLATE, "hook")
+    paths = (hook, env["PYTHONPATH"]) if "PYTHONPATH" in env else (hook,)
+    env = env | {"PYTHONPATH": os.pathsep.join(paths), "_DDP_LAUNCH_ZYGOTE": json.dumps(config)}
+    return rank_argv(spec.entry, sys.executable, spec.entry.args), env
+
+
 class Zygote:
+    is_pooled = False  # forked from a template of the warm pool
+
     def __init__(self, pid: int, control: socket.socket, warm: bool) -> None:
         self.pid = pid
         self.warm = warm
@@ -96,16 +114,7 @@ class Zygote:
         ours, theirs = socket.socketpair()
         config = {"fd": theirs.fileno(), "cgroup": cgroup, "scratch": scratch, "agent": os.getpid()}
         if warm:
-            argv = rank_argv(spec.entry, sys.executable, spec.entry.args)
-            config |= {
-                "path0": script_folder(spec.entry),
-                "pythonpath": env.get("PYTHONPATH"),
-                "preload": spec.preload,
-                "learns": spec.learn_imports,
-            }
-            hook = os.path.join(_TEMPLATE, "hook")
-            paths = (hook, env["PYTHONPATH"]) if "PYTHONPATH" in env else (hook,)
-            env = env | {"PYTHONPATH": os.pathsep.join(paths), "_DDP_LAUNCH_ZYGOTE": json.dumps(config)}
+            argv, env = warm_command(spec, env, {**config, "learns": spec.learn_imports})
         else:
             argv = (sys.executable, "-I", "-S", os.path.join(_TEMPLATE, "plain.py"), json.dumps(config))
         os.set_inheritable(theirs.fileno(), True)
@@ -146,6 +155,10 @@ class Zygote:
 
     def sweep(self, generation: int, patience_s: float, kept: Iterable[int] = ()) -> None:
         self._send(Sweep(generation, patience_s, tuple(kept)))
+
+    def await_end(self, timeout_s: float) -> int | None:
+        """Wait until the process has ended. Return its wait status; None after the timeout, or if it is unknown."""
+        return tree.await_child(self.pid, timeout_s)
 
     def close(self) -> None:
         """End the zygote, which first kills all its descendants."""

@@ -24,8 +24,8 @@ class ZygoteStarter:
     def __init__(self, spec: LaunchSpec) -> None:
         self._spec = spec
         self.binding = read_binding(spec)
-        self._env = dict(os.environ) | shared_env(spec, os.environ, self.binding.omp_threads)
-        self.obstacle = obstacle_to_warm_start(spec, self._env) if spec.warm_start else ""
+        self.env = dict(os.environ) | shared_env(spec, os.environ, self.binding.omp_threads)
+        self.obstacle = obstacle_to_warm_start(spec, self.env) if spec.warm_start else ""
         self.warm = spec.warm_start and not self.obstacle
         # Created by the zygote, which also cleans up after the agent.
         self.cgroup = cgroup.place(f"ddp-launch-{os.getpid()}")
@@ -37,14 +37,16 @@ class ZygoteStarter:
         """Start a zygote with the limits and the signal mask that the agent started with: the ranks inherit them."""
         resource.setrlimit(resource.RLIMIT_NOFILE, self._open_files)
         try:
-            return Zygote.start(
-                self._spec, self._env, self.cgroup, self.scratch, self.warm, self._signal_mask
-            )
+            return Zygote.start(self._spec, self.env, self.cgroup, self.scratch, self.warm, self._signal_mask)
         finally:
-            soft, hard = self._open_files
-            wanted = max(_OPEN_FILES, self._spec.open_files)
-            wanted = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-            resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+            self.permit_open_files()
+
+    def permit_open_files(self) -> None:
+        """Raise the agent's own limit, which the ranks do not get."""
+        soft, hard = self._open_files
+        wanted = max(_OPEN_FILES, self._spec.open_files)
+        wanted = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
 
     def end(self) -> None:
         """Clean up after the last zygote."""

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from launcher.exchange import StartFailed, ZygoteReplaced
 from launcher.failure.verdict import signal_name
-from launcher.template import tree
 from launcher.template.messages import Ready
 
 if TYPE_CHECKING:
@@ -89,8 +88,8 @@ class ZygoteWatch:
 
     async def _replaced(self, on_lost: Callable[[str], None]) -> AgentEvent:
         """Replace a lost zygote. Its ranks died with it (parent-death signal); the agent ends what they left behind."""
-        how = _in_words(await asyncio.to_thread(tree.await_child, self.zygote.pid, _EXIT_S))
-        if self._is_ready:
+        how = _in_words(await asyncio.to_thread(self.zygote.await_end, _EXIT_S))
+        if self._is_ready or self.zygote.is_pooled:
             reason = f"the zygote (pid {self.zygote.pid}), which starts the ranks, ended unexpectedly: {how}"
             self._say(f"ddp-launch: {reason}; starting a new zygote (see dmesg for an out-of-memory kill)")
         else:
@@ -104,7 +103,7 @@ class ZygoteWatch:
         self._lost_in_a_row += 1
         if self._lost_in_a_row > _MOST_LOST or not (self._is_ready or self.zygote.warm):
             return StartFailed(f"this node cannot start ranks: {reason}")
-        self._starter.warm = self.zygote.warm and self._is_ready
+        self._starter.warm = self.zygote.warm and (self._is_ready or self.zygote.is_pooled)
         self._is_ready = False
         try:
             self.zygote = self._starter.start()
@@ -124,8 +123,8 @@ class ZygoteWatch:
         await asyncio.to_thread(self._await_end)
 
     def _await_end(self) -> None:
-        if self._is_ready:
-            tree.await_child(self.zygote.pid, _END_S)
+        if self._is_ready or self.zygote.is_pooled:
+            self.zygote.await_end(_END_S)
         self._starter.end()  # a zygote that still imports torch has no ranks, and does not read its socket
 
 

@@ -118,9 +118,7 @@ def assemble(settings: Settings, entry: EntryPoint, here: HostEnvironment) -> tu
         checkpoint_if_watched=if_watched,
         checkpoint_grace_s=settings["checkpoint_grace"],
         signals_asked=settings.of("signals_to_handle").text or "",
-        warm_start=settings["warm_start"],
-        preload=settings["preload"] or (),
-        learn_imports=settings["learn_imports"],
+        **_warm_start(settings),
         rank_timers=settings["rank_timers"],
         **_monitoring_and_places(settings),
         trace_collectives=settings["trace_collectives"] == "on",
@@ -132,6 +130,16 @@ def assemble(settings: Settings, entry: EntryPoint, here: HostEnvironment) -> tu
         progress=settings["progress"],
     )
     return spec, work.warnings
+
+
+def _warm_start(settings: Settings) -> dict[str, Any]:
+    return {
+        "warm_start": settings["warm_start"],
+        "preload": settings["preload"] or (),
+        "learn_imports": settings["learn_imports"],
+        "warm_pool": settings["warm_pool"],
+        "warm_dir": settings["warm_dir"] or "",
+    }
 
 
 def _monitoring_and_places(settings: Settings) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from launcher.settings.option import ours as _ours
 from launcher.settings.option import switch as _switch
 from launcher.settings.option import torch as _torch
 from launcher.settings.option import torch_switch as _torch_switch
+from launcher.settings.pool_options import POOL
 from launcher.settings.rank_options import RANKS
 
 _ENTRY = (
@@ -349,6 +350,7 @@ GROUPS: tuple[tuple[str, tuple[Option, ...]], ...] = (
     ("Pre-flight checks", PREFLIGHT),
     ("Monitoring", MONITORING),
     ("Starting and stopping ranks", RANKS),
+    ("Starting warm a second time", POOL),
     ("Logs and terminal", LOGS),
     ("This command", _COMMAND),
     ("Accepted for compatibility with torchrun (no effect, prints a warning)", _WITHOUT_EFFECT),

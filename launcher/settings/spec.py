@@ -115,6 +115,8 @@ class LaunchSpec:
     warm_start: bool = True
     preload: tuple[str, ...] = ()  # modules that are imported before the ranks are forked
     learn_imports: bool = True  # after a restart, ranks have what the ranks before them have imported
+    warm_pool: bool = True  # use a template of `ddp-launch warm`, if there is one
+    warm_dir: str = ""  # of its pool; empty: the usual place
     rank_timers: bool = False  # torch.distributed.elastic.timer
     preflight: str = "quick"  # off, quick, full
     preflight_paths: tuple[str, ...] = ()  # directories to check besides the log directory

@@ -18,6 +18,7 @@ usage: ddp-launch [options] script.py [args ...]
        ddp-launch [options] -m module [args ...]
        ddp-launch [options] --no-python program [args ...]
        ddp-launch doctor [--json] [options]
+       ddp-launch warm start|stop|status [options] [script.py ...]
        ddp-launch docs [PAGE]
 """
 _WHAT_IT_DOES = (
@@ -25,7 +26,8 @@ _WHAT_IT_DOES = (
     "job uses all devices of this node. With --nnodes, run the command on each node: each command starts the ranks of "
     "its node. Put options before the script; all words after the script are its arguments. `ddp-launch doctor` does "
     "not start a job: it checks whether this node can run one. With --nnodes, it also checks the network between "
-    "the nodes. `ddp-launch docs` lists the pages of the manual."
+    "the nodes. `ddp-launch warm` turns a pool on from which the next job starts without importing torch. `ddp-launch "
+    "docs` lists the pages of the manual."
 )
 _SOURCES = (
     "flag: --max-restarts 3",

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 
 
-def close_inherited(spared: int) -> None:
+def close_inherited(*spared: int) -> None:
     """Close what the parent shell left open across its exec, except `spared`. What Python opened itself stays open."""
     for name in os.listdir("/proc/self/fd"):
         fd = int(name)
-        if fd > 2 and fd != spared and _crosses_exec(fd):
+        if fd > 2 and fd not in spared and _crosses_exec(fd):
             os.close(fd)
 
 

@@ -9,12 +9,12 @@ import contextlib
 import os
 import select
 import signal
-import sys
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import cgroup, messages, rank, scratch, stacks, store, terminal_size, tree, wire
+from .forking import fork, freeze_garbage
 from .messages import Exited, Keep, KeeperEnded, Keeping, Ready, Signal, Spawn, Started, Sweep, Swept
 from .sweeping import Sweeper, traces_of_streams
 
@@ -77,7 +77,7 @@ class Loop:
             self._scratch_lock = scratch.make(scratch_folder)
             self._scratch = scratch_folder
         if self._warm:
-            _freeze_garbage()
+            freeze_garbage()
         self._unheard = _IgnoredSignals()
         signal.signal(signal.SIGCHLD, _woken)
         signal.set_wakeup_fd(self._wake_w, warn_on_full_buffer=False)
@@ -142,7 +142,7 @@ class Loop:
         child = _Child(order.local_rank, order.generation, time.monotonic(), order.has_group)
         if self._learner is not None:
             self._learner.record_rank(order.local_rank, order.env)
-        pid, obstacle = _fork()
+        pid, obstacle = fork()
         if pid == 0:
             with rank.exit_on_error():
                 self._forget_zygote()
@@ -186,7 +186,7 @@ class Loop:
         tree.die_with_parent(self._pid)
 
     def _learned(self, report: messages.Learned) -> None:
-        _freeze_garbage()
+        freeze_garbage()
         self._tell(report)
 
     def _keep(self, order: Keep) -> None:
@@ -211,7 +211,7 @@ class Loop:
 
     def _fork_keeper(self, sock: socket.socket, order: Keep) -> None:
         error, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        pid, obstacle = _fork()
+        pid, obstacle = fork()
         if pid == 0:
             with rank.exit_on_error():
                 self._forget_zygote()
@@ -337,31 +337,3 @@ def _send_signal(pid: int, signum: int, to_group: bool) -> None:
                 os.killpg(pid, signum)
                 return
         os.kill(pid, signum)
-
-
-def _fork() -> tuple[int, str]:
-    """Return the child's pid, or -1 and the reason."""
-    import warnings
-
-    with warnings.catch_warnings():
-        # Idle worker threads of a library do not survive into the child, and need not. Python warns nevertheless.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        try:
-            return os.fork(), ""
-        except OSError as error:
-            return -1, str(error.strerror)
-
-
-def _freeze_garbage() -> None:
-    """Move the objects of torch's import to the permanent generation, so GC in the ranks does not copy their memory.
-
-    `__main__` is excluded: the script fills it, and a collection frees it at exit.
-    """
-    import ctypes
-    import gc
-
-    main = sys.modules["__main__"]
-    gc.freeze()
-    for script_owned in (main, main.__dict__):
-        ctypes.pythonapi.PyObject_GC_UnTrack(ctypes.py_object(script_owned))
-        ctypes.pythonapi.PyObject_GC_Track(ctypes.py_object(script_owned))

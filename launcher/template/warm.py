@@ -21,7 +21,8 @@ CONFIG_VARIABLE = "_DDP_LAUNCH_ZYGOTE"
 def enter(hook_folder: str, before_ours: frozenset[str]) -> bool:
     """Serve as the zygote. In each rank, return whether the user has their own sitecustomize."""
     config = json.loads(os.environ.pop(CONFIG_VARIABLE))
-    descriptors.close_inherited(config["fd"])
+    pool = config.get("pool")  # this process is a template of the warm pool
+    descriptors.close_inherited(*((pool["listener"], *pool["output"]) if pool else (config["fd"],)))
     threshold.hide_hook(hook_folder, config["pythonpath"])
     atexit.register(_drop_imported_modules)  # registered first, so it runs last
     early = frozenset(sys.modules)
@@ -29,11 +30,15 @@ def enter(hook_folder: str, before_ours: frozenset[str]) -> bool:
     settled = before_ours | (frozenset(sys.modules) - early) | {"sitecustomize", "_ddp_launch"}
     before_torch = frozenset(sys.modules)
     started = time.monotonic()
-    _die_with_agent(config["agent"])
+    if not pool:
+        _die_with_agent(config["agent"])
     put_marks = _load_marks()
     obstacle = _without_gc(_import_torch)
     _imported.extend(sys.modules.keys() - before_torch - {"__mp_main__"})  # __mp_main__ is the script
     obstacle = obstacle or _preload(config["preload"]) or _shadowed(config["path0"], settled)
+    if pool:
+        config = _await_command(pool, obstacle, lambda: _shadowed(config["path0"], settled))
+        started = time.monotonic()
 
     from _ddp_launch import loop
 
@@ -46,6 +51,16 @@ def enter(hook_folder: str, before_ours: frozenset[str]) -> bool:
         rank.import_recorder.install()
     threshold.leave(hook_folder)
     return users_own_exists
+
+
+def _await_command(pool: dict[str, Any], obstacle: str, shadowed: Callable[[], str]) -> dict[str, Any]:
+    """Be a template of the warm pool. Return in the zygote of a command, with its configuration."""
+    from _ddp_launch import handover, loop, pooled  # noqa: F401  # before the fork: each zygote needs the loop
+
+    handed, printed = pooled.serve(pool, obstacle, shadowed)
+    handover.take_over(handed, pool["args"], printed)
+    config: dict[str, Any] = handed.request["config"]
+    return config | {"fd": handed.fds[0]}
 
 
 def _die_with_agent(agent: int) -> None:

@@ -99,6 +99,11 @@ def ddp_launch(
     return replace(ended, err=_OF_THE_MACHINE.sub("", ended.err))
 
 
+def warm(*words: str | Path, cwd: Path, env: Mapping[str, str] | None = None) -> Ended:
+    """`ddp-launch warm`."""
+    return run([sys.executable, _BIN / "ddp-launch", "warm", *words], cwd, env)
+
+
 def written(folder: Path, stem: str, rank: int = 0) -> Any:
     """What a program left in `stem.RANK.json`."""
     return json.loads((folder / f"{stem}.{rank}.json").read_text())

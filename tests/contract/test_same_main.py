@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from recordings import ARGS, ARGS_OF_RANK_1, answer, differences
-from side_by_side import PLAIN, PROGRAMS, WARM, ddp_launch, program, python, script, written
+from side_by_side import PLAIN, PROGRAMS, WARM, ddp_launch, program, python, script, warm, written
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 _BOTH = pytest.mark.parametrize("options", [WARM, PLAIN], ids=["warm", "plain"])
@@ -32,11 +32,45 @@ def plain(place: Path) -> dict[str, Any]:
     return facts
 
 
-@pytest.fixture(scope="module", params=[WARM, PLAIN], ids=["warm", "plain"])
+@pytest.fixture(scope="module")
+def pool(place: Path) -> Iterator[tuple[str, ...]]:
+    """The options of a command that finds a template, which was made with other arguments."""
+    options = ("--warm-dir", str(place.parent / "pool"))
+    warm("start", *options, "--nproc-per-node", "2", "main_facts.py", cwd=place).ok()
+    yield options
+    warm("stop", *options, cwd=place).ok()
+
+
+@pytest.fixture(scope="module", params=["warm", "plain", "pooled"])
 def ours(place: Path, request: pytest.FixtureRequest) -> dict[str, Any]:
-    ddp_launch("main_facts.py", "ours", *ARGS, cwd=place, nproc=2, options=request.param).ok()
+    match request.param:
+        case "pooled":
+            options = request.getfixturevalue("pool")
+        case kind:
+            options = {"warm": WARM, "plain": PLAIN}[kind]
+    ddp_launch("main_facts.py", "ours", *ARGS, cwd=place, nproc=2, options=options).ok()
+    if request.param == "pooled":
+        assert "started cold" not in warm("status", *options, cwd=place).out
     facts: dict[str, Any] = written(place, "ours", rank=1)
     return facts
+
+
+def test_a_pooled_rank_differs_in_nothing_from_a_forked_one(place: Path, pool: tuple[str, ...]) -> None:
+    ddp_launch("main_facts.py", "there", "x y", cwd=place, nproc=2).ok()
+    ddp_launch("main_facts.py", "here", "x y", cwd=place, nproc=2, options=pool).ok()
+    assert "started cold" not in warm("status", *pool, cwd=place).out
+    forked, pooled = written(place, "there", rank=1), written(place, "here", rank=1)
+    for facts in (forked, pooled):
+        for name in (
+            "MASTER_PORT",
+            "TORCHELASTIC_RUN_ID",
+            *(each for each in facts["environment"] if "DDP_" in each),
+        ):
+            del facts["environment"][name]
+        facts["environment"].pop("TORCHELASTIC_ERROR_FILE")
+        facts["command_line"].pop(2)
+    assert list(pooled["environment"]) == list(forked["environment"])
+    assert pooled == forked
 
 
 def test_as_under_torchrun(ours: dict[str, Any], plain: dict[str, Any]) -> None:

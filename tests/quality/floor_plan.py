@@ -34,7 +34,7 @@ CORE = {
         *within(
             "settings",
             "arguments assemble budget_text budgets config failure_values health_options health_values host_names "
-            "log_options name_lists option options rank_options scratch_names spec usage values",
+            "log_options name_lists option options pool_options rank_options scratch_names spec usage values",
         ),
     },
     "rendezvous": {
@@ -72,7 +72,8 @@ CORE = {
 SHELL = {
     "launcher": {
         *(
-            "__init__ __main__ about agent cli isolation manual preflight start status template user_messages wiring"
+            "__init__ __main__ about agent cli isolation manual preflight start status template user_messages "
+            "warm_pool wiring"
         ).split(),
         *("daemon_threads background_tasks error_boundary stop_requests").split(),
         *within("answers", "desk log_reading"),
@@ -96,6 +97,7 @@ SHELL = {
         ),
         *within("ranks", "binding checkpoint gpu_order topology worker zygote zygote_starter zygote_watch"),
         *within("settings", "checks config_file import_path"),
+        *within("warm_pool", "client command joining pooled_zygote seed surroundings"),
         *within("sources", "poll source"),
     },
     "rendezvous": {
@@ -142,7 +144,10 @@ SHELL = {
 
 # Packages that have a core and a shell of their own: each of their modules is entered, as "health.page".
 CORE_AND_SHELL = (
-    within("launcher", "answers failure health hosts joining machine output preflight ranks settings sources")
+    within(
+        "launcher",
+        "answers failure health hosts joining machine output preflight ranks settings sources warm_pool",
+    )
     | within("rendezvous", "access client control diagnosing rounds service submit values")
     | within("ddp", "diagnostics elastic groups reducer sharding telemetry")
 )
@@ -188,10 +193,11 @@ ROOMS = {
         "agent": set(
             "exchange failure joining settings stop_requests supervised supervision template wiring".split()
         ),
-        "start": {"agent", "daemon_threads", "ranks", "settings", "supervision", "template", "wiring"},
+        "warm_pool": {"ranks", "settings", "template", "version"},
+        "start": set("agent daemon_threads ranks settings supervision template warm_pool wiring".split()),
         "about": {"preflight", "version"},
         "manual": {"settings"},
-        "cli": {"about", "hosts", "machine", "manual", "preflight", "settings", "start"},
+        "cli": {"about", "hosts", "machine", "manual", "preflight", "settings", "start", "warm_pool"},
         "__main__": {"cli"},
     },
     "rendezvous": {
@@ -264,7 +270,8 @@ ZYGOTE_ONLY = {
     f"launcher.template.{name}"
     for name in (
         *("warm", "plain", "loop", "rank", "store", "hook", "executed", "tracing", "threshold"),
-        *("learner", "import_recorder", "import_records", "trial_import", "memory", "sweeping"),
+        *("learner", "import_recorder", "import_records", "trial_import", "sweeping"),
+        *("pooled", "guardian", "handover", "freshness", "command_line", "forking"),
     )
 }
 

@@ -61,6 +61,7 @@ def stream(file):
         "line_buffering": file.line_buffering,
         "write_through": file.write_through,
         "tty": file.isatty(),
+        "seekable": [file.seekable(), file.buffer.seekable()],
         "classes": [repr(type(part)) for part in (file, file.buffer, getattr(file.buffer, "raw", None))],
     }
 
