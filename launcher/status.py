@@ -7,17 +7,19 @@ import os
 import time
 from typing import TYPE_CHECKING
 
+from launcher.health import step_rate
 from launcher.output.lines import can_redraw
 from launcher.supervised import Phase
 from rendezvous.values.events import Assigned, Waiting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from launcher.exchange import AgentEvent
     from launcher.output.logs import LogPump
     from launcher.settings.spec import LaunchSpec
     from launcher.supervised import Supervision
+    from rendezvous.values.rank_view import RankView
 
 _FIRST_S, _LONGEST_PAUSE_S = 10.0, 600.0
 
@@ -31,6 +33,12 @@ class StatusLine:
         self.is_seen = self._shown and is_drawn
         self._started = time.monotonic()
         self._text = "joining"
+        self._read: Callable[[], Sequence[RankView]] = tuple
+        self._views: Callable[[], Sequence[RankView]] | None = None  # while ranks run
+
+    def watch(self, views: Callable[[], Sequence[RankView]]) -> None:
+        """Show the steps of these ranks too."""
+        self._read = views
 
     async def run(self) -> None:
         """Refresh once a second, if the line is shown."""
@@ -44,13 +52,16 @@ class StatusLine:
                 self._text = f"{reason} ({present} of {wanted} nodes)"
             case _ if state.assignment is not None:
                 self._text = _running_text(state, isinstance(event, Assigned))
+        self._views = self._read if state.phase is Phase.RUNNING else None
         if self._shown:
             self._show()
 
     def _show(self) -> None:
         seconds = int(time.monotonic() - self._started)
         clock = f"{seconds // 3600:d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
-        self._logs.progress(f"ddp-launch {self._target} | {self._text} | {clock}")
+        steps = step_rate.in_words(self._views()) if self._views is not None else ""
+        parts = filter(None, (f"ddp-launch {self._target}", steps, self._text, clock))
+        self._logs.progress(" | ".join(parts))
 
 
 class WaitingMessages:

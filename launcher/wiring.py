@@ -118,6 +118,9 @@ def build_parts(shell: Shell, connection: Connection, listener: Listener) -> Par
     spec, scratch, report = shell.spec, shell.starter.scratch, shell.events.put_nowait
     ranks = Workers(spec, shell.logs, shell.boundary, connection.host, shell.starter.binding.cpus, scratch)
     shell.logs.input_wait = ranks.input_wait
+    shell.status.watch(
+        lambda: shell.boundary.called("reading the status pages for the progress line", ranks.pages.views, ())
+    )
     communication = CommunicationWatch(scratch, ranks, shell.logs.say, report)
     hangs = HangWatch(
         spec.hang,

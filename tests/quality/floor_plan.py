@@ -21,7 +21,7 @@ CORE = {
             "health",
             "exposition flight_recorder hang_inquiry nccl_env node_health page phase_times ras_report recorders "
             "stack_text "
-            "stall_detection time_ledger",
+            "stall_detection step_rate time_ledger",
         ),
         *within("answers", "rank_table"),
         *within("hosts", "command_lines"),
@@ -183,7 +183,7 @@ ROOMS = {
         "start_failure": {"exchange", "stop_sequence", "supervised"},
         "supervision": {"exchange", "health", "start_failure", "stop_sequence", "supervised"},
         "isolation": {"progress", "template"},
-        "status": {"exchange", "output", "settings", "supervised"},
+        "status": {"exchange", "health", "output", "settings", "supervised"},
         "user_messages": {"exchange", "output", "settings", "supervised"},
         "hosts": {"daemon_threads", "failure", "joining", "output", "settings"},
         "wiring": set(
