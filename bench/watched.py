@@ -17,6 +17,7 @@ import ctypes
 import os
 import resource
 import select
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -53,9 +54,15 @@ class Stamp:
 
 
 class WatchedRun:
-    """Use as a context: on leaving, nothing of the command is left."""
+    """Use as a context: on leaving, nothing of the command is left.
 
-    def __init__(self, command: list[str], env: Mapping[str, str], timeout_s: float) -> None:
+    `folder`: where its pipes are, if their paths must be the same in several runs.
+    """
+
+    def __init__(
+        self, command: list[str], env: Mapping[str, str], timeout_s: float, folder: str = ""
+    ) -> None:
+        self._fixed_folder = folder
         self._command = command
         self._env = env
         self._timeout_s = timeout_s
@@ -64,14 +71,13 @@ class WatchedRun:
 
     def __enter__(self) -> WatchedRun:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        self._folder = tempfile.TemporaryDirectory(prefix="bench-")
-        self._pipe, stamps = self._fifo("stamps")
-        self._gate, gate = self._fifo("gate")
+        self._folder = _folder(self._fixed_folder)
+        self._pipe, self._gate = self._fifo("stamps"), self._fifo("gate")
         self._partial = b""
         self._poll = select.poll()
         self._poll.register(self._pipe, select.POLLIN)
         self._pids: dict[int, int] = {}
-        env = {**os.environ, **self._env, "BENCH_STAMPS": stamps, "BENCH_GATE": gate}
+        env = {**os.environ, **self._env, **names_of_pipes(self._folder.name)}
         self._cpu_before = _cpu_of_children()
         with open(self._path("output"), "wb") as output:
             self.started = time.monotonic()
@@ -162,10 +168,10 @@ class WatchedRun:
                 os.waitpid(-1, 0)  # what it leaves becomes our child, and the next look finds it
         self._process.poll()
 
-    def _fifo(self, name: str) -> tuple[int, str]:
+    def _fifo(self, name: str) -> int:
         path = self._path(name)
         os.mkfifo(path)
-        return os.open(path, os.O_RDWR | os.O_NONBLOCK), path
+        return os.open(path, os.O_RDWR | os.O_NONBLOCK)
 
     def _path(self, name: str) -> str:
         return os.path.join(self._folder.name, name)
@@ -173,6 +179,26 @@ class WatchedRun:
     def _output(self) -> str:
         with open(self._path("output"), "rb") as file:
             return file.read()[-_SHOWN_OUTPUT:].decode(errors="replace")
+
+
+def names_of_pipes(folder: str) -> dict[str, str]:
+    """Return the variables that tell ranks where to write."""
+    return {"BENCH_STAMPS": os.path.join(folder, "stamps"), "BENCH_GATE": os.path.join(folder, "gate")}
+
+
+class _Fixed:
+    """A folder of this name, as `tempfile.TemporaryDirectory` makes one of a new name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        os.mkdir(name)
+
+    def cleanup(self) -> None:
+        shutil.rmtree(self.name)
+
+
+def _folder(fixed: str) -> _Fixed | tempfile.TemporaryDirectory[str]:
+    return _Fixed(fixed) if fixed else tempfile.TemporaryDirectory(prefix="bench-")
 
 
 def _descendants() -> list[psutil.Process]:

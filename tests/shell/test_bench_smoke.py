@@ -45,7 +45,9 @@ def only_round(table: dict[str, Any]) -> tuple[dict[str, float], dict[str, float
 
 @pytest.mark.nightly
 def test_launch(tmp_path: Path) -> None:
-    (table,), page = run_bench("launch", tmp_path, "--ranks", "1")
+    (table, pooled), page = run_bench("launch", tmp_path, "--ranks", "1")
+    _, of_pool = only_round(pooled)
+    assert 0 < of_pool["torch"] < of_pool["reduced"] < of_pool["exit"]
     for figures in only_round(table):
         assert 0 < figures["torch"] < figures["reduced"] < figures["exit"]
         assert figures["cpu"] > 0.1
