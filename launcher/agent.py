@@ -11,6 +11,7 @@ import asyncio
 import os
 import signal
 import time
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, assert_never
 
@@ -51,11 +52,13 @@ from launcher.template.messages import Exited, KeeperEnded, Keeping, Learned, Re
 from launcher.template.messages import Swept as ZygoteSwept
 from launcher.wiring import Parts, Shell, begin_preflight, build_parts
 from rendezvous.signals import SignalWatch
-from rendezvous.values.events import Refused
+from rendezvous.values.events import AgentStopped, Refused
 from rendezvous.values.types import StoreAddress
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+
+    from rendezvous.values.events import FromAgent
 
 _GRACE_OF_ACCUSED_S = 1.0  # of ranks that have made no progress for a long time and block the others
 _LAST_GRACE_S = 5.0  # after the SIGTERM that follows SIGINT
@@ -162,7 +165,7 @@ class Agent:
         match action:
             case Send(message):
                 self._parts.time.before_sending(message)
-                self._parts.connection.session.send(message)
+                self._parts.connection.session.send(self._completed(message))
             case OpenStore(generation):
                 self._zygotes.zygote.keep(
                     generation,
@@ -202,6 +205,13 @@ class Agent:
                 self._loop.call_later(grace_s, self._events.put_nowait, GraceOver(generation, kind))
             case Sweep(generation, hurried):
                 self._zygotes.zygote.sweep(generation, 0.0 if hurried else _DETACHED_S)
+
+    def _completed(self, message: FromAgent) -> FromAgent:
+        if not isinstance(message, AgentStopped):
+            return message
+        how_far = self._ranks.pages.reached
+        reached = self._shell.boundary.called("reading how many steps the ranks have finished", how_far, None)
+        return replace(message, reached=reached)
 
     # --- sources of events ---------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from launcher.health import page
 from launcher.health.freezer import is_frozen
 from launcher.template.process_stat import process_stat
 from rendezvous.values.rank_view import NO_REPEAT, ProcessView, RankPhase
+from rendezvous.values.types import Reached
 
 if TYPE_CHECKING:
     from rendezvous.values.rank_view import RankView, Repeat
@@ -97,6 +98,14 @@ class Pages:
         alive = [view for view in self.views() if view.process.alive]
         steps = [view.step for view in alive if view.known and view.phase in _MAY_BE_WAITING]
         return min(steps) if steps and len(steps) == len(alive) else None
+
+    def reached(self) -> Reached | None:
+        """Return the most steps that a rank has finished, also one that has ended. None if no page was written."""
+        known = [view for view in self.views() if view.known]
+        numbered = [view.step for view in known if view.totals.numbers_steps]
+        if numbered:
+            return Reached(max(numbered), numbered=True)
+        return Reached(max(view.step for view in known)) if known else None
 
     def close(self, local_rank: int) -> None:
         sheet = self._sheets.pop(local_rank, None)

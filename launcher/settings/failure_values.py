@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from launcher.settings.values import MAX_COUNT, UNITS, BadValue, duration, parse_int, positive_duration, quote
 from rendezvous.values.types import (
     UNLIMITED,
@@ -11,6 +13,9 @@ from rendezvous.values.types import (
     PolicyRule,
     RestartBudget,
 )
+
+_CRASH_LOOP = CrashLoop(times=3, within_s=1.0, without_step=5)  # for the parts that are not given
+_CRASH_LOOP_FORM = ("TIMES/TIME, TIMES/step, both with a comma, or off", "3/1s,5/step")
 
 
 def budget(value: str) -> RestartBudget:
@@ -42,17 +47,31 @@ def heals(value: str) -> RestartBudget:
 
 
 def crash_loop(value: str) -> CrashLoop:
-    form = ("TIMES/TIME, or off", "3/1s")
     if value.strip().lower() == "off":
-        return CrashLoop(times=0)
-    times_text, slash, within = value.partition("/")
-    times = parse_int(times_text)
+        return CrashLoop(times=0, without_step=0)
+    rule, parts = _CRASH_LOOP, value.split(",")
+    if len(parts) > 2 or (len(parts) == 2 and _is_of_steps(parts[0]) == _is_of_steps(parts[1])):
+        raise BadValue("it has more than one part TIMES/TIME or TIMES/step", *_CRASH_LOOP_FORM)
+    for part in parts:
+        rule = _with_part(rule, part)
+    return rule
+
+
+def _is_of_steps(part: str) -> bool:
+    return part.partition("/")[2].strip() == "step"
+
+
+def _with_part(rule: CrashLoop, part: str) -> CrashLoop:
+    times_text, slash, within = part.partition("/")
+    times = parse_int(times_text.strip())
     if not slash or times is None or not 0 <= times <= MAX_COUNT:
-        raise BadValue("it must have the form TIMES/TIME", *form)
+        raise BadValue(f"{quote(part)} does not have the form TIMES/TIME or TIMES/step", *_CRASH_LOOP_FORM)
+    if _is_of_steps(part):
+        return replace(rule, without_step=times)
     try:
-        return CrashLoop(times, duration(within))
+        return replace(rule, times=times, within_s=duration(within))
     except BadValue:
-        raise BadValue(f"{quote(within)} is not a duration", *form) from None
+        raise BadValue(f"{quote(within)} is not a duration", *_CRASH_LOOP_FORM) from None
 
 
 def rules(value: str) -> tuple[PolicyRule, ...]:

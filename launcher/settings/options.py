@@ -237,10 +237,11 @@ _FAILURES = (
     ),
     _ours(
         "--crash-loop",
-        "TIMES/TIME|off",
-        "3/1s",
+        "TIMES/TIME[,TIMES/step]|off",
+        "3/1s,5/step",
         failure_values.crash_loop,
-        "fail the job if the same rank fails within TIME after its start, TIMES times in a row",
+        "fail the job if the same rank fails within TIME after its start, TIMES times in a row, or if the job fails "
+        "TIMES times in a row without a further training step",
     ),
     _ours(
         "--failure-policy",

@@ -91,7 +91,7 @@ class LaunchSpec:
     budget: RestartBudget = RestartBudget()
     recover: Recover = Recover.AUTO
     heal_budget: RestartBudget = RestartBudget(UNLIMITED)
-    crash_loop: CrashLoop = CrashLoop()
+    crash_loop: CrashLoop = CrashLoop(without_step=5)
     rules: tuple[PolicyRule, ...] = ()
     scale_up: ScaleUp = ScaleUp.ON_RESTART
     spares: int = 0

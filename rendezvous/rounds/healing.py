@@ -152,15 +152,23 @@ def counted(state: JobState, decision: Decision, now: float) -> JobState:
 
 def recounted(state: JobState, now: float) -> JobState:
     """A heal that has become a restart counts as a restart."""
+    state = _without_last_heal(state)
     assert state.spec is not None
     times = _times(state.spec.budget, (*state.restart_times, now))
+    return replace(state, restarts_used=state.restarts_used + 1, restart_times=times)
+
+
+def uncounted(state: JobState, decision: Decision) -> JobState:
+    """The job ends instead: the restart or heal that was ordered with the stop does not take place."""
+    if decision.in_place:
+        return _without_last_heal(state)
     return replace(
-        state,
-        heals_used=max(0, state.heals_used - 1),
-        heal_times=state.heal_times[:-1],
-        restarts_used=state.restarts_used + 1,
-        restart_times=times,
+        state, restarts_used=max(0, state.restarts_used - 1), restart_times=state.restart_times[:-1]
     )
+
+
+def _without_last_heal(state: JobState) -> JobState:
+    return replace(state, heals_used=max(0, state.heals_used - 1), heal_times=state.heal_times[:-1])
 
 
 def _times(budget: RestartBudget, times: tuple[float, ...]) -> tuple[float, ...]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rendezvous.rounds import healing
+from rendezvous.rounds import healing, standstill
 from rendezvous.values.cause_text import described
 from rendezvous.values.state import JobState, Streak, standing_by, world_nodes
 from rendezvous.values.types import Cause, Decision, DecisionKind, FailureClass, PolicyAction, ScaleUp
@@ -126,7 +126,8 @@ def decide_again(state: JobState, first: Cause, now: float) -> Verdict | None:
     action = rule or PolicyAction.RESTART
     if action is PolicyAction.FAIL:
         return _verdict(state, DecisionKind.FAIL, f"--failure-policy ends the job on {first.failure}", first)
-    if loop := _loop_in_words(spec, next_streak(state, first)):
+    loop = _loop_in_words(spec, next_streak(state, first))
+    if loop := loop or standstill.in_words(spec, standstill.after_failure(state, first)):
         return _verdict(state, DecisionKind.FAIL, loop, first)
     exclude, exclude_reason = _node_to_exclude(state, first, action)
     why_not = healing.obstacle_after_stop(state, first, rule, exclude) if sent.in_place else ""

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rendezvous.diagnosing.post_mortem import explained
-from rendezvous.rounds import healing
+from rendezvous.rounds import healing, standstill
 from rendezvous.rounds.ending import aborted, end, failed, noted
 from rendezvous.rounds.exclusion import exclude, without_unfit_and_slow
 from rendezvous.rounds.policy import (
@@ -227,6 +227,7 @@ def conclude(state: JobState, now: float) -> Result:
     decision = state.decision
     assert decision is not None
     if decision.cause is None:  # not a failure: an order, a graceful leave, or growth
+        state = replace(state, standstill=standstill.after_order(state))
         return aborted(state, decision) if decision.kind is DecisionKind.FAIL else _regroup(state, now)
     first = first_of(state, state.causes.values())
     if (named := explained(first, state.causes, state.last_seen, world_of(state))) is not None:
@@ -236,7 +237,9 @@ def conclude(state: JobState, now: float) -> Result:
     state = _recorded(state, first)
     if again is not None:
         final = again.decision
-        if decision.in_place and not final.in_place and final.kind is not DecisionKind.FAIL:
+        if final.kind is DecisionKind.FAIL:
+            state = healing.uncounted(state, decision)
+        elif decision.in_place and not final.in_place:
             state = healing.recounted(state, now)
         if again.exclude is not None:
             state = exclude(state, again.exclude, again.exclude_reason, now)
@@ -248,7 +251,12 @@ def conclude(state: JobState, now: float) -> Result:
 
 def _recorded(state: JobState, first: Cause) -> JobState:
     failures = (*state.failures, (state.generation, first))[-FAILURES_KEPT:]
-    state = replace(state, failures=failures, streak=next_streak(state, first))
+    state = replace(
+        state,
+        failures=failures,
+        streak=next_streak(state, first),
+        standstill=standstill.after_failure(state, first),
+    )
     if not counts_against_node(first):
         return state
     count = state.node_failures.get(first.node, 0) + 1

@@ -75,6 +75,18 @@ class Streak:
 
 
 @dataclass(frozen=True, slots=True)
+class Standstill:
+    """Failed generations in a row without a further step. See rendezvous/rounds/standstill.py."""
+
+    times: int = 0
+    step: int | None = None  # the most that a rank of the last of them has finished
+    numbered: bool = False  # `step` is the script's own count
+    highest: int = 0  # of all generations, by the script's own count
+    stepped: bool = False  # some generation has finished a step
+    manner: str = ""  # how the last of them failed
+
+
+@dataclass(frozen=True, slots=True)
 class Timers:
     """The time at which each timeout expires; None: it is not set."""
 
@@ -155,6 +167,7 @@ class JobState:
     heals_used: int = 0  # the same for decisions in place that follow a failure
     heal_times: tuple[float, ...] = ()
     streak: Streak = Streak()
+    standstill: Standstill = Standstill()
     decisions: tuple[Decision, ...] = ()  # the latest DECISIONS_KEPT
     failures: tuple[tuple[int, Cause], ...] = ()  # (generation, first cause), the latest FAILURES_KEPT
     outcome: Outcome | None = None

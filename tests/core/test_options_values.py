@@ -46,7 +46,10 @@ GOOD: list[tuple[Callable[[str], Any], str, Any]] = [
     (failure_values.budget, "4/d", RestartBudget(4, 86400.0)),
     (failure_values.heals, "unlimited", RestartBudget(UNLIMITED)),
     (failure_values.heals, "3/10m", RestartBudget(3, 600.0)),
-    (failure_values.crash_loop, "5/2s", CrashLoop(5, 2.0)),
+    (failure_values.crash_loop, "5/2s", CrashLoop(5, 2.0, 5)),
+    (failure_values.crash_loop, "7/step", CrashLoop(3, 1.0, 7)),
+    (failure_values.crash_loop, "5/2s, 7/step", CrashLoop(5, 2.0, 7)),
+    (failure_values.crash_loop, "0/step,5/2s", CrashLoop(5, 2.0, 0)),
     (failure_values.crash_loop, "off", CrashLoop(times=0)),
     (
         failure_values.rules,
@@ -86,7 +89,8 @@ BAD: list[tuple[Callable[[str], Any], tuple[str, ...]]] = [
     (values.positive_duration, ("0", "0s", "-1")),
     (failure_values.budget, ("", "-1", "5/", "/1h", "5/0s", "5/x", "5/-1s", "1.5", "3/1h/2")),
     (failure_values.heals, ("", "-1", "5/", "none")),
-    (failure_values.crash_loop, ("", "3", "x/1s", "-1/1s", "3/", "3/-1s")),
+    (failure_values.crash_loop, ("", "3", "x/1s", "-1/1s", "3/", "3/-1s", "3/steps", "x/step", "-1/step")),
+    (failure_values.crash_loop, ("3/1s,4/2s", "3/step,4/step", "3/1s,3/step,3/1s", "3/1s,", "3/1s,off")),
     (
         failure_values.rules,
         ("", "hang", "hang=", "hung=fail", "hang=stop", "exit-code:0=fail", "hang:1=fail"),

@@ -70,6 +70,22 @@ def test_limits(launch: Launch, options: tuple[str, ...], generations: int) -> N
     job.assert_nothing_left(0.0)
 
 
+def test_a_job_that_does_not_get_further_ends_however_long_it_runs(launch: Launch) -> None:
+    source = "import os, sys, ddp\nddp.status('training', step=7)\nsys.exit(3)\n"
+    options = (
+        "--max-restarts",
+        "9/1h",
+        "--crash-loop",
+        "3/0s,3/step",
+    )  # no time is short enough for the first rule
+    job = launch("--no-warm-start", "--nproc-per-node", "1", *options, source=source)
+    assert job.wait() == 3
+    told = job.failure()
+    assert told["restarts"] == 2
+    assert told["reason"].startswith("the job failed 3 times in a row without getting beyond step 7; ")
+    assert " ".join(told["reason"].split()) in job.said()
+
+
 # --- whose code, whose cause -------------------------------------------------------------------------
 
 

@@ -51,8 +51,8 @@ MUTANTS = (
     Mutant(
         "restarts are not counted",
         "rendezvous.rounds.healing",
-        "return replace(state, restarts_used=state.restarts_used + 1,",
-        "return replace(state, restarts_used=state.restarts_used,",
+        "    return replace(state, restarts_used=state.restarts_used + 1, restart_times=times)\n\n\ndef recounted",
+        "    return replace(state, restarts_used=state.restarts_used, restart_times=times)\n\n\ndef recounted",
     ),
     Mutant(
         "one restart too many",
