@@ -132,9 +132,12 @@ class TimeWatch:
         self._report_later()
 
     def _report(self) -> None:
+        state = self._state
+        if state is None or state.assignment is None or not state.assignment.wants_times:
+            return  # a service of the release before rejects a message that it does not know
         ranks = self._boundary.called("adding up the time of the ranks", self.rank_times, ())
-        if ranks and self._state is not None and self._state.phase is not Phase.DONE:
-            self._send(RankTimesReported(self._state.agent, ranks))
+        if ranks and state.phase is not Phase.DONE:
+            self._send(RankTimesReported(state.agent, ranks))
 
     def rank_times(self) -> tuple[RankTime, ...]:
         """Until now. Empty before the node has a place in the job."""

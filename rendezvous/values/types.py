@@ -260,6 +260,7 @@ class Assignment:
     # Steps that earlier ranks had finished, and that these finish again: by their own count, ...
     repeat_steps: int = 0
     repeat_up_to: int = 0  # ... and as the script numbers them; 0: it does not
+    wants_times: bool = False  # the service uses reports of the time of ranks (`RankTimesReported`)
 
 
 @dataclass(frozen=True, slots=True)
