@@ -154,6 +154,7 @@ class Agent:
             self._parts.time.update(event, before, self._state)
             self._shell.status.update(self._state, event)
             self._shell.user_messages.report(event, self._state, before.phase)
+            self._parts.restarts.take(event)
             if not self._shell.status.is_seen:
                 self._shell.waiting_messages.update(event)
             for action in actions:
@@ -180,6 +181,7 @@ class Agent:
                 grace_s = self._spec.checkpoint_grace_s if has_deadline else None
                 self._parts.question.ask(assignment.generation, reason, grace_s)
             case StartRanks(assignment, store):
+                self._parts.restarts.ranks_started(assignment.generation)
                 self._parts.question.withdraw()  # a request of an earlier generation
                 self._zygotes.ranks_started()
                 self._shell.user_messages.report_learned()
@@ -277,6 +279,7 @@ class Agent:
             case Started():
                 self._ranks.note_started(report)
                 self._parts.time.note_started(report.local_rank)
+                self._parts.restarts.forked()
             case Exited():
                 ended = await self._ranks.ended(report)
                 explain = partial(self._parts.node.with_node_problems, ended)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from launcher.answers.desk import Desk
+from launcher.answers.restart_watch import RestartWatch
 from launcher.background_tasks import BackgroundTasks
 from launcher.error_boundary import ErrorBoundary
 from launcher.exchange import AgentEvent, CheckpointOver, StallDetected
@@ -99,6 +100,7 @@ class Parts:
     node: NodeWatch
     desk: Desk
     time: TimeWatch
+    restarts: RestartWatch
 
     async def end(self) -> None:
         self.isolation.close()
@@ -107,6 +109,7 @@ class Parts:
         self.communication.end()
         await self.node.end()
         self.question.withdraw()
+        self.restarts.end()
 
 
 def _waiting_for_a_person(logs: LogPump, ranks: Workers) -> list[int]:
@@ -147,13 +150,19 @@ def build_parts(shell: Shell, connection: Connection, listener: Listener) -> Par
         *(spec, shell.folder.path, scratch, ranks.pages, hangs),
         *(shell.logs.say, connection.session.send, shell.boundary),
     )
-    desk = Desk(ranks, node, shell.logs.files, shell.boundary)
+
+    def checkpoint_over(generation: int, taken: bool) -> None:
+        report(CheckpointOver(generation, taken))
+        desk.checkpoint_over(taken=taken)
+
+    requester = CheckpointRequester(scratch, ranks.ranks, checkpoint_over)
+    desk = Desk(ranks, node, shell.logs.files, requester, shell.boundary)
     connection.session.answer_with(desk.answer)
     return Parts(
         connection,
         AgentJoined(connection.agent, job_spec(spec, VERSION), facts),
         ranks,
-        CheckpointRequester(scratch, ranks.ranks, lambda *answer: report(CheckpointOver(*answer))),
+        requester,
         isolation,
         communication,
         hangs,
@@ -161,4 +170,5 @@ def build_parts(shell: Shell, connection: Connection, listener: Listener) -> Par
         node,
         desk,
         TimeWatch(spec.nproc, shell.began, ranks.pages, connection.session.send, shell.boundary),
+        RestartWatch(ranks.pages, connection.session.tell, shell.boundary),
     )

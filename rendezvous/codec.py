@@ -110,6 +110,12 @@ _MESSAGES: dict[type, Any] = {
     questions.LogPlace: pb.LogPlace,
     questions.LogPiece: pb.LogPiece,
     questions.LogPieces: pb.LogPieces,
+    questions.CheckpointWanted: pb.CheckpointWanted,
+    questions.Checkpointed: pb.Checkpointed,
+    questions.ProfileWanted: pb.ProfileWanted,
+    questions.TraceWanted: pb.TraceWanted,
+    questions.TracePart: pb.TracePart,
+    questions.RestartTimes: pb.RestartTimes,
 }
 
 _FROM_AGENT: dict[str, Any] = {
@@ -145,6 +151,9 @@ _QUESTIONS: dict[str, Any] = {
     "ranks": questions.RanksWanted,
     "stacks": questions.StacksWanted,
     "logs": questions.LogsWanted,
+    "checkpoint": questions.CheckpointWanted,
+    "profile": questions.ProfileWanted,
+    "trace": questions.TraceWanted,
 }
 _ANSWERS: dict[str, Any] = {
     "present": questions.Present,
@@ -153,6 +162,9 @@ _ANSWERS: dict[str, Any] = {
     "stacks": questions.Stacks,
     "logs": questions.LogPieces,
     "remark": questions.Remark,
+    "checkpointed": questions.Checkpointed,
+    "trace": questions.TracePart,
+    "restart_times": questions.RestartTimes,
 }
 _TABLES = (_FROM_AGENT, _TO_AGENT, _QUESTIONS, _ANSWERS)
 _BODY_OF = {kind: body for table in _TABLES for body, kind in table.items()}

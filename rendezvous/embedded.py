@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from rendezvous.client.session import Answerer, Session
     from rendezvous.values.events import Event, FromAgent, ToAgent
+    from rendezvous.values.questions import Remark, RestartTimes
     from rendezvous.values.types import AgentId
 
 
@@ -91,6 +92,9 @@ class _EmbeddedSession:
 
     def answer_with(self, answer: Answerer) -> None:
         """Does nothing: no tool reaches the rendezvous in this process."""
+
+    def tell(self, remark: Remark | RestartTimes) -> None:
+        """Does nothing, for the same reason."""
 
     async def close(self) -> None:
         await self._rendezvous.disconnect(self)

@@ -17,7 +17,18 @@ from launcher.answers.rank_table import gpu_of, rank_seen
 from launcher.health.native_stacks import native_stacks
 from launcher.health.stacks import stacks_of
 from launcher.machine.small_files import text_of
-from rendezvous.values.questions import CannotAnswer, LogsWanted, RanksSeen, RanksWanted, Stacks, StacksWanted
+from rendezvous.values.questions import (
+    CannotAnswer,
+    Checkpointed,
+    CheckpointWanted,
+    LogsWanted,
+    ProfileWanted,
+    RanksSeen,
+    RanksWanted,
+    Stacks,
+    StacksWanted,
+    TraceWanted,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,6 +36,7 @@ if TYPE_CHECKING:
     from launcher.error_boundary import ErrorBoundary
     from launcher.health.node_watch import NodeWatch
     from launcher.output.log_file import LogFiles
+    from launcher.ranks.checkpoint import CheckpointRequester
     from launcher.ranks.worker import Workers
     from launcher.supervised import Supervision
     from rendezvous.values.questions import LogPieces, RankSeen, Told, Wanted
@@ -40,8 +52,17 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class Desk:
-    def __init__(self, ranks: Workers, node: NodeWatch, files: LogFiles, boundary: ErrorBoundary) -> None:
+    def __init__(
+        self,
+        ranks: Workers,
+        node: NodeWatch,
+        files: LogFiles,
+        requester: CheckpointRequester,
+        boundary: ErrorBoundary,
+    ) -> None:
         self._ranks, self._node, self._files, self._boundary = ranks, node, files, boundary
+        self._requester = requester
+        self._checkpoints: list[asyncio.Future[bool]] = []
         self._state: Callable[[], Supervision] | None = None
         self._slow = asyncio.Semaphore(_AT_ONCE)
         self._followers = 0  # questions about output that wait for more of it
@@ -65,6 +86,10 @@ class Desk:
                 return await self._stacks(wanted)
             case LogsWanted():
                 return await self._logs(wanted)
+            case CheckpointWanted():
+                return await self._checkpoint(wanted)
+            case ProfileWanted() | TraceWanted():
+                return CannotAnswer("not yet")
 
     # --- what the ranks do -----------------------------------------------------------------------------
 
@@ -130,6 +155,36 @@ class Desk:
             if not self._followers and loop.time() > self._asks_again_until:
                 break
             await asyncio.sleep(_LOOK_AGAIN_S / 4)
+
+    # --- checkpoint ------------------------------------------------------------------------------------
+
+    async def _checkpoint(self, wanted: CheckpointWanted) -> Told:
+        assignment = self._assignment
+        if assignment is None or not self._ranks.ranks():
+            return CannotAnswer("no rank runs on this node now")
+        if not self._requester.is_watched(assignment.generation):
+            return CannotAnswer(
+                "not all ranks of this node watch for requests: a script does with ddp.elastic "
+                "(`ddp-launch docs elastic`)"
+            )
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        over = loop.create_future()
+        self._checkpoints.append(over)
+        if not self._requester.is_open:
+            self._requester.ask(assignment.generation, wanted.reason, wanted.wait_s)
+        try:
+            return Checkpointed(
+                await asyncio.wait_for(over, wanted.wait_s + _LAST_ANSWERS_S), loop.time() - began
+            )
+        except TimeoutError:
+            return Checkpointed(taken=False, took_s=loop.time() - began)
+
+    def checkpoint_over(self, *, taken: bool) -> None:
+        waiting, self._checkpoints = self._checkpoints, []
+        for over in waiting:
+            if not over.done():
+                over.set_result(taken)
 
     # --- stacks ----------------------------------------------------------------------------------------
 

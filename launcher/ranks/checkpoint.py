@@ -66,6 +66,10 @@ class CheckpointRequester:
         ranks = tuple(self._ranks())
         return bool(ranks) and all(os.path.exists(f"{path}.watched.{rank}") for rank in ranks)
 
+    @property
+    def is_open(self) -> bool:
+        return self._timer is not None
+
     def withdraw(self) -> None:
         if self._timer is None:
             return

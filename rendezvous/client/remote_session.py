@@ -16,7 +16,7 @@ import grpc
 import grpc.aio
 
 from rendezvous.client.channel import metadata, open_channel
-from rendezvous.client.conversing import converse
+from rendezvous.client.conversing import Remarks, converse
 from rendezvous.client.options import OptionsUnusable
 from rendezvous.client.session_rules import (
     CloseRequested,
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from rendezvous.client.session import Answerer
     from rendezvous.client.session_rules import SessionEvent
     from rendezvous.values.events import FromAgent, ToAgent
+    from rendezvous.values.questions import Remark, RestartTimes
     from rendezvous.values.types import AgentId
 
 ATTEND = "/rendezvous.v1.Agents/Attend"
@@ -77,6 +78,7 @@ class RemoteSession:
         self._probes: dict[str, tuple[float, str]] = {}
         self._on_contact: Callable[[bool], None] = _ignore
         self._answerer: Answerer | None = None
+        self._remarks = Remarks()
         self._job_id = ""  # of the last join
         self._loop = asyncio.get_running_loop()
         first = random.randrange(len(endpoints))
@@ -103,6 +105,9 @@ class RemoteSession:
 
     def answer_with(self, answer: Answerer) -> None:
         self._answerer = answer
+
+    def tell(self, remark: Remark | RestartTimes) -> None:
+        self._remarks.put(remark)
 
     async def close(self) -> None:
         """End the session. Queued messages are delivered if that takes no longer than a second."""
@@ -192,7 +197,7 @@ class RemoteSession:
     async def _answer(self, channel: grpc.aio.Channel) -> None:
         if self._answerer is not None:
             joined = Present(self._agent, self._job_id)
-            await converse(channel, metadata(self._options), joined, self._answerer)
+            await converse(channel, metadata(self._options), joined, self._answerer, self._remarks)
 
     async def _probed(self, failed: StreamFailed, endpoint: str) -> StreamFailed:
         """Add the result of the TLS probe if no service was reached yet.

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from rendezvous.client.options import ClientOptions
     from rendezvous.values.events import FromAgent, ToAgent
-    from rendezvous.values.questions import Told, Wanted
+    from rendezvous.values.questions import Remark, RestartTimes, Told, Wanted
     from rendezvous.values.types import AgentId
 
     Answerer = Callable[[Wanted], Awaitable[Told]]
@@ -29,6 +29,9 @@ class Session(Protocol):
 
     def answer_with(self, answer: Answerer) -> None:
         """Answer the questions of the service with this. It must not raise."""
+
+    def tell(self, remark: Remark | RestartTimes) -> None:
+        """Send what no question asked for, when there is a stream for it. The oldest ones may be dropped."""
 
     async def close(self) -> None: ...
 

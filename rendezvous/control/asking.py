@@ -47,8 +47,8 @@ async def inquire(
     return list(answers.items())
 
 
-async def job_named(service: Service, given: str) -> str:
-    """`given`, or the only job that has not ended. Raises `NoSuchJob`."""
+async def job_named(service: Service, given: str, *, ended_too: bool = False) -> str:
+    """`given`, or the only job that has not ended; with `ended_too`, the only job. Raises `NoSuchJob`."""
     if given:
         return given
     jobs = await service.all_jobs()
@@ -57,5 +57,11 @@ async def job_named(service: Service, given: str) -> str:
         return str(running[0])
     if running:
         raise NoSuchJob(f"{len(running)} jobs run ({', '.join(running[:8])}): name one")
+    if ended_too and len(jobs) == 1:
+        return str(jobs[0].job_id)
+    if ended_too and jobs:
+        raise NoSuchJob(
+            f"{len(jobs)} jobs have ended ({', '.join(job.job_id for job in jobs[:8])}): name one"
+        )
     ended = f" ({len(jobs)} have ended: `ddpctl list` shows them)" if jobs else ""
     raise NoSuchJob(f"no job runs{ended}")

@@ -27,6 +27,8 @@ class Command(StrEnum):
     TOP = "top"
     LOGS = "logs"
     STACKS = "stacks"
+    WHY = "why"
+    CHECKPOINT = "checkpoint"
     GET = "get"
     EVENTS = "events"
     WATCH = "watch"
@@ -44,7 +46,7 @@ SUBMIT = "submit"  # does not call the service
 ALIASES = {"jobs": Command.LIST}
 
 # The job may be left out if there is only one.
-_ONE_JOB = (Command.TOP, Command.LOGS, Command.STACKS)
+_ONE_JOB = (Command.TOP, Command.LOGS, Command.STACKS, Command.WHY, Command.CHECKPOINT)
 
 _HELP = {
     Command.LIST: "list all jobs",
@@ -52,6 +54,8 @@ _HELP = {
     Command.TOP: "show what each rank does, live: phase, step, speed, communication, memory",
     Command.LOGS: "print the output of the ranks, from the log files of all nodes",
     Command.STACKS: "print the stacks of a rank as they are now",
+    Command.WHY: "tell the last failure: its cause and evidence, what was decided, and how long the restart took",
+    Command.CHECKPOINT: "ask all ranks for a checkpoint, and wait until they have taken it",
     Command.GET: "show one job as JSON",
     Command.EVENTS: "print the past events of a job, as far as the service has kept them",
     Command.WATCH: "print past events of a job, and new ones until it ends",
@@ -101,6 +105,8 @@ def parser() -> argparse.ArgumentParser:
     _add_top(added[Command.TOP])
     _add_logs(added[Command.LOGS])
     _add_stacks(added[Command.STACKS])
+    _add_why(added[Command.WHY])
+    _add_checkpoint(added[Command.CHECKPOINT])
     add_submit(commands.add_parser(SUBMIT, help=_SUBMIT_HELP))
     return found
 
@@ -158,6 +164,25 @@ def _add_stacks(command: argparse.ArgumentParser) -> None:
         "--native",
         action="store_true",
         help="also the frames of native code; the rank stands still meanwhile",
+    )
+
+
+def _add_why(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--generation",
+        type=values.generation,
+        default=0,
+        metavar="N",
+        help="the start of the ranks that failed",
+    )
+
+
+def _add_checkpoint(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--reason", default="", help="a reason, shown to the ranks and in the events of the job"
+    )
+    command.add_argument(
+        "--wait", type=values.seconds, default=60.0, metavar="TIME", help="for the checkpoint (default: 60s)"
     )
 
 

@@ -8,7 +8,7 @@ import grpc
 import grpc.aio
 
 from rendezvous.client.options import OptionsUnusable
-from rendezvous.control import logs, stacks, top
+from rendezvous.control import acting, logs, stacks, top, why
 from rendezvous.control.commands import Command, command_of
 from rendezvous.control.ctl_text import event_line, job_table, job_text, named
 from rendezvous.control.formats import JSON, as_dict, is_for_programs, show, warn
@@ -43,6 +43,10 @@ async def carry_out(service: Service, arguments: argparse.Namespace) -> int:
             return await logs.run(service, arguments)
         case Command.STACKS:
             return await stacks.run(service, arguments)
+        case Command.WHY:
+            return await why.run(service, arguments)
+        case Command.CHECKPOINT:
+            return await acting.checkpoint(service, arguments)
         case Command.DRAIN | Command.RESUME | Command.RESIZE | Command.RESTART | Command.ABORT:
             await _give(service, command, arguments)
         case _:

@@ -59,6 +59,7 @@ class _Column:
     key: Callable[[Row, float], object]
     text: Callable[[Row, float], str]
     is_left: bool = False
+    least: int = 0  # width, so that the table does not move with every update
     keep: int = 9  # columns with a smaller number are dropped first where there is no room
 
 
@@ -99,7 +100,7 @@ _COLUMNS: Mapping[str, _Column] = {
         lambda row, middle: _against(row.seen.mean_step_s, middle),
         keep=7,
     ),
-    "comm": _Column("COMM", lambda row, _: _number(row.share), lambda row, _: percent(row.share)),
+    "comm": _Column("COMM", lambda row, _: _number(row.share), lambda row, _: percent(row.share), least=4),
     "memory": _Column("MEM", lambda row, _: row.seen.memory, lambda row, _: size(row.seen.memory), keep=6),
     "gpu": _Column("GPU", lambda row, _: _gpu_use(row), lambda row, _: _gpu_text(row), keep=5),
     "gpu-memory": _Column(
@@ -123,7 +124,9 @@ def table(rows: Sequence[Row], sorting: Sorting, width: int) -> tuple[str, list[
     names = [name for name in COLUMNS if has_gpus or name not in _GPU_COLUMNS]
     ordered = sort(rows, sorting, middle)
     cells = {name: [_COLUMNS[name].text(row, middle) for row in ordered] for name in names}
-    widths = {name: max(len(_COLUMNS[name].title), *map(len, cells[name]), 0) for name in names}
+    widths = {
+        name: max(len(_COLUMNS[name].title), _COLUMNS[name].least, *map(len, cells[name])) for name in names
+    }
     _fit(names, widths, width)
     lines = [
         " ".join(_aligned(cells[name][place], name, widths[name]) for name in names).rstrip()
@@ -162,7 +165,7 @@ def summary(rows: Sequence[Row], head: Head) -> list[str]:
     """The lines above the table: the job, and its speed."""
     alive = [row.seen for row in rows if row.seen.alive]
     times = sorted(seen.mean_step_s for seen in alive if seen.mean_step_s > 0)
-    where = f"{_count(len(rows), 'rank')} on {_count(head.nodes, 'node')}"
+    where = f"{_count(len(rows), 'rank')} on {_count(head.nodes or len({row.node for row in rows}), 'node')}"
     restarts = _count(head.restarts, "restart")
     lines = [f"{head.phase}, generation {head.generation}, {where}, {restarts}, job {head.job}"]
     if times:

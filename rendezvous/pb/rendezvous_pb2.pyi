@@ -464,19 +464,25 @@ class Redirect(_message.Message):
     def __init__(self, address: _Optional[str] = ..., after_s: _Optional[float] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Question(_message.Message):
-    __slots__ = ("id", "ranks", "stacks", "logs")
+    __slots__ = ("id", "ranks", "stacks", "logs", "checkpoint", "profile", "trace")
     ID_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
     STACKS_FIELD_NUMBER: _ClassVar[int]
     LOGS_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    PROFILE_FIELD_NUMBER: _ClassVar[int]
+    TRACE_FIELD_NUMBER: _ClassVar[int]
     id: int
     ranks: RanksWanted
     stacks: StacksWanted
     logs: LogsWanted
-    def __init__(self, id: _Optional[int] = ..., ranks: _Optional[_Union[RanksWanted, _Mapping]] = ..., stacks: _Optional[_Union[StacksWanted, _Mapping]] = ..., logs: _Optional[_Union[LogsWanted, _Mapping]] = ...) -> None: ...
+    checkpoint: CheckpointWanted
+    profile: ProfileWanted
+    trace: TraceWanted
+    def __init__(self, id: _Optional[int] = ..., ranks: _Optional[_Union[RanksWanted, _Mapping]] = ..., stacks: _Optional[_Union[StacksWanted, _Mapping]] = ..., logs: _Optional[_Union[LogsWanted, _Mapping]] = ..., checkpoint: _Optional[_Union[CheckpointWanted, _Mapping]] = ..., profile: _Optional[_Union[ProfileWanted, _Mapping]] = ..., trace: _Optional[_Union[TraceWanted, _Mapping]] = ...) -> None: ...
 
 class AgentAnswer(_message.Message):
-    __slots__ = ("id", "present", "cannot", "ranks", "stacks", "logs", "remark")
+    __slots__ = ("id", "present", "cannot", "ranks", "stacks", "logs", "remark", "checkpointed", "trace", "restart_times")
     ID_FIELD_NUMBER: _ClassVar[int]
     PRESENT_FIELD_NUMBER: _ClassVar[int]
     CANNOT_FIELD_NUMBER: _ClassVar[int]
@@ -484,6 +490,9 @@ class AgentAnswer(_message.Message):
     STACKS_FIELD_NUMBER: _ClassVar[int]
     LOGS_FIELD_NUMBER: _ClassVar[int]
     REMARK_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINTED_FIELD_NUMBER: _ClassVar[int]
+    TRACE_FIELD_NUMBER: _ClassVar[int]
+    RESTART_TIMES_FIELD_NUMBER: _ClassVar[int]
     id: int
     present: Present
     cannot: CannotAnswer
@@ -491,7 +500,10 @@ class AgentAnswer(_message.Message):
     stacks: Stacks
     logs: LogPieces
     remark: Remark
-    def __init__(self, id: _Optional[int] = ..., present: _Optional[_Union[Present, _Mapping]] = ..., cannot: _Optional[_Union[CannotAnswer, _Mapping]] = ..., ranks: _Optional[_Union[RanksSeen, _Mapping]] = ..., stacks: _Optional[_Union[Stacks, _Mapping]] = ..., logs: _Optional[_Union[LogPieces, _Mapping]] = ..., remark: _Optional[_Union[Remark, _Mapping]] = ...) -> None: ...
+    checkpointed: Checkpointed
+    trace: TracePart
+    restart_times: RestartTimes
+    def __init__(self, id: _Optional[int] = ..., present: _Optional[_Union[Present, _Mapping]] = ..., cannot: _Optional[_Union[CannotAnswer, _Mapping]] = ..., ranks: _Optional[_Union[RanksSeen, _Mapping]] = ..., stacks: _Optional[_Union[Stacks, _Mapping]] = ..., logs: _Optional[_Union[LogPieces, _Mapping]] = ..., remark: _Optional[_Union[Remark, _Mapping]] = ..., checkpointed: _Optional[_Union[Checkpointed, _Mapping]] = ..., trace: _Optional[_Union[TracePart, _Mapping]] = ..., restart_times: _Optional[_Union[RestartTimes, _Mapping]] = ...) -> None: ...
 
 class Present(_message.Message):
     __slots__ = ("agent", "job_id")
@@ -642,6 +654,76 @@ class LogPieces(_message.Message):
     more: bool
     ended: bool
     def __init__(self, pieces: _Optional[_Iterable[_Union[LogPiece, _Mapping]]] = ..., places: _Optional[_Iterable[_Union[LogPlace, _Mapping]]] = ..., more: bool = ..., ended: bool = ...) -> None: ...
+
+class CheckpointWanted(_message.Message):
+    __slots__ = ("reason", "wait_s")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    wait_s: float
+    def __init__(self, reason: _Optional[str] = ..., wait_s: _Optional[float] = ...) -> None: ...
+
+class Checkpointed(_message.Message):
+    __slots__ = ("taken", "took_s")
+    TAKEN_FIELD_NUMBER: _ClassVar[int]
+    TOOK_S_FIELD_NUMBER: _ClassVar[int]
+    taken: bool
+    took_s: float
+    def __init__(self, taken: bool = ..., took_s: _Optional[float] = ...) -> None: ...
+
+class ProfileWanted(_message.Message):
+    __slots__ = ("rank", "seconds")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    seconds: float
+    def __init__(self, rank: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
+
+class TraceWanted(_message.Message):
+    __slots__ = ("rank", "name", "offset")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    name: str
+    offset: int
+    def __init__(self, rank: _Optional[int] = ..., name: _Optional[str] = ..., offset: _Optional[int] = ...) -> None: ...
+
+class TracePart(_message.Message):
+    __slots__ = ("name", "size", "offset", "data", "steps")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    size: int
+    offset: int
+    data: bytes
+    steps: int
+    def __init__(self, name: _Optional[str] = ..., size: _Optional[int] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ..., steps: _Optional[int] = ...) -> None: ...
+
+class RestartTimes(_message.Message):
+    __slots__ = ("generation", "detect_s", "stop_s", "meet_s", "fork_s", "init_s", "first_step_s", "redo_s", "node")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    DETECT_S_FIELD_NUMBER: _ClassVar[int]
+    STOP_S_FIELD_NUMBER: _ClassVar[int]
+    MEET_S_FIELD_NUMBER: _ClassVar[int]
+    FORK_S_FIELD_NUMBER: _ClassVar[int]
+    INIT_S_FIELD_NUMBER: _ClassVar[int]
+    FIRST_STEP_S_FIELD_NUMBER: _ClassVar[int]
+    REDO_S_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    detect_s: float
+    stop_s: float
+    meet_s: float
+    fork_s: float
+    init_s: float
+    first_step_s: float
+    redo_s: float
+    node: str
+    def __init__(self, generation: _Optional[int] = ..., detect_s: _Optional[float] = ..., stop_s: _Optional[float] = ..., meet_s: _Optional[float] = ..., fork_s: _Optional[float] = ..., init_s: _Optional[float] = ..., first_step_s: _Optional[float] = ..., redo_s: _Optional[float] = ..., node: _Optional[str] = ...) -> None: ...
 
 class LogPiece(_message.Message):
     __slots__ = ("generation", "rank", "stream", "at", "data", "lost")
@@ -1210,6 +1292,18 @@ class NodeAnswer(_message.Message):
     node: str
     answer: AgentAnswer
     def __init__(self, node: _Optional[str] = ..., answer: _Optional[_Union[AgentAnswer, _Mapping]] = ...) -> None: ...
+
+class GetRestartsRequest(_message.Message):
+    __slots__ = ("job_id",)
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    def __init__(self, job_id: _Optional[str] = ...) -> None: ...
+
+class GetRestartsResponse(_message.Message):
+    __slots__ = ("times",)
+    TIMES_FIELD_NUMBER: _ClassVar[int]
+    times: _containers.RepeatedCompositeFieldContainer[RestartTimes]
+    def __init__(self, times: _Optional[_Iterable[_Union[RestartTimes, _Mapping]]] = ...) -> None: ...
 
 class JobSummary(_message.Message):
     __slots__ = ("job_id", "phase", "generation", "nodes", "members", "min_nodes", "max_nodes", "world_size", "restarts", "reason", "succeeded", "heals")

@@ -63,6 +63,8 @@ def lines(event: Event | None, before: JobState, after: JobState) -> Iterator[Li
     agreed = before.spec is not None and after.spec is not None
     if agreed and (after.min_nodes, after.max_nodes) != (before.min_nodes, before.max_nodes):
         yield Line("resized", f"now {after.min_nodes} to {after.max_nodes} nodes")
+    if before.phase is Phase.STOPPING and after.phase is not Phase.STOPPING:
+        yield Line("stopped", "all ranks that had to end have ended")
     if after.generation != before.generation and after.world is not None:
         ranks, nodes = after.world.size, world_nodes(after)
         yield Line("sealed", f"generation {after.generation}: {ranks} ranks on {nodes} nodes")

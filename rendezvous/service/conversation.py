@@ -18,7 +18,7 @@ from rendezvous.codec import BadMessage, question_message, read_answer
 from rendezvous.service.agent_stream import StreamAborted
 from rendezvous.service.calls import NotFound, count_open
 from rendezvous.service.limits import Allowance, Counts
-from rendezvous.values.questions import CannotAnswer, Present, Remark
+from rendezvous.values.questions import CannotAnswer, Present, Remark, RestartTimes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +37,7 @@ _REMARKS_PER_S, _REMARKS_AT_ONCE = 2.0, 32
 
 
 class Conversation:
-    def __init__(self, agent: AgentId, context: Any, remark: Callable[[Remark], None]) -> None:
+    def __init__(self, agent: AgentId, context: Any, remark: Callable[[Remark | RestartTimes], None]) -> None:
         self.agent = agent
         self._context, self._remark = context, remark
         self._asked: dict[int, asyncio.Future[Told]] = {}
@@ -92,9 +92,8 @@ class Conversation:
 
     def _take(self, number: int, told: Any) -> None:
         answer = self._asked.get(number)
-        if isinstance(told, Remark):
-            if self._allowance.left >= 1.0 or self._allowance.is_full(asyncio.get_running_loop().time()):
-                self._allowance.take(asyncio.get_running_loop().time())
+        if isinstance(told, Remark | RestartTimes):
+            if not self._allowance.take(asyncio.get_running_loop().time()):
                 self._remark(told)
         elif isinstance(told, Present):
             raise BadMessage("`present` may only be in the first message")

@@ -10,7 +10,7 @@ from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.rounds.policy import outcome_text
 from rendezvous.service.calls import NotFound, NotNow
 from rendezvous.service.conversation import ask
-from rendezvous.values.questions import MOST_WAIT_S
+from rendezvous.values.questions import MOST_WAIT_S, CheckpointWanted, ProfileWanted, Remark
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,3 +63,16 @@ def asked(job_id: str, state: JobState, nodes: Sequence[str], ranks: Sequence[in
         or place.agent.node in nodes
         or any(place.rank_offset <= rank < place.rank_offset + place.facts.nproc for rank in ranks)
     ]
+
+
+def asked_by(name: str, wanted: Wanted, generation: int) -> Remark | None:
+    """For the journal: who did more than look."""
+    match wanted:
+        case CheckpointWanted(reason):
+            return Remark(
+                generation, "checkpoint", f"{name} asks for a checkpoint: {reason or 'no reason given'}"
+            )
+        case ProfileWanted(rank, seconds):
+            return Remark(generation, "profile", f"{name} profiles rank {rank} for {seconds:g} s")
+        case _:
+            return None

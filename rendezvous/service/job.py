@@ -7,6 +7,7 @@ import logging
 import time
 import uuid
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import grpc
@@ -19,7 +20,7 @@ from rendezvous.service.coalescer import Coalescer
 from rendezvous.service.owner import JobOwner
 from rendezvous.session_replay import Redirect
 from rendezvous.values.events import AgentLost, Assigned, Notice, Refused, Waiting
-from rendezvous.values.questions import REMARKS
+from rendezvous.values.questions import REMARKS, RestartTimes
 from rendezvous.values.state import Phase
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("rendezvous")
 _NOTES_KEPT = 1000
 _WATCHER_NOTES = 1000
+_RESTART_TIMES_KEPT = 4096
 _STREAM_NUMBERS_KEPT = 65_536
 _UNCONFIRMED_S = 0.2
 _CROWD = 64  # with more members than this, log one join in 64: a log line costs as much as a join
@@ -72,6 +74,7 @@ class Job:
         self.job_id = job_id
         self.streams: dict[AgentId, AgentStream] = {}
         self.conversations: dict[AgentId, Conversation] = {}
+        self.restart_times: dict[tuple[int, str], RestartTimes] = {}  # by generation and node
         self.watchers: set[Watcher] = set()
         self._stream_numbers: dict[AgentId, int] = {}  # the highest number that the agent has used
         self.notes: deque[Note] = deque(maxlen=_NOTES_KEPT)
@@ -222,8 +225,13 @@ class Job:
         for watcher in self.watchers:
             watcher.put(note)
 
-    def remark(self, remark: Remark, node: str = "") -> None:
-        """Add to the journal what an agent or an operator did, without a change of the state."""
+    def remark(self, remark: Remark | RestartTimes, node: str = "") -> None:
+        """Note what an agent or an operator says, without a change of the state."""
+        if isinstance(remark, RestartTimes):
+            self.restart_times[remark.generation, node] = replace(remark, node=node)
+            while len(self.restart_times) > _RESTART_TIMES_KEPT:
+                del self.restart_times[min(self.restart_times)]
+            return
         kind = remark.kind if remark.kind in REMARKS else REMARKS[0]
         text = "".join(char if char.isprintable() else " " for char in remark.text)
         self._add(Line(kind, text, node), remark.generation, logging.INFO)

@@ -13,7 +13,7 @@ from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.rounds.policy import outcome_text
 from rendezvous.rounds.view import summary_of, view_of
 from rendezvous.service.calls import NotFound, NotNow, count_open
-from rendezvous.service.inquiry import inquire
+from rendezvous.service.inquiry import asked_by, inquire
 from rendezvous.service.jobs import OwnedByOther
 from rendezvous.service.limits import Counts, LimitReached, Limits
 from rendezvous.values.events import JobAborted, JobResized, NodeDrained, NodeResumed, RestartOrdered
@@ -48,6 +48,7 @@ class Operations:
             "ResizeJob": calls.unary(control, pb.ResizeJobRequest, self._resize),
             "RestartJob": calls.unary(control, pb.RestartJobRequest, self._restart),
             "Ask": calls.unary(read, pb.AskRequest, self._ask),
+            "GetRestarts": calls.unary(read, pb.GetRestartsRequest, self._restarts),
             "AbortJob": calls.unary(control, pb.AbortJobRequest, self._abort),
         }
 
@@ -105,8 +106,15 @@ class Operations:
         wanted = wanted_in(request.question)
         if isinstance(wanted, ACTS):
             identity.require(Right.CONTROL, request.job_id)
+        job = await self._find(request.job_id)
+        if remark := asked_by(identity.name, wanted, job.state.generation):
+            job.remark(remark)
         with count_open(self._questions, identity):
-            return await inquire(await self._find(request.job_id), request, wanted)
+            return await inquire(job, request, wanted)
+
+    async def _restarts(self, request: Any, _: Identity) -> Any:
+        known = (await self._find(request.job_id)).restart_times
+        return pb.GetRestartsResponse(times=[encode(known[key]) for key in sorted(known)])
 
     # --- orders ------------------------------------------------------------------------------------
 

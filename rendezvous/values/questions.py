@@ -14,7 +14,7 @@ from rendezvous.values.text_limits import ShortenedSentence, TextLimit
 from rendezvous.values.types import AgentId  # noqa: TC001 - the codec reads it
 
 MOST_LOG_BYTES = 512 * 1024  # of one answer
-MOST_WAIT_S = 60.0  # for an answer
+MOST_WAIT_S = 600.0  # for an answer
 REMARKS = ("remark", "first-step", "checkpoint", "profile")  # kinds in the journal
 DumpText = Annotated[str, TextLimit(256 * 1024, is_shortened=True)]
 
@@ -142,8 +142,59 @@ class LogPieces:
     ended: bool = False  # the agent ends, and this is the last output
 
 
-Wanted = RanksWanted | StacksWanted | LogsWanted
-Told = CannotAnswer | RanksSeen | Stacks | LogPieces
-FromConversation = Told | Present | Remark
+@dataclass(frozen=True, slots=True)
+class CheckpointWanted:
+    reason: ShortenedSentence
+    wait_s: float
 
-ACTS: tuple[type, ...] = ()  # questions that do more than look
+
+@dataclass(frozen=True, slots=True)
+class Checkpointed:
+    taken: bool  # False: not by all ranks of the node in time
+    took_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileWanted:
+    rank: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class TraceWanted:
+    rank: int
+    name: str  # of TracePart
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class TracePart:
+    """A part of a compressed trace."""
+
+    name: str
+    size: int  # of the whole trace
+    offset: int
+    data: bytes
+    steps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RestartTimes:
+    """How long the parts of a restart took on one node, in seconds; None: not known, or not yet."""
+
+    generation: int  # that the restart has started
+    detect_s: float | None = None  # from the last progress of the rank that failed to the order to stop
+    stop_s: float | None = None  # until all ranks of the node had ended
+    meet_s: float | None = None  # until the next world was formed
+    fork_s: float | None = None  # until the processes of the ranks ran
+    init_s: float | None = None  # until they began their first step
+    first_step_s: float | None = None  # until they had finished it
+    redo_s: float | None = None  # until they had as many steps as before
+    node: str = ""  # set by the service
+
+
+Wanted = RanksWanted | StacksWanted | LogsWanted | CheckpointWanted | ProfileWanted | TraceWanted
+Told = CannotAnswer | RanksSeen | Stacks | LogPieces | Checkpointed | TracePart
+FromConversation = Told | Present | Remark | RestartTimes
+
+ACTS = (CheckpointWanted, ProfileWanted)  # questions that do more than look

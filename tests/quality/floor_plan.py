@@ -23,7 +23,7 @@ CORE = {
             "stack_text "
             "stall_detection step_rate time_ledger",
         ),
-        *within("answers", "rank_table"),
+        *within("answers", "rank_table restart_clock"),
         *within("hosts", "command_lines"),
         *within("joining", "endpoint join"),
         *within("machine", "gpu_state layout xids"),
@@ -40,7 +40,7 @@ CORE = {
     "rendezvous": {
         *"access control diagnosing machine rounds service session_replay submit values".split(),
         *within("client", "session_rules"),
-        *within("control", "log_lines top_screen top_table"),
+        *within("control", "log_lines top_screen top_table why_text"),
         *within(
             "diagnosing",
             "desync diagnosis finding goodput hang_text post_mortem recorded stragglers versions waits",
@@ -76,7 +76,7 @@ SHELL = {
             "warm_pool wiring"
         ).split(),
         *("daemon_threads background_tasks error_boundary stop_requests").split(),
-        *within("answers", "desk log_reading"),
+        *within("answers", "desk log_reading restart_watch"),
         *within("failure", "ending facts"),
         *within(
             "health",
@@ -106,7 +106,7 @@ SHELL = {
         *within("client", "channel conversing options remote_session route scratch_client session tls_probe"),
         *within(
             "control",
-            "argument_values asking commands ctl ctl_calls ctl_text formats logs service stacks top",
+            "acting argument_values asking commands ctl ctl_calls ctl_text formats logs service stacks top why",
         ),
         *within(
             "service",
@@ -173,7 +173,7 @@ ROOMS = {
             "error_boundary exchange failure machine output settings sources supervised template".split()
         ),
         "ranks": set("error_boundary exchange failure health machine output settings template".split()),
-        "answers": set("error_boundary health machine output ranks settings supervised".split()),
+        "answers": set("error_boundary exchange health machine output ranks settings supervised".split()),
         "preflight": set(
             "daemon_threads error_boundary exchange joining machine output settings sources stop_requests template "
             "version".split()

@@ -20,6 +20,7 @@ from test_releases import node, sides  # noqa: F401 - a fixture
 
 from rendezvous.access.tokens import Grant, Role, add_key, new_grant_id, read_keys, sign
 from rendezvous.control.ctl import main
+from rendezvous.control.why_text import PARTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,6 +36,14 @@ page = status_page.page()
 print("first line of rank", rank, flush=True)
 print("an error of rank", rank, file=sys.stderr, flush=True)
 
+def answer_checkpoint_request():
+    request = os.environ["DDP_CHECKPOINT_REQUEST"]
+    if os.path.exists(request) and not os.path.exists(f"{request}.done.{rank}"):
+        open(f"{request}.done.{rank}", "w").close()
+
+if "watch" in sys.argv:
+    open(os.environ["DDP_CHECKPOINT_REQUEST"] + f".watched.{rank}", "w").close()
+
 def a_function_to_find():
     page.phase(FORWARD)
     time.sleep(0.01)
@@ -46,6 +55,7 @@ def a_function_to_find():
 said = len(os.listdir(folder))
 while True:
     a_function_to_find()
+    answer_checkpoint_request()
     orders = sorted(os.listdir(folder))
     for order in orders[said:]:
         if order.endswith("crash"):
@@ -73,7 +83,7 @@ class Scene:
 
 
 @contextmanager
-def scene_in(folder: Path, *options: str) -> Iterator[Scene]:
+def scene_in(folder: Path, *options: str, script: tuple[str, ...] = ()) -> Iterator[Scene]:
     keys = str(folder / "keys")
     add_key(keys)
     with serving("--token-keys", keys) as service:
@@ -81,7 +91,7 @@ def scene_in(folder: Path, *options: str) -> Iterator[Scene]:
         token = scene.token(Role.AGENT)
         where = ("--rendezvous", service.endpoint, "--rdzv-id", "asked", "--preflight", "off")
         env = {"DDP_RENDEZVOUS_TOKEN": token}
-        words = ("--nnodes", "1", "--nproc-per-node", "2", *where, *options)
+        words = ("--nnodes", "1", "--nproc-per-node", "2", *where, *options, "SCRIPT", *script)
         scene.job = Launched(folder / "job", *words, source=SCRIPT, fake_torch="", env=env)
         try:
             eventually(lambda: "first line of rank 1" in scene.job.stdout(), what="the ranks run")
@@ -92,7 +102,7 @@ def scene_in(folder: Path, *options: str) -> Iterator[Scene]:
 
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    with scene_in(tmp_path_factory.mktemp("asked")) as found:
+    with scene_in(tmp_path_factory.mktemp("asked"), script=("watch",)) as found:
         yield found
 
 
@@ -169,6 +179,19 @@ def test_logs_continue_at_the_cursor(ctl: Ctl, scene: Scene, tmp_path: Path) -> 
     assert ctl.answer("logs", *cursor) == ""
 
 
+def test_a_checkpoint_is_taken_for_operators_only_and_noted(ctl: Ctl) -> None:
+    ctl.answer("stacks", "0")
+    code, _, err = ctl("checkpoint")
+    assert (code, "a token with role viewer does not permit to control jobs" in err) == (77, True)
+    code, out, err = ctl("checkpoint", "--reason", "before lunch", role=Role.OPERATOR)
+    assert (code, "all ranks have taken a checkpoint" in out) == (0, True), err
+    assert "asks for a checkpoint: before lunch" in ctl.answer("events", "asked")
+
+
+def test_without_a_failure_there_is_no_story(ctl: Ctl) -> None:
+    assert ctl.answer("why") == "job asked: nothing has failed\n"
+
+
 def test_an_agent_may_not_ask_about_another_job(ctl: Ctl) -> None:
     code, _, err = ctl("logs", "asked", pattern="team-b-*")
     assert (code, "not for job 'asked'" in err) == (77, True)
@@ -200,7 +223,17 @@ class Follower:
         return code
 
 
-def test_logs_are_followed_over_a_restart_to_the_last_line(tmp_path: Path) -> None:
+def assert_the_story_is_complete(found: Any, text: str) -> None:
+    assert (found["cause"]["rank"], found["cause"]["exit_code"], found["generation"]) == (1, 3, 1)
+    times = {part: found["restart_times"][f"{part}_s"] for part in PARTS}
+    assert all(0 <= seconds < 60 for seconds in times.values()), times
+    assert "verdict     exit-code: " in text
+    assert "decided     restart: " in text
+
+
+def test_logs_are_followed_over_a_restart_and_its_story_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with scene_in(tmp_path, "--max-restarts", "1") as scene:
         follower = Follower(scene, "--tail", "all")
         try:
@@ -209,6 +242,12 @@ def test_logs_are_followed_over_a_restart_to_the_last_line(tmp_path: Path) -> No
             eventually(lambda: follower.has("1-hello from rank 0"), what="a new line")
             scene.say("2-crash")
             eventually(lambda: sum("first line of rank 1" in each for each in follower.lines) == 2)
+            ctl = Ctl(capsys, monkeypatch, scene)
+            ask = ("why", "-o", "json")
+            eventually(lambda: (json.loads(ctl.answer(*ask))["restart_times"] or {}).get("redo_s"))
+            assert_the_story_is_complete(json.loads(ctl.answer(*ask)), ctl.answer("why"))
+            code, _, err = ctl("checkpoint", role=Role.OPERATOR)
+            assert (code, "not all ranks of this node watch for requests" in err) == (1, True)
             scene.say("9-end")
             assert scene.job.wait() == 0
             assert follower.wait() == 0

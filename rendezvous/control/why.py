@@ -1,0 +1,111 @@
+"""`ddpctl why`: the story of the last failure of a job, from its state, its journal and its agents."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
+
+from rendezvous.codec import decode
+from rendezvous.control.asking import NoSuchJob, job_named
+from rendezvous.control.ctl_text import printable_lines
+from rendezvous.control.formats import as_dict, is_for_programs, show
+from rendezvous.control.why_text import Event, Story, slowest, story_text, with_journal
+from rendezvous.pb import rendezvous_pb2 as pb
+from rendezvous.values.questions import RestartTimes
+from rendezvous.values.types import Cause, Decision, DecisionKind
+
+if TYPE_CHECKING:
+    import argparse
+
+    from rendezvous.control.service import Service
+
+_NO_FAILURE = (DecisionKind.FINISH, DecisionKind.GROW)
+
+
+async def run(service: Service, arguments: argparse.Namespace) -> int:
+    name = await job_named(service, arguments.job, ended_too=True)
+    job = (await service.call("GetJob", pb.GetJobRequest(job_id=name))).job
+    story = await _story(service, name, job, arguments.generation)
+    if story is None:
+        show(
+            f"job {name}: nothing has failed" if not is_for_programs(arguments.output) else {},
+            arguments.output,
+        )
+        return 0
+    if is_for_programs(arguments.output):
+        show(_as_dict(story, job), arguments.output)
+    else:
+        show(
+            printable_lines(story_text(story, shutil.get_terminal_size((100, 24)).columns)), arguments.output
+        )
+    return 0
+
+
+async def _story(service: Service, name: str, job: Any, wanted: int) -> Story | None:
+    failures = [(each.generation, decode(Cause, each.cause)) for each in job.failures]
+    decisions = [decode(Decision, each) for each in job.decisions]
+    decisions = [each for each in decisions if each.kind not in _NO_FAILURE]
+    generations = [generation for generation, _ in failures] + [each.generation for each in decisions]
+    if wanted and wanted not in generations:
+        known = ", ".join(map(str, sorted(set(generations)))) or "none"
+        raise NoSuchJob(f"job {name}: no failure of generation {wanted} is known (known: {known})")
+    if not generations:
+        return None
+    generation = wanted or max(generations)
+    cause = next((cause for of, cause in reversed(failures) if of == generation), None)
+    outcome = job.outcome if job.HasField("outcome") else None
+    others = [decode(Cause, each) for each in outcome.causes] if outcome is not None else []
+    is_last = generation == max(generations)
+    return Story(
+        name,
+        generation,
+        cause,
+        tuple(each for each in decisions if each.generation == generation),
+        tuple(each for each in others if is_last and cause is not None and each.rank != cause.rank),
+        await _times(service, name, generation + 1),
+        job.summary.restarts,
+        tuple(
+            text
+            for node in job.nodes
+            for text in node.health
+            if cause is not None and node.node == cause.node
+        ),
+    )
+
+
+async def _times(service: Service, name: str, generation: int) -> RestartTimes | None:
+    """Of the restart that has started this generation."""
+    try:
+        response = await service.call("GetRestarts", pb.GetRestartsRequest(job_id=name))
+        known = [decode(RestartTimes, each) for each in response.times]
+    except grpc.aio.AioRpcError as error:
+        if error.code() is not grpc.StatusCode.UNIMPLEMENTED:  # an older service
+            raise
+        known = []
+    events = [
+        Event(note.at, note.generation, note.kind, note.text)
+        async for note in service.notes(name, follow=False)
+    ]
+    return with_journal(slowest(known, generation), events, generation)
+
+
+def _as_dict(story: Story, job: Any) -> dict[str, Any]:
+    causes = [each.cause for each in job.failures if each.generation == story.generation]
+    decided = [as_dict(each) for each in job.decisions if each.generation == story.generation]
+    times = None if story.times is None else asdict(story.times)
+    return {
+        "job_id": story.job,
+        "generation": story.generation,
+        "cause": as_dict(causes[-1]) if causes else None,
+        "others": [
+            {"rank": each.rank, "node": each.node, "failure": str(each.failure), "reason": each.reason}
+            for each in story.others
+        ],
+        "decisions": decided,
+        "restart_times": times,
+        "health": list(story.health),
+    }

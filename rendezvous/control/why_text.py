@@ -1,0 +1,148 @@
+"""The story of a failure as text: what failed, the evidence, what was decided, how long each part took. Pure."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from rendezvous.values.cause_text import described
+from rendezvous.values.cause_text import ranks as ranks_text
+from rendezvous.values.questions import RestartTimes
+from rendezvous.values.types import FailureClass
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from rendezvous.values.types import Cause, Decision
+
+PARTS = ("detect", "stop", "meet", "fork", "init", "first_step", "redo")
+_LABEL = 12
+_SHOWN_LINES = 60  # of a traceback
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An entry of the journal."""
+
+    at: float
+    generation: int
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    job: str
+    generation: int  # that failed
+    cause: Cause | None  # None: only a decision is known, such as a restart that an operator ordered
+    decisions: tuple[Decision, ...] = ()  # about this generation
+    others: tuple[Cause, ...] = ()  # that failed as well; known once the job has ended
+    times: RestartTimes | None = None
+    restarts: int = 0
+    health: tuple[str, ...] = ()
+
+
+def slowest(times: Iterable[RestartTimes], generation: int) -> RestartTimes | None:
+    """The times of the restart as a whole: each part takes as long as on the slowest node."""
+    mine = [each for each in times if each.generation == generation]
+    if not mine:
+        return None
+    found = RestartTimes(generation)
+    for part in PARTS:
+        known = [value for each in mine if (value := getattr(each, f"{part}_s")) is not None]
+        if known and (part in ("detect", "redo", "first_step") or len(known) == len(mine)):
+            found = replace(found, **{f"{part}_s": max(known)})
+    return found
+
+
+def with_journal(times: RestartTimes | None, events: Sequence[Event], generation: int) -> RestartTimes | None:
+    """Fill in what the agents have not said from the journal: the stop, and the time until the next world."""
+
+    def first(kind: str, of: int) -> float | None:
+        return next((each.at for each in events if each.kind == kind and each.generation == of), None)
+
+    stopping, stopped = first("stopping", generation - 1), first("stopped", generation - 1)
+    stopped = stopped or first("stopped", generation)  # if the next world was sealed at the same time
+    running = first("running", generation)
+    found = times or RestartTimes(generation)
+    if found.stop_s is None and stopping is not None and stopped is not None:
+        found = replace(found, stop_s=max(0.0, stopped - stopping))
+    if found.meet_s is None and stopped is not None and running is not None:
+        found = replace(found, meet_s=max(0.0, running - stopped))
+    return found if any(getattr(found, f"{part}_s") is not None for part in PARTS) else None
+
+
+def story_text(story: Story, width: int = 100) -> str:
+    rows = _rows(story)
+    lines = []
+    for label, text in rows:
+        wrapped = textwrap.wrap(text, max(40, width - _LABEL)) or [""]
+        lines += [f"{label if not n else '':{_LABEL}}{line}" for n, line in enumerate(wrapped)]
+    cause = story.cause
+    if cause is not None and cause.traceback:
+        title = "stacks" if cause.failure is FailureClass.HANG else "traceback"
+        lines += ["", f"{title}:", *_shortened(cause.traceback)]
+    return "\n".join(lines)
+
+
+def _rows(story: Story) -> list[tuple[str, str]]:
+    cause = story.cause
+    rows = [("job", f"{story.job}, generation {story.generation}")]
+    if cause is not None:
+        rows += _verdict(cause)
+        rows += [("others", _others(story.others))] if story.others else []
+    rows += [("health", text) for text in story.health]
+    rows += [("decided", f"{decision.title}: {decision.reason}") for decision in story.decisions]
+    rows.append(("took", times_text(story.times)))
+    return rows
+
+
+def _verdict(cause: Cause) -> list[tuple[str, str]]:
+    rows = [
+        ("what failed", f"rank {cause.rank} on {cause.node}"),
+        ("verdict", f"{cause.failure}: {described(cause)}"),
+        ("certainty", "certain" if cause.doubt is None else "uncertain; it does not count against the node"),
+        ("when", f"{cause.at}, {cause.ran_s:.1f} s after its start" if cause.at else ""),
+        ("where", cause.place),
+        ("step", "" if cause.step is None else str(cause.step)),
+        ("exit code", str(cause.exit_code) if cause.exit_code else ""),
+        ("hint", cause.hint),
+        ("log", f"{cause.log} on {cause.node}" if cause.log else ""),
+    ]
+    return [(label, text) for label, text in rows if text]
+
+
+def _others(others: Sequence[Cause]) -> str:
+    reasons: dict[str, list[int]] = {}
+    for cause in others:
+        words = "stopped by the launcher" if cause.stopped else described(cause)
+        reasons.setdefault(words, []).append(cause.rank)
+    return "; ".join(f"{ranks_text(numbers)}: {words}" for words, numbers in reasons.items())
+
+
+def times_text(times: RestartTimes | None) -> str:
+    if times is None:
+        return "not known: the ranks were not started again, or the service was restarted since"
+    known = {part: getattr(times, f"{part}_s") for part in PARTS}
+    words = [f"{part.replace('_', ' ')} {_seconds(value)}" for part, value in known.items()]
+    whole = [value for part, value in known.items() if part != "redo"]
+    if None not in whole[1:]:
+        sum_s = sum(value or 0.0 for value in known.values())
+        words.append(f"together {_seconds(sum_s)}")
+    return ", ".join(words)
+
+
+def _seconds(value: float | None) -> str:
+    if value is None:
+        return "unknown"
+    return f"{value:.3f} s" if value < 10 else f"{value:.1f} s"
+
+
+def _shortened(text: str) -> list[str]:
+    lines = text.rstrip().splitlines()
+    if len(lines) > _SHOWN_LINES:
+        half = _SHOWN_LINES // 2
+        cut = f"... ({len(lines) - _SHOWN_LINES} lines: -o json has all) ..."
+        lines = [*lines[:half], cut, *lines[-half:]]
+    return [f"  {line}" for line in lines]

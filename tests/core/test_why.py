@@ -1,0 +1,95 @@
+"""The story of a failure: every part is there, in words, and what is not known is called so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rendezvous.control.why_text import Event, Story, slowest, story_text, times_text, with_journal
+from rendezvous.values.questions import RestartTimes
+from rendezvous.values.types import Cause, Decision, DecisionKind, Doubt, FailureClass
+
+CAUSE = Cause(
+    node="node1",
+    rank=9,
+    local_rank=1,
+    failure=FailureClass.OUT_OF_MEMORY,
+    reason="killed by SIGKILL (out of memory)",
+    exit_code=137,
+    step=120,
+    ran_s=12.34,
+    at="2026-11-23 07:45:10",
+    log="/logs/stderr.log",
+    hint="use a smaller batch",
+    place="in backward, bucket 3 of 7",
+    traceback="a\nb",
+)
+DECISION = Decision(DecisionKind.RESTART, "rank 9 on node1: out of memory; restarting", 3, CAUSE)
+TIMES = RestartTimes(4, 0.002, 0.05, 0.01, 0.04, 1.5, 0.25, 12.0)
+
+
+def test_a_story_has_all_its_parts() -> None:
+    others = tuple(replace(CAUSE, rank=rank, reason="lost its peer") for rank in (0, 1, 2, 8))
+    text = story_text(Story("llama", 3, CAUSE, (DECISION,), others, TIMES, health=("a disk is full",)))
+    for part in (
+        "job         llama, generation 3",
+        "what failed rank 9 on node1",
+        "verdict     out-of-memory: killed by SIGKILL (out of memory)",
+        "certainty   certain",
+        "when        2026-11-23 07:45:10, 12.3 s after its start",
+        "where       in backward, bucket 3 of 7",
+        "step        120",
+        "exit code   137",
+        "hint        use a smaller batch",
+        "log         /logs/stderr.log on node1",
+        "others      ranks 0-2 and 8: lost its peer",
+        "health      a disk is full",
+        "decided     restart: rank 9 on node1: out of memory; restarting",
+        "traceback:\n  a\n  b",
+    ):
+        assert part in text, part
+    assert "detect 0.002 s" in text
+
+
+def test_a_doubtful_cause_is_called_uncertain() -> None:
+    text = story_text(Story("j", 1, replace(CAUSE, doubt=Doubt.CULPRIT, suspects=(3, 4))))
+    assert "cause uncertain: ranks 3 and 4: killed" in text
+    assert "certainty   uncertain" in text
+
+
+def test_a_hang_shows_stacks_and_long_ones_are_shortened() -> None:
+    hang = replace(CAUSE, failure=FailureClass.HANG, traceback="\n".join(f"line {n}" for n in range(500)))
+    text = story_text(Story("j", 1, hang))
+    assert "stacks:\n  line 0\n" in text
+    assert "(440 lines: -o json has all)" in text
+    assert "line 499" in text
+
+
+def test_the_restart_takes_as_long_as_on_its_slowest_node() -> None:
+    other = replace(TIMES, detect_s=None, stop_s=0.5, init_s=1.0)
+    found = slowest([TIMES, other, replace(TIMES, generation=9, stop_s=99.0)], 4)
+    assert found == replace(TIMES, stop_s=0.5)
+    assert slowest([TIMES], 5) is None
+
+
+def test_a_part_that_a_node_has_not_reached_is_unknown() -> None:
+    assert slowest([TIMES, replace(TIMES, init_s=None)], 4) == replace(TIMES, init_s=None)
+
+
+def test_the_journal_fills_in_what_agents_have_not_said() -> None:
+    events = [
+        Event(10.0, 3, "decision", ""),
+        Event(10.0, 3, "stopping", ""),
+        Event(10.5, 4, "stopped", ""),
+        Event(11.5, 4, "running", ""),
+    ]
+    assert with_journal(None, events, 4) == RestartTimes(4, stop_s=0.5, meet_s=1.0)
+    assert with_journal(TIMES, events, 4) == TIMES
+    assert with_journal(None, [], 4) is None
+
+
+def test_times_add_up_and_unknown_ones_are_named() -> None:
+    assert times_text(TIMES).endswith("together 13.9 s")
+    partly = times_text(RestartTimes(4, stop_s=0.5))
+    assert "init unknown" in partly
+    assert "together" not in partly
+    assert times_text(None).startswith("not known")
