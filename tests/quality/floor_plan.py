@@ -63,7 +63,7 @@ CORE = {
         *"diagnostics groups reducer sharding telemetry".split(),
         *within("diagnostics", "bucket_search numerics_report timeline"),
         *within("elastic", "commits sample_order seeds"),
-        *within("groups", "backends rank_info"),
+        *within("groups", "backends rank_info reform_plan"),
         *within("reducer", "cost_model errors launch_order plan"),
         *within("sharding", "shards"),
         *within("telemetry", "name_list torch_names"),
@@ -124,8 +124,8 @@ SHELL = {
         ),
         *within(
             "groups",
-            "accelerator core_arguments core_loading mpi mpi_group process_group ring segment shared_group shared_work "
-            "shm single_tensor",
+            "accelerator core_arguments core_loading joining meeting membership mpi mpi_group process_group reform "
+            "registry ring segment shared_group shared_work shm single_tensor stores successors",
         ),
         *within(
             "reducer",
@@ -260,7 +260,7 @@ THIRD_PARTY = {
 }
 # They run inside the zygote, which is there to import torch; and as a program of its own.
 # What is NVIDIA's own there: a group of NCCL. Everything else asks torch.accelerator.
-MAY_NAME_CUDA = {"ddp.groups.shared_group"}
+MAY_NAME_CUDA = {"ddp.groups.membership"}
 
 MAY_IMPORT_TORCH = {"launcher.template.warm", "launcher.template.store", "launcher.preflight.self_test"}
 # A plug-in that torch's own agent loads, and nobody else.
