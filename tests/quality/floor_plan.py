@@ -48,7 +48,8 @@ CORE = {
         *within(
             "rounds",
             "admission blocks ending exclusion growing hang_examination heal_refusal healing join_limits journal "
-            "orders outcome_truncation policy standstill ranks resume sealing snapshot state_recovery stopping view",
+            "orders outcome_truncation policy ranks reading resume sealing snapshot standstill state_recovery stopping "
+            "view",
         ),
         *within("service", "waiting_jobs"),
         *within("submit", "job job_file job_rules kubernetes pods slurm ssh yaml_text"),
