@@ -55,9 +55,8 @@ CORE = {
         *within("submit", "job job_file job_rules kubernetes pods slurm ssh yaml_text"),
         *within(
             "values",
-            "cause_text events frozen_map questions rank_report rank_time rank_view state straggler_state text_limits "
-            "types "
-            "version wire_names",
+            "cause_text events frozen_map late_dataclass questions rank_report rank_time rank_view state "
+            "straggler_state text_limits types version wire_names",
         ),
     },
     "ddp": {
@@ -239,7 +238,8 @@ ROOMS = {
 # Which modules of another package a package may import.
 _VALUES = within(
     "values",
-    "cause_text events questions rank_report rank_time rank_view straggler_state text_limits types version wire_names",
+    "cause_text events late_dataclass questions rank_report rank_time rank_view straggler_state text_limits types "
+    "version wire_names",
 )
 ABROAD = {
     ("launcher", "core"): {f"rendezvous.{name}" for name in (*_VALUES, "diagnosing.stragglers")},
