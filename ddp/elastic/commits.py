@@ -13,8 +13,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-_FILE = re.compile(r"commit-(\d{10})-([0-9a-z]+)-(\d+)of(\d+)\.ddp")
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_FOLDER = re.compile(r"commit-(\d{10})-([0-9a-z]+)")
+_PART = re.compile(r"part-(\d+)-of-(\d+)\.distcp")
+_OLD_FILE = re.compile(r"commit-(\d{10})-([0-9a-z]+)-(\d+)of(\d+)\.ddp")  # of release 0.1.0
+MANIFEST = ".metadata"  # the name is DCP's
 UNFINISHED = ".part"
 
 
@@ -115,9 +122,9 @@ def _sources(images: dict[str, tuple[list[int], bool]]) -> tuple[Source, ...]:
     return tuple(sorted(sources, key=lambda source: (not source.in_memory, source.ranks[0], source.image)))
 
 
-def verifying_rank(source: Source) -> int:
-    """The rank that verifies an image before any rank uses it."""
-    return source.ranks[0]
+def verifying_rank(source: Source, part: int) -> int:
+    """The rank that verifies an image before any rank uses it. All ranks share the work if all can read all parts."""
+    return source.ranks[part % len(source.ranks)]
 
 
 def keep_equal_images(choice: Choice, checksums: dict[str, int]) -> Choice:
@@ -156,35 +163,63 @@ class DiskName:
     parts: int
 
 
+def folder_name(commit: CommitName) -> str:
+    return f"commit-{commit.number:010d}-{commit.lineage}"
+
+
 def file_name(name: DiskName) -> str:
-    return f"commit-{name.commit.number:010d}-{name.commit.lineage}-{name.part}of{name.parts}.ddp"
+    return f"{folder_name(name.commit)}/part-{name.part}-of-{name.parts}.distcp"
+
+
+def parse_folder_name(folder: str) -> CommitName | None:
+    found = _FOLDER.fullmatch(folder)
+    return None if found is None else CommitName(int(found[1]), found[2])
 
 
 def parse_file_name(file: str) -> DiskName | None:
-    found = _FILE.fullmatch(file)
-    if found is None:
-        return None
-    part, parts = int(found[3]), int(found[4])
-    return DiskName(CommitName(int(found[1]), found[2]), part, parts) if part < parts else None
+    """What a file contains; `file`: its path from the folder of the commits, also of release 0.1.0."""
+    if (old := _OLD_FILE.fullmatch(file)) is not None:
+        commit, numbers = CommitName(int(old[1]), old[2]), (int(old[3]), int(old[4]))
+    else:
+        folder, _, rest = file.partition("/")
+        named, found = parse_folder_name(folder), _PART.fullmatch(rest)
+        if named is None or found is None:
+            return None
+        commit, numbers = named, (int(found[1]), int(found[2]))
+    part, parts = numbers
+    return DiskName(commit, part, parts) if part < parts else None
+
+
+def commit_of(file: str) -> CommitName | None:
+    """The commit that a file belongs to, finished or not."""
+    name = parse_file_name(re.sub(r"\.part$", "", file))
+    return name.commit if name is not None else parse_folder_name(file.partition("/")[0])
 
 
 def files_to_remove(files: list[str], keep: int, lineage: str, since: CommitName) -> list[str]:
     """Return the files to remove: complete and unfinished ones that are older than the last `keep` complete commits.
 
+    Manifests come first: a reader that finds one must find the rest.
+
     A commit of another lineage that is newer than `since` was damaged or unreadable at the resume, so it does not count
     as complete. It is removed when enough newer complete commits exist.
     """
-    names = {file: name for file in files if (name := parse_file_name(file.removesuffix(UNFINISHED)))}
-    finished: dict[tuple[CommitName, int], int] = {}
-    for file, name in names.items():
-        if not file.endswith(UNFINISHED):
-            finished[name.commit, name.parts] = finished.get((name.commit, name.parts), 0) + 1
-    whole = [commit for (commit, parts), there in finished.items() if there == parts]
+    whole = whole_commits(files)
     ours = [commit for commit in whole if commit.lineage == lineage or commit <= since]
     kept = sorted(ours, reverse=True)[:keep]
     if len(kept) < keep:
         return []
-    return sorted(file for file, name in names.items() if name.commit < kept[-1])
+    gone = [file for file in files if (commit := commit_of(file)) is not None and commit < kept[-1]]
+    return sorted(gone, key=lambda file: (not file.endswith(MANIFEST), file))
+
+
+def whole_commits(files: Iterable[str]) -> set[CommitName]:
+    """The commits of which all parts are there."""
+    finished: dict[tuple[CommitName, int], int] = {}
+    for file in files:
+        if (name := parse_file_name(file)) is not None:
+            finished[name.commit, name.parts] = finished.get((name.commit, name.parts), 0) + 1
+    return {commit for (commit, parts), there in finished.items() if there == parts}
 
 
 # --- roles of ranks ------------------------------------------------------------------------------------

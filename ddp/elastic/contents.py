@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp.elastic import leaves
+from ddp.elastic import dcp_keys, leaves
 from ddp.elastic.leaves import Leaf
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
+    from ddp.elastic.dcp_keys import Names
     from ddp.elastic.image import Image
 
 _OF_PARAMETER = re.compile(r"state\.(\d+)\.")
@@ -31,6 +32,7 @@ class Captured:
     skeleton: Any
     tensors: list[torch.Tensor]
     paths: list[str]
+    names: Callable[[], Names]  # of the parameters in optimizers; only commits to disk need them
 
 
 def is_stateful(value: Any) -> bool:
@@ -54,7 +56,24 @@ class Contents:
             "objects": {name: each.state_dict() for name, each in self._objects.items()},
             "fields": self.fields,
         }
-        return Captured(*leaves.disassemble(tree))
+        return Captured(*leaves.disassemble(tree), self.names)
+
+    def names(self) -> Names:
+        """The names of the parameters of optimizers, if they are all in one module of this State."""
+        modules = [each for each in self._objects.values() if isinstance(each, torch.nn.Module)]
+        known = [
+            {id(parameter): dcp_keys.bare(name) for name, parameter in each.named_parameters()}
+            for each in modules
+        ]
+        found = {}
+        for name, each in self._objects.items():
+            if isinstance(each, torch.optim.Optimizer):
+                ids = [id(parameter) for group in each.param_groups for parameter in group["params"]]
+                for names in known:
+                    if all(number in names for number in ids):
+                        found[name] = tuple(names[number] for number in ids)
+                        break
+        return found
 
     def partition(self) -> tuple[tuple[int, int], int]:
         """Return this rank's part, the number of parts, and a hash of which slice of each tensor it has."""

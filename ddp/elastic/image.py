@@ -1,4 +1,4 @@
-"""The bytes of one part of a commit: the same in memory and in a file.
+"""The bytes of one part of a commit in memory. Files of release 0.1.0 have the same format.
 
     prologue | head | skeleton | private | layout | data
 
@@ -9,7 +9,7 @@ of the data, and a state word that marks a complete image.
 
 In memory, the only danger is that the writer dies. It may stop anywhere, but everything it has stored remains. So the
 writer clears the state word first and sets it last, and the data needs no checksum. A file can be damaged in other
-ways, so the checksum of the data is verified for files.
+ways, so the checksum of the data is verified for files. Today's files on disk are described in `part_file`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ddp.elastic.commits import CommitName
 from ddp.elastic.leaves import Leaf
 
 if TYPE_CHECKING:
@@ -88,13 +89,15 @@ class Layout:
     def unpack(cls, data: bytes) -> Layout:
         n_bytes, rows = json.loads(data)
         leaves = tuple(
-            Leaf(path, _dtype(dtype), tuple(shape), tuple(stride), tuple((a, b) for a, b in region), sharded)
+            Leaf(
+                path, dtype_of(dtype), tuple(shape), tuple(stride), tuple((a, b) for a, b in region), sharded
+            )
             for path, dtype, shape, stride, region, sharded, _offset in rows
         )
         return cls(leaves, tuple(row[-1] for row in rows), n_bytes)
 
 
-def _dtype(text: str) -> torch.dtype:
+def dtype_of(text: str) -> torch.dtype:
     dtype = getattr(torch, text.removeprefix("torch."))
     if not isinstance(dtype, torch.dtype):
         raise DamagedImage(f"unknown dtype {text}")
@@ -164,6 +167,10 @@ def _prologue(
 # --- reading -----------------------------------------------------------------------------------------
 
 
+def is_image(buffer: memoryview) -> bool:
+    return bytes(buffer[: len(_MAGIC)]) == _MAGIC
+
+
 class Image:
     """An image in a buffer of the caller. The constructor checks the index, not the data."""
 
@@ -197,6 +204,14 @@ class Image:
     def layout(self) -> Layout:
         return Layout.unpack(bytes(self._layout))
 
+    @property
+    def commit(self) -> CommitName:
+        return CommitName(self.head.number, self.head.lineage)
+
+    def sections(self) -> tuple[memoryview, memoryview, memoryview]:
+        """Head, skeleton and private state as they are stored."""
+        return self._head, self._skeleton, self._private
+
     def skeleton(self) -> Any:
         outer = _deserialize(self._skeleton)
         return outer | {"objects": _deserialize(memoryview(outer["objects"]))}
@@ -205,8 +220,17 @@ class Image:
         return _deserialize(self._private)
 
     def content_sum(self) -> int:
-        """A checksum of layout and data, which all replicas share."""
-        return data_checksum(self.data, zlib.crc32(self._layout))
+        """A checksum of the tensors and their descriptions, which all replicas share, in memory and in files."""
+        described = [
+            (leaf.path, str(leaf.dtype), leaf.shape, leaf.stride, leaf.region, leaf.sharded)
+            for leaf in self.layout.leaves
+        ]
+        return zlib.crc32(repr((described, self.leaf_sums())).encode())
+
+    def leaf_sums(self) -> list[int]:
+        """The checksum of each tensor; 0 if it is not stored in the image."""
+        pairs = zip(self.layout.leaves, self.layout.offsets, strict=True)
+        return [0 if at < 0 else data_checksum(self.data[at : at + leaf.n_bytes]) for leaf, at in pairs]
 
     def check_data(self) -> None:
         if self.on_disk and data_checksum(self.data) != self.data_sum:
@@ -242,10 +266,3 @@ def data_checksum(data: memoryview, before: int = 0) -> int:
     for piece in pieces(data):
         result = zlib.crc32(piece, result)
     return result
-
-
-def for_disk(image: Image, data_sum: int) -> bytes:
-    """The prologue of the same image in a file."""
-    lengths = tuple(map(len, (image._head, image._skeleton, image._private, image._layout)))
-    data_at = len(image.whole) - len(image.data)
-    return _prologue(_ON_DISK, image.index_sum, data_sum, lengths, len(image.data), data_at)

@@ -73,7 +73,7 @@ class Keeper:
         self._slots.keep(slot)
         if to_disk and self._writer is not None and head.part is not None:
             name = commits.DiskName(commits.CommitName(number, head.lineage), head.part, head.parts)
-            self._writer.write(slot, name)
+            self._writer.write(slot, name, captured.names())
 
     def _objects(self, skeleton: Any) -> bytes:
         """Pack the objects' skeletons, and reuse the last result:

@@ -74,11 +74,15 @@ def disassemble(tree: Any) -> tuple[Any, list[torch.Tensor], list[str]]:
     return visit(tree, ""), tensors, paths
 
 
+def marked(node: Any) -> int | None:
+    """The number of the tensor whose place in a skeleton this is; None if it is something else."""
+    return int(node.removeprefix(_MARK)) if isinstance(node, str) and node.startswith(_MARK) else None
+
+
 def assemble(skeleton: Any, tensor: Callable[[int], Any]) -> Any:
     def visit(node: Any, path: str) -> Any:
-        if isinstance(node, str) and node.startswith(_MARK):
-            return tensor(int(node.removeprefix(_MARK)))
-        return _rebuild(node, path, visit)
+        number = marked(node)
+        return _rebuild(node, path, visit) if number is None else tensor(number)
 
     return visit(skeleton, "")
 

@@ -16,12 +16,13 @@ import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddp.elastic import commits, image, scratch
+from ddp.elastic import commits, image, part_file, scratch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from ddp.elastic.folder import Folder
     from ddp.elastic.team import Team
 
 log = logging.getLogger("ddp.elastic")
@@ -37,26 +38,22 @@ class Resumed:
     world_size: int  # size of the world that made the commit
 
 
-@dataclass(frozen=True)
+@dataclass
 class LocalImages:
-    """The images that this rank can read."""
+    """The images that this rank can read. Those on disk are opened when they are chosen."""
 
-    images: dict[str, image.Image]
-    paths: dict[str, Path]
+    images: dict[str, image.Image]  # opened
+    paths: dict[str, str]
+    held: list[commits.ReadableImage]
+    folder: Folder | None
 
-    def held(self) -> tuple[commits.ReadableImage, ...]:
-        return tuple(
-            commits.ReadableImage(
-                commits.CommitName(each.head.number, each.head.lineage),
-                each.head.part,
-                each.head.parts,
-                each.head.rank,
-                each.head.world_size,
-                name,
-                in_memory=not each.on_disk,
-            )
-            for name, each in self.images.items()
-        )
+    def open(self, name: str) -> image.Image:
+        """Open an image. Raise DamagedImage or OSError if this is not possible."""
+        if name not in self.images:
+            assert self.folder is not None
+            file = self.paths[name].removeprefix(f"{self.folder.name}/")
+            self.images[name] = part_file.opened(self.folder.read(file))
+        return self.images[name]
 
 
 def node_name(places: list[Path]) -> str:
@@ -64,33 +61,40 @@ def node_name(places: list[Path]) -> str:
     return f"{socket.gethostname()}:{places[0]}"
 
 
-def find_images(places: list[Path], folder: Path | None) -> LocalImages:
-    local = LocalImages({}, {})
+def find_images(places: list[Path], folder: Folder | None) -> LocalImages:
+    local = LocalImages({}, {}, [], folder)
     node = node_name(places)
     for path in scratch.slots_in(places):
-        _add(local, path, f"{node}/{path.name}", warns=False)
-    files = sorted(folder.iterdir()) if folder is not None and folder.is_dir() else []
-    for path in files:
-        if commits.parse_file_name(path.name):
-            _add(local, path, f"disk/{path.name}", warns=True)
+        _add_slot(local, path, f"{node}/{path.name}")
+    for file, identity in folder.files().items() if folder is not None else ():
+        if (named := commits.parse_file_name(file)) is not None:
+            # Folders that are not shared may have different files of the same name.
+            key = f"disk/{file}#{identity}"
+            local.paths[key] = f"{folder.name}/{file}" if folder is not None else ""
+            local.held.append(
+                commits.ReadableImage(
+                    named.commit, named.part, named.parts, rank=-1, world_size=0, image=key, in_memory=False
+                )
+            )
     return local
 
 
-def _add(local: LocalImages, path: Path, name: str, warns: bool) -> None:
+def _add_slot(local: LocalImages, path: Path, name: str) -> None:
     try:
         found = image.Image(memoryview(scratch.map_for_reading(path)))
-    except (image.DamagedImage, OSError, ValueError) as error:
-        if warns:  # an incomplete slot in memory is normal after a rank has died
-            log.warning(_IGNORED, path, error)
-        return
-    # Folders that are not shared may have different files of the same name.
-    key = f"{name}#{found.index_sum:08x}{found.data_sum:08x}"
-    local.images[key] = found
-    local.paths[key] = path
+    except (image.DamagedImage, OSError, ValueError):
+        return  # an incomplete slot in memory is normal after a rank has died
+    head, key = found.head, f"{name}#{found.index_sum:08x}"
+    local.images[key], local.paths[key] = found, str(path)
+    local.held.append(
+        commits.ReadableImage(
+            found.commit, head.part, head.parts, head.rank, head.world_size, key, in_memory=True
+        )
+    )
 
 
 def choose(team: Team, local: LocalImages) -> commits.Choice | None:
-    holdings = tuple(team.gather(local.held()))
+    holdings = tuple(team.gather(tuple(local.held)))
     bad: frozenset[str] = frozenset()
     while choice := commits.newest(holdings, bad):
         checksums: dict[str, int] = {}
@@ -107,14 +111,14 @@ def choose(team: Team, local: LocalImages) -> commits.Choice | None:
 def _verify(rank: int, local: LocalImages, choice: commits.Choice) -> tuple[dict[str, int], set[str]]:
     checksums: dict[str, int] = {}
     damaged: set[str] = set()
-    for part in choice.parts:
+    for number, part in enumerate(choice.parts):
         for source in part:
-            if commits.verifying_rank(source) != rank:
+            if commits.verifying_rank(source, number) != rank:
                 continue
-            found = local.images[source.image]
             try:
+                found = local.open(source.image)
                 found.check_data()
-            except image.DamagedImage as error:
+            except (image.DamagedImage, OSError, ValueError) as error:
                 log.warning(_IGNORED, local.paths[source.image], error)
                 damaged.add(source.image)
             else:
@@ -132,12 +136,13 @@ def parts(
     need = commits.parts_needed(my_part, same, len(choice.parts))
     sent = {each.part: each for each in commits.plan_broadcasts(choice, tuple(team.gather(need)))}
     for part, sources in enumerate(choice.parts):
-        here = next((local.images[each.image] for each in sources if team.rank in each.ranks), None)
+        mine = next((each.image for each in sources if team.rank in each.ranks), None)
+        here = local.open(mine) if mine is not None and (part in need or part in sent) else None
         if part in sent:
             root = sent[part].root
-            mine = local.images[sent[part].image].whole if team.rank == root else None
-            received = team.broadcast(mine, root)
-            here = here or image.Image(received)
+            received = team.broadcast(local.open(sent[part].image).whole if team.rank == root else None, root)
+            if here is None:
+                here = part_file.opened(received)
         if part in need:
             assert here is not None
             yield here
@@ -148,7 +153,7 @@ def _regions(team: Team, local: LocalImages, choice: commits.Choice) -> list[int
     mine = {
         part: local.images[sources[0].image].head.regions
         for part, sources in enumerate(choice.parts)
-        if commits.verifying_rank(sources[0]) == team.rank
+        if commits.verifying_rank(sources[0], part) == team.rank
     }
     known: dict[int, int] = {}
     for each in team.gather(mine):
@@ -165,7 +170,7 @@ def slots_of(local: LocalImages, choice: commits.Choice | None) -> set[str]:
     if choice is None:
         return set()
     return {
-        local.paths[name].name
+        local.paths[name].rpartition("/")[2]
         for name, each in local.images.items()
-        if commits.CommitName(each.head.number, each.head.lineage) == choice.commit and not each.on_disk
+        if each.commit == choice.commit and not each.on_disk
     }

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddp.elastic import commits, generators, request, resume, scratch
 from ddp.elastic.contents import Contents
+from ddp.elastic.folder import LocalFolder
 from ddp.elastic.keeper import Keeper, Signature
 from ddp.elastic.resume import Resumed
 from ddp.elastic.sampler import ElasticSampler
@@ -55,7 +56,7 @@ class State:
         self._contents = Contents(named)
         self._samplers = [value for value in named.values() if isinstance(value, ElasticSampler)]
         self._every, self._disk_every, self._keep = every, disk_every, keep
-        self._folder = None if folder is None else Path(folder).absolute()
+        self._folder = None if folder is None else LocalFolder(Path(folder).absolute())
         self._group = group
         self._number = 0
         self._team: Team | None = None

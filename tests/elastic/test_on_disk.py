@@ -16,7 +16,8 @@ import torch
 from launched import Launched
 
 from ddp import elastic
-from ddp.elastic import commits, writer
+from ddp.elastic import commits
+from ddp.elastic import folder as folder_module
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +28,7 @@ DYING_WRITER = Path(__file__).parent / "programs" / "dying_writer.py"
 @pytest.fixture(scope="module")
 def left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, dict[str, Any]]]:
     """What was found where the writer was killed, by the point where it was."""
-    words = ("--nproc-per-node", "1", "--max-restarts", "4", "--crash-loop", "off", str(DYING_WRITER))
+    words = ("--nproc-per-node", "1", "--max-restarts", "5", "--crash-loop", "off", str(DYING_WRITER))
     job = Launched(tmp_path_factory.mktemp("dying"), *words)
     try:
         assert job.wait(100) == 0, job.stderr()
@@ -39,14 +40,23 @@ def left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
 
 
 @pytest.mark.parametrize(
-    ("point", "newest"), [("half-written", 2), ("written", 2), ("before its name", 2), ("named", 3)]
+    ("point", "newest"),
+    [("half-written", 2), ("written", 2), ("before its name", 2), ("named", 3), ("before the manifest", 3)],
 )
 def test_killed_while_it_writes(left_behind: dict[str, dict[str, Any]], point: str, newest: int) -> None:
     found = left_behind[point]
     assert (found["number"], found["step"], found["x"]) == (newest, newest, [float(newest)])
     whole = [file for file in found["files"] if commits.parse_file_name(file)]
     assert len(whole) == newest
-    assert len(found["files"]) - len(whole) == 3 - newest
+    manifests = [file for file in found["files"] if file.endswith(f"/{commits.MANIFEST}")]
+    assert len(manifests) == 2, "a checkpoint of DCP is one that is whole"
+    unfinished = [file for file in found["files"] if file.endswith(commits.UNFINISHED)]
+    assert len(unfinished) == (point != "named")
+
+
+def parts(folder: Path) -> list[Path]:
+    """The files with parts of commits, the oldest commit first."""
+    return sorted(folder.glob("*/*.distcp"))
 
 
 @pytest.fixture
@@ -62,10 +72,10 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_damaged_files_are_named_and_left_out(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    there = sorted(folder.iterdir())
+    there = parts(folder)
     assert len(there) == 6
     size = there[0].stat().st_size
-    for path, at in ((there[5], size - 100), (there[4], 200)):  # in its data, in its index
+    for path, at in ((there[5], 600), (there[4], size - 200)):  # in its data, in its index
         with path.open("r+b") as file:
             file.seek(at)
             byte = file.read(1)
@@ -88,7 +98,7 @@ def test_damaged_files_are_named_and_left_out(folder: Path, caplog: pytest.LogCa
 
 
 def test_nothing_whole_is_left(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    for path in folder.iterdir():
+    for path in parts(folder):
         path.write_bytes(path.read_bytes()[:-1])
     state = elastic.State(x=torch.zeros(1000), step=0, folder=folder)
     assert state.resume() is None
@@ -113,8 +123,8 @@ def test_flushed_at_exit_and_only_the_last_are_kept(tmp_path: Path) -> None:
     command = [sys.executable, "-W", "ignore", "-c", script, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stderr) == (0, "")
-    names = [commits.parse_file_name(path.name) for path in tmp_path.iterdir()]
-    assert sorted(name.commit.number for name in names if name) == [8, 10]
+    names = [commits.parse_folder_name(path.name) for path in tmp_path.iterdir()]
+    assert sorted(name.number for name in names if name) == [8, 10]
 
 
 def test_what_goes_wrong_is_raised_at_a_later_commit_which_is_made(tmp_path: Path) -> None:
@@ -137,7 +147,7 @@ def test_what_goes_wrong_is_raised_at_a_later_commit_which_is_made(tmp_path: Pat
     state.commit(samples=10)
     state.close()
     (written,) = folder.iterdir()
-    assert commits.parse_file_name(written.name).commit.number == 8  # type: ignore[union-attr]
+    assert commits.parse_folder_name(written.name).number == 8  # type: ignore[union-attr]
 
 
 def test_without_a_thread_to_be_had_it_is_written_all_the_same(
@@ -162,7 +172,7 @@ def test_a_state_that_is_let_go_of_finishes_what_is_under_way(
         time.sleep(0.3)
         os.fsync(fd)
 
-    monkeypatch.setattr(writer, "os", type("os", (), vars(os) | {"fsync": slow}))
+    monkeypatch.setattr(folder_module, "os", type("os", (), vars(os) | {"fsync": slow}))
 
     def main() -> None:
         state = elastic.State(step=0, folder=tmp_path, disk_every=1)
@@ -171,11 +181,11 @@ def test_a_state_that_is_let_go_of_finishes_what_is_under_way(
 
     main()
     (there,) = tmp_path.iterdir()
-    assert commits.parse_file_name(there.name)
+    assert sorted(path.name for path in there.iterdir()) == [".metadata", "part-0-of-1.distcp"]
 
 
 def test_what_was_left_out_does_not_push_out_what_is_new(folder: Path) -> None:
-    for path in sorted(folder.iterdir())[3:]:
+    for path in parts(folder)[3:]:
         path.write_bytes(path.read_bytes()[:-1])
     for number in (4, 5, 6):
         state = elastic.State(x=torch.zeros(1000), step=0, folder=folder, keep=2)

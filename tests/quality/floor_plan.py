@@ -120,7 +120,8 @@ SHELL = {
         *within("diagnostics", "bucket_observer bucket_tuner numerics tracing"),
         *within(
             "elastic",
-            "contents generators image keeper leaves request resume sampler scratch state team writer",
+            "archive contents dcp_keys dcp_metadata folder generators image keeper leaves manifest part_file request "
+            "resume sampler scratch state team writer",
         ),
         *within(
             "groups",

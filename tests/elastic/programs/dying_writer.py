@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 
 from ddp import elastic
-from ddp.elastic import writer
+from ddp.elastic import folder
 
 THERE = Path(os.environ["THERE"])
-POINTS = ("half-written", "written", "before its name", "named")
+POINTS = ("half-written", "written", "before its name", "named", "before the manifest")
 
 
 def die(*_arguments, **_more):
@@ -22,6 +22,8 @@ def die(*_arguments, **_more):
 
 def with_death_at(point):
     halves = iter([os.write, die])
+    syncs = iter([os.fsync, die])
+    renames = iter([os.rename, die])
 
     def rename(*words):
         os.rename(*words)
@@ -29,13 +31,15 @@ def with_death_at(point):
 
     match point:
         case "half-written":
-            changed = {"write": lambda *words: next(halves)(*words)}
+            changed = {"write": lambda fd, data: next(halves)(fd, data[:100])}
         case "written":
-            changed = {"fsync": die}
+            changed = {"fsync": lambda fd: next(syncs)(fd)}  # first of the folder around the commit's
         case "before its name":
             changed = {"rename": die}
         case "named":
             changed = {"rename": rename}
+        case "before the manifest":
+            changed = {"rename": lambda *words: next(renames)(*words)}
     return type("os", (), vars(os) | changed)
 
 
@@ -50,7 +54,9 @@ def state_in(point):
 def look(point):
     state, resumed = state_in(point)
     found = {"point": point, "number": resumed.number, "step": state.step, "x": state.x.unique().tolist()}
-    found["files"] = sorted(os.listdir(THERE / point))
+    found["files"] = sorted(
+        str(path.relative_to(THERE / point)) for path in (THERE / point).rglob("*") if path.is_file()
+    )
     with open(THERE / "looked", "a") as file:
         file.write(json.dumps(found) + "\n")
     state.close()
@@ -62,7 +68,7 @@ def train(point):
         state.x = state.x + 1
         if state.step == 3:
             state.flush()
-            writer.os = with_death_at(point)
+            folder.os = with_death_at(point)
         state.commit()
     state.flush()
 

@@ -82,6 +82,12 @@ def disturb(step, when):
             die()
 
 
+def options():
+    """Of State; a folder may be one of each rank."""
+    given = dict(PLAN["state"])
+    return given | ({"folder": given["folder"].replace("RANK", str(RANK))} if "folder" in given else {})
+
+
 def move_to_own_node():
     """Each rank on a node of its own; a replaced one comes with nothing in its memory."""
     replaced = [generation for generation, ranks in PLAN.get("replaced", {}).items() if RANK in ranks]
@@ -102,7 +108,7 @@ def main():
     data = torch.randn(SIZE, 7, generator=torch.Generator().manual_seed(3))
     sampler = elastic.ElasticSampler(SIZE, seed=4)
     state = elastic.State(
-        model=model, optimizer=optimizer, scheduler=scheduler, sampler=sampler, losses=[], **PLAN["state"]
+        model=model, optimizer=optimizer, scheduler=scheduler, sampler=sampler, losses=[], **options()
     )
     resumed = state.resume()
     if resumed:
@@ -130,7 +136,8 @@ def main():
             dist.all_reduce(mean)
             state.losses = [*state.losses, mean.item() / WORLD]
             step = len(state.losses)
-            tell("step", step=step, ids=ids.tolist(), digest=digest(model, optimizer), drawn=drawn())
+            same = digest(model, optimizer)
+            tell("step", step=step, ids=ids.tolist(), digest=same, drawn=drawn(), losses=state.losses)
             if PLAN.get("stop") == step:
                 state.commit(samples=len(ids))
                 state.flush()

@@ -1,0 +1,269 @@
+"""The file `.metadata` of a checkpoint of torch.distributed.checkpoint (DCP): made, and read safely.
+
+The file is a pickle. It says for each name in a checkpoint which file has which region of the tensor, or the bytes of
+the value. DCP reads it with `pickle.load`, which can execute code. `read` accepts only the classes of such a pickle,
+and makes plain records of them. `pickled` writes the pickle itself, because torch's classes would have to be imported
+for it: that takes a second, and there may be hundreds of thousands of objects.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import struct
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+Path = tuple[str | int, ...]
+_METADATA = "torch.distributed.checkpoint.metadata"
+_STORAGE = "torch.distributed.checkpoint.filesystem"
+
+
+class UnreadableMetadata(ValueError):
+    """A `.metadata` file that cannot be used; the text gives the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an object of a checkpoint is stored, as `torch.save` has written it."""
+
+    file: str
+    at: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A region of a tensor."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    dtype: str  # "torch.float32"
+    shape: tuple[int, ...]
+    chunks: tuple[Chunk, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The contents of a checkpoint by key: the parts of its path, joined by dots."""
+
+    tensors: dict[str, TensorEntry]
+    values: dict[str, Place]
+    paths: dict[str, Path]
+
+
+def key_of(path: Path) -> str:
+    return ".".join(map(str, path))
+
+
+# --- writing -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """Pickled items of the three dictionaries in the file. They are made apart, because most of them stay the same."""
+
+    described: bytes
+    paths: bytes
+    stored: bytes
+
+
+def fragment(table: Table) -> Fragment:
+    described, stored = [], []
+    for key, entry in table.tensors.items():
+        chunks = [_chunk(chunk) for chunk in entry.chunks]
+        properties = _global("torch", entry.dtype.removeprefix("torch.")) + _STRIDED + b"\x89" + _CONTIGUOUS
+        state = {
+            "properties": _instance(_METADATA, "TensorProperties", b"(" + properties + b"\x89t"),
+            "size": _size(entry.shape),
+            "chunks": b"](" + b"".join(chunks) + b"e",
+        }
+        described.append(_plain(key) + _instance(_METADATA, "TensorStorageMetadata", _dict(state)))
+        stored += [_stored(key, chunk.place, _size(chunk.offsets)) for chunk in entry.chunks]
+    for key, place in table.values.items():
+        described.append(_plain(key) + _instance(_METADATA, "BytesStorageMetadata", b"}"))
+        stored.append(_stored(key, place, b"N"))
+    paths = [_plain(key) + _plain(path) for key, path in table.paths.items()]
+    return Fragment(b"".join(described), b"".join(paths), b"".join(stored))
+
+
+def pickled(fragments: Iterable[Fragment]) -> bytes:
+    each = list(fragments)
+    state = {
+        "state_dict_metadata": b"}(" + b"".join(one.described for one in each) + b"u",
+        "planner_data": b"}(" + b"".join(one.paths for one in each) + b"u",
+        "storage_data": b"}(" + b"".join(one.stored for one in each) + b"u",
+        "storage_meta": _instance(
+            _METADATA,
+            "StorageMeta",
+            _dict({"checkpoint_id": b"N", "save_id": b"N", "load_id": b"N", "modules": b"]"}),
+        ),
+        "version": _plain("1.0.0"),
+    }
+    return b"\x80\2" + _instance(_METADATA, "Metadata", _dict(state)) + b"."
+
+
+def _stored(key: str, place: Place, offset: bytes) -> bytes:
+    index = {"fqn": _plain(key), "offset": offset, "index": b"N"}
+    info = {"relative_path": place.file, "offset": place.at, "length": place.length}
+    return _instance(_METADATA, "MetadataIndex", _dict(index)) + _instance(
+        _STORAGE, "_StorageInfo", _plain(info)
+    )
+
+
+def _chunk(chunk: Chunk) -> bytes:
+    state = {"offsets": _size(chunk.offsets), "sizes": _size(chunk.sizes)}
+    return _instance(_METADATA, "ChunkStorageMetadata", _dict(state))
+
+
+def _global(module: str, name: str) -> bytes:
+    return f"c{module}\n{name}\n".encode()
+
+
+def _instance(module: str, name: str, state: bytes) -> bytes:
+    """An object that is made without its constructor."""
+    return _global(module, name) + b")\x81" + state + b"b"
+
+
+def _dict(pickled_values: dict[str, bytes]) -> bytes:
+    return b"}(" + b"".join(_plain(key) + value for key, value in pickled_values.items()) + b"u"
+
+
+def _size(shape: tuple[int, ...]) -> bytes:
+    return _global("torch", "Size") + _plain(shape) + b"\x85R"
+
+
+def _plain(value: Any) -> bytes:
+    """A value of Python's own types. It may not refer to earlier ones, as pickle does it: fragments are moved."""
+    if isinstance(value, str):
+        text = value.encode("utf-8", "surrogatepass")
+        return b"X" + struct.pack("<I", len(text)) + text
+    if isinstance(value, tuple):
+        return b"(" + b"".join(map(_plain, value)) + b"t"
+    if isinstance(value, dict):
+        return _dict({key: _plain(each) for key, each in value.items()})
+    return pickle.dumps(value, protocol=2)[2:-1]
+
+
+_STRIDED = _global("torch.serialization", "_get_layout") + _plain(("torch.strided",)) + b"R"
+_CONTIGUOUS = _global(_METADATA, "_MEM_FORMAT_ENCODING") + _plain((0,)) + b"R"
+
+# --- reading -----------------------------------------------------------------------------------------
+
+
+class _Record:
+    """Stands for an object of torch; has its fields."""
+
+    def __setstate__(self, state: Any) -> None:
+        self.fields: Any = state
+
+    def get(self, name: str) -> Any:
+        try:
+            return self.fields[name]
+        except (AttributeError, KeyError, TypeError, IndexError):
+            return None
+
+
+class _Metadata(_Record):
+    pass
+
+
+class _Tensor(_Record):
+    pass
+
+
+class _Value(_Record):
+    pass
+
+
+class _Index(_Record):
+    pass
+
+
+class _Info(_Record):
+    pass
+
+
+def _ignored(*_words: Any) -> None:
+    return None
+
+
+_ACCEPTED: dict[tuple[str, str], Any] = {
+    (_METADATA, "Metadata"): _Metadata,
+    (_METADATA, "TensorStorageMetadata"): _Tensor,
+    (_METADATA, "BytesStorageMetadata"): _Value,
+    (_METADATA, "ChunkStorageMetadata"): _Record,
+    (_METADATA, "TensorProperties"): _Record,
+    (_METADATA, "StorageMeta"): _Record,
+    (_METADATA, "MetadataIndex"): _Index,
+    (_METADATA, "_MEM_FORMAT_ENCODING"): _ignored,
+    (_STORAGE, "_StorageInfo"): _Info,
+    ("torch", "Size"): tuple,
+    ("torch.serialization", "_get_layout"): _ignored,
+    ("collections", "OrderedDict"): OrderedDict,
+    ("pathlib", "PosixPath"): _ignored,
+    ("pathlib", "Path"): _ignored,
+    ("pathlib._local", "PosixPath"): _ignored,
+}
+
+
+class _Reader(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "torch" and name.isidentifier() and name.islower():
+            return f"torch.{name}"  # a dtype
+        try:
+            return _ACCEPTED[module, name]
+        except KeyError:
+            raise UnreadableMetadata(
+                f"it contains {module}.{name}, which a checkpoint of torch.distributed.checkpoint does not contain"
+            ) from None
+
+
+def read(data: bytes | memoryview) -> Table:
+    """Read the pickle at the beginning of these bytes, without executing code in it."""
+    try:
+        metadata = _Reader(io.BytesIO(data)).load()
+        if not isinstance(metadata, _Metadata):
+            raise UnreadableMetadata("it is not the metadata of a checkpoint")
+        return _table(metadata)
+    except UnreadableMetadata:
+        raise
+    except Exception as error:  # whatever a damaged pickle leads to
+        raise UnreadableMetadata(f"it is damaged: {error!r}") from error
+
+
+def _table(metadata: _Metadata) -> Table:
+    stored: dict[tuple[str, tuple[int, ...] | None], Place] = {}
+    for index, info in (metadata.get("storage_data") or {}).items():
+        if not isinstance(index, _Index) or not isinstance(info, _Info):
+            raise UnreadableMetadata("it was not written by DCP's FileSystemWriter")
+        if info.get("transform_descriptors"):
+            raise UnreadableMetadata(
+                f"its files are transformed by {info.get('transform_descriptors')}. Save it without extensions"
+            )
+        offset = index.get("offset")
+        place = Place(info.get("relative_path"), info.get("offset"), info.get("length"))
+        stored[index.get("fqn"), None if offset is None else tuple(offset)] = place
+    tensors, values = {}, {}
+    for key, entry in metadata.get("state_dict_metadata").items():
+        if isinstance(entry, _Value):
+            values[key] = stored[key, None]
+            continue
+        chunks = []
+        for each in entry.get("chunks"):
+            offsets = tuple(each.get("offsets"))
+            chunks.append(Chunk(offsets, tuple(each.get("sizes")), stored[key, offsets]))
+        tensors[key] = TensorEntry(
+            str(entry.get("properties").get(0)), tuple(entry.get("size")), tuple(chunks)
+        )
+    paths = metadata.get("planner_data") or {}
+    return Table(tensors, values, {key: tuple(path) for key, path in paths.items()})

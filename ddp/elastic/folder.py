@@ -1,0 +1,138 @@
+"""The folder of the commits on disk. A file with a final name is always complete and synced."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from ddp.elastic import commits, scratch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_TOGETHER = 1 << 20  # small buffers are written together
+
+
+class Folder(Protocol):
+    """Files by their paths from the folder, which have at most one slash."""
+
+    @property
+    def name(self) -> str: ...
+    def files(self) -> dict[str, str]: ...
+    def files_in(self, path: str) -> list[str]: ...
+    def size(self, file: str) -> int: ...
+    def read(self, file: str) -> memoryview: ...
+    def read_range(self, file: str, at: int, n_bytes: int) -> bytes: ...
+    def write(self, file: str, buffers: Iterable[bytes | memoryview], unfinished: str = ...) -> None: ...
+    def remove(self, files: list[str]) -> None: ...
+
+
+class LocalFolder:
+    """A folder in a file system."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @property
+    def name(self) -> str:
+        return str(self._path)
+
+    def files(self) -> dict[str, str]:
+        """All files of commits, each with a text that differs if another file has the same name on another node."""
+        found = {}
+        for entry in _entries(self._path):
+            if entry.is_file():
+                found[entry.name] = entry
+            elif commits.parse_folder_name(entry.name):
+                found |= {f"{entry.name}/{inner.name}": inner for inner in _entries(Path(entry.path))}
+        known = {file: entry for file, entry in found.items() if commits.commit_of(file) is not None}
+        identities = {}
+        for file, entry in known.items():
+            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                stat = entry.stat()
+                identities[file] = f"{stat.st_ino:x}-{stat.st_size}-{stat.st_mtime_ns}"
+        return identities
+
+    def files_in(self, path: str) -> list[str]:
+        return [entry.name for entry in _entries(self._path / path)]
+
+    def size(self, file: str) -> int:
+        return (self._path / file).stat().st_size
+
+    def read(self, file: str) -> memoryview:
+        return memoryview(scratch.map_for_reading(self._path / file))
+
+    def read_range(self, file: str, at: int, n_bytes: int) -> bytes:
+        with (self._path / file).open("rb") as opened:
+            opened.seek(at)
+            return opened.read(n_bytes)
+
+    def write(
+        self, file: str, buffers: Iterable[bytes | memoryview], unfinished: str = commits.UNFINISHED
+    ) -> None:
+        """Write a file atomically."""
+        path = self._path / file
+        self._make(path.parent)
+        temporary = path.with_name(path.name + unfinished)
+        try:
+            with open(temporary, "wb", buffering=0) as opened:
+                for piece in together(buffers):
+                    rest = memoryview(piece)
+                    while rest:
+                        rest = rest[os.write(opened.fileno(), rest) :]
+                os.fsync(opened.fileno())
+            os.rename(temporary, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
+        _sync(path.parent)
+
+    def _make(self, path: Path) -> None:
+        """Make the folder of a commit, so that it is there also after a loss of power."""
+        missing = [each for each in (path, *path.parents) if not each.exists()]
+        path.mkdir(parents=True, exist_ok=True)
+        for each in missing:
+            _sync(each.parent)
+
+    def remove(self, files: list[str]) -> None:
+        for file in files:
+            with contextlib.suppress(FileNotFoundError):
+                (self._path / file).unlink()
+        for folder in {self._path / file.partition("/")[0] for file in files if "/" in file}:
+            with contextlib.suppress(OSError):  # another rank has still a file there
+                folder.rmdir()
+
+
+def _entries(path: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(path) as entries:
+            return sorted(entries, key=lambda entry: entry.name)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _sync(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def together(buffers: Iterable[bytes | memoryview]) -> Iterable[bytes | memoryview]:
+    """Join small buffers: a state of many small tensors has thousands of them."""
+    joined = bytearray()
+    for buffer in buffers:
+        if len(joined) + len(buffer) > _TOGETHER:
+            if joined:
+                yield bytes(joined)
+                joined.clear()
+            if len(buffer) > _TOGETHER // 2:
+                yield buffer
+                continue
+        joined += buffer
+    if joined:
+        yield bytes(joined)

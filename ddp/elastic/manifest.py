@@ -1,0 +1,103 @@
+"""The manifest of a commit: the file `.metadata` of torch.distributed.checkpoint (DCP), which makes it a checkpoint.
+
+    pickle of DCP | facts about the commit in JSON | footer
+
+DCP stops to read at the end of the pickle. No rank waits for others to write the manifest: each rank that has written
+its part looks whether all parts are there, and if so, it writes the manifest. The last rank finds all. If two ranks
+do, they write the same.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from ddp.elastic import commits, dcp_metadata, part_file
+from ddp.elastic.image import DamagedImage, head_of
+from ddp.elastic.part_file import FOOTER_BYTES, Index
+
+if TYPE_CHECKING:
+    from ddp.elastic.dcp_metadata import Fragment, Table
+    from ddp.elastic.folder import Folder
+
+_MAGIC = b"ddpmani1"
+_FOOTER = struct.Struct("<8sIIQ")  # magic, checksum, length of the facts, length of the pickle
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    number: int
+    lineage: str
+    world_size: int
+    bytes_of_parts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    facts: Facts | None  # None: not written by us
+    pickle: memoryview
+
+    def table(self) -> Table:
+        return dcp_metadata.read(self.pickle)
+
+
+class Maker:
+    """Makes manifests. The description of the tensors is kept: it is long, and the same in most commits."""
+
+    def __init__(self) -> None:
+        self._known: tuple[tuple[int, ...], Fragment] = ((), dcp_metadata.Fragment(b"", b"", b""))
+
+    def make(self, indexes: dict[str, Index]) -> bytes:
+        """The bytes of a manifest. `indexes`: of all parts in their order, by the names of their files."""
+        layouts = tuple(index.layout_sum for index in indexes.values())
+        if self._known[0] != layouts:
+            self._known = (layouts, dcp_metadata.fragment(part_file.tables_of(indexes)))
+        values = [dcp_metadata.fragment(index.values(file)) for file, index in indexes.items()]
+        pickled = dcp_metadata.pickled([self._known[1], *values])
+        head = head_of(bytes(next(iter(indexes.values())).sections[0]))
+        sizes = tuple(index.footer.file_bytes for index in indexes.values())
+        facts = json.dumps(asdict(Facts(head.number, head.lineage, head.world_size, sizes))).encode()
+        checksum = zlib.crc32(facts, zlib.crc32(pickled))
+        return pickled + facts + _FOOTER.pack(_MAGIC, checksum, len(facts), len(pickled))
+
+
+def read(data: bytes) -> Manifest:
+    """Read a manifest, also one that DCP itself has written. Raise if it is damaged."""
+    if len(data) < _FOOTER.size:
+        raise DamagedImage(f"too short: {len(data)} bytes")
+    magic, checksum, n_facts, n_pickle = _FOOTER.unpack(data[-_FOOTER.size :])
+    if magic != _MAGIC:
+        return Manifest(None, memoryview(data))
+    if n_facts + n_pickle + _FOOTER.size != len(data) or zlib.crc32(data[: -_FOOTER.size]) != checksum:
+        raise DamagedImage("wrong checksum of the manifest")
+    fields = json.loads(data[n_pickle : n_pickle + n_facts])
+    facts = Facts(fields["number"], fields["lineage"], fields["world_size"], tuple(fields["bytes_of_parts"]))
+    return Manifest(facts, memoryview(data)[:n_pickle])
+
+
+def read_index(folder: Folder, file: str) -> Index:
+    """Read the index of a part without the rest of the file."""
+    n_bytes = folder.size(file)
+    footer = part_file.footer_of(folder.read_range(file, max(0, n_bytes - FOOTER_BYTES), FOOTER_BYTES))
+    if footer.file_bytes != n_bytes:
+        raise DamagedImage(f"truncated: {n_bytes} of {footer.file_bytes} bytes")
+    return Index(footer, folder.read_range(file, footer.begin, footer.index_bytes))
+
+
+def complete(folder: Folder, maker: Maker, name: commits.DiskName) -> None:
+    """Write the manifest of a commit if all of its parts are there."""
+    path = commits.folder_name(name.commit)
+    files = [f"{path}/{file}" for file in folder.files_in(path) if commits.parse_file_name(f"{path}/{file}")]
+    if len(files) == name.parts:
+        order = [
+            commits.file_name(commits.DiskName(name.commit, part, name.parts)) for part in range(name.parts)
+        ]
+        indexes = {file.partition("/")[2]: read_index(folder, file) for file in order}
+        folder.write(
+            f"{path}/{commits.MANIFEST}",
+            [maker.make(indexes)],
+            unfinished=f".{name.part}{commits.UNFINISHED}",
+        )

@@ -1,0 +1,257 @@
+"""One part of a commit as a file of torch.distributed.checkpoint (DCP), and what only we read at its end.
+
+    tensors, each as torch.save writes it | values, likewise | index | footer
+
+The manifest of the commit (`manifest`) tells DCP where each tensor and value is. Our index has the sections of the
+image in memory (`image`), which DCP does not know: head, skeleton, private state and layout. It also has a checksum of
+each tensor, and one of everything between the tensors. The footer has the lengths of the sections, and the checksum of
+the index. So a file that was cut off or damaged is recognized without any other file.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ddp.elastic import archive, dcp_keys
+from ddp.elastic.dcp_metadata import Chunk, Place, Table, TensorEntry, key_of
+from ddp.elastic.image import (
+    DamagedImage,
+    Image,
+    Layout,
+    data_checksum,
+    dtype_of,
+    head_of,
+    is_image,
+    pieces,
+    serialize,
+)
+from ddp.elastic.leaves import Leaf
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ddp.elastic.dcp_keys import Names
+
+_MAGIC = b"ddppart1"
+_FOOTER = struct.Struct(
+    "<8sIIQ6Q"
+)  # magic, checksums of index and envelopes, begin and lengths of the sections
+FOOTER_BYTES = _FOOTER.size
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """A tensor in the file."""
+
+    envelope: archive.Envelope
+    data_at: int  # in the image
+    n_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """Where tensors of this layout go in the file."""
+
+    items: list[_Item]
+    layout: bytes
+    end: int
+
+
+class Encoder:
+    """Makes the files of one rank. What is the same in the next commit is kept."""
+
+    def __init__(self) -> None:
+        self._known: tuple[Any, _Plan] | None = None
+
+    def encode(self, source: Image, names: Names) -> Iterator[bytes | memoryview]:
+        """The bytes of the file, one after the other."""
+        keys = dcp_keys.of(source.skeleton(), names)
+        plan = self._plan(source.layout, keys)
+        sums = source.leaf_sums()
+        stored = [crc for crc, at in zip(sums, source.layout.offsets, strict=True) if at >= 0]
+        around = 0
+        for item, crc in zip(plan.items, stored, strict=True):
+            head, tail = item.envelope.around(crc)
+            around = zlib.crc32(tail, zlib.crc32(head, around))
+            yield head
+            yield from pieces(source.data[item.data_at : item.data_at + item.n_bytes])
+            yield tail
+        rows, at = [], plan.end
+        for path, value in keys.values if source.head.part == 0 else ():
+            content = serialize(value)
+            around = zlib.crc32(content, around)
+            rows.append([path, at, len(content)])
+            at += len(content)
+            yield content
+        sections = (
+            *map(bytes, source.sections()),
+            plan.layout,
+            struct.pack(f"<{len(sums)}I", *sums),
+            json.dumps(rows).encode(),
+        )
+        index = b"".join(sections)
+        yield index
+        yield _FOOTER.pack(_MAGIC, zlib.crc32(index), around, at, *map(len, sections))
+
+    def _plan(self, layout: Layout, keys: dcp_keys.Keys) -> _Plan:
+        known = (layout.leaves, layout.offsets, keys.tensors)
+        if self._known is None or self._known[0] != known:
+            self._known = (known, _plan(layout, keys))
+        return self._known[1]
+
+
+def _plan(layout: Layout, keys: dcp_keys.Keys) -> _Plan:
+    items, rows, end = [], [], 0
+    for number, (leaf, data_at) in enumerate(zip(layout.leaves, layout.offsets, strict=True)):
+        at, length = -1, 0
+        begin = end
+        if data_at >= 0:
+            made = archive.envelope(str(leaf.dtype), leaf.local_shape, leaf.n_bytes, begin)
+            items.append(_Item(made, data_at, leaf.n_bytes))
+            at, length = begin + len(made.head), len(made.head) + leaf.n_bytes + len(made.tail)
+            end += length
+        described = [leaf.path, str(leaf.dtype), leaf.shape, leaf.stride, leaf.region, leaf.sharded]
+        rows.append([*described, at, begin, length, keys.tensors[number]])
+    return _Plan(items, json.dumps(rows).encode(), end)
+
+
+# --- reading -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Footer:
+    """The end of a file, which says where the rest is."""
+
+    index_sum: int
+    around: int
+    begin: int
+    lengths: tuple[int, ...]
+
+    @property
+    def index_bytes(self) -> int:
+        return sum(self.lengths)
+
+    @property
+    def file_bytes(self) -> int:
+        return self.begin + self.index_bytes + FOOTER_BYTES
+
+
+def footer_of(data: bytes | memoryview) -> Footer:
+    if len(data) < FOOTER_BYTES:
+        raise DamagedImage(f"too short: {len(data)} bytes")
+    magic, index_sum, around, begin, *lengths = _FOOTER.unpack(data[-FOOTER_BYTES:])
+    if magic != _MAGIC:
+        raise DamagedImage("truncated, or not a commit file: its end is missing")
+    return Footer(index_sum, around, begin, tuple(lengths))
+
+
+class Index:
+    """The index of a file, checked."""
+
+    def __init__(self, footer: Footer, data: bytes | memoryview) -> None:
+        if len(data) != footer.index_bytes:
+            raise DamagedImage(f"truncated: the index has {len(data)} of {footer.index_bytes} bytes")
+        if zlib.crc32(data) != footer.index_sum:
+            raise DamagedImage("wrong checksum of the index")
+        self.footer = footer
+        self.sections, at = [], 0
+        for length in footer.lengths:
+            self.sections.append(memoryview(data)[at : at + length])
+            at += length
+        self.layout_sum = zlib.crc32(self.sections[3])
+
+    def rows(self) -> list[list[Any]]:
+        found: list[list[Any]] = json.loads(bytes(self.sections[3]))
+        return found
+
+    def sums(self) -> list[int]:
+        return list(struct.unpack(f"<{len(self.sections[4]) // 4}I", self.sections[4]))
+
+    def values(self, file: str) -> Table:
+        """The values in this file, as DCP needs them."""
+        rows = [
+            (tuple(path), Place(file, at, length)) for path, at, length in json.loads(bytes(self.sections[5]))
+        ]
+        return Table(
+            {}, {key_of(path): place for path, place in rows}, {key_of(path): path for path, _place in rows}
+        )
+
+
+def tables_of(indexes: dict[str, Index]) -> Table:
+    """The tensors of all parts of a commit, as DCP needs them. `indexes`: by the names of their files."""
+    shapes: dict[str, tuple[str, tuple[int, ...]]] = {}
+    chunks: dict[str, list[Chunk]] = {}
+    paths = {}
+    for file, index in indexes.items():
+        for _path, dtype, shape, _stride, region, sharded, at, begin, length, key in index.rows():
+            name = key_of(key)
+            paths[name] = tuple(key)
+            shapes.setdefault(name, (dtype, tuple(shape)))
+            sizes = tuple(size for _start, size in region)
+            if at >= 0 and not (sharded and 0 in sizes):  # DCP has no chunk without elements beside others
+                offsets = tuple(start for start, _size in region)
+                chunks.setdefault(name, []).append(Chunk(offsets, sizes, Place(file, begin, length)))
+    tensors = {key: TensorEntry(*shapes[key], tuple(chunks.get(key, ()))) for key in shapes}
+    return Table(tensors, {}, paths)
+
+
+class PartFile(Image):
+    """The part of a commit in a file, with the interface of an image in memory."""
+
+    def __init__(self, buffer: memoryview) -> None:
+        footer = footer_of(buffer)
+        if footer.file_bytes != len(buffer):
+            raise DamagedImage(f"truncated: {len(buffer)} of {footer.file_bytes} bytes")
+        self.index = Index(footer, buffer[footer.begin : -FOOTER_BYTES])
+        self._head, self._skeleton, self._private, *_rest = self.index.sections
+        self.on_disk = True
+        self.index_sum, self.data_sum = footer.index_sum, footer.around
+        self.data = self.whole = buffer
+        self.head = head_of(bytes(self._head))
+        self._rows = self.index.rows()
+        self._layout_made = Layout(
+            tuple(
+                Leaf(
+                    path,
+                    dtype_of(dtype),
+                    tuple(shape),
+                    tuple(stride),
+                    tuple((a, b) for a, b in region),
+                    sharded,
+                )
+                for path, dtype, shape, stride, region, sharded, *_place in self._rows
+            ),
+            tuple(row[6] for row in self._rows),
+            footer.begin,
+        )
+
+    @property
+    def layout(self) -> Layout:
+        return self._layout_made
+
+    def leaf_sums(self) -> list[int]:
+        return self.index.sums()
+
+    def check_data(self) -> None:
+        around, end = 0, 0
+        for row, leaf, crc in zip(self._rows, self.layout.leaves, self.leaf_sums(), strict=True):
+            at, begin, length, key = row[6:]
+            if at < 0:
+                continue
+            if data_checksum(self.whole[at : at + leaf.n_bytes]) != crc:
+                raise DamagedImage(f"wrong checksum of the data of {key_of(key)}")
+            around = zlib.crc32(
+                self.whole[at + leaf.n_bytes : begin + length], zlib.crc32(self.whole[begin:at], around)
+            )
+            end = begin + length
+        if data_checksum(self.whole[end : self.index.footer.begin], around) != self.index.footer.around:
+            raise DamagedImage("wrong checksum of the data between the tensors")
+
+
+def opened(buffer: memoryview) -> Image:
+    """Read an image in memory, a file, or a file of release 0.1.0."""
+    return Image(buffer) if is_image(buffer) else PartFile(buffer)
