@@ -28,6 +28,7 @@ from launcher.exchange import (
     InspectRanks,
     Isolated,
     OpenStore,
+    PauseRanks,
     ReachStore,
     Send,
     SignalRanks,
@@ -59,9 +60,11 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from rendezvous.values.events import FromAgent
+    from rendezvous.values.types import Assignment
 
 _GRACE_OF_ACCUSED_S = 1.0  # of ranks that have made no progress for a long time and block the others
 _LAST_GRACE_S = 5.0  # after the SIGTERM that follows SIGINT
+_UNASKED_S = 0.5  # other agents report the end of a rank sooner
 _SHARE_TOGETHER = (
     2 / 3
 )  # of --shutdown-timeout: after that, collectives are aborted, and a third is left to save
@@ -80,6 +83,8 @@ def _grace_s(kind: Grace, timeout_s: float) -> float:
             return timeout_s * _SHARE_TOGETHER
         case Grace.LAST:
             return min(timeout_s, _LAST_GRACE_S)
+        case Grace.UNASKED:
+            return _UNASKED_S
         case _:
             assert_never(kind)
 
@@ -180,33 +185,41 @@ class Agent:
             case AskCheckpoint(assignment, reason, has_deadline):
                 grace_s = self._spec.checkpoint_grace_s if has_deadline else None
                 self._parts.question.ask(assignment.generation, reason, grace_s)
-            case StartRanks(assignment, store):
-                self._parts.restarts.ranks_started(assignment.generation)
-                self._parts.question.withdraw()  # a request of an earlier generation
-                self._zygotes.ranks_started()
-                self._shell.user_messages.report_learned()
-                for rank_ended in self._ranks.start(self._zygotes.zygote, assignment, store):
-                    self._events.put_nowait(rank_ended)
-                self._parts.hangs.begin(assignment.generation)
-                self._parts.node.ranks_started(assignment.generation)
-                self._parts.time.ranks_started()
+            case StartRanks(assignment, store, kept):
+                self._start_ranks(assignment, store, kept)
             case InspectRanks(generation):
                 self._parts.tasks.begin(self._parts.tasks.inspect_ranks(generation))
             case InspectLast(generation):
                 self._parts.tasks.inspect_last(generation)
             case TakeStacks(generation, cause):
                 self._parts.tasks.begin(self._parts.tasks.take_stacks(generation, cause))
-            case AbortGroups(generation, reason):
-                self._parts.communication.abort_groups(generation, reason)
+            case PauseRanks(generation, local_ranks, reason):
+                self._parts.communication.pause(generation, local_ranks, reason)
+            case AbortGroups(generation, reason, only):
+                self._parts.communication.abort_groups(generation, reason, only)
             case SignalRanks(signum, only):
-                if only is None:
-                    self._ranks.note_stop(signum)
+                self._ranks.note_stop(signum, only)
                 self._zygotes.zygote.signal(signum, only)
             case StartGrace(generation, kind):
                 grace_s = _grace_s(kind, self._spec.shutdown_timeout_s)
                 self._loop.call_later(grace_s, self._events.put_nowait, GraceOver(generation, kind))
-            case Sweep(generation, hurried):
-                self._zygotes.zygote.sweep(generation, 0.0 if hurried else _DETACHED_S)
+            case Sweep(generation, hurried, kept):
+                self._zygotes.zygote.sweep(generation, 0.0 if hurried else _DETACHED_S, kept)
+
+    def _start_ranks(self, assignment: Assignment, store: StoreAddress, kept: tuple[int, ...]) -> None:
+        """Let parked ranks continue, and start the others."""
+        self._parts.restarts.ranks_started(assignment.generation)
+        self._parts.question.withdraw()  # a request of an earlier generation
+        self._zygotes.ranks_started()
+        self._shell.user_messages.report_learned()
+        for move in self._ranks.carry_over(assignment, store, kept):
+            if not self._parts.communication.carry_on(move):  # it would wait forever
+                self._zygotes.zygote.signal(signal.SIGKILL, (move.local_rank,))
+        for rank_ended in self._ranks.start(self._zygotes.zygote, assignment, store, kept):
+            self._events.put_nowait(rank_ended)
+        self._parts.hangs.begin(assignment.generation)
+        self._parts.node.ranks_started(assignment.generation)
+        self._parts.time.ranks_started()
 
     def _completed(self, message: FromAgent) -> FromAgent:
         if not isinstance(message, AgentStopped):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from rendezvous.values.events import FromAgent, ToAgent
-from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
     from rendezvous.values.rank_report import RankReport
@@ -20,6 +20,7 @@ class Grace(StrEnum):
     OF_ACCUSED = "of accused"  # short: these ranks have had their time
     TOGETHER = "together"  # to complete their collectives
     LAST = "last"  # after SIGTERM, for ranks that did not end on SIGINT
+    UNASKED = "unasked"  # for the report of the failure that made a rank park
 
 
 # --- events of this node ----------------------------------------------------------------------------
@@ -65,8 +66,34 @@ class RankEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class RankHeals:
+    """Whether a rank can be paused, because it is inside `State.run`; see launcher/pausing.py."""
+
+    generation: int
+    local_rank: int
+    heals: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CannotHeal:
+    """A rank reports why ranks of this script cannot keep their processes."""
+
+    generation: int
+    local_rank: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RankParked:
+    """A rank has left all collectives, and waits to continue in another generation."""
+
+    generation: int
+    local_rank: int
+
+
+@dataclass(frozen=True, slots=True)
 class Swept:
-    """All processes that the ranks of this generation started have ended."""
+    """All processes that the ended ranks of this generation started have ended."""
 
     generation: int
 
@@ -172,6 +199,9 @@ AgentEvent = (
     | StoreLost
     | StoreReached
     | RankEnded
+    | RankHeals
+    | CannotHeal
+    | RankParked
     | Swept
     | GraceOver
     | StopRequested
@@ -217,8 +247,20 @@ class AskCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class StartRanks:
+    """`kept`: local ranks that are parked and continue; the others are started."""
+
     assignment: Assignment
     store: StoreAddress
+    kept: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PauseRanks:
+    """Let these local ranks leave their collectives and park."""
+
+    generation: int
+    local_ranks: tuple[int, ...]
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +269,7 @@ class AbortGroups:
 
     generation: int
     reason: str
+    only: tuple[int, ...] | None = None  # of these local ranks; None: of all
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,10 +306,14 @@ class TakeStacks:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """`hurried`: processes in a session of their own get no time either."""
+    """End what ranks have left behind, except what belongs to the local ranks in `kept`.
+
+    `hurried`: processes in a session of their own get no time either.
+    """
 
     generation: int
     hurried: bool = False
+    kept: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,6 +334,7 @@ Action = (
     | InspectRanks
     | InspectLast
     | TakeStacks
+    | PauseRanks
     | AbortGroups
     | SignalRanks
     | StartGrace

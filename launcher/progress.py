@@ -16,9 +16,7 @@ If no rank runs, the agent retries for `--join-timeout` and then ends.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from rendezvous.values.late_dataclass import dataclass
+from dataclasses import dataclass, replace
 
 # A rank that waits, with all its threads, uses well under 1 % of a CPU; a rank that trains uses all of it.
 _IDLE_SHARE = 0.05

@@ -35,7 +35,7 @@ def cannot_start(
     The service may ignore the failure, but must not wait for the ranks of this node.
     """
     report = failed_for(state, assignment, reason, failure, exit_code)
-    stopped = Send(AgentStopped(state.agent, assignment.generation))
+    stopped = Send(AgentStopped(state.agent, assignment.generation, parked=state.parked))
     return replace(state, over=True), (report, stopped)
 
 

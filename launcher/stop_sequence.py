@@ -12,6 +12,9 @@ collective for a rank that has ended does not see the interrupt. So after two th
 aborted. It then returns to Python, and can still save.
 
 A second stop signal kills the ranks at once. See docs/decisions/0003.
+
+In a stop in place (launcher/pausing.py), ranks that are paused get no signal before T, and those that have parked none
+at all.
 """
 
 from __future__ import annotations
@@ -46,7 +49,7 @@ def grace_over(state: Supervision, fact: GraceOver) -> Step:
         return state, ()
     match fact.kind:
         case Grace.OF_ACCUSED:
-            still = tuple(rank for rank in state.accused if rank in state.live)
+            still = tuple(rank for rank in state.accused if rank in state.live and not _stays(state, rank))
             return state, ((SignalRanks(SIGKILL, still),) if still else ())
         case Grace.TOGETHER:
             release = AbortGroups(
@@ -61,6 +64,9 @@ def grace_over(state: Supervision, fact: GraceOver) -> Step:
 
 
 def kill(state: Supervision) -> Step:
+    if state.in_place:
+        late = tuple(rank for rank in state.live if not _stays(state, rank))
+        return (replace(state, stop_signal=SIGKILL), (SignalRanks(SIGKILL, late),)) if late else (state, ())
     return replace(state, stop_signal=SIGKILL), (SignalRanks(SIGKILL),)
 
 
@@ -72,4 +78,8 @@ def hurry(state: Supervision) -> Step:
 
 
 def sweep(state: Supervision) -> Action:
-    return Sweep(state.generation, state.is_hurried)
+    return Sweep(state.generation, state.is_hurried, state.parked if state.in_place else ())
+
+
+def _stays(state: Supervision, rank: int) -> bool:
+    return state.in_place and rank in state.parked

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from launcher.exchange import Action
-from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
     from launcher.exchange import Finish, StopRequested
@@ -27,7 +27,13 @@ class Supervision:
     agent: AgentId
     phase: Phase = Phase.JOINING
     assignment: Assignment | None = None
-    live: tuple[int, ...] = ()  # local ranks that have not ended
+    live: tuple[int, ...] = ()  # local ranks that have not ended, the parked ones among them
+    heals: tuple[int, ...] = ()  # local ranks that can be paused
+    parked: tuple[int, ...] = ()  # local ranks that are paused
+    kept: tuple[int, ...] = ()  # local ranks whose processes are older than this generation
+    is_ready: bool = False  # the service knows that all live ranks can be paused
+    in_place: bool = False  # this stop pauses ranks where that is possible
+    is_sweeping: bool = False  # all ranks are parked or have ended, in a stop in place
     store_told: bool = False  # the other nodes have the address of this generation's store
     store: StoreAddress | None = None  # of this generation, after this agent has received its address
     checkpoint: str = ""  # why the service requests a checkpoint from the ranks of this generation
@@ -47,6 +53,11 @@ class Supervision:
     @property
     def generation(self) -> int:
         return -1 if self.assignment is None else self.assignment.generation
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether no rank runs. In a stop in place, parked ranks do not count."""
+        return not self.live or (self.in_place and set(self.live) == set(self.parked))
 
     def awaits_store(self, generation: int) -> bool:
         return self.phase is Phase.JOINING and generation == self.generation and not self.over

@@ -15,44 +15,53 @@ The table lists, for each event and phase, all possible effects: actions (for a 
 phase, `noted` if only the state changes, `-` if nothing changes. In Done, every event is ignored. A word in capitals is
 a group; at least one effect of the group follows:
 
-    STARTS: >running StartRanks AskCheckpoint
+    STARTS: >running StartRanks AskCheckpoint HealReady
     CANNOT: RankFailed AgentStopped
     STOPS: >stopping SignalRanks StartGrace AgentLeft
+    RELEASE: AbortGroups PauseRanks InspectLast
+    PARKED: >stopping SignalRanks StartGrace
+    ALL: SignalRanks StartGrace
     NEXT: >joining AgentStopped AgentJoined OpenStore
     ENDS: >done Finish
     GRACE: SignalRanks AbortGroups StartGrace
     HURRY: SignalRanks Sweep
 
-  | event               | Joining                      | Running                             | Stopping               |
-  | ------------------- | ---------------------------- | ----------------------------------- | ---------------------- |
-  | Waiting             | -                            | STOPS Sweep                         | -                      |
-  | Refused             | ENDS AgentJoined             | STOPS Sweep                         | noted                  |
-  | Assigned            | OpenStore noted              | STOPS Sweep                         | noted                  |
-  | StoreAt             | STARTS ReachStore            | -                                   | -                      |
-  | CheckpointRequested | noted                        | AskCheckpoint noted                 | -                      |
-  | Examine             | Examined                     | Examined InspectRanks               | Examined               |
-  | Accused             | -                            | TakeStacks                          | -                      |
-  | Notice              | -                            | -                                   | -                      |
-  | Stop                | >stopping AgentStopped Sweep | STOPS AbortGroups InspectLast Sweep | noted                  |
-  | Ended               | ENDS                         | STOPS Sweep                         | noted                  |
-  | StoreListens        | StoreOpened                  | -                                   | -                      |
-  | StoreFailed         | ENDS AgentLeft               | -                                   | -                      |
-  | StoreLost           | CANNOT                       | RankFailed                          | -                      |
-  | StoreReached        | STARTS CANNOT                | -                                   | -                      |
-  | RankEnded           | -                            | RankFailed RanksFinished noted      | RankFailed Sweep noted |
-  | Swept               | -                            | -                                   | ENDS NEXT              |
-  | GraceOver           | -                            | -                                   | GRACE                  |
-  | StopRequested       | ENDS AgentLeft               | STOPS Sweep                         | AgentLeft HURRY        |
-  | CheckpointSignal    | ENDS AgentLeft               | STOPS AskCheckpoint Sweep           | AgentLeft HURRY        |
-  | CheckpointOver      | -                            | STOPS CheckpointTaken Sweep         | -                      |
-  | Isolated            | -                            | STOPS AbortGroups RankFailed        | -                      |
-  | StallDetected       | -                            | RanksStalled                        | -                      |
-  | Inspected           | Examined                     | Examined                            | Examined               |
-  | LastInspected       | noted                        | noted                               | noted                  |
-  | StacksTaken         | -                            | RankFailed                          | -                      |
-  | CommunicationFailed | -                            | RankFailed                          | -                      |
-  | ZygoteReplaced      | CANNOT OpenStore             | -                                   | Sweep                  |
-  | StartFailed         | ENDS AgentLeft               | ENDS AgentLeft                      | ENDS AgentLeft         |
+  | event               | Joining                       | Running                        | Stopping                 |
+  | ------------------- | ----------------------------- | ------------------------------ | ------------------------ |
+  | Waiting             | PARKED                        | STOPS Sweep                    | -                        |
+  | Refused             | ENDS AgentJoined PARKED       | STOPS Sweep                    | ALL noted                |
+  | Assigned            | OpenStore noted PARKED        | STOPS Sweep                    | ALL noted                |
+  | StoreAt             | STARTS ReachStore             | -                              | -                        |
+  | CheckpointRequested | noted                         | AskCheckpoint noted            | -                        |
+  | Examine             | Examined                      | Examined InspectRanks          | Examined                 |
+  | Accused             | -                             | TakeStacks                     | -                        |
+  | Notice              | -                             | -                              | -                        |
+  | Stop                | PARKED AgentStopped Sweep     | STOPS RELEASE Sweep            | ALL noted                |
+  | Ended               | ENDS PARKED                   | STOPS Sweep                    | ALL noted                |
+  | StoreListens        | StoreOpened                   | -                              | -                        |
+  | StoreFailed         | ENDS AgentLeft PARKED         | -                              | -                        |
+  | StoreLost           | CANNOT                        | RankFailed                     | -                        |
+  | StoreReached        | STARTS CANNOT                 | -                              | -                        |
+  | RankEnded           | noted                         | RankFailed RanksFinished noted | RankFailed Sweep noted   |
+  | RankHeals           | -                             | HealReady noted                | -                        |
+  | CannotHeal          | -                             | HealReady                      | -                        |
+  | RankParked          | -                             | StartGrace                     | Sweep noted              |
+  | Swept               | -                             | -                              | ENDS NEXT                |
+  | GraceOver           | -                             | RankFailed                     | GRACE                    |
+  | StopRequested       | ENDS AgentLeft PARKED         | STOPS Sweep                    | AgentLeft HURRY ALL      |
+  | CheckpointSignal    | ENDS AgentLeft PARKED         | STOPS AskCheckpoint Sweep      | AgentLeft HURRY ALL      |
+  | CheckpointOver      | -                             | STOPS CheckpointTaken Sweep    | -                        |
+  | Isolated            | PARKED                        | STOPS AbortGroups RankFailed   | -                        |
+  | StallDetected       | -                             | RanksStalled                   | -                        |
+  | Inspected           | Examined                      | Examined                       | Examined                 |
+  | LastInspected       | noted                         | noted                          | noted                    |
+  | StacksTaken         | -                             | RankFailed                     | -                        |
+  | CommunicationFailed | -                             | RankFailed                     | -                        |
+  | ZygoteReplaced      | CANNOT OpenStore              | -                              | Sweep                    |
+  | StartFailed         | ENDS AgentLeft                | ENDS AgentLeft                 | ENDS AgentLeft           |
+
+In Joining and Stopping, ranks may be parked (launcher/pausing.py): PARKED stops them with signals, and ALL turns a stop
+in place into a stop of all ranks.
 
 A test compares the table with the code.
 
@@ -75,20 +84,25 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
+from launcher import pausing
 from launcher.exchange import (
     Action,
     AgentEvent,
     AskCheckpoint,
+    CannotHeal,
     CheckpointOver,
     CheckpointSignal,
     CommunicationFailed,
     Finish,
+    Grace,
     GraceOver,
     Inspected,
     Isolated,
     LastInspected,
     OpenStore,
     RankEnded,
+    RankHeals,
+    RankParked,
     ReachStore,
     Send,
     StacksTaken,
@@ -103,14 +117,15 @@ from launcher.exchange import (
     Swept,
     ZygoteReplaced,
 )
-from launcher.health.hang_inquiry import before_a_stop, release
+from launcher.health.hang_inquiry import release
 from launcher.health.hang_inquiry import step as inquire
+from launcher.pausing import report_ready, stop_after_all, sweep_in_place
 from launcher.start_failure import cannot_start, failed_for, store_lost, zygote_replaced
-from launcher.stop_sequence import SIGINT, grace_over, hurry, signal_ranks, sweep
+from launcher.stop_sequence import grace_over, sweep
+from launcher.stopping import begin_stopping, finish, given_up, leave, stop, stop_requested
 from launcher.supervised import Phase, Step, Supervision
 from rendezvous.values.events import (
     Accused,
-    AgentJoined,
     AgentLeft,
     AgentStopped,
     Assigned,
@@ -127,13 +142,7 @@ from rendezvous.values.events import (
     StoreOpened,
     Waiting,
 )
-from rendezvous.values.types import (
-    Assignment,
-    Decision,
-    DecisionKind,
-    FailureClass,
-    StoreAddress,
-)
+from rendezvous.values.types import Assignment, FailureClass, StoreAddress
 
 TRY_AGAIN = 75
 
@@ -147,7 +156,7 @@ def step(state: Supervision, event: AgentEvent) -> Step:
         case StoreListens(generation, store):
             return _store_listens(state, generation, store)
         case StoreFailed(generation, reason):
-            return _leave(state, reason, TRY_AGAIN) if state.awaits_store(generation) else (state, ())
+            return leave(state, reason, TRY_AGAIN) if state.awaits_store(generation) else (state, ())
         case StoreLost():
             return store_lost(state, event)
         case StoreAt(generation, store):
@@ -157,19 +166,21 @@ def step(state: Supervision, event: AgentEvent) -> Step:
         case RankEnded():
             return _rank_ended(state, event)
         case Stop(generation, decision):
-            return _stop(state, generation, decision)
+            return stop(state, generation, decision)
+        case RankHeals() | CannotHeal() | RankParked() | GraceOver(kind=Grace.UNASKED):
+            return pausing.step(state, event)
         case GraceOver():
             return grace_over(state, event)
         case Swept(generation):
             return _swept(state, generation)
         case Ended(outcome):
-            return _finish(state, Finish(outcome.exit_code, outcome.reason, outcome))
+            return finish(state, Finish(outcome.exit_code, outcome.reason, outcome))
         case Refused(retryable=True) if state.join is not None:
-            return _given_up(state, state.join)
+            return given_up(state, state.join)
         case Refused(reason, exit_code):
-            return _finish(state, Finish(exit_code, reason))
+            return finish(state, Finish(exit_code, reason))
         case StopRequested():
-            return _stop_requested(state, event)
+            return stop_requested(state, event)
         case CheckpointRequested(generation, reason):
             return _checkpoint_requested(state, generation, reason)
         case CheckpointSignal():
@@ -188,8 +199,8 @@ def step(state: Supervision, event: AgentEvent) -> Step:
             return (state if generation != state.generation else replace(state, last_seen=reports)), ()
         case Notice():
             return state, ()
-        case Waiting():  # while the ranks of this node run: the other nodes have left their generation
-            return _begin_stopping(state) if state.phase is Phase.RUNNING else (state, ())
+        case Waiting(stands_by=stands_by):
+            return _waiting(state, stands_by=stands_by)
         case _:
             assert_never(event)
 
@@ -203,7 +214,9 @@ def _assigned(state: Supervision, assignment: Assignment) -> Step:
         return state, ()
     if state.phase is not Phase.JOINING:  # the Stop message was lost
         state = replace(state, overtaken_by=assignment)
-        return _begin_stopping(state) if state.phase is Phase.RUNNING else (state, ())
+        return begin_stopping(state) if state.phase is Phase.RUNNING else stop_after_all(state)
+    if state.live and not (assignment.in_place and max(state.live) < assignment.nproc):
+        return begin_stopping(replace(state, overtaken_by=assignment))
     state = replace(state, assignment=assignment, store_told=False, store=None, over=False, stop_signal=0)
     state = replace(state, is_interrupted=False, is_hurried=False)
     state = replace(state, checkpoint="", preempted=None, accused=(), last_seen=())
@@ -236,20 +249,31 @@ def _store_reached(state: Supervision, event: StoreReached) -> Step:
 
 
 def _start(state: Supervision, assignment: Assignment, store: StoreAddress) -> Step:
-    state = replace(state, phase=Phase.RUNNING, live=tuple(range(assignment.nproc)))
+    kept = state.live  # all of them are parked
+    state = replace(state, phase=Phase.RUNNING, live=tuple(range(assignment.nproc)), parked=())
+    state = replace(state, kept=kept, heals=kept, is_ready=False)
     asked = _if(bool(state.checkpoint), AskCheckpoint(assignment, state.checkpoint, has_deadline=False))
-    return state, (StartRanks(assignment, store), *asked)
+    state, told = report_ready(state)
+    return state, (StartRanks(assignment, store, kept), *asked, *told)
 
 
 def _rank_ended(state: Supervision, event: RankEnded) -> Step:
-    if event.generation != state.generation or event.local_rank not in state.live:
+    """The report of a rank that kept its process may name an older generation, if its end and a heal crossed."""
+    is_late = event.generation < state.generation and event.local_rank in (*state.kept, *state.parked)
+    if event.local_rank not in state.live or not (is_late or event.generation == state.generation):
         return state, ()
-    live = tuple(rank for rank in state.live if rank != event.local_rank)
-    state = replace(state, live=live)
+    state = _without(state, event.local_rank)
+    if state.phase is Phase.JOINING or state.assignment is None:
+        return state, ()  # it was parked, and is started anew
     actions: list[Action] = []
     if event.cause is not None:
-        actions.append(Send(RankFailed(state.agent, state.generation, event.cause)))
-    if not live:
+        rank = state.assignment.rank_offset + event.local_rank
+        cause = replace(event.cause, rank=rank) if is_late else event.cause
+        actions.append(Send(RankFailed(state.agent, state.generation, cause)))
+    if state.in_place:
+        state, swept = sweep_in_place(state)
+        return state, (*actions, *swept)
+    if not state.live:
         if state.phase is Phase.STOPPING:
             actions.append(sweep(state))
         else:  # also if the service ignored the failure of some of them
@@ -257,87 +281,35 @@ def _rank_ended(state: Supervision, event: RankEnded) -> Step:
     return state, tuple(actions)
 
 
-def _stop(state: Supervision, generation: int, decision: Decision) -> Step:
-    if generation > state.generation and state.join is not None:  # it ended while this node was disconnected
-        if state.phase is not Phase.JOINING:
-            return _given_up(state, state.join)
-        return state, (Send(AgentStopped(state.agent, generation)),)
-    if generation != state.generation:
-        return state, ()
-    state = replace(state, job_failed=decision.kind is DecisionKind.FAIL)
-    state = replace(state, is_interrupted=state.is_interrupted or decision.is_interrupt)
-    # In Joining, the generation was stopped before its ranks started. Its store may already run.
-    if state.phase not in (Phase.JOINING, Phase.RUNNING):
-        return state, ()
-    first = before_a_stop(state, decision)
-    state, actions = _begin_stopping(state)
-    return state, (*first, *actions)
+def _without(state: Supervision, local_rank: int) -> Supervision:
+    live, heals, parked = (
+        tuple(rank for rank in ranks if rank != local_rank)
+        for ranks in (state.live, state.heals, state.parked)
+    )
+    return replace(state, live=live, heals=heals, parked=parked)
 
 
-def _begin_stopping(state: Supervision) -> Step:
-    if state.preempted is not None:  # the scheduler takes this node anyway
-        signum, name = state.preempted.signum, state.preempted.name
-        state = replace(state, preempted=None, is_interrupted=signum == SIGINT)
-        return _leave(state, f"stopped by {name}", 128 + signum)
-    state = replace(state, phase=Phase.STOPPING, over=True, checkpoint="")
-    if not state.live:
-        return state, (sweep(state),)
-    return signal_ranks(state)
+def _waiting(state: Supervision, *, stands_by: bool) -> Step:
+    """While ranks of this node run, the other nodes have left their generation. Parked ranks may wait for others."""
+    if state.phase is Phase.RUNNING or (state.phase is Phase.JOINING and state.live and stands_by):
+        return begin_stopping(state)
+    return state, ()
 
 
 def _swept(state: Supervision, generation: int) -> Step:
-    if state.phase is not Phase.STOPPING or generation != state.generation or state.live:
+    if state.phase is not Phase.STOPPING or generation != state.generation or not state.has_stopped:
         return state, ()
     if state.finish is not None:
         return replace(state, phase=Phase.DONE), (state.finish,)
     overtaken_by, rejoins = state.overtaken_by, state.rejoins
-    state = replace(state, phase=Phase.JOINING, overtaken_by=None, rejoins=False)
+    state = replace(state, phase=Phase.JOINING, overtaken_by=None, rejoins=False, in_place=False)
     if rejoins and state.join is not None:
         return state, (Send(state.join),)
     if overtaken_by is not None:
         state, actions = _assigned(state, overtaken_by)
         return state, (*actions, *([Send(state.join)] if state.join else ()))  # StoreAt must come again
-    return state, (Send(AgentStopped(state.agent, generation, state.last_seen)),)
-
-
-def _given_up(state: Supervision, join: AgentJoined) -> Step:
-    """The service has declared this node lost, and may have replaced it: stop its ranks."""
-    match state.phase:
-        case Phase.JOINING:
-            return state, (Send(join),)
-        case Phase.RUNNING:
-            return _begin_stopping(replace(state, rejoins=True, overtaken_by=None))
-        case _:
-            return replace(state, rejoins=True, overtaken_by=None), ()
-
-
-def _finish(state: Supervision, finish: Finish) -> Step:
-    """The first reason decides the exit code: after a stop signal, the agent exits with the code of that signal."""
-    if state.finish is None:
-        state = replace(state, finish=finish)
-    match state.phase:
-        case Phase.RUNNING:
-            return _begin_stopping(state)
-        case Phase.STOPPING:
-            return state, ()
-        case _:
-            assert state.finish is not None
-            return replace(state, phase=Phase.DONE), (state.finish,)
-
-
-def _stop_requested(state: Supervision, event: StopRequested) -> Step:
-    # The interrupt of another node is not the first signal of this one: people type Ctrl-C on all nodes at once.
-    is_repeated = state.finish is not None or (state.job_failed and not state.is_interrupted)
-    if state.phase is Phase.STOPPING and is_repeated:
-        return hurry(state)
-    state = replace(state, preempted=None, is_interrupted=event.signum == SIGINT)
-    return _leave(state, f"stopped by {event.name}", 128 + event.signum)
-
-
-def _leave(state: Supervision, reason: str, exit_code: int) -> Step:
-    """Leave the job because of a local decision: notify the service first, and do not wait for its reply."""
-    state, actions = _finish(state, Finish(exit_code, reason))
-    return state, (Send(AgentLeft(state.agent, reason, state.is_interrupted)), *actions)
+    stopped = AgentStopped(state.agent, generation, state.last_seen, state.parked)
+    return state, (Send(stopped),)
 
 
 # --- checkpoints and isolation ------------------------------------------------------------------
@@ -359,7 +331,7 @@ def _checkpoint_signal(state: Supervision, event: CheckpointSignal) -> Step:
     """A second signal, or a signal while no rank runs, does not request a checkpoint; it has its usual effect."""
     able = state.phase is Phase.RUNNING and bool(state.live) and state.preempted is None
     if not able or state.assignment is None:
-        return (state, ()) if event.stop is None else _stop_requested(state, event.stop)
+        return (state, ()) if event.stop is None else stop_requested(state, event.stop)
     reason = f"{event.name}: the scheduler will preempt this node"
     return replace(state, preempted=event.stop), (AskCheckpoint(state.assignment, reason, has_deadline=True),)
 
@@ -372,19 +344,24 @@ def _checkpoint_over(state: Supervision, event: CheckpointOver) -> Step:
     told = _if(bool(wanted) and event.taken, Send(CheckpointTaken(state.agent, state.generation)))
     if stop is None:
         return state, told
-    state, actions = _stop_requested(state, stop)
+    state, actions = stop_requested(state, stop)
     return state, (*told, *actions)
 
 
 def _isolated(state: Supervision, reason: str) -> Step:
+    if state.phase is Phase.JOINING and state.live:  # parked ranks, which the job may have replaced
+        return begin_stopping(state)
     if state.phase is not Phase.RUNNING or state.assignment is None or not state.live:
         return state, ()
     report = failed_for(state, state.assignment, reason, FailureClass.NETWORK, TRY_AGAIN)
     released = release(state, reason)
-    state, actions = _begin_stopping(state)
+    state, actions = begin_stopping(state)
     return state, (report, *released, *actions)
 
 
 def _gave_up(state: Supervision, reason: str) -> Step:
     finish = state.finish or Finish(TRY_AGAIN, reason)
-    return replace(state, phase=Phase.DONE, live=()), (Send(AgentLeft(state.agent, reason)), finish)
+    return replace(state, phase=Phase.DONE, live=(), parked=()), (
+        Send(AgentLeft(state.agent, reason)),
+        finish,
+    )

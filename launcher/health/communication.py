@@ -5,6 +5,8 @@ of the guard is shown only if the rank does not end. A group that reports an asy
 keep waiting, so the agent reports a failure of the rank at once. Only if the error is the effect of a failure
 elsewhere, the agent waits a moment: the stop of the job must not end the rank that failed first before it has reported
 its own error.
+
+A stop in place pauses the ranks that heal: see `guards`. A rank that heals does not end after a lost peer, it parks.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from launcher.exchange import AgentEvent, CommunicationFailed
+from launcher.exchange import AgentEvent, CannotHeal, CommunicationFailed, RankHeals, RankParked
 from launcher.failure.watchdog_report import cause_of_asynchronous
 from launcher.health import dumps, nccl_env, ras, ras_report, recorders
 from launcher.health.flight_recorder import Dump, analysed
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from launcher.failure.verdict import RankEnd
+    from launcher.health.guards import Continuation
     from rendezvous.values.rank_report import RankReport
     from rendezvous.values.types import Cause
 
@@ -88,11 +91,43 @@ class CommunicationWatch:
                 task.cancel()
         self._guards.close()
 
-    def abort_groups(self, generation: int, reason: str) -> None:
-        """Abort the process groups shortly after SIGTERM, so that the script's handler runs first."""
+    def abort_groups(self, generation: int, reason: str, only: tuple[int, ...] | None = None) -> None:
+        """Abort the process groups shortly after SIGTERM, so that the script's handler runs first.
+
+        `only`: of these local ranks.
+        """
         self._aborted = generation
+        among = partial(self._is_among, only, generation)
         loop = asyncio.get_running_loop()
-        loop.call_later(_SIGNAL_FIRST_S, self._guards.abort_groups, generation, reason)
+        loop.call_later(_SIGNAL_FIRST_S, self._guards.abort_groups, generation, reason, among)
+
+    def _is_among(self, local_ranks: tuple[int, ...] | None, generation: int, rank: int) -> bool:
+        return local_ranks is None or self._ranks.local_rank_of(rank, generation) in local_ranks
+
+    # --- ranks that keep their processes -----------------------------------------------------------
+
+    def pause(self, generation: int, local_ranks: tuple[int, ...], reason: str) -> None:
+        """Let these ranks leave their collectives and park."""
+        self._aborted = generation
+        self._guards.pause(generation, reason, partial(self._is_among, local_ranks, generation))
+
+    def carry_on(self, move: Continuation) -> bool:
+        """Let a parked rank continue. Return False if that is not possible."""
+        return self._guards.carry_on(move)
+
+    def healing_changed(self, rank: int, generation: int, heals: bool) -> None:
+        if (local_rank := self._ranks.local_rank_of(rank, generation)) is not None:
+            self._happened(RankHeals(generation, local_rank, heals))
+
+    def parked(self, rank: int, generation: int) -> None:
+        if (local_rank := self._ranks.local_rank_of(rank, generation)) is not None:
+            self._happened(RankParked(generation, local_rank))
+
+    def cannot_heal(self, rank: int, generation: int, reason: str) -> None:
+        if (local_rank := self._ranks.local_rank_of(rank, generation)) is not None:
+            self._happened(CannotHeal(generation, local_rank, f"rank {rank} {reason}"))
+
+    # --- dumps -----------------------------------------------------------------------------------------
 
     async def with_recorders(
         self, generation: int, reports: tuple[RankReport, ...]
@@ -126,6 +161,8 @@ class CommunicationWatch:
             return ()
         pids = self._ranks.pids()
         return ras_report.findings(await ras.ask(self._ras_at, dumps.WITHIN_S), pids)
+
+    # --- errors ------------------------------------------------------------------------------------
 
     def communication_failed(self, lost: Lost) -> None:
         local_rank = self._ranks.local_rank_of(lost.rank, lost.generation)

@@ -2,6 +2,12 @@
 
 Each rank's guard (ddp/telemetry/guard.py) connects to one socket in the node's scratch folder and sends lines of
 JSON. Only this user can access the folder. A rank without a guard is stopped by signals only.
+
+A rank inside `ddp.elastic`'s `State.run` *heals*: its guard can pause it. Then the rank leaves its collectives, reports
+that it is *parked*, and waits. It continues as a rank of a later generation, with the environment that the agent sends:
+
+    rank -> agent   {"heals": bool}, also in the hello; {"parked": {"generation": g}}; {"cannot_heal": reason}
+    agent -> rank   {"pause": {"generation": g, "reason": text}}; {"continue": {"generation": g, "env": {...}}}
 """
 
 from __future__ import annotations
@@ -10,13 +16,15 @@ import asyncio
 import contextlib
 import json
 import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from launcher.template import scratch
-from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+
+    from launcher.output.lines import RankLabel
 
 VARIABLE = "DDP_GUARD"
 _NAME = "guard"
@@ -38,6 +46,16 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
+class Continuation:
+    """A parked rank that continues: its labels in the two generations, and what changes in its environment."""
+
+    local_rank: int
+    before: RankLabel
+    after: RankLabel
+    env: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class Dumped:
     """A guard's reply: why it could not write the dump ("" if it did), and the rank's process groups."""
 
@@ -46,7 +64,20 @@ class Dumped:
 
 
 class Listener(Protocol):
+    """The ranks are global ranks of the generation that is given."""
+
     def communication_failed(self, lost: Lost) -> None: ...
+    def healing_changed(self, rank: int, generation: int, heals: bool) -> None: ...
+    def parked(self, rank: int, generation: int) -> None: ...
+    def cannot_heal(self, rank: int, generation: int, reason: str) -> None: ...
+
+
+@dataclass(slots=True)
+class _Line:
+    """The connection of one guard."""
+
+    writer: asyncio.StreamWriter
+    key: tuple[int, int] | None = None  # generation and rank; None before its hello
 
 
 class Guards:
@@ -55,7 +86,7 @@ class Guards:
         self._path = os.path.join(folder, _NAME)
         self._listener = listener
         self._server: asyncio.Server | None = None
-        self._lines: dict[tuple[int, int], asyncio.StreamWriter] = {}  # by generation and rank
+        self._lines: dict[tuple[int, int], _Line] = {}  # by generation and rank
         self._dumps: dict[tuple[int, int], asyncio.Future[Dumped]] = {}
 
     async def listen(self) -> None:
@@ -77,27 +108,46 @@ class Guards:
         if self._server is not None:
             self._server.close()
             self._server = None
-        for writer in self._lines.values():
-            writer.close()
+        for line in self._lines.values():
+            line.writer.close()
         with contextlib.suppress(OSError):
             os.unlink(self._path)
 
     # --- commands --------------------------------------------------------------------------------------
 
-    def abort_groups(self, generation: int, reason: str) -> None:
-        """Abort all process groups of all ranks of this node."""
-        for (of, _rank), writer in self._lines.items():
-            if of == generation:
-                _send(writer, {"abort": reason[:_SHOWN_CHARS]})
+    def abort_groups(self, generation: int, reason: str, among: Callable[[int], bool]) -> None:
+        """Abort all process groups of the ranks of this node that are `among` those meant."""
+        for (of, rank), line in self._lines.items():
+            if of == generation and among(rank):
+                _send(line.writer, {"abort": reason[:_SHOWN_CHARS]})
+
+    def pause(self, generation: int, reason: str, among: Callable[[int], bool]) -> None:
+        """Abort the process groups of these ranks, and let them park. A rank without a guard is killed later."""
+        for (of, rank), line in self._lines.items():
+            if of == generation and among(rank):
+                _send(line.writer, {"pause": {"generation": generation, "reason": reason[:_SHOWN_CHARS]}})
+
+    def carry_on(self, move: Continuation) -> bool:
+        """Let a parked rank continue. Return False if its guard cannot be reached.
+
+        The new generation counts from now on: the next command may come before the guard's new hello.
+        """
+        line = self._lines.pop((move.before.generation, move.before.rank), None)
+        if line is None or line.writer.is_closing():
+            return False
+        line.key = (move.after.generation, move.after.rank)
+        self._lines[line.key] = line
+        _send(line.writer, {"continue": {"generation": move.after.generation, "env": move.env}})
+        return True
 
     async def dump(self, generation: int, files: Mapping[int, str], within_s: float) -> dict[int, Dumped]:
         """Let each rank write its flight recorder into its file. Return the answers that arrived."""
         asked: dict[int, asyncio.Future[Dumped]] = {}
         for rank, file in files.items():
-            writer = self._lines.get((generation, rank))
-            if writer is not None:
+            line = self._lines.get((generation, rank))
+            if line is not None:
                 asked[rank] = self._dumps[generation, rank] = asyncio.get_running_loop().create_future()
-                _send(writer, {"dump": file})
+                _send(line.writer, {"dump": file})
         if asked:
             await asyncio.wait(asked.values(), timeout=within_s)
         for rank in asked:
@@ -107,24 +157,29 @@ class Guards:
     # --- reports ------------------------------------------------------------------------------
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        who: tuple[int, int] | None = None
+        line = _Line(writer)
         try:
-            while line := await reader.readline():
-                report = json.loads(line)
-                if "hello" in report:
-                    who = (int(report["generation"]), int(report["hello"]))
-                    self._lines[who] = writer
-                elif who is not None:
-                    self._on_report(who, report)
+            while text := await reader.readline():
+                self._on_report(line, json.loads(text))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
             pass  # not a guard, or it ended in the middle of a line
         finally:
-            if who is not None and self._lines.get(who) is writer:
-                del self._lines[who]
+            if line.key is not None and self._lines.get(line.key) is line:
+                del self._lines[line.key]
             writer.close()
 
-    def _on_report(self, who: tuple[int, int], report: dict[str, Any]) -> None:
-        generation, rank = who
+    def _on_report(self, line: _Line, report: dict[str, Any]) -> None:
+        if "hello" in report:
+            self._on_hello(line, (int(report["generation"]), int(report["hello"])))
+        if line.key is None:
+            return
+        generation, rank = line.key
+        if "heals" in report:
+            self._listener.healing_changed(rank, generation, bool(report["heals"]))
+        if "parked" in report and int(report["parked"]["generation"]) == generation:
+            self._listener.parked(rank, generation)
+        if "cannot_heal" in report:
+            self._listener.cannot_heal(rank, generation, str(report["cannot_heal"])[:_SHOWN_CHARS])
         if "error" in report:
             error = report["error"]
             text, peer = str(error.get("text", ""))[:_SHOWN_CHARS], error.get("peer")
@@ -138,9 +193,15 @@ class Guards:
                 )
             )
         elif "dumped" in report:
-            answer = self._dumps.get(who)
+            answer = self._dumps.get(line.key)
             if answer is not None and not answer.done():
                 answer.set_result(Dumped(str(report["dumped"]), _groups(report.get("groups", ()))))
+
+    def _on_hello(self, line: _Line, key: tuple[int, int]) -> None:
+        if line.key is not None and self._lines.get(line.key) is line:
+            del self._lines[line.key]
+        line.key = key
+        self._lines[key] = line
 
 
 def _groups(received: list[list[Any]]) -> dict[str, tuple[int, str]]:
@@ -149,7 +210,7 @@ def _groups(received: list[list[Any]]) -> dict[str, tuple[int, str]]:
     return {name: (size, who if len(who) <= _LONGEST_SPELLED else "") for name, size, who in sane}
 
 
-def _send(writer: asyncio.StreamWriter, command: dict[str, str]) -> None:
+def _send(writer: asyncio.StreamWriter, command: dict[str, Any]) -> None:
     """Send without waiting. If a guard does not read, its rank is killed at the end of the grace period."""
     if not writer.is_closing():
         writer.write(json.dumps(command).encode() + b"\n")

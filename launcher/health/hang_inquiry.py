@@ -71,7 +71,8 @@ def before_a_stop(state: Supervision, decision: Decision) -> tuple[Action, ...]:
     looks = (
         decision.cause is not None and decision.cause.may_be_a_consequence and state.phase is Phase.RUNNING
     )
-    return (*((InspectLast(state.generation),) if looks else ()), *release(state, _why(decision)))
+    released = () if decision.in_place else release(state, why(decision))  # in place, a pause releases them
+    return (*((InspectLast(state.generation),) if looks else ()), *released)
 
 
 def release(state: Supervision, reason: str) -> tuple[Action, ...]:
@@ -79,7 +80,7 @@ def release(state: Supervision, reason: str) -> tuple[Action, ...]:
     return (AbortGroups(state.generation, reason),) if running else ()
 
 
-def _why(decision: Decision) -> str:
+def why(decision: Decision) -> str:
     cause = decision.cause
     who = f"rank {cause.rank} on {cause.node}" if cause is not None and not cause.uncertain else ""
     return f"{who}: {cause.reason}" if cause is not None and who else decision.reason

@@ -75,6 +75,11 @@ class Pages:
         if local_rank in self._sheets:
             self._sheets[local_rank].pid = pid
 
+    def renumber(self, local_rank: int, rank: int) -> None:
+        """The rank keeps its process and its page, and gets another number."""
+        if local_rank in self._sheets:
+            self._sheets[local_rank].rank = rank
+
     def ended(self, local_rank: int) -> RankView | None:
         """Return the last view of an ended rank. The page is kept until the next process of this local rank starts."""
         sheet = self._sheets.get(local_rank)

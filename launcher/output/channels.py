@@ -15,8 +15,7 @@ import fcntl
 import os
 import termios
 import threading
-
-from rendezvous.values.late_dataclass import dataclass
+from dataclasses import dataclass
 
 # Large enough for a burst. The pipes of one user share 64 MiB before the kernel makes new ones small.
 PIPE_SIZE = 256 * 1024

@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from launcher.output.log_history import LogHistory
-from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable

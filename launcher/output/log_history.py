@@ -12,8 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from array import array
-
-from rendezvous.values.late_dataclass import dataclass
+from dataclasses import dataclass
 
 _MARK_EVERY_S = 0.25
 _MOST_MARKS = 1024

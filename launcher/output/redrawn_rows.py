@@ -11,9 +11,7 @@ Rows are counted from the first row that is kept.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from rendezvous.values.late_dataclass import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,7 @@ import secrets
 import socket
 import threading
 import time
-from dataclasses import replace
-
-from rendezvous.values.late_dataclass import dataclass
+from dataclasses import dataclass, replace
 
 _HELLO_BYTES = 160
 _PING_BYTES, _PINGS = 32, 16

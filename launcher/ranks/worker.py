@@ -8,7 +8,7 @@ import errno
 import os
 import signal
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from launcher.exchange import RankEnded
@@ -16,20 +16,20 @@ from launcher.failure.facts import OomWatch, read_error_record
 from launcher.failure.hidden_modules import modules_named
 from launcher.failure.verdict import RankEnd, cause_of
 from launcher.health import keyboard_wait, page, stacks
+from launcher.health.guards import Continuation
 from launcher.health.pages import Pages
 from launcher.health.stack_text import without_doubt
 from launcher.output.lines import RankLabel
-from launcher.ranks.worker_env import RankPlace, rank_args, rank_env
+from launcher.ranks.worker_env import RankPlace, continued_env, rank_args, rank_env
 from launcher.ranks.zygote import rank_argv
 from launcher.settings.import_path import files_that_hide
 from launcher.settings.spec import EntryKind
 from launcher.template.messages import CANNOT_START, Spawn
-from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.rank_view import Repeat
 from rendezvous.values.types import Cause, FailureClass
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container
+    from collections.abc import Callable, Container, Iterable
 
     from launcher.error_boundary import ErrorBoundary
     from launcher.output.logs import LogPump
@@ -49,6 +49,14 @@ class _Started:
     directory: str
     pid: int = 0
     at: float = 0.0  # on the monotonic clock
+
+
+@dataclass(frozen=True, slots=True)
+class _Stop:
+    """The last signal that the launcher sent to a rank, and when it sent the first one."""
+
+    signum: int = 0
+    at_ns: int = 0
 
 
 class Workers:
@@ -71,21 +79,42 @@ class Workers:
         self.env_for_guards: Callable[[str, str], dict[str, str]] = lambda _directory, _scratch: {}
         self.starts: dict[int, int] = {}  # how often this agent has started each rank
         self._live: dict[int, _Started] = {}
-        self._stop_signal = 0
-        self._stopped_at_ns = 0
+        self._stops: dict[int, _Stop] = {}
 
-    def start(self, zygote: Zygote, assignment: Assignment, store: StoreAddress) -> list[RankEnded]:
-        """Start the ranks. Return a `RankEnded` for each rank that could not be started."""
-        self._stop_signal = self._stopped_at_ns = 0
+    def carry_over(
+        self, assignment: Assignment, store: StoreAddress, kept: Iterable[int]
+    ) -> list[Continuation]:
+        """Move parked ranks to another generation. One that has just ended is left out: its report is on its way.
+
+        They keep process, page, streams and log folder. An older error file must not explain a later end.
+        """
+        moves: list[Continuation] = []
+        for local_rank in kept:
+            started = self._live.get(local_rank)
+            if started is None:
+                continue
+            label = self._label(assignment, local_rank)
+            place = RankPlace(assignment, local_rank, store, started.directory, self._scratch)
+            env = continued_env(self._spec, place, os.environ)
+            moves.append(Continuation(local_rank, started.label, label, env))
+            self._live[local_rank] = replace(started, label=label)
+            self._stops.pop(local_rank, None)
+            self.pages.renumber(local_rank, label.rank)
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(started.directory, "error.json"))
+        self._logs.carry_over([(move.before, move.after) for move in moves])
+        return moves
+
+    def start(
+        self, zygote: Zygote, assignment: Assignment, store: StoreAddress, kept: Container[int] = ()
+    ) -> list[RankEnded]:
+        """Start the ranks that are not kept. Return a `RankEnded` for each rank that could not be started."""
         not_started: list[RankEnded] = []
         for local_rank in range(assignment.nproc):
-            label = RankLabel(
-                self._host,
-                assignment.rank_offset + local_rank,
-                local_rank,
-                assignment.role,
-                assignment.generation,
-            )
+            if local_rank in kept:
+                continue
+            self._stops.pop(local_rank, None)
+            label = self._label(assignment, local_rank)
             place = RankPlace(assignment, local_rank, store, self._logs.rank_directory(label), self._scratch)
             self._live[local_rank] = _Started(label, place.directory)
             self.starts[label.rank] = self.starts.get(label.rank, 0) + 1
@@ -96,6 +125,10 @@ class Workers:
                 continue
             zygote.spawn(self._order(place), fds)
         return not_started
+
+    def _label(self, assignment: Assignment, local_rank: int) -> RankLabel:
+        rank = assignment.rank_offset + local_rank
+        return RankLabel(self._host, rank, local_rank, assignment.role, assignment.generation)
 
     def _order(self, place: RankPlace) -> Spawn:
         entry = self._spec.entry
@@ -198,9 +231,11 @@ class Workers:
             place=page.in_words(view) if view else "",
         )
 
-    def note_stop(self, signum: int) -> None:
-        self._stop_signal = signum
-        self._stopped_at_ns = self._stopped_at_ns or time.time_ns()
+    def note_stop(self, signum: int, only: Iterable[int] | None = None) -> None:
+        """Note a signal that the launcher sends, to these local ranks or to all."""
+        for local_rank in self._live if only is None else only:
+            before = self._stops.get(local_rank)
+            self._stops[local_rank] = _Stop(signum, before.at_ns if before else time.time_ns())
 
     async def ended(self, report: Exited) -> RankEnded:
         local_rank = report.local_rank
@@ -209,7 +244,7 @@ class Workers:
         started = self._live.pop(local_rank)
         last = self.pages.ended(local_rank)
         if report.exit_code == 0:
-            return RankEnded(report.generation, local_rank, None)
+            return RankEnded(started.label.generation, local_rank, None)
         end = self._plain_end(
             started, report, last
         )  # before the wait: a stop that comes now did not end this rank
@@ -219,7 +254,7 @@ class Workers:
             lambda: cause_of(self._full_end(end, started, report.pid)),
             cause_of(end),
         )
-        return RankEnded(report.generation, local_rank, cause)
+        return RankEnded(started.label.generation, local_rank, cause)
 
     async def _read_last_output(self, label: RankLabel) -> None:
         """Read the last output of the rank, which may still be in its pipes."""
@@ -256,17 +291,18 @@ class Workers:
     def _plain_end(self, started: _Started, report: Exited, last: RankView | None) -> RankEnd:
         """Collect what is known without reading the rank's own output."""
         label = started.label
+        stopped = self._stops.get(label.local_rank, _Stop())
         return RankEnd(
             node=self._host,
             rank=label.rank,
             local_rank=label.local_rank,
             exit_code=report.exit_code,
             signal=report.signum,
-            stopped_by_us=self._stop_signal,
+            stopped_by_us=stopped.signum,
             ran_s=report.ran_s,
             at=time.strftime(_CLOCK),
             log=os.path.join(started.directory, "stderr.log"),
-            stopped_at_ns=self._stopped_at_ns,
+            stopped_at_ns=stopped.at_ns,
             step=last.step or None if last else None,
             place=page.in_words(last) if last else "",
         )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from launcher.settings.scratch_names import timer_file
-from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rendezvous.values.types import Assignment, StoreAddress
 
 
+JOINS = "DDP_JOINS"  # 1: the rank starts while ranks of this generation have kept their processes
 _INTERFACE_OF = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
@@ -70,6 +71,10 @@ def rank_env(spec: LaunchSpec, place: RankPlace, environ: Mapping[str, str]) -> 
         "DDP_RANK_DIR": place.directory,
         "DDP_RESTART_COUNT": str(a.restart_count),
     }
+    if a.in_place:
+        env[JOINS] = "1"
+    elif environ.get(JOINS):  # inherited from a rank in which this launcher runs
+        env[JOINS] = ""
     if place.scratch:
         env["DDP_SCRATCH"] = place.scratch
         env["DDP_CHECKPOINT_REQUEST"] = request_file(place.scratch, a.generation)
@@ -78,6 +83,11 @@ def rank_env(spec: LaunchSpec, place: RankPlace, environ: Mapping[str, str]) -> 
     if spec.virtual_local_rank:
         env["CUDA_VISIBLE_DEVICES"] = _only_device(place.local_rank, environ.get("CUDA_VISIBLE_DEVICES"))
     return env
+
+
+def continued_env(spec: LaunchSpec, place: RankPlace, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what a rank that keeps its process changes in its environment: others join it, it joins nobody."""
+    return rank_env(spec, place, environ) | {JOINS: ""}
 
 
 def _only_device(local_rank: int, visible: str | None) -> str:

@@ -6,14 +6,13 @@ the source. Pure: the caller passes the environment and the file.
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from launcher.settings.arguments import CommandLine, UsageError
 from launcher.settings.option import Option, Reach
 from launcher.settings.options import BY_SPELLING, OPTIONS, negates
 from launcher.settings.values import BadValue, nearest, printable, quote
-from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

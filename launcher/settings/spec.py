@@ -5,12 +5,11 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import IntFlag, StrEnum
 from typing import Literal
 
 from launcher.settings.budgets import Budgets
-from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.types import (
     UNLIMITED,
     CrashLoop,

@@ -18,13 +18,12 @@ I/O.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, assert_never
 
 from rendezvous.session_replay import Redirect, SessionReplay
 from rendezvous.values.events import AgentJoined, Refused, Waiting
-from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
     from rendezvous.values.events import FromAgent, ToAgent

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import field
-
-from rendezvous.values.late_dataclass import dataclass
+from dataclasses import dataclass, field
 
 MESSAGE_BYTES = 1024 * 1024  # of one inbound message; gRPC rejects longer ones before it stores them
 

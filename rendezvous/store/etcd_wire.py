@@ -7,6 +7,7 @@ import logging
 import os
 import time
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import grpc
@@ -14,7 +15,6 @@ import grpc.aio
 
 from rendezvous.pb import etcd_pb2 as pb
 from rendezvous.store.protocol import StoreError
-from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from dataclasses import replace
 from functools import cache
 from typing import get_args
 
 from launcher import exchange, supervision
 from launcher.exchange import (
     AgentEvent,
+    CannotHeal,
     CheckpointOver,
     CheckpointSignal,
     CommunicationFailed,
@@ -23,6 +25,8 @@ from launcher.exchange import (
     Isolated,
     LastInspected,
     RankEnded,
+    RankHeals,
+    RankParked,
     StacksTaken,
     StallDetected,
     StartFailed,
@@ -66,7 +70,7 @@ AGENT = AgentId("a", "1")
 STORE = StoreAddress("a", 29500)
 CAUSE = Cause("a", 0, 0, FailureClass.CONSEQUENCE, "exit code 5", 5)
 TERM = StopRequested(15, "SIGTERM")
-_DEPTH = 6
+_DEPTH = 4
 
 Cells = dict[tuple[str, str], set[str]]
 
@@ -74,6 +78,7 @@ Cells = dict[tuple[str, str], set[str]]
 def facts() -> list[AgentEvent]:
     found: list[AgentEvent] = [
         Waiting("for others", 1, 2),
+        Waiting("the job runs without this node", 2, 2, stands_by=True),
         Refused("no", 77),
         Refused("come back", 75, retryable=True),
         Ended(Outcome(False, "enough", 5, CAUSE)),
@@ -89,6 +94,7 @@ def facts() -> list[AgentEvent]:
         for node_rank in (0, 1):
             mine = Assignment(generation, node_rank, 2, 2 * node_rank, 2, 4, "default", 0, 2, 0, 3, "a")
             found.append(Assigned(mine))
+            found.append(Assigned(replace(mine, in_place=True)))
         found += [
             StoreAt(generation, STORE),
             StoreListens(generation, STORE),
@@ -97,6 +103,16 @@ def facts() -> list[AgentEvent]:
         ]
         found += [StoreReached(generation), StoreReached(generation, "no route")]
         found += [RankEnded(generation, 0, None), RankEnded(generation, 1, CAUSE), Swept(generation)]
+        found += [
+            RankHeals(generation, 0, True),
+            RankHeals(generation, 1, True),
+            RankHeals(generation, 1, False),
+        ]
+        found += [
+            RankParked(generation, 0),
+            RankParked(generation, 1),
+            CannotHeal(generation, 0, "it must not"),
+        ]
         found += [GraceOver(generation, kind) for kind in Grace]
         found += [CheckpointRequested(generation, "growth"), CheckpointOver(generation, taken=True)]
         found += [Examine(generation), Accused(generation, CAUSE), StallDetected(generation)]
@@ -110,15 +126,35 @@ def facts() -> list[AgentEvent]:
             Stop(generation, Decision(kind, "so", generation, CAUSE))
             for kind in (DecisionKind.RESTART, DecisionKind.GROW)
         ]
+        in_place = Decision(DecisionKind.RESTART, "so", generation, CAUSE, in_place=True)
+        found.append(Stop(generation, in_place))
     return found
+
+
+def _starts() -> list[Supervision]:
+    """A new agent; one whose ranks heal; and one whose ranks are parked, and wait for the next generation."""
+    join = AgentJoined(AGENT, JobSpec("job", 2, 2), NodeFacts("a", "a.lan", 1))
+    mine = Assignment(1, 0, 2, 0, 2, 4, "default", 0, 2, 0, 3, "a")
+    in_place = Decision(DecisionKind.RESTART, "so", 1, CAUSE, in_place=True)
+    starts = [Supervision(AGENT, join=join)]
+    for story in (
+        (Assigned(mine), StoreAt(1, STORE), RankHeals(1, 0, True), RankHeals(1, 1, True)),
+        (Stop(1, in_place), RankParked(1, 0), RankParked(1, 1), Swept(1)),
+    ):
+        state = starts[-1]
+        for fact in story:
+            state, _ = supervision.step(state, fact)
+        starts.append(state)
+    assert [state.phase for state in starts] == [Phase.JOINING, Phase.RUNNING, Phase.JOINING]
+    assert starts[-1].parked == (0, 1)
+    return starts
 
 
 @cache
 def done_by_step() -> Cells:
     """(fact, phase) -> what may follow: actions, "noted" for a change without any, "-> phase"."""
-    join = AgentJoined(AGENT, JobSpec("job", 2, 2), NodeFacts("a", "a.lan", 1))
-    first = Supervision(AGENT, join=join)
-    seen, frontier, cells, every = {first}, [first], defaultdict(set), facts()
+    starts = _starts()
+    seen, frontier, cells, every = set(starts), starts, defaultdict(set), facts()
     for _ in range(_DEPTH):
         reached: list[Supervision] = []
         for state in frontier:

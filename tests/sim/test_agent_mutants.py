@@ -6,6 +6,7 @@ import pytest
 from mutation import Mutant, broken_by, first_seed_that_fails
 
 _MACHINE, _SESSION = "launcher.supervision", "rendezvous.client.session_rules"
+_STOPS = "launcher.stopping"
 
 MUTANTS = (
     Mutant(
@@ -22,13 +23,13 @@ MUTANTS = (
     ),
     Mutant(
         "a stop of another generation counts",
-        _MACHINE,
+        _STOPS,
         "    if generation != state.generation:\n        return state, ()\n    state = replace(state, job_failed",
         "    state = replace(state, job_failed",
     ),
     Mutant(
         "a stop is answered before the node is reaped",
-        _MACHINE,
+        _STOPS,
         "    if not state.live:\n        return state, (sweep(state),)",
         "    if not state.live:\n        return state, (Send(AgentStopped(state.agent, state.generation)),)",
     ),
@@ -47,13 +48,13 @@ MUTANTS = (
     Mutant(
         "a failure is not reported",
         _MACHINE,
-        "if event.cause is not None:\n        actions",
-        "if event.cause is not None and not live:\n        actions",
+        "if event.cause is not None:\n        rank",
+        "if event.cause is not None and not state.live:\n        rank",
     ),
     Mutant(
         "the first rank that ends counts for all",
         _MACHINE,
-        "    if not live:\n        if state.phase is Phase.STOPPING:",
+        "    if not state.live:\n        if state.phase is Phase.STOPPING:",
         "    if True:\n        if state.phase is Phase.STOPPING:",
     ),
     Mutant(
@@ -70,9 +71,9 @@ MUTANTS = (
     ),
     Mutant(
         "the end of the job is not waited for by the reaping",
-        _MACHINE,
-        "        case Phase.STOPPING:\n            return state, ()\n        case _:\n            assert state.finish",
-        "        case _:\n            assert state.finish",
+        _STOPS,
+        "        return stop_after_all(state)\n    if state.phase is Phase.JOINING and not state.live:",
+        "        return replace(state, phase=Phase.DONE), (state.finish,)\n    if state.phase is Phase.JOINING:",
     ),
     Mutant(
         "a sweep that was lost with its zygote is not repeated",
