@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from rendezvous.values.events import FromAgent, ToAgent
+from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
     from rendezvous.values.rank_report import RankReport

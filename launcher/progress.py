@@ -16,7 +16,9 @@ If no rank runs, the agent retries for `--join-timeout` and then ends.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+from rendezvous.values.late_dataclass import dataclass
 
 # A rank that waits, with all its threads, uses well under 1 % of a CPU; a rank that trains uses all of it.
 _IDLE_SHARE = 0.05

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from launcher.answers.desk import Desk
@@ -33,6 +32,7 @@ from launcher.status import StatusLine, WaitingMessages
 from launcher.user_messages import UserMessages
 from launcher.version import VERSION
 from rendezvous.values.events import AgentJoined
+from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
     from launcher.isolation import Listener

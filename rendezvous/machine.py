@@ -20,7 +20,8 @@ from rendezvous.rounds.admission import check_leases, join, leave, lose, renew_l
 from rendezvous.rounds.ending import end_incomplete_round
 from rendezvous.rounds.growing import checkpoint_taken, consider_checkpoint, grow
 from rendezvous.rounds.policy import growth
-from rendezvous.rounds.sealing import Result, seal, spec_of, tell_progress, world_of
+from rendezvous.rounds.reading import Result, spec_of, world_of
+from rendezvous.rounds.sealing import seal, tell_progress
 from rendezvous.rounds.stopping import (
     abort,
     finish_if_all_did,
@@ -167,10 +168,9 @@ def _report(
 
 def _waits_with_fewer(state: JobState, event: AgentStopped) -> JobState:
     """A node that waits for the next world reports again because a paused rank has ended."""
-    node = event.agent.node
-    if state.phase is not Phase.FORMING or node not in state.parked:
+    if state.phase is not Phase.FORMING:
         return state
-    return healing.parked(state, node, event.parked)
+    return healing.fewer_parked(state, event.agent.node, event.parked)
 
 
 def _store_opened(state: JobState, event: StoreOpened, member: Member) -> Result:

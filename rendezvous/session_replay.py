@@ -6,7 +6,7 @@ unchanged, and then the reports. When a newer generation begins, the reports of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rendezvous.values.events import (
@@ -25,6 +25,7 @@ from rendezvous.values.events import (
     StoreOpened,
     Waiting,
 )
+from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.text_limits import ShortenedSentence  # noqa: TC001 - the codec reads it
 
 if TYPE_CHECKING:

@@ -97,6 +97,13 @@ def init(
     return _place
 
 
+def moved() -> None:
+    """The groups were formed anew, perhaps with another rank of this process: let init() return the new place."""
+    global _place
+    if _place is not None:
+        _place = _make_place(parse_rank_info(os.environ), _place.device, _place.backend)
+
+
 def shutdown() -> None:
     """Destroy the default process group, if there is one."""
     global _place

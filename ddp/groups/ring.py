@@ -12,8 +12,12 @@ import secrets
 import socket
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from ddp.groups.segment import hello, read_hello
+from ddp.groups.segment import accept, hello, read_hello
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,17 +105,25 @@ class Links:
         self.previous.close()
 
 
-def join(port: Port, me: int, following: tuple[str, int, str], previous: int, timeout_s: float) -> Links:
+def join(
+    port: Port,
+    me: int,
+    following: tuple[str, int, str],
+    previous: int,
+    timeout_s: float,
+    interrupted: Callable[[], str] = str,
+) -> Links:
     """Connect to the next host and accept the previous one.
 
-    `following`: address, port and secret of the next leader; `previous`: the rank that connects to this one.
+    `following`: address, port and secret of the next leader; `previous`: the rank that connects to this one;
+    `interrupted` returns why this process must not wait any longer, or "".
     """
     address, number, secret = following
     deadline = time.monotonic() + timeout_s
     ahead = socket.create_connection((address, number), timeout=timeout_s)
     try:
         ahead.sendall(hello(secret, me))
-        behind = _expect(port, previous, deadline)
+        behind = _expect(port, previous, deadline, interrupted)
     except OSError:
         ahead.close()
         raise
@@ -121,16 +133,12 @@ def join(port: Port, me: int, following: tuple[str, int, str], previous: int, ti
     return Links(ahead, behind)
 
 
-def _expect(port: Port, previous: int, deadline: float) -> socket.socket:
-    while True:
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError(
-                f"rank {previous} did not connect to {port.address}:{port.number} in time. Check the firewall, or set "
-                "GLOO_SOCKET_IFNAME to an interface that all hosts can reach"
-            )
-        port.socket.settimeout(left)
-        connection, _ = port.socket.accept()
+def _expect(port: Port, previous: int, deadline: float, interrupted: Callable[[], str]) -> socket.socket:
+    while (connection := accept(port.socket, deadline, interrupted)) is not None:
         if read_hello(connection, port.secret) == previous:
             return connection
         connection.close()
+    raise TimeoutError(
+        f"rank {previous} did not connect to {port.address}:{port.number} in time. Check the firewall, or set "
+        "GLOO_SOCKET_IFNAME to an interface that all hosts can reach"
+    )

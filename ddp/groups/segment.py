@@ -18,10 +18,15 @@ import socket
 import struct
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _HELLO = struct.Struct("=16sI")
 _CREDENTIALS = struct.Struct("3i")  # pid, user id and group id of the peer
 _ANSWER_WITHIN_S = 5.0
+_ASK_EVERY_S = 0.2
 
 
 def host_key() -> str:
@@ -87,9 +92,17 @@ def anonymous_file(length: int) -> int:
 
 
 def connect_members(
-    listener: Listener, listeners: list[tuple[str, str]], member: int, length: int, timeout_s: float
+    listener: Listener,
+    listeners: list[tuple[str, str]],
+    member: int,
+    length: int,
+    timeout_s: float,
+    interrupted: Callable[[], str] = str,
 ) -> LocalMembers:
-    """Connect all members and share the file. `listeners`: name and secret of every member's listener, in order."""
+    """Connect all members and share the file. `listeners`: name and secret of every member's listener, in order.
+
+    `interrupted` returns why this process must not wait any longer, or "".
+    """
     deadline = time.monotonic() + timeout_s
     members = LocalMembers(-1, [None] * len(listeners))
     try:
@@ -98,7 +111,7 @@ def connect_members(
         for other, (name, secret) in enumerate(listeners[:member]):
             members.connections[other] = _connect_to(name, secret, member, deadline)
         while any(each is None for each in members.connections[member + 1 :]):
-            _accept_one(listener, members, member, deadline)
+            _accept_one(listener, members, member, deadline, interrupted)
         if member:
             members.file = _receive_file(members.connections[0], deadline)
     except OSError:
@@ -136,10 +149,25 @@ def _is_of_this_user(connection: socket.socket) -> bool:
     return int(_CREDENTIALS.unpack(credentials)[1]) == os.getuid()
 
 
-def _accept_one(listener: Listener, members: LocalMembers, member: int, deadline: float) -> None:
+def accept(listener: socket.socket, deadline: float, interrupted: Callable[[], str]) -> socket.socket | None:
+    """Accept a connection. None: the deadline has passed. Raise InterruptedError if the caller must not wait."""
+    while (left := deadline - time.monotonic()) > 0:
+        listener.settimeout(min(left, _ASK_EVERY_S))
+        try:
+            return listener.accept()[0]
+        except TimeoutError:
+            if reason := interrupted():
+                raise InterruptedError(reason) from None
+    return None
+
+
+def _accept_one(
+    listener: Listener, members: LocalMembers, member: int, deadline: float, interrupted: Callable[[], str]
+) -> None:
     """Accept one connection. Close it if its secret is wrong or if its member is already connected."""
-    listener.socket.settimeout(_left(deadline))
-    connection, _ = listener.socket.accept()
+    connection = accept(listener.socket, deadline, interrupted)
+    if connection is None:
+        raise TimeoutError("not all ranks on this host connected in time. See the logs of the other ranks")
     other = read_hello(connection, listener.secret) if _is_of_this_user(connection) else None
     missing = other is not None and member < other < len(members.connections)
     if other is None or not missing or members.connections[other] is not None:

@@ -20,7 +20,6 @@ from torch.distributed import (
     AllToAllOptions,
     BarrierOptions,
     GatherOptions,
-    PrefixStore,
     ReduceOp,
     ScatterOptions,
 )
@@ -36,13 +35,13 @@ from ddp.groups.core_arguments import (
     REDUCE_SCATTER,
     Operands,
     Reduction,
-    Reductions,
     averaging,
     in_order,
     operands,
     reduce_options,
     suits,
 )
+from ddp.groups.membership import Membership
 from ddp.groups.shared_work import FAILED, NOT_YET, FinishedWork, InFlight, SharedWork, call_for_each
 from ddp.telemetry import torch_api, torch_names
 
@@ -50,60 +49,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import timedelta
 
-    from ddp.groups.shared_work import Core
-
 _NOTHING = Operands([], 0, [], None)
 # Below this size, waking the core's thread and sharing a CPU with it costs more than an overlap can save.
 _MIN_BYTES_TO_WAKE = 4 << 20
 _SUM: int = int(ReduceOp.SUM)  # type: ignore[call-overload]
 
 
-# torch annotates its methods more narrowly than it calls them.
-_ProcessGroup: Any = dist.ProcessGroup
-
-
-class SharedGroup(_ProcessGroup):  # type: ignore[misc]
+class SharedGroup(Membership):
     """A process group of the backends `shm` and `hier`."""
-
-    def __init__(
-        self,
-        name: str,
-        store: Any,
-        rank: int,
-        size: int,
-        timeout: timedelta,
-        core: Core | None,
-        whole_host: bool,
-    ) -> None:
-        super().__init__(rank, size)
-        self._name = name
-        self._world = size
-        self._reductions = Reductions(size)
-        self._timeout_s = timeout.total_seconds()
-        self._core = core
-        self._flight = InFlight(core) if core is not None else None
-        # Across hosts the core supports only all-reduce and barrier.
-        self._near = self._flight if whole_host else None
-        self._register_fallbacks(store, rank, size, timeout)
-
-    def _register_fallbacks(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
-        kinds = dist.ProcessGroup.BackendType
-        gloo = dist.ProcessGroupGloo(PrefixStore("gloo/", store), rank, size, timeout=timeout)
-        self._set_default_backend(kinds.GLOO)
-        self._register_backend(torch.device("cpu"), kinds.GLOO, gloo)
-        if torch.cuda.is_available() and dist.is_nccl_available():
-            from torch.distributed import ProcessGroupNCCL
-
-            options = ProcessGroupNCCL.Options()
-            options._timeout = timeout
-            nccl = ProcessGroupNCCL(PrefixStore("nccl/", store), rank, size, options)
-            self._register_backend(torch.device("cuda"), kinds.NCCL, nccl)
-
-    def _fallback(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """Return the backend for operations outside the core. Raise if the group has failed."""
-        if self._core is not None and (failure := self._core.failure()):
-            raise dist.DistBackendError(failure)
-        return self._get_backend(tensors[0].device if tensors else torch.device("cpu"))
 
     def getBackendName(self) -> str:
         return self._name
@@ -319,7 +272,7 @@ class SharedGroup(_ProcessGroup):  # type: ignore[misc]
     def barrier(self, opts: Any = None) -> Any:
         opts = BarrierOptions() if opts is None else opts
         if self._flight is None:
-            return self._get_backend(torch.device("cpu")).barrier(opts)
+            return self._fallback(()).barrier(opts)
         return self._post(self._flight, BARRIER, BYTES, 0, _NOTHING, _NOTHING, [], opts)
 
     # --- operations outside the core --------------------------------------------------------------------
@@ -340,6 +293,16 @@ class SharedGroup(_ProcessGroup):  # type: ignore[misc]
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         return self._fallback(inputs).alltoall(outputs, inputs, AllToAllOptions() if opts is None else opts)
+
+    def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        opts = AllgatherOptions() if opts is None else opts
+        return self._fallback(inputs).allgather_coalesced(outputs, inputs, opts)
+
+    def recv_anysource(self, tensors: list[torch.Tensor], tag: int) -> Any:
+        return self._fallback(tensors).recv_anysource(tensors, tag)
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        self._fallback(()).monitored_barrier(timeout or self._timeout, wait_all_ranks)
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         return self._fallback(inputs).gather(outputs, inputs, GatherOptions() if opts is None else opts)
@@ -382,19 +345,3 @@ class SharedGroup(_ProcessGroup):  # type: ignore[misc]
         torch_api.get(torch_names.FOREACH_DIVIDE)(tensors, divisor)
         real = [torch.view_as_real(each) if each.is_complex() else each for each in tensors]
         return self._fallback(tensors).allreduce_coalesced(real)
-
-    # --- shutdown --------------------------------------------------------------------------------------
-
-    def abort(self) -> None:
-        """Abort the group for all its members, and release all waiting threads."""
-        if self._core is not None:
-            self._core.abort()
-        super().abort()
-
-    def shutdown(self) -> None:
-        core, flight = self._core, self._flight
-        self._core = self._flight = self._near = None
-        if core is not None and flight is not None:
-            core.close()
-            flight.close()
-        super().shutdown()

@@ -9,17 +9,23 @@ import json
 import os
 import socket
 from dataclasses import asdict, dataclass, replace
-from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from ddp.groups import core_loading, ring, segment
+from ddp.groups import core_loading, ring, segment, stores
 from ddp.groups.backends import Layout, layout
+from ddp.groups.membership import not_interrupted
 from ddp.groups.shared_group import SharedGroup
 from ddp.groups.shared_work import CombinedWork, FinishedWork, SharedWork
 from ddp.telemetry import collective_marks
 from ddp.telemetry.collective_facts import name_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import timedelta
+
+    from ddp.groups.membership import FormsCore
 
 # Bytes per turn; each member has two buffers. On one host the buffers fit a core's cache. Across hosts they are large
 # enough for the link. With one rank per host, ranks do not use buffers: it is only the portion sent around the ring.
@@ -55,7 +61,14 @@ class _Setup:
     """Creates the group. Each rank has its own instance."""
 
     def __init__(
-        self, name: str, store: Any, rank: int, size: int, timeout: timedelta, ranks: list[int]
+        self,
+        name: str,
+        store: Any,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        ranks: list[int],
+        interrupted: Callable[[], str] = not_interrupted,
     ) -> None:
         self.name = name
         self.store = store
@@ -63,6 +76,7 @@ class _Setup:
         self.size = size
         self.timeout_s = max(timeout.total_seconds(), MIN_CREATION_S)
         self.ranks = ranks or list(range(size))
+        self.interrupted = interrupted
         self.listener: segment.Listener | None = None
         self.port: ring.Port | None = None
 
@@ -90,11 +104,9 @@ class _Setup:
     def _await(self, keys: list[str]) -> None:
         """Wait for keys with the group's timeout. The store's own timeout can be 30 minutes (the default group's)."""
         try:
-            self.store.wait(keys, timedelta(seconds=self.timeout_s))
-        except RuntimeError as error:
+            stores.await_keys(self.store, keys, self.timeout_s, self.interrupted)
+        except TimeoutError as error:
             late = [rank for rank, key in zip(self.ranks, keys, strict=True) if not self.store.check([key])]
-            if not late:
-                raise
             who = f"{name_ranks(late)} {'has' if len(late) == 1 else 'have'}"
             raise dist.DistBackendError(
                 f"{who} not joined the new group {self.name} within {self.timeout_s:g} s. All ranks must create their "
@@ -147,7 +159,9 @@ class _Setup:
         region = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         listeners = [(entries[rank].listener, entries[rank].listener_secret) for rank in placed.here]
         length = native.length(len(placed.here), staging, region)
-        near = segment.connect_members(self.listener, listeners, placed.member, length, self.timeout_s)
+        near = segment.connect_members(
+            self.listener, listeners, placed.member, length, self.timeout_s, self.interrupted
+        )
         far, links = None, (0, 0, -1, -1, 0, 0)
         try:
             if placed.is_leader:
@@ -184,7 +198,7 @@ class _Setup:
         following = entries[placed.leader_at(placed.host + 1)]
         previous = placed.leader_at(placed.host - 1)
         where = (following.address, following.port, following.port_secret)
-        return ring.join(self.port, self.rank, where, previous, self.timeout_s)
+        return ring.join(self.port, self.rank, where, previous, self.timeout_s, self.interrupted)
 
 
 def _staging(placed: Layout) -> int:
@@ -193,17 +207,24 @@ def _staging(placed: Layout) -> int:
     return STAGING_FAR if max(len(ranks) for ranks in placed.hosts) > 1 else STAGING_ALONE
 
 
+def _forming(name: str) -> FormsCore:
+    def form(
+        store: Any,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        ranks: list[int],
+        interrupted: Callable[[], str],
+    ) -> tuple[Any, bool]:
+        return _Setup(name, store, rank, size, timeout, ranks, interrupted).core()
+
+    return form
+
+
 def _create(name: str, asked: Any) -> SharedGroup:
-    setup = _Setup(
-        name,
-        asked.store,
-        asked.group_rank,
-        asked.group_size,
-        asked.timeout,
-        list(asked.global_ranks_in_group),
-    )
-    core, whole_host = setup.core()
-    return SharedGroup(name, asked.store, asked.group_rank, asked.group_size, asked.timeout, core, whole_host)
+    ranks = list(asked.global_ranks_in_group)
+    size, timeout = asked.group_size, asked.timeout
+    return SharedGroup(name, asked.store, asked.group_rank, size, timeout, _forming(name), ranks)
 
 
 def create_shm(asked: Any, _options: Any = None) -> SharedGroup:

@@ -154,6 +154,13 @@ def watch(group_class: type, work_classes: tuple[type, ...]) -> None:
             marks.watch_work_class(work_class)
 
 
+def start_anew() -> None:
+    """Forget the collectives before this: the groups have other members now, who count theirs from 0."""
+    marks = status_page.kept("collectives")
+    if marks is not None:
+        marks.start_anew()
+
+
 def on_new_group(callback: Callable[[], None]) -> None:
     status_page.keep("on_new_group", callback)
 
@@ -218,6 +225,12 @@ class _Marks:
         self._flying: dict[int, _Flight] = {}  # by the identity of the Work
         self._futures: list[tuple[Any, int]] = []
 
+    def start_anew(self) -> None:
+        """Count the collectives of all groups from 0 again, as a process does that has just started."""
+        self._groups.clear()
+        self._flying.clear()
+        self._futures.clear()
+
     # --- start of a collective -----------------------------------------------------------------------
 
     def watch_group_class(self, group_class: type) -> None:
@@ -243,7 +256,7 @@ class _Marks:
             self._track(work, flight)
             return work
 
-        return _copy_name(wrapper, original, name)
+        return copy_name(wrapper, original, name)
 
     def _begin(
         self, facts: Facts, group: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -354,10 +367,10 @@ def _wrap_work_method(
     def wrapper(work: Any, *args: Any, **kwargs: Any) -> Any:
         return handler(original, work, args, kwargs)
 
-    return _copy_name(wrapper, original, name)
+    return copy_name(wrapper, original, name)
 
 
-def _copy_name(wrapper: Any, original: Callable[..., Any], name: str) -> Callable[..., Any]:
+def copy_name(wrapper: Any, original: Callable[..., Any], name: str) -> Callable[..., Any]:
     """Give a wrapper the name of the method that it wraps, for torch's check of overrides."""
     wrapper.__code__ = wrapper.__code__.replace(co_name=name)
     result: Callable[..., Any] = functools.update_wrapper(wrapper, original)

@@ -1,13 +1,20 @@
 """The guard: one small thread in a rank that watches its process groups, for the launcher.
 
-Theory of operation ------------------- The guard reports failures of communication to the launcher at once. When the
-launcher requests it, the guard aborts all groups. Then a thread that is blocked in a collective returns to Python, and
-its `finally:` blocks and signal handlers run. The error that it gets contains the reason.
+Theory of operation
+-------------------
+The guard reports failures of communication to the launcher at once. When the launcher requests it, the guard aborts all
+groups. Then a thread that is blocked in a collective returns to Python, and its `finally:` blocks and signal handlers
+run. The error that it gets contains the reason.
 
     polled      `get_error()` of NCCL groups and others like it, ten times per second; peers that have closed their
                 connections
     reported    a failed collective (`report`), by our reducer or by the tracing of collectives
-    requested   {"abort": reason}, {"dump": file}, over the socket that the launcher names in DDP_GUARD
+    requested   {"abort": reason}, {"dump": file}, {"pause": ...}, {"continue": ...}, over the socket that the launcher
+                names in DDP_GUARD
+
+A rank whose loop can begin again in the same process (`State.run` of ddp.elastic) says so: {"heals": true}. After a
+failure of another rank, the launcher pauses it instead of ending it: the guard aborts its groups, the loop *parks*, and
+the launcher sends it the environment of the next generation. See docs/elastic.md.
 
 How a thread can be released depends on the library that blocks it. NCCL's groups and our own can be aborted. Gloo's
 `abort()` does not release threads on CPUs, but shutting down its sockets does (see `peers.py`). The guard aborts each
@@ -22,11 +29,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import queue
 import select
 import socket
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from . import torch_api
@@ -64,6 +73,11 @@ def running() -> Guard | None:
     return found if found is not None and found.pid == os.getpid() else None
 
 
+def cannot_heal(reason: str) -> None:
+    """Tell the launcher that this process cannot go on with survivors, or as one of them."""
+    start().cannot_heal(reason)
+
+
 def why_broken(*, ask: bool = False) -> str:
     """Say why results of collectives may be garbage; "" if they are valid.
 
@@ -74,6 +88,14 @@ def why_broken(*, ask: bool = False) -> str:
     if found is None:
         return ""
     return found.find_broken() if ask else found.broken
+
+
+@dataclass(frozen=True, slots=True)
+class Continue:
+    """The generation in which this process goes on, and the variables that differ in it."""
+
+    generation: int
+    environment: dict[str, str]
 
 
 class Guard:
@@ -90,13 +112,16 @@ class Guard:
         self._groups: tuple[Any, ...] = ()
         self._watched: list[tuple[Any, Any]] = []  # groups with their asynchronous backends
         self.broken = ""  # why results of collectives may be garbage
+        self._heals = False
+        self._pausing = threading.Event()  # the launcher will start the next generation with this process
+        self._orders: queue.SimpleQueue[Continue] = queue.SimpleQueue()
         self._reported: set[int] = set()
         self._wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="ddp-guard", daemon=True)
 
     def begin(self) -> None:
-        self._send({"hello": _number("RANK"), "generation": _number("DDP_GENERATION"), "pid": self.pid})
+        self._send(self._hello())
         self._thread.start()
         # End before the interpreter stops threads: a thread inside torch's code would then abort the process.
         threading._register_atexit(self.end)  # type: ignore[attr-defined]
@@ -131,6 +156,39 @@ class Guard:
             if status != "SUCCESS" and any(group is each for each in torch_api.groups()):
                 return _error_text(backend.name(), status, getattr(group, "group_name", ""))
         return ""
+
+    def _hello(self) -> dict[str, Any]:
+        hello = {"hello": _number("RANK"), "generation": _number("DDP_GENERATION"), "pid": self.pid}
+        return hello | ({"heals": True} if self._heals else {})
+
+    # --- healing: the same process in the next generation ----------------------------------------------
+
+    def heals(self, on: bool) -> None:
+        """Tell the launcher whether this process can go on in another generation."""
+        self._heals = on
+        self._send({"heals": on})
+
+    def cannot_heal(self, reason: str) -> None:
+        self._heals = False
+        self._send({"cannot_heal": reason[:_MAX_TEXT]})
+
+    def will_pause(self, within_s: float) -> bool:
+        """Wait until the launcher pauses this process; False if it does not within this time."""
+        return self._heals and self._socket is not None and self._pausing.wait(within_s)
+
+    def park(self) -> Continue:
+        """Wait, outside of all collectives, for the next generation."""
+        self._send({"parked": {"generation": _number("DDP_GENERATION")}})
+        return self._orders.get()
+
+    def go_on(self) -> None:
+        """Begin the generation that is now in the environment."""
+        self._reason, self.broken = "", ""
+        self._reported.clear()
+        self._aborted.clear()
+        self._pausing.clear()
+        self.peers.begin_again()
+        self._send(self._hello())
 
     # --- reports to the launcher ---------------------------------------------------------------------
 
@@ -201,6 +259,12 @@ class Guard:
     def _handle(self, request: dict[str, Any]) -> None:
         if "abort" in request:
             self.abort(str(request["abort"]))
+        elif "pause" in request:
+            self._pausing.set()
+            self.abort(str(request["pause"]["reason"]))
+        elif "continue" in request:
+            order = request["continue"]
+            self._orders.put(Continue(int(order["generation"]), dict(order["env"])))
         elif "dump" in request:
             self._send({"dumped": _dump(str(request["dump"])), "groups": _describe(self._groups)})
 

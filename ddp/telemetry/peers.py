@@ -229,7 +229,21 @@ class Peers:
         """Shut down the connections to the other ranks and to the store, which releases all threads that wait there."""
         self._stopped.set()
         with self._lock:
-            return shut_down([one for one, _peer in self._known.values()] + self._store_ends)
+            ends = [one for one, _peer in self._known.values()] + self._store_ends
+        known = {one.inode for one in ends}
+        # A thread may be forming the first groups: their store is not known to torch yet.
+        port = os.environ.get("MASTER_PORT", "")
+        forming = [one for one in connections() if port == one.there.split()[1] and one.inode not in known]
+        return shut_down(ends + forming)
+
+    def begin_again(self) -> None:
+        """Forget the connections of the last generation, which are shut down."""
+        with self._lock:
+            self._known.clear()
+            self._hosts.clear()
+            self._closings.clear()
+            self._store_ends = []
+        self._stopped.clear()
 
 
 def _addresses(text: str) -> set[End]:

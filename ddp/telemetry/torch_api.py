@@ -165,6 +165,11 @@ def has_default_group() -> bool:
     return getattr(_world(), "default_pg", None) is not None
 
 
+def world() -> Any:
+    """Return torch's tables of process groups."""
+    return get(torch_names.WORLD)
+
+
 def _world() -> Any:
     return getattr(sys.modules.get(torch_names.WORLD.owner), torch_names.WORLD.name, None)
 

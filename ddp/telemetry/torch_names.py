@@ -51,6 +51,7 @@ _GUARD = "the guard"
 _FORWARD, _BACKWARD = "the phase FORWARD on the status page", "the phase BACKWARD on the status page"
 _RPC = "gradients of a distributed backward (RPC)"
 _COMMITS = "commits of ddp.elastic"
+_HEALING = "healing in place"
 
 _DDP = "torch.nn.parallel.distributed:DistributedDataParallel"
 _C10D = "torch.distributed.distributed_c10d"
@@ -121,6 +122,23 @@ SHARD_OF_DTENSOR = Name(
     f"{_COMMITS} with DTensors",
     ("global_shape", "mesh", "placements"),
 )
+VERIFY_MODEL = Name(
+    "torch.nn.parallel.distributed",
+    "_verify_param_shape_across_processes",
+    Use.PATCHED,
+    _HEALING,
+    ("process_group", "tensors"),
+)
+SYNC_STATES_OF_DDP = Name(
+    "torch.nn.parallel.distributed", "_sync_module_states", Use.PATCHED, _HEALING, ("module", "process_group")
+)
+REGISTER_GROUP = Name(_BINDINGS, "_register_process_group", Use.CALLED, _HEALING)
+UNREGISTER_GROUP = Name(_BINDINGS, "_unregister_process_group", Use.CALLED, _HEALING)
+SET_DEFAULT_GROUP = Name(_C10D, "_update_default_pg", Use.CALLED, _HEALING, ("pg",))
+INIT_METHOD = Name(_C10D, "_default_pg_init_method", Use.READ, _HEALING)
+STORE_BARRIER = Name(
+    _C10D, "_store_based_barrier", Use.CALLED, _HEALING, ("rank", "store", "group_name", "rendezvous_count")
+)
 WORLD = Name(_C10D, "_world", Use.READ, f"{_GUARD}, and a clean exit of ranks")
 DEFAULT_STORE = Name(_C10D, "_get_default_store", Use.CALLED, "the names of lost peers")
 # It is empty until a variable sets its size (the second one is the older name). From 2.11 on there is a default size.
@@ -175,7 +193,8 @@ PYTHON_REDUCER = Name(
 )
 
 _OF_GROUPS = (
-    *_each(_GROUP, Use.CALLED, f"{_BACKENDS}, {_GUARD}", "_get_backend", "_device_types"),
+    *_each(_GROUP, Use.OVERRIDDEN, f"{_BACKENDS}, {_GUARD}", "_get_backend"),
+    *_each(_GROUP, Use.CALLED, f"{_BACKENDS}, {_GUARD}", "_device_types"),
     *_each(_GROUP, Use.CALLED, _BACKENDS, "_set_default_backend", "_register_backend"),
 )
 
@@ -202,6 +221,15 @@ NAMES: tuple[Name, ...] = (
     *(PRE_FORWARD, INSIDE_FORWARD, POST_FORWARD, RUN_BACKWARD, NEXT_BATCH, PROFILE_STEP, NEW_GROUP),
     *(SET_GROUP_NAME, GRAPH_TASK, ENGINE, STORAGE_USES, SYNC_STATES, FIRST_BUCKET, FUTURE, FOREACH_COPY),
     *(FOREACH_DIVIDE, FOREACH_NORM, SKIPPED_BY_DYNAMO, DISABLE_DYNAMO, RPC_IS_USED, RPC_CONTEXT),
+    *(
+        VERIFY_MODEL,
+        SYNC_STATES_OF_DDP,
+        REGISTER_GROUP,
+        UNREGISTER_GROUP,
+        SET_DEFAULT_GROUP,
+        INIT_METHOD,
+        STORE_BARRIER,
+    ),
     *(SHARD_OF_DTENSOR, WORLD, DEFAULT_STORE, RECORD_OF_ALL, RECORD_OF_NCCL, PYTHON_REDUCER),
     *_OVERRIDDEN,
     *_INHERITED,

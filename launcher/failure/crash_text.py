@@ -13,9 +13,9 @@ without a failure spends no time on them.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from launcher.output.lines import CUT, TRACEBACK_HEADER
+from rendezvous.values.late_dataclass import dataclass
 
 GROUP_HEADER = "+ Exception Group " + TRACEBACK_HEADER
 MAX_LINES = 40

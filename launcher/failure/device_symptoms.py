@@ -8,10 +8,10 @@ user-exception=fail). The first entry that matches a message applies. docs/commu
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from enum import StrEnum
 
 from launcher.machine.xids import XIDS, Origin, xid_in
+from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.types import FailureClass as Class
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 import signal
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 from launcher.failure.crash_text import (
@@ -29,6 +29,7 @@ from launcher.failure.crash_text import (
 )
 from launcher.failure.symptoms import class_of, hint_of, is_known, is_mismatch_error, may_be_at_peer
 from launcher.failure.watchdog_report import headline, own_error, shortened, why_terminated
+from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.types import Cause, Doubt, FailureClass
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ import asyncio
 import contextlib
 import json
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from launcher.template import scratch
+from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -9,10 +9,11 @@ spike must be present in two consecutive readings. The begin and the end of a pr
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from launcher.sources.findings import Severity
+from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

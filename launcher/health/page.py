@@ -10,9 +10,9 @@ The writer is a rank, whose memory may be corrupted: any content of its page is 
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.rank_view import (
     NO_REPEAT,
     Buckets,

@@ -30,10 +30,11 @@ see rendezvous/diagnosing/diagnosis.py.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from launcher.settings.budgets import ASLEEP_S, AT_WORK_S
+from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.rank_report import MAX_CALLS, MAX_GROUPS, RankReport
 from rendezvous.values.rank_view import HELD, RankPhase, RankView
 from rendezvous.values.text_limits import NAME

@@ -15,11 +15,12 @@ that failed, or hung. Its time counts as `detect`. Other stops take nothing back
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.rank_time import CLASSES, TimeSpent
 from rendezvous.values.rank_view import RankPhase
 

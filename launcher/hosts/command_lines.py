@@ -7,11 +7,11 @@ host.
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from launcher.settings.options import OPTIONS
 from launcher.settings.values import parse_int
+from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

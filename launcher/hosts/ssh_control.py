@@ -11,11 +11,11 @@ import json
 import os
 import signal
 import threading
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from launcher.hosts.command_lines import SSH_CONTROL
 from launcher.output import frames
+from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping

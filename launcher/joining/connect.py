@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import os
 import socket
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, assert_never
 
 from launcher.joining import addresses
@@ -27,6 +27,7 @@ from rendezvous.client.options import ENV, ClientOptions, OptionsUnusable, clien
 from rendezvous.client.session import connect
 from rendezvous.embedded import EmbeddedRendezvous
 from rendezvous.hosted import protection, serve
+from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.types import AgentId
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ process if the job has one node, then the first node that the scheduler reports.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from launcher.settings.values import parse_int, quote
+from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.wire_names import PORT
 
 if TYPE_CHECKING:

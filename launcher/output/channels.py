@@ -15,7 +15,8 @@ import fcntl
 import os
 import termios
 import threading
-from dataclasses import dataclass
+
+from rendezvous.values.late_dataclass import dataclass
 
 # Large enough for a burst. The pipes of one user share 64 MiB before the kernel makes new ones small.
 PIPE_SIZE = 256 * 1024

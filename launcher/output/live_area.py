@@ -7,11 +7,11 @@ the cursor is where the rank has put it. So what a person types appears behind t
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from launcher.output.lines import without_c1
 from launcher.output.screen_row import BLANK, Cell, Row, cells_of, rendered
+from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -12,7 +12,8 @@ from __future__ import annotations
 import threading
 import time
 from array import array
-from dataclasses import dataclass
+
+from rendezvous.values.late_dataclass import dataclass
 
 _MARK_EVERY_S = 0.25
 _MOST_MARKS = 1024

@@ -11,7 +11,9 @@ Rows are counted from the first row that is kept.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+from rendezvous.values.late_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

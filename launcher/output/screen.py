@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 from launcher.output.canvas import Canvas
@@ -28,6 +28,7 @@ from launcher.output.lines import LINE_LIMIT, cut_to_pieces
 from launcher.output.redrawn_rows import RedrawnRows
 from launcher.output.screen_row import Row, cells_of
 from launcher.output.thinning import without_hidden_states
+from rendezvous.values.late_dataclass import dataclass
 
 SETTLE_S = 0.1
 FORGET_S = 2.0

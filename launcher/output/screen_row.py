@@ -8,10 +8,11 @@ combines with the character before it (an accent) shares its cell. Text that is 
 from __future__ import annotations
 
 import unicodedata
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import repeat
 from operator import itemgetter
+
+from rendezvous.values.late_dataclass import dataclass
 
 Cell = tuple[str, str]
 BLANK: Cell = ("", " ")

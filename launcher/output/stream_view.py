@@ -9,12 +9,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from launcher.output import screen, thinning
 from launcher.output.screen import Finished, Screen
 from launcher.output.thinning import Thinning
+from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
     from launcher.output.screen_row import Row

@@ -7,7 +7,8 @@ LONGEST_PAUSE_S, so that hours of training leave few lines. The last state is al
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from rendezvous.values.late_dataclass import dataclass
 
 # Text in which each character has one column: printable ASCII, and the blocks and lines that bars consist of (three
 # bytes each). There, what one state of a bar leaves of the one before is a matter of lengths.

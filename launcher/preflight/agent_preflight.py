@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from launcher.joining.connect import CannotConnect, open_session_of
@@ -11,6 +11,7 @@ from launcher.preflight import checkup, host, source_checkup
 from launcher.preflight.checkup import Clock, Grade, skipped
 from launcher.preflight.facts import gather
 from launcher.stop_requests import unless_stopped
+from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

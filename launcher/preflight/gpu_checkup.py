@@ -8,11 +8,11 @@ of CUDA_VISIBLE_DEVICES, if it is set.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from launcher.machine.xids import short_bus
 from launcher.preflight.checkup import GB, Check, Grade, of_bytes, skipped
+from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from launcher.joining.connect import CannotConnect
@@ -40,6 +40,7 @@ from rendezvous.values.events import (
     StoreOpened,
     Waiting,
 )
+from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.types import RestartBudget, StoreAddress
 
 if TYPE_CHECKING:

@@ -20,7 +20,9 @@ import secrets
 import socket
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+from rendezvous.values.late_dataclass import dataclass
 
 _HELLO_BYTES = 160
 _PING_BYTES, _PINGS = 32, 16

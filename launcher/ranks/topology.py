@@ -11,12 +11,12 @@ fits: one core per CPU, one cache per node, one socket, one node.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from launcher.machine import nvml
 from launcher.machine.gpu_state import GpuName, visible_indexes
 from launcher.ranks.affinity import BindingError, Cpu, Topology
+from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

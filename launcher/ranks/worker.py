@@ -8,7 +8,7 @@ import errno
 import os
 import signal
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from launcher.exchange import RankEnded
@@ -25,6 +25,7 @@ from launcher.ranks.zygote import rank_argv
 from launcher.settings.import_path import files_that_hide
 from launcher.settings.spec import EntryKind
 from launcher.template.messages import CANNOT_START, Spawn
+from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.rank_view import Repeat
 from rendezvous.values.types import Cause, FailureClass
 

@@ -6,11 +6,12 @@ abbreviation, and joined short switches (`-mr3`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from launcher.settings.options import BY_SHORT, BY_SPELLING, matching, negates
 from launcher.settings.values import nearest, printable
+from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
     from launcher.settings.option import Option

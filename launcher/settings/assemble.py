@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 import signal
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from launcher.settings.arguments import UsageError
 from launcher.settings.options import OPTIONS
 from launcher.settings.spec import EntryKind, EntryPoint, LaunchSpec, LogSpec
 from launcher.settings.values import BadValue, join_endpoint, nearest, positive_duration
+from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.types import Recover, ScaleUp
 
 if TYPE_CHECKING:

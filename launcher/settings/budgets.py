@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from rendezvous.values.late_dataclass import dataclass
 
 _LONG_S = 1800.0
 AT_WORK_S = 600.0

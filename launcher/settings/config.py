@@ -6,13 +6,14 @@ the source. Pure: the caller passes the environment and the file.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from launcher.settings.arguments import CommandLine, UsageError
 from launcher.settings.option import Option, Reach
 from launcher.settings.options import BY_SPELLING, OPTIONS, negates
 from launcher.settings.values import BadValue, nearest, printable, quote
+from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

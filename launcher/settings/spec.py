@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import IntFlag, StrEnum
 from typing import Literal
 
 from launcher.settings.budgets import Budgets
+from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.types import (
     UNLIMITED,
     CrashLoop,

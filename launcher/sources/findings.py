@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
+
+from rendezvous.values.late_dataclass import dataclass
 
 _LINE_CHARS = 200
 

@@ -8,12 +8,12 @@ does not have this problem.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from launcher.machine.xids import UNKNOWN, XIDS, Need, Origin
 from launcher.sources.conditions import of_condition
 from launcher.sources.findings import Finding, NotUnderstood, Severity
+from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

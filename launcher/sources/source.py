@@ -6,12 +6,12 @@ import http.client
 import os
 import socket
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
 from launcher.sources import answer
 from launcher.sources.findings import NotUnderstood, line
+from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
     import ssl

@@ -18,12 +18,13 @@ I/O.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, assert_never
 
 from rendezvous.session_replay import Redirect, SessionReplay
 from rendezvous.values.events import AgentJoined, Refused, Waiting
+from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
     from rendezvous.values.events import FromAgent, ToAgent

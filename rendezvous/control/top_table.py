@@ -6,10 +6,10 @@ is slower than the others has a lower share than they have: they wait for it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
+from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.rank_view import RankPhase
 
 if TYPE_CHECKING:

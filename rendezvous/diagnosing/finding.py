@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from rendezvous.diagnosing import hang_text as words
+from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.types import Doubt
 
 if TYPE_CHECKING:

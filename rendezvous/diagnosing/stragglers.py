@@ -15,10 +15,11 @@ reported if another rank is as slow.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rendezvous.values.frozen_map import EMPTY, FrozenMap
+from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.straggler_state import PhaseTimes, Slowness, SlowRank, StragglerState
 
 if TYPE_CHECKING:

@@ -15,9 +15,10 @@ rank counts as missing only if no other rank of the call is missing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
+from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.rank_report import MAX_GROUPS
 
 if TYPE_CHECKING:

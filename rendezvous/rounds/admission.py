@@ -15,7 +15,8 @@ from rendezvous.rounds import healing
 from rendezvous.rounds.exclusion import exclude
 from rendezvous.rounds.growing import consider_growth
 from rendezvous.rounds.policy import outcome_text
-from rendezvous.rounds.sealing import Result, by_arrival, gather, missed_messages, spec_of, waiting
+from rendezvous.rounds.reading import Result, by_arrival, spec_of
+from rendezvous.rounds.sealing import gather, missed_messages, waiting
 from rendezvous.rounds.state_recovery import is_forgotten, remember_generation
 from rendezvous.rounds.stopping import after_loss, interrupt
 from rendezvous.values.events import AgentJoined, Disagreement, Ended, Notice, RefusalKind, Refused, Tell

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from rendezvous.diagnosing import goodput
 from rendezvous.rounds.policy import first_cause_order, first_of
-from rendezvous.rounds.sealing import Result, by_arrival, spec_of
+from rendezvous.rounds.reading import Result, by_arrival, spec_of
 from rendezvous.values.events import Ended, Persist, Tell
 from rendezvous.values.frozen_map import EMPTY
 from rendezvous.values.state import DECISIONS_KEPT, MAX_CAUSES, JobState, Phase, Timers

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rendezvous.diagnosing.stragglers import nodes_to_exclude
-from rendezvous.rounds.sealing import spec_of
+from rendezvous.rounds.reading import spec_of
 from rendezvous.values.state import Exclusion, JobState
 from rendezvous.values.types import StragglerPolicy
 

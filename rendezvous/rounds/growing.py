@@ -16,7 +16,8 @@ from dataclasses import replace
 
 from rendezvous.rounds.healing import obstacle_to_order
 from rendezvous.rounds.policy import growth
-from rendezvous.rounds.sealing import Result, checkpoint_request, last_call, spec_of, world_of
+from rendezvous.rounds.reading import Result, spec_of, world_of
+from rendezvous.rounds.sealing import checkpoint_request, last_call
 from rendezvous.rounds.stopping import order_stop
 from rendezvous.values.events import Persist, Tell
 from rendezvous.values.frozen_map import EMPTY, FrozenMap

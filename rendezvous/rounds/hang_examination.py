@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from rendezvous.diagnosing.diagnosis import LONGEST_PATIENCE_S, diagnose
 from rendezvous.diagnosing.finding import TIMED_OUT_EXIT_CODE, BlamedRank, Finding, Patience
-from rendezvous.rounds.sealing import Result, world_of
+from rendezvous.rounds.reading import Result, world_of
 from rendezvous.rounds.stopping import rank_failed
 from rendezvous.values.events import Accused, Examine, Tell
 from rendezvous.values.frozen_map import FrozenMap

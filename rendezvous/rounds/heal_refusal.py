@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from rendezvous.rounds import healing
 from rendezvous.rounds.policy import plan_restart, restarts_spent
-from rendezvous.rounds.sealing import Result, spec_of
+from rendezvous.rounds.reading import Result, spec_of
 from rendezvous.rounds.stopping import order_stop
 from rendezvous.values.events import Persist
 from rendezvous.values.state import JobState, is_live

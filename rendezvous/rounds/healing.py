@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from rendezvous.values.types import JobSpec, RestartBudget
 
-_NOBODY_IS_LEFT = "no paused rank is left"
+NOBODY_IS_LEFT = "no paused rank is left"
 
 
 # --- whether the next stop can be in place -------------------------------------------------------------
@@ -71,7 +71,7 @@ def _obstacle_of_class(cause: Cause, rule: PolicyAction | None) -> str:
 def _nobody_ready(state: JobState, without: str | None) -> str:
     if not len(state.ready):
         return "no rank trains inside State.run of ddp.elastic"
-    return "" if any(_has_survivors(state, n) for n in state.ready if n != without) else _NOBODY_IS_LEFT
+    return "" if any(_has_survivors(state, n) for n in state.ready if n != without) else NOBODY_IS_LEFT
 
 
 def _has_survivors(state: JobState, node: str) -> bool:
@@ -100,6 +100,13 @@ def parked(state: JobState, node: str, local_ranks: tuple[int, ...]) -> JobState
     return replace(state, parked=state.parked.plus(node, local_ranks))
 
 
+def fewer_parked(state: JobState, node: str, local_ranks: tuple[int, ...]) -> JobState:
+    """A node that has stopped reports again, because a paused rank has ended. A late copy of a report adds none."""
+    known = state.parked.get(node, ())
+    left = tuple(rank for rank in known if rank in local_ranks)
+    return state if left == known else parked(state, node, left)
+
+
 def without_parked(state: JobState, node: str) -> JobState:
     return replace(state, parked=state.parked.minus(node)) if node in state.parked else state
 
@@ -119,16 +126,23 @@ def forgotten(state: JobState, node: str) -> JobState:
     return without_parked(state, node) if state.phase in (Phase.FORMING, Phase.STOPPING) else state
 
 
+def lost_heal(state: JobState, nodes: Iterable[str]) -> Decision | None:
+    """The decision in place that a world of these nodes cannot carry out, because none of them has paused ranks."""
+    decision = state.decision
+    if decision is None or not decision.in_place:
+        return None
+    return None if any(node in state.parked for node in nodes) else decision
+
+
 def sealed(state: JobState, nodes: Iterable[str], now: float) -> JobState:
     """The state in which a world of these nodes is sealed. A decision in place without paused ranks is a restart."""
     stay = [node for node in nodes if node in state.parked]
-    decision = state.decision
-    if not stay and decision is not None and decision.in_place:
+    decision = lost_heal(state, stay)
+    if decision is not None:
         if decision.cause is not None:
             state = recounted(state, now)
-        plain = replace(
-            decision, in_place=False, reason=f"{decision.reason}; {_NOBODY_IS_LEFT}: all ranks restart"
-        )
+        reason = f"{decision.reason}; {NOBODY_IS_LEFT}: all ranks restart"
+        plain = replace(decision, in_place=False, reason=reason)
         state = replace(state, decision=plain, decisions=(*state.decisions, plain))
     return replace(
         state,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rendezvous.diagnosing.stragglers import as_fast_again, in_words
@@ -15,6 +14,7 @@ from rendezvous.values.events import (
     NodeHealth,
     PhaseTimesReported,
 )
+from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.state import Phase, world_nodes
 from rendezvous.values.text_limits import Sentence  # noqa: TC001 - the codec reads it
 from rendezvous.values.types import FailureClass

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 from rendezvous.rounds import healing
 from rendezvous.rounds.growing import consider_growth
 from rendezvous.rounds.policy import plan_restart, room_to_grow
-from rendezvous.rounds.sealing import Result, gather, tell_progress
+from rendezvous.rounds.sealing import gather, tell_progress
 from rendezvous.rounds.stopping import order_stop
 from rendezvous.values.events import Persist
 from rendezvous.values.state import Exclusion, JobState, Phase, is_live, world_nodes
 from rendezvous.values.types import Decision, DecisionKind
 
 if TYPE_CHECKING:
+    from rendezvous.rounds.reading import Result
     from rendezvous.values.events import Effect
 
 

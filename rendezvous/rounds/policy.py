@@ -8,11 +8,11 @@ the job if --failure-policy says so for the true cause, or it excludes a node.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rendezvous.rounds import healing, standstill
 from rendezvous.values.cause_text import described
+from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.state import JobState, Streak, standing_by, world_nodes
 from rendezvous.values.types import Cause, Decision, DecisionKind, FailureClass, PolicyAction, ScaleUp
 

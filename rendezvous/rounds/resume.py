@@ -11,12 +11,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rendezvous.rounds.sealing import by_arrival, missed_messages
+from rendezvous.rounds.reading import by_arrival
+from rendezvous.rounds.sealing import missed_messages
 from rendezvous.values.events import Effect, SetDeadline, Tell
 from rendezvous.values.frozen_map import FrozenMap
 
 if TYPE_CHECKING:
-    from rendezvous.rounds.sealing import Result
+    from rendezvous.rounds.reading import Result
     from rendezvous.values.state import JobState
 
 _FIRST_LEASE = 3.0  # in leases

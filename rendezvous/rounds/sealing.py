@@ -16,7 +16,10 @@ from typing import TYPE_CHECKING
 
 from rendezvous.diagnosing import goodput, versions
 from rendezvous.rounds import healing
+from rendezvous.rounds.ending import end, failed
+from rendezvous.rounds.policy import restarts_spent
 from rendezvous.rounds.ranks import assignment, form_world, role_sizes
+from rendezvous.rounds.reading import Result, by_arrival, spec_of, world_of
 from rendezvous.rounds.state_recovery import (
     forgotten_size,
     next_generation,
@@ -26,7 +29,6 @@ from rendezvous.rounds.state_recovery import (
 from rendezvous.values.events import (
     Assigned,
     CheckpointRequested,
-    Effect,
     Ended,
     Notice,
     Persist,
@@ -47,24 +49,12 @@ from rendezvous.values.state import (
     world_nodes,
 )
 from rendezvous.values.straggler_state import StragglerState
-from rendezvous.values.types import DecisionKind, Recover, ScaleUp
+from rendezvous.values.types import Decision, DecisionKind, Recover, ScaleUp
 
 if TYPE_CHECKING:
-    from rendezvous.values.types import Assignment, JobSpec, Placement, World
-
-Result = tuple[JobState, tuple[Effect, ...]]
+    from rendezvous.values.types import Assignment, JobSpec, Placement
 
 PROGRESS_S = 1.0  # the shortest interval between two progress messages to waiting agents
-
-
-def spec_of(state: JobState) -> JobSpec:
-    assert state.spec is not None, "internal error: the job has no spec"
-    return state.spec
-
-
-def world_of(state: JobState) -> World:
-    assert state.world is not None, "internal error: the job has no world"
-    return state.world
 
 
 def target_nodes(state: JobState) -> int:
@@ -146,6 +136,8 @@ def held_ranks(state: JobState) -> dict[str, int]:
 def seal(state: JobState, now: float) -> Result:
     """Seal a world of the next generation. The caller has checked that enough members are present."""
     chosen = choose(state)
+    if (over := _without_heal_or_restart(state, chosen, now)) is not None:
+        return over
     again = same_world_again(state, chosen)
     generation = next_generation(state) if again is None else again.generation
     world = again or form_world(generation, [(m.agent, m.facts) for m in chosen], held_ranks(state))
@@ -180,6 +172,17 @@ def seal(state: JobState, now: float) -> Result:
     return state, (Persist(), *messages, *left_out)
 
 
+def _without_heal_or_restart(state: JobState, chosen: list[Member], now: float) -> Result | None:
+    """The end of the job, if the paused ranks were lost while it waited for nodes, and no restart is allowed."""
+    decision = healing.lost_heal(state, [m.agent.node for m in chosen])
+    if decision is None or decision.cause is None or not (spent := restarts_spent(state, now)):
+        return None
+    reason = f"not in place: {healing.NOBODY_IS_LEFT}; {spent}"
+    fail = Decision(DecisionKind.FAIL, reason, state.generation, decision.cause)
+    state = healing.uncounted(state, decision)
+    return end(state, failed(state, reason, decision.cause), fail)
+
+
 def _slice(state: JobState, place: Placement) -> Assignment:
     limit = spec_of(state).budget.limit
     mine = assignment(world_of(state), place, state.role_sizes, state.generation - 1, limit)
@@ -196,10 +199,6 @@ def _why(state: JobState) -> str:
 
 
 # --- messages to a member ----------------------------------------------------------------------------
-
-
-def by_arrival(state: JobState) -> list[Member]:
-    return sorted(state.members.values(), key=lambda m: m.arrival)
 
 
 def missed_messages(state: JobState, member: Member) -> tuple[ToAgent, ...]:

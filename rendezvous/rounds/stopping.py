@@ -23,17 +23,8 @@ from rendezvous.rounds.policy import (
     next_streak,
     plan_restart,
 )
-from rendezvous.rounds.sealing import (
-    Result,
-    by_arrival,
-    choose,
-    gather,
-    seal,
-    spec_of,
-    target_nodes,
-    waiting,
-    world_of,
-)
+from rendezvous.rounds.reading import Result, by_arrival, spec_of, world_of
+from rendezvous.rounds.sealing import choose, gather, seal, target_nodes, waiting
 from rendezvous.values.events import Notice, Persist, Stop, Tell
 from rendezvous.values.frozen_map import EMPTY, FrozenMap
 from rendezvous.values.state import FAILURES_KEPT, JobState, Member, Phase, Timers
@@ -211,10 +202,9 @@ def order_stop(state: JobState, decision: Decision, now: float) -> Result:
 def node_stopped(state: JobState, event: AgentStopped, now: float) -> Result:
     """Handle the answer of a node. The same answer may come again, with fewer paused ranks."""
     node = event.agent.node
-    state = healing.parked(state, node, event.parked)
     if node not in state.pending:
-        return state, ()
-    state = replace(state, pending=state.pending.minus(node))
+        return healing.fewer_parked(state, node, event.parked), ()
+    state = replace(healing.parked(state, node, event.parked), pending=state.pending.minus(node))
     if event.reports:
         state = replace(state, last_seen=state.last_seen.plus(node, event.reports))
     if event.reached is not None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rendezvous.diagnosing import goodput
 from rendezvous.diagnosing.stragglers import in_words
 from rendezvous.rounds.policy import outcome_text
+from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.rank_time import JobTime, RankTime  # noqa: TC001 - the codec reads it
 from rendezvous.values.state import Phase, present, world_nodes
 from rendezvous.values.text_limits import Sentence, ShortenedSentence  # noqa: TC001 - the codec reads it

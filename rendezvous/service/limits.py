@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from rendezvous.values.late_dataclass import dataclass
 
 MESSAGE_BYTES = 1024 * 1024  # of one inbound message; gRPC rejects longer ones before it stores them
 

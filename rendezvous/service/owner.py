@@ -19,7 +19,6 @@ no agent counts as lost because of a delay in the service.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rendezvous.machine import step
@@ -27,6 +26,7 @@ from rendezvous.rounds.admission import renew_leases
 from rendezvous.rounds.resume import resume
 from rendezvous.store.protocol import Conflict
 from rendezvous.values.events import AgentHeard, DeadlineReached, Persist, SetDeadline, Tell
+from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.state import JobState, member_of
 
 if TYPE_CHECKING:

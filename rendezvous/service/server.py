@@ -13,7 +13,7 @@ import logging
 import os
 import resource
 import socket
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 import grpc
@@ -31,6 +31,7 @@ from rendezvous.service.operations import Operations
 from rendezvous.service.reflection import NAMES as REFLECTION
 from rendezvous.service.reflection import Reflection
 from rendezvous.service.scratchpad import Scratchpad
+from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import re
 import tomllib
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rendezvous.client.options import is_loopback
+from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.wire_names import PORT
 
 if TYPE_CHECKING:

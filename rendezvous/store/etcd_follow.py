@@ -12,7 +12,6 @@ follower sends a progress request if no event arrives, and switches to another m
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import grpc
@@ -21,6 +20,7 @@ import grpc.aio
 from rendezvous.pb import etcd_pb2 as pb
 from rendezvous.store.etcd_requests import end_of, everything_in
 from rendezvous.store.etcd_wire import RANGE, one_error_if_reopened
+from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable

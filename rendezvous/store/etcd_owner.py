@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rendezvous.pb import etcd_pb2 as pb
@@ -27,6 +26,7 @@ from rendezvous.store.etcd_requests import created_at, deleting, name_in, one, p
 from rendezvous.store.etcd_wire import GRANT, KEEP_ALIVE, RANGE, REVOKE, TXN
 from rendezvous.store.lease import Lease
 from rendezvous.store.protocol import Owner, OwnershipLost, StoreError
+from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,7 +7,6 @@ import logging
 import os
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import grpc
@@ -15,6 +14,7 @@ import grpc.aio
 
 from rendezvous.pb import etcd_pb2 as pb
 from rendezvous.store.protocol import StoreError
+from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

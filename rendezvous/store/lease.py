@@ -10,7 +10,7 @@ and a new leader extends them. If etcd grants a renewal, the lease was valid all
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from rendezvous.values.late_dataclass import dataclass
 
 _MARGIN = 0.1  # of the time to live
 

@@ -6,7 +6,7 @@ that runs (`running`), and what the service has sent since then.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, assert_never
 
 from rendezvous.values.events import (
@@ -27,6 +27,7 @@ from rendezvous.values.events import (
     StoreAt,
     Waiting,
 )
+from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.types import AgentId, Assignment, Cause, FailureClass, Outcome, StoreAddress
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ Messages of an older generation are ignored. A message from the service to an ag
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 
+from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.rank_report import RankReport
 from rendezvous.values.rank_time import RankTime
 from rendezvous.values.straggler_state import PhaseTimes

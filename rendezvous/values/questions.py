@@ -5,10 +5,10 @@ The service passes questions and answers on. It does not interpret them, apart f
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated
 
+from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.rank_view import RankPhase
 from rendezvous.values.text_limits import ShortenedSentence, TextLimit
 from rendezvous.values.types import AgentId  # noqa: TC001 - the codec reads it

@@ -6,7 +6,7 @@ activity. The agent sets the limits, and the service only compares. Times are gi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from rendezvous.values.late_dataclass import dataclass
 
 # At run time, not for the checker only: the codec reads these annotations.
 from rendezvous.values.rank_view import HELD, Collective, GroupView, RankPhase

@@ -5,10 +5,11 @@ The time of a rank begins when its agent starts, and ends when the agent ends. d
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 from rendezvous.values.frozen_map import EMPTY, FrozenMap
+from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.rank_view import NO_REPEAT, Repeat
 
 if TYPE_CHECKING:

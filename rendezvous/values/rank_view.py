@@ -7,8 +7,9 @@ that does not use our library, or one that has just started. For such a rank onl
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+from rendezvous.values.late_dataclass import dataclass
 
 
 class RankPhase(StrEnum):

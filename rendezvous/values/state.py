@@ -15,10 +15,11 @@ that wrote it, and `as_of` is the time of the snapshot. `rendezvous.rounds.resum
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from enum import StrEnum
 
 from rendezvous.values.frozen_map import EMPTY, FrozenMap
+from rendezvous.values.late_dataclass import dataclass
 
 # At run time, not for the checker only: the codec reads these annotations.
 from rendezvous.values.rank_report import RankReport  # noqa: TC001

@@ -5,9 +5,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from rendezvous.values.frozen_map import EMPTY, FrozenMap
+from rendezvous.values.late_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,9 @@ A text field without a declaration is treated as a name (an identifier, an addre
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
+
+from rendezvous.values.late_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,10 @@ They are frozen and hashable, and compute only derived values. docs/architecture
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 
+from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.rank_time import JobTime  # noqa: TC001 - the codec reads it
 from rendezvous.values.text_limits import Sentence, ShortenedSentence, Traceback  # noqa: TC001 - the codec reads it
 

@@ -295,6 +295,20 @@ def test_the_paused_node_is_lost_while_the_job_waits() -> None:
     assert (story.state.heals_used, story.state.restarts_used) == (0, 1)
 
 
+def test_the_paused_node_is_lost_while_the_job_waits_and_no_restart_is_left() -> None:
+    story = healing(job(2, restarts=0), "a", "b").happens(AgentLost(agent("a"), "its link broke")).park("b")
+    story.happens(AgentLost(agent("b"), "its link broke too")).joins("c")
+    assert story.state.phase is Phase.FORMING
+    story.joins("d")
+    assert story.state.outcome is not None
+    assert story.state.outcome.reason == (
+        "not in place: no paused rank is left; no restarts are allowed (--max-restarts 0)"
+    )
+    assert (story.state.outcome.heals, story.state.outcome.restarts) == (0, 0)
+    assert story.state.outcome.first_cause is not None
+    assert story.state.outcome.first_cause.node == "a"
+
+
 def test_the_paused_node_starts_a_new_agent_while_the_job_waits() -> None:
     story = healing(job(2), "a", "b").happens(AgentLost(agent("a"), "its link broke")).park("b")
     story.joins("b", life=2).joins("c")
@@ -313,6 +327,16 @@ def test_the_only_paused_rank_ends_while_it_waits() -> None:
     story = Story(job(2)).joins("a").joins("b", nproc=1).runs().ready("a", "b")
     story.happens(AgentLost(agent("a"), "its link broke")).park("b")
     story.happens(AgentStopped(agent("b"), 1)).joins("c")
+    assert not any(place.in_place for place in story.places().values())
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_a_paused_rank_ends_before_the_others_have_stopped(late: bool) -> None:
+    """A late copy of the first report does not bring it back."""
+    story = healing(job(), "a", "b").fails("b", 3, KILLED).park("a").happens(AgentStopped(agent("a"), 1))
+    if late:
+        story.happens(AgentStopped(agent("a"), 1, parked=(0, 1)))
+    story.stop("b")
     assert not any(place.in_place for place in story.places().values())
 
 

@@ -48,22 +48,22 @@ CORE = {
         *within(
             "rounds",
             "admission blocks ending exclusion growing hang_examination heal_refusal healing join_limits journal "
-            "orders outcome_truncation policy standstill ranks resume sealing snapshot state_recovery stopping view",
+            "orders outcome_truncation policy ranks reading resume sealing snapshot standstill state_recovery stopping "
+            "view",
         ),
         *within("service", "waiting_jobs"),
         *within("submit", "job job_file job_rules kubernetes pods slurm ssh yaml_text"),
         *within(
             "values",
-            "cause_text events frozen_map questions rank_report rank_time rank_view state straggler_state text_limits "
-            "types "
-            "version wire_names",
+            "cause_text events frozen_map late_dataclass questions rank_report rank_time rank_view state "
+            "straggler_state text_limits types version wire_names",
         ),
     },
     "ddp": {
         *"diagnostics groups reducer sharding telemetry".split(),
         *within("diagnostics", "bucket_search numerics_report timeline"),
         *within("elastic", "commits sample_order seeds"),
-        *within("groups", "backends rank_info"),
+        *within("groups", "backends rank_info reform_plan"),
         *within("reducer", "cost_model errors launch_order plan"),
         *within("sharding", "shards"),
         *within("telemetry", "name_list torch_names"),
@@ -125,8 +125,8 @@ SHELL = {
         ),
         *within(
             "groups",
-            "accelerator core_arguments core_loading mpi mpi_group process_group ring segment shared_group shared_work "
-            "shm single_tensor",
+            "accelerator core_arguments core_loading joining meeting membership mpi mpi_group process_group reform "
+            "registry ring segment shared_group shared_work shm single_tensor stores successors",
         ),
         *within(
             "reducer",
@@ -243,7 +243,8 @@ ROOMS = {
 # Which modules of another package a package may import.
 _VALUES = within(
     "values",
-    "cause_text events questions rank_report rank_time rank_view straggler_state text_limits types version wire_names",
+    "cause_text events late_dataclass questions rank_report rank_time rank_view straggler_state text_limits types "
+    "version wire_names",
 )
 ABROAD = {
     ("launcher", "core"): {f"rendezvous.{name}" for name in (*_VALUES, "diagnosing.stragglers")},
@@ -265,7 +266,7 @@ THIRD_PARTY = {
 }
 # They run inside the zygote, which is there to import torch; and as a program of its own.
 # What is NVIDIA's own there: a group of NCCL. Everything else asks torch.accelerator.
-MAY_NAME_CUDA = {"ddp.groups.shared_group"}
+MAY_NAME_CUDA = {"ddp.groups.membership"}
 
 MAY_IMPORT_TORCH = {"launcher.template.warm", "launcher.template.store", "launcher.preflight.self_test"}
 # A plug-in that torch's own agent loads, and nobody else.

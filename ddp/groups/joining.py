@@ -1,0 +1,169 @@
+"""The gate of a process that joins survivors: until it has joined, it forms groups, but does not communicate.
+
+A replacement runs the script from its top, while the survivors wait for it in `state.run`. They take part in the
+creation of groups only. So until `joined` is called in such a process (DDP_JOINS=1 in its environment):
+
+    creating a group        is announced to the survivors, and real
+    DistributedDataParallel skips the comparison and the broadcast of the model: the state comes with the resume
+    barrier                 does nothing
+    any other collective    raises, and the launcher learns that this script cannot be healed in place
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import traceback
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import Backend, BackendConfig
+
+from ddp.groups import reform, stores
+from ddp.groups.meeting import Meeting
+from ddp.groups.reform_plan import Announced
+from ddp.groups.shared_work import FinishedWork
+from ddp.telemetry import guard, status_page, torch_api, torch_names
+from ddp.telemetry.collective_facts import FACTS
+from ddp.telemetry.collective_marks import copy_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+VARIABLE = "DDP_JOINS"
+_BARRIERS = ("barrier", "monitored_barrier")
+_LIBRARIES = (os.path.dirname(os.path.dirname(torch.__file__)), os.path.dirname(os.path.dirname(__file__)))
+
+
+class JoiningError(RuntimeError):
+    """The script communicates before the survivors do."""
+
+
+class _Gate:
+    def __init__(self) -> None:
+        self.closed = os.environ.get(VARIABLE) == "1"
+        self.meeting: Meeting | None = None
+
+
+_gate = _Gate()
+
+
+def is_joining() -> bool:
+    """Whether this process joins survivors and has not joined them yet."""
+    return _gate.closed
+
+
+def is_alone() -> bool:
+    """Whether objects are constructed without communication now: other ranks do not construct theirs."""
+    return _gate.closed or reform.is_reforming()
+
+
+def joined() -> None:
+    """From now on this process communicates with the survivors. The groups it has are those that heal later."""
+    if _gate.closed:
+        _gate.closed = False
+        if _gate.meeting is not None:
+            _gate.meeting.end()
+    reform.mark()
+
+
+def install() -> None:
+    """Close the gate, once in a process that joins survivors. Call it before the script creates groups."""
+    if not _gate.closed or not status_page.once("joining"):
+        return
+    torch_api.patch(torch_names.NEW_GROUP, _announcing)
+    for name in (torch_names.VERIFY_MODEL, torch_names.SYNC_STATES_OF_DDP):
+        torch_api.patch(name, _skipping)
+    torch_api.patch(torch_names.PRE_FORWARD, _refusing_forward)
+    watch(dist.ProcessGroup)
+
+
+def watch(group_class: Any) -> None:
+    """Let the methods of a group class refuse to communicate while the gate is closed."""
+    if not _gate.closed:
+        return
+    for name, facts in FACTS.items():
+        original = group_class.__dict__.get(name)
+        if callable(original):
+            setattr(group_class, name, _refusing(original, name, facts.op))
+
+
+# --- what the wrappers do --------------------------------------------------------------------------------
+
+
+def _announcing(make: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(make)
+    def make_group(
+        size: int, rank: int, ranks: list[int], backend: Any, store: Any, name: str, *args: Any, **kwargs: Any
+    ) -> Any:
+        if _gate.closed:
+            members = tuple(ranks) or tuple(range(size))
+            config = str(BackendConfig(Backend(str(backend))))
+            _announce(Announced(str(name), members, config), store)
+        return make(size, rank, ranks, backend, store, name, *args, **kwargs)
+
+    return make_group
+
+
+def _announce(group: Announced, store: Any) -> None:
+    if _gate.meeting is None:
+        _gate.meeting = Meeting(stores.own_store(store), int(os.environ["RANK"]))
+    _gate.meeting.announce(group)
+
+
+def _skipping(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def skipped(*args: Any, **kwargs: Any) -> Any:
+        return None if is_alone() else original(*args, **kwargs)
+
+    return skipped
+
+
+def _refusing_forward(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def _pre_forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
+        if _gate.closed:
+            refuse("the forward of DistributedDataParallel")
+        return original(self, *inputs, **kwargs)
+
+    return _pre_forward
+
+
+def _refusing(original: Callable[..., Any], name: str, op: str) -> Callable[..., Any]:
+    def wrapper(group: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _gate.closed:
+            return original(group, *args, **kwargs)
+        if name in _BARRIERS:
+            return _nothing_to_wait_for()
+        return refuse(f"dist.{op}")
+
+    return copy_name(wrapper, original, name)
+
+
+def _nothing_to_wait_for() -> FinishedWork:
+    work = FinishedWork()
+    work._tensors = []
+    return work
+
+
+def refuse(what: str) -> None:
+    """Raise, and tell the launcher, that the script communicates before it has joined the survivors."""
+    reason = (
+        f"rank {os.environ.get('RANK', '?')} communicates before state.run: {what} at {_line_of_script()}. The "
+        "survivors of a failure do not take part in that. Move it into the function that state.run calls"
+    )
+    report = getattr(guard, "cannot_heal", None)
+    if report is not None:
+        report(reason)
+    raise JoiningError(reason)
+
+
+def _line_of_script() -> str:
+    for frame in reversed(traceback.extract_stack()):
+        if not frame.filename.startswith((*_LIBRARIES, "<")):
+            return f"{os.path.basename(frame.filename)}:{frame.lineno}"
+    return "an unknown line"
+
+
+__all__ = ["JoiningError", "install", "is_alone", "is_joining", "joined", "refuse", "watch"]

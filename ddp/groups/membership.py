@@ -1,0 +1,263 @@
+"""The members of a shared group: its rank, its size, the core that connects them, and the backends beside the core.
+
+All of this can be replaced while the group object stays, so that everything that holds the group goes on:
+
+    form_again     for a new generation: the members meet through its store. `ddp.groups.reform` calls it
+    reconfigure    the interface of torch 2.14 (`dist._reconfigure`): the members are given by their handles, and meet
+                   through the store with which the group was created
+
+torch's C++ code keeps the backend that was registered first for as long as the group lives. So the backends in use are
+kept here, and `_get_backend` returns them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore
+
+from ddp.groups.core_arguments import Reductions
+from ddp.groups.shared_work import FinishedWork, InFlight
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from datetime import timedelta
+
+    from ddp.groups.shared_work import Core
+
+# torch annotates its methods more narrowly than it calls them.
+_ProcessGroup: Any = dist.ProcessGroup
+
+
+LET_GO_AFTER_S = 0.5
+
+
+def not_interrupted() -> str:
+    return ""
+
+
+class FormsCore(Protocol):
+    """Connects the members. Returns the core, or None if all must use Gloo, and whether they are on one host.
+
+    `interrupted` is asked while the caller waits for other members. It returns why the wait must end, or "".
+    """
+
+    def __call__(
+        self,
+        store: Any,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        ranks: list[int],
+        interrupted: Callable[[], str],
+    ) -> tuple[Core | None, bool]: ...
+
+
+class Membership(_ProcessGroup):  # type: ignore[misc]
+    """The part of a process group of `shm` and `hier` that says who its members are."""
+
+    _core: Core | None
+    _flight: InFlight | None
+    _near: InFlight | None  # only if all members are on one host
+
+    def __init__(
+        self,
+        name: str,
+        store: Any,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        form: FormsCore,
+        ranks: list[int],
+    ) -> None:
+        super().__init__(rank, size)
+        self._name = name
+        self._timeout = timeout
+        self._timeout_s = timeout.total_seconds()
+        self._form = form
+        self._identity = secrets.token_hex(8)
+        self._numbers_used: set[int] = set()
+        self._fallbacks: dict[str, Any] = {}
+        self._leave()
+        self._join(store, rank, size, ranks, not_interrupted)
+        self._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+        kinds = {"cpu": dist.ProcessGroup.BackendType.GLOO, "cuda": dist.ProcessGroup.BackendType.NCCL}
+        for device, backend in self._fallbacks.items():
+            self._register_backend(torch.device(device), kinds[device], backend)
+
+    # --- the place of this process -------------------------------------------------------------------
+
+    def rank(self) -> int:
+        return self._rank
+
+    def size(self) -> int:
+        return self._world
+
+    @property
+    def timeout(self) -> timedelta:
+        return self._timeout
+
+    getRank, getSize = rank, size  # the names under which torch's C++ code asks
+
+    def form_again(
+        self,
+        store: Any,
+        rank: int,
+        size: int,
+        ranks: list[int],
+        interrupted: Callable[[], str] = not_interrupted,
+    ) -> None:
+        """Replace the members. `ranks`: the ranks of the members in the job, for messages.
+
+        If this raises, the group has no members, and every operation raises.
+        """
+        self.leave()
+        self._join(store, rank, size, ranks, interrupted)
+
+    def _join(
+        self, store: Any, rank: int, size: int, ranks: list[int], interrupted: Callable[[], str]
+    ) -> None:
+        core, on_one_host = self._form(store, rank, size, self._timeout, ranks, interrupted)
+        self._fallbacks = _fallbacks(store, rank, size, self._timeout)
+        self._store, self._rank, self._world = store, rank, size
+        self._global_rank = ranks[rank] if ranks else rank
+        self._reductions = Reductions(size)
+        self._core = core
+        self._flight = InFlight(core) if core is not None else None
+        # Across hosts the core supports only all-reduce and barrier.
+        self._near = self._flight if on_one_host else None
+
+    def leave(self) -> None:
+        """Leave the other members. Their operations with this process fail, and so do all of this group."""
+        core, flight = self._core, self._flight
+        backends = list(self._fallbacks.values())
+        self._leave()
+        if core is not None and flight is not None:
+            core.close()
+            flight.close()
+        abort_all(backends)
+        let_go(backends)
+
+    def _leave(self) -> None:
+        self._core = self._flight = self._near = None
+        self._fallbacks = {}
+
+    # --- the interface of torch 2.14 -----------------------------------------------------------------
+
+    @property
+    def supports_reconfigure(self) -> bool:
+        return True
+
+    def get_reconfigure_handle(self) -> str:
+        return f"{self._name}:{self._global_rank}:{self._identity}"
+
+    def reconfigure(self, opts: Any) -> Any:
+        """Replace the members by those with these handles. In a list, the position of a handle is its rank."""
+        ordered = isinstance(opts.handles, list | tuple)
+        handles = list(opts.handles) if ordered else sorted(opts.handles)
+        self._check_reconfiguration(int(opts.uuid), handles)
+        self._numbers_used.add(int(opts.uuid))
+        told = hashlib.sha256("\n".join(handles).encode()).hexdigest()[:16]
+        store = PrefixStore(f"reconfigure/{opts.uuid}/{told}", self._store)
+        rank, former = handles.index(self.get_reconfigure_handle()), self._timeout
+        base, self._timeout = self._store, opts.timeout or former
+        try:
+            self.form_again(store, rank, len(handles), [int(each.split(":")[1]) for each in handles])
+        finally:
+            self._store, self._timeout = base, former
+        work = FinishedWork()
+        work._tensors = []
+        return work
+
+    def _check_reconfiguration(self, number: int, handles: Sequence[str]) -> None:
+        own = self.get_reconfigure_handle()
+        if number in self._numbers_used:
+            raise RuntimeError(
+                f"invalid uuid={number}: already used by this group. Use a new number each time"
+            )
+        if len(set(handles)) != len(handles):
+            raise RuntimeError(
+                f"invalid handles {list(handles)}: one is there twice. Use one handle per member"
+            )
+        if own not in handles:
+            raise RuntimeError(
+                f"invalid handles {list(handles)}: the handle {own} of this process is not among them. Call "
+                "reconfigure() only in the processes that are to be members"
+            )
+        if unknown := [each for each in handles if not _is_handle(each, self._name)]:
+            raise RuntimeError(
+                f"invalid handle {unknown[0]!r}: not of a group with the backend {self._name}. Use what "
+                "get_reconfigure_handle() returns"
+            )
+
+    # --- the backends beside the core ------------------------------------------------------------------
+
+    def _get_backend(self, device: torch.device) -> Any:
+        kind = torch.device(device).type
+        if kind not in self._fallbacks:
+            raise RuntimeError(f"the process group {self._name} has no backend for {kind} tensors")
+        return self._fallbacks[kind]
+
+    def _fallback(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """Return the backend for operations outside the core. Raise if the group has failed."""
+        if self._core is not None and (failure := self._core.failure()):
+            raise dist.DistBackendError(failure)
+        if not self._fallbacks:
+            raise dist.DistBackendError(
+                f"this process has left its group ({self._name}). Create a new group, or call its reconfigure()"
+            )
+        return self._get_backend(tensors[0].device if tensors else torch.device("cpu"))
+
+    def abort(self) -> None:
+        """Abort the group for all its members, and release all waiting threads."""
+        if self._core is not None:
+            self._core.abort()
+        abort_all(self._fallbacks.values())
+
+    def shutdown(self) -> None:
+        core, flight = self._core, self._flight
+        self._core = self._flight = self._near = None
+        if core is not None and flight is not None:
+            core.close()
+            flight.close()
+        for backend in self._fallbacks.values():
+            backend.shutdown()
+
+
+def abort_all(backends: Iterable[Any]) -> None:
+    for backend in list(backends):
+        with suppress(RuntimeError):  # of a backend that cannot be aborted
+            backend.abort()
+
+
+def let_go(things: list[Any]) -> None:
+    """Drop references a little later: the destructor of a group of Gloo takes 15 ms, and may hold the GIL meanwhile.
+
+    The list must have the last references.
+    """
+    timer = threading.Timer(LET_GO_AFTER_S, things.clear)
+    timer.name, timer.daemon = "ddp-let-go", True
+    timer.start()
+
+
+def _is_handle(text: str, name: str) -> bool:
+    parts = text.split(":")
+    return len(parts) == 3 and parts[0] == name and parts[1].isdigit()
+
+
+def _fallbacks(store: Any, rank: int, size: int, timeout: timedelta) -> dict[str, Any]:
+    gloo = dist.ProcessGroupGloo(PrefixStore("gloo/", store), rank, size, timeout=timeout)
+    found: dict[str, Any] = {"cpu": gloo}
+    if torch.cuda.is_available() and dist.is_nccl_available():
+        from torch.distributed import ProcessGroupNCCL
+
+        options = ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        found["cuda"] = ProcessGroupNCCL(PrefixStore("nccl/", store), rank, size, options)
+    return found

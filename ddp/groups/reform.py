@@ -1,0 +1,196 @@
+"""Form the process groups of a surviving process anew, for the generation in its environment.
+
+Theory of operation
+-------------------
+The launcher has paused this process: its groups were aborted, and it is outside of all collectives. Then it changed the
+variables that depend on the place (RANK, WORLD_SIZE, MASTER_ADDR, ...). `reform` does what a new process does when its
+script creates its groups, in the same order, with the same names, on the store of the new generation:
+
+1. leave all old groups
+2. connect to the new store
+3. for each group: announce it, wait until its members have announced it, and form it
+4. tell whoever holds groups in a way that Python cannot follow (`on_reformed`): the reducers of DDP
+
+The members of a group of `shm` and `hier` are replaced in place, so the group stays the same object. Any other group
+gets a successor (`ddp.groups.successors`). torch's `dist._reconfigure` is not used for this: the backends that have it
+meet through the store with which the group was created, and that store ends with its generation.
+
+Groups that the script created inside the function that `state.run` calls are only left: the script creates them again,
+when it calls this function again. `joining.joined` marks where that function begins.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
+
+from ddp.groups import process_group, reform_plan, registry, successors
+from ddp.groups.meeting import Meeting
+from ddp.groups.membership import Membership, let_go
+from ddp.groups.rank_info import parse_rank_info
+from ddp.groups.reform_plan import Announced, CannotReform, Place
+from ddp.telemetry import collective_marks, guard
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ddp.groups.registry import Registered
+
+__all__ = ["CannotReform", "is_reforming", "mark", "on_reformed", "reform"]
+
+_log = logging.getLogger("ddp")
+# The launcher pauses or ends this process earlier if a member is lost.
+_MEET_WITHIN_S = 600.0
+_CONNECT_WITHIN = timedelta(seconds=60)
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """The groups that the script created before it began to train."""
+
+    names: frozenset[str]
+    n_created: int
+
+
+@dataclass(slots=True)
+class _Work:
+    """What is to be formed anew. It is kept until all of it is formed: another failure may interrupt this."""
+
+    groups: list[Registered]  # in the order of their creation
+    before: Place
+    n_created: int
+
+
+_mark: _Mark | None = None
+_work: _Work | None = None
+_reforming = False
+# Called after the groups were formed. They may raise CannotReform. They must not communicate.
+on_reformed: list[Callable[[], None]] = []
+
+
+def mark() -> None:
+    """Remember the groups of this process: `reform` forms these. Later ones are created again by the script."""
+    global _mark
+    if dist.is_initialized():
+        _mark = _Mark(frozenset(each.name for each in registry.read()), registry.n_created())
+
+
+def is_reforming() -> bool:
+    return _reforming
+
+
+def reform() -> None:
+    """Form all groups of this process anew. Collective with the other survivors and with the replacements.
+
+    CannotReform: this process must be replaced. Another error: a member was lost meanwhile, or the launcher has paused
+    this process again; then call it again for the next generation.
+    """
+    global _reforming, _work
+    began = time.monotonic()
+    _work = _work or _take_apart()
+    if _work is None:
+        return
+    _reforming = True
+    try:
+        _form(_work)
+        for told in tuple(on_reformed):
+            told()
+    finally:
+        _reforming = False
+    count, _work = len(_work.groups), None
+    _log.info("ddp: formed %d groups anew in %.0f ms", count, 1000 * (time.monotonic() - began))
+
+
+def _take_apart() -> _Work | None:
+    if not dist.is_initialized():
+        return None
+    known = registry.read()
+    if not registry.is_from_environment():
+        raise CannotReform(
+            "the script gave init_process_group a store or an address of its own, and only the script knows where to "
+            "meet again. Use init_method='env://' (the default), or ddp.init()"
+        )
+    default = next(each for each in known if each.is_default)
+    before = Place(default.ranks.index(dist.get_rank()), len(default.ranks))
+    if _mark is None:
+        return _Work(known, before, registry.n_created())
+    kept = [each for each in known if each.name in _mark.names]
+    for each in known:
+        if each not in kept:
+            _leave(each)
+    let_go(known)
+    return _Work(kept, before, _mark.n_created)
+
+
+def _leave(known: Registered) -> None:
+    for old in successors.predecessors(known.group):
+        registry.forget_stand_in(old)
+    registry.forget(known)
+    if isinstance(known.group, Membership):
+        known.group.leave()
+        return
+    with suppress(RuntimeError):  # a backend that cannot be aborted
+        known.group.abort()
+
+
+def _form(work: _Work) -> None:
+    info = parse_rank_info(os.environ)
+    now = Place(info.rank, info.world_size)
+    given = [
+        reform_plan.Group(each.name, each.ranks, is_split=each.device is not None and not each.is_default)
+        for each in work.groups
+    ]
+    chosen = reform_plan.new_groups(given, work.n_created, work.before, now)
+    old: list[Any] = list(work.groups)
+    for each in reversed(work.groups):
+        _leave(each)
+    interrupted = _interruption()
+    store: Any = next(rendezvous("env://", now.rank, now.size, timeout=_CONNECT_WITHIN))[0]
+    meeting = Meeting(store, now.rank)
+    for number, group in enumerate(chosen):
+        known = work.groups[number]
+        announced = Announced(group.name, group.ranks, known.config)
+        meeting.announce(announced)
+        meeting.await_members(announced, _MEET_WITHIN_S, interrupted)
+        if known.is_default:
+            store.set_timeout(known.timeout or dist.default_pg_timeout)
+        under = registry.default_store(store) if known.is_default else registry.store_of_default()
+        made = registry.form(known, group.ranks, now.rank, under, interrupted)
+        work.groups[number] = _follow(known, made)
+        del known, made
+    let_go(old)
+    meeting.end()
+    registry.set_created(work.n_created)
+    collective_marks.start_anew()
+    process_group.moved()
+    if (our_guard := guard.running()) is not None:
+        our_guard.wake()
+
+
+def _follow(known: Registered, made: Any) -> Registered:
+    """Let a new group take the place of the old one, for everything that holds the old one."""
+    if made is known.group:
+        return known
+    successors.set_successor(known.group, made)
+    for each in successors.predecessors(made):
+        registry.let_stand_for(each, made)
+    return replace(known, group=made)
+
+
+def _interruption() -> Callable[[], str]:
+    """Return a function that says why waiting is in vain: the launcher has paused this process once more."""
+    known = guard.why_broken()
+
+    def interrupted() -> str:
+        reason = guard.why_broken()
+        return reason if reason != known else ""
+
+    return interrupted

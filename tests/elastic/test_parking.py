@@ -1,0 +1,95 @@
+"""The guard of a rank that keeps its process: it is paused, parks, and goes on in the next generation."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ddp.telemetry.guard import Continue, Guard
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+class Agent:
+    """The agent's end of the socket."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path / "guards")
+        self._server = socket.socket(socket.AF_UNIX)
+        self._server.bind(self.path)
+        self._server.listen()
+
+    def hears(self, guard: Guard) -> dict[str, Any]:
+        guard.begin()
+        line, _address = self._server.accept()
+        self._line, self._file = line, line.makefile("r")
+        return self.reads()
+
+    def reads(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self._file.readline())
+        return found
+
+    def sends(self, **message: Any) -> None:
+        self._line.sendall(json.dumps(message).encode() + b"\n")
+
+    def close(self) -> None:
+        for each in (self._file, self._line, self._server):
+            each.close()
+
+
+@pytest.fixture
+def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("DDP_GENERATION", "4")
+    found = Agent(tmp_path)
+    yield found
+    found.close()
+
+
+def test_a_rank_is_paused_parks_and_goes_on(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    guard = Guard(agent.path)
+    assert "heals" not in agent.hears(guard)
+    guard.heals(True)
+    assert agent.reads() == {"heals": True}
+    assert not guard.will_pause(0.0)
+    agent.sends(pause={"generation": 4, "reason": "rank 0 died"})
+    assert guard.will_pause(10.0)
+    assert agent.reads()["aborted"]["hung"] == 0
+    assert guard.find_broken() == "the launcher aborted communication: rank 0 died"
+    agent.sends(**{"continue": {"generation": 5, "env": {"RANK": "0"}}})
+    assert guard.park() == Continue(5, {"RANK": "0"})
+    assert agent.reads() == {"parked": {"generation": 4}}
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("DDP_GENERATION", "5")
+    guard.go_on()
+    hello = agent.reads()
+    assert (hello["hello"], hello["generation"], hello["heals"]) == (0, 5, True)
+    assert not guard.find_broken()
+    assert not guard.will_pause(0.0)
+    guard.end()
+
+
+def test_a_rank_that_cannot_be_healed_is_not_paused(agent: Agent) -> None:
+    guard = Guard(agent.path)
+    agent.hears(guard)
+    guard.heals(True)
+    guard.cannot_heal("rank 1 communicates before state.run")
+    assert [agent.reads(), agent.reads()] == [
+        {"heals": True},
+        {"cannot_heal": "rank 1 communicates before state.run"},
+    ]
+    assert not guard.will_pause(0.0)
+    guard.end()
+
+
+def test_without_a_launcher_nobody_pauses() -> None:
+    guard = Guard("")
+    guard.begin()
+    guard.heals(True)
+    assert not guard.will_pause(30.0)
+    guard.end()
