@@ -157,6 +157,7 @@ class Agent:
             before = self._state
             self._state, actions = supervision.step(before, event)
             self._parts.time.update(event, before, self._state)
+            self._shell.announcer.update(event, self._state, actions)
             self._shell.status.update(self._state, event)
             self._shell.user_messages.report(event, self._state, before.phase)
             self._parts.restarts.take(event)
@@ -220,6 +221,7 @@ class Agent:
         self._parts.hangs.begin(assignment.generation)
         self._parts.node.ranks_started(assignment.generation)
         self._parts.time.ranks_started()
+        self._parts.stops.begin(assignment.generation)
 
     def _completed(self, message: FromAgent) -> FromAgent:
         if not isinstance(message, AgentStopped):
@@ -341,12 +343,14 @@ class Agent:
         """
         self._zygotes.close()  # it ends while the other steps run
         self._logs.progress("")
+        self._shell.announcer.finish(finish)
         farewell = self._farewell(finish)
         showing = asyncio.ensure_future(farewell.show_output())
         await self._zygotes.ended()
         if leave is not None:
             await leave()
         exit_code = await farewell.tell(await showing)
+        await asyncio.to_thread(self._shell.announcer.close)
         self._signals.close()  # one more Ctrl-C must not change the exit code
         return exit_code
 

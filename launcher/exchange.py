@@ -175,6 +175,14 @@ class CommunicationFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class ConditionMet:
+    """A condition of `--stop-when` is true for a rank that still runs."""
+
+    generation: int
+    cause: Cause
+
+
+@dataclass(frozen=True, slots=True)
 class ZygoteReplaced:
     """The zygote died, and its ranks and the store died too.
 
@@ -213,6 +221,7 @@ AgentEvent = (
     | LastInspected
     | StacksTaken
     | CommunicationFailed
+    | ConditionMet
     | ZygoteReplaced
     | StartFailed
 )

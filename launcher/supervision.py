@@ -57,6 +57,7 @@ a group; at least one effect of the group follows:
   | LastInspected       | noted                         | noted                          | noted                    |
   | StacksTaken         | -                             | RankFailed                     | -                        |
   | CommunicationFailed | -                             | RankFailed                     | -                        |
+  | ConditionMet        | -                             | RankFailed                     | -                        |
   | ZygoteReplaced      | CANNOT OpenStore              | -                              | Sweep                    |
   | StartFailed         | ENDS AgentLeft                | ENDS AgentLeft                 | ENDS AgentLeft           |
 
@@ -93,6 +94,7 @@ from launcher.exchange import (
     CheckpointOver,
     CheckpointSignal,
     CommunicationFailed,
+    ConditionMet,
     Finish,
     Grace,
     GraceOver,
@@ -194,6 +196,8 @@ def step(state: Supervision, event: AgentEvent) -> Step:
         case StartFailed(reason):
             return _gave_up(state, reason)
         case Examine() | Accused() | StallDetected() | Inspected() | StacksTaken() | CommunicationFailed():
+            return inquire(state, event)
+        case ConditionMet():
             return inquire(state, event)
         case LastInspected(generation, reports):
             return (state if generation != state.generation else replace(state, last_seen=reports)), ()

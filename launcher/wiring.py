@@ -19,10 +19,12 @@ from launcher.exchange import AgentEvent, CheckpointOver, StallDetected
 from launcher.health.communication import CommunicationWatch
 from launcher.health.node_watch import NodeWatch
 from launcher.health.stall_detection import excused
+from launcher.health.stop_watch import StopWatch
 from launcher.health.time_watch import TimeWatch
 from launcher.health.watch import HangWatch
 from launcher.isolation import IsolationWatch
 from launcher.joining.join import job_spec, node_facts
+from launcher.notify.announcer import Announcer
 from launcher.output.log_folder import LogFolder
 from launcher.output.logs import LogPump
 from launcher.ranks.checkpoint import CheckpointRequester
@@ -56,6 +58,7 @@ class Shell:
     user_messages: UserMessages
     waiting_messages: WaitingMessages
     began: float  # on the monotonic clock
+    announcer: Announcer
 
 
 def build_shell(spec: LaunchSpec, starter: ZygoteStarter, zygote: Zygote) -> Shell:
@@ -64,6 +67,7 @@ def build_shell(spec: LaunchSpec, starter: ZygoteStarter, zygote: Zygote) -> She
     if folder.warning:
         logs.say(f"ddp-launch: warning: {folder.warning}")
     user_messages = UserMessages(spec, logs.say)
+    boundary = ErrorBoundary(logs.say)
     return Shell(
         spec,
         starter,
@@ -71,11 +75,12 @@ def build_shell(spec: LaunchSpec, starter: ZygoteStarter, zygote: Zygote) -> She
         folder,
         logs,
         ZygoteWatch(starter, zygote, logs.say),
-        ErrorBoundary(logs.say),
+        boundary,
         StatusLine(spec, logs),
         user_messages,
         WaitingMessages(user_messages.say),
         time.monotonic(),
+        Announcer(spec, logs.say, boundary),
     )
 
 
@@ -101,11 +106,13 @@ class Parts:
     desk: Desk
     time: TimeWatch
     restarts: RestartWatch
+    stops: StopWatch
 
     async def end(self) -> None:
         self.isolation.close()
         self.hangs.end()
         self.time.end()
+        self.stops.end()
         self.communication.end()
         await self.node.end()
         self.question.withdraw()
@@ -150,6 +157,10 @@ def build_parts(shell: Shell, connection: Connection, listener: Listener) -> Par
         *(spec, shell.folder.path, scratch, ranks.pages, hangs),
         *(shell.logs.say, connection.session.send, shell.boundary),
     )
+    node.on_news = shell.announcer.node_news
+    stops = StopWatch(spec.stop_when, ranks.pages.views, ranks.folders, report, shell.boundary)
+    if stops.reads_output:
+        shell.logs.latest.on_output = stops.output
 
     def checkpoint_over(generation: int, taken: bool) -> None:
         report(CheckpointOver(generation, taken))
@@ -171,4 +182,5 @@ def build_parts(shell: Shell, connection: Connection, listener: Listener) -> Par
         desk,
         TimeWatch(spec.nproc, shell.began, ranks.pages, connection.session.send, shell.boundary),
         RestartWatch(ranks.pages, connection.session.tell, shell.boundary),
+        stops,
     )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, assert_never
 from launcher.exchange import (
     AbortGroups,
     CommunicationFailed,
+    ConditionMet,
     Inspected,
     InspectLast,
     InspectRanks,
@@ -41,7 +42,7 @@ _PEERS_STAY = (
 
 def step(
     state: Supervision,
-    event: Examine | Accused | StallDetected | Inspected | StacksTaken | CommunicationFailed,
+    event: Examine | Accused | StallDetected | Inspected | StacksTaken | CommunicationFailed | ConditionMet,
 ) -> Step:
     agent, generation = state.agent, event.generation
     if generation != state.generation or state.phase is not Phase.RUNNING:
@@ -58,7 +59,7 @@ def step(
             return replace(state, accused=(*state.accused, cause.local_rank)), (
                 TakeStacks(generation, cause),
             )
-        case StacksTaken(_, cause) | CommunicationFailed(_, cause):
+        case StacksTaken(_, cause) | CommunicationFailed(_, cause) | ConditionMet(_, cause):
             return state, (Send(RankFailed(agent, generation, cause)),)
         case _:
             assert_never(event)

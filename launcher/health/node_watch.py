@@ -61,6 +61,7 @@ class NodeWatch:
         self._loop = asyncio.get_running_loop()
         self._health = Health()
         self._state: Callable[[], Supervision] | None = None
+        self.on_news: Callable[[str], None] = lambda _text: None
         sources = [Source(place, spec.health_ignored) for place in spec.health_sources]
         self._poll = Poll(sources, os.environ)
         self._sampler = Sampler(partial(Node, [folder], self._poll), self._from_thread, _SAMPLE_S, boundary)
@@ -124,6 +125,7 @@ class NodeWatch:
         for text in news:
             self._say_to_user(f"{self._state_now.agent.node}: {text}")
             self._send(self._told(text))
+            self.on_news(text)
         if not news and self._health.texts != before.texts:  # an event is no longer in the list
             self._send(self._told(""))
 

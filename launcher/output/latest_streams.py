@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from launcher.settings.spec import Streams
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from launcher.output.lines import RankLabel
     from launcher.output.rank_stream import RankStream
@@ -22,6 +22,8 @@ class LatestStreams:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._streams: dict[tuple[int, int, Streams], RankStream] = {}
+        # Called on the pump's thread with all output, if somebody watches it.
+        self.on_output: Callable[[RankLabel, str, bytes], None] | None = None
 
     def add(self, stream: RankStream) -> None:
         with self._lock:
@@ -30,6 +32,8 @@ class LatestStreams:
     def keep_tail(self, stream: RankStream, chunk: bytes) -> None:
         with self._lock:
             stream.keep_tail(chunk)
+        if self.on_output is not None:
+            self.on_output(stream.label, str(stream.stream), chunk)
 
     def last_words(self, rank: int, generation: int, which: Streams) -> bytes:
         with self._lock:

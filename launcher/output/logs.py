@@ -74,7 +74,7 @@ class LogPump:
         self.input_wait: Callable[[int], int | None] = lambda _rank: None  # see Workers.input_wait
         self._live = LiveDisplay(lambda rank: self.input_wait(rank))
         self._channels = Channels()
-        self._latest = LatestStreams()
+        self.latest = LatestStreams()
         self._lock = threading.Lock()  # guards the two below
         self._requests: deque[Callable[[], None]] = deque()
         self._complained = False
@@ -106,7 +106,7 @@ class LogPump:
 
         Their files stay where they are, and a link leads there from the folder of the new generation.
         """
-        moved = self._latest.move(moves)
+        moved = self.latest.move(moves)
         self._ask(lambda: self._relabel(moved))
         for folder, label in {os.path.dirname(stream.file.path): label for stream, label in moved}.items():
             link_folder(folder, self.rank_directory(label))
@@ -117,20 +117,20 @@ class LogPump:
         if generation <= self._newest:
             return  # once per generation: a search for each rank would be quadratic
         self._newest = generation
-        self._latest.forget_before(generation - 1)
+        self.latest.forget_before(generation - 1)
         self._ask(lambda: self._retire(generation - 1))
 
     def rank_directory(self, label: RankLabel) -> str:
         return os.path.join(self._directory, f"generation_{label.generation}", f"rank_{label.rank}")
 
     def stderr_tail(self, rank: int, generation: int) -> bytes:
-        return self._latest.last_words(rank, generation, Streams.ERR)
+        return self.latest.last_words(rank, generation, Streams.ERR)
 
     def catch_up(self, rank: int, generation: int, done: Callable[[], object]) -> None:
         """Read what is in this rank's pipes now, for the tails. The pump thread then calls `done`."""
 
         def read_on() -> None:
-            for stream in self._latest.of(rank, generation):
+            for stream in self.latest.of(rank, generation):
                 self._empty(stream)
             done()
 
@@ -207,7 +207,7 @@ class LogPump:
             channel = channels.open_pipe()
         display = RankDisplay(self._log, label, terminal, channel.is_terminal) if terminal else None
         new = RankStream(label, stream, channel, self.files.open(path, key_of(label, stream)), display)
-        self._latest.add(new)
+        self.latest.add(new)
         self._streams[new.fd] = new
         self._epoll.register(new.fd, select.EPOLLIN)
         return channel.sink
@@ -326,7 +326,7 @@ class LogPump:
         self.received += len(chunk)
         if not stream.has_terminal:
             stream.file.write(chunk)
-        self._latest.keep_tail(stream, chunk)
+        self.latest.keep_tail(stream, chunk)
         if stream.display:
             self._show(stream, stream.display, stream.display.feed(chunk, now))
         if self._left is not None:

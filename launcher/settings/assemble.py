@@ -152,6 +152,8 @@ def _monitoring_and_places(settings: Settings) -> dict[str, Any]:
         "health_address": settings["health_port"],
         "health_sources": settings["health_source"] or (),
         "health_ignored": settings["health_ignore"] or (),
+        "stop_when": settings["stop_when"] or (),
+        "on_event": settings["on_event"] or "",
     }
 
 

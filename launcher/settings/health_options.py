@@ -7,6 +7,7 @@ from launcher.settings.health_values import health_address, health_ignored, heal
 from launcher.settings.option import Option, Reach
 from launcher.settings.option import ours as _ours
 from launcher.settings.option import switch as _switch
+from launcher.settings.stop_conditions import stop_conditions
 
 PREFLIGHT = (
     _ours(
@@ -53,6 +54,24 @@ MONITORING = (
         "report ranks that are slower than the others, and their slow phase. exclude: also leave their node out at the "
         "next restart if enough nodes remain. A rank is a straggler if it takes 1.5 times the median time in three "
         "consecutive windows of 20 s; add factor=NUMBER or window=TIME to change these defaults",
+    ),
+    _ours(
+        "--stop-when",
+        "CONDITION[;...]",
+        None,
+        stop_conditions,
+        "end the job, without a restart, when a condition is true. NAME is nan: a rank prints that NAME, for example "
+        "loss, is not a number, or passes it to ddp.status; output matches REGEX: a line of a rank's output does; "
+        "throughput < PERCENT% for TIME: the ranks take fewer steps in TIME than this share of those in their best "
+        "time of this length",
+    ),
+    _ours(
+        "--on-event",
+        "COMMAND",
+        None,
+        values.text,
+        "run this shell command when the job starts, restarts or ends, and when a node or a rank is in trouble. It "
+        "gets the event as JSON on standard input",
     ),
     Option(
         "--health-port",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import field
 from enum import IntFlag, StrEnum
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from launcher.settings.budgets import Budgets
 from rendezvous.values.late_dataclass import dataclass
@@ -20,6 +20,9 @@ from rendezvous.values.types import (
     ScaleUp,
     StragglerRule,
 )
+
+if TYPE_CHECKING:
+    from launcher.settings.stop_conditions import StopCondition
 
 
 class EntryKind(StrEnum):
@@ -127,6 +130,8 @@ class LaunchSpec:
     health_address: tuple[str, int] | None = None
     health_sources: tuple[str, ...] = ()  # "kubernetes", URLs, paths of files
     health_ignored: tuple[str, ...] = ()  # names of findings of these sources
+    stop_when: tuple[StopCondition, ...] = ()
+    on_event: str = ""  # a command for the shell, which gets events as JSON
     python: str = ""  # interpreter of the ranks
     numa_binding: str = ""  # "", node, socket, exclusive, core-complex
     gpu_order: str = "visible"  # or nvlink

@@ -94,8 +94,8 @@ def decide(state: JobState, cause: Cause, now: float) -> Verdict:
         return _verdict(
             state, DecisionKind.IGNORE, f"{in_words(cause)}; ignored because of --failure-policy", cause
         )
-    if action is PolicyAction.FAIL:
-        return _verdict(state, DecisionKind.FAIL, f"--failure-policy ends the job on {cause.failure}", cause)
+    if cause.final or action is PolicyAction.FAIL:
+        return _verdict(state, DecisionKind.FAIL, _why_final(cause), cause)
     if loop := crash_loop(state, cause):
         return _verdict(state, DecisionKind.FAIL, loop, cause)
     exclude, exclude_reason = _node_to_exclude(state, cause, action)
@@ -107,6 +107,10 @@ def decide(state: JobState, cause: Cause, now: float) -> Verdict:
     how = f"{healing.mention(spec, why_not)}{plan.words} ({_count_of(state, now, plan.in_place, 1)})"
     reason = f"{in_words(cause)}; {without}{how}"
     return Verdict(plan.decision(reason, state.generation, cause), exclude, exclude_reason)
+
+
+def _why_final(cause: Cause) -> str:
+    return "a restart would not help" if cause.final else f"--failure-policy ends the job on {cause.failure}"
 
 
 def decide_again(state: JobState, first: Cause, now: float) -> Verdict | None:
@@ -124,8 +128,8 @@ def decide_again(state: JobState, first: Cause, now: float) -> Verdict | None:
     assert sent is not None
     rule = _rule_for(spec, first)
     action = rule or PolicyAction.RESTART
-    if action is PolicyAction.FAIL:
-        return _verdict(state, DecisionKind.FAIL, f"--failure-policy ends the job on {first.failure}", first)
+    if first.final or action is PolicyAction.FAIL:
+        return _verdict(state, DecisionKind.FAIL, _why_final(first), first)
     loop = _loop_in_words(spec, next_streak(state, first))
     if loop := loop or standstill.in_words(spec, standstill.after_failure(state, first)):
         return _verdict(state, DecisionKind.FAIL, loop, first)

@@ -201,6 +201,7 @@ class Cause:
         False  # a CONSEQUENCE because the launcher stopped the rank; otherwise it lost its connections
     )
     place: Sentence = ""  # where its script was: "in backward, bucket 3 of 7"
+    final: bool = False  # a condition of --stop-when: the job ends, whatever the policy says
 
     @property
     def uncertain(self) -> bool:

@@ -19,6 +19,7 @@ from launcher.exchange import (
     CheckpointOver,
     CheckpointSignal,
     CommunicationFailed,
+    ConditionMet,
     Grace,
     GraceOver,
     Inspected,
@@ -121,7 +122,11 @@ def facts() -> list[AgentEvent]:
             LastInspected(generation, (RankReport(0),)),
             StacksTaken(generation, CAUSE),
         ]
-        found += [CommunicationFailed(generation, CAUSE), Notice(generation, "news")]
+        found += [
+            CommunicationFailed(generation, CAUSE),
+            ConditionMet(generation, CAUSE),
+            Notice(generation, "news"),
+        ]
         found += [
             Stop(generation, Decision(kind, "so", generation, CAUSE))
             for kind in (DecisionKind.RESTART, DecisionKind.GROW)

@@ -11,7 +11,7 @@ def within(folder: str, names: str) -> set[str]:
 CORE = {
     "launcher": {
         *(
-            "answers exchange failure health hosts joining machine output progress ranks settings sources "
+            "answers exchange failure health hosts joining machine notify output progress ranks settings sources "
             "pausing start_failure stop_sequence stopping supervised supervision version"
         ).split(),
         *within(
@@ -21,12 +21,13 @@ CORE = {
             "health",
             "exposition flight_recorder hang_inquiry nccl_env node_health page phase_times ras_report recorders "
             "stack_text "
-            "stall_detection step_rate time_ledger",
+            "stall_detection step_rate stop_rules time_ledger",
         ),
         *within("answers", "rank_table restart_clock"),
         *within("hosts", "command_lines"),
         *within("joining", "endpoint join"),
         *within("machine", "gpu_state layout xids"),
+        *within("notify", "job_events"),
         *within("output", "canvas lines live_area redrawn_rows screen screen_row stream_view thinning"),
         *within("preflight", "checkup gpu_checkup link_plan placement source_checkup table"),
         *within("ranks", "affinity worker_env"),
@@ -34,7 +35,8 @@ CORE = {
         *within(
             "settings",
             "arguments assemble budget_text budgets config failure_values health_options health_values host_names "
-            "log_options name_lists option options pool_options rank_options scratch_names spec usage values",
+            "log_options name_lists option options pool_options rank_options scratch_names spec stop_conditions usage "
+            "values",
         ),
     },
     "rendezvous": {
@@ -81,10 +83,11 @@ SHELL = {
         *within(
             "health",
             "communication dumps freezer gpus guards keyboard_wait native_stacks node_watch pages rank_timers ras "
-            "sampler stacks time_watch watch",
+            "sampler stacks stop_watch time_watch watch",
         ),
         *within("hosts", "fleet outputs ssh_control"),
         *within("joining", "addresses connect"),
+        *within("notify", "announcer subscribers"),
         *within("machine", "devices gpu_reading kernel_log layout_reading nvml small_files"),
         *within(
             "output",
@@ -147,7 +150,7 @@ SHELL = {
 CORE_AND_SHELL = (
     within(
         "launcher",
-        "answers failure health hosts joining machine output preflight ranks settings sources warm_pool",
+        "answers failure health hosts joining machine notify output preflight ranks settings sources warm_pool",
     )
     | within("rendezvous", "access client control diagnosing rounds service submit values")
     | within("ddp", "diagnostics elastic groups reducer sharding telemetry")
@@ -192,9 +195,10 @@ ROOMS = {
         "user_messages": {"exchange", "output", "settings", "supervised"},
         "hosts": {"daemon_threads", "failure", "joining", "output", "settings"},
         "wiring": set(
-            "answers background_tasks error_boundary exchange health isolation joining output preflight ranks settings "
-            "status user_messages version".split()
+            "answers background_tasks error_boundary exchange health isolation joining notify output preflight ranks "
+            "settings status user_messages version".split()
         ),
+        "notify": {"error_boundary", "exchange", "settings", "supervised"},
         "agent": set(
             "exchange failure joining settings stop_requests supervised supervision template wiring".split()
         ),

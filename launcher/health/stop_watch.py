@@ -1,0 +1,120 @@
+"""Watches the conditions of `--stop-when`, and reports the first that is true as the failure of a rank.
+
+launcher/health/stop_rules.py decides. The output arrives on the thread of the log pump, in pieces.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from launcher.exchange import ConditionMet
+from launcher.health.stop_rules import LineRules, Met, Throughput
+from launcher.settings.stop_conditions import Slow
+from rendezvous.values.types import Cause, FailureClass
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from launcher.error_boundary import ErrorBoundary
+    from launcher.output.lines import RankLabel
+    from launcher.settings.stop_conditions import StopCondition
+    from rendezvous.values.rank_view import RankView
+
+EXIT_CODE = 123
+_EVERY_S = 1.0
+_CLOCK = "%Y-%m-%d %H:%M:%S"
+
+
+class StopWatch:
+    def __init__(
+        self,
+        conditions: Sequence[StopCondition],
+        views: Callable[[], Sequence[RankView]],
+        folders: Callable[[], dict[int, str]],
+        report: Callable[[ConditionMet], None],
+        boundary: ErrorBoundary,
+    ) -> None:
+        """`folders`: the log folders of the ranks that run."""
+        self._lines = LineRules(conditions)
+        self._speeds = [Throughput(each) for each in conditions if isinstance(each, Slow)]
+        self._views, self._folders, self._report, self._boundary = views, folders, report, boundary
+        self._loop = asyncio.get_running_loop()
+        self._rest: dict[tuple[int, int, str], bytes] = {}
+        self._said: dict[int, str] = {}  # by rank: the last status text
+        self._timer: asyncio.TimerHandle | None = None
+        self._generation = -1
+
+    @property
+    def reads_output(self) -> bool:
+        return bool(self._lines)
+
+    def begin(self, generation: int) -> None:
+        """The ranks of this generation run."""
+        self.end()
+        self._generation = generation
+        self._speeds = [speed.begun() for speed in self._speeds]
+        if self._lines or self._speeds:
+            self._later()
+
+    def end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _later(self) -> None:
+        shortest_s = min((speed.period_s for speed in self._speeds), default=_EVERY_S)
+        self._timer = self._loop.call_later(min(_EVERY_S, shortest_s), self._look)
+
+    # --- output, on the thread of the pump -------------------------------------------------------------
+
+    def output(self, label: RankLabel, stream: str, chunk: bytes) -> None:
+        key = (label.generation, label.rank, stream)
+        met, rest = self._lines.scan(self._rest.get(key, b""), chunk)
+        self._rest[key] = rest
+        if met is not None:
+            with suppress(RuntimeError):  # the loop was closed meanwhile
+                self._loop.call_soon_threadsafe(
+                    self._met, met, label.generation, label.rank, label.local_rank
+                )
+
+    # --- what the pages show -------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        self._later()
+        views = list(self._boundary.called("reading the status pages for --stop-when", self._views, ()))
+        for local_rank, view in enumerate(views):
+            if view.message and view.message != self._said.get(view.rank):
+                self._said[view.rank] = view.message
+                if met := self._lines.found_in(view.message.encode()):
+                    self._met(met, self._generation, view.rank, local_rank)
+        alive = [view for view in views if view.known and view.process.alive]
+        steps = min((view.step for view in alive), default=0) or None
+        for i, speed in enumerate(self._speeds):
+            self._speeds[i], met = speed.added(self._loop.time(), steps)
+            if met is not None:
+                slowest = min(alive, key=lambda view: view.step)
+                self._met(met, self._generation, slowest.rank, views.index(slowest))
+
+    def _met(self, met: Met, generation: int, rank: int, local_rank: int) -> None:
+        if generation != self._generation:
+            return
+        self._generation = -1  # once per generation
+        folder = self._folders().get(rank, "")
+        view = next((view for view in self._views() if view.rank == rank), None)
+        cause = Cause(
+            node="",  # the service knows whose report it is
+            rank=rank,
+            local_rank=local_rank,
+            failure=FailureClass.USER_EXCEPTION,
+            reason=str(met),
+            exit_code=EXIT_CODE,
+            step=view.step or None if view is not None else None,
+            at=time.strftime(_CLOCK),
+            log=os.path.join(folder, "stdout.log") if folder else "",
+            final=True,
+        )
+        self._report(ConditionMet(generation, cause))

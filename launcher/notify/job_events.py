@@ -1,0 +1,130 @@
+"""What happens to the job, as objects for `--on-event` and entry points (docs/events.md). Pure.
+
+The agent of node rank 0 reports what concerns the whole job, so that it is reported once. If that node is lost, the
+agent of node rank 1 does. What concerns one node is reported by its own agent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from rendezvous.values.events import Ended, Notice, Stop
+from rendezvous.values.rank_time import CLASSES
+from rendezvous.values.types import DecisionKind, FailureClass
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from launcher.exchange import AgentEvent, Finish
+    from launcher.supervised import Supervision
+    from rendezvous.values.types import Cause, Outcome
+
+VERSION = 1
+
+
+class EventKind(StrEnum):
+    STARTED = "started"  # the ranks of the first generation start
+    STOPPING = "stopping"  # the ranks are stopped, after a failure or for another reason
+    RESTARTED = "restarted"  # all ranks of this node have finished their first step after a restart
+    NOTICE = "notice"  # for example a rank that is slower than its peers
+    NODE = "node"  # the health of this node has changed
+    ENDED = "ended"
+    LEFT = "left"  # this agent was stopped, or rejected: the job may continue without it
+
+
+@dataclass(frozen=True, slots=True)
+class JobEvent:
+    kind: EventKind
+    text: str
+    details: Mapping[str, Any]
+
+
+def of_step(event: AgentEvent, state: Supervision, started: bool) -> JobEvent | None:
+    """The event for a step of the state machine, if this agent is the one that reports it.
+
+    `started`: the ranks of this node have been started in this step.
+    """
+    mine = state.assignment
+    if started and mine is not None and mine.node_rank == 0 and mine.restart_count == 0:
+        nodes = f"{mine.n_nodes} node{'s' if mine.n_nodes > 1 else ''}"
+        return JobEvent(EventKind.STARTED, f"{mine.world_size} ranks start on {nodes}", {})
+    match event:
+        case Stop(_, decision) if _reports(state, decision.cause) and decision.kind is not DecisionKind.FAIL:
+            details = {"decision": str(decision.kind), "cause": _cause(decision.cause)}
+            return JobEvent(EventKind.STOPPING, decision.reason, details)
+        case Notice(_, text) if _reports(state, None):
+            return JobEvent(EventKind.NOTICE, text, {})
+        case Ended(outcome) if _reports(state, outcome.first_cause):
+            return JobEvent(EventKind.ENDED, _text_of(outcome), _ending(outcome))
+        case _:
+            return None
+
+
+def of_finish(finish: Finish) -> JobEvent | None:
+    """The event for an agent that ends without an outcome of the job."""
+    if finish.outcome is not None:
+        return None
+    return JobEvent(EventKind.LEFT, finish.reason, {"exit_code": finish.exit_code})
+
+
+def _reports(state: Supervision, cause: Cause | None) -> bool:
+    mine = state.assignment
+    if mine is None:
+        return False
+    first_is_lost = (
+        cause is not None and cause.failure is FailureClass.NODE_LOST and cause.node == mine.store_node
+    )
+    return mine.node_rank == (1 if first_is_lost else 0)
+
+
+def as_object(event: JobEvent, state: Supervision | None, job: str, at: str) -> dict[str, Any]:
+    """`at`: the time as text, in UTC."""
+    mine = state.assignment if state is not None else None
+    return {
+        "version": VERSION,
+        "event": str(event.kind),
+        "time": at,
+        "job": job,
+        "node": state.agent.node if state is not None else "",
+        "generation": mine.generation if mine is not None else 0,
+        "ranks": mine.world_size if mine is not None else 0,
+        "restarts": mine.restart_count if mine is not None else 0,
+        "text": event.text,
+        **event.details,
+    }
+
+
+def _text_of(outcome: Outcome) -> str:
+    if outcome.succeeded or outcome.first_cause is None:
+        return outcome.reason
+    cause = outcome.first_cause
+    return f"rank {cause.rank} on {cause.node}: {cause.reason}; {outcome.reason}"
+
+
+def _ending(outcome: Outcome) -> dict[str, Any]:
+    spent = outcome.time.spent if outcome.time is not None else None
+    return {
+        "succeeded": outcome.succeeded,
+        "exit_code": outcome.exit_code,
+        "cause": _cause(outcome.first_cause),
+        "goodput": None if spent is None else round(spent.goodput, 6),
+        "seconds": None if spent is None else {name: round(getattr(spent, name), 3) for name in CLASSES},
+    }
+
+
+def _cause(cause: Cause | None) -> dict[str, Any] | None:
+    if cause is None:
+        return None
+    return {
+        "node": cause.node,
+        "rank": cause.rank,
+        "class": str(cause.failure),
+        "reason": cause.reason,
+        "exit_code": cause.exit_code,
+        "step": cause.step,
+        "traceback": cause.traceback,
+        "log": cause.log,
+        "hint": cause.hint,
+    }
