@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from launcher.hosts.ssh_control import SshControl
     from launcher.settings.spec import LaunchSpec
 
-_DOCTOR, _DOCS, _WARM = "doctor", "docs", "warm"  # only as the first word; a program of that name is ./doctor
+# Only as the first word; a program of that name is ./doctor.
+_DOCTOR, _DOCS, _WARM, _COMPLETION = "doctor", "docs", "warm", "completion"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -36,6 +37,10 @@ def main(argv: list[str] | None = None) -> int:
             return _show(_manual(tuple(words[1:])))
         if words[:1] == [_WARM]:
             return _run_warm(words[1:], os.environ)
+        if words[:1] == [_COMPLETION]:
+            from launcher import completion
+
+            return _show(completion.text(tuple(words[1:])))
         is_doctor = words[:1] == [_DOCTOR]
         line = read_arguments(words[1:] if is_doctor else words)
         if line.wants("help") or line.wants("version"):

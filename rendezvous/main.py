@@ -13,6 +13,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from rendezvous.completion import SHELLS, of_parser, script
 from rendezvous.grpc_io import choose_engine, silence_grpc
 from rendezvous.signals import SignalWatch
 from rendezvous.values.version import VERSION
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 _log = logging.getLogger("rendezvous")
-_USAGE, _CANNOT = 78, 1
+_USAGE, _CANNOT = 2, 1
 _UNIT_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
@@ -43,6 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="create the shared secret of a job whose agents run the rendezvous; without FILE, print it",
     )
     secret.add_argument("file", nargs="?", default="", help="a new file to write the secret to")
+    completion = commands.add_parser(
+        "completion", help="print a script for your shell that completes commands"
+    )
+    completion.add_argument("shell", choices=SHELLS)
     arguments = parser.parse_args(argv)
     try:
         match arguments.command:
@@ -56,6 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return _print_token(arguments)
             case "key":
                 return _add_key(arguments.file)
+            case "completion":
+                sys.stdout.write(script(of_parser(parser), arguments.shell) + "\n")
+                return 0
             case command:
                 raise AssertionError(f"internal error: command {command} is not implemented")
     except (ValueError, OSError) as error:  # every `...Unusable` is a ValueError with a message for the user
@@ -88,7 +96,7 @@ async def _serve(settled: Mapping[str, Any], stop: asyncio.Future[int]) -> int:
     from rendezvous.service import settings
     from rendezvous.service.log_lines import start_logging
     from rendezvous.service.server import CannotListen, Server, raise_file_limit
-    from rendezvous.store.open import open_store
+    from rendezvous.store.open import BadUrl, open_store
     from rendezvous.store.protocol import StoreError
 
     start_logging(settled["log_format"], settled["log_level"])
@@ -99,7 +107,7 @@ async def _serve(settled: Mapping[str, Any], stop: asyncio.Future[int]) -> int:
         store = await open_store(settled["store"])
     except StoreError as error:
         _print_error(error)
-        return _CANNOT
+        return _USAGE if isinstance(error, BadUrl) else _CANNOT
     server = Server(store, _server_options(settled))
     try:
         await server.start()

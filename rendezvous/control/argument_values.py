@@ -60,3 +60,10 @@ def seconds(text: str) -> float:
     if not 0 < found <= 600:
         raise ArgumentTypeError(f"{text!r}: use a duration above 0, and at most 10m")
     return found
+
+
+def nodes(text: str) -> tuple[int, int]:
+    few, colon, many = text.partition(":")
+    if not text.isascii() or not few.isdigit() or (colon and not many.isdigit()) or len(text) > 15:
+        raise ArgumentTypeError(f"invalid number of nodes {text!r}: use N or MIN:MAX, for example 4 or 2:8")
+    return int(few), int(many or few)

@@ -7,6 +7,7 @@ import os
 from enum import StrEnum
 from typing import Literal
 
+from rendezvous.completion import SHELLS
 from rendezvous.control import argument_values as values
 from rendezvous.control.top_table import COLUMNS
 from rendezvous.submit.command import add as add_submit
@@ -42,7 +43,7 @@ class Command(StrEnum):
 # These change the job; the others only read its state.
 Order = Literal[Command.DRAIN, Command.RESUME, Command.RESIZE, Command.RESTART, Command.ABORT]
 
-SUBMIT = "submit"  # does not call the service
+SUBMIT, COMPLETION = "submit", "completion"  # do not call the service
 ALIASES = {"jobs": Command.LIST}
 
 # The job may be left out if there is only one.
@@ -97,7 +98,9 @@ def parser() -> argparse.ArgumentParser:
             command.add_argument("job", help="the job id, as in `ddpctl list`")
     for each in (Command.DRAIN, Command.RESUME):
         added[each].add_argument("node", help="the name of the node, as in `ddpctl status`")
-    added[Command.RESIZE].add_argument("nodes", help="the number of nodes: N, or MIN:MAX for an elastic job")
+    added[Command.RESIZE].add_argument(
+        "nodes", type=values.nodes, help="the number of nodes: N, or MIN:MAX for an elastic job"
+    )
     for each in (Command.DRAIN, Command.RESTART, Command.ABORT):
         added[each].add_argument(
             "--reason", default="", help="a reason, shown in the status and the events of the job"
@@ -107,6 +110,8 @@ def parser() -> argparse.ArgumentParser:
     _add_stacks(added[Command.STACKS])
     _add_why(added[Command.WHY])
     _add_checkpoint(added[Command.CHECKPOINT])
+    completion = commands.add_parser(COMPLETION, help="print a script for your shell that completes commands")
+    completion.add_argument("shell", choices=SHELLS)
     add_submit(commands.add_parser(SUBMIT, help=_SUBMIT_HELP))
     return found
 

@@ -7,7 +7,9 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from rendezvous.control.commands import SUBMIT, parser
+from rendezvous.completion import of_parser, script
+from rendezvous.control.commands import COMPLETION, SUBMIT, parser
+from rendezvous.control.formats import write
 from rendezvous.grpc_io import choose_engine, silence_grpc
 from rendezvous.values.version import VERSION, version_in, with_releases
 
@@ -18,6 +20,11 @@ if TYPE_CHECKING:
     from rendezvous.control.service import Service
 
 
+_JOBS = "ddpctl --timeout 2 list 2>/dev/null | awk 'NR > 1 {print $1}'"
+# docs/exit-codes.md
+_FAILED, _USAGE, _NO_ANSWER, _NOT_ALLOWED, _UNUSABLE = 1, 2, 75, 77, 78
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
     try:
@@ -25,6 +32,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             from rendezvous.submit.command import carry_out as submit
 
             return submit(arguments)
+        if arguments.command == COMPLETION:
+            write(script(of_parser(parser(), _JOBS), arguments.shell))
+            return 0
         return _ask(arguments)
     except KeyboardInterrupt:
         return 130
@@ -32,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else the interpreter reports an error at exit
         if isinstance(error, BrokenPipeError):  # the reader closed the pipe
             return 141
-        return _failed(f"{error.filename or 'cannot write to standard output'}: {error.strerror}", 1)
+        return _failed(f"{error.filename or 'cannot write to standard output'}: {error.strerror}", _FAILED)
 
 
 def _ask(arguments: argparse.Namespace) -> int:
@@ -48,14 +58,17 @@ def _ask(arguments: argparse.Namespace) -> int:
     try:
         _check(arguments)
         service = Service(endpoints(arguments.rendezvous), client_options(os.environ), arguments.timeout)
-        return asyncio.run(carry_out(service, arguments))
     except OptionsUnusable as error:
-        return _failed(str(error), 78)
+        return _failed(str(error), _USAGE)
+    try:
+        return asyncio.run(carry_out(service, arguments))
+    except OptionsUnusable as error:  # of a connection: a certificate that cannot be read
+        return _failed(str(error), _UNUSABLE)
     except NoSuchJob as error:
-        return _failed(str(error), 1)
+        return _failed(str(error), _FAILED)
     except grpc.RpcError as error:
         words = _tls_problem(error, service)
-        return _failed(words, 77) if words else _failed(*_explain(error, arguments.rendezvous))
+        return _failed(words, _NOT_ALLOWED) if words else _failed(*_explain(error, arguments.rendezvous))
 
 
 def _check(arguments: argparse.Namespace) -> None:
@@ -91,16 +104,19 @@ def _explain(error: Any, endpoints: str) -> tuple[str, int]:
     details = error.details() or f"the service gave no reason (gRPC status {code.name})"
     match code:
         case grpc.StatusCode.UNAUTHENTICATED | grpc.StatusCode.PERMISSION_DENIED:
-            return details, 77
+            return details, _NOT_ALLOWED
         case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.DEADLINE_EXCEEDED:
-            return f"no answer from {endpoints}: {details}. Check --rendezvous, and that the service runs", 75
+            return (
+                f"no answer from {endpoints}: {details}. Check --rendezvous, and that the service runs",
+                _NO_ANSWER,
+            )
         case grpc.StatusCode.UNIMPLEMENTED:
             service = version_in(error.trailing_metadata())
             return with_releases(
                 f"the service at {endpoints} does not support this command", service, VERSION
-            ), 1
+            ), _FAILED
         case _:
-            return details, 1
+            return details, _FAILED
 
 
 def _failed(words: str, code: int) -> int:

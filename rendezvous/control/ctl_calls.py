@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, assert_never
 import grpc
 import grpc.aio
 
-from rendezvous.client.options import OptionsUnusable
 from rendezvous.control import acting, logs, stacks, top, why
 from rendezvous.control.commands import Command, command_of
 from rendezvous.control.ctl_text import event_line, job_table, job_text, named
@@ -102,7 +101,7 @@ def request_of(order: Order, arguments: argparse.Namespace) -> tuple[str, Any]:
         case Command.RESUME:
             return "ResumeNode", pb.ResumeNodeRequest(job_id=job, node=arguments.node)
         case Command.RESIZE:
-            few, many = _nodes(arguments.nodes)
+            few, many = arguments.nodes
             return "ResizeJob", pb.ResizeJobRequest(job_id=job, min_nodes=few, max_nodes=many)
         case Command.RESTART:
             return "RestartJob", pb.RestartJobRequest(job_id=job, reason=arguments.reason)
@@ -110,10 +109,3 @@ def request_of(order: Order, arguments: argparse.Namespace) -> tuple[str, Any]:
             return "AbortJob", pb.AbortJobRequest(job_id=job, reason=arguments.reason)
         case _:
             assert_never(order)
-
-
-def _nodes(text: str) -> tuple[int, int]:
-    few, colon, many = text.partition(":")
-    if not text.isascii() or not few.isdigit() or (colon and not many.isdigit()) or len(text) > 15:
-        raise OptionsUnusable(f"invalid number of nodes {text!r}: use N or MIN:MAX, for example 4 or 2:8")
-    return int(few), int(many or few)

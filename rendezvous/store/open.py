@@ -29,6 +29,10 @@ _PORT = 2379
 _SETTINGS = ("tls", "cacert", "cert", "key", "password-file")
 
 
+class BadUrl(StoreError):
+    """The URL does not name a store that can be opened: it is wrong, whatever the state of the store is."""
+
+
 async def open_store(url: str, address: str = "", environ: Mapping[str, str] = os.environ) -> Store:
     """Open the store. `address` is where agents reach this replica."""
     scheme, colon, rest = url.partition(":")
@@ -45,7 +49,7 @@ async def open_store(url: str, address: str = "", environ: Mapping[str, str] = o
 
         access, prefix = parse_etcd(rest[2:], environ)
         return await open_etcd_store(access, prefix, address)
-    raise StoreError(f"unknown store {scheme}{colon}: use memory, file:PATH or etcd://HOST:PORT,.../PREFIX")
+    raise BadUrl(f"unknown store {scheme}{colon}: use memory, file:PATH or etcd://HOST:PORT,.../PREFIX")
 
 
 def parse_etcd(rest: str, environ: Mapping[str, str]) -> tuple[Access, str]:
@@ -55,13 +59,13 @@ def parse_etcd(rest: str, environ: Mapping[str, str]) -> tuple[Access, str]:
     settings = dict(parse_qsl(query, keep_blank_values=True))
     for name in settings:
         if name not in _SETTINGS:
-            raise StoreError(f"etcd store: unknown setting {name!r}; known settings: {', '.join(_SETTINGS)}")
+            raise BadUrl(f"etcd store: unknown setting {name!r}; known settings: {', '.join(_SETTINGS)}")
     authority, _, prefix = place.partition("/")
     who, _, hosts = authority.rpartition("@")
     user, _, in_url = who.partition(":")
     endpoints = tuple(_endpoint(host) for host in hosts.split(",") if host)
     if not endpoints:
-        raise StoreError("etcd store: the host is missing; write etcd://HOST:PORT/PREFIX")
+        raise BadUrl("etcd store: the host is missing; write etcd://HOST:PORT/PREFIX")
     password = _password(settings.get("password-file", ""), environ.get(PASSWORD_VARIABLE) or unquote(in_url))
     return Access(endpoints, unquote(user), password, _tls(settings)), prefix.strip("/") or "ddp-rendezvous"
 
@@ -72,7 +76,7 @@ def _endpoint(host: str) -> str:
     if not colon or host.endswith("]"):
         return f"{host}:{_PORT}"
     if not name or not re.fullmatch(r"\d{1,5}", port, re.ASCII):
-        raise StoreError(f"etcd store: invalid address {host!r}: use HOST:PORT")
+        raise BadUrl(f"etcd store: invalid address {host!r}: use HOST:PORT")
     return host
 
 
@@ -85,7 +89,7 @@ def _password(path: str, given: str) -> Callable[[], str]:
             with open(path, encoding="utf-8") as file:
                 return file.read().strip()
         except OSError as error:
-            raise StoreError(
+            raise BadUrl(
                 f"cannot read the etcd password from {path}: {error.strerror}. Check password-file in --store"
             ) from error
 
@@ -97,8 +101,8 @@ def _tls(settings: Mapping[str, str]) -> TlsFiles | None:
 
     files = TlsFiles(settings.get("cacert", ""), settings.get("cert", ""), settings.get("key", ""))
     if bool(files.cert) != bool(files.key):
-        raise StoreError("etcd store: cert and key must be set together: set both or neither")
+        raise BadUrl("etcd store: cert and key must be set together: set both or neither")
     wanted = settings.get("tls", "true" if files != TlsFiles() else "false")
     if wanted not in ("true", "false"):
-        raise StoreError(f"etcd store: invalid tls {wanted!r}: use true or false")
+        raise BadUrl(f"etcd store: invalid tls {wanted!r}: use true or false")
     return files if wanted == "true" else None

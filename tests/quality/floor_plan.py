@@ -74,8 +74,8 @@ CORE = {
 SHELL = {
     "launcher": {
         *(
-            "__init__ __main__ about agent cli isolation manual preflight start status template user_messages "
-            "warm_pool wiring"
+            "__init__ __main__ about agent cli completion isolation manual preflight start status template "
+            "user_messages warm_pool wiring"
         ).split(),
         *("daemon_threads background_tasks error_boundary stop_requests").split(),
         *within("answers", "desk log_reading restart_watch"),
@@ -104,7 +104,7 @@ SHELL = {
         *within("sources", "poll source"),
     },
     "rendezvous": {
-        *"__init__ client codec embedded grpc_io hosted main metrics signals store torchrun".split(),
+        *"__init__ client codec completion embedded grpc_io hosted main metrics signals store torchrun".split(),
         *within("access", "auth certificates refusals secret tokens"),
         *within("client", "channel conversing options remote_session route scratch_client session tls_probe"),
         *within(
@@ -206,13 +206,25 @@ ROOMS = {
         "start": set("agent daemon_threads ranks settings supervision template warm_pool wiring".split()),
         "about": {"preflight", "version"},
         "manual": {"settings"},
-        "cli": {"about", "hosts", "machine", "manual", "preflight", "settings", "start", "warm_pool"},
+        "completion": {"manual", "settings"},
+        "cli": {
+            "about",
+            "completion",
+            "hosts",
+            "machine",
+            "manual",
+            "preflight",
+            "settings",
+            "start",
+            "warm_pool",
+        },
         "__main__": {"cli"},
     },
     "rendezvous": {
         "values": set(),
         "metrics": set(),
         "signals": set(),
+        "completion": set(),
         "grpc_io": set(),
         "session_replay": {"values"},
         "diagnosing": {"values"},
@@ -225,9 +237,9 @@ ROOMS = {
         "service": set("access client codec machine metrics rounds session_replay store values".split()),
         "embedded": {"client", "service", "store", "values"},
         "hosted": {"access", "client", "grpc_io", "service", "store"},
-        "main": {"access", "grpc_io", "service", "signals", "store", "values"},
+        "main": {"access", "completion", "grpc_io", "service", "signals", "store", "values"},
         "submit": {"access"},
-        "control": {"client", "codec", "grpc_io", "service", "submit", "values"},
+        "control": {"client", "codec", "completion", "grpc_io", "service", "submit", "values"},
         "torchrun": {"client", "values"},
     },
     "ddp": {
@@ -256,7 +268,7 @@ ABROAD = {
         f"rendezvous.{name}"
         for name in (
             *_VALUES,
-            *"client codec embedded hosted signals".split(),
+            *"client codec completion embedded hosted signals".split(),
             *("access.client_options", "diagnosing.versions", "service.web"),
         )
     },

@@ -109,6 +109,9 @@ def test_options_page_is_made_from_the_table():
 
 def test_exit_codes_are_those_of_the_command():
     page = (ROOT / "docs" / "exit-codes.md").read_text()
+    ours = re.findall(r"^_FAILED.* = (.*)$", (ROOT / "rendezvous/control/ctl.py").read_text(), re.MULTILINE)
+    shown = re.findall(r"^\| (\d+) \| (?!-)", page, re.MULTILINE)
+    assert set(ours[0].split(", ")) | {"0", "130", "141"} == set(shown)
     rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", page, re.MULTILINE))
     shown = re.findall(
         r"^  (\d+|N) +(.*(?:\n {8}.*)*)", usage.help_text(200).partition("Exit codes:")[2], re.MULTILINE

@@ -17,9 +17,11 @@ from served import Service, agents, join_bytes, serving, soon
 
 from rendezvous.client.channel import open_channel
 from rendezvous.client.options import ClientOptions
+from rendezvous.codec import answer_message
 from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.values.events import Refused, Waiting
-from rendezvous.values.types import JobSpec
+from rendezvous.values.questions import Present
+from rendezvous.values.types import AgentId, JobSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,7 +52,7 @@ def token(keys: str, role: str, job: str = "team-a-*", ttl: str = "1h") -> str:
 
 def test_a_token_names_its_jobs(keys: str) -> None:
     made = command("token", "--token-keys", keys, "--role", "agent", "--job", "")
-    assert made.returncode == 78
+    assert made.returncode == 2
     assert "--job is empty" in made.stderr
 
 
@@ -70,6 +72,8 @@ async def outcome(
     data = b""
     if method == "Attend":
         data = join_bytes(JobSpec(job_id, 2, 2, "train.py"), "a")
+    elif method == "Converse":
+        data = answer_message(0, Present(AgentId("a", "1"), job_id)).SerializeToString()
     elif "job_id" in (request := getattr(pb, f"{method}Request"))().DESCRIPTOR.fields_by_name:
         data = request(job_id=job_id).SerializeToString()
     authorization = (("authorization", f"Bearer {options.token}"),) if options.token else ()
@@ -102,10 +106,10 @@ def test_no_call_passes_without_a_good_token(service: Service, bad: str) -> None
 
 
 def test_each_role_may_do_what_it_is_for_and_nothing_else(service: Service, keys: str) -> None:
-    look = {"ListJobs", "GetJob", "WatchEvents"}
+    look = {"ListJobs", "GetJob", "WatchEvents", "Ask", "GetRestarts"}
     order = {"DrainNode", "ResumeNode", "ResizeJob", "RestartJob", "AbortJob"}
     script = {"GetValue", "PutValue", "DeleteValue", "EnterBarrier"}
-    may = {"agent": {"Attend"} | look | script, "operator": look | order | script, "viewer": look}
+    may = {"agent": {"Attend", "Converse"} | look | script, "operator": look | order | script, "viewer": look}
 
     async def story() -> None:
         for role, allowed in may.items():
@@ -254,7 +258,7 @@ def test_a_token_is_never_sent_unencrypted() -> None:
 def test_other_machines_are_served_only_with_tls_and_tokens_or_on_purpose(keys: str) -> None:
     for extra in ((), ("--token-keys", keys)):
         refused = Service("--listen", "0.0.0.0:0", *extra)
-        assert refused.wait() == 78
+        assert refused.wait() == 2
         assert "--tls-cert" in "".join(refused.log)
         assert "--insecure" in "".join(refused.log)
     with serving("--insecure", listen="0.0.0.0:0") as service:
@@ -268,7 +272,7 @@ def test_a_key_file_open_to_others_is_refused(tmp_path: Path) -> None:
     command("key", str(path))
     path.chmod(0o644)
     refused = Service("--listen", "127.0.0.1:0", "--token-keys", str(path))
-    assert refused.wait() == 78
+    assert refused.wait() == 2
     assert "chmod 640" in "".join(refused.log)
 
 
@@ -288,7 +292,7 @@ def test_a_key_is_added_to_no_file_of_another_kind(tmp_path: Path, content: byte
     path = tmp_path / "job.toml"
     path.write_bytes(content)
     refused = command("key", str(path))
-    assert (refused.returncode, refused.stdout, len(refused.stderr.splitlines())) == (78, "", 1), refused
+    assert (refused.returncode, refused.stdout, len(refused.stderr.splitlines())) == (2, "", 1), refused
     assert path.read_bytes() == content
     path.write_text("# since spring\n\n")
     assert command("key", str(path)).returncode == 0
