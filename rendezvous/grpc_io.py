@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 
 _TRIED = "1.85."
 _CHOICE = "-event_engine_listener,-event_engine_client"
@@ -19,6 +18,8 @@ _CHOICE = "-event_engine_listener,-event_engine_client"
 @cache  # reading the version reads a file
 def choose_engine() -> None:
     """Select the older poller. Call it before grpc is imported; later it has no effect."""
+    from importlib.metadata import PackageNotFoundError, version  # slow to import
+
     try:
         tried = version("grpcio").startswith(_TRIED)
     except PackageNotFoundError:

@@ -26,7 +26,6 @@ from launcher.joining.endpoint import (
 from rendezvous.client.options import ENV, ClientOptions, OptionsUnusable, client_options
 from rendezvous.client.session import connect
 from rendezvous.embedded import EmbeddedRendezvous
-from rendezvous.hosted import protection, serve
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.types import AgentId
 
@@ -117,6 +116,8 @@ async def _fqdn(spec: LaunchSpec, host: str) -> str:
 async def _serve_or_connect(
     spec: LaunchSpec, host: str, incarnation: str, endpoint: Endpoint, why: str
 ) -> Connection:
+    from rendezvous.hosted import protection, serve  # a job on one machine needs none of it
+
     options = _options(spec)
     own = await asyncio.to_thread(addresses.own_address_of, endpoint.host, endpoint.port)
     if not own or not addresses.is_free(own, endpoint.port):

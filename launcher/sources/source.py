@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import os
 import socket
 import time
@@ -14,6 +13,7 @@ from launcher.sources.findings import NotUnderstood, line
 from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
+    import http.client
     import ssl
     from collections.abc import Mapping
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 KUBERNETES = "kubernetes"
 WITHIN_S = 3.0
 _LARGEST = 8 << 20
+_FORBIDDEN = 403
 _CHUNK = 1 << 16
 _ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 _NAME = "NODE_NAME"
@@ -52,8 +53,6 @@ class Source:
             raise SourceFailed(f"its answer is not understood: {error}") from None
         except TimeoutError:
             raise SourceFailed(f"no answer within {self.within_s:g} s") from None
-        except http.client.HTTPException as error:
-            raise SourceFailed(f"its answer is not HTTP ({type(error).__name__})") from None
         except OSError as error:
             raise SourceFailed(error.strerror or str(error)) from None
         except ValueError as error:
@@ -104,6 +103,8 @@ def _get(url: str, headers: Mapping[str, str], trusted: ssl.SSLContext | None, w
     parts = urlsplit(url)
     if not parts.hostname:
         raise SourceFailed(f"{url} names no host")
+    import http.client  # with all of email: only jobs with such a source need it
+
     until = time.monotonic() + within_s
     connection: http.client.HTTPConnection
     if parts.scheme == "https":
@@ -120,12 +121,14 @@ def _get(url: str, headers: Mapping[str, str], trusted: ssl.SSLContext | None, w
             if response.status != http.client.OK:
                 raise SourceFailed(_status(response, url))
             return body.decode(errors="replace")
+    except http.client.HTTPException as error:
+        raise SourceFailed(f"its answer is not HTTP ({type(error).__name__})") from None
     finally:
         connection.close()
 
 
 def _status(response: http.client.HTTPResponse, url: str) -> str:
-    if response.status == http.client.FORBIDDEN and "/api/v1/nodes/" in url:
+    if response.status == _FORBIDDEN and "/api/v1/nodes/" in url:
         return "403 Forbidden: the service account may not read nodes; see deploy/jobs/node-reader.yaml"
     return f"{response.status} {response.reason}"
 
