@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ddp.elastic.image import DamagedImage
+from ddp.elastic.logical_world import LogicalWorld
 from ddp.elastic.request import CheckpointRequest, checkpoint_done, checkpoint_request, checkpoint_requested
 from ddp.elastic.resume import Resumed
 from ddp.elastic.sampler import ElasticSampler
@@ -15,6 +16,7 @@ __all__ = [
     "CommitError",
     "DamagedImage",
     "ElasticSampler",
+    "LogicalWorld",
     "Resumed",
     "ScratchError",
     "State",

@@ -53,13 +53,16 @@ def set(states: dict[str, Any]) -> None:
     if "python" in states:
         version, numbers, gauss = states["python"]
         random.setstate((version, tuple(array.array("I", bytes(numbers.tolist()))), gauss))
-    if "numpy" in states and (numpy := _numpy()) is not None:
+    if "numpy" in states and (numpy := load_numpy()) is not None:
         _set_numpy(numpy, states["numpy"])
 
 
 def seed(number: int) -> None:
     """Seed all of them with a number of 64 bits."""
-    torch.manual_seed(number)
+    torch.default_generator.manual_seed(
+        number
+    )  # torch.manual_seed() asks for each kind of device, which takes longer
+    accelerator.seed(number)
     random.seed(number)
     if (numpy := sys.modules.get(_NUMPY)) is not None:
         numpy.seed([number & 0xFFFFFFFF, number >> 32])
@@ -69,8 +72,8 @@ def _packed(numbers: tuple[int, ...]) -> torch.Tensor:
     return torch.frombuffer(bytearray(array.array("I", numbers).tobytes()), dtype=torch.uint8)
 
 
-def _numpy() -> Any:
-    """`numpy.random`, which NumPy imports when it is first used; None if NumPy is not there."""
+def load_numpy() -> Any:
+    """Return `numpy.random`, which NumPy imports when it is first used; None if NumPy is not there."""
     return getattr(sys.modules.get("numpy"), "random", None)  # torch has imported NumPy, if it is installed
 
 

@@ -16,7 +16,9 @@ from torch.utils.data import Sampler
 from ddp.elastic import sample_order
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sized
+    from collections.abc import Iterator, Sequence, Sized
+
+    from ddp.elastic.logical_world import LogicalWorld
 
 
 class ElasticSampler(Sampler[int]):
@@ -26,6 +28,8 @@ class ElasticSampler(Sampler[int]):
         for inputs, labels in loader:
             ...
             state.commit(samples=len(labels))  # of this rank
+
+    With a `logical_world` the samples belong to its ranks, not to processes. Use `batches`.
     """
 
     def __init__(
@@ -36,7 +40,14 @@ class ElasticSampler(Sampler[int]):
         shuffle: bool = True,
         seed: int = 0,
         drop_last: bool = False,
+        *,
+        logical_world: LogicalWorld | None = None,
     ) -> None:
+        if logical_world is not None and (num_replicas, rank) != (None, None):
+            raise ValueError("num_replicas and rank have no effect with a logical_world. Remove them")
+        self._logical_world = logical_world
+        if logical_world is not None:
+            num_replicas, rank = logical_world.size, logical_world.mine[0]
         size = dataset if isinstance(dataset, int) else len(dataset)
         there = dist.is_available() and dist.is_initialized()
         self.num_replicas = (
@@ -64,15 +75,42 @@ class ElasticSampler(Sampler[int]):
         return sample_order.rounds_left(self._progress, self.num_replicas, self.drop_last)
 
     def __iter__(self) -> Iterator[int]:
-        places = sample_order.positions(self._progress, self.rank, self.num_replicas, self.drop_last)
+        if self._logical_world is not None:
+            raise TypeError(
+                "with a logical_world the sampler makes batches, because a process may have several logical ranks. "
+                "Use DataLoader(dataset, batch_sampler=sampler.batches(batch_size))"
+            )
+        return iter(self._samples([self.rank])[0])
+
+    def batches(self, batch_size: int, drop_last: bool = False) -> Batches:
+        """Return a batch sampler. In each step it has one batch for each logical rank of this process, in their order.
+
+        `drop_last`: omit the last batch of a logical rank if it is incomplete.
+        """
+        if batch_size < 1:
+            raise ValueError(f"invalid batch_size={batch_size}. Use 1 or more")
+        return Batches(self, batch_size, drop_last)
+
+    @property
+    def _ranks(self) -> Sequence[int]:
+        return [self.rank] if self._logical_world is None else self._logical_world.mine
+
+    def _samples(self, ranks: Sequence[int]) -> list[list[int]]:
+        """The remaining samples of each of these ranks."""
+        everything = [
+            sample_order.positions(self._progress, rank, self.num_replicas, self.drop_last) for rank in ranks
+        ]
         if not self.shuffle:
-            return iter(places)
+            return everything
         generator = torch.Generator().manual_seed(self.seed + self.epoch)
         order = torch.randperm(self._progress.size, generator=generator)
-        return iter(order[torch.tensor(places, dtype=torch.int64)].tolist())
+        return [order[torch.tensor(places, dtype=torch.int64)].tolist() for places in everything]
 
     def advance(self, samples: int) -> None:
-        """Move the position: this rank, and every other rank, has trained on this number of samples."""
+        """Move the position: this rank, and every other rank, has trained on this number of samples.
+
+        With a logical world: this logical rank, and every other one.
+        """
         self._progress = sample_order.advance(self._progress, samples, self.num_replicas)
 
     def epochs(self, n_epochs: int) -> Iterator[int]:
@@ -99,3 +137,24 @@ class ElasticSampler(Sampler[int]):
             )
         self.seed = state["seed"]
         self._progress = sample_order.Progress(state["size"], state["epoch"], state["consumed"])
+
+
+class Batches(Sampler[list[int]]):
+    """The batches of this process, for DataLoader(batch_sampler=...)."""
+
+    def __init__(self, sampler: ElasticSampler, batch_size: int, drop_last: bool) -> None:
+        self._sampler, self._batch_size, self._drop_last = sampler, batch_size, drop_last
+
+    def __len__(self) -> int:
+        return len(self._starts()) * len(self._sampler._ranks)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        samples = self._sampler._samples(self._sampler._ranks)
+        for start in self._starts():
+            for each in samples:
+                yield each[start : start + self._batch_size]
+
+    def _starts(self) -> range:
+        count = len(self._sampler)
+        end = count - count % self._batch_size if self._drop_last else count
+        return range(0, end, self._batch_size)

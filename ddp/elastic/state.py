@@ -17,6 +17,7 @@ from ddp.elastic import commits, generators, request, resume, scratch
 from ddp.elastic.contents import Contents
 from ddp.elastic.folder import LocalFolder
 from ddp.elastic.keeper import Keeper, Signature
+from ddp.elastic.logical_world import LogicalWorld
 from ddp.elastic.resume import Resumed
 from ddp.elastic.sampler import ElasticSampler
 from ddp.elastic.team import Team
@@ -55,6 +56,7 @@ class State:
         _check(every, disk_every, folder, keep, named)
         self._contents = Contents(named)
         self._samplers = [value for value in named.values() if isinstance(value, ElasticSampler)]
+        self._has_logical_world = any(isinstance(value, LogicalWorld) for value in named.values())
         self._every, self._disk_every, self._keep = every, disk_every, keep
         self._folder = None if folder is None else LocalFolder(Path(folder).absolute())
         self._group = group
@@ -94,7 +96,8 @@ class State:
         if choice is not None:
             images = resume.parts(team, local, choice, part, regions)
             found = self._restore(images, choice)
-            generators.resume(team, local, choice)
+            if not self._has_logical_world:  # it has restored its own generators
+                generators.resume(team, local, choice)
         writes = self._folder is not None and role.writes_disk
         slots = scratch.Slots(places, role.local_index, 3 if writes else 2, resume.slots_of(local, choice))
         lineage = resume.new_lineage(team)  # a collective: after it, all ranks have read their parts

@@ -44,6 +44,23 @@ class Team:
         dist.all_reduce(self._flag, op=dist.ReduceOp.MAX, group=self._group)
         return bool(self._flag.item())
 
+    def union(self, flags: list[bool]) -> list[bool]:
+        """For each flag, whether it is set on any rank. All ranks pass the same number."""
+        if self.size == 1 or not flags:
+            return flags
+        found = torch.tensor(flags, dtype=torch.uint8, device=self._device)
+        dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self._group)
+        return [bool(each) for each in found.tolist()]
+
+    def share(self, data: torch.Tensor) -> torch.Tensor:
+        """Return the tensor of rank 0, which has the same size on all ranks."""
+        if self.size == 1:
+            return data
+        there = data.to(self._device)
+        source = 0 if self._group is None else dist.get_global_rank(self._group, 0)
+        dist.broadcast(there, source, group=self._group)
+        return there.to(data.device)
+
     def first(self, make: Callable[[], T]) -> T:
         """Return on every rank the value that rank 0 makes."""
         return self.gather(make() if self.rank == 0 else None)[0]  # type: ignore[return-value]

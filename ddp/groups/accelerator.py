@@ -25,6 +25,13 @@ def set_rng_state(states: dict[str, Any]) -> None:
         module.set_rng_state(states[device])
 
 
+def seed(number: int) -> None:
+    """Seed its random number generator, if there is one."""
+    _device, module = _with_generator()
+    if module is not None and hasattr(module, "manual_seed"):
+        module.manual_seed(number)
+
+
 def _with_generator() -> tuple[str, Any]:
     device = current()
     if device is None:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from datetime import timedelta
 
+    from ddp.groups.backends import Layout
     from ddp.groups.shared_work import Core
 
 # torch annotates its methods more narrowly than it calls them.
@@ -43,7 +44,7 @@ def not_interrupted() -> str:
 
 
 class FormsCore(Protocol):
-    """Connects the members. Returns the core, or None if all must use Gloo, and whether they are on one host.
+    """Connects the members. Returns the core and the hosts of the members; both are None if all must use Gloo.
 
     `interrupted` is asked while the caller waits for other members. It returns why the wait must end, or "".
     """
@@ -56,7 +57,7 @@ class FormsCore(Protocol):
         timeout: timedelta,
         ranks: list[int],
         interrupted: Callable[[], str],
-    ) -> tuple[Core | None, bool]: ...
+    ) -> tuple[Core | None, Layout | None]: ...
 
 
 class Membership(_ProcessGroup):  # type: ignore[misc]
@@ -123,7 +124,7 @@ class Membership(_ProcessGroup):  # type: ignore[misc]
     def _join(
         self, store: Any, rank: int, size: int, ranks: list[int], interrupted: Callable[[], str]
     ) -> None:
-        core, on_one_host = self._form(store, rank, size, self._timeout, ranks, interrupted)
+        core, placed = self._form(store, rank, size, self._timeout, ranks, interrupted)
         self._fallbacks = _fallbacks(store, rank, size, self._timeout)
         self._store, self._rank, self._world = store, rank, size
         self._global_rank = ranks[rank] if ranks else rank
@@ -131,7 +132,8 @@ class Membership(_ProcessGroup):  # type: ignore[misc]
         self._core = core
         self._flight = InFlight(core) if core is not None else None
         # Across hosts the core supports only all-reduce and barrier.
-        self._near = self._flight if on_one_host else None
+        self._near = self._flight if placed and len(placed.hosts) == 1 else None
+        self.ddp_sums_as_tree = bool(placed and placed.sums_as_tree)
 
     def leave(self) -> None:
         """Leave the other members. Their operations with this process fail, and so do all of this group."""

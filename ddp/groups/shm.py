@@ -80,8 +80,8 @@ class _Setup:
         self.listener: segment.Listener | None = None
         self.port: ring.Port | None = None
 
-    def core(self) -> tuple[Any, bool]:
-        """Return the core's group and whether it is on one host. The group is None if all ranks must use Gloo."""
+    def core(self) -> tuple[Any, Layout | None]:
+        """Return the core's group and the hosts of its ranks. Both are None if all ranks must use Gloo."""
         entries = [
             _Entry(**json.loads(each))
             for each in self._exchange("entry", json.dumps(asdict(self._own_entry())))
@@ -90,7 +90,7 @@ class _Setup:
             return self._form(entries)
         except _Unable as reason:
             core_loading.warn_once(str(reason))
-            return None, False
+            return None, None
         finally:
             for each in (self.listener, self.port):
                 if each is not None:
@@ -131,7 +131,7 @@ class _Setup:
         address, number, secret = self.port.address, self.port.number, self.port.secret
         return replace(entry, address=address, port=number, port_secret=secret)
 
-    def _form(self, entries: list[_Entry]) -> tuple[Any, bool]:
+    def _form(self, entries: list[_Entry]) -> tuple[Any, Layout]:
         for rank, entry in zip(self.ranks, entries, strict=True):
             if entry.reason:
                 raise _Unable(f"rank {rank} {entry.reason}")
@@ -149,7 +149,7 @@ class _Setup:
         for rank, problem in zip(self.ranks, self._exchange("ready", reason), strict=True):
             if problem:
                 raise _Unable(f"rank {rank} {problem}")
-        return made, len(placed.hosts) == 1
+        return made, placed
 
     def _connect(self, entries: list[_Entry], placed: Layout) -> Any:
         native = core_loading.native()
@@ -215,7 +215,7 @@ def _forming(name: str) -> FormsCore:
         timeout: timedelta,
         ranks: list[int],
         interrupted: Callable[[], str],
-    ) -> tuple[Any, bool]:
+    ) -> tuple[Any, Layout | None]:
         return _Setup(name, store, rank, size, timeout, ranks, interrupted).core()
 
     return form

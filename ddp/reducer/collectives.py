@@ -6,6 +6,7 @@ A group may have two methods that avoid copies:
     ddp_average(tensors, divisor) -> Work        sum tensors over the ranks and divide, in place, without a bucket
 
 The optional attribute `ddp_device_types` lists the device types that these methods support. A group with
+`ddp_sums_as_tree` sums CPU tensors over ranks as a binary tree: (0 + 1) + (2 + 3), and so on. A group with
 `ddp_averages_shards` accepts AVG in a reduce-scatter of CPU tensors, and rounds once.
 
 Any other group computes a sum of one tensor. If its all-reduce knows AVG, it divides too: NCCL's does, and a group with

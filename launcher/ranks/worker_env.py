@@ -80,6 +80,8 @@ def rank_env(spec: LaunchSpec, place: RankPlace, environ: Mapping[str, str]) -> 
         env["DDP_CHECKPOINT_REQUEST"] = request_file(place.scratch, a.generation)
     if spec.rank_timers:
         env["TORCHELASTIC_TIMER_FILE"] = timer_file(place.scratch, environ)
+    if spec.logical_world:
+        env["DDP_LOGICAL_WORLD"] = str(spec.logical_world)
     if spec.virtual_local_rank:
         env["CUDA_VISIBLE_DEVICES"] = _only_device(place.local_rank, environ.get("CUDA_VISIBLE_DEVICES"))
     return env

@@ -147,6 +147,7 @@ def _monitoring_and_places(settings: Settings) -> dict[str, Any]:
         "preflight": settings["preflight"],
         "preflight_paths": settings["preflight_paths"] or (),
         "topology": settings["topology"] or "",
+        "logical_world": settings["logical_world"] or 0,
         "gpu_order": settings["gpu_order"],
         "stragglers": settings["stragglers"],
         "health_address": settings["health_port"],

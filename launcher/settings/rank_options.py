@@ -30,6 +30,14 @@ RANKS = (
         negatable=True,
     ),
     _ours(
+        "--logical-world",
+        "N",
+        None,
+        lambda text: values.count(text, least=1),
+        "train with N logical ranks, whatever the number of ranks: a script with elastic.LogicalWorld() gives the same "
+        "bits in worlds of every size up to N; the ranks get the number in DDP_LOGICAL_WORLD",
+    ),
+    _ours(
         "--trace-collectives",
         "on|off",
         "on",

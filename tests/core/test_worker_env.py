@@ -119,3 +119,8 @@ def test_local_rank_in_arguments() -> None:
     args = ("--rank=${local_rank}", "$local_rank", "$$5", "${other}", "plain")
     assert rank_args(args, 3) == ("--rank=3", "3", "$5", "${other}", "plain")
     assert rank_args(("a",), 3) == ("a",)
+
+
+def test_a_logical_world() -> None:
+    assert "DDP_LOGICAL_WORLD" not in rank_env(SPEC, PLACE, {})
+    assert rank_env(replace(SPEC, logical_world=8), PLACE, {})["DDP_LOGICAL_WORLD"] == "8"

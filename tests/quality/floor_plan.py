@@ -64,7 +64,7 @@ CORE = {
     "ddp": {
         *"diagnostics groups reducer sharding telemetry".split(),
         *within("diagnostics", "bucket_search numerics_report timeline"),
-        *within("elastic", "commits sample_order seeds"),
+        *within("elastic", "commits logical_ranks sample_order seeds"),
         *within("groups", "backends rank_info reform_plan"),
         *within("reducer", "cost_model errors launch_order plan"),
         *within("sharding", "shards"),
@@ -123,8 +123,9 @@ SHELL = {
         *within("diagnostics", "bucket_observer bucket_tuner numerics tracing"),
         *within(
             "elastic",
-            "archive contents dcp_keys dcp_metadata folder generators image keeper leaves manifest part_file request "
-            "resume sampler scratch state team writer",
+            "archive contents dcp_keys dcp_metadata folder generators image keeper leaves logical_buffers "
+            "logical_exchange logical_model logical_sums logical_world manifest part_file request resume sampler "
+            "scratch state team writer",
         ),
         *within(
             "groups",
@@ -135,7 +136,8 @@ SHELL = {
             "reducer",
             "agreement arrivals baseline bucket bucket_sender captured chunks clock collectives compiled dtypes "
             "engine extensions failed_backward grad_bucket gradient_hooks host_copy launch_queue logging_data module "
-            "module_changes observation reducer round rpc_context streams torch_reducer unowned_gradients unused",
+            "module_changes observation partial_sums reducer round rpc_context streams torch_reducer unowned_gradients "
+            "unused",
         ),
         *within("sharding", "sharded_buckets sharded_optimizer whole_state"),
         *within(
@@ -249,7 +251,7 @@ ROOMS = {
         "comm_hooks": {"reducer", "groups", "telemetry"},
         "diagnostics": {"reducer", "groups", "telemetry"},
         "sharding": {"reducer", "groups", "comm_hooks", "telemetry"},
-        "elastic": {"groups", "telemetry"},
+        "elastic": {"comm_hooks", "reducer", "groups", "telemetry"},
         "averaging": {"reducer", "groups", "telemetry"},
         "shm": {"groups"},
         "wrapper": {"reducer", "diagnostics"},
