@@ -2,8 +2,8 @@
 
     .venv/bin/ddp-launch --nproc-per-node 2 --max-restarts 3 examples/train_elastic.py --folder /tmp/digits
 
-It commits every step to memory, and every hundredth step to disk. If you kill a rank, all ranks continue from their
-last step.
+It commits every step to memory, and every hundredth step to disk. If you kill a rank, the other ranks keep their
+processes, and all continue from their last step.
 """
 
 from __future__ import annotations
@@ -44,24 +44,27 @@ def main() -> None:
         folder=options.folder,
         disk_every=100,
     )
-    resumed = state.resume()
-    if resumed and place.rank == 0:
-        print(f"continuing after step {state.step}, from {'memory' if resumed.in_memory else 'disk'}")
-    for epoch in sampler.epochs(options.epochs):
-        for images, labels in loader:
-            loss = cross_entropy(model(images.to(place.device)), labels.to(place.device))
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            mean = loss.detach().clone()
-            dist.all_reduce(mean)
-            state.step += 1
-            state.total += mean.item() / place.world_size
-            state.commit(samples=len(labels))
-            if state.should_checkpoint():
-                state.checkpoint()
-        if place.rank == 0:
-            print(f"epoch {epoch + 1}: mean loss so far {state.total / state.step:.4f}")
+
+    def train() -> None:  # is called again after a failure of another rank, and goes on where the state is
+        if state.step and place.rank == 0:
+            print(f"continuing after step {state.step}")
+        for epoch in sampler.epochs(options.epochs):
+            for images, labels in loader:
+                loss = cross_entropy(model(images.to(place.device)), labels.to(place.device))
+                optimizer.zero_grad()
+                loss.backward()
+                mean = loss.detach().clone()
+                dist.all_reduce(mean)
+                optimizer.step()
+                state.step += 1
+                state.total += mean.item() / dist.get_world_size()
+                state.commit(samples=len(labels))
+                if state.should_checkpoint():
+                    state.checkpoint()
+            if place.rank == 0:
+                print(f"epoch {epoch + 1}: mean loss so far {state.total / state.step:.4f}")
+
+    state.run(train)
     state.checkpoint()  # save the final result
     state.close()
     ddp.shutdown()

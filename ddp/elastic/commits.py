@@ -42,6 +42,7 @@ class ReadableImage:
     world_size: int  # and the size of its world
     image: str  # images with the same text have the same bytes, on all ranks
     in_memory: bool
+    live: bool = False  # a survivor wrote it after a failure
 
 
 Holdings = tuple[tuple[ReadableImage, ...], ...]  # by rank
@@ -77,7 +78,8 @@ def newest(holdings: Holdings, bad: frozenset[str] = frozenset()) -> Choice | No
     """Return the newest commit of which every part is readable by some rank, without the damaged images in `bad`.
 
     If a rank died before it wrote its own image of this commit, the state of its random generators is missing there.
-    Then the previous commit is chosen, if all ranks have their own image of it.
+    Then the previous commit is chosen, if all ranks have their own image of it. A live image is chosen anyway: the
+    previous commit may be many steps older.
     """
     by_commit: dict[CommitName, list[tuple[int, ReadableImage]]] = {}
     for reader, held in enumerate(holdings):
@@ -90,6 +92,8 @@ def newest(holdings: Holdings, bad: frozenset[str] = frozenset()) -> Choice | No
     if not found:
         return None
     first, others = found[0], found[1:2]
+    if any(each.live for _reader, each in by_commit[first.commit]):
+        return first
     if not _has_all_private(by_commit[first.commit], len(holdings)):
         for other in others:
             near = other.commit.lineage == first.commit.lineage and other.in_memory
@@ -151,6 +155,44 @@ def plan_broadcasts(choice: Choice, needs: tuple[tuple[int, ...], ...]) -> tuple
         if any(part in need and rank not in readers for rank, need in enumerate(needs)):
             found.append(Broadcast(part, sources[0].image, sources[0].ranks[0]))
     return tuple(found)
+
+
+# --- survivors ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a survivor of the last generation is. A process that has just started has none."""
+
+    node: str
+    called: int  # how many times it called commit()
+    live: int | None  # the call whose state its objects still hold; None: an optimizer has stepped since
+    kept: int | None  # the newest call of which it has written an image
+
+
+def live_savers(positions: tuple[Position | None, ...]) -> tuple[int, ...]:
+    """The ranks that write their live state as a commit: on each node the first one that is furthest.
+
+    Nobody writes if there is an image of that state or a newer one.
+    """
+    there = [
+        (rank, each) for rank, each in enumerate(positions) if each is not None and each.live is not None
+    ]
+    if not there:
+        return ()
+    furthest = max(each.live or 0 for _rank, each in there)
+    if any(each.kept is not None and each.kept >= furthest for each in positions if each is not None):
+        return ()
+    first_of: dict[str, int] = {}
+    for rank, each in there:
+        if each.live == furthest:
+            first_of.setdefault(each.node, rank)
+    return tuple(first_of.values())
+
+
+def steps_to_repeat(positions: tuple[Position | None, ...], number: int) -> int:
+    """How many calls of commit() survivors had made after the commit from which all resume."""
+    return max((each.called - number for each in positions if each is not None), default=0)
 
 
 # --- the folder on disk ----------------------------------------------------------------------------

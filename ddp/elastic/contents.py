@@ -46,27 +46,27 @@ def unwrap(value: Any) -> Any:
 
 class Contents:
     def __init__(self, named: dict[str, Any]) -> None:
-        self._objects = {name: unwrap(value) for name, value in named.items() if is_stateful(value)}
-        self.fields = {name: value for name, value in named.items() if name not in self._objects}
-        for name, value in self._objects.items():
+        self.objects = {name: unwrap(value) for name, value in named.items() if is_stateful(value)}
+        self.fields = {name: value for name, value in named.items() if name not in self.objects}
+        for name, value in self.objects.items():
             _check_shareable(name, value)
 
     def capture(self) -> Captured:
         tree = {
-            "objects": {name: each.state_dict() for name, each in self._objects.items()},
+            "objects": {name: each.state_dict() for name, each in self.objects.items()},
             "fields": self.fields,
         }
         return Captured(*leaves.disassemble(tree), self.names)
 
     def names(self) -> Names:
         """The names of the parameters of optimizers, if they are all in one module of this State."""
-        modules = [each for each in self._objects.values() if isinstance(each, torch.nn.Module)]
+        modules = [each for each in self.objects.values() if isinstance(each, torch.nn.Module)]
         known = [
             {id(parameter): dcp_keys.bare(name) for name, parameter in each.named_parameters()}
             for each in modules
         ]
         found = {}
-        for name, each in self._objects.items():
+        for name, each in self.objects.items():
             if isinstance(each, torch.optim.Optimizer):
                 ids = [id(parameter) for group in each.param_groups for parameter in group["params"]]
                 for names in known:
@@ -88,7 +88,7 @@ class Contents:
     def _templates(self) -> dict[str, torch.Tensor]:
         """The tensors of modules, by path. They exist, with their sharding, before anything is loaded."""
         found: dict[str, torch.Tensor] = {}
-        for name, each in self._objects.items():
+        for name, each in self.objects.items():
             if isinstance(each, torch.nn.Module):
                 _skeleton, tensors, paths = leaves.disassemble(each.state_dict())
                 found |= {
@@ -110,20 +110,20 @@ class Contents:
     def _all_templates(self) -> _Templates:
         parameters = {
             f"objects.{name}.": [p for group in each.param_groups for p in group["params"]]
-            for name, each in self._objects.items()
+            for name, each in self.objects.items()
             if isinstance(each, torch.optim.Optimizer)
         }
         return _Templates(self._templates(), parameters)
 
     def _load(self, tree: dict[str, Any]) -> None:
-        there, here = set(tree["objects"]), set(self._objects)
+        there, here = set(tree["objects"]), set(self.objects)
         if there != here:
             raise ValueError(
                 f"cannot resume: the commit has the objects {', '.join(sorted(there))}, but this State has "
                 f"{', '.join(sorted(here))}. Use the same names as before, or use an empty "
                 "folder to start without a commit"
             )
-        for name, each in self._objects.items():
+        for name, each in self.objects.items():
             state = tree["objects"][name]
             # A module copies the tensors; other objects keep them, so they need a copy.
             each.load_state_dict(state if isinstance(each, torch.nn.Module) else _own_copy(state))

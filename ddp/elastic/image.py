@@ -54,6 +54,7 @@ class Head:
     rank: int
     world_size: int
     regions: int  # fingerprint of the regions of the modules' tensors in this image
+    live: bool = False  # a survivor wrote it after a failure
 
 
 _RENAMED = {"era": "lineage"}  # fields in files of earlier versions

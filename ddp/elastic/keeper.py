@@ -7,7 +7,7 @@ layout, and the views into the slots) is created once. It is reused as long as t
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,11 +31,12 @@ class Signature:
     rank: int
     world_size: int
     regions: int
+    live: bool = False
 
     def head(self, number: int) -> image.Head:
         role = self.role
         return image.Head(
-            number, self.lineage, role.part, role.parts, self.rank, self.world_size, self.regions
+            number, self.lineage, role.part, role.parts, self.rank, self.world_size, self.regions, self.live
         )
 
 
@@ -56,6 +57,14 @@ class Keeper:
         self._described: _Description | None = None
         self._packed_objects: tuple[Any, bytes] = (None, b"")
         self._readable: set[Any] = set()  # types of values in skeletons that have proved readable
+        self.newest: int | None = None  # the number of the last commit
+
+    def keep_live(self, captured: Captured, number: int) -> None:
+        """Keep the whole replicated state, whatever this rank keeps otherwise."""
+        role = replace(self._signature.role, part=0, keeps_replicas=True, writes_disk=False)
+        Keeper(self._slots, None, replace(self._signature, role=role, live=True)).keep(
+            captured, number, False
+        )
 
     def keep(self, captured: Captured, number: int, to_disk: bool) -> None:
         tensors = [leaves.local(each) for each in captured.tensors]
@@ -68,9 +77,11 @@ class Keeper:
         slot = self._slots.next(index.n_bytes)
         image.begin(slot.buffer)
         _copy(self._views(slot, index.data_at, described), tensors, described.layout)
-        _refuse_garbage()  # after the copy, which waits for the collectives that have made the state
+        if not self._signature.live:
+            _refuse_garbage()  # after the copy, which waits for the collectives that have made the state
         image.finish(slot.buffer, index)
         self._slots.keep(slot)
+        self.newest = number
         if to_disk and self._writer is not None and head.part is not None:
             name = commits.DiskName(commits.CommitName(number, head.lineage), head.part, head.parts)
             self._writer.write(slot, name, captured.names())

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddp.elastic import commits, image, part_file, scratch
+from ddp.groups.reform import CannotReform
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ddp.elastic")
 _IGNORED = "ddp.elastic: ignored the damaged commit file %s: %s. The job resumes from another copy or an older commit"
+_REPEATED = (
+    "ddp.elastic: repeating %d steps, from commit %d: the failure came after an optimizer step on all survivors. "
+    "With every=1, or if the script communicates only before the optimizer step, no step is repeated"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +93,14 @@ def _add_slot(local: LocalImages, path: Path, name: str) -> None:
     local.images[key], local.paths[key] = found, str(path)
     local.held.append(
         commits.ReadableImage(
-            found.commit, head.part, head.parts, head.rank, head.world_size, key, in_memory=True
+            found.commit,
+            head.part,
+            head.parts,
+            head.rank,
+            head.world_size,
+            key,
+            in_memory=True,
+            live=head.live,
         )
     )
 
@@ -106,6 +118,22 @@ def choose(team: Team, local: LocalImages) -> commits.Choice | None:
             return commits.keep_equal_images(choice, checksums)
         bad |= damaged
     return None
+
+
+def check_survivors(
+    positions: tuple[commits.Position | None, ...], choice: commits.Choice | None, rank: int
+) -> None:
+    """Refuse to go on if survivors have trained, and nobody has their state; say if steps are done again."""
+    if not any(positions):
+        return
+    if choice is None:
+        raise CannotReform(
+            "no rank has a whole state of the training: the failure came between an optimizer step and the next "
+            "commit(), and there is no earlier commit. Use State(every=1), or communicate before the optimizer step"
+        )
+    n_steps = commits.steps_to_repeat(positions, choice.commit.number)
+    if n_steps > 1 and rank == 0:
+        log.warning(_REPEATED, n_steps, choice.commit.number)
 
 
 def _verify(rank: int, local: LocalImages, choice: commits.Choice) -> tuple[dict[str, int], set[str]]:

@@ -49,6 +49,7 @@ class ElasticSampler(Sampler[int]):
         if logical_world is not None:
             num_replicas, rank = logical_world.size, logical_world.mine[0]
         size = dataset if isinstance(dataset, int) else len(dataset)
+        self._is_placed = num_replicas is not None or rank is not None  # by the script
         there = dist.is_available() and dist.is_initialized()
         self.num_replicas = (
             num_replicas if num_replicas is not None else dist.get_world_size() if there else 1
@@ -105,6 +106,11 @@ class ElasticSampler(Sampler[int]):
         generator = torch.Generator().manual_seed(self.seed + self.epoch)
         order = torch.randperm(self._progress.size, generator=generator)
         return [order[torch.tensor(places, dtype=torch.int64)].tolist() for places in everything]
+
+    def move(self, rank: int, num_replicas: int) -> None:
+        """Take another place, in a world that may have another size. A place that the script has chosen stays."""
+        if not self._is_placed:
+            self.rank, self.num_replicas = rank, num_replicas
 
     def advance(self, samples: int) -> None:
         """Move the position: this rank, and every other rank, has trained on this number of samples.

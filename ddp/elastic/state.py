@@ -11,27 +11,32 @@ import contextlib
 import os
 import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from ddp.elastic import commits, generators, request, resume, scratch
+from ddp.elastic import commits, generators, healing, request, resume, scratch
 from ddp.elastic.contents import Contents
 from ddp.elastic.folder import LocalFolder
 from ddp.elastic.keeper import Keeper, Signature
+from ddp.elastic.live import Live, drop_gradients
 from ddp.elastic.logical_world import LogicalWorld
 from ddp.elastic.resume import Resumed
 from ddp.elastic.sampler import ElasticSampler
 from ddp.elastic.team import Team
 from ddp.elastic.writer import CommitError, Writer
+from ddp.groups import joining
 from ddp.telemetry.sections import checkpointing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from torch.distributed import ProcessGroup
 
     from ddp.elastic import image
+    from ddp.elastic.resume import LocalImages
 
 
+P = ParamSpec("P")
+T = TypeVar("T")
 _NO_FIELD = "State does not have the field {name!r}. Pass it when you create the State: State({name}=...)"
 
 
@@ -64,6 +69,8 @@ class State:
         self._team: Team | None = None
         self._keeper: Keeper | None = None
         self._leaving: weakref.finalize[[Keeper, int], State] | None = None
+        self._live: Live | None = None
+        self._resumed_in: str | None = None  # the generation
 
     def __getattr__(self, name: str) -> Any:
         with contextlib.suppress(KeyError):
@@ -78,13 +85,60 @@ class State:
         else:
             raise AttributeError(_NO_FIELD.format(name=name))
 
+    # --- running -----------------------------------------------------------------------------------
+
+    def run(self, train: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Resume, call `train(*args, **kwargs)`, and return its result.
+
+        If another rank fails, this process may go on in the next generation: then the state is resumed and `train` is
+        called again. So `train` begins where the state is, and keeps nothing that it needs outside of the state.
+        """
+
+        def attempt() -> T:
+            self._begin_run()
+            return train(*args, **kwargs)
+
+        return healing.run(attempt)
+
+    def _begin_run(self) -> None:
+        if self._resumed_in != _generation():
+            self.resume()
+        _team, keeper = self._resumed()
+        self._live = self._live or Live(self._contents.objects, self._contents.fields)
+        if self._every and keeper.newest != self._number:  # a rank may die before the next commit
+            keeper.keep(self._contents.capture(), self._number, to_disk=False)
+        self._live.mark(self._number)
+
+    def _save_live(self, team: Team, node: str) -> tuple[commits.Position | None, ...]:
+        """If survivors are further than their newest commit, write their state as a commit."""
+        position = None
+        if self._live is not None and self._keeper is not None:
+            drop_gradients(self._contents.objects)
+            is_whole = self._contents.partition()[0] == (0, 1)
+            live = self._live.number if is_whole else None
+            position = commits.Position(node, self._number, live, self._keeper.newest)
+        positions = tuple(team.gather(position))
+        savers = commits.live_savers(positions)
+        if team.rank in savers:
+            assert self._live is not None
+            assert self._keeper is not None
+            self._live.restore()
+            self._keeper.keep_live(self._contents.capture(), self._number)
+        if savers:
+            team.any(False)  # all wait until these commits are complete
+        return positions
+
     # --- resuming ----------------------------------------------------------------------------------
 
     def resume(self) -> Resumed | None:
         """Resume from the newest commit that the ranks can read; return None if there is no commit."""
         _only_one(self)
+        joining.joined()
         team = Team(self._group)
+        for sampler in self._samplers:
+            sampler.move(team.rank, team.size)
         places = scratch.folders(os.environ)
+        positions = self._save_live(team, resume.node_name(places))
         for place in places:
             scratch.sweep(place.parent)
         (part, parts), regions = self._contents.partition()
@@ -92,12 +146,13 @@ class State:
         role = commits.roles(tuple(members))[team.rank]
         local = resume.find_images(places, self._folder)
         choice = resume.choose(team, local)
+        resume.check_survivors(positions, choice, team.rank)
         found = None
         if choice is not None:
             images = resume.parts(team, local, choice, part, regions)
             found = self._restore(images, choice)
             if not self._has_logical_world:  # it has restored its own generators
-                generators.resume(team, local, choice)
+                self._restore_generators(team, local, choice)
         writes = self._folder is not None and role.writes_disk
         slots = scratch.Slots(places, role.local_index, 3 if writes else 2, resume.slots_of(local, choice))
         lineage = resume.new_lineage(team)  # a collective: after it, all ranks have read their parts
@@ -106,6 +161,7 @@ class State:
             since = choice.commit if choice is not None else commits.CommitName(0, "")
             writer = Writer(self._folder, self._keep, team.rank == 0, lineage, since)
         self._begin(team, Keeper(slots, writer, Signature(lineage, role, team.rank, team.size, regions)))
+        self._resumed_in = _generation()
         return found
 
     def _begin(self, team: Team, keeper: Keeper) -> None:
@@ -117,6 +173,11 @@ class State:
     def _forget_leaving(self) -> None:
         if self._leaving is not None:
             self._leaving.detach()
+
+    def _restore_generators(self, team: Team, local: LocalImages, choice: commits.Choice) -> None:
+        generators.resume(team, local, choice)
+        if self._live is not None and self._live.number == choice.commit.number:
+            self._live.restore_generators()
 
     def _restore(self, images: Iterator[image.Image], choice: commits.Choice) -> Resumed:
         world_size = self._contents.restore(images)
@@ -143,6 +204,8 @@ class State:
         if to_disk or commits.is_due(self._number, self._every):
             with checkpointing():
                 keeper.keep(self._contents.capture(), self._number, to_disk)
+        if self._live is not None and self._every != 1:
+            self._live.mark(self._number)
         # Raise last, so that a rank that catches the error has made the same commit as the other ranks.
         keeper.raise_error(before=self._number)
 
@@ -192,6 +255,9 @@ class State:
 
     def close(self) -> None:
         """End the training: remove the commits in memory. Files on disk stay."""
+        if self._live is not None:
+            self._live.end()
+            self._live = None
         if self._keeper is not None:
             self._keeper.flush()
             self._keeper.remove()
@@ -221,6 +287,10 @@ def _check(
             raise ValueError(
                 f"invalid name {name!r} in State(): reserved. Use a name that does not start with _ and is not a method"
             )
+
+
+def _generation() -> str:
+    return os.environ.get("DDP_GENERATION", "")
 
 
 _open: weakref.ref[State] | None = None

@@ -228,3 +228,36 @@ def test_files_of_earlier_versions_are_read() -> None:
     data = json.dumps({name: getattr(head, name) for name in image.Head.__slots__})
     assert image.head_of(data.encode()) == head
     assert image.head_of(data.replace('"lineage"', '"era"').encode()) == head
+
+
+# --- survivors -----------------------------------------------------------------------------------------
+
+
+def at(called: int, live: int | None = None, kept: int | None = None, node: str = "a") -> commits.Position:
+    return commits.Position(node, called, live, kept)
+
+
+def test_the_survivor_that_is_furthest_writes_its_state_once_per_node() -> None:
+    behind, ahead = at(7, 7), at(8, 8)
+    assert commits.live_savers((None, behind, ahead, at(8, 8), at(8, 8, node="b"))) == (2, 4)
+
+
+def test_a_survivor_whose_optimizer_has_stepped_since_does_not_write() -> None:
+    assert commits.live_savers((at(8, None), at(7, 7), None)) == (1,)
+    assert commits.live_savers((at(8, None), None)) == ()
+
+
+def test_nobody_writes_what_is_committed() -> None:
+    assert commits.live_savers((at(8, 8, kept=8), at(8, 8, kept=8), None)) == ()
+    assert commits.live_savers((at(9, 9, kept=8), at(8, 8, kept=8), None)) == (0,)
+    assert commits.live_savers((None, None)) == ()
+
+
+def test_a_state_of_survivors_is_chosen_although_the_lost_rank_has_no_image_of_it() -> None:
+    live = dataclasses.replace(held(B, 0, 0), live=True)
+    assert commits.newest(((*replicas(A), live), tuple(replicas(A)))).commit == B  # type: ignore[union-attr]
+
+
+def test_how_many_steps_survivors_repeat() -> None:
+    assert commits.steps_to_repeat((at(8), at(7), None), 7) == 1
+    assert commits.steps_to_repeat((None, None), 7) == 0

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-_FORK_SERVER = multiprocessing.get_context("forkserver")
-_FORK_SERVER.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed.optim", "ddp.elastic"])
+FORK_SERVER = multiprocessing.get_context("forkserver")
+FORK_SERVER.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed.optim", "ddp.elastic"])
 _WITHIN_S = 200.0
 
 
@@ -48,7 +48,7 @@ def _generation(program: Path, folder: Path, nproc: int, env: Mapping[str, str])
     for rank in range(nproc):
         variables = world | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
         said = folder / f"rank{rank}"
-        ranks.append(_FORK_SERVER.Process(target=_rank, args=(str(program), variables, str(said))))
+        ranks.append(FORK_SERVER.Process(target=run_rank, args=(str(program), variables, str(said))))
         ranks[-1].start()
     give_up_at = time.monotonic() + _WITHIN_S
     running = {rank.sentinel: rank for rank in ranks}
@@ -66,7 +66,7 @@ def _generation(program: Path, folder: Path, nproc: int, env: Mapping[str, str])
     return [rank.exitcode for rank in ranks]
 
 
-def _rank(program: str, variables: Mapping[str, str], said: str) -> None:
+def run_rank(program: str, variables: Mapping[str, str], said: str) -> None:
     with open(said, "a") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)

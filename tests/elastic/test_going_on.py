@@ -18,7 +18,7 @@ SIZE = 58  # samples of programs/training.py: 10 steps an epoch for two ranks
 
 
 def kill(rank: int, step: int, when: str) -> dict[str, Any]:
-    return {"rank": rank, "step": step, "when": when}
+    return {"ranks": [rank], "step": step, "when": when}
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ def test_names_in_the_commit_are_those_of_the_bare_model(state_of: Any) -> None:
     state.commit()
     bare = nn.Linear(2, 2)
     state_of(model=bare).resume()
-    assert torch.equal(bare.weight, state._contents._objects["model"].weight)
+    assert torch.equal(bare.weight, state._contents.objects["model"].weight)
 
 
 def test_a_growing_state_gets_larger_slots(state_of: Any) -> None:

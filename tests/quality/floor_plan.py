@@ -123,7 +123,7 @@ SHELL = {
         *within("diagnostics", "bucket_observer bucket_tuner numerics tracing"),
         *within(
             "elastic",
-            "archive contents dcp_keys dcp_metadata folder generators image keeper leaves logical_buffers "
+            "archive contents dcp_keys dcp_metadata folder generators healing image keeper leaves live logical_buffers "
             "logical_exchange logical_model logical_sums logical_world manifest part_file request resume sampler "
             "scratch state team writer",
         ),

@@ -6,6 +6,7 @@ After that of the step `flush` each rank waits for the disk: in the next step's 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -23,13 +24,16 @@ from ddp import elastic
 from ddp.elastic import generators, image
 
 PLAN = json.loads(os.environ["PLAN"])
-RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-GENERATION = os.environ["DDP_GENERATION"]
+RANK = int(os.environ["RANK"])
 SIZE, BATCH = 58, 3
 
 
+def generation():
+    return os.environ["DDP_GENERATION"]
+
+
 def tell(what, **facts):
-    said = {"what": what, "generation": int(GENERATION), "rank": RANK} | facts
+    said = {"what": what, "generation": int(generation()), "rank": RANK, "pid": os.getpid()} | facts
     with open(f"{os.environ['THERE']}/told-{RANK}", "a") as file:
         file.write(json.dumps(said) + "\n")
 
@@ -43,6 +47,24 @@ def network():
     return nn.Sequential(nn.Linear(7, 13), nn.ReLU(), nn.Dropout(0.2), nn.LayerNorm(13), nn.Linear(13, 1))
 
 
+def without_dropout():
+    """Only the generators of survivors are known between two commits: this model does not need any."""
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(7, 13), nn.ReLU(), Averaging(13), nn.Linear(13, 1))
+
+
+class Averaging(nn.Module):
+    """Keeps an average in a buffer, as BatchNorm does, and uses it; batches of one sample are fine."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.register_buffer("average", torch.zeros(size))
+
+    def forward(self, inputs):
+        self.average.mul_(0.9).add_(inputs.detach().mean(0), alpha=0.1)
+        return inputs - self.average
+
+
 def wrapped(kind):
     if kind == "fsdp2":
         from torch.distributed.fsdp import fully_shard
@@ -50,6 +72,8 @@ def wrapped(kind):
         model = network()
         fully_shard(model[0])
         return fully_shard(model)
+    if kind == "plain":
+        return ddp.DistributedDataParallel(without_dropout())
     if kind == "torch":
         return nn.parallel.DistributedDataParallel(network())
     return ddp.DistributedDataParallel(network())
@@ -74,8 +98,8 @@ def drawn():
 
 
 def disturb(step, when):
-    kill = PLAN.get("kill", {}).get(GENERATION)
-    if kill and (kill["rank"], kill["step"], kill["when"]) == (RANK, step, when):
+    kill = PLAN.get("kill", {}).get(generation())
+    if kill and kill["step"] == step and kill["when"] == when and RANK in kill["ranks"]:
         if when == "in":
             image.finish = lambda *_: die()
         else:
@@ -90,10 +114,44 @@ def options():
 
 def move_to_own_node():
     """Each rank on a node of its own; a replaced one comes with nothing in its memory."""
-    replaced = [generation for generation, ranks in PLAN.get("replaced", {}).items() if RANK in ranks]
-    since = max((int(each) for each in replaced if int(each) <= int(GENERATION)), default=1)
+    replaced = [number for number, ranks in PLAN.get("replaced", {}).items() if RANK in ranks]
+    since = max((int(each) for each in replaced if int(each) <= int(generation())), default=1)
     os.environ["DDP_SCRATCH"] = f"{os.environ['THERE']}/node-{RANK}-since-{since}"
     Path(os.environ["DDP_SCRATCH"]).mkdir(mode=0o700, exist_ok=True)
+
+
+def train_step(model, optimizer, scheduler, state, ids, batch):
+    step = len(state.losses) + 1
+    parts = batch.split(1) if PLAN.get("accumulate") else [batch]
+    for number, part in enumerate(parts):
+        with contextlib.nullcontext() if part is parts[-1] else model.no_sync():
+            disturb(step, f"forward{number}")
+            noise = 1 if PLAN["model"] == "plain" else random.gauss(1, 0.1) + float(np.random.rand())
+            loss = model(part).square().mean() * noise
+            loss.backward()
+    mean = loss.detach().clone()
+    if PLAN.get("reduces") == "before":
+        dist.all_reduce(mean)
+    disturb(step, "stepping")
+    optimizer.step()
+    optimizer.zero_grad()
+    scheduler.step()
+    if PLAN.get("reduces") != "before":
+        dist.all_reduce(mean)
+    state.losses = [*state.losses, mean.item() / dist.get_world_size()]
+    same = digest(model, optimizer)
+    tell("step", step=step, ids=ids.tolist(), digest=same, drawn=drawn(), losses=state.losses)
+    if PLAN.get("stop") == step:
+        state.commit(samples=len(ids))
+        state.flush()
+        dist.barrier()
+        raise SystemExit(0)
+    disturb(step, "before")
+    disturb(step, "in")
+    state.commit(samples=len(ids))
+    if PLAN.get("flush") == step:
+        state.flush()
+    disturb(step, "after")
 
 
 def main():
@@ -110,45 +168,25 @@ def main():
     state = elastic.State(
         model=model, optimizer=optimizer, scheduler=scheduler, sampler=sampler, losses=[], **options()
     )
-    resumed = state.resume()
-    if resumed:
-        same = digest(model, optimizer)
-        tell(
-            "resumed",
-            number=resumed.number,
-            in_memory=resumed.in_memory,
-            losses=state.losses,
-            digest=same,
-            drawn=drawn(),
-        )
     loader = torch.utils.data.DataLoader(
         list(enumerate(data)), batch_size=BATCH, sampler=sampler, generator=torch.Generator()
     )
-    for _epoch in sampler.epochs(PLAN["epochs"]):
-        for ids, batch in loader:
-            noise = random.gauss(1, 0.1) + float(np.random.rand())  # what else than dropout a rank may draw
-            loss = model(batch).square().mean() * noise
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            scheduler.step()
-            mean = loss.detach().clone()
-            dist.all_reduce(mean)
-            state.losses = [*state.losses, mean.item() / WORLD]
-            step = len(state.losses)
+
+    def steps():
+        disturb(0, "begins")
+        for _epoch in sampler.epochs(PLAN["epochs"]):
+            for ids, batch in loader:
+                train_step(model, optimizer, scheduler, state, ids, batch)
+
+    if PLAN.get("run"):
+        state.run(steps)
+    else:
+        resumed = state.resume()
+        if resumed:
             same = digest(model, optimizer)
-            tell("step", step=step, ids=ids.tolist(), digest=same, drawn=drawn(), losses=state.losses)
-            if PLAN.get("stop") == step:
-                state.commit(samples=len(ids))
-                state.flush()
-                dist.barrier()
-                raise SystemExit(0)
-            disturb(step, "before")
-            disturb(step, "in")
-            state.commit(samples=len(ids))
-            if PLAN.get("flush") == step:
-                state.flush()
-            disturb(step, "after")
+            facts = {"number": resumed.number, "in_memory": resumed.in_memory, "digest": same}
+            tell("resumed", losses=state.losses, drawn=drawn(), **facts)
+        steps()
     tell("end", losses=state.losses)
     state.close()
     ddp.shutdown()

@@ -1,0 +1,81 @@
+"""Begin the loop of a script again in the same process, after another rank has failed.
+
+Theory of operation
+-------------------
+A failed rank breaks the collectives of all others, or the launcher aborts them. The error unwinds the script's loop up
+to `run`, which is outside of all collectives. There the process *parks*: it waits for the launcher, which stops the
+generation everywhere and starts the next one. The launcher sends the environment of the next generation instead of
+starting a new process. Then the process groups are formed anew, the state is resumed, and the loop is called again.
+
+An error parks the process in two cases: the launcher has already paused it, or the error is one of communication and
+the launcher pauses it within `PAUSE_WITHIN_S`. Any other error is an error of the script, which ends the rank. If the
+launcher has paused the process, an error of the script at the same moment is raised again in the repeated step.
+"""
+
+from __future__ import annotations
+
+import os
+import traceback
+from typing import TYPE_CHECKING, TypeVar
+
+from ddp.groups import reform
+from ddp.telemetry import guard
+from ddp.telemetry.comm_words import is_communication_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+
+# Longer than the lease of an agent: a node that falls silent is noticed only when its lease expires.
+PAUSE_WITHIN_S = 15.0
+
+
+def run(attempt: Callable[[], T]) -> T:
+    """Call `attempt` until it returns: again in each generation in which this process goes on."""
+    watcher = guard.start()
+    watcher.heals(True)
+    is_first = True
+    try:
+        while True:
+            try:
+                if not is_first:
+                    reform.reform()
+                return attempt()
+            except reform.CannotReform as error:
+                watcher.cannot_heal(str(error))
+                raise
+            except Exception as error:
+                if not _is_paused_after(error, watcher):
+                    raise
+                _release_frames(error)
+            order = watcher.park()
+            os.environ.update(order.environment)
+            watcher.go_on()
+            is_first = False
+    finally:
+        watcher.heals(False)
+
+
+def _is_paused_after(error: Exception, watcher: guard.Guard) -> bool:
+    return watcher.will_pause(PAUSE_WITHIN_S if _is_about_communication(error) else 0.0)
+
+
+def _is_about_communication(error: BaseException | None) -> bool:
+    """Whether the error, or one that led to it, is a failed collective."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if is_communication_error(error):
+            return True
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _release_frames(error: BaseException | None) -> None:
+    """Free what the frames of the interrupted loop hold: batches, activations, workers of data loaders."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        traceback.clear_frames(error.__traceback__)
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__

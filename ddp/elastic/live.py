@@ -1,0 +1,100 @@
+"""The state of the last commit() call, while the objects themselves still hold most of it.
+
+A copy of parameters and optimizer at every step costs time. Between two commits that are copied (`every`), a *mark* is
+enough: until the next optimizer step, parameters and optimizer still are the state of the last commit() call. The mark
+holds the rest: generators, fields, buffers, schedulers, samplers. After a failure, a survivor whose optimizer has not
+stepped since its mark writes its state as a commit, and all ranks resume from it (`ddp.elastic.resume`).
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ddp.elastic import generators
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Mark:
+    """What the objects do not hold any more in the next step."""
+
+    def __init__(self, number: int, objects: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
+        self.number = number
+        self.generators = generators.get()
+        self._fields = copy.deepcopy(dict(fields))
+        self._buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._settings: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self._others: list[tuple[Any, Any]] = []
+        for each in objects.values():
+            self._keep(each)
+
+    def _keep(self, each: Any) -> None:
+        if isinstance(each, torch.nn.Module):
+            self._buffers += [(buffer, buffer.detach().clone()) for buffer in each.buffers()]
+        elif isinstance(each, torch.optim.Optimizer):
+            for group in each.param_groups:
+                settings = {name: value for name, value in group.items() if name != "params"}
+                self._settings.append((group, copy.deepcopy(settings)))
+        else:
+            self._others.append((each, copy.deepcopy(each.state_dict())))
+
+    def restore(self, fields: dict[str, Any]) -> None:
+        """Bring the objects back to the mark. Only valid if no optimizer has stepped since."""
+        with torch.no_grad():
+            for buffer, kept in self._buffers:
+                buffer.copy_(kept)
+        for group, settings in self._settings:
+            group.update(copy.deepcopy(settings))
+        for each, kept in self._others:
+            each.load_state_dict(copy.deepcopy(kept))
+        fields.update(copy.deepcopy(self._fields))
+        generators.set(self.generators)
+
+
+class Live:
+    """The marks of one State, and whether an optimizer has stepped since the last one."""
+
+    def __init__(self, objects: Mapping[str, Any], fields: dict[str, Any]) -> None:
+        self._objects, self._fields = objects, fields
+        self._mark: Mark | None = None
+        self._is_unchanged = False
+        self._hooks = [
+            each.register_step_pre_hook(self._changes)
+            for each in objects.values()
+            if isinstance(each, torch.optim.Optimizer)
+        ]
+
+    def _changes(self, *_step: object) -> None:
+        self._is_unchanged = False
+
+    def mark(self, number: int) -> None:
+        self._mark, self._is_unchanged = Mark(number, self._objects, self._fields), True
+
+    @property
+    def number(self) -> int | None:
+        """The commit() call whose state the objects still hold; None if they do not."""
+        return self._mark.number if self._mark is not None and self._is_unchanged else None
+
+    def restore(self) -> None:
+        assert self._mark is not None
+        self._mark.restore(self._fields)
+
+    def restore_generators(self) -> None:
+        assert self._mark is not None
+        generators.set(self._mark.generators)
+
+    def end(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks, self._mark = [], None
+
+
+def drop_gradients(objects: Mapping[str, Any]) -> None:
+    """The repeated step computes them again, from its first microbatch."""
+    for each in objects.values():
+        if isinstance(each, torch.nn.Module):
+            each.zero_grad(set_to_none=True)
