@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from launcher.answers.desk import Desk
 from launcher.answers.restart_watch import RestartWatch
+from launcher.answers.traces import Traces
 from launcher.background_tasks import BackgroundTasks
 from launcher.error_boundary import ErrorBoundary
 from launcher.exchange import AgentEvent, CheckpointOver, StallDetected
@@ -167,7 +168,7 @@ def build_parts(shell: Shell, connection: Connection, listener: Listener) -> Par
         desk.checkpoint_over(taken=taken)
 
     requester = CheckpointRequester(scratch, ranks.ranks, checkpoint_over)
-    desk = Desk(ranks, node, shell.logs.files, requester, shell.boundary)
+    desk = Desk(ranks, node, shell.logs.files, requester, Traces(ranks, communication), shell.boundary)
     connection.session.answer_with(desk.answer)
     return Parts(
         connection,

@@ -38,7 +38,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from . import torch_api
+from . import profiling, torch_api
 from .collective_facts import format_ranks
 from .peers import Peer, Peers
 
@@ -267,6 +267,18 @@ class Guard:
             self._orders.put(Continue(int(order["generation"]), dict(order["env"])))
         elif "dump" in request:
             self._send({"dumped": _dump(str(request["dump"])), "groups": _describe(self._groups)})
+        elif "profile" in request:
+            self._profile(request["profile"])
+
+    def _profile(self, wanted: dict[str, Any] | None) -> None:
+        if wanted is None:
+            profiling.withdraw()
+            return
+
+        def report(problem: str, steps: int) -> None:
+            self._send({"profiled": problem[:_MAX_TEXT], "steps": steps})
+
+        profiling.request(float(wanted["seconds"]), str(wanted["path"]), report)
 
     # --- abort ---------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from . import collective_marks, comm_words, ending, guard, status_page, torch_api, torch_names
+from . import collective_marks, comm_words, ending, guard, profiling, status_page, torch_api, torch_names
 from .status_page import BACKWARD, CHECKPOINT, DATA, EXITING, FORWARD, IDLE, OPTIMIZER
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ def _mark_steps(page: Page) -> None:
     def before_step(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
         if not is_compiling():
             _refuse_garbage()
+            profiling.at_step()
             page.mark(OPTIMIZER)
 
     def after_step(_optimizer: Any, _args: Any, _kwargs: Any) -> None:

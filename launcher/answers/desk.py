@@ -33,6 +33,7 @@ from rendezvous.values.questions import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from launcher.answers.traces import Traces
     from launcher.error_boundary import ErrorBoundary
     from launcher.health.node_watch import NodeWatch
     from launcher.output.log_file import LogFiles
@@ -58,10 +59,11 @@ class Desk:
         node: NodeWatch,
         files: LogFiles,
         requester: CheckpointRequester,
+        traces: Traces,
         boundary: ErrorBoundary,
     ) -> None:
         self._ranks, self._node, self._files, self._boundary = ranks, node, files, boundary
-        self._requester = requester
+        self._requester, self._traces = requester, traces
         self._checkpoints: list[asyncio.Future[bool]] = []
         self._state: Callable[[], Supervision] | None = None
         self._slow = asyncio.Semaphore(_AT_ONCE)
@@ -88,8 +90,11 @@ class Desk:
                 return await self._logs(wanted)
             case CheckpointWanted():
                 return await self._checkpoint(wanted)
-            case ProfileWanted() | TraceWanted():
-                return CannotAnswer("not yet")
+            case ProfileWanted():
+                assignment = self._assignment
+                return await self._traces.record(wanted, -1 if assignment is None else assignment.generation)
+            case TraceWanted():
+                return await self._traces.part(wanted)
 
     # --- what the ranks do -----------------------------------------------------------------------------
 

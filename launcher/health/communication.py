@@ -129,6 +129,11 @@ class CommunicationWatch:
 
     # --- dumps -----------------------------------------------------------------------------------------
 
+    async def profile(
+        self, generation: int, rank: int, seconds: float, path: str, within_s: float
+    ) -> tuple[str, int] | None:
+        return await self._guards.profile(generation, rank, seconds, path, within_s)
+
     async def with_recorders(
         self, generation: int, reports: tuple[RankReport, ...]
     ) -> tuple[RankReport, ...]:

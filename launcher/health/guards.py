@@ -88,6 +88,7 @@ class Guards:
         self._server: asyncio.Server | None = None
         self._lines: dict[tuple[int, int], _Line] = {}  # by generation and rank
         self._dumps: dict[tuple[int, int], asyncio.Future[Dumped]] = {}
+        self._profiles: dict[tuple[int, int], asyncio.Future[tuple[str, int]]] = {}
 
     async def listen(self) -> None:
         """Open the socket. If that fails, ranks run without a guard."""
@@ -154,6 +155,26 @@ class Guards:
             self._dumps.pop((generation, rank), None)
         return {rank: answer.result() for rank, answer in asked.items() if answer.done()}
 
+    async def profile(
+        self, generation: int, rank: int, seconds: float, path: str, within_s: float
+    ) -> tuple[str, int] | None:
+        """Let a rank write a trace. Return why it did not ("" if it did) and its steps; None without a guard."""
+        who = (generation, rank)
+        line = self._lines.get(who)
+        if line is None:
+            return None
+        if who in self._profiles:
+            return "it is already being profiled", 0
+        answer = self._profiles[who] = asyncio.get_running_loop().create_future()
+        _send(line.writer, {"profile": {"seconds": seconds, "path": path}})
+        try:
+            return await asyncio.wait_for(answer, within_s)
+        except TimeoutError:
+            _send(line.writer, {"profile": None})
+            return f"it finished no optimizer step within {within_s:g} s", 0
+        finally:
+            del self._profiles[who]
+
     # --- reports ------------------------------------------------------------------------------
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -192,6 +213,10 @@ class Guards:
                     peer if isinstance(peer, int) else None,
                 )
             )
+        elif "profiled" in report:
+            profiled = self._profiles.get((generation, rank))
+            if profiled is not None and not profiled.done():
+                profiled.set_result((str(report["profiled"])[:_SHOWN_CHARS], int(report["steps"])))
         elif "dumped" in report:
             answer = self._dumps.get(line.key)
             if answer is not None and not answer.done():

@@ -30,6 +30,7 @@ class Command(StrEnum):
     STACKS = "stacks"
     WHY = "why"
     CHECKPOINT = "checkpoint"
+    PROFILE = "profile"
     GET = "get"
     EVENTS = "events"
     WATCH = "watch"
@@ -47,7 +48,7 @@ SUBMIT, COMPLETION = "submit", "completion"  # do not call the service
 ALIASES = {"jobs": Command.LIST}
 
 # The job may be left out if there is only one.
-_ONE_JOB = (Command.TOP, Command.LOGS, Command.STACKS, Command.WHY, Command.CHECKPOINT)
+_ONE_JOB = (Command.TOP, Command.LOGS, Command.STACKS, Command.WHY, Command.CHECKPOINT, Command.PROFILE)
 
 _HELP = {
     Command.LIST: "list all jobs",
@@ -57,6 +58,7 @@ _HELP = {
     Command.STACKS: "print the stacks of a rank as they are now",
     Command.WHY: "tell the last failure: its cause and evidence, what was decided, and how long the restart took",
     Command.CHECKPOINT: "ask all ranks for a checkpoint, and wait until they have taken it",
+    Command.PROFILE: "record the steps of a rank with torch's profiler, as a trace for Perfetto",
     Command.GET: "show one job as JSON",
     Command.EVENTS: "print the past events of a job, as far as the service has kept them",
     Command.WATCH: "print past events of a job, and new ones until it ends",
@@ -110,6 +112,7 @@ def parser() -> argparse.ArgumentParser:
     _add_stacks(added[Command.STACKS])
     _add_why(added[Command.WHY])
     _add_checkpoint(added[Command.CHECKPOINT])
+    _add_profile(added[Command.PROFILE])
     completion = commands.add_parser(COMPLETION, help="print a script for your shell that completes commands")
     completion.add_argument("shell", choices=SHELLS)
     add_submit(commands.add_parser(SUBMIT, help=_SUBMIT_HELP))
@@ -188,6 +191,16 @@ def _add_checkpoint(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument(
         "--wait", type=values.seconds, default=60.0, metavar="TIME", help="for the checkpoint (default: 60s)"
+    )
+
+
+def _add_profile(command: argparse.ArgumentParser) -> None:
+    command.add_argument("rank", type=values.rank, help="the global rank")
+    command.add_argument(
+        "--seconds", type=values.seconds, default=5.0, metavar="N", help="how long to record (default: 5)"
+    )
+    command.add_argument(
+        "--out", default="", metavar="FILE", help="the file to write (default: JOB-rankRANK.trace.json.gz)"
     )
 
 

@@ -46,6 +46,8 @@ async def carry_out(service: Service, arguments: argparse.Namespace) -> int:
             return await why.run(service, arguments)
         case Command.CHECKPOINT:
             return await acting.checkpoint(service, arguments)
+        case Command.PROFILE:
+            return await acting.profile(service, arguments)
         case Command.DRAIN | Command.RESUME | Command.RESIZE | Command.RESTART | Command.ABORT:
             await _give(service, command, arguments)
         case _:

@@ -78,7 +78,7 @@ SHELL = {
             "user_messages warm_pool wiring"
         ).split(),
         *("daemon_threads background_tasks error_boundary stop_requests").split(),
-        *within("answers", "desk log_reading restart_watch"),
+        *within("answers", "desk log_reading restart_watch traces"),
         *within("failure", "ending facts"),
         *within(
             "health",
@@ -142,8 +142,8 @@ SHELL = {
         *within("sharding", "sharded_buckets sharded_optimizer whole_state"),
         *within(
             "telemetry",
-            "capture collective_facts collective_marks comm_error comm_words ending guard page_writer peers sections "
-            "status_page torch_api torch_marks",
+            "capture collective_facts collective_marks comm_error comm_words ending guard page_writer peers "
+            "profiling sections status_page torch_api torch_marks",
         ),
     },
 }
