@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from typing import TYPE_CHECKING
@@ -37,9 +38,14 @@ def run_agent(spec: LaunchSpec) -> int:
         )
         return TRY_AGAIN
     starter.permit_open_files()
+    # Imports make thousands of objects that stay: to look for garbage among them takes a tenth of their time.
+    gc.disable()
     from launcher import daemon_threads
     from launcher.agent import Agent
     from launcher.wiring import build_shell
+
+    gc.freeze()
+    gc.enable()
 
     return daemon_threads.run(Agent(build_shell(spec, starter, zygote)).run())
 

@@ -133,13 +133,18 @@ def _configuration(
 
 def _make_room(folder: Folder, settings: Settings) -> None:
     """End templates that were not used for the longest time, until one more is permitted."""
-    states = {name: client.state(folder, name) for name in folder.templates()}
-    for name, state in states.items():
-        if state is None and not client.is_there(folder, name):
+    known, silent = [], 0
+    for name in folder.templates():
+        if (state := client.state(folder, name)) is not None:
+            known.append((state["last_used"], name, state))
+        elif client.is_there(folder, name):
+            silent += 1  # it still imports
+        else:
             folder.forget(name)
-    known = sorted((state["last_used"], name, state) for name, state in states.items() if state is not None)
+    known.sort(key=lambda each: each[:2])
     while known and (
-        len(known) >= settings.most_templates or sum(each[2]["bytes"] for each in known) > settings.most_bytes
+        silent + len(known) >= settings.most_templates
+        or sum(each[2]["bytes"] for each in known) > settings.most_bytes
     ):
         _, name, state = known.pop(0)
         client.end(folder, name)

@@ -134,21 +134,32 @@ def test_the_second_command_starts_from_the_template_of_the_first(user: User) ->
     assert "started cold: there is no template yet" in user.status()
 
 
+CHANGES: dict[str, tuple[dict[str, Any], str]] = {
+    "variable": ({"env": {"OMP_NUM_THREADS": "3"}}, "variable OMP_NUM_THREADS has another value"),
+    "new variable": ({"env": {"NEW": "1"}}, "variable NEW is set"),
+    "umask": ({"preexec_fn": lambda: os.umask(0o077)}, "process Umask is 0077, not 0022"),
+    "nice": ({"preexec_fn": lambda: os.nice(1)}, "process nice is "),
+    "limit": ({"preexec_fn": lambda: _limit_core()}, "limit CORE is "),
+    "ignored signal": (
+        {"preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)},
+        "process SigIgn",
+    ),
+}
+
+
 @pytest.mark.parametrize(
-    ("change", "words"),
+    "which",
     [
-        ({"env": {"OMP_NUM_THREADS": "3"}}, "variable OMP_NUM_THREADS has another value"),
-        ({"env": {"NEW": "1"}}, "variable NEW is set"),
-        ({"preexec_fn": lambda: os.umask(0o077)}, "process Umask is 0077, not 0022"),
-        ({"preexec_fn": lambda: os.nice(1)}, "process nice is 1, not 0"),
-        ({"preexec_fn": lambda: _limit_core()}, "limit CORE is "),
-        ({"preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)}, "process SigIgn"),
+        "variable",
+        "limit",
+        *(
+            pytest.param(each, marks=pytest.mark.nightly)
+            for each in ("new variable", "umask", "nice", "ignored signal")
+        ),
     ],
-    ids=["variable", "new variable", "umask", "nice", "limit", "ignored signal"],
 )
-def test_what_a_rank_would_inherit_otherwise_starts_cold(
-    change: dict[str, Any], words: str, user: User
-) -> None:
+def test_what_a_rank_would_inherit_otherwise_starts_cold(which: str, user: User) -> None:
+    change, words = CHANGES[which]
     os.umask(0o022)
     user.start_with_template()
     assert sorted(user.launch(**change).splitlines()) == ran()
@@ -234,7 +245,10 @@ def _running(user: User) -> subprocess.Popen[bytes]:
     return job
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "signum",
+    [signal.SIGINT, signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)],
+)
 def test_nothing_is_left_of_a_job_that_is_ended(signum: int, user: User) -> None:
     template = user.start_with_template("--warm-idle", "1h")
     job = _running(user)
@@ -249,7 +263,7 @@ def _children(pid: int) -> list[int]:
         return [int(each) for each in file.read().split()]
 
 
-@pytest.mark.parametrize("which", ["zygote", "guardian"])
+@pytest.mark.parametrize("which", ["zygote", pytest.param("guardian", marks=pytest.mark.nightly)])
 def test_a_killed_zygote_takes_its_ranks_along(which: str, user: User) -> None:
     template = user.start_with_template()
     job = _running(user)
@@ -266,6 +280,7 @@ def test_a_killed_zygote_takes_its_ranks_along(which: str, user: User) -> None:
     eventually(lambda: not user.left_over(), what="nothing is left")
 
 
+@pytest.mark.nightly
 def test_a_job_outlives_its_template(user: User) -> None:
     user.start_with_template()
     job = _running(user)
@@ -291,6 +306,7 @@ def test_standard_input_is_that_of_the_command(user: User) -> None:
     assert user.served() == [3]
 
 
+@pytest.mark.nightly
 def test_what_the_imports_print_is_printed_each_time(user: User) -> None:
     torch = user.folder / "fake" / "torch" / "__init__.py"
     torch.write_text(torch.read_text() + "import sys\nprint('deprecated', file=sys.stderr)\n")
@@ -313,6 +329,7 @@ def test_a_template_that_cannot_be_made_is_explained(user: User) -> None:
     assert (done.returncode, "its ranks are not forked" in done.stderr) == (1, True)
 
 
+@pytest.mark.nightly
 def test_a_command_without_the_pool(user: User) -> None:
     user.start_with_template()
     user.launch("--no-warm-pool", "train.py")
@@ -322,6 +339,7 @@ def test_a_command_without_the_pool(user: User) -> None:
     assert "started cold" not in user.status()
 
 
+@pytest.mark.nightly
 def test_there_are_no_more_templates_than_permitted(user: User) -> None:
     first = user.start_with_template("--warm-templates", "1")
     user.launch(env={"NEW": "1"})
