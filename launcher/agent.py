@@ -157,7 +157,7 @@ class Agent:
             before = self._state
             self._state, actions = supervision.step(before, event)
             self._parts.time.update(event, before, self._state)
-            self._shell.announcer.update(event, self._state, actions)
+            self._shell.announcer.update(event, before, self._state, actions)
             self._shell.status.update(self._state, event)
             self._shell.user_messages.report(event, self._state, before.phase)
             self._parts.restarts.take(event)

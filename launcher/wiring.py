@@ -11,6 +11,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
+from launcher.answers import restart_clock
 from launcher.answers.desk import Desk
 from launcher.answers.restart_watch import RestartWatch
 from launcher.answers.traces import Traces
@@ -38,6 +39,7 @@ from rendezvous.values.events import AgentJoined
 from rendezvous.values.late_dataclass import dataclass
 
 if TYPE_CHECKING:
+    from launcher.answers.restart_clock import Clock
     from launcher.isolation import Listener
     from launcher.joining.connect import Connection
     from launcher.preflight.agent_preflight import Preflight
@@ -159,9 +161,6 @@ def build_parts(shell: Shell, connection: Connection, listener: Listener) -> Par
         *(shell.logs.say, connection.session.send, shell.boundary),
     )
     node.on_news = shell.announcer.node_news
-    stops = StopWatch(spec.stop_when, ranks.pages.views, ranks.folders, report, shell.boundary)
-    if stops.reads_output:
-        shell.logs.latest.on_output = stops.output
 
     def checkpoint_over(generation: int, taken: bool) -> None:
         report(CheckpointOver(generation, taken))
@@ -181,7 +180,31 @@ def build_parts(shell: Shell, connection: Connection, listener: Listener) -> Par
         BackgroundTasks(shell.boundary, ranks, communication, hangs, report),
         node,
         desk,
-        TimeWatch(spec.nproc, shell.began, ranks.pages, connection.session.send, shell.boundary),
-        RestartWatch(ranks.pages, connection.session.tell, shell.boundary),
-        stops,
+        _time_watch(shell, connection, ranks, node),
+        _restart_watch(shell, connection, ranks, node),
+        _stop_watch(shell, ranks),
     )
+
+
+def _time_watch(shell: Shell, connection: Connection, ranks: Workers, node: NodeWatch) -> TimeWatch:
+    send = connection.session.send
+    watch = TimeWatch(shell.spec.nproc, shell.began, ranks.pages, send, shell.boundary)
+    node.rank_times = watch.rank_times
+    return watch
+
+
+def _restart_watch(shell: Shell, connection: Connection, ranks: Workers, node: NodeWatch) -> RestartWatch:
+    def stepped(clock: Clock) -> None:
+        parts_s = restart_clock.parts_s(clock)
+        shell.announcer.restarted(restart_clock.moments(clock), parts_s)
+        node.restarted(parts_s)
+
+    return RestartWatch(ranks.pages, connection.session.tell, stepped, shell.boundary)
+
+
+def _stop_watch(shell: Shell, ranks: Workers) -> StopWatch:
+    report = shell.events.put_nowait
+    watch = StopWatch(shell.spec.stop_when, ranks.pages.views, ranks.folders, report, shell.boundary)
+    if watch.reads_output:
+        shell.logs.latest.on_output = watch.output
+    return watch

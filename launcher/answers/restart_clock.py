@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from launcher.health.exposition import PARTS
 from rendezvous.values.questions import RestartTimes
 from rendezvous.values.rank_view import RankPhase
 
@@ -49,6 +50,22 @@ class Clock:
     @property
     def is_complete(self) -> bool:
         return self.started_at is None or self.redone_at is not None
+
+
+def moments(clock: Clock) -> tuple[float | None, ...]:
+    """The ends of the parts up to the first step, with the beginning of the first part."""
+    return (
+        *(clock.failed_at, clock.ordered_at, clock.stopped_at, clock.started_at),
+        *(clock.forked_at, clock.begun_at, clock.stepped_at),
+    )
+
+
+def parts_s(clock: Clock) -> dict[str, float]:
+    """The durations of the parts up to the first step that are known."""
+    pairs = zip(PARTS, pairwise(moments(clock)), strict=True)
+    return {
+        name: max(0.0, end - begin) for name, (begin, end) in pairs if begin is not None and end is not None
+    }
 
 
 def failed(clock: Clock, at: float) -> Clock:
@@ -133,12 +150,7 @@ _COUNTED = 1000
 
 
 def times(clock: Clock) -> RestartTimes:
-    moments = (
-        *(clock.failed_at, clock.ordered_at, clock.stopped_at, clock.started_at),
-        *(clock.forked_at, clock.begun_at, clock.stepped_at, clock.redone_at),
-    )
-    parts = (
-        None if begin is None or end is None else max(0.0, end - begin) for begin, end in pairwise(moments)
-    )
+    ends = (*moments(clock), clock.redone_at)
+    parts = (None if begin is None or end is None else max(0.0, end - begin) for begin, end in pairwise(ends))
     detect_s, stop_s, meet_s, fork_s, init_s, first_step_s, redo_s = parts
     return RestartTimes(clock.generation, detect_s, stop_s, meet_s, fork_s, init_s, first_step_s, redo_s)

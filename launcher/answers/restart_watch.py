@@ -24,8 +24,15 @@ _SHARE = 0.05  # of the time so far: the next look
 
 
 class RestartWatch:
-    def __init__(self, pages: Pages, tell: Callable[[RestartTimes], None], boundary: ErrorBoundary) -> None:
-        self._pages, self._tell, self._boundary = pages, tell, boundary
+    def __init__(
+        self,
+        pages: Pages,
+        tell: Callable[[RestartTimes], None],
+        stepped: Callable[[Clock], None],
+        boundary: ErrorBoundary,
+    ) -> None:
+        """`stepped` is called once per restart, at the first step."""
+        self._pages, self._tell, self._stepped, self._boundary = pages, tell, stepped, boundary
         self._loop = asyncio.get_running_loop()
         self._clock = Clock()
         self._told_steps = False
@@ -80,6 +87,8 @@ class RestartWatch:
     def _look(self) -> None:
         self._clock = restart_clock.looked(self._clock, self._loop.time(), self._pages.views())
         if self._clock.stepped_at is not None and (not self._told_steps or self._clock.is_complete):
+            if not self._told_steps:
+                self._stepped(self._clock)
             self._told_steps = True
             self._tell(restart_clock.times(self._clock))
         if not self._clock.is_complete:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import field
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from rendezvous.values.late_dataclass import dataclass
+from rendezvous.values.rank_time import CLASSES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from launcher.health.node_health import Health, NodeReading
     from launcher.machine.gpu_state import Gpu
+    from rendezvous.values.rank_time import RankTime
     from rendezvous.values.rank_view import Histogram, RankView
 
 _PREFIX = "ddp_launch_"
@@ -28,7 +31,21 @@ class Running:
     ready: bool
 
 
-def text(running: Running, views: Sequence[RankView], health: Health) -> str:
+PARTS = ("detect", "stop", "meet", "fork", "init", "first step")  # of a restart
+
+
+@dataclass(frozen=True, slots=True)
+class OverTime:
+    """Values that this agent has added up since its start, also over restarts."""
+
+    ranks: Sequence[RankTime] = ()
+    restarts: Mapping[str, Histogram] = field(default_factory=dict)  # by part, and "all"
+
+
+NOTHING = OverTime()
+
+
+def text(running: Running, views: Sequence[RankView], health: Health, over_time: OverTime = NOTHING) -> str:
     known = [view for view in views if view.known]
     out = [
         *_family(
@@ -44,6 +61,7 @@ def text(running: Running, views: Sequence[RankView], health: Health) -> str:
         ),
         *_ranks(known),
         *_histograms(known),
+        *_over_time(over_time),
     ]
     if health.last is not None:
         out += _node(health.last)
@@ -83,13 +101,13 @@ def _ranks(known: Sequence[RankView]) -> Iterator[str]:
 
 
 def _histograms(known: Sequence[RankView]) -> Iterator[str]:
-    steps = [(view.rank, view.totals.steps) for view in known]
+    steps: list[tuple[int | str, Histogram]] = [(view.rank, view.totals.steps) for view in known]
     yield from _histogram(
         "step_duration_seconds",
         "Duration of the training steps of a rank, without the first of each start.",
         steps,
     )
-    calls = [(view.rank, view.totals.calls) for view in known]
+    calls: list[tuple[int | str, Histogram]] = [(view.rank, view.totals.calls) for view in known]
     yield from _histogram(
         "collective_duration_seconds",
         "Time from the start of a collective until the rank knows that it is finished.",
@@ -97,18 +115,44 @@ def _histograms(known: Sequence[RankView]) -> Iterator[str]:
     )
 
 
-def _histogram(name: str, what: str, found: Sequence[tuple[int, Histogram]]) -> Iterator[str]:
+def _over_time(over_time: OverTime) -> Iterator[str]:
+    spent = [
+        ((("rank", str(rank.rank)), ("class", name)), getattr(rank.spent, name))
+        for rank in over_time.ranks
+        for name in CLASSES
+    ]
+    yield from _family(
+        "time_seconds",
+        "gauge",
+        "Seconds of a rank since its agent started, by what they were spent on; the classes add up to that time. "
+        "Seconds move to another class if ranks are stopped after a failure.",
+        spent,
+    )
+    by_part: list[tuple[int | str, Histogram]] = [
+        (part.replace(" ", "_"), one) for part, one in over_time.restarts.items()
+    ]
+    yield from _histogram(
+        "restart_duration_seconds",
+        "Duration of the restarts of this node up to the first step, by part.",
+        by_part,
+        "part",
+    )
+
+
+def _histogram(
+    name: str, what: str, found: Sequence[tuple[int | str, Histogram]], label: str = "rank"
+) -> Iterator[str]:
     if not any(sum(one.bins) for _, one in found):
         return
     yield f"# HELP {_PREFIX}{name} {what}"
     yield f"# TYPE {_PREFIX}{name} histogram"
-    for rank, one in found:
+    for value, one in found:
         so_far = accumulate(one.bins)
         limits = [*map(_number, one.limits_s), "+Inf"]
         for limit, count in zip(limits, so_far, strict=True):
-            yield f'{_PREFIX}{name}_bucket{{rank="{rank}",le="{limit}"}} {count}'
-        yield f'{_PREFIX}{name}_sum{{rank="{rank}"}} {_number(one.sum_s)}'
-        yield f'{_PREFIX}{name}_count{{rank="{rank}"}} {sum(one.bins)}'
+            yield f'{_PREFIX}{name}_bucket{{{label}="{value}",le="{limit}"}} {count}'
+        yield f'{_PREFIX}{name}_sum{{{label}="{value}"}} {_number(one.sum_s)}'
+        yield f'{_PREFIX}{name}_count{{{label}="{value}"}} {sum(one.bins)}'
 
 
 def _node(reading: NodeReading) -> Iterator[str]:

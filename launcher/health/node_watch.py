@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from launcher.health import exposition, node_health, stall_detection
+from launcher.health.exposition import PARTS, OverTime
 from launcher.health.node_health import Health, NodeReading
 from launcher.health.phase_times import phase_times
 from launcher.health.rank_timers import RankTimers
@@ -25,10 +26,11 @@ from launcher.sources.source import Source
 from launcher.supervised import Phase
 from rendezvous.service.web import Web
 from rendezvous.values.events import NodeHealth, PhaseTimesReported
+from rendezvous.values.rank_view import BINS, Histogram
 from rendezvous.values.types import StragglerPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     from launcher.error_boundary import ErrorBoundary
     from launcher.exchange import RankEnded
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from launcher.settings.spec import LaunchSpec
     from launcher.supervised import Supervision
     from rendezvous.values.events import FromAgent
+    from rendezvous.values.rank_time import RankTime
 
 _SAMPLE_S = 5.0
 _UNFIT_CHARS = 1000
@@ -62,6 +65,8 @@ class NodeWatch:
         self._health = Health()
         self._state: Callable[[], Supervision] | None = None
         self.on_news: Callable[[str], None] = lambda _text: None
+        self.rank_times: Callable[[], Sequence[RankTime]] = tuple
+        self._restarts = {part: Histogram((0,) * BINS) for part in ("all", *PARTS)}
         sources = [Source(place, spec.health_ignored) for place in spec.health_sources]
         self._poll = Poll(sources, os.environ)
         self._sampler = Sampler(partial(Node, [folder], self._poll), self._from_thread, _SAMPLE_S, boundary)
@@ -202,4 +207,10 @@ class NodeWatch:
         state = self._state_now
         restarts = state.assignment.restart_count if state.assignment is not None else 0
         running = exposition.Running(max(0, state.generation), restarts, len(state.live), self._is_ready())
-        return exposition.text(running, self._pages.views(), self._health)
+        over_time = OverTime(self.rank_times(), self._restarts)
+        return exposition.text(running, self._pages.views(), self._health, over_time)
+
+    def restarted(self, parts_s: Mapping[str, float]) -> None:
+        """The ranks of this node have finished their first step after a restart, which took so long part by part."""
+        for part, seconds in (*parts_s.items(), ("all", sum(parts_s.values()))):
+            self._restarts[part] = self._restarts[part].plus(seconds)

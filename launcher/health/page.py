@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.rank_view import (
+    BINS,
     NO_REPEAT,
     Buckets,
     Collective,
@@ -66,7 +67,6 @@ BLOCKS = (PROGRESS, SECTION, MESSAGE, ERROR, *RING, *GROUPS, TOTALS)
 _PLACE = {block.at: place for place, block in enumerate(BLOCKS)}
 _ASYNC = 1
 _NUMBERED, _REPEATS = 1, 2
-_BINS = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,7 @@ class _Reading:
     def _totals(self, open_s: float) -> Totals:
         at_step, checkpoints, flags, *rest = self._fields(TOTALS)
         first_at, formed_at, total, batches, batch, epoch_at, step_ns, call_ns, *rest = rest
-        repeated, steps, calls = rest[:12], rest[12 : 12 + _BINS], rest[12 + _BINS :]
+        repeated, steps, calls = rest[:12], rest[12 : 12 + BINS], rest[12 + BINS :]
         return Totals(
             open_s=open_s,
             first_step_s=self._ago(first_at) if first_at else None,

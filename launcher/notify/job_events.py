@@ -6,11 +6,11 @@ agent of node rank 1 does. What concerns one node is reported by its own agent.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from rendezvous.values.events import Ended, Notice, Stop
+from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.rank_time import CLASSES
 from rendezvous.values.types import DecisionKind, FailureClass
 
@@ -27,7 +27,7 @@ VERSION = 1
 class EventKind(StrEnum):
     STARTED = "started"  # the ranks of the first generation start
     STOPPING = "stopping"  # the ranks are stopped, after a failure or for another reason
-    RESTARTED = "restarted"  # all ranks of this node have finished their first step after a restart
+    RESTARTED = "restarted"  # the ranks of node rank 0 have finished their first step after a restart
     NOTICE = "notice"  # for example a rank that is slower than its peers
     NODE = "node"  # the health of this node has changed
     ENDED = "ended"

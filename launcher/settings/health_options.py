@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from launcher.settings import values
-from launcher.settings.health_values import health_address, health_ignored, health_sources, stragglers
+from launcher.settings.health_values import (
+    health_address,
+    health_ignored,
+    health_sources,
+    http_url,
+    stragglers,
+)
 from launcher.settings.option import Option, Reach
 from launcher.settings.option import ours as _ours
 from launcher.settings.option import switch as _switch
@@ -72,6 +78,14 @@ MONITORING = (
         values.text,
         "run this shell command when the job starts, restarts or ends, and when a node or a rank is in trouble. It "
         "gets the event as JSON on standard input",
+    ),
+    _ours(
+        "--otlp-endpoint",
+        "URL",
+        None,
+        http_url,
+        "export traces of restarts and of the job to this OTLP endpoint, over HTTP, for example http://collector:4318 "
+        "(default: OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT)",
     ),
     Option(
         "--health-port",

@@ -87,3 +87,9 @@ def health_ignored(value: str) -> tuple[str, ...]:
     if not all(found):
         raise BadValue("a name is empty", "NAME[,...]", "DCGM_FI_DEV_XID_ERRORS,FrequentKubeletRestart")
     return found
+
+
+def http_url(value: str) -> str:
+    if not _URL.fullmatch(value.strip()):
+        raise BadValue("not a URL", "http://HOST:PORT or https://HOST:PORT", "http://127.0.0.1:4318")
+    return value.strip()

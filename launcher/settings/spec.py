@@ -133,6 +133,7 @@ class LaunchSpec:
     health_ignored: tuple[str, ...] = ()  # names of findings of these sources
     stop_when: tuple[StopCondition, ...] = ()
     on_event: str = ""  # a command for the shell, which gets events as JSON
+    otlp_endpoint: str = ""  # empty: what the variables of OpenTelemetry say
     python: str = ""  # interpreter of the ranks
     numa_binding: str = ""  # "", node, socket, exclusive, core-complex
     gpu_order: str = "visible"  # or nvlink

@@ -100,6 +100,7 @@ class Repeat:
 
 
 NO_REPEAT = Repeat()
+BINS = 24
 SHORTEST_S = 15.625e-6  # the limit of the first bin; each other has twice the limit of the one before
 
 
@@ -107,6 +108,12 @@ SHORTEST_S = 15.625e-6  # the limit of the first bin; each other has twice the l
 class Histogram:
     bins: tuple[int, ...] = ()  # the last one has no limit
     sum_s: float = 0.0
+
+    def plus(self, seconds: float) -> Histogram:
+        """One more of this duration."""
+        at = next((i for i, limit in enumerate(self.limits_s) if seconds <= limit), len(self.bins) - 1)
+        bins = (*self.bins[:at], self.bins[at] + 1, *self.bins[at + 1 :])
+        return Histogram(bins, self.sum_s + seconds)
 
     @property
     def limits_s(self) -> tuple[float, ...]:

@@ -27,7 +27,7 @@ CORE = {
         *within("hosts", "command_lines"),
         *within("joining", "endpoint join"),
         *within("machine", "gpu_state layout xids"),
-        *within("notify", "job_events"),
+        *within("notify", "job_events traces"),
         *within("output", "canvas lines live_area redrawn_rows screen screen_row stream_view thinning"),
         *within("preflight", "checkup gpu_checkup link_plan placement source_checkup table"),
         *within("ranks", "affinity worker_env"),
@@ -87,7 +87,7 @@ SHELL = {
         ),
         *within("hosts", "fleet outputs ssh_control"),
         *within("joining", "addresses connect"),
-        *within("notify", "announcer subscribers"),
+        *within("notify", "announcer otlp subscribers"),
         *within("machine", "devices gpu_reading kernel_log layout_reading nvml small_files"),
         *within(
             "output",
@@ -200,7 +200,7 @@ ROOMS = {
             "answers background_tasks error_boundary exchange health isolation joining notify output preflight ranks "
             "settings status user_messages version".split()
         ),
-        "notify": {"error_boundary", "exchange", "settings", "supervised"},
+        "notify": {"error_boundary", "exchange", "settings", "supervised", "version"},
         "agent": set(
             "exchange failure joining settings stop_requests supervised supervision template wiring".split()
         ),
@@ -302,7 +302,7 @@ ZYGOTE_ONLY = {
 # What a core may import of the standard library: nothing that knows a clock, chance, or the world.
 PURE_STDLIB = {
     *("__future__", "binascii", "bisect", "codecs", "collections", "dataclasses"),
-    *("difflib", "enum", "functools"),
+    *("difflib", "enum", "functools", "hashlib"),
     *(
         "heapq",
         "ipaddress",

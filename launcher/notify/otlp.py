@@ -1,0 +1,124 @@
+"""Sends spans to an OTLP endpoint over HTTP, as JSON, on a thread of its own (docs/decisions/0020).
+
+The variables are those of OpenTelemetry. An endpoint that does not answer is tried a few times, and costs one line.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+import time
+import urllib.error
+import urllib.request
+from contextlib import suppress
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+from launcher.notify import traces
+from launcher.version import VERSION
+from rendezvous.values.late_dataclass import dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from launcher.notify.traces import Span, Value
+
+_PREFIX = "OTEL_EXPORTER_OTLP_"
+_TIMEOUT_S = 5.0
+_TRIES, _PAUSE_S = 3, 1.0
+_AT_THE_END_S = 5.0
+_WAITING = 64
+_TRY_AGAIN = (429, 502, 503, 504)
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    url: str
+    headers: Mapping[str, str]
+    resource: Mapping[str, Value]
+
+
+def endpoint(asked: str, environ: Mapping[str, str]) -> tuple[Endpoint | None, str]:
+    """Return the endpoint of the option, else of the environment, and what is wrong with it."""
+    exact = environ.get(f"{_PREFIX}TRACES_ENDPOINT", "")
+    base = asked or ("" if exact else environ.get(f"{_PREFIX}ENDPOINT", ""))
+    if not asked:
+        protocol = environ.get(f"{_PREFIX}TRACES_PROTOCOL") or environ.get(f"{_PREFIX}PROTOCOL", "")
+        is_off = environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
+        if is_off or environ.get("OTEL_TRACES_EXPORTER", "otlp") != "otlp" or not (base or exact):
+            return None, ""
+        if protocol == "grpc":
+            problem = "the protocol is grpc, but ddp-launch exports over HTTP; set --otlp-endpoint, usually port 4318"
+            return None, problem
+    url = exact if exact and not asked else _with_path(base)
+    if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
+        return None, f"{url!r} is not an http:// or https:// URL"
+    service = environ.get("OTEL_SERVICE_NAME", "ddp-launch")
+    resource: dict[str, Value] = {
+        "service.name": service,
+        **_pairs(environ.get("OTEL_RESOURCE_ATTRIBUTES", "")),
+    }
+    headers = _pairs(environ.get(f"{_PREFIX}TRACES_HEADERS") or environ.get(f"{_PREFIX}HEADERS", ""))
+    return Endpoint(url, headers, resource), ""
+
+
+def _with_path(base: str) -> str:
+    return base if base.rstrip("/").endswith("/v1/traces") else f"{base.rstrip('/')}/v1/traces"
+
+
+def _pairs(text: str) -> dict[str, str]:
+    """ "name=value,name=value", percent-encoded, as in the variables of OpenTelemetry."""
+    found = (part.partition("=") for part in text.split(",") if "=" in part)
+    return {name.strip(): unquote(value.strip()) for name, _, value in found if name.strip()}
+
+
+class Exporter:
+    def __init__(self, to: Endpoint, say: Callable[[str], None]) -> None:
+        """`say` writes one line and may be called from any thread."""
+        self._to, self._say = to, say
+        self._spans: queue.Queue[Sequence[Span] | None] = queue.Queue(_WAITING)
+        self._thread: threading.Thread | None = None
+        self._has_failed = False
+
+    def put(self, spans: Sequence[Span]) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="otlp", daemon=True)
+            self._thread.start()
+        with suppress(queue.Full):  # the endpoint does not answer, which is told
+            self._spans.put_nowait(spans)
+
+    def close(self) -> None:
+        if self._thread is not None:
+            with suppress(queue.Full):
+                self._spans.put_nowait(None)
+            self._thread.join(_AT_THE_END_S)
+
+    def _run(self) -> None:
+        while (spans := self._spans.get()) is not None:
+            problem = self._send(json.dumps(traces.payload(spans, self._to.resource, VERSION)).encode())
+            if problem and not self._has_failed:
+                self._say(
+                    f"ddp-launch: cannot export traces to {self._to.url}: {problem}; the job is not affected"
+                )
+            self._has_failed = bool(problem)
+
+    def _send(self, body: bytes) -> str:
+        """Return what is wrong, or ""."""
+        problem = ""
+        for attempt in range(_TRIES):
+            if attempt:
+                time.sleep(_PAUSE_S)
+            try:
+                headers = {"Content-Type": "application/json", **self._to.headers}
+                request = urllib.request.Request(self._to.url, body, headers)
+                with urllib.request.urlopen(request, timeout=_TIMEOUT_S):
+                    return ""
+            except urllib.error.HTTPError as error:
+                problem = f"it answered {error.code} {error.reason}"
+                error.close()
+                if error.code not in _TRY_AGAIN:
+                    break
+            except (OSError, ValueError) as error:
+                problem = str(getattr(error, "reason", error)) or type(error).__name__
+        return problem
