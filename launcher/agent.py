@@ -122,6 +122,7 @@ class Agent:
             return await self._end(Finish(error.exit_code, f"error: {error}"))
         if isinstance(connection, StopRequested):
             return await self._end(Finish(128 + connection.signum, f"stopped by {connection.name}"))
+        self._shell.user_messages.report_shared_id()
         self._connected = build_parts(self._shell, connection, self)
         self._ranks, join = self._parts.ranks, self._parts.join
         self._state = Supervision(connection.agent, join=join)

@@ -173,7 +173,9 @@ def _host_environment(settings: Settings, python: str, environ: Mapping[str, str
             str(missing),
             "check the devices and their driver, or set --nproc-per-node to a number of ranks or to cpu",
         ) from None
-    return HostEnvironment(nproc=ranks, python=python, stamp=_stamp(), scheduler_job=_scheduler_job(environ))
+    return HostEnvironment(
+        nproc=ranks, python=python, stamp=_stamp(), scheduler_job=_scheduler_job(environ), user=_user()
+    )
 
 
 def _scheduler_job(environ: Mapping[str, str]) -> str:
@@ -183,6 +185,16 @@ def _scheduler_job(environ: Mapping[str, str]) -> str:
     job, step = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_STEP_ID", "")
     again = environ.get("SLURM_RESTART_COUNT", "")
     return ".".join(part for part in (job, step, f"r{again}" if again else "") if part) if job else ""
+
+
+def _user() -> str:
+    """The name of the user as the system knows it: the environment may differ between nodes."""
+    import pwd
+
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # a container without an entry for this user
+        return f"uid{os.getuid()}"
 
 
 def _stamp() -> str:

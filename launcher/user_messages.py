@@ -57,6 +57,14 @@ class UserMessages:
             case _:
                 pass
 
+    def report_shared_id(self) -> None:
+        """Say which job this node joins, if the ID was not given."""
+        if self._spec.id_may_be_shared:
+            self.say(
+                f"this node joins the job {self._spec.run_id}, named after the user and the script. If you run this "
+                "script several times at once on this rendezvous, give each job its own --rdzv-id."
+            )
+
     def report_learned(self) -> None:
         """Report what the ranks that start now need not import."""
         if self.learned:

@@ -41,6 +41,7 @@ class HostEnvironment:
     python: str
     stamp: str  # date, time and a few random letters, so that the run ID is unique
     scheduler_job: str = ""  # the same on every node of the job
+    user: str = ""  # who starts the job
 
 
 @dataclass(slots=True)
@@ -83,6 +84,7 @@ def assemble(settings: Settings, entry: EntryPoint, here: HostEnvironment) -> tu
     spec = LaunchSpec(
         entry=entry,
         run_id=run_id(settings, entry, max_nodes, here),
+        id_may_be_shared=is_named_after_script(settings, max_nodes, here),
         nproc=here.nproc,
         nproc_asked=settings["nproc_per_node"],
         min_nodes=min_nodes,
@@ -314,13 +316,28 @@ def _cpu_affinity(work: Assembly) -> bool:
 
 
 def run_id(settings: Settings, entry: EntryPoint, max_nodes: int, here: HostEnvironment) -> str:
-    """A unique name if the job has one node; with more nodes, a name that every node computes to the same value."""
+    """A unique name if the job has one node; with more nodes, a name that every node computes to the same value.
+
+    Without a scheduler, nothing on the nodes tells one job from another but the script and the user who starts it.
+    """
     asked: str | None = settings["rdzv_id"]
     if asked and not settings["standalone"]:
         return asked
     name = entry.target.rstrip("/").rpartition("/")[2]
     name = name if entry.kind is EntryKind.MODULE else name.partition(".")[0]
-    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.")[:60] or "job"
+    name = _part_of_id(name, 60) or "job"
     if max_nodes == 1:
         return f"{name}-{here.stamp}"
-    return f"{name}-{here.scheduler_job}" if here.scheduler_job else name
+    if here.scheduler_job:
+        return f"{name}-{here.scheduler_job}"
+    user = _part_of_id(here.user, 40)
+    return f"{user}-{name}" if user else name
+
+
+def is_named_after_script(settings: Settings, max_nodes: int, here: HostEnvironment) -> bool:
+    """Whether another job of the same user and script would have the same ID."""
+    return max_nodes > 1 and not here.scheduler_job and not settings["rdzv_id"]
+
+
+def _part_of_id(text: str, most_chars: int) -> str:
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", text).strip("-.")[:most_chars]

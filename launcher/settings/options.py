@@ -111,7 +111,8 @@ _RENDEZVOUS = (
         "NAME",
         None,
         values.run_id,
-        "ID of the run; with more than one node, the same on all nodes (default: made from the script name)",
+        "ID of the run; with more than one node, the same on all nodes (default: made from the script name, and the "
+        "scheduler's job or the user)",
     ),
     _torch(
         "--rdzv-endpoint",

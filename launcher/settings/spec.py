@@ -112,6 +112,9 @@ class LaunchSpec:
     # Signals that request a checkpoint from the ranks; one that is also in `signals` then stops the job.
     checkpoint_signals: tuple[int, ...] = ()
     checkpoint_if_watched: bool = False  # request a checkpoint only if the ranks poll for requests
+    id_may_be_shared: bool = (
+        False  # the ID was made from user and script: another such job would have the same
+    )
     checkpoint_grace_s: float = 60.0
     signals_asked: str = (
         "SIGTERM,SIGINT,SIGHUP,SIGQUIT"  # the text of the option, for the environment of the ranks

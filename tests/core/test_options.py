@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,13 @@ def settle(
 
 
 def specify(
-    argv: list[str], environ: Mapping[str, str] | None = None, table: Mapping[str, Any] | None = None
+    argv: list[str],
+    environ: Mapping[str, str] | None = None,
+    table: Mapping[str, Any] | None = None,
+    here: HostEnvironment = HERE,
 ) -> tuple[LaunchSpec, list[str]]:
     settings, words = settle(argv, environ, table)
-    return assemble(settings, entry_point(settings, words), HERE)
+    return assemble(settings, entry_point(settings, words), here)
 
 
 def refusal(argv: list[str], environ: Mapping[str, str] | None = None, table: Any = None) -> str:
@@ -236,6 +240,25 @@ def test_without_options() -> None:
     assert spec.forwarded_signals == (10, 12)
     assert spec.scale_up is ScaleUp.ON_RESTART
     assert warnings == []
+
+
+@pytest.mark.parametrize(
+    ("argv", "user", "job", "run_id", "is_shared"),
+    [
+        ([], "alice", "", "train-1121-064412-3f2a", False),  # one node: nobody else can join
+        (["--nnodes", "2"], "alice", "", "alice-train", True),
+        (["--nnodes", "2"], "bob", "", "bob-train", True),
+        (["--nnodes", "2"], "DOM\\eve x", "", "DOM-eve-x-train", True),
+        (["--nnodes", "2"], "alice", "77", "train-77", False),  # the scheduler tells jobs apart
+        (["--nnodes", "2", "--rdzv-id", "mine"], "alice", "", "mine", False),
+    ],
+)
+def test_jobs_of_two_users_do_not_meet(
+    argv: list[str], user: str, job: str, run_id: str, is_shared: bool
+) -> None:
+    here = replace(HERE, user=user, scheduler_job=job)
+    spec, _ = specify([*argv, "runs/train.py"], here=here)
+    assert (spec.run_id, spec.id_may_be_shared) == (run_id, is_shared)
 
 
 @pytest.mark.parametrize(

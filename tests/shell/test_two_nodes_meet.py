@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 from typing import TYPE_CHECKING
 
 import pytest
@@ -41,8 +42,9 @@ def script(tmp_path: Path) -> str:
     return str(path)
 
 
-def node(launch: Launch, port: int, *words: str) -> Launched:
-    where = ("--nnodes", "2", "--rendezvous", f"127.0.0.1:{port}", "--rdzv-id", f"job-{port}")
+def node(launch: Launch, port: int, *words: str, named: bool = True) -> Launched:
+    where = ("--nnodes", "2", "--rendezvous", f"127.0.0.1:{port}")
+    where += ("--rdzv-id", f"job-{port}") if named else ()
     return launch(*where, "--nproc-per-node", "2", *words, fake_torch="")
 
 
@@ -60,14 +62,18 @@ def test_a_log_tells_what_the_job_waits_for_until_it_is_there(launch: Launch, po
 
 
 def test_two_agents_form_one_world(launch: Launch, port: int, script: str) -> None:
-    nodes = pair(launch, port, script, "-1")
-    assert [node.wait() for node in nodes] == [0, 0], [node.stderr() for node in nodes]
-    said = "".join(node.stdout() for node in nodes)
+    nodes = [node(launch, port, script, "-1", named=False) for _ in range(2)]
+    assert [each.wait() for each in nodes] == [0, 0], [each.stderr() for each in nodes]
+    user = getpass.getuser()
+    assert all(
+        f"this node joins the job {user}-train, named after the user" in each.stderr() for each in nodes
+    )
+    said = "".join(each.stdout() for each in nodes)
     assert sorted(line.partition("] ")[2] for line in said.splitlines()) == [
         f"restart 0 rank {rank} of 4 node {rank // 2}" for rank in range(4)
     ]
-    for node in nodes:
-        node.assert_nothing_left()
+    for each in nodes:
+        each.assert_nothing_left()
 
 
 def jobs_at(port: int) -> int:
