@@ -16,6 +16,7 @@ from models import MODELS
 
 import ddp.shm
 from ddp import DistributedDataParallel
+from ddp.elastic import LogicalWorld
 
 WARM_UP_STEPS = 5
 # `auto` tries its plans in the first steps; what it has chosen is what is measured.
@@ -31,13 +32,15 @@ class Contender:
     optimizer: torch.optim.Optimizer
     micro_batches: int
     tie: Any = None  # where nothing is communicated: what keeps the ranks in step
+    world: LogicalWorld | None = None  # its logical ranks take the place of micro-batches
 
     def train(self, batch: torch.Tensor, spent: dict[str, float]) -> None:
         began = time.perf_counter()
         self.optimizer.zero_grad()
-        for number in range(self.micro_batches):
+        for number in range(self.micro_batches) if self.world is None else self.world.ranks(self.model):
             last = number + 1 == self.micro_batches
-            with nullcontext() if last or self.tie is not None else self.model.no_sync():
+            local = not last and self.tie is None and self.world is None
+            with self.model.no_sync() if local else nullcontext():
                 loss = self.model(batch).square().mean()
                 forwarded = time.perf_counter()
                 loss.backward()
@@ -63,7 +66,9 @@ def contender(asked: dict[str, Any], model_name: str, groups: dict[str, Any]) ->
     )
     given = {key: asked[key] for key in ("bucket_cap_mb", "gradient_as_bucket_view") if key in asked}
     wrapped = wrap(model, process_group=groups[asked["backend"]], **given)
-    return Contender(asked["name"], wrapped, torch.optim.SGD(wrapped.parameters(), lr=1e-4), micro_batches)
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=1e-4)
+    world = LogicalWorld(micro_batches * dist.get_world_size()) if asked.get("logical") else None
+    return Contender(asked["name"], wrapped, optimizer, micro_batches, world=world)
 
 
 def one_turn(one: Contender, batch: torch.Tensor, steps: int) -> dict[str, float]:
