@@ -92,7 +92,7 @@ def _refusal(model: Any, core: Reducer, processes: int) -> str:
             sender.group.size() != processes
         ),
         "it has a communication hook or a sharded optimizer, which sums in another way. Remove it": (
-            sender.hooked or sender.takes_gradients
+            (sender.hooked and sender.partial_sums is None) or sender.takes_gradients
         ),
         "SyncBatchNorm computes over processes, not over logical ranks. Use BatchNorm": batch_norm,
         "mixed_precision= is set. Use torch.autocast": model.mixed_precision is not None,

@@ -61,6 +61,15 @@ class LogicalWorld:
         """The logical ranks of this process."""
         return logical_ranks.block(self.size, self._team.rank, self._team.size)
 
+    def move(self, team: Team) -> None:
+        """Take the place of this process in a new generation: its rank, and the number of processes, may be others."""
+        logical_ranks.check_size(self.size, team.size)
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+        self._team = team
+        self._models.clear()  # the sums of their process groups may have another order
+
     # --- steps ---------------------------------------------------------------------------------------
 
     def ranks(self, *models: torch.nn.Module) -> Iterator[int]:

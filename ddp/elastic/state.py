@@ -61,7 +61,7 @@ class State:
         _check(every, disk_every, folder, keep, named)
         self._contents = Contents(named)
         self._samplers = [value for value in named.values() if isinstance(value, ElasticSampler)]
-        self._has_logical_world = any(isinstance(value, LogicalWorld) for value in named.values())
+        self._logical_worlds = [value for value in named.values() if isinstance(value, LogicalWorld)]
         self._every, self._disk_every, self._keep = every, disk_every, keep
         self._folder = None if folder is None else LocalFolder(Path(folder).absolute())
         self._group = group
@@ -137,6 +137,8 @@ class State:
         team = Team(self._group)
         for sampler in self._samplers:
             sampler.move(team.rank, team.size)
+        for world in self._logical_worlds:
+            world.move(team)
         places = scratch.folders(os.environ)
         positions = self._save_live(team, resume.node_name(places))
         for place in places:
@@ -151,7 +153,7 @@ class State:
         if choice is not None:
             images = resume.parts(team, local, choice, part, regions)
             found = self._restore(images, choice)
-            if not self._has_logical_world:  # it has restored its own generators
+            if not self._logical_worlds:  # they have restored their own generators
                 self._restore_generators(team, local, choice)
         writes = self._folder is not None and role.writes_disk
         slots = scratch.Slots(places, role.local_index, 3 if writes else 2, resume.slots_of(local, choice))

@@ -79,7 +79,7 @@ class BucketSender:
         self._settings = settings
         self._collectives = BucketCollectives(settings.groups, self.device)
         self._hook: tuple[Any, Callable[[Any, GradBucket], Any]] | None = None
-        self._partial: PartialSums | None = None
+        self.partial_sums: PartialSums | None = None
         self._dtype: torch.dtype | None = None
         self._hook_stream: torch.Stream | None = None
         self._divisor: float | None = None
@@ -205,7 +205,7 @@ class BucketSender:
         self, sums: PartialSums, exchange: tuple[Any, Callable[[Any, GradBucket], Any]] | None
     ) -> None:
         """Complete sums in a fixed order: by the group's sum, or by `exchange`, which has the form of a hook."""
-        self._partial, self._hook = sums, exchange
+        self.partial_sums, self._hook = sums, exchange
         self.start_over()
 
     @property
@@ -245,8 +245,8 @@ class BucketSender:
 
     @property
     def divisor(self) -> float:
-        if self._partial is not None:
-            return self._partial.divisor
+        if self.partial_sums is not None:
+            return self.partial_sums.divisor
         if self._divisor is None:
             self._divisor = float(self.group.size())
             if self._joining is not None and not self._joining[1]:
@@ -258,13 +258,13 @@ class BucketSender:
 
         In a `join` it does not: a rank without input does not have the divisor.
         """
-        if self._partial is not None:  # AVG would divide by the number of processes
+        if self.partial_sums is not None:  # AVG would divide by the number of processes
             return self._collectives.averages_lists and self._hook is None
         return self._collectives.divides and not isinstance(bucket, SparseBucket) and not self.joins
 
     def _scale(self, bucket: AnyBucket) -> float | None:
         """The factor for gradients before they are summed. None: do not scale."""
-        if self._partial is not None:  # a factor would round each gradient, and the sum after it
+        if self.partial_sums is not None:  # a factor would round each gradient, and the sum after it
             return None
         if self._shard_receiver is not None:
             return None if self._collectives.averages_shards else 1 / self.group.size()
@@ -272,8 +272,8 @@ class BucketSender:
 
     def gather(self, number: int, start: int, end: int, before: Baseline | None) -> None:
         bucket = self.buckets[number]
-        if self._partial is not None:
-            self._partial.fold(self.plan.buckets[number].members[start:end])
+        if self.partial_sums is not None:
+            self.partial_sums.fold(self.plan.buckets[number].members[start:end])
         bucket.gather(start, end, self._scale(bucket), before)
 
     def launch(self, number: int) -> Any:
@@ -367,7 +367,7 @@ class BucketSender:
             self._page.back(before)
         self._page.buckets(len(self.buckets), self._launched, number + 1)
         with torch.no_grad():
-            if self._partial is not None and not self._divides(bucket):
+            if self.partial_sums is not None and not self._divides(bucket):
                 for tensor in bucket.payload:
                     tensor.div_(self.divisor)
             bucket.finish(result, _Nothing() if self._consumed else used)

@@ -1,0 +1,167 @@
+"""A job with many faults ends with the bits of a job without: parameters, optimizer, losses, generators of ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import generations
+import pytest
+from launched import Launched, eventually
+from ports import free_port
+
+HERE = Path(__file__).parent
+PROGRAM = HERE / "programs" / "under_faults.py"
+FAULTS = HERE.parent / "faults" / "programs"
+# Each is done to one rank; the launcher ends all others.
+KINDS = [
+    "kills_itself",
+    "raises",
+    "segfaults",
+    "exits_3",
+    "allocates_beyond_its_limit",
+    "aborts",
+    "leaves_7",
+    "divides_by_zero",
+    "recurses",
+    "reads_a_shrunken_file",
+]
+HANGS = ["loops", "stops_itself"]  # these take the time of --hang-timeout
+PLACES = [
+    "forward",
+    "backward",
+    "before the optimizer",
+    "before the commit",
+    "in the commit",
+    "after the commit",
+]
+WITHIN_S = 900.0
+Fault = tuple[int, str, int, str]
+
+
+def planned(count: int, kinds: list[str], seed: int) -> list[Fault]:
+    """Every second step one of these, in turn, at a place and a rank by chance."""
+    chance = random.Random(seed)
+    turns = itertools.islice(itertools.cycle(kinds), count)
+    return [(2 * k + 2, chance.choice(PLACES), chance.randrange(2), kind) for k, kind in enumerate(turns)]
+
+
+class Run:
+    """Two ranks, on one node or on two."""
+
+    def __init__(
+        self, folder: Path, backend: str, faults: list[Fault], recover: str = "restart", *, nodes: int = 1
+    ) -> None:
+        self.folder, self.faults, self.recover, self.nodes = folder, faults, recover, nodes
+        self.notes = folder / "notes"
+        self.notes.mkdir(parents=True)
+        self.steps = 2 * len(faults) + 4
+        plan = {"faults": faults, "steps": self.steps, "backend": backend, "recover": recover}
+        plan["logical"] = nodes > 1
+        plan |= {"programs": str(FAULTS), "hosts": 2 if backend == "hier" else 1}
+        self.env = {"PLAN": json.dumps(plan), "NOTES": str(self.notes), "GLOO_SOCKET_IFNAME": "lo"}
+        self._jobs: list[Launched] = []
+        self._numbers = itertools.count()
+        self._place = f"127.0.0.1:{free_port()}"
+
+    def _start(self) -> Launched:
+        words = ["--max-restarts", "200", "--recover", self.recover, "--shutdown-timeout", "2"]
+        words += [
+            "--hang-timeout",
+            "3",
+            "--preload",
+            "torch._dynamo",
+            "--nproc-per-node",
+            str(2 // self.nodes),
+        ]
+        if self.nodes > 1:
+            words += ["--nnodes", "2", "--rendezvous", self._place, "--rdzv-id", "faults"]
+        folder = self.folder / f"node{next(self._numbers)}"
+        env = self.env | {"DDP_RENDEZVOUS_INSECURE": "1"}
+        self._jobs.append(Launched(folder, *words, str(PROGRAM), env=env))
+        return self._jobs[-1]
+
+    def play(self) -> list[dict[str, Any]]:
+        try:
+            nodes = [self._start()]
+            if self.nodes > 1:
+                nodes[0].await_listening(int(self._place.rpartition(":")[2]))
+                nodes.append(self._start())
+            gone = [number for number, fault in enumerate(self.faults) if fault[3] == "node"]
+            for number in gone:
+                self._until((self.notes / f"node-{number}").exists, nodes)
+                for pid in nodes[1].processes():
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                nodes[1] = self._start()
+            self._until(lambda: all(node.agent.poll() is not None for node in nodes), nodes)
+            assert [node.agent.returncode for node in nodes] == [0] * len(nodes), self._words(nodes)
+        finally:
+            for job in self._jobs:
+                job.clean_up()
+        done = {path.name for path in self.notes.glob("fault-*")}
+        assert done == {f"fault-{number}" for number in range(len(self.faults))}, "not every fault was done"
+        return self.end()
+
+    def _until(self, condition: Any, nodes: list[Launched]) -> None:
+        def met() -> bool:
+            return condition() or any(node.agent.poll() not in (None, 0) for node in nodes)
+
+        eventually(met, WITHIN_S, "the job goes on")
+        assert condition(), self._words(nodes)
+
+    def _words(self, nodes: list[Launched]) -> str:
+        return "\n".join(node.stderr()[-4000:] for node in nodes)
+
+    def end(self) -> list[dict[str, Any]]:
+        return [json.loads((self.notes / f"end-{rank}").read_text()) for rank in range(2)]
+
+
+def calm(folder: Path, backend: str, count: int, *, nodes: int = 1) -> list[dict[str, Any]]:
+    """The same steps without faults, and without the launcher."""
+    run = Run(folder, backend, [], nodes=nodes)
+    plan = json.loads(run.env["PLAN"]) | {"steps": 2 * count + 4}
+    codes = generations.play(PROGRAM, folder, 2, 0, run.env | {"PLAN": json.dumps(plan)})
+    assert not any(codes), "\n".join(path.read_text() for path in sorted(folder.glob("rank*")))
+    return run.end()
+
+
+@pytest.mark.parametrize(
+    ("backend", "recover", "count"),
+    [
+        ("shm", "restart", 4),
+        pytest.param("shm", "restart", 50, marks=[pytest.mark.nightly, pytest.mark.timeout(WITHIN_S)]),
+        pytest.param("hier", "restart", 50, marks=[pytest.mark.nightly, pytest.mark.timeout(WITHIN_S)]),
+        pytest.param("gloo", "restart", 50, marks=[pytest.mark.nightly, pytest.mark.timeout(WITHIN_S)]),
+        pytest.param("shm", "in-place", 50, marks=[pytest.mark.nightly, pytest.mark.timeout(WITHIN_S)]),
+    ],
+)
+def test_many_faults_leave_the_bits_as_they_are(
+    tmp_path: Path, backend: str, recover: str, count: int
+) -> None:
+    kinds = KINDS + HANGS if count >= len(KINDS) else KINDS
+    faults = planned(count, kinds, seed=count)
+    assert Run(tmp_path / "faults", backend, faults, recover).play() == calm(
+        tmp_path / "calm", backend, count
+    )
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(WITHIN_S)
+def test_nodes_that_are_lost_leave_the_bits_as_they_are(tmp_path: Path) -> None:
+    """The second of two nodes goes with its memory, and a new one comes; between that, ranks fail.
+
+    The generators of a rank are on its node only, so this is promised of logical ranks, whose generators are computed.
+    """
+    faults = [
+        (step, place, 1 if kind == "node" else rank, kind)
+        for step, place, rank, kind in planned(12, ["node", *KINDS[:3]], seed=5)
+    ]
+    end = Run(tmp_path / "faults", "hier", faults, nodes=2).play()
+    assert end == calm(tmp_path / "calm", "hier", len(faults), nodes=2)
