@@ -15,7 +15,8 @@ So each rank is paused on its own. One that does not park in time is started ane
 
 Parked ranks are live. They continue only in a generation that is assigned in place. Every other way on stops them with
 signals first: a world without this node, the end of the job, a plain restart, a loss of contact. If a parked rank ends
-while its node waits for the next generation, it is started anew there; that is not a failure of this generation.
+while its node waits for the next generation, it is started anew there; that is not a failure of this generation. But
+the service must know: if it was the last one of the job, the new ranks would join nobody.
 
 A rank may park before it is asked to, because its collective has failed. The reason is usually the end of another rank,
 which the agent of that rank reports. If no stop follows, the agent reports the parked rank itself: otherwise ranks
@@ -41,13 +42,15 @@ from launcher.exchange import (
 )
 from launcher.stop_sequence import SIGTERM, signal_ranks, sweep
 from launcher.supervised import Phase
-from rendezvous.values.events import HealReady, RankFailed
+from rendezvous.values.events import AgentStopped, HealReady, RankFailed
 from rendezvous.values.types import Cause, FailureClass
 
 if TYPE_CHECKING:
-    from launcher.exchange import Action
+    from launcher.exchange import Action, RankEnded
     from launcher.supervised import Step, Supervision
+    from rendezvous.values.types import Assignment
 
+_ENDED_PAUSED = "ended while it was paused"
 _LOST_PEERS = "lost the connection to its peers, and no other failure was reported"
 
 
@@ -87,6 +90,30 @@ def _rank_parked(state: Supervision, local_rank: int) -> Step:
     if state.phase is Phase.RUNNING:
         return state, (StartGrace(state.generation, Grace.UNASKED),)
     return sweep_in_place(state)
+
+
+def answer(state: Supervision, generation: int) -> Step:
+    """Tell the service that the ranks of this generation are parked or reaped."""
+    return state, (Send(AgentStopped(state.agent, generation, state.last_seen, state.parked)),)
+
+
+def missing_ranks(state: Supervision, assignment: Assignment) -> tuple[Action, ...]:
+    """The service counts on paused ranks of this node that have ended meanwhile: report their end in this world."""
+    lost = (rank for rank in assignment.parked if rank not in state.parked)
+    node, failure = state.agent.node, FailureClass.EXIT_CODE
+    causes = (Cause(node, assignment.rank_offset + i, i, failure, _ENDED_PAUSED, exit_code=1) for i in lost)
+    return tuple(Send(RankFailed(state.agent, assignment.generation, cause)) for cause in causes)
+
+
+def parked_rank_ended(state: Supervision, event: RankEnded, assignment: Assignment) -> Step:
+    """A parked rank, which is no longer live, has ended before it continued. `state` is that of a node that waits."""
+    if state.over:  # no later world is known
+        return answer(state, max(state.generation, state.missed))
+    rank, node = assignment.rank_offset + event.local_rank, state.agent.node
+    cause = event.cause or Cause(
+        node, rank, event.local_rank, FailureClass.EXIT_CODE, _ENDED_PAUSED, exit_code=1
+    )
+    return state, (Send(RankFailed(state.agent, state.generation, replace(cause, rank=rank))),)
 
 
 def _unasked(state: Supervision) -> Step:

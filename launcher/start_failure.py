@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from launcher.exchange import OpenStore, Send
+from launcher.pausing import answer
 from launcher.stop_sequence import sweep
 from launcher.supervised import Phase
-from rendezvous.values.events import AgentStopped, RankFailed
+from rendezvous.values.events import RankFailed
 from rendezvous.values.types import Cause, FailureClass
 
 if TYPE_CHECKING:
@@ -35,8 +36,8 @@ def cannot_start(
     The service may ignore the failure, but must not wait for the ranks of this node.
     """
     report = failed_for(state, assignment, reason, failure, exit_code)
-    stopped = Send(AgentStopped(state.agent, assignment.generation, parked=state.parked))
-    return replace(state, over=True), (report, stopped)
+    state, stopped = answer(replace(state, last_seen=()), assignment.generation)
+    return replace(state, over=True), (report, *stopped)
 
 
 def store_lost(state: Supervision, event: StoreLost) -> Step:

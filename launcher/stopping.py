@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from launcher.exchange import Finish, Send
 from launcher.health.hang_inquiry import before_a_stop, why
-from launcher.pausing import pause_ranks, stop_after_all
+from launcher.pausing import answer, pause_ranks, stop_after_all
 from launcher.stop_sequence import SIGINT, hurry, signal_ranks, sweep
 from launcher.supervised import Phase
-from rendezvous.values.events import AgentLeft, AgentStopped
+from rendezvous.values.events import AgentLeft
 from rendezvous.values.types import DecisionKind
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ def stop(state: Supervision, generation: int, decision: Decision) -> Step:
     state = replace(state, is_interrupted=state.is_interrupted or decision.is_interrupt)
     if state.phase is Phase.STOPPING:
         return (state, ()) if decision.in_place else stop_after_all(state)
+    if state.phase is Phase.JOINING and state.over and state.live and decision.in_place:
+        return answer(state, generation)  # again: its ranks are parked, and nothing else is left
     # In Joining, the generation was stopped before its ranks started. Its store may already run.
     first = before_a_stop(state, decision)
     state, actions = begin_stopping(state, decision)
@@ -43,7 +45,7 @@ def stop(state: Supervision, generation: int, decision: Decision) -> Step:
 def _stop_missed(state: Supervision, generation: int, decision: Decision, join: AgentJoined) -> Step:
     if state.phase is not Phase.JOINING or (state.live and not decision.in_place):
         return given_up(state, join)
-    return state, (Send(AgentStopped(state.agent, generation, parked=state.parked)),)
+    return answer(replace(state, missed=generation, last_seen=()), generation)
 
 
 def begin_stopping(state: Supervision, decision: Decision | None = None) -> Step:

@@ -32,6 +32,7 @@ class Supervision:
     parked: tuple[int, ...] = ()  # local ranks that are paused
     kept: tuple[int, ...] = ()  # local ranks whose processes are older than this generation
     is_ready: bool = False  # the service knows that all live ranks can be paused
+    missed: int = -1  # the last generation that this node missed, and whose stop it has answered
     in_place: bool = False  # this stop pauses ranks where that is possible
     is_sweeping: bool = False  # all ranks are parked or have ended, in a stop in place
     store_told: bool = False  # the other nodes have the address of this generation's store

@@ -42,7 +42,7 @@ a group; at least one effect of the group follows:
   | StoreFailed         | ENDS AgentLeft PARKED         | -                              | -                        |
   | StoreLost           | CANNOT                        | RankFailed                     | -                        |
   | StoreReached        | STARTS CANNOT                 | -                              | -                        |
-  | RankEnded           | noted                         | RankFailed RanksFinished noted | RankFailed Sweep noted   |
+  | RankEnded           | RankFailed AgentStopped       | RankFailed RanksFinished noted | RankFailed Sweep noted   |
   | RankHeals           | -                             | HealReady noted                | -                        |
   | CannotHeal          | -                             | HealReady                      | -                        |
   | RankParked          | -                             | StartGrace                     | Sweep noted              |
@@ -121,7 +121,14 @@ from launcher.exchange import (
 )
 from launcher.health.hang_inquiry import release
 from launcher.health.hang_inquiry import step as inquire
-from launcher.pausing import report_ready, stop_after_all, sweep_in_place
+from launcher.pausing import (
+    answer,
+    missing_ranks,
+    parked_rank_ended,
+    report_ready,
+    stop_after_all,
+    sweep_in_place,
+)
 from launcher.start_failure import cannot_start, failed_for, store_lost, zygote_replaced
 from launcher.stop_sequence import grace_over, sweep
 from launcher.stopping import begin_stopping, finish, given_up, leave, stop, stop_requested
@@ -129,7 +136,6 @@ from launcher.supervised import Phase, Step, Supervision
 from rendezvous.values.events import (
     Accused,
     AgentLeft,
-    AgentStopped,
     Assigned,
     CheckpointRequested,
     CheckpointTaken,
@@ -218,13 +224,16 @@ def _assigned(state: Supervision, assignment: Assignment) -> Step:
         return state, ()
     if state.phase is not Phase.JOINING:  # the Stop message was lost
         state = replace(state, overtaken_by=assignment)
-        return begin_stopping(state) if state.phase is Phase.RUNNING else stop_after_all(state)
+        if state.phase is Phase.RUNNING:
+            return begin_stopping(state)
+        return (state, ()) if state.in_place and assignment.in_place else stop_after_all(state)
     if state.live and not (assignment.in_place and max(state.live) < assignment.nproc):
         return begin_stopping(replace(state, overtaken_by=assignment))
+    missing = missing_ranks(state, assignment)
     state = replace(state, assignment=assignment, store_told=False, store=None, over=False, stop_signal=0)
     state = replace(state, is_interrupted=False, is_hurried=False)
     state = replace(state, checkpoint="", preempted=None, accused=(), last_seen=())
-    return state, _if(assignment.node_rank == 0, OpenStore(assignment.generation))
+    return state, (*missing, *_if(assignment.node_rank == 0, OpenStore(assignment.generation)))
 
 
 def _store_listens(state: Supervision, generation: int, store: StoreAddress) -> Step:
@@ -267,8 +276,10 @@ def _rank_ended(state: Supervision, event: RankEnded) -> Step:
     if event.local_rank not in state.live or not (is_late or event.generation == state.generation):
         return state, ()
     state = _without(state, event.local_rank)
-    if state.phase is Phase.JOINING or state.assignment is None:
-        return state, ()  # it was parked, and is started anew
+    if state.assignment is None:
+        return state, ()
+    if state.phase is Phase.JOINING:
+        return parked_rank_ended(state, event, state.assignment)
     actions: list[Action] = []
     if event.cause is not None:
         rank = state.assignment.rank_offset + event.local_rank
@@ -312,8 +323,7 @@ def _swept(state: Supervision, generation: int) -> Step:
     if overtaken_by is not None:
         state, actions = _assigned(state, overtaken_by)
         return state, (*actions, *([Send(state.join)] if state.join else ()))  # StoreAt must come again
-    stopped = AgentStopped(state.agent, generation, state.last_seen, state.parked)
-    return state, (Send(stopped),)
+    return answer(state, generation)
 
 
 # --- checkpoints and isolation ------------------------------------------------------------------

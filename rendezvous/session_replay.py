@@ -64,7 +64,7 @@ class SessionReplay:
             case StoreOpened() | RankFailed() | RanksFinished() | AgentStopped():
                 if message.generation < self.generation:
                     return self
-                kept = self._of(message.generation)
+                kept = self._of(message.generation)._without_older(message)
                 running = None if isinstance(message, AgentStopped) else kept.running
                 return replace(kept, reports=(*kept.reports, message), running=running)
             case HealReady() if self.wants(message):
@@ -72,6 +72,12 @@ class SessionReplay:
                 return replace(self, reports=(*others, message))
             case _:
                 return self  # heartbeats and checkpoints are not replayed
+
+    def _without_older(self, message: FromAgent) -> SessionReplay:
+        """The last answer to a stop replaces earlier ones, which may name paused ranks that have ended."""
+        if not isinstance(message, AgentStopped):
+            return self
+        return replace(self, reports=tuple(r for r in self.reports if not isinstance(r, AgentStopped)))
 
     def wants(self, message: FromAgent) -> bool:
         """Whether the service reads this message. A service of the release before rejects one that it does not know."""

@@ -81,7 +81,10 @@ def _has_survivors(state: JobState, node: str) -> bool:
         return False
     assert state.world is not None
     first = state.world.placements[member.node_rank].rank_offset
-    return any(rank not in state.causes for rank in range(first, first + member.facts.nproc))
+    local_ranks = range(member.facts.nproc)
+    if state.phase is Phase.SEALED:  # its other ranks have not started
+        return any(first + i not in state.causes for i in state.parked.get(node, ()))
+    return any(first + i not in state.causes for i in local_ranks)
 
 
 def mention(spec: JobSpec, why_not: str) -> str:

@@ -259,6 +259,7 @@ class Assignment:
     in_place: bool = False  # some nodes of this world have ranks that were paused: new ranks join these
     can_heal: bool = False  # the service uses reports whether ranks can be paused (`HealReady`)
     heals: int = 0  # how many of the restarts in `restart_count` were in place
+    parked: tuple[int, ...] = ()  # local ranks of this node that the service counts as paused
     # Steps that earlier ranks had finished, and that these finish again: by their own count, ...
     repeat_steps: int = 0
     repeat_up_to: int = 0  # ... and as the script numbers them; 0: it does not

@@ -376,6 +376,19 @@ def test_a_node_dies_after_the_seal_and_before_the_ranks_continue() -> None:
     assert {node: place.in_place for node, place in story.places().items()} == {"b": True, "c": True}
 
 
+def test_an_assignment_names_the_paused_ranks_that_the_service_counts_on() -> None:
+    story = healing(job(), "a", "b").fails("b", 3, KILLED).park("a", "b")
+    assert {node: place.parked for node, place in story.places().items()} == {"a": (0, 1), "b": (0,)}
+
+
+def test_the_only_paused_rank_ends_after_the_seal_and_all_restart() -> None:
+    """The other ranks of its node have not started, so nobody is left to join."""
+    story = healing(job(), "a", "b").fails("a", 1, KILLED).stop("b").park("a")
+    assert story.places()["b"].in_place
+    story.fails("a", 0, FailureClass.EXIT_CODE)
+    assert (decision(story).kind, decision(story).in_place) == (DecisionKind.RESTART, False)
+
+
 def test_an_interrupt_and_an_abort_end_a_heal() -> None:
     for event in (JobAborted("enough"), AgentLeft(agent("b"), "stopped by SIGINT", ends_job=True)):
         story = healing(job(), "a", "b").fails("a", 0, KILLED).happens(event).park("a")

@@ -329,12 +329,45 @@ def test_a_parked_rank_that_ends_during_the_stop_is_a_failure_and_the_sweep_is_n
 
 
 def test_a_parked_rank_that_ends_before_the_next_generation_is_started_anew() -> None:
-    for state in (PARKED, ASSIGNED):
-        state, actions = step(state, RankEnded(1, 0, CAUSE))
-        assert actions == ()
-        assert state.parked == state.live == (1,)
+    """The service must know: if it was the last one of the job, new ranks would join nobody."""
+    waits, actions = step(PARKED, RankEnded(1, 0, CAUSE))
+    assert actions == (Send(AgentStopped(AGENT, 1, parked=(1,))),)
+    assert waits.parked == waits.live == (1,)
+    state, actions = step(ASSIGNED, RankEnded(1, 0, CAUSE))
+    assert actions == (Send(RankFailed(AGENT, 2, CAUSE)),)
+    assert state.parked == state.live == (1,)
     _, actions = step(state, StoreAt(2, STORE))
     assert StartRanks(replace(assignment(2), in_place=True), STORE, kept=(1,)) in actions
+
+
+def test_a_parked_rank_that_exits_with_0_fails_in_the_world_that_counts_on_it() -> None:
+    _, (sent,) = step(ASSIGNED, RankEnded(1, 0, None))
+    assert isinstance(sent, Send)
+    assert isinstance(sent.message, RankFailed)
+    assert (sent.message.generation, sent.message.cause.rank) == (2, 0)
+    assert sent.message.cause.reason == "ended while it was paused"
+
+
+def test_the_service_counts_on_a_rank_that_has_ended_meanwhile() -> None:
+    """The report of its end was under way when the next world was sealed."""
+    waits, _ = step(PARKED, RankEnded(1, 0, CAUSE))
+    told = in_place()
+    told = replace(told, assignment=replace(told.assignment, parked=(0, 1)))
+    _, actions = step(waits, told)
+    failed = [a.message for a in actions if isinstance(a, Send) and isinstance(a.message, RankFailed)]
+    assert [(each.generation, each.cause.local_rank) for each in failed] == [(2, 0)]
+
+
+def test_a_stop_that_comes_again_is_answered_again_and_no_rank_is_touched() -> None:
+    assert step(PARKED, heal()) == (PARKED, (Send(AgentStopped(AGENT, 1, parked=(0, 1))),))
+
+
+def test_a_world_that_is_sealed_during_the_sweep_keeps_the_paused_ranks() -> None:
+    """An earlier answer of this node was on its way, and another stop had begun."""
+    state, actions = step(SWEEPING, in_place())
+    assert actions == ()
+    state, _ = step(state, Swept(1))
+    assert (state.phase, state.parked, state.generation) == (Phase.JOINING, (0, 1), 2)
 
 
 def test_the_end_of_a_kept_rank_counts_whatever_generation_its_report_names() -> None:

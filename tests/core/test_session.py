@@ -225,3 +225,11 @@ def test_a_stream_repeats_the_last_word_on_whether_ranks_can_be_paused() -> None
 def test_whether_ranks_of_another_generation_can_be_paused_is_not_sent(generation: int) -> None:
     state, effects = after(HEALING, MessageSent(HealReady(AGENT, generation, True)))
     assert (state, effects) == (HEALING, ())
+
+
+def test_the_last_answer_to_a_stop_replaces_an_earlier_one() -> None:
+    """The earlier one names paused ranks. Read first, it would seal a world that counts on them."""
+    paused, none_left = AgentStopped(AGENT, 3, parked=(0, 1)), AgentStopped(AGENT, 3)
+    state, _ = after(RUNNING, MessageSent(DONE), MessageSent(paused), MessageSent(none_left))
+    _, effects = after(state, StreamFailed("reset"), PauseEnded())
+    assert opened(effects).messages[1:] == (DONE, none_left)

@@ -411,7 +411,7 @@ def test_what_was_told_of_the_newer_world_meanwhile_is_asked_for_again() -> None
 
 def test_a_world_that_was_broken_up_before_it_was_heard_of_is_not_waited_for() -> None:
     waiting = replace(REJOINING, join=JOIN)
-    assert step(waiting, restart(2)) == (waiting, (Send(AgentStopped(AGENT, 2)),))
+    assert step(waiting, restart(2)) == (replace(waiting, missed=2), (Send(AgentStopped(AGENT, 2)),))
     state, actions = run(replace(RUNNING, live=(), join=JOIN), restart(2), Swept(1))
     assert actions == [Sweep(1), Send(JOIN)]
     assert step(state, restart(2))[1] == (Send(AgentStopped(AGENT, 2)),)

@@ -186,7 +186,7 @@ ROOMS = {
         ),
         "background_tasks": {"error_boundary", "exchange", "health", "joining", "ranks"},
         "stop_sequence": {"exchange", "supervised"},
-        "start_failure": {"exchange", "stop_sequence", "supervised"},
+        "start_failure": {"exchange", "pausing", "stop_sequence", "supervised"},
         "pausing": {"exchange", "stop_sequence", "supervised"},
         "stopping": {"exchange", "health", "pausing", "stop_sequence", "supervised"},
         "supervision": {

@@ -25,6 +25,7 @@ from launcher.exchange import (
     Isolated,
     LastInspected,
     OpenStore,
+    PauseRanks,
     ReachStore,
     Send,
     SignalRanks,
@@ -64,7 +65,7 @@ if TYPE_CHECKING:
     from launcher.exchange import Action, AgentEvent
     from rendezvous.client.session_rules import SessionEvent
 
-_GRACE_S = {Grace.FULL: 2.0, Grace.OF_ACCUSED: 1.0, Grace.TOGETHER: 1.5, Grace.LAST: 1.0}
+_GRACE_S = {Grace.FULL: 2.0, Grace.OF_ACCUSED: 1.0, Grace.TOGETHER: 1.5, Grace.LAST: 1.0, Grace.UNASKED: 1.0}
 _FAREWELL_S = 1.0
 
 
@@ -133,8 +134,10 @@ class SimAgent:
             case ReachStore(assignment, _):
                 problem = "no route" if self.world.is_store_out_of_reach(self, assignment) else ""
                 self.after(0.02, partial(self.take, StoreReached(assignment.generation, problem)))
-            case StartRanks(assignment, _):
-                ranks.start(assignment)
+            case StartRanks(assignment, _, kept):
+                ranks.start(assignment, kept)
+            case PauseRanks(generation, local_ranks, _):
+                ranks.pause(generation, local_ranks)
             case AskCheckpoint(assignment, _, _):
                 over = CheckpointOver(assignment.generation, chance.checkpoint_is_taken())
                 self.after(chance.checkpoint_s(), partial(self.take, over))
@@ -144,14 +147,14 @@ class SimAgent:
                 self.after(0.0, partial(self.take, LastInspected(generation, ranks.reports())))
             case TakeStacks(generation, cause):
                 self.after(chance.errand_s(), partial(self.take, StacksTaken(generation, cause)))
-            case AbortGroups(generation, _):
-                ranks.release(generation)
+            case AbortGroups(generation, _, only):
+                ranks.release(generation, only)
             case SignalRanks(signum, only):
                 ranks.signal(signum, only)
             case StartGrace(generation, kind):
                 self.after(_GRACE_S[kind], partial(self.take, GraceOver(generation, kind)))
-            case Sweep(generation, _):
-                ranks.sweep(generation)
+            case Sweep(generation, _, kept):
+                ranks.sweep(generation, kept)
             case Finish():
                 self._finish(action)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sim_invariants import require
+from sim_violation import require
 
 from launcher.exchange import (
     AbortGroups,
@@ -54,7 +54,8 @@ def check_agent_step(
     if any(isinstance(a, Finish) for a in actions):
         require(after.phase is Phase.DONE, "it finishes and goes on")
     if isinstance(fact, RankEnded) and fact.cause is not None and fact.local_rank in before.live:
-        reported = any(isinstance(a, Send) and isinstance(a.message, RankFailed) for a in actions)
+        kind = AgentStopped if before.phase is Phase.JOINING and before.over else RankFailed
+        reported = any(isinstance(a, Send) and isinstance(a.message, kind) for a in actions)
         require(reported or fact.generation != before.generation, "a failure is not reported")
     if isinstance(fact, Ended) and before.finish is None:
         require(after.finish is not None, "the end is not taken note of")
@@ -66,6 +67,8 @@ def _fenced(before: Supervision, fact: AgentEvent, after: Supervision, actions: 
     """A stale order or fact changes nothing."""
     if isinstance(fact, Assigned):
         stale = fact.assignment.generation <= before.generation
+    elif isinstance(fact, RankEnded) and fact.local_rank in before.parked:
+        return  # it is older than the assignment that it was to continue in
     elif isinstance(fact, (*_ORDERS, *_FACTS)):
         stale = fact.generation < before.generation
     else:
@@ -86,12 +89,16 @@ def _ranks_follow_the_phase(before: Supervision, after: Supervision, actions: tu
                 )
             case Sweep(generation):
                 require(after.phase is Phase.STOPPING, f"a sweep while {after.phase}")
-                require(not after.live and generation == after.generation, "a sweep while ranks live")
-            case Send(AgentStopped()):
-                require(not after.live, "it answers a stop while ranks live")
+                require(set(after.live) <= set(after.parked), "a sweep while ranks run")
+                require(generation == after.generation, "a sweep of another generation")
+            case Send(AgentStopped(parked=parked)):
+                require(after.live == after.parked == parked, "it answers a stop while ranks run")
+            case SignalRanks(_, only) if after.in_place:
+                require(not set(only or after.live) & set(after.parked), f"{action} to ranks that stay")
             case SignalRanks(signum) if signum != SIGKILL:
                 require(bool(after.live), f"{action} with no rank")
             case _ if isinstance(action, _NEEDS_RANKS):
                 require(bool(before.live or after.live), f"{action} with no rank")
     if after.phase in (Phase.JOINING, Phase.DONE):
-        require(not after.live, f"ranks live while {after.phase}")
+        require(after.live == after.parked, f"ranks run while {after.phase}")
+    require(after.phase is not Phase.DONE or not after.live, "ranks live at the end")

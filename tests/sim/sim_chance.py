@@ -9,10 +9,20 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from rendezvous.values.types import FailureClass, JobSpec, PolicyAction, PolicyRule, RestartBudget, ScaleUp
+from rendezvous.values.types import (
+    UNLIMITED,
+    FailureClass,
+    JobSpec,
+    PolicyAction,
+    PolicyRule,
+    Recover,
+    RestartBudget,
+    ScaleUp,
+)
 
 _CLASSES = (FailureClass.USER_EXCEPTION, FailureClass.SIGNAL, FailureClass.HARDWARE, FailureClass.CONSEQUENCE)
 _IGNORED = PolicyRule(FailureClass.NETWORK, PolicyAction.IGNORE)
+_HEALED = PolicyRule(FailureClass.USER_EXCEPTION, PolicyAction.HEAL)
 _SIGKILL = 9
 
 
@@ -38,6 +48,8 @@ class Chance:
         self.rng = random.Random(seed)
         self.is_healed = False
         self._finish_at: dict[int, float] = {}
+        self.uses_run = self.rng.random() < 0.7  # the script trains inside State.run
+        self._can_join = self.rng.random() < 0.9
 
     def heal(self) -> None:
         """From here on the network delivers, stores answer, and ranks succeed."""
@@ -61,7 +73,9 @@ class Chance:
             spares=rng.choice((0, 0, 1)),
             scale_up=rng.choice(list(ScaleUp)),
             shrink_after_s=rng.choice((0.0, 0.0, 5.0)),
-            rules=rng.choice(((), (), (_IGNORED,))),
+            rules=rng.choice(((), (), (_IGNORED,), (_HEALED,))),
+            recover=rng.choice((Recover.AUTO, Recover.AUTO, Recover.IN_PLACE, Recover.RESTART)),
+            heal_budget=rng.choice((RestartBudget(UNLIMITED), RestartBudget(1), RestartBudget(3))),
         )
 
     # --- the network
@@ -159,6 +173,29 @@ class Chance:
         stuck_s = rng.uniform(0.0, 3.0) if rng.random() < 0.15 else None
         return RankPlan(finish_s, fails, stuck_s, rng.uniform(0.0, 3.0) if rng.random() < 0.05 else None)
 
+    def enters_run_s(self) -> float | None:
+        """None: the script does not train inside State.run."""
+        return self.rng.choice((0.01, 0.01, 0.3, 1.5)) if self.uses_run else None
+
+    def cannot_join(self) -> bool:
+        """The script communicates before State.run, which only a new rank beside others finds out."""
+        return not self._can_join
+
+    def parks_s(self) -> float | None:
+        """How long a rank takes to leave its collectives. None: it is stuck in native code."""
+        if self.is_healed:
+            return 0.01
+        return None if self.rng.random() < 0.1 else self.rng.choice((0.001, 0.01, 0.01, 0.3, 1.5, 3.0))
+
+    def notices_lost_peers(self) -> bool:
+        return self.rng.random() < 0.3
+
+    def parked_rank_ends_s(self) -> float | None:
+        """When the process of a paused rank dies, if it does."""
+        if self.is_healed or self.rng.random() > 0.05:
+            return None
+        return self.rng.choice((0.0, 0.01, 0.05, 0.5, 2.0))
+
     def exit_code(self) -> int:
         return self.rng.choice((0, 1, 7))
 
@@ -176,6 +213,7 @@ class Calm(Chance):
     def __init__(self) -> None:
         super().__init__(0)
         self.is_healed = True
+        self.uses_run = False
 
     def plan(self, generation: int, nproc: int, now: float) -> RankPlan:
         return RankPlan()
@@ -203,6 +241,15 @@ class Calm(Chance):
 
     def checkpoint_s(self) -> float:
         return 0.5
+
+    def enters_run_s(self) -> float | None:
+        return 0.01 if self.uses_run else None
+
+    def cannot_join(self) -> bool:
+        return False
+
+    def notices_lost_peers(self) -> bool:
+        return False
 
     def checkpoint_is_taken(self) -> bool:
         return True

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sim_heal_invariants import check_paused_ranks, check_stop_in_place
+from sim_violation import require
+
 from rendezvous.values.events import (
     AgentHeard,
     AgentStopped,
     CheckpointTaken,
+    HealReady,
     JobResized,
     Persist,
     RankFailed,
@@ -22,16 +26,7 @@ from rendezvous.values.types import DecisionKind, ScaleUp, World
 if TYPE_CHECKING:
     from rendezvous.values.events import Effect, Event
 
-_REPORTS = (StoreOpened, RankFailed, RanksFinished, AgentStopped, CheckpointTaken)
-
-
-class Violation(AssertionError):
-    pass
-
-
-def require(holds: bool, otherwise: str) -> None:
-    if not holds:
-        raise Violation(otherwise)
+_REPORTS = (StoreOpened, RankFailed, RanksFinished, AgentStopped, CheckpointTaken, HealReady)
 
 
 def check_step(before: JobState, event: Event, after: JobState, effects: tuple[Effect, ...]) -> None:
@@ -57,6 +52,8 @@ def check_step(before: JobState, event: Event, after: JobState, effects: tuple[E
     if after.phase is Phase.STOPPING and before.phase is not Phase.STOPPING:
         _all_told_to_stop(after, effects)
         _grown_at_a_checkpoint(before, event, after)
+        check_stop_in_place(before, event, after)
+    check_paused_ranks(before, event, after, effects)
     if after.phase is not before.phase and after.phase is not Phase.FORMING:
         require(bool(persists), f"{after.phase} is not written")
 

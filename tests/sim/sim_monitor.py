@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sim_agent_invariants import check_agent_step
-from sim_invariants import Violation, check_step, require
+from sim_invariants import check_step
+from sim_violation import Violation, require
 
 from launcher.exchange import Send
 from launcher.supervised import Phase as AgentPhase
@@ -107,9 +108,11 @@ class Monitor:
         require(not same or state.world == before.world, "two worlds were written for one generation")
         require(before.phase is not Phase.ENDED, "written after the end")
         require(state.restarts_used <= self._world.spec.budget.limit, "more restarts than the budget has")
-        failed = [d for d in state.decisions if d.cause is not None and d.kind not in _NO_RESTART]
-        generations = {d.generation for d in failed}
-        require(len(generations) <= max(state.restarts_used, 0), "a restart after a failure was not charged")
+        final = {d.generation: d for d in state.decisions if d.cause is not None}
+        generations = [d.generation for d in final.values() if d.kind not in _NO_RESTART]
+        charged = state.restarts_used + state.heals_used
+        require(len(generations) <= charged, "a restart after a failure was not charged")
+        require(state.heals_used <= self._world.spec.heal_budget.limit, "more heals than the budget has")
 
     def about_to_tell(self, message: object) -> None:
         """Nobody is told what is not written: a crash right now must not unsay it."""
@@ -186,15 +189,25 @@ class Monitor:
         innocent = agent.ranks.stuck != agent.ranks.generation
         require(cause.uncertain or not innocent, f"{cause} is blamed with certainty, and innocent")
 
-    def ranks_start(self, agent: SimAgent, generation: int) -> None:
-        left = agent.ranks.unreaped
+    def ranks_start(self, agent: SimAgent, assignment: Assignment, kept: tuple[int, ...]) -> None:
+        generation, left = assignment.generation, agent.ranks.unreaped
         require(left is None, f"{agent.id} starts {generation} before {left} is reaped")
+        require(
+            set(kept) == agent.ranks.live,
+            f"{agent.id} continues {kept} in {generation}, not {agent.ranks.live}",
+        )
+        require(agent.ranks.live <= agent.ranks.parked, f"{agent.id} continues ranks that are not paused")
+        require(
+            assignment.in_place or not kept,
+            f"{agent.id} continues {kept} in {generation}, where others restart",
+        )
         starters = self._started.setdefault(generation, set())
         require(agent.id not in starters, f"{agent.id} starts {generation} twice")
         starters.add(agent.id)
 
-    def sweeps(self, agent: SimAgent) -> None:
-        require(not agent.ranks.live, f"{agent.id} sweeps while its ranks live")
+    def sweeps(self, agent: SimAgent, kept: tuple[int, ...]) -> None:
+        require(agent.ranks.live <= agent.ranks.parked, f"{agent.id} sweeps while its ranks run")
+        require(set(kept) >= agent.ranks.live, f"{agent.id} sweeps what belongs to paused ranks")
 
     def agent_stepped(
         self, agent: SimAgent, before: Supervision, fact: AgentEvent, actions: tuple[Action, ...]
@@ -213,9 +226,14 @@ class Monitor:
         """What an agent says of its ranks is so."""
         ranks = agent.ranks
         match message:
-            case AgentStopped(_, generation):
+            case AgentStopped(_, generation, parked=parked):
                 told = ranks.unreaped is None or ranks.generation > generation
                 require(told, f"{agent.id} answers for {generation} before it is reaped")
+                require(
+                    set(parked) == ranks.live == ranks.parked, f"{agent.id} says that {parked} are paused"
+                )
+            case RankFailed(_, generation) if agent.state.phase is AgentPhase.JOINING:
+                self._world.training.broken.add(generation)
             case RanksFinished(_, generation):
                 require(
                     ranks.running != generation, f"{agent.id} says that {generation} finished; its ranks run"

@@ -11,7 +11,7 @@ import heapq
 import itertools
 from typing import TYPE_CHECKING
 
-from sim_invariants import require
+from sim_violation import require
 
 from rendezvous.client.session_rules import StreamEnded, StreamFailed
 from rendezvous.session_replay import Redirect

@@ -5,12 +5,18 @@ The agent's machine never reads this. It is the truth that the invariants compar
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from sim_training import Process
+
 from launcher.exchange import (
+    CannotHeal,
     CommunicationFailed,
     RankEnded,
+    RankHeals,
+    RankParked,
     StallDetected,
     StartFailed,
     StoreFailed,
@@ -30,13 +36,18 @@ if TYPE_CHECKING:
 
 _SAYS_STILL_EVERY_S = 2.0
 _ZYGOTES = 3
+_CONNECTS_S = 0.05
 
 
 class Ranks:
     def __init__(self, agent: SimAgent) -> None:
         self._agent, self._chance = agent, agent.world.chance
         self.assignment: Assignment | None = None
+        self.processes: dict[int, Process] = {}
         self.live: set[int] = set()
+        self.heals: set[int] = set()  # those of the live ones that are inside State.run
+        self.parked: set[int] = set()  # those that are paused
+        self._pausing: set[int] = set()  # those that leave their collectives, or never get that far
         self._ending: set[int] = set()  # those of the live ones that a signal will end
         self.unreaped: int | None = None  # the generation of which something may be left
         self.stuck: int | None = None  # the generation in which they got stuck
@@ -52,19 +63,33 @@ class Ranks:
 
     @property
     def running(self) -> int | None:
-        """The generation whose ranks live here."""
-        return self.generation if self.live else None
+        """The generation whose ranks run here."""
+        return self.generation if self.live - self.parked else None
+
+    def training(self) -> list[Process]:
+        return [self.processes[i] for i in sorted(self.live - self.parked - self._pausing)]
 
     def vanish(self) -> None:
         """With their agent: the kernel ends them (parent-death signal, cgroup)."""
-        self.live, self.unreaped = set(), None
+        if self.live:
+            self._agent.world.peers_lost(self.generation)
+        self.live, self.parked, self.unreaped = set(), set(), None
 
     # --- what the agent asks for
 
-    def start(self, assignment: Assignment) -> None:
-        self._agent.world.monitor.ranks_start(self._agent, assignment.generation)
+    def start(self, assignment: Assignment, kept: tuple[int, ...] = ()) -> None:
+        self._agent.world.monitor.ranks_start(self._agent, assignment, kept)
         generation, chance = assignment.generation, self._chance
         self.assignment, self.live, self._ending = assignment, set(range(assignment.nproc)), set()
+        before, self.processes = self.processes, {}
+        for local_rank in range(assignment.nproc):
+            self.processes[local_rank] = Process(joins=assignment.in_place)
+            if local_rank in kept:
+                self.processes[local_rank] = replace(before[local_rank], kept=True)
+            else:
+                self._begin_run(generation, local_rank, joins=assignment.in_place)
+        self.heals, self.parked, self._pausing = set(kept), set(), set()
+        self._agent.world.training.kept += len(kept)
         self.unreaped, self.gets_on, self._zygotes_lost = generation, chance.gets_on(), 0
         self.idle_since = self._agent.world.clock.now
         plan = chance.plan(generation, assignment.nproc, self._agent.world.clock.now)
@@ -78,6 +103,61 @@ class Ranks:
             self._in(plan.stuck_s, partial(self.get_stuck, generation))
         if plan.loses_peer_s is not None:
             self._in(plan.loses_peer_s, partial(self.lose_peer, generation))
+
+    def _begin_run(self, generation: int, local_rank: int, *, joins: bool) -> None:
+        """A script enters State.run, or turns out to be one whose new ranks cannot join others."""
+        after_s = self._chance.enters_run_s()
+        if after_s is None:
+            return
+        if joins and self._chance.cannot_join():
+            self._in(after_s, partial(self._cannot_join, generation, local_rank))
+        else:
+            self._in(after_s, partial(self.enter_run, generation, local_rank))
+
+    def enter_run(self, generation: int, local_rank: int) -> None:
+        if generation != self.generation or local_rank not in self.live - self._ending:
+            return
+        if not self._agent.world.training.is_complete(generation):  # it waits until all ranks have connected
+            self._in(_CONNECTS_S, partial(self.enter_run, generation, local_rank))
+        else:
+            self.heals.add(local_rank)
+            self._agent.take(RankHeals(generation, local_rank, True))
+
+    def _cannot_join(self, generation: int, local_rank: int) -> None:
+        if generation == self.generation and local_rank in self.live:
+            self._agent.take(CannotHeal(generation, local_rank, "it communicates before State.run"))
+            self._fail(generation, local_rank, FailureClass.USER_EXCEPTION)
+
+    def pause(self, generation: int, local_ranks: tuple[int, ...]) -> None:
+        for local_rank in local_ranks:
+            if generation == self.generation and local_rank in self.live & self.heals:
+                self._pausing.add(local_rank)
+                after_s = self._chance.parks_s()
+                if after_s is not None:
+                    self._in(after_s, partial(self._park, generation, local_rank))
+
+    def peers_lost(self, generation: int) -> None:
+        """Some ranks that can be paused notice it at once: their collective fails."""
+        if self.running != generation:
+            return
+        for local_rank in sorted(self.live & self.heals - self.parked):
+            if self._chance.notices_lost_peers():
+                self._pausing.add(local_rank)
+                self._in(self._chance.parks_s() or 0.1, partial(self._park, generation, local_rank))
+
+    def _park(self, generation: int, local_rank: int) -> None:
+        if generation != self.generation or local_rank not in self.live - self._ending - self.parked:
+            return
+        self.parked.add(local_rank)
+        self._agent.take(RankParked(generation, local_rank))
+        ends_s = self._chance.parked_rank_ends_s()
+        if ends_s is not None:
+            self._in(ends_s, partial(self._end_parked, generation, local_rank))
+
+    def _end_parked(self, generation: int, local_rank: int) -> None:
+        """Its process dies while it is paused, whatever has been decided meanwhile."""
+        if generation == self.generation and local_rank in self.parked:
+            self._fail(generation, local_rank, FailureClass.SIGNAL)
 
     def signal(self, signum: int, only: tuple[int, ...] | None) -> None:
         """A rank that is about to end is not hurried by another signal: it may be stuck in the kernel."""
@@ -94,13 +174,13 @@ class Ranks:
             fact = StoreListens(generation, StoreAddress(address, self._agent.world.next_port()))
         self._in(self._chance.store_opens_s(), partial(self._zygote_says, self._zygote, fact))
 
-    def sweep(self, generation: int) -> None:
-        self._agent.world.monitor.sweeps(self._agent)
+    def sweep(self, generation: int, kept: tuple[int, ...] = ()) -> None:
+        self._agent.world.monitor.sweeps(self._agent, kept)
         self._in(self._chance.sweep_s(), partial(self._swept, self._zygote, generation))
 
     def _swept(self, zygote: int, generation: int) -> None:
         if zygote == self._zygote:
-            if self.unreaped == generation and not self.live:
+            if self.unreaped == generation and self.live <= self.parked:
                 self.unreaped = None
             self._agent.take(Swept(generation))
 
@@ -123,6 +203,9 @@ class Ranks:
     def end(self, generation: int, local_rank: int, cause: Cause | None) -> None:
         if generation == self.generation and local_rank in self.live:
             self.live.discard(local_rank)
+            self.parked.discard(local_rank)
+            if cause is not None:
+                self._agent.world.peers_lost(generation)
             self._agent.take(RankEnded(generation, local_rank, cause))
 
     def _fail(self, generation: int, local_rank: int, failure: FailureClass) -> None:
@@ -137,21 +220,23 @@ class Ranks:
 
     def finish(self, generation: int) -> None:
         if self.running == generation and self.stuck != generation:
-            for local_rank in sorted(self.live):
+            for local_rank in sorted(self.live - self.parked - self._pausing):
                 self.end(generation, local_rank, None)
 
-    def release(self, generation: int) -> None:
+    def release(self, generation: int, only: tuple[int, ...] | None = None) -> None:
         """Peers are lost: some of those that wait for them in a collective end with an error."""
         if self.running != generation or self._chance.is_healed:
             return
-        for local_rank in sorted(self.live):
+        for local_rank in sorted((self.live if only is None else self.live & set(only)) - self.heals):
             if self._chance.ends_badly():
                 after_s = self._chance.checkpoint_s()
                 self._in(after_s, partial(self._fail, generation, local_rank, FailureClass.CONSEQUENCE))
 
     def lose_peer(self, generation: int) -> None:
         if self.running == generation:
-            cause = self.cause(min(self.live), FailureClass.CONSEQUENCE, "its process group reports an error")
+            cause = self.cause(
+                min(self.live - self.parked), FailureClass.CONSEQUENCE, "its process group reports an error"
+            )
             self._agent.take(CommunicationFailed(generation, cause))
 
     def get_stuck(self, generation: int) -> None:

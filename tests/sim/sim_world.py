@@ -14,6 +14,7 @@ from sim_chance import Chance
 from sim_monitor import Monitor, Violation
 from sim_network import Clock, Network
 from sim_service import FakeStore, Service
+from sim_training import Training
 
 from launcher.exchange import CheckpointSignal, StopRequested
 from rendezvous.session_replay import Redirect
@@ -39,6 +40,7 @@ class SimWorld:
         self.clock = Clock()
         self.network = Network(self)
         self.store = FakeStore()
+        self.training = Training(self)
         self.monitor = Monitor(self)
         self.agents: list[SimAgent] = []
         self.services: list[Service] = []
@@ -59,6 +61,12 @@ class SimWorld:
         return Redirect(
             self.service.address if known else "", 0.0 if known else 0.5, "another replica has the job"
         )
+
+    def peers_lost(self, generation: int) -> None:
+        """A rank of this generation is gone, and others may notice before anybody tells them."""
+        for agent in self.agents:
+            if agent.is_up:
+                agent.ranks.peers_lost(generation)
 
     @property
     def replicas(self) -> tuple[str, ...]:

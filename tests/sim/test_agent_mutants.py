@@ -84,8 +84,8 @@ MUTANTS = (
     Mutant(
         "ranks start at a store that was lost",
         "launcher.start_failure",
-        "return replace(state, over=True), (report, stopped)",
-        "return state, (report, stopped)",
+        "return replace(state, over=True), (report, *stopped)",
+        "return state, (report, *stopped)",
     ),
     Mutant(
         "ranks that get on are stopped because the service is out of reach",

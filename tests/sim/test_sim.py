@@ -35,3 +35,11 @@ def test_one_seed() -> None:
         job.run()
     finally:
         sys.stderr.write("\n".join(job.monitor.transcript.take()) + "\n")
+
+
+@pytest.mark.skipif(_ONE is not None, reason="one seed was asked for")
+def test_some_jobs_heal() -> None:
+    """Otherwise the invariants about ranks that keep their processes would hold for nothing."""
+    jobs = [simulate(seed) for seed in range(40)]
+    assert sum(job.training.kept for job in jobs) > 1
+    assert sum(job.service.job.state.heals_used for job in jobs) > 1
