@@ -185,6 +185,14 @@ class Page:
             self._account, self._since = self._account_of(self._phase), now
             self._show_progress()
 
+    def awaits(self) -> None:
+        """The rest of this backward pass waits for collectives. Only what the time counts as changes."""
+        if self._phase == BACKWARD == self._account:
+            now = monotonic_ns()
+            self._phase_ns[BACKWARD] += now - self._since
+            self._account, self._since = COMMUNICATE, now
+            self._show_progress()
+
     def mark(self, number: int) -> int:
         """Enter a phase, but do not replace a phase that the script has named.
 

@@ -88,6 +88,9 @@ class Page(Protocol):
     def evaluates(self, yes: bool, /) -> None:
         """Begin or end an evaluation: gradients are off. The next backward pass ends it too."""
 
+    def awaits(self) -> None:
+        """The rest of the running backward pass waits for collectives."""
+
     def total(self, steps: int, /) -> None:
         """Note how many steps the script will take in all."""
 
@@ -143,7 +146,7 @@ class _DiscardingPage:
         return 0
 
     phase = mark = back = step = number = buckets = group_timeout = _discard
-    evaluates = total = epoch = batch = _discard
+    evaluates = awaits = total = epoch = batch = _discard
     group = enter = leave = section = message = error = _discard
 
 

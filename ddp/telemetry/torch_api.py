@@ -108,6 +108,13 @@ def rpc_context_id() -> int:
     return int(get(torch_names.RPC_CONTEXT)()._context_id())
 
 
+def is_autograd_compiled() -> bool:
+    """Whether torch compiles backward passes now, and their hooks along with them. True if this is unknown."""
+    name = torch_names.COMPILED_AUTOGRAD
+    module = sys.modules.get(name.owner)  # not imported for this: that takes seconds
+    return module is not None and bool(getattr(module, name.name, True))
+
+
 def storage_uses(storage: torch.UntypedStorage) -> int:
     """Return how many tensors use this memory."""
     return int(_storage_uses()(storage._cdata))

@@ -132,6 +132,7 @@ def _marking_begin(page: Page, pre: Callable[..., Any]) -> Callable[..., Any]:
     import torch
 
     is_compiling, is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
+    waits = status_page.keep("torchs_reducer", _TorchsReducer(page))
 
     # torch.compile cannot trace a frame that handles exceptions, so the handler has its own frame.
     def begin(self: Any, *inputs: Any, **kwargs: Any) -> Any:
@@ -145,11 +146,44 @@ def _marking_begin(page: Page, pre: Callable[..., Any]) -> Callable[..., Any]:
     def _pre_forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
         if is_compiling():
             return pre(self, *inputs, **kwargs)
-        page.evaluates(not is_grad_enabled())
+        has_gradients = is_grad_enabled()
+        page.evaluates(not has_gradients)
+        waits.forward(self, has_gradients)
         page.mark(FORWARD)
         return begin(self, *inputs, **kwargs)
 
     return _pre_forward
+
+
+class _TorchsReducer:
+    """Tells the page when a backward pass of torch's DDP only waits for its buckets.
+
+    torch's reducer waits in C++, in a callback at the end of the backward pass that it queues when the last bucket is
+    launched. A callback that is queued before it, when the backward pass begins, runs just before it: all gradients
+    are computed. On a GPU the reducer waits on the device, and the host sees nothing of it.
+    """
+
+    def __init__(self, page: Page) -> None:
+        from torch import distributed
+
+        self._awaits = page.awaits
+        self._class = getattr(distributed, "Reducer", ())  # its C++ reducer; ours tells the page itself
+        self.is_due = False
+
+    def forward(self, module: Any, has_gradients: bool) -> None:
+        self.is_due = has_gradients and isinstance(getattr(module, "reducer", None), self._class)
+
+    def backward(self, args: tuple[Any, ...]) -> Any:
+        """Return the handle of the hook, or None."""
+        self.is_due = False
+        roots = args[0] if args else ()
+        node = getattr(roots[0] if isinstance(roots, tuple) and roots else roots, "grad_fn", None)
+        if node is None or torch_api.is_autograd_compiled():
+            return None
+        return node.register_prehook(self._begun)
+
+    def _begun(self, _gradients: Any) -> None:
+        torch_api.get(torch_names.ENGINE).queue_callback(self._awaits)
 
 
 def _marking_errors(page: Page, inside: Callable[..., Any]) -> Callable[..., Any]:
@@ -190,11 +224,15 @@ def _mark_backward(page: Page) -> None:
     def wrap(run: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(run)
         def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
+            waits: _TorchsReducer | None = status_page.kept("torchs_reducer")
             before = page.mark(BACKWARD)
+            hook = waits.backward(args) if waits is not None and waits.is_due else None
             try:
                 return run(*args, **kwargs)
             finally:
                 page.back(before)
+                if hook is not None:
+                    hook.remove()
 
         return _engine_run_backward
 

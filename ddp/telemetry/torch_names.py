@@ -90,6 +90,12 @@ NEW_GROUP = Name(
     "the record of groups that are being created",
     ("group_size", "group_rank", "global_ranks_in_group", "backend", "store"),
 )
+COMPILED_AUTOGRAD = Name(
+    "torch._dynamo.compiled_autograd",
+    "compiled_autograd_enabled",
+    Use.READ,
+    "the time that torch's DDP waits for collectives",
+)
 SET_GROUP_NAME = Name(_GROUP, "_set_group_name", Use.PATCHED, f"{_GUARD} for groups that are created late")
 
 # --- what is called ----------------------------------------------------------------------------------

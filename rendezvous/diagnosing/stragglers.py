@@ -6,11 +6,11 @@ conditions: it takes longer than `factor` times the median of its peers, and the
 A rank that is slow for several windows in a row is reported. After several windows at normal speed it is no longer
 reported.
 
-Waiting for other ranks is not counted as slowness. But some waits are part of another phase: torch's own reducer waits
-within the backward pass, where every rank waits except the slow one. In the data loader ranks do not wait for peers, so
-a longer time there is enough to call a rank slow. In any other phase the rank must also be slower in the sum of its own
-phases. With an even number of peers, the higher of the two middle values is used. So with three ranks, a rank is not
-reported if another rank is as slow.
+Waiting for other ranks is not counted as slowness. But some waits may be part of another phase: torch's own reducer
+waits within the backward pass, where every rank waits except the slow one, and this is not seen if autograd is
+compiled. In the data loader ranks do not wait for peers, so a longer time there is enough to call a rank slow. In any
+other phase the rank must also be slower in the sum of its own phases. With an even number of peers, the higher of the
+two middle values is used. So with three ranks, a rank is not reported if another rank is as slow.
 """
 
 from __future__ import annotations

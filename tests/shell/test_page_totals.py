@@ -178,6 +178,78 @@ def test_lost_steps_that_are_repeated(pages: Pages, native: str) -> None:
     assert (over.repeats, over.numbers_steps) == (False, True)
 
 
+DDP = """
+import torch, torch.distributed as dist
+from ddp.telemetry import torch_marks
+torch_marks.install()
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+kind = os.environ["KIND"]
+from torch.nn.parallel import DistributedDataParallel
+model = DistributedDataParallel(torch.nn.Linear(8, 1))
+
+def slow(state, bucket):
+    future = torch.futures.Future()
+    def fulfil():
+        time.sleep(0.2)
+        future.set_result(bucket.buffer())
+    import threading
+    threading.Thread(target=fulfil).start()
+    return future
+
+if kind == "hidden":
+    class Slow(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+        @staticmethod
+        def backward(ctx, gradient):
+            time.sleep(0.2)
+            return gradient
+    model(Slow.apply(torch.ones(1, 8, requires_grad=True))).sum().backward()
+else:
+    model.register_comm_hook(None, slow)
+    model(torch.ones(1, 8)).sum().backward()
+    torch.ones(1, requires_grad=True).square().sum().backward()  # nothing waits here
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("kind", ["torchs", "hidden"])
+def test_the_waiting_of_torchs_reducer_is_no_backward_pass(
+    pages: Pages, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KIND", kind)
+    spent = dict(after(pages, DDP).phase_times)
+    waits, computes = spent.get(RankPhase.COMMUNICATE, 0.0), spent[RankPhase.BACKWARD]
+    if kind == "hidden":
+        assert computes >= 0.2
+        assert waits < computes
+    else:
+        assert waits >= 0.15
+        assert computes < waits
+
+
+@WRITERS
+def test_the_end_of_a_backward_pass_that_waits(pages: Pages, native: str) -> None:
+    program = """
+    page.phase(s.IDLE)
+    spend(s.BACKWARD, 0.02)
+    page.awaits()
+    page.awaits()
+    time.sleep(0.05)
+    page.mark(s.IDLE)
+    page.awaits()  # not in a backward pass
+    time.sleep(0.02)
+    os._exit(0)
+    """
+    view = after(pages, program, native)
+    spent = dict(view.phase_times)
+    assert view.phase is RankPhase.IDLE
+    assert spent[RankPhase.COMMUNICATE] >= 0.05
+    assert spent[RankPhase.IDLE] >= 0.02
+    assert sum(spent.values()) == pytest.approx(view.totals.open_s, abs=2e-9)
+
+
 def test_an_unchanged_script(pages: Pages) -> None:
     program = """
     import io, torch

@@ -62,10 +62,11 @@ dist.destroy_process_group()
     [
         pytest.param(REPOSITORY, "data", "data loader", marks=pytest.mark.nightly),
         (REPOSITORY, "forward", "forward"),
-        # torch's reducer hides its waiting in the backward.
+        # torch's reducer waits in C++, at the end of the backward.
         pytest.param("torch", "data", "data loader", marks=pytest.mark.nightly),
+        pytest.param("torch", "forward", "forward", marks=pytest.mark.nightly),
     ],
-    ids=["data-ours", "forward-ours", "data-torchs"],
+    ids=["data-ours", "forward-ours", "data-torchs", "forward-torchs"],
 )
 def test_the_slow_one_of_three_is_named_with_what_it_is_slow_in(
     launch: Launch, with_whose: str, slow: str, where: str

@@ -285,6 +285,22 @@ static void end_repeating(struct page *page, uint64_t now) {
     if (is_training(p->account)) t->repeated_ns[p->account] += now - p->phase_since;
 }
 
+/* The rest of this backward pass waits for collectives. The phase stays: what a rank does is not told by its waiting. */
+static PyObject *page_awaits(PyObject *self, PyObject *none) {
+    (void)none;
+    struct page *page = page_of(self);
+    if (page && page->progress.phase == BACKWARD && page->progress.account == BACKWARD) {
+        struct progress *p = &page->progress;
+        uint64_t now = now_ns();
+        begin(&p->sequence);
+        p->phase_ns[BACKWARD] += now - p->phase_since;
+        p->account = COMMUNICATE;
+        p->phase_since = now;
+        end(&p->sequence);
+    }
+    Py_RETURN_NONE;
+}
+
 static PyObject *page_step(PyObject *self, PyObject *none) {
     (void)none;
     struct page *page = page_of(self);
@@ -609,6 +625,7 @@ static PyMethodDef page_methods[] = {
     {"back", page_back, METH_O, "Return to the phase before mark()."},
     {"step", page_step, METH_NOARGS, "Count a completed step, if part of one has run."},
     {"evaluates", page_evaluates, METH_O, "Begin or end an evaluation."},
+    {"awaits", page_awaits, METH_NOARGS, "The rest of this backward pass waits for collectives."},
     {"total", page_total, METH_O, "Note how many steps the script will take."},
     {"epoch", page_epoch, METH_O, "Begin an epoch of so many batches; 0: unknown."},
     {"batch", page_batch, METH_NOARGS, "Count a batch of the epoch."},
