@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from ddp.elastic import commits, scratch
 
@@ -15,22 +16,29 @@ if TYPE_CHECKING:
 _TOGETHER = 1 << 20  # small buffers are written together
 
 
+Content = Callable[[], "Iterable[bytes | memoryview]"]  # called again if a write has to be repeated
+Range = tuple[str, int, int]  # of a file: begin and length
+
+
 class Folder(Protocol):
     """Files by their paths from the folder, which have at most one slash."""
 
+    is_remote: ClassVar[bool]
+
     @property
     def name(self) -> str: ...
-    def files(self) -> dict[str, str]: ...
-    def files_in(self, path: str) -> list[str]: ...
-    def size(self, file: str) -> int: ...
+    def files(self, patience_s: float | None = None) -> dict[str, str]: ...
+    def files_in(self, path: str) -> dict[str, int]: ...
     def read(self, file: str) -> memoryview: ...
-    def read_range(self, file: str, at: int, n_bytes: int) -> bytes: ...
-    def write(self, file: str, buffers: Iterable[bytes | memoryview], unfinished: str = ...) -> None: ...
+    def read_ranges(self, wanted: list[Range]) -> list[bytes]: ...
+    def write(self, file: str, content: Content, unfinished: str = ...) -> None: ...
     def remove(self, files: list[str]) -> None: ...
 
 
 class LocalFolder:
     """A folder in a file system."""
+
+    is_remote: ClassVar[bool] = False
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -39,7 +47,7 @@ class LocalFolder:
     def name(self) -> str:
         return str(self._path)
 
-    def files(self) -> dict[str, str]:
+    def files(self, patience_s: float | None = None) -> dict[str, str]:
         """All files of commits, each with a text that differs if another file has the same name on another node."""
         found = {}
         for entry in _entries(self._path):
@@ -55,30 +63,29 @@ class LocalFolder:
                 identities[file] = f"{stat.st_ino:x}-{stat.st_size}-{stat.st_mtime_ns}"
         return identities
 
-    def files_in(self, path: str) -> list[str]:
-        return [entry.name for entry in _entries(self._path / path)]
-
-    def size(self, file: str) -> int:
-        return (self._path / file).stat().st_size
+    def files_in(self, path: str) -> dict[str, int]:
+        """The files of a commit, with their sizes."""
+        return {entry.name: entry.stat().st_size for entry in _entries(self._path / path)}
 
     def read(self, file: str) -> memoryview:
         return memoryview(scratch.map_for_reading(self._path / file))
 
-    def read_range(self, file: str, at: int, n_bytes: int) -> bytes:
-        with (self._path / file).open("rb") as opened:
-            opened.seek(at)
-            return opened.read(n_bytes)
+    def read_ranges(self, wanted: list[Range]) -> list[bytes]:
+        found = []
+        for file, at, n_bytes in wanted:
+            with (self._path / file).open("rb") as opened:
+                opened.seek(at)
+                found.append(opened.read(n_bytes))
+        return found
 
-    def write(
-        self, file: str, buffers: Iterable[bytes | memoryview], unfinished: str = commits.UNFINISHED
-    ) -> None:
+    def write(self, file: str, content: Content, unfinished: str = commits.UNFINISHED) -> None:
         """Write a file atomically."""
         path = self._path / file
         self._make(path.parent)
         temporary = path.with_name(path.name + unfinished)
         try:
             with open(temporary, "wb", buffering=0) as opened:
-                for piece in together(buffers):
+                for piece in together(content()):
                     rest = memoryview(piece)
                     while rest:
                         rest = rest[os.write(opened.fileno(), rest) :]

@@ -126,6 +126,14 @@ class Keeper:
         views: list[torch.Tensor] = slot.views[2]
         return views
 
+    def takes(self, number: int, every: int) -> bool:
+        """Whether to write a commit to disk that is due at every so many."""
+        return self._writer is None or self._writer.takes(number, every)
+
+    def leave(self) -> None:
+        if self._writer is not None:
+            self._writer.leave()
+
     def flush(self, first: int = 0) -> None:
         if self._writer is not None:
             self._writer.flush(first)

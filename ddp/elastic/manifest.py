@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ddp.elastic.folder import Folder
 
 _MAGIC = b"ddpmani1"
+_END = 256 << 10  # of a part, read in the hope that it holds the index
 _FOOTER = struct.Struct("<8sIIQ")  # magic, checksum, length of the facts, length of the pickle
 
 
@@ -78,26 +79,28 @@ def read(data: bytes) -> Manifest:
     return Manifest(facts, memoryview(data)[:n_pickle])
 
 
-def read_index(folder: Folder, file: str) -> Index:
-    """Read the index of a part without the rest of the file."""
-    n_bytes = folder.size(file)
-    footer = part_file.footer_of(folder.read_range(file, max(0, n_bytes - FOOTER_BYTES), FOOTER_BYTES))
-    if footer.file_bytes != n_bytes:
-        raise DamagedImage(f"truncated: {n_bytes} of {footer.file_bytes} bytes")
-    return Index(footer, folder.read_range(file, footer.begin, footer.index_bytes))
+def read_indexes(folder: Folder, sizes: dict[str, int]) -> dict[str, Index]:
+    """Read the indexes of files of these sizes. Most come with one request per file, for its end."""
+    ends = folder.read_ranges([(file, max(0, size - _END), min(size, _END)) for file, size in sizes.items()])
+    found = {}
+    for (file, size), end in zip(sizes.items(), ends, strict=True):
+        footer = part_file.footer_of(end)
+        if footer.file_bytes != size:
+            raise DamagedImage(f"truncated: {file} has {size} of {footer.file_bytes} bytes")
+        index = end[-FOOTER_BYTES - footer.index_bytes : -FOOTER_BYTES]
+        if len(index) < footer.index_bytes:
+            (index,) = folder.read_ranges([(file, footer.begin, footer.index_bytes)])
+        found[file] = Index(footer, index)
+    return found
 
 
 def complete(folder: Folder, maker: Maker, name: commits.DiskName) -> None:
     """Write the manifest of a commit if all of its parts are there."""
     path = commits.folder_name(name.commit)
-    files = [f"{path}/{file}" for file in folder.files_in(path) if commits.parse_file_name(f"{path}/{file}")]
-    if len(files) == name.parts:
-        order = [
-            commits.file_name(commits.DiskName(name.commit, part, name.parts)) for part in range(name.parts)
-        ]
-        indexes = {file.partition("/")[2]: read_index(folder, file) for file in order}
-        folder.write(
-            f"{path}/{commits.MANIFEST}",
-            [maker.make(indexes)],
-            unfinished=f".{name.part}{commits.UNFINISHED}",
-        )
+    there = {f"{path}/{file}": size for file, size in folder.files_in(path).items()}
+    order = [commits.file_name(commits.DiskName(name.commit, part, name.parts)) for part in range(name.parts)]
+    if all(file in there for file in order):
+        found = read_indexes(folder, {file: there[file] for file in order})
+        content = maker.make({file.partition("/")[2]: index for file, index in found.items()})
+        unfinished = f".{name.part}{commits.UNFINISHED}"
+        folder.write(f"{path}/{commits.MANIFEST}", lambda: [content], unfinished)

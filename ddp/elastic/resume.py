@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddp.elastic import commits, image, part_file, scratch
+from ddp.elastic.writer import CommitError
 from ddp.groups.reform import CannotReform
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from ddp.elastic.team import Team
 
 log = logging.getLogger("ddp.elastic")
+_PATIENCE_WITH_MEMORY_S = 10.0
 _IGNORED = "ddp.elastic: ignored the damaged commit file %s: %s. The job resumes from another copy or an older commit"
 _REPEATED = (
     "ddp.elastic: repeating %d steps, from commit %d: the failure came after an optimizer step on all survivors. "
@@ -66,22 +68,55 @@ def node_name(places: list[Path]) -> str:
     return f"{socket.gethostname()}:{places[0]}"
 
 
-def find_images(places: list[Path], folder: Folder | None) -> LocalImages:
+def find_images(team: Team, places: list[Path], folder: Folder | None) -> LocalImages:
     local = LocalImages({}, {}, [], folder)
     node = node_name(places)
     for path in scratch.slots_in(places):
         _add_slot(local, path, f"{node}/{path.name}")
-    for file, identity in folder.files().items() if folder is not None else ():
-        if (named := commits.parse_file_name(file)) is not None:
-            # Folders that are not shared may have different files of the same name.
-            key = f"disk/{file}#{identity}"
-            local.paths[key] = f"{folder.name}/{file}" if folder is not None else ""
-            local.held.append(
-                commits.ReadableImage(
-                    named.commit, named.part, named.parts, rank=-1, world_size=0, image=key, in_memory=False
-                )
-            )
+    if folder is not None:
+        _add_files(local, _files(team, local, folder), team, folder)
     return local
+
+
+def _files(team: Team, local: LocalImages, folder: Folder) -> dict[str, str]:
+    """What is in the folder. One rank asks an object store for all; without an answer, memory has to do."""
+    if not folder.is_remote:
+        return folder.files()
+    has_memory = team.any(bool(local.held))
+    files: dict[str, str] = {}
+    error = None
+    if team.rank == 0:
+        try:
+            files = folder.files(_PATIENCE_WITH_MEMORY_S if has_memory else None)
+        except Exception as problem:
+            error = str(problem) or repr(problem)
+    files, error = team.gather((files, error))[0]
+    if error is None:
+        return files
+    if not has_memory:
+        raise CommitError(
+            f"cannot list the commits in {folder.name}: {error}. The job may have to resume from there, so it does not "
+            "start without them. Check the address, the permissions and the network"
+        )
+    log.warning(
+        "ddp.elastic: cannot list %s, so only commits in memory are considered: %s", folder.name, error
+    )
+    return {}
+
+
+def _add_files(local: LocalImages, files: dict[str, str], team: Team, folder: Folder) -> None:
+    for file, identity in files.items():
+        named = commits.parse_file_name(file)
+        if named is None or (folder.is_remote and named.part % team.size != team.rank):
+            continue  # one rank reads each object of a store
+        # Folders that are not shared may have different files of the same name.
+        key = f"disk/{file}#{identity}"
+        local.paths[key] = f"{folder.name}/{file}"
+        local.held.append(
+            commits.ReadableImage(
+                named.commit, named.part, named.parts, rank=-1, world_size=0, image=key, in_memory=False
+            )
+        )
 
 
 def _add_slot(local: LocalImages, path: Path, name: str) -> None:
@@ -147,12 +182,20 @@ def _verify(rank: int, local: LocalImages, choice: commits.Choice) -> tuple[dict
                 found = local.open(source.image)
                 found.check_data()
             except (image.DamagedImage, OSError, ValueError) as error:
+                if _is_unavailable(local, error):
+                    raise CommitError(f"cannot read {local.paths[source.image]}: {error}") from error
                 log.warning(_IGNORED, local.paths[source.image], error)
                 damaged.add(source.image)
             else:
                 # A single image of a part is not compared.
                 checksums[source.image] = found.content_sum() if len(part) > 1 else 0
     return checksums, damaged
+
+
+def _is_unavailable(local: LocalImages, error: Exception) -> bool:
+    """Whether a store does not answer. Then an older commit is not the way out."""
+    is_remote = local.folder is not None and local.folder.is_remote
+    return is_remote and isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
 
 
 def parts(

@@ -10,15 +10,14 @@ from __future__ import annotations
 import contextlib
 import os
 import weakref
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from ddp.elastic import commits, generators, healing, request, resume, scratch
 from ddp.elastic.contents import Contents
-from ddp.elastic.folder import LocalFolder
 from ddp.elastic.keeper import Keeper, Signature
 from ddp.elastic.live import Live, drop_gradients
 from ddp.elastic.logical_world import LogicalWorld
+from ddp.elastic.remote_folder import open_folder
 from ddp.elastic.resume import Resumed
 from ddp.elastic.sampler import ElasticSampler
 from ddp.elastic.team import Team
@@ -63,7 +62,7 @@ class State:
         self._samplers = [value for value in named.values() if isinstance(value, ElasticSampler)]
         self._logical_worlds = [value for value in named.values() if isinstance(value, LogicalWorld)]
         self._every, self._disk_every, self._keep = every, disk_every, keep
-        self._folder = None if folder is None else LocalFolder(Path(folder).absolute())
+        self._folder = None if folder is None else open_folder(folder)
         self._group = group
         self._number = 0
         self._team: Team | None = None
@@ -146,7 +145,7 @@ class State:
         (part, parts), regions = self._contents.partition()
         members = team.gather(commits.Member(resume.node_name(places), part, parts))
         role = commits.roles(tuple(members))[team.rank]
-        local = resume.find_images(places, self._folder)
+        local = resume.find_images(team, places, self._folder)
         choice = resume.choose(team, local)
         resume.check_survivors(positions, choice, team.rank)
         found = None
@@ -202,7 +201,8 @@ class State:
         for sampler in self._samplers:
             sampler.advance(samples or 0)
         self._number += 1
-        to_disk = commits.is_due(self._number, self._disk_every)
+        due = commits.is_due(self._number, self._disk_every)
+        to_disk = due and keeper.takes(self._number, self._disk_every)
         if to_disk or commits.is_due(self._number, self._every):
             with checkpointing():
                 keeper.keep(self._contents.capture(), self._number, to_disk)
@@ -314,7 +314,7 @@ def _leave(keeper: Keeper, pid: int) -> None:
     if os.getpid() != pid:
         return
     try:
-        keeper.flush()
+        keeper.leave()
     finally:
         if not scratch.is_launched(os.environ):
             keeper.remove()

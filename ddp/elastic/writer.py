@@ -4,21 +4,30 @@ One thread writes one commit at a time. The caller continues at once. It waits o
 being written, so that a slow disk slows the training down instead of filling the memory. Errors are stored under the
 number of their commit until the caller asks for them.
 
+An object store can be slow or away for longer, and that never stops the training. A commit that is due while another
+one is still being written is left out (`Thinning`), and a commit that fails is reported in the log.
+
 Each rank writes the file of its part. The rank that finishes last adds the manifest (`manifest`).
 """
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from typing import TYPE_CHECKING
 
 from ddp.elastic import commits, image, manifest
 from ddp.elastic.part_file import Encoder
+from ddp.elastic.thinning import Thinning
 
 if TYPE_CHECKING:
     from ddp.elastic.dcp_keys import Names
     from ddp.elastic.folder import Folder
     from ddp.elastic.scratch import Slot
+
+log = logging.getLogger("ddp.elastic")
+_AT_EXIT_S = 60.0  # the time that an object store has to take the last commit before the process ends
 
 
 class CommitError(OSError):
@@ -36,12 +45,31 @@ class Writer:
         self._lineage, self._since = lineage, since
         self._encoder, self._maker = Encoder(), manifest.Maker()
         self._thread: threading.Thread | None = None
+        self._began, self._writing = 0.0, 0
+        self._thinning = Thinning()
         self._failed: dict[int, Exception] = {}  # by the number of the commit
+
+    def takes(self, number: int, every: int) -> bool:
+        """Whether to write a commit that is due at every so many; a local disk takes all."""
+        if not self._folder.is_remote:
+            return True
+        is_busy = self._thread is not None and self._thread.is_alive()
+        before = self._thinning
+        takes, self._thinning = before.ask(number // every, is_busy)
+        if self._thinning.stride > before.stride:
+            log.warning(
+                "ddp.elastic: commit %d is not written to %s: commit %d is still being written after %.0f s. Training "
+                "continues; from now on, one of %d commits to this folder is written",
+                *(number, self._folder.name, self._writing, time.monotonic() - self._began),
+                self._thinning.stride,
+            )
+        return takes
 
     def write(self, slot: Slot, name: commits.DiskName, names: Names) -> None:
         """Write a slot to disk. The slot is not overwritten until the write has finished."""
         self._wait()
         slot.pinned = True
+        self._began, self._writing = time.monotonic(), name.commit.number
         thread = threading.Thread(target=self._run, args=(slot, name, names), name="ddp-commit", daemon=True)
         try:
             thread.start()
@@ -60,27 +88,51 @@ class Writer:
         self._wait()
         self.raise_error(first)
 
+    def leave(self) -> None:
+        """Wait before the process ends, but not long for a store that does not answer."""
+        if self._folder.is_remote and self._thread is not None:
+            self._thread.join(_AT_EXIT_S)
+            if self._thread.is_alive():
+                log.error("ddp.elastic: commit %d did not reach %s", self._writing, self._folder.name)
+        else:
+            self.flush()
+
     def raise_error(self, first: int = 0, before: int | None = None) -> None:
         """Raise an error if commits from `first` on have failed and were not reported yet."""
+        if before is not None and self._folder.is_remote:
+            return
         numbers = [n for n in list(self._failed) if first <= n and (before is None or n < before)]
         if numbers:
             error = [self._failed.pop(number) for number in numbers][-1]
             reason = getattr(error, "strerror", None) or str(error) or repr(error)
             which = ", ".join(map(str, numbers))
+            what_next = (
+                "Check the address, the permissions and the network"
+                if self._folder.is_remote
+                else "Free disk space, or use State(folder=...) on another disk"
+            )
             raise CommitError(
                 f"commit {which} could not be written to {self._folder.name}: {reason}. Training can continue. "
-                "Free disk space, or use State(folder=...) on another disk"
+                f"{what_next}"
             ) from error
 
     def _run(self, slot: Slot, name: commits.DiskName, names: Names) -> None:
+        number = name.commit.number
         try:
             source = image.Image(slot.buffer)
-            self._folder.write(commits.file_name(name), self._encoder.encode(source, names))
+            self._folder.write(commits.file_name(name), lambda: self._encoder.encode(source, names))
             manifest.complete(self._folder, self._maker, name)
             if self._prunes:
                 self._prune()
+            if self._folder.is_remote:
+                self._failed.clear()  # a newer commit is there
         except Exception as error:
-            self._failed[name.commit.number] = error
+            self._failed[number] = error
+            if self._folder.is_remote:
+                log.warning(
+                    "ddp.elastic: commit %d was not written to %s: %s. Training continues",
+                    *(number, self._folder.name, error),
+                )
         finally:
             slot.pinned = False
 

@@ -167,7 +167,7 @@ def test_the_rank_that_finishes_last_writes_the_manifest(tmp_path: Path) -> None
         assert commits.folder_name(name.commit) not in {
             path.name for path in (tmp_path / "two").glob("*/.meta*")
         }
-        folder.write(commits.file_name(of), [content])
+        folder.write(commits.file_name(of), lambda: [content])
         manifest.complete(folder, manifest.Maker(), of)
         assert (newest(tmp_path / "two") / ".metadata").exists() == (part == 0)
     first = (newest(tmp_path / "two") / ".metadata").read_bytes()

@@ -64,7 +64,7 @@ CORE = {
     "ddp": {
         *"diagnostics groups reducer sharding telemetry".split(),
         *within("diagnostics", "bucket_search numerics_report timeline"),
-        *within("elastic", "commits logical_ranks sample_order seeds"),
+        *within("elastic", "commits logical_ranks sample_order seeds thinning"),
         *within("groups", "backends rank_info reform_plan"),
         *within("reducer", "cost_model errors launch_order plan"),
         *within("sharding", "shards"),
@@ -124,8 +124,8 @@ SHELL = {
         *within(
             "elastic",
             "archive contents dcp_keys dcp_metadata folder generators healing image keeper leaves live logical_buffers "
-            "logical_exchange logical_model logical_sums logical_world manifest part_file request resume sampler "
-            "scratch state team writer",
+            "logical_exchange logical_model logical_sums logical_world manifest part_file remote_folder request resume "
+            "sampler scratch state team writer",
         ),
         *within(
             "groups",
@@ -280,7 +280,7 @@ ABROAD = {
 THIRD_PARTY = {
     "launcher": set(),
     "rendezvous": {"grpc", "google"},
-    "ddp": {"torch", "mpi4py"},
+    "ddp": {"torch", "mpi4py", "fsspec"},
 }
 # They run inside the zygote, which is there to import torch; and as a program of its own.
 # What is NVIDIA's own there: a group of NCCL. Everything else asks torch.accelerator.

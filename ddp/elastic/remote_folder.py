@@ -1,0 +1,174 @@
+"""The folder of the commits in an object store, through fsspec: `s3://bucket/path` and other URLs.
+
+An object appears when all of it has arrived, so it needs no unfinished name. A store can be slow or away for a while:
+each call is repeated, with growing pauses, until `PATIENCE_S` are over. Only the background thread waits for that.
+
+Listings and objects cost time and money. So rank 0 alone lists the folder, and each object is read by one rank, which
+sends it to the others that need it (`ddp.elastic.resume`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from ddp.elastic import commits
+from ddp.elastic.folder import LocalFolder, together
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from ddp.elastic.folder import Content, Folder, Range
+
+T = TypeVar("T")
+log = logging.getLogger("ddp.elastic")
+
+PATIENCE_S = 600.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
+_PIECE = 32 << 20  # of an object, which is read or written by several requests
+_AT_ONCE = 8
+# Repeating does not help against these; all others may be the network or the store.
+_LASTING = (FileNotFoundError, PermissionError, NotImplementedError, TypeError, ImportError)
+
+
+def open_folder(folder: str | os.PathLike[str]) -> Folder:
+    """The folder at a path or URL. `file:` is a folder like any other."""
+    protocol, is_url, rest = os.fspath(folder).partition("://")
+    if not is_url:
+        return LocalFolder(Path(folder).absolute())
+    return LocalFolder(Path(rest)) if protocol in ("file", "local") else RemoteFolder(os.fspath(folder))
+
+
+class RemoteFolder:
+    """A folder at a URL that fsspec understands."""
+
+    is_remote: ClassVar[bool] = True
+
+    def __init__(self, url: str) -> None:
+        self._url = url.rstrip("/")
+        self._fs, self._root = _opened(self._url)
+
+    @property
+    def name(self) -> str:
+        return self._url
+
+    def files(self, patience_s: float | None = None) -> dict[str, str]:
+        found = self._persist(lambda: self._find(self._root), "list", patience_s)
+        files = {path[len(self._root) + 1 :]: str(size) for path, size in found.items()}
+        return {file: size for file, size in files.items() if commits.commit_of(file) is not None}
+
+    def files_in(self, path: str) -> dict[str, int]:
+        where = f"{self._root}/{path}"
+        found = self._persist(lambda: self._find(where), f"list {path}")
+        return {each[len(where) + 1 :]: size for each, size in found.items()}
+
+    def _find(self, path: str) -> dict[str, int]:
+        self._fs.invalidate_cache()  # other ranks write there as well
+        found: dict[str, dict[str, Any]] = self._fs.find(path, detail=True)
+        return {name: int(facts.get("size") or 0) for name, facts in found.items()}
+
+    def read(self, file: str) -> memoryview:
+        """Read an object by several requests at the same time."""
+        n_bytes, buffer = self._persist(lambda: self._size(file), f"read {file}"), bytearray()
+        for begin in range(0, n_bytes, _PIECE * _AT_ONCE):
+            starts = range(begin, min(n_bytes, begin + _PIECE * _AT_ONCE), _PIECE)
+            for piece in self.read_ranges([(file, at, min(n_bytes - at, _PIECE)) for at in starts]):
+                buffer += piece
+        return memoryview(buffer)
+
+    def _size(self, file: str) -> int:
+        self._fs.invalidate_cache()
+        return int(self._fs.info(self._path(file))["size"])
+
+    def read_ranges(self, wanted: list[Range]) -> list[bytes]:
+        paths = [self._path(file) for file, _at, _n_bytes in wanted]
+        starts = [at for _file, at, _n_bytes in wanted]
+        ends = [at + n_bytes for _file, at, n_bytes in wanted]
+        return self._persist(
+            lambda: [bytes(each) for each in self._fs.cat_ranges(paths, starts, ends, on_error="raise")],
+            f"read {wanted[0][0]}",
+        )
+
+    def write(self, file: str, content: Content, unfinished: str = "") -> None:
+        """Write an object."""
+
+        def attempt() -> None:
+            written = _upload(self._fs, self._path(file), content())
+            if (stored := self._size(file)) != written:
+                raise OSError(f"the store has {stored} of {written} bytes")
+
+        self._persist(attempt, f"write {file}")
+
+    def remove(self, files: list[str]) -> None:
+        """Remove objects, manifests before all others."""
+        manifests = [file for file in files if file.endswith(commits.MANIFEST)]
+        for group in (manifests, [file for file in files if file not in manifests]):
+            if group:
+                self._persist(partial(self._remove, list(map(self._path, group))), "remove commits")
+
+    def _remove(self, paths: list[str]) -> None:
+        with contextlib.suppress(FileNotFoundError):  # another rank was faster
+            self._fs.rm(paths)
+
+    def _path(self, file: str) -> str:
+        return f"{self._root}/{file}"
+
+    def _persist(self, action: Callable[[], T], what: str, patience_s: float | None = None) -> T:
+        """Repeat an action until it succeeds, or there is no hope."""
+        give_up_at = time.monotonic() + (PATIENCE_S if patience_s is None else patience_s)
+        pause_s, n_failed = _FIRST_PAUSE_S, 0
+        while True:
+            try:
+                result = action()
+            except _LASTING:
+                raise
+            except Exception as error:
+                n_failed += 1
+                if time.monotonic() + pause_s > give_up_at:
+                    raise OSError(f"{type(error).__name__}: {error}") from error
+                if n_failed in (1, 5, 10, 20):
+                    log.warning("ddp.elastic: cannot %s in %s, trying again: %r", what, self._url, error)
+            else:
+                if n_failed:
+                    log.warning("ddp.elastic: %s is available again after %d failures", self._url, n_failed)
+                return result
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+def _opened(url: str) -> tuple[Any, str]:
+    protocol = url.partition("://")[0]
+    try:
+        fs, root = importlib.import_module("fsspec.core").url_to_fs(url)
+    except ImportError as error:
+        what = "ddp-launch[s3]" if protocol == "s3" else f"fsspec and its package for {protocol}"
+        raise ImportError(
+            f"cannot use folder={url!r}: {error}. Install {what}, or use a local folder"
+        ) from error
+    except ValueError as error:
+        raise ValueError(
+            f"invalid folder={url!r}: {error}. Use a path, or a URL that fsspec knows, for example s3://bucket/path"
+        ) from error
+    return fs, str(root).rstrip("/")
+
+
+def _upload(fs: Any, path: str, buffers: Iterable[bytes | memoryview]) -> int:
+    """Upload an object in parts; return its size. After an error nothing of it may appear."""
+    n_bytes = 0
+    file = fs.open(path, "wb", block_size=_PIECE)
+    try:
+        for buffer in together(buffers):
+            n_bytes += file.write(buffer)
+    except BaseException:
+        # Closing would finish the upload with what has been sent so far.
+        file.closed = True
+        file.discard()
+        raise
+    file.close()
+    return n_bytes
