@@ -156,7 +156,7 @@ class NodeWatch:
 
     def _start_timers(self, path: str) -> None:
         try:
-            self._rank_timers = RankTimers(path, self._timer_expired)
+            self._rank_timers = RankTimers(path, self._timer_expired, self._pages.pids)
         except OSError as error:
             self._say_to_user(
                 f"--rank-timers: cannot create the pipe {path}: {error.strerror}; the job continues without rank timers"

@@ -87,6 +87,10 @@ class Pages:
             sheet.alive = False
         return self.view(local_rank)
 
+    def pids(self) -> list[int]:
+        """Return the processes of the ranks that have started and not ended."""
+        return [sheet.pid for sheet in self._sheets.values() if sheet.pid and sheet.alive]
+
     def views(self) -> tuple[RankView, ...]:
         """Read the views of all started ranks of this node, including those that have ended."""
         return tuple(self._look(sheet) for sheet in self._sheets.values())

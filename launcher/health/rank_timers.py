@@ -5,8 +5,8 @@ Unlike torchrun's agent, this agent does not end itself together with the rank. 
 failure handling follows.
 
 The agent opens a pidfd at the first timer of a process, so that it never signals a different process with a reused PID.
-The process must be a descendant of the agent, because a PID from inside a container can belong to another process on
-the host. A timer wakes the agent once, when it expires.
+The process must be below the zygote, because a PID from inside a container can belong to another process on the
+host. A timer wakes the agent once, when it expires.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from launcher.failure.verdict import signal_name
 from launcher.output.lines import printable
 from launcher.template import scratch, tree
+from launcher.template.process_stat import process_stat
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 _READ = 1 << 16  # a line is at most PIPE_BUF: 4096
 _LONGEST_S = 1e9
@@ -62,11 +63,16 @@ class _Process:
 
 
 class RankTimers:
-    """The timers of this node's ranks. `expired` receives each expired timer before its process gets a signal."""
+    """The timers of this node's ranks. `expired` receives each expired timer before its process gets a signal.
 
-    def __init__(self, path: str, expired: Callable[[Timer], None]) -> None:
+    `rank_pids` returns the processes of the ranks that live.
+    """
+
+    def __init__(
+        self, path: str, expired: Callable[[Timer], None], rank_pids: Callable[[], Iterable[int]]
+    ) -> None:
         """Raise `OSError` if the pipe cannot be created. An existing pipe is from an earlier run and is replaced."""
-        self._path, self._expired = path, expired
+        self._path, self._expired, self._rank_pids = path, expired, rank_pids
         self._loop = asyncio.get_running_loop()
         self._processes: dict[int, _Process] = {}
         scratch.ensure(os.path.dirname(path))
@@ -103,7 +109,10 @@ class RankTimers:
             self._begin(timer)
 
     def _found(self, pid: int) -> bool:
-        if pid not in tree.descendants(os.getpid()):
+        # Their parent is the zygote. It need not be a child of this process: see `launcher.warm_pool`.
+        stats = [process_stat(each) for each in self._rank_pids()]
+        roots = {os.getpid(), *(stat.parent for stat in stats if stat is not None)}
+        if all(pid not in tree.descendants(root) for root in roots):
             return False
         try:
             fd = os.pidfd_open(pid)

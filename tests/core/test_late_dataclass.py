@@ -15,8 +15,6 @@ import pytest
 
 from rendezvous.values.late_dataclass import dataclass
 
-_MAKERS = {"late": dataclass, "eager": dataclasses.dataclass}
-
 
 def classes(maker: Any) -> dict[str, type]:
     """The same classes by either decorator."""
@@ -59,9 +57,13 @@ def classes(maker: Any) -> dict[str, type]:
     return {each.__name__: each for each in (Point, Named, Empty, Keyed)}
 
 
-@pytest.fixture(params=_MAKERS)
+@pytest.fixture(params=["late", "eager", "complete"])
 def made(request: pytest.FixtureRequest) -> dict[str, Any]:
-    return classes(_MAKERS[request.param])
+    found = classes(dataclasses.dataclass if request.param == "eager" else dataclass)
+    if request.param == "complete":
+        for each in found.values():
+            dataclasses.fields(each)
+    return found
 
 
 def test_instances(made: dict[str, Any]) -> None:
@@ -134,6 +136,31 @@ class AtTheTop:
     b: str = "b"
 
 
+def test_each_method_may_be_the_first() -> None:
+    """Whatever completes the class, the answer is that of a complete one."""
+    for act in (repr, hash, copy.copy, lambda one: one == one, lambda one: one != 1, dataclasses.astuple):
+        late, eager = classes(dataclass)["Named"](1), classes(dataclasses.dataclass)["Named"](1)
+        first = act(late)
+        assert first == act(late)
+        if not isinstance(first, type(late)):
+            assert first == act(eager)
+    for wrong in (lambda one: setattr(one, "x", 1), lambda one: delattr(one, "x")):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            wrong(classes(dataclass)["Named"](1))
+
+
+def test_arguments_that_do_not_fit_are_explained_as_by_the_standard_library(made: dict[str, Any]) -> None:
+    calls: tuple[tuple[tuple[Any, ...], dict[str, Any], str], ...] = (
+        ((), {}, "missing 1 required positional argument: 'x'"),
+        ((1, 2, (), "", "n", 3), {}, "takes from 2 to 6 positional arguments but 7 were given"),
+        ((1,), {"x": 2}, "multiple values for argument 'x'"),
+        ((1,), {"other": 2}, "unexpected keyword argument 'other'"),
+    )
+    for args, named, words in calls:
+        with pytest.raises(TypeError, match=words):
+            made["Named"](*args, **named)
+
+
 def test_pickles() -> None:
     assert pickle.loads(pickle.dumps(AtTheTop(1))) == AtTheTop(1)
 
@@ -182,10 +209,14 @@ def test_methods_are_made_late() -> None:
         "dataclasses._process_class = lambda cls, *rest: (made.append(cls), original(cls, *rest))[1]\n"
         "import launcher.exchange as exchange\n"
         "before = len(made)\n"
-        "exchange.Swept(1)\n"
-        "print(before, len(made) - before, 'inspect' in sys.modules)\n"
+        "one, another = exchange.Swept(1), exchange.Swept(1)\n"
+        "few = len(made)\n"
+        "assert one == another\n"
+        "equal = len(made)\n"
+        "for _ in range(20): exchange.GraceOver(1, exchange.Grace.FULL)\n"
+        "print(before, few - before, equal - few, len(made) - equal)\n"
     )
     done = subprocess.run([sys.executable, "-c", asks], capture_output=True, text=True, check=True)
-    before, after, _ = done.stdout.split()
-    assert int(before) < 30
-    assert int(after) == 1
+    before, *later = map(int, done.stdout.split())
+    assert before < 30
+    assert later == [0, 1, 1]

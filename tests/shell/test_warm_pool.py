@@ -291,6 +291,22 @@ def test_a_job_outlives_its_template(user: User) -> None:
     eventually(lambda: not user.left_over(), what="nothing is left")
 
 
+def test_the_timers_of_a_rank_end_it(user: User) -> None:
+    """Its process is not below the agent."""
+    user.start_with_template()
+    user.script(
+        "import json, os, time\n"
+        "timer = {'pid': os.getpid(), 'scope_id': 'step', 'expiration_time': 0, 'signal': 9}\n"
+        "with open(os.environ['TORCHELASTIC_TIMER_FILE'], 'w') as pipe:\n"
+        "    pipe.write(json.dumps(timer) + '\\n')\n"
+        "time.sleep(600)\n"
+    )
+    done = user.run("--nproc-per-node", "2", "--rank-timers", "train.py")
+    assert done.returncode == 128 + signal.SIGKILL
+    assert 'timer "step"' in done.stderr
+    assert user.served() == [1]
+
+
 def test_standard_input_is_that_of_the_command(user: User) -> None:
     user.start_with_template()
     user.script("import sys\nprint(sys.stdin.seekable(), sys.stdin.isatty(), sys.stdin.readline())\n")
