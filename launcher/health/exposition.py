@@ -29,6 +29,8 @@ class Running:
     restarts: int
     ranks: int  # number of running ranks
     ready: bool
+    job: str = ""
+    node: str = ""
 
 
 PARTS = ("detect", "stop", "meet", "fork", "init", "first step")  # of a restart
@@ -48,6 +50,12 @@ NOTHING = OverTime()
 def text(running: Running, views: Sequence[RankView], health: Health, over_time: OverTime = NOTHING) -> str:
     known = [view for view in views if view.known]
     out = [
+        *_family(
+            "job_info",
+            "gauge",
+            "Always 1; its labels name the job and the node of this agent.",
+            [((("job_id", running.job), ("node", running.node)), 1)] if running.job else [],
+        ),
         *_family(
             "generation",
             "gauge",

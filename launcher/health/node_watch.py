@@ -206,7 +206,9 @@ class NodeWatch:
     def _metrics(self) -> str:
         state = self._state_now
         restarts = state.assignment.restart_count if state.assignment is not None else 0
-        running = exposition.Running(max(0, state.generation), restarts, len(state.live), self._is_ready())
+        names = (self._spec.run_id, state.agent.node)
+        now = (max(0, state.generation), restarts, len(state.live), self._is_ready())
+        running = exposition.Running(*now, *names)
         over_time = OverTime(self.rank_times(), self._restarts)
         return exposition.text(running, self._pages.views(), self._health, over_time)
 

@@ -13,6 +13,13 @@ import pytest
 import yaml
 from served import serving
 
+from launcher.health.exposition import OverTime, Running
+from launcher.health.exposition import text as exposed
+from launcher.health.node_health import Health, Memory, NodeReading
+from launcher.machine.gpu_state import Gpu
+from rendezvous.values.rank_time import TRAINING, RankTime, TimeSpent
+from rendezvous.values.rank_view import Histogram, RankPhase, RankView, Totals
+
 DEPLOY = Path(__file__).parents[2] / "deploy"
 # Of Prometheus itself, and of etcd.
 _OTHERS = {"up", "etcd_server_has_leader"}
@@ -30,9 +37,13 @@ def promtool(*words: str) -> str:
     return done.stdout
 
 
+def of_board(name: str) -> list[str]:
+    board = json.loads((DEPLOY / "grafana" / name).read_text())
+    return [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+
+
 def expressions() -> list[str]:
-    dashboard = json.loads((DEPLOY / "grafana" / "ddp-rendezvous.json").read_text())
-    found = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    found = of_board("ddp-rendezvous.json")
     alerts = yaml.safe_load(ALERTS.read_text())
     return found + [rule["expr"] for group in alerts["spec"]["groups"] for rule in group["rules"]]
 
@@ -47,6 +58,25 @@ def test_every_metric_that_is_asked_for_is_there() -> None:
     asked = {name for text in expressions() for name in _METRIC.findall(text)}
     assert len(asked) >= 6
     assert asked - _OTHERS <= there
+
+
+def test_the_board_of_a_job_asks_for_what_agents_have() -> None:
+    """In an exposition with all of it: ranks, restarts, a GPU."""
+    bins = Histogram((1,) * 24, 3.0)
+    view = RankView(
+        0, known=True, phase_times=((RankPhase.DATA, 1.0),), totals=Totals(steps=bins, calls=bins)
+    )
+    reading = NodeReading(0.0, Memory("the machine", 1, 2), gpus=(Gpu(0, utilization=3),))
+    over_time = OverTime((RankTime(0, TimeSpent(forward=1.0)),), {"all": bins})
+    text = exposed(Running(1, 0, 1, True, "train", "node0"), [view], Health(last=reading), over_time)
+    there = {line.split("{")[0].split(" ")[0] for line in text.splitlines() if not line.startswith("#")}
+    expressions = of_board("ddp-launch-job.json")
+    asked = {name for each in expressions for name in re.findall(r"ddp_launch_[a-z_]+", each)}
+    assert len(asked) >= 15
+    assert asked <= there
+    assert all('ddp_launch_job_info{job_id="$job"}' in each for each in expressions)
+    classes = re.findall(r'class=~"([^"]+)"', expressions[0])
+    assert classes == ["|".join(TRAINING)]
 
 
 def test_alerts_say_what_to_do() -> None:
@@ -69,7 +99,8 @@ def test_alerts_stand_when_they_should(tmp_path: Path) -> None:
 
 @needs_promtool
 def test_every_expression_can_be_read(tmp_path: Path) -> None:
-    filled = [each.replace("$__rate_interval", "5m") for each in expressions()]
+    every = expressions() + of_board("ddp-launch-job.json")
+    filled = [each.replace("$__rate_interval", "5m") for each in every]
     recorded = [{"record": f"panel:{n}", "expr": each} for n, each in enumerate(filled)]
     path = tmp_path / "rules.yaml"
     path.write_text(yaml.safe_dump({"groups": [{"name": "all", "rules": recorded}]}))
