@@ -100,8 +100,12 @@ def _running_text(state: Supervision, starting: bool) -> str:
     heals = f" | healed {assignment.heals} times" if assignment.heals else ""
     restarted = assignment.restart_count - assignment.heals
     restarts = f"restarts {restarted} of {assignment.max_restarts}{heals}"
-    if starting or state.phase is Phase.JOINING:
+    if state.phase is Phase.JOINING and state.parked:
+        doing = f"healing, {len(state.parked)} ranks paused"
+    elif starting or state.phase is Phase.JOINING:
         doing = "starting"
+    elif state.in_place:
+        doing = f"healing, {len(state.parked)} of {len(state.live)} ranks paused"
     elif state.phase is Phase.STOPPING:
         doing = f"stopping, {len(state.live)} ranks still running"
     else:

@@ -4,18 +4,30 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from launcher.exchange import CheckpointSignal, Isolated, StopRequested, StoreReached
+from launcher.exchange import (
+    CheckpointSignal,
+    Grace,
+    GraceOver,
+    Isolated,
+    RankEnded,
+    StopRequested,
+    StoreReached,
+)
 from launcher.output.lines import printable
 from launcher.supervised import Phase
+from rendezvous.values.cause_text import ranks
 from rendezvous.values.events import Assigned, CheckpointRequested, Notice, Stop, Waiting
-from rendezvous.values.types import DecisionKind
+from rendezvous.values.types import Cause, DecisionKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from launcher.exchange import AgentEvent
     from launcher.settings.spec import LaunchSpec
     from launcher.supervised import Supervision
+
+
+_SIGKILL = 9
 
 
 class UserMessages:
@@ -55,6 +67,24 @@ class UserMessages:
             case Isolated(reason) if before is Phase.RUNNING:
                 self.say(f"stopping the ranks of this node: {reason}")
             case _:
+                self._report_paused(event, state, before)
+
+    def _report_paused(self, event: AgentEvent, state: Supervision, before: Phase) -> None:
+        """Report which ranks keep their processes, and which could not be paused."""
+        if before is Phase.JOINING and state.phase is Phase.RUNNING and state.kept:
+            self.say(_kept_text(state))
+        match event:
+            case GraceOver(kind=Grace.FULL) if state.in_place and state.stop_signal == _SIGKILL:
+                who = ranks(_global(state, set(state.live) - set(state.parked)))
+                timeout = f"{self._spec.shutdown_timeout_s:g} s (--shutdown-timeout)"
+                self.say(
+                    f"{who} did not leave its collective or native code within {timeout}, and was killed"
+                )
+            case RankEnded(_, _, Cause() as cause) if before is Phase.JOINING:
+                self.say(
+                    f"rank {cause.rank} ended while it was paused: {cause.reason}; it will be started anew"
+                )
+            case _:
                 pass
 
     def report_shared_id(self) -> None:
@@ -75,3 +105,18 @@ class UserMessages:
         if reason and reason != self._last_reason:
             self._last_reason = reason
             self.say(reason)
+
+
+def _kept_text(state: Supervision) -> str:
+    mine = state.assignment
+    assert mine is not None
+    new = [rank for rank in range(mine.nproc) if rank not in state.kept]
+    where = f" on {state.agent.node}" if mine.n_nodes > 1 else ""
+    keep = "keeps its process" if len(state.kept) == 1 else "keep their processes"
+    starts = f"; {ranks(_global(state, new))} {'is' if len(new) == 1 else 'are'} started anew" if new else ""
+    return f"generation {mine.generation}{where}: {ranks(_global(state, state.kept))} {keep}{starts}"
+
+
+def _global(state: Supervision, local_ranks: Iterable[int]) -> list[int]:
+    assert state.assignment is not None
+    return [state.assignment.rank_offset + rank for rank in local_ranks]

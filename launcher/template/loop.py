@@ -53,7 +53,9 @@ class Loop:
         self._obstacle = warm_obstacle
         self._ranks: dict[int, _Child] = {}
         self._keepers: dict[int, _Keeper] = {}
-        self._sweeper = Sweeper(lambda generation, killed: self._tell(Swept(generation, killed)))
+        self._sweeper = Sweeper(
+            lambda generation, killed: self._tell(Swept(generation, killed)), self._ranks.keys
+        )
         self._reserved: socket.socket | None = None
         self._cgroup = ""
         self._scratch = ""

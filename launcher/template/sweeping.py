@@ -8,11 +8,15 @@ belongs to a kept rank if it is below it, or in its session. What remains are pr
 parents have ended: the kernel no longer tells who started them. Two traces may show it: the log folder of a rank in the
 environment, and the standard streams, which each rank has of its own. Without a trace the process is spared, because to
 end the helper of a healthy rank is the worse error. The next sweep without kept ranks ends it.
+
+Kept ranks wait for the end of a sweep. So with them it does not wait for the processes that have some time, and ends
+these later.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -21,7 +25,7 @@ from . import tree
 from .process_stat import process_stat
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterable
 
     from .messages import Spawn, Sweep
 
@@ -30,15 +34,19 @@ _Trace = str | tuple[int, int]  # a log folder, or device and inode of a stream
 
 
 class Sweeper:
-    """`over` receives the generation, and how many processes were left when the sweep began."""
+    """`over` receives the generation, and how many processes were left when the sweep began.
 
-    def __init__(self, over: Callable[[int, int], None]) -> None:
-        self._over = over
+    `ranks` returns the pids of all ranks that live.
+    """
+
+    def __init__(self, over: Callable[[int, int], None], ranks: Callable[[], Iterable[int]]) -> None:
+        self._over, self._ranks = over, ranks
         self._pid = os.getpid()
         self._sessions = {self._pid}  # of the zygote and its ranks: others were opened to survive them
         self._traces: dict[_Trace, int] = {}  # the rank (pid) that had it
         self._order: Sweep | None = None
         self._kept: tuple[int, ...] = ()
+        self._has_detached = False  # a sweep with kept ranks has left some, to be ended later
         self._spare_until = 0.0  # by then, detached processes have ended by themselves or are killed
         self._left_over = 0
 
@@ -52,16 +60,16 @@ class Sweeper:
 
     @property
     def is_due(self) -> bool:
-        return self.is_active and time.monotonic() >= self._spare_until
+        return (self.is_active or self._has_detached) and time.monotonic() >= self._spare_until
 
     def wait_s(self) -> float | None:
         """The time until it is due. None: only the end of a process lets it continue."""
         left_s = self._spare_until - time.monotonic()
-        return left_s if self.is_active and left_s > 0 else None
+        return left_s if (self.is_active or self._has_detached) and left_s > 0 else None
 
     def begin(self, order: Sweep, kept: tuple[int, ...], keepers: int) -> None:
         """`kept`: the pids of the ranks that continue. `keepers`: how many processes keep stores."""
-        self._order, self._kept = order, kept
+        self._order, self._kept, self._has_detached = order, kept, False
         self._spare_until = time.monotonic() + order.patience_s
         self._left_over = len(tree.descendants(self._pid, self._belongs_to_kept)) - keepers
         self.sweep(keepers)
@@ -72,17 +80,40 @@ class Sweeper:
         This kills the old store's keeper too, but does not wait for it: the next store has its own port.
         """
         if self._order is None:
-            return
+            return self._end_detached()
         spared: frozenset[int] = frozenset()
         if time.monotonic() < self._spare_until:
             spared = tree.in_other_sessions(self._pid, self._sessions)
-        if tree.kill_all(self._pid, spared, self._belongs_to_kept) > keepers:
+        left = tree.kill_all(self._pid, spared, self._belongs_to_kept)
+        detached = self._among(spared) if self._kept else []
+        if left - len(detached) > keepers:
             return
-        generation = self._order.generation
-        self._order = None
+        generation, self._order = self._order.generation, None
+        self._has_detached = bool(detached)
         self._sessions = {self._pid, *self._kept}
-        self._traces = {trace: pid for trace, pid in self._traces.items() if pid in self._kept}
+        self._forget_traces()
         self._over(generation, self._left_over)
+
+    def _end_detached(self) -> None:
+        """Kill the processes that have had their time. The ranks that have started meanwhile are kept too."""
+        if not self._has_detached or time.monotonic() < self._spare_until:
+            return
+        self._kept = tuple(self._ranks())
+        late = self._among(tree.in_other_sessions(self._pid, self._sessions))
+        for pid in late:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        self._has_detached = bool(late)
+        self._forget_traces()
+
+    def _among(self, pids: frozenset[int]) -> list[int]:
+        """Return those of these processes that do not belong to a kept rank."""
+        found = tree.descendants(self._pid, self._belongs_to_kept) if pids else []
+        return [pid for pid in found if pid in pids]
+
+    def _forget_traces(self) -> None:
+        if not self._has_detached:
+            self._traces = {trace: pid for trace, pid in self._traces.items() if pid in self._kept}
 
     def _belongs_to_kept(self, pid: int) -> bool:
         """Whether a process belongs to a kept rank, as far as this does not follow from its parent.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from launched import eventually
+from launched import FAMILY, eventually
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from launched import Launched
 
 RANK = """
-import json, os, select, signal, socket, sys, time
+import fcntl, json, os, select, signal, socket, struct, sys, termios, time
 
 THERE, E = os.environ["THERE"], os.environ
 
@@ -32,8 +32,13 @@ class Rank:
 
     def hello(self):
         self.parked = False
-        self.note()
         self.say(hello=int(E["RANK"]), generation=int(E["DDP_GENERATION"]), pid=os.getpid(), heals=True)
+        self.await_reader()
+        self.note()  # a death that comes now is reported after this
+
+    def await_reader(self):
+        while struct.unpack("i", fcntl.ioctl(self.line, termios.TIOCOUTQ, b"    "))[0]:
+            time.sleep(0.001)
 
     def note(self):
         row = [E[n] for n in ("DDP_GENERATION", "RANK", "LOCAL_RANK")]
@@ -69,6 +74,22 @@ class Rank:
 rank = Rank()
 """
 TRAINS = RANK + "rank.hello()\nrank.serve()\n"
+WITH_CHILDREN = FAMILY.replace("forking)):", "stay)):") + RANK + "family()\nrank.hello()\nrank.serve()\n"
+# Rank 1 stays in its collective, as one in native code does.
+ONE_IS_STUCK = RANK + "rank.hello()\nif E['RANK'] == '1': rank.park = lambda: None\nrank.serve()\n"
+PRINTS = (
+    RANK
+    + """
+class Prints(Rank):
+    def note(self):
+        print("generation", E["DDP_GENERATION"], "rank", E["RANK"], flush=True)
+        super().note()
+rank.line.close()
+rank = Prints()
+rank.hello()
+rank.serve()
+"""
+)
 
 
 class Row(NamedTuple):
@@ -102,10 +123,11 @@ def rows(folder: Path) -> list[Row]:
     return found
 
 
-def world(folder: Path, generation: int, size: int) -> World:
+def world(folder: Path, generation: int, size: int, job: Launched | None = None) -> World:
     """Wait until all ranks of this generation run."""
 
     def there() -> World | None:
+        assert job is None or job.agent.poll() is None, job.stderr()
         ranks = {row.rank: row for row in rows(folder) if row.generation == generation}
         return World(ranks) if len(ranks) == size else None
 

@@ -4,23 +4,213 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from healing import TRAINS, end, world
+import pytest
+from healing import ONE_IS_STUCK, PRINTS, TRAINS, WITH_CHILDREN, end, world
+from launched import eventually
+from served import serving
 
 if TYPE_CHECKING:
-    from launched import Launch
+    from collections.abc import Iterator
+
+    from healing import World
+    from launched import Launch, Launched
+    from served import Service
 
 TWO = ("--nproc-per-node", "2")
+FAMILY_NAMES = ("child", "deaf", "session", "daemon")
+
+
+def kill(world: World, *ranks: int) -> None:
+    for rank in ranks:
+        os.kill(world.ranks[rank].pid, signal.SIGKILL)
 
 
 def test_the_others_keep_their_processes_when_rank_0_is_killed(launch: Launch) -> None:
     job = launch(*TWO, source=TRAINS, fake_torch="")
-    first = world(job.there, 1, 2)
-    os.kill(first.ranks[0].pid, signal.SIGKILL)
-    second = world(job.there, 2, 2)
+    first = world(job.there, 1, 2, job)
+    kill(first, 0)
+    second = world(job.there, 2, 2, job)
     assert second.ranks[1].pid == first.ranks[1].pid
     assert second.ranks[0].pid != first.ranks[0].pid
     assert [second.ranks[rank].joins for rank in (0, 1)] == [True, False]
     assert second.ranks[0].port == second.ranks[1].port != first.ranks[0].port
     end(job)
+    said = job.said()
+    assert "healing in place with the same nodes (heal 1, no limit)" in said
+    assert "ddp-launch: generation 2: rank 1 keeps its process; rank 0 is started anew" in said
+
+
+@pytest.mark.parametrize("options", [(), ("--no-warm-start",)], ids=["warm", "plain"])
+def test_the_others_keep_their_processes_when_two_are_killed_at_once(
+    launch: Launch, options: tuple[str, ...]
+) -> None:
+    job = launch("--nproc-per-node", "4", *options, source=TRAINS, fake_torch="")
+    first = world(job.there, 1, 4, job)
+    kill(first, 0, 2)
+    new = world(job.there, 2, 4, job)
+    last = world(job.there, 3, 4, job) if new.ranks[2].pid == first.ranks[2].pid else new  # reported in turn
+    assert {rank for rank in range(4) if last.ranks[rank].pid == first.ranks[rank].pid} == {1, 3}
+    end(job)
+
+
+def test_the_children_of_a_rank_that_keeps_its_process_stay(launch: Launch) -> None:
+    job = launch(*TWO, source=WITH_CHILDREN, fake_torch="")
+    first = world(job.there, 1, 2, job)
+    names = [f"{name}-{rank}" for rank in (0, 1) for name in FAMILY_NAMES]
+    job.await_there(*names)
+    before = {name: int((job.there / name).read_text()) for name in names}
+    kill(first, 0)
+    world(job.there, 2, 2, job)
+
+    def alive() -> set[str]:
+        return {name for name, pid in before.items() if os.path.exists(f"/proc/{pid}")}
+
+    kept = {f"{name}-1" for name in FAMILY_NAMES}
+    eventually(lambda: alive() <= kept, what="processes in sessions of their own have some time")
+    assert alive() == kept
+    end(job)
+
+
+def test_a_rank_that_cannot_be_paused_is_killed_and_started_anew(launch: Launch) -> None:
+    job = launch("--nproc-per-node", "3", "--shutdown-timeout", "1", source=ONE_IS_STUCK, fake_torch="")
+    first = world(job.there, 1, 3, job)
+    kill(first, 0)
+    second = world(job.there, 2, 3, job)
+    assert [rank for rank in range(3) if second.ranks[rank].pid == first.ranks[rank].pid] == [2]
+    end(job)
+    why = "rank 1 did not leave its collective or native code within 1 s (--shutdown-timeout), and was killed"
+    assert why in job.said()
+
+
+def test_a_job_with_a_paused_rank_ends_on_a_signal(launch: Launch) -> None:
+    job = launch(*TWO, source=ONE_IS_STUCK.replace("'1'", "'0'"), fake_torch="")
+    first = world(job.there, 1, 2, job)
+    kill(first, 1)
+    eventually(lambda: "healing in place" in job.stderr(), what="the decision")
+    job.send(signal.SIGTERM)
+    assert job.wait() == 143, job.stderr()
+    job.assert_nothing_left()
+
+
+def test_the_loss_of_the_zygote_while_a_rank_is_paused_restarts_all(launch: Launch) -> None:
+    job = launch("--nproc-per-node", "3", "--max-restarts", "1", source=ONE_IS_STUCK, fake_torch="")
+    first = world(job.there, 1, 3, job)
+    kill(first, 0)
+    eventually(lambda: "healing in place" in job.stderr(), what="the decision")
+    os.kill(job.zygote(), signal.SIGKILL)
+    second = world(job.there, 2, 3, job)
+    assert not set(second.pids().values()) & set(first.pids().values())
+    assert not any(row.joins for row in second.ranks.values())
+    end(job)
+
+
+def test_a_script_that_cannot_heal_restarts_and_says_why(launch: Launch) -> None:
+    source = TRAINS.replace("rank.serve()", "rank.say(cannot_heal='it must not')\nrank.serve()")
+    job = launch(*TWO, "--recover", "in-place", "--max-restarts", "1", source=source, fake_torch="")
+    first = world(job.there, 1, 2, job)
+    kill(first, 0)
+    second = world(job.there, 2, 2, job)
+    assert not set(second.pids().values()) & set(first.pids().values())
+    end(job)
+    assert "it must not; " in job.said()
+
+
+# --- what heals leave behind ------------------------------------------------------------------------------
+
+
+def test_fifty_heals_leave_no_process_and_no_descriptor(launch: Launch) -> None:
+    words = ("--nproc-per-node", "3", "--crash-loop", "off", "--no-learn-imports")
+    job = launch(*words, source=TRAINS, fake_torch="")
+    now = world(job.there, 1, 3, job)
+    survivor = now.ranks[2].pid
+    counts: list[tuple[int, int, int]] = []
+    for generation in range(2, 52):
+        kill(now, generation % 2)
+        now = world(job.there, generation, 3, job)
+        assert now.ranks[2].pid == survivor
+        if generation in (10, 51):  # the first few open what stays open
+            pids = (job.agent.pid, job.zygote(), survivor)
+            counts.append(tuple(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids))  # type: ignore[arg-type]
+            eventually(lambda: len(children(job.zygote())) <= 4, what="three ranks and the store")
+    assert counts[0] == counts[1]
+    end(job)
+
+
+def children(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+# --- nodes ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def service() -> Iterator[Service]:
+    with serving() as service:
+        yield service
+
+
+class Nodes:
+    """Agents of one job, whose ranks write into one folder."""
+
+    def __init__(self, launch: Launch, folder: Path, endpoint: str, source: str) -> None:
+        self._launch, self._endpoint = launch, endpoint
+        self.there = folder / "all"
+        self.there.mkdir()
+        self._script = folder / "train.py"
+        self._script.write_text(source)
+
+    def start(self, *words: str) -> Launched:
+        where = ("--rendezvous", self._endpoint, "--rdzv-id", "heals", *TWO)
+        env = {"THERE": str(self.there)}
+        return self._launch(*where, *words, str(self._script), env=env, fake_torch="")
+
+    def end(self, *nodes: Launched) -> None:
+        (self.there / "over").touch()
+        for node in nodes:
+            assert node.wait() == 0, node.stderr()
+            node.assert_nothing_left()
+
+
+def test_a_world_grows_and_shrinks_without_the_start_of_a_rank_that_stays(
+    launch: Launch, tmp_path: Path, service: Service
+) -> None:
+    nodes = Nodes(launch, tmp_path, service.endpoint, PRINTS)
+    words = ("--nnodes", "1:2", "--scale-up", "immediate", "--last-call", "0.2")
+    logs = tmp_path / "logs"
+    first = nodes.start(*words)
+    alone = world(nodes.there, 1, 2)
+    second = nodes.start(*words, "--log-dir", str(logs))
+    both = world(nodes.there, 2, 4)
+    assert {rank: both.ranks[rank].pid for rank in (0, 1)} == alone.pids()
+    assert [both.ranks[rank].joins for rank in range(4)] == [False, False, True, True]
+    first.send(signal.SIGTERM)  # the node that has rank 0 and the store
+    assert first.wait() == 143
+    left = world(nodes.there, 3, 2)
+    assert left.pids() == {0: both.ranks[2].pid, 1: both.ranks[3].pid}
+    nodes.end(second)
+    said = [line.partition("] ")[::2] for line in second.stdout().splitlines()]
+    assert sorted(text for _, text in said) == sorted(
+        f"generation {g} rank {rank}" for g, rank in ((2, 2), (2, 3), (3, 0), (3, 1))
+    )
+    assert all(label.endswith(f":{text[-1]}") for label, text in said), said
+    (folder,) = logs.iterdir()
+    assert os.readlink(folder / "generation_3" / "rank_0") == "../generation_2/rank_2"
+
+
+def test_the_ranks_of_the_other_node_keep_their_processes_when_an_agent_is_killed(
+    launch: Launch, tmp_path: Path, service: Service
+) -> None:
+    nodes = Nodes(launch, tmp_path, service.endpoint, TRAINS)
+    first, second = nodes.start("--nnodes", "2"), nodes.start("--nnodes", "2")
+    both = world(nodes.there, 1, 4)
+    store, other = (first, second) if both.ranks[0].pid in first.processes() else (second, first)
+    store.send(signal.SIGKILL)  # the store goes with it; the others are paused until a replacement joins
+    third = nodes.start("--nnodes", "2")
+    again = world(nodes.there, 2, 4)
+    kept = {row.pid for row in again.ranks.values()} & {row.pid for row in both.ranks.values()}
+    assert kept == {both.ranks[2].pid, both.ranks[3].pid}
+    assert sorted(row.joins for row in again.ranks.values()) == [False, False, True, True]
+    nodes.end(other, third)

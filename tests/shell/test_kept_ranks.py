@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import signal
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,6 +19,7 @@ from launcher.template.process_stat import process_stat
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from launcher.template.messages import Report
 
@@ -47,10 +46,11 @@ class Node:
 
     def start(self, *local_ranks: int) -> None:
         for local_rank in local_ranks:
+            for name in (*NAMES, "rank"):
+                self.path(name, local_rank).unlink(missing_ok=True)
             env = {
                 "RANK": str(local_rank),
                 "THERE": str(self.folder),
-                "MARKED": f"{self.folder}/{local_rank}",
             }
             if self._has_log_folders:  # otherwise only the streams show whose a process is
                 env["DDP_RANK_DIR"] = f"{self.folder}/{local_rank}"
@@ -61,7 +61,6 @@ class Node:
             self.zygote.spawn(order, (write, os.dup(write)))
             self.pids[local_rank] = self.report(Started).pid
         eventually(lambda: all(self.path(name, r).exists() for r in local_ranks for name in (*NAMES, "rank")))
-        eventually(lambda: all(self.forking(r) for r in local_ranks), what="the chains of forks")
 
     def report(self, kind: type[Report]) -> Report:
         """Return the next report of this kind."""
@@ -82,17 +81,6 @@ class Node:
 
     def living(self, rank: int) -> list[int]:
         return [pid for pid in self.of(rank) if process_stat(pid) is not None]
-
-    def forking(self, rank: int) -> bool:
-        """Whether the chain of forks of this rank continues: it writes its file once only, so by its environment."""
-        mark = f"MARKED={self.folder}/{rank}".encode()
-        stem = {*self.of(rank), self.pids[rank]}
-        for name in os.listdir("/proc"):
-            with contextlib.suppress(OSError):
-                if name.isdigit() and int(name) not in stem:
-                    if mark in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
-                        return True
-        return False
 
     def end(self) -> None:
         self.zygote.close()
@@ -115,9 +103,7 @@ def test_a_sweep_ends_what_an_ended_rank_has_left_and_nothing_of_a_kept_one(node
     node.zygote.sweep(1, 0.0, kept=(1,))
     assert node.report(Swept).generation == 1
     assert node.living(0) == []
-    assert not node.forking(0)
     assert node.living(1) == node.of(1)
-    assert node.forking(1)
 
     node.start(0)  # its replacement: the next sweep knows which processes are whose
     os.kill(node.pids[1], signal.SIGKILL)
@@ -130,7 +116,7 @@ def test_a_sweep_ends_what_an_ended_rank_has_left_and_nothing_of_a_kept_one(node
     node.report(Exited)
     node.zygote.sweep(3, 0.0)
     node.report(Swept)
-    assert (node.living(0), node.forking(0)) == ([], False)
+    assert node.living(0) == []
 
 
 def test_a_rank_that_has_ended_is_not_kept(node: Node) -> None:
@@ -141,3 +127,18 @@ def test_a_rank_that_has_ended_is_not_kept(node: Node) -> None:
     node.zygote.sweep(1, 0.0, kept=(0, 1))
     assert node.report(Swept)
     assert (node.living(0), node.living(1)) == ([], node.of(1))
+
+
+def test_kept_ranks_do_not_wait_for_the_time_that_detached_processes_have(node: Node) -> None:
+    node.start(0, 1)
+    os.kill(node.pids[0], signal.SIGKILL)
+    node.report(Exited)
+    node.zygote.sweep(1, 1.0, kept=(1,))
+    began = time.monotonic()
+    node.report(Swept)
+    assert time.monotonic() - began < 0.9
+    session = int(node.path("session", 0).read_text())
+    assert session in node.living(0)
+    node.start(2)  # the ranks of the next generation run when that time is over
+    eventually(lambda: node.living(0) == [], what="the detached processes have ended")
+    assert (node.living(1), node.living(2)) == (node.of(1), node.of(2))
