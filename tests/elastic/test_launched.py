@@ -145,3 +145,19 @@ def test_the_examples_go_on_where_they_were(
         assert re.search(rf"epoch {epochs}: .*loss", job.stdout())
         assert ("continuing after step" in job.stdout()) == (epochs == 2)
         assert (f"epoch {epochs - 1}:" in job.stdout()) is False
+
+
+@pytest.mark.nightly
+def test_the_example_with_logical_ranks_prints_the_same_sum(
+    launch: Callable[..., Launched], tmp_path: Path
+) -> None:
+    def end_of(processes: int, *words: str) -> str:
+        script = (str(EXAMPLES / "train_logical.py"), "--epochs", "1", "--samples", "256", *words)
+        job = launch("--nproc-per-node", str(processes), "--logical-world", "4", *script)
+        assert job.wait(100) == 0, job.stderr()
+        return re.search(r"step (\d+): SHA-256 (\w{64})", job.stdout())[0]  # type: ignore[index]
+
+    whole = end_of(1)
+    folder = ("--folder", str(tmp_path / "commits"))
+    assert end_of(4, "--steps", "2", *folder) != whole
+    assert end_of(2, *folder) == whole
