@@ -123,6 +123,7 @@ class Agent:
         if isinstance(connection, StopRequested):
             return await self._end(Finish(128 + connection.signum, f"stopped by {connection.name}"))
         self._shell.user_messages.report_shared_id()
+        self._shell.user_messages.report_debug()
         self._connected = build_parts(self._shell, connection, self)
         self._ranks, join = self._parts.ranks, self._parts.join
         self._state = Supervision(connection.agent, join=join)

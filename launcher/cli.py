@@ -153,6 +153,7 @@ def prepare(
     spec, warnings = assemble(settings, entry, _host_environment(settings, python or sys.executable, environ))
     checks.check_port_and_log_dir(settings)
     checks.check_open_files(settings, spec)
+    checks.check_debugger(settings, python)
     return spec, warnings
 
 

@@ -87,6 +87,19 @@ class UserMessages:
             case _:
                 pass
 
+    def report_debug(self) -> None:
+        """Say which rank is debugged, and how."""
+        debug = self._spec.debug
+        if debug is not None:
+            how = (
+                f"waits for a debugger at {debug.address} before its script starts"
+                if debug.address
+                else "alone reads from the terminal, and breakpoint() does nothing in the other ranks"
+            )
+            self.say(
+                f"--debug: rank {debug.rank} {how}. No rank is called hung, and collectives wait for a week."
+            )
+
     def report_shared_id(self) -> None:
         """Say which job this node joins, if the ID was not given."""
         if self._spec.id_may_be_shared:

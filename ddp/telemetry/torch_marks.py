@@ -14,7 +14,17 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from . import collective_marks, comm_words, ending, guard, profiling, status_page, torch_api, torch_names
+from . import (
+    collective_marks,
+    comm_words,
+    ending,
+    guard,
+    patience,
+    profiling,
+    status_page,
+    torch_api,
+    torch_names,
+)
 from .status_page import BACKWARD, CHECKPOINT, DATA, EXITING, FORWARD, IDLE, OPTIMIZER
 
 if TYPE_CHECKING:
@@ -27,6 +37,7 @@ def install() -> None:
     """Install the wrappers once per process, if its page is read. torch must be imported before."""
     torch_api.warn_once()
     ending.install()
+    patience.install()
     if not status_page.is_read() or not status_page.once("marks"):
         return
     page = status_page.page()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from launcher.settings.debug_option import VARIABLE as DEBUG
 from launcher.settings.scratch_names import timer_file
 from rendezvous.values.late_dataclass import dataclass
 
@@ -78,6 +79,8 @@ def rank_env(spec: LaunchSpec, place: RankPlace, environ: Mapping[str, str]) -> 
     if place.scratch:
         env["DDP_SCRATCH"] = place.scratch
         env["DDP_CHECKPOINT_REQUEST"] = request_file(place.scratch, a.generation)
+    if spec.debug is not None:
+        env[DEBUG] = spec.debug.of(place.rank)
     if spec.rank_timers:
         env["TORCHELASTIC_TIMER_FILE"] = timer_file(place.scratch, environ)
     if spec.logical_world:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import signal
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from launcher.settings.arguments import UsageError
@@ -15,7 +16,7 @@ from launcher.settings.options import OPTIONS
 from launcher.settings.spec import EntryKind, EntryPoint, LaunchSpec, LogSpec
 from launcher.settings.values import BadValue, join_endpoint, nearest, positive_duration
 from rendezvous.values.late_dataclass import dataclass
-from rendezvous.values.types import Recover, ScaleUp
+from rendezvous.values.types import Recover, ScaleUp, StragglerPolicy
 
 if TYPE_CHECKING:
     from launcher.settings.config import Settings
@@ -112,7 +113,7 @@ def assemble(settings: Settings, entry: EntryPoint, here: HostEnvironment) -> tu
         shrink_after_s=_shrink_after_s(settings),
         reserved_exit_codes=settings["reserved_exit_codes"] or (),
         isolation_timeout_s=settings["isolation_timeout"],
-        hang=settings["hang_timeout"],
+        **_time_limits(settings),
         shutdown_timeout_s=settings["shutdown_timeout"],
         signals=ends_job,
         forwarded_signals=tuple(each for each in forwarded if if_watched or each not in checkpoint_signals),
@@ -144,6 +145,15 @@ def _warm_start(settings: Settings) -> dict[str, Any]:
     }
 
 
+def _time_limits(settings: Settings) -> dict[str, Any]:
+    """While a rank is debugged, no rank is called hung or slow."""
+    hang, stragglers, debug = settings["hang_timeout"], settings["stragglers"], settings["debug"]
+    if debug is not None:
+        hang = replace(hang, enabled=False)
+        stragglers = replace(stragglers, policy=StragglerPolicy.OFF)
+    return {"hang": hang, "stragglers": stragglers, "debug": debug}
+
+
 def _monitoring_and_places(settings: Settings) -> dict[str, Any]:
     return {
         "preflight": settings["preflight"],
@@ -151,7 +161,6 @@ def _monitoring_and_places(settings: Settings) -> dict[str, Any]:
         "topology": settings["topology"] or "",
         "logical_world": settings["logical_world"] or 0,
         "gpu_order": settings["gpu_order"],
-        "stragglers": settings["stragglers"],
         "health_address": settings["health_port"],
         "health_sources": settings["health_source"] or (),
         "health_ignored": settings["health_ignore"] or (),

@@ -307,3 +307,17 @@ def check_open_files(settings: Settings, spec: LaunchSpec) -> None:
 def check_port_and_log_dir(settings: Settings) -> None:
     check_port(settings.of("master_port"), 1 if settings["standalone"] else settings["nnodes"][1])
     check_log_dir(settings.of("log_dir"))
+
+
+def check_debugger(settings: Settings, python: str) -> None:
+    """Find out before the ranks start whether debugpy is installed. Another interpreter tells by itself."""
+    setting = settings.of("debug")
+    if setting.value is None or not setting.value.address or python:
+        return
+    from importlib.util import find_spec
+
+    if find_spec("debugpy") is None:
+        raise setting.wrong(
+            "debugpy is not installed, and editors need it",
+            f"run {sys.executable} -m pip install debugpy, or use --debug {setting.value.rank} for the terminal",
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from launcher.settings import name_lists, values
+from launcher.settings.debug_option import debug
 from launcher.settings.option import ours as _ours
 from launcher.settings.option import switch as _switch
 from launcher.settings.option import torch as _torch
@@ -28,6 +29,14 @@ RANKS = (
         "environment variables; a module that a fork cannot inherit is left out",
         default="1",
         negatable=True,
+    ),
+    _ours(
+        "--debug",
+        "RANK[:PORT]",
+        None,
+        debug,
+        "debug this global rank: it alone reads from the terminal (breakpoint(), pdb, ipdb); with PORT, it waits for "
+        "an editor that connects with debugpy before its script starts. The other ranks wait for it without a limit",
     ),
     _ours(
         "--logical-world",

@@ -22,6 +22,7 @@ from rendezvous.values.types import (
 )
 
 if TYPE_CHECKING:
+    from launcher.settings.debug_option import Debug
     from launcher.settings.stop_conditions import StopCondition
 
 
@@ -106,6 +107,7 @@ class LaunchSpec:
     reserved_exit_codes: tuple[int, ...] = ()  # a failed job never exits with one of these
     isolation_timeout_s: float = 300.0
     hang: Budgets = Budgets()
+    debug: Debug | None = None  # the rank that a person debugs; the others wait for it without a time limit
     shutdown_timeout_s: float = 30.0
     signals: tuple[int, ...] = ()  # signals that stop the job
     forwarded_signals: tuple[int, ...] = ()  # signals that are forwarded to the ranks; the job continues

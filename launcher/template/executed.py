@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from . import stacks, terminal_size, threshold, tracing
+from . import debugging, stacks, terminal_size, threshold, tracing
 
 VARIABLE = "_DDP_LAUNCH_RANK"  # the former PYTHONPATH after a "="; empty: it was not set
 _HOOK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "hook")
@@ -28,3 +28,4 @@ def enter(hook_folder: str) -> None:
     stacks.listen()
     terminal_size.follow_output()
     tracing.after_torch_import()
+    debugging.enter()

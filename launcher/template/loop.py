@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from . import cgroup, messages, rank, scratch, stacks, store, terminal_size, tree, wire
+from . import cgroup, debugging, messages, rank, scratch, stacks, store, terminal_size, tree, wire
 from .forking import fork, freeze_garbage
 from .messages import Exited, Keep, KeeperEnded, Keeping, Ready, Signal, Spawn, Started, Sweep, Swept
 from .sweeping import Sweeper, traces_of_streams
@@ -156,6 +156,7 @@ class Loop:
                 terminal_size.follow_output()
                 if self._learner is not None:
                     self.import_recorder = self._learner.recorder(order.local_rank)
+                debugging.enter()
                 return "rank"
         traces = traces_of_streams(fds)
         for fd in fds:

@@ -8,7 +8,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
-from . import executed, store, tree
+from . import debugging, executed, store, tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,6 +35,7 @@ def become(order: Spawn, fds: tuple[int, ...], parent: int) -> None:
     if order.args:
         sys.argv[-len(order.args) :] = order.args
         sys.orig_argv[-len(order.args) :] = order.args
+    debugging.keep_from_keyboard(order.env)
     _fresh_identity()
     if order.is_store_kept and order.env.get("RANK") == "0":
         store.join_instead_of_hosting()

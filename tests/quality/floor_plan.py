@@ -34,9 +34,9 @@ CORE = {
         *within("sources", "answer conditions findings metrics"),
         *within(
             "settings",
-            "arguments assemble budget_text budgets config failure_values health_options health_values host_names "
-            "log_options name_lists option options pool_options rank_options scratch_names spec stop_conditions usage "
-            "values",
+            "arguments assemble budget_text budgets config debug_option failure_values health_options health_values "
+            "host_names log_options name_lists option options pool_options rank_options scratch_names spec "
+            "stop_conditions usage values",
         ),
     },
     "rendezvous": {
@@ -142,8 +142,8 @@ SHELL = {
         *within("sharding", "sharded_buckets sharded_optimizer whole_state"),
         *within(
             "telemetry",
-            "capture collective_facts collective_marks comm_error comm_words ending guard page_writer peers "
-            "profiling sections status_page torch_api torch_marks",
+            "capture collective_facts collective_marks comm_error comm_words ending guard page_writer "
+            "patience peers profiling sections status_page torch_api torch_marks",
         ),
     },
 }
@@ -293,7 +293,7 @@ APART = "rendezvous.torchrun"
 ZYGOTE_ONLY = {
     f"launcher.template.{name}"
     for name in (
-        *("warm", "plain", "loop", "rank", "store", "hook", "executed", "tracing", "threshold"),
+        *("warm", "plain", "loop", "rank", "debugging", "store", "hook", "executed", "tracing", "threshold"),
         *("learner", "import_recorder", "import_records", "trial_import", "sweeping"),
         *("pooled", "guardian", "handover", "freshness", "command_line", "forking"),
     )
