@@ -22,6 +22,9 @@ class Memory:
         kept = self._kept.get(parameter)
         return kept if kept is not None and kept.shape == torch.Size(shape) else None
 
+    def clear(self) -> None:
+        self._kept = WeakIdKeyDictionary()
+
     def put(self, parameter: torch.Tensor, value: torch.Tensor) -> None:
         self._kept[parameter] = value
 

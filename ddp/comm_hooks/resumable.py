@@ -52,6 +52,13 @@ class Resumable:
             self.step += 1
         return future
 
+    def start_anew(self) -> None:
+        """Return to the first step. All ranks do so when one of them was replaced: its memory is lost."""
+        self.step = 0
+        for memory in self._memories().values():
+            memory.clear()
+        self._staged = Staged()
+
     def _memories(self) -> dict[str, Memory]:
         return {"errors": self.errors}
 

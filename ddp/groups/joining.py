@@ -42,11 +42,17 @@ class JoiningError(RuntimeError):
 
 class _Gate:
     def __init__(self) -> None:
-        self.closed = os.environ.get(VARIABLE) == "1"
+        self.joined = False
+        self.is_installed = False
         self.meeting: Meeting | None = None
+
+    @property
+    def closed(self) -> bool:
+        return not self.joined and os.environ.get(VARIABLE) == "1"
 
 
 _gate = _Gate()
+_group_classes: list[Any] = [dist.ProcessGroup]
 
 
 def is_joining() -> bool:
@@ -61,28 +67,36 @@ def is_alone() -> bool:
 
 def joined() -> None:
     """From now on this process communicates with the survivors. The groups it has are those that heal later."""
-    if _gate.closed:
-        _gate.closed = False
-        if _gate.meeting is not None:
-            _gate.meeting.end()
+    if _gate.closed and _gate.meeting is not None:
+        _gate.meeting.end()
+    _gate.joined, _gate.meeting = True, None
     reform.mark()
 
 
 def install() -> None:
-    """Close the gate, once in a process that joins survivors. Call it before the script creates groups."""
+    """Close the gate, once in a process that joins survivors, before the script creates groups.
+
+    The launcher calls it when the process has imported torch, and the import of this module does, for other launchers.
+    """
     if not _gate.closed or not status_page.once("joining"):
         return
     torch_api.patch(torch_names.NEW_GROUP, _announcing)
     for name in (torch_names.VERIFY_MODEL, torch_names.SYNC_STATES_OF_DDP):
         torch_api.patch(name, _skipping)
     torch_api.patch(torch_names.PRE_FORWARD, _refusing_forward)
-    watch(dist.ProcessGroup)
+    _gate.is_installed = True
+    for group_class in _group_classes:
+        _watch(group_class)
 
 
 def watch(group_class: Any) -> None:
-    """Let the methods of a group class refuse to communicate while the gate is closed."""
-    if not _gate.closed:
-        return
+    """Let the methods of a group class in Python, too, refuse to communicate while the gate is closed."""
+    _group_classes.append(group_class)
+    if _gate.is_installed:
+        _watch(group_class)
+
+
+def _watch(group_class: Any) -> None:
     for name, facts in FACTS.items():
         original = group_class.__dict__.get(name)
         if callable(original):
@@ -153,9 +167,7 @@ def refuse(what: str) -> None:
         f"rank {os.environ.get('RANK', '?')} communicates before state.run: {what} at {_line_of_script()}. The "
         "survivors of a failure do not take part in that. Move it into the function that state.run calls"
     )
-    report = getattr(guard, "cannot_heal", None)
-    if report is not None:
-        report(reason)
+    guard.cannot_heal(reason)
     raise JoiningError(reason)
 
 
@@ -166,4 +178,4 @@ def _line_of_script() -> str:
     return "an unknown line"
 
 
-__all__ = ["JoiningError", "install", "is_alone", "is_joining", "joined", "refuse", "watch"]
+install()

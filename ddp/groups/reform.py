@@ -9,7 +9,7 @@ script creates its groups, in the same order, with the same names, on the store 
 1. leave all old groups
 2. connect to the new store
 3. for each group: announce it, wait until its members have announced it, and form it
-4. tell whoever holds groups in a way that Python cannot follow (`on_reformed`): the reducers of DDP
+4. let wrapped models start anew (`ddp.groups.wrappers`)
 
 The members of a group of `shm` and `hier` are replaced in place, so the group stays the same object. Any other group
 gets a successor (`ddp.groups.successors`). torch's `dist._reconfigure` is not used for this: the backends that have it
@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from ddp.groups import process_group, reform_plan, registry, successors
+from ddp.groups import process_group, reform_plan, registry, successors, wrappers
 from ddp.groups.meeting import Meeting
 from ddp.groups.membership import Membership, let_go
 from ddp.groups.rank_info import parse_rank_info
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from ddp.groups.registry import Registered
 
-__all__ = ["CannotReform", "is_reforming", "mark", "on_reformed", "reform"]
+__all__ = ["CannotReform", "is_reforming", "mark", "reform"]
 
 _log = logging.getLogger("ddp")
 # The launcher pauses or ends this process earlier if a member is lost.
@@ -72,8 +72,6 @@ class _Work:
 _mark: _Mark | None = None
 _work: _Work | None = None
 _reforming = False
-# Called after the groups were formed. They may raise CannotReform. They must not communicate.
-on_reformed: list[Callable[[], None]] = []
 
 
 def mark() -> None:
@@ -81,6 +79,8 @@ def mark() -> None:
     global _mark
     if dist.is_initialized():
         _mark = _Mark(frozenset(each.name for each in registry.read()), registry.n_created())
+    wrappers.watch()
+    wrappers.remember_hooks()
 
 
 def is_reforming() -> bool:
@@ -101,8 +101,7 @@ def reform() -> None:
     _reforming = True
     try:
         _form(_work)
-        for told in tuple(on_reformed):
-            told()
+        wrappers.renew_all()
     finally:
         _reforming = False
     count, _work = len(_work.groups), None

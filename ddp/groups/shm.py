@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from ddp.groups import core_loading, ring, segment, stores
+from ddp.groups import core_loading, joining, ring, segment, stores
 from ddp.groups.backends import Layout, layout
 from ddp.groups.membership import not_interrupted
 from ddp.groups.shared_group import SharedGroup
@@ -240,6 +240,7 @@ def register() -> bool:
     for name, create in (("shm", create_shm), ("hier", create_hier)):
         if name not in dist.Backend.backend_list:
             dist.Backend.register_backend(name, create, extended_api=True, devices=["cpu"])
+    joining.watch(SharedGroup)
     collective_marks.watch(SharedGroup, (SharedWork, FinishedWork, CombinedWork))
     return core_loading.native() is not None
 

@@ -84,12 +84,10 @@ class BucketSender:
         self._hook_stream: torch.Stream | None = None
         self._divisor: float | None = None
         self._joining: tuple[Any, bool] | None = None
-        self._ever_joined = False
         # Set for every model in a `join`. Only the first also has `_joining`, which counts the ranks with input left.
-        self.within_join = False
+        self.within_join = self._ever_joined = False
         self._futures: list[Any] = []
-        self._consumed = False
-        self.alone = True
+        self._consumed, self.alone = False, True
         self._shard_receiver: Callable[[int, Used], None] | None = None
         self.buckets: list[AnyBucket] = []
         self._page = status_page.page()
@@ -224,8 +222,11 @@ class BucketSender:
         self._hook_stream = getattr(self._hook[0], "upcast_stream", None) if self._hook is not None else None
         self.start_over()
 
-    def use_groups(self, groups: Sequence[ProcessGroup]) -> None:
-        self._collectives = BucketCollectives(groups, self.device)
+    def start_anew(self, settings: Settings) -> None:
+        """Use the groups of these settings, from the first plan on, and drop what is in flight."""
+        self._settings, self._collectives = settings, BucketCollectives(settings.groups, self.device)
+        self._divisor, self._joining, self._launched, self._futures = None, None, 0, []
+        self.within_join = self._ever_joined = False
         self.start_over()
 
     # --- sending a bucket --------------------------------------------------------------------------

@@ -17,7 +17,8 @@ import torch.distributed as dist
 from torch.distributed import BuiltinCommHookType
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
 
-from ddp.reducer import agreement, captured, compiled, dtypes, engine, errors, extensions, plan
+from ddp.groups import joining, wrappers
+from ddp.reducer import agreement, captured, compiled, dtypes, engine, errors, extensions, fresh_start, plan
 from ddp.reducer.bucket_sender import Settings
 from ddp.reducer.collectives import GROUP_TIMEOUT, start_sum
 from ddp.reducer.grad_bucket import GradBucket
@@ -106,7 +107,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         if self._delay_all_reduce_params:
             self.reducer.core.at_round_over.append(weakly(self._check_delayed))
         self.reducer.core.wanted = _synchronizes(weakref.ref(self))
-        if self.__dict__.pop("_agrees_first", False):
+        if self.__dict__.pop("_agrees_first", False) and not joining.is_alone():
             self._agree(static_graph)
         if self.mixed_precision is not None:
             for i, parameter in enumerate(parameters):
@@ -323,6 +324,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
 
 
 DistributedDataParallel.__init__.__signature__ = _TORCHS  # type: ignore[attr-defined]
+wrappers.renew_with(DistributedDataParallel, fresh_start.renew)
 
 
 def _wants_tuning(chosen: dict[str, Any]) -> bool:

@@ -80,26 +80,28 @@ class Reducer:
         self.hooks = GradientHooks(self.parameters, self.setup.arrivals)
         self.without_hooks = False
         self.round: Round | None = None
-        self.previous: Round | None = None
         self.rebuilt = False
-        self.synchronizes = True
-        self.stray_task = -1
-        self.graph_is_static = True
-        self.agreed_order: Sequence[int] = ()
-        self.own_order: tuple[int, ...] = ()
+        self.forget()
         self._observed: Observation | None = None
-        self._n_observed = 0
         self._lacking: set[int] | None = None
-        self._end_task = -1
         self._graph = GraphSearch(self.hooks.accumulators)
-        self._used_at_first: Usage | None = None
         # Other reducers that share parameters, and the mode to restore when they are gone.
         self._sharing: Sequence[weakref.ref[Guarded]] = ()
-        self._mode_alone = Mode.COUNT
         self._cut()
         if settings.groups[0].size() > 1:  # a single rank cannot diverge from others
             unowned_gradients.own(self, self.parameters)
         self.hooks.watch_all()
+
+    def forget(self) -> None:
+        """Forget the last backward, and what was observed in earlier ones."""
+        self.previous: Round | None = None
+        self.synchronizes = self.graph_is_static = True
+        self.stray_task = self._end_task = -1
+        self.agreed_order: Sequence[int] = ()
+        self.own_order: tuple[int, ...] = ()
+        self._n_observed = 0
+        self._used_at_first: Usage | None = None
+        self._mode_alone = Mode.COUNT
 
     @property
     def rank(self) -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ddp.reducer import errors
+from ddp.reducer.fresh_start import start_anew
 from ddp.reducer.reducer import Reducer
 from ddp.telemetry import torch_names
 
@@ -115,9 +116,7 @@ class TorchReducer:
         self.core.start_over()
 
     def _update_process_group(self, group: ProcessGroup) -> None:
-        self.core.sender.use_groups((group,))
-        self.core.setup.rank = group.rank()
-        self.core.start_over()
+        start_anew(self.core, (group,))
 
     def _set_sparse_metadata(self, metadata: dict[str, torch.Tensor]) -> None:
         raise NotImplementedError(

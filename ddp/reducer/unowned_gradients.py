@@ -57,6 +57,11 @@ def own(reducer: Guarded, parameters: Sequence[torch.Tensor]) -> None:
         reducer.shares_parameters_with(other)
 
 
+def is_owner(reducer: Guarded) -> bool:
+    """Whether this reducer was registered with `own`."""
+    return any(known() is reducer for known in _reducers.get(reducer.parameters[0], ()))
+
+
 def _owner_of(parameter: torch.Tensor) -> Guarded | None:
     known = _reducers.get(parameter)
     owner: Guarded | None = known[-1]() if known else None

@@ -24,6 +24,7 @@ from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.optim import Optimizer
 
 from ddp.comm_hooks.plain import completed
+from ddp.groups.reform_plan import CannotReform
 from ddp.reducer.module import DistributedDataParallel
 from ddp.reducer.torch_reducer import reducer_of
 from ddp.sharding import whole_state
@@ -146,6 +147,13 @@ class ShardedOptimizer(Optimizer, Joinable):
                 "add_param_group() is not supported by ShardedOptimizer. Create a new model wrapper and optimizer"
             )
         super().add_param_group(param_group)
+
+    def start_anew(self) -> None:
+        """Called when the groups were formed anew: a rank was lost, and its share of the state with it."""
+        raise CannotReform(
+            "a ShardedOptimizer has lost the share of its state that the dead rank kept. Load a consolidated state "
+            "after a restart"
+        )
 
     # --- a step ------------------------------------------------------------------------------------
 

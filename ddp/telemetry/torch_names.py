@@ -176,6 +176,7 @@ _OVERRIDDEN = (
 )
 _INHERITED = (
     *_each(_DDP, Use.CALLED, _REDUCER, "_passing_sync_batchnorm_handle", "_get_ddp_logging_data"),
+    *_each(_DDP, Use.CALLED, _HEALING, "_build_params_for_reducer", "_build_debug_param_to_name_mapping"),
     Name(
         _DDP,
         "_set_params_and_buffers_to_ignore_for_model",
@@ -192,6 +193,7 @@ _SET_BY_INIT = tuple(
         ("_delay_grad_buffer", "delay_all_reduce_named_params"),
         ("_delay_grad_views", "delay_all_reduce_named_params"),
         ("_comm_hooks", "communication hooks"),
+        ("_has_rebuilt_buckets", _HEALING),
     )
 )
 PYTHON_REDUCER = Name(

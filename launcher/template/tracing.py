@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _PACKAGE = "_ddp_launch_rank"
+_GATE = "ddp.groups.joining:install"
 _LIBRARY = os.path.normpath(os.path.join(os.path.abspath(__file__), "../../../ddp/telemetry"))
 
 
@@ -38,12 +39,29 @@ def load() -> Callable[[], None]:
         sys.path_importer_cache.pop(_LIBRARY, None)
 
     def carefully() -> None:
-        try:
-            torch_marks.install()
-        except Exception:
-            pass
+        for install in (torch_marks.install, _close_gate):
+            try:
+                install()
+            except Exception:
+                pass
 
     return carefully
+
+
+def _close_gate() -> None:
+    """Let a rank that joins survivors of a failure not communicate before it has joined them.
+
+    The library is looked up by name, as torch looks up a plug-in: the launcher itself does not depend on it.
+    """
+    if os.environ.get("DDP_JOINS") != "1":
+        return
+    from importlib.util import find_spec
+    from pkgutil import resolve_name
+
+    found = find_spec("ddp")
+    ours = os.path.join(os.path.dirname(_LIBRARY), "__init__.py")
+    if found is not None and found.origin is not None and os.path.samefile(found.origin, ours):
+        resolve_name(_GATE)()
 
 
 def _nothing() -> None:

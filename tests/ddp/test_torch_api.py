@@ -18,7 +18,8 @@ from ddp.telemetry.torch_names import NAMES, Name, Use
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-PATCHED = [name for name in NAMES if name.use is Use.PATCHED]
+# Those that the marks replace; a process that joins survivors replaces more (tests/ddp_reform).
+PATCHED = [name for name in NAMES if name.use is Use.PATCHED and name.loses != "healing in place"]
 REPLACED = [name for name in NAMES if name.takes and name.use in (Use.PATCHED, Use.OVERRIDDEN)]
 
 

@@ -121,6 +121,11 @@ class World:
             self.processes.pop(rank).join()
             self._pipes.pop(rank).close()
 
+    def bury(self, rank: int) -> None:
+        """Forget a rank that has ended itself."""
+        self.processes.pop(rank).join()
+        self._pipes.pop(rank).close()
+
     def pause(self, *ranks: int) -> None:
         """As the launcher does while these ranks wait for others in `reform`."""
         for rank in ranks:
@@ -170,7 +175,6 @@ def _find(name: tuple[str, str]) -> Callable[..., Any]:
 def _serve(pipe: Any, env: dict[str, str], top: tuple[str, str], args: tuple[Any, ...]) -> None:
     os.environ.update(env)
     torch.set_num_threads(1)
-    joining._gate = joining._Gate()
     joining.install()
     gc.freeze()
     signal.signal(signal.SIGUSR1, lambda *_: guard.start().abort(PAUSED_AGAIN))
@@ -184,7 +188,7 @@ def _serve(pipe: Any, env: dict[str, str], top: tuple[str, str], args: tuple[Any
     while True:
         try:
             what, args = pipe.recv()
-        except EOFError:
+        except (EOFError, ConnectionError):
             return
         if what == "continue":
             os.environ.update(args)
@@ -203,18 +207,15 @@ def _reform() -> float:
 
 def _pause() -> None:
     """Do what the guard does when the launcher pauses a rank, and continues it."""
-    ours = guard.start()
-    ours.abort("the world heals")
-    ours._reason = ours.broken = ""
-    ours._aborted.clear()
-    ours.peers._stopped.clear()
+    guard.start().abort("the world heals")
+    guard.start().go_on()
 
 
 def _outcome(function: Callable[..., Any], *args: Any) -> tuple[bool, Any]:
     try:
         return True, function(*args)
     except BaseException:
-        return False, traceback.format_exc()
+        return False, traceback.format_exc()[-4000:]
 
 
 # --- tops, and what is run -----------------------------------------------------------------------------

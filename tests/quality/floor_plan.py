@@ -130,14 +130,14 @@ SHELL = {
         *within(
             "groups",
             "accelerator core_arguments core_loading joining meeting membership mpi mpi_group process_group reform "
-            "registry ring segment shared_group shared_work shm single_tensor stores successors",
+            "registry ring segment shared_group shared_work shm single_tensor stores successors wrappers",
         ),
         *within(
             "reducer",
             "agreement arrivals baseline bucket bucket_sender captured chunks clock collectives compiled dtypes "
-            "engine extensions failed_backward grad_bucket gradient_hooks host_copy launch_queue logging_data module "
-            "module_changes observation partial_sums reducer round rpc_context streams torch_reducer unowned_gradients "
-            "unused",
+            "engine extensions failed_backward fresh_start grad_bucket gradient_hooks host_copy launch_queue "
+            "logging_data module module_changes observation partial_sums reducer round rpc_context streams "
+            "torch_reducer unowned_gradients unused",
         ),
         *within("sharding", "sharded_buckets sharded_optimizer whole_state"),
         *within(

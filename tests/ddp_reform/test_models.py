@@ -1,0 +1,105 @@
+"""Wrapped models train on after a rank was replaced, with the bits of a run in which nobody died."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import wrapped_models as models
+from world import Failed, World
+
+
+def undisturbed(size: int, *args: str) -> list[list[float]]:
+    with World(size, models.top, *args) as ranks:
+        ranks.run(models.train, 8)
+        return ranks.run(models.weights)
+
+
+def die_and_heal(ranks: World, dead: int, step: int, where: str) -> None:
+    ranks.tell(models.train, 8, (dead, step, where))
+    left = [rank for rank in sorted(ranks.processes) if rank != dead]
+    for rank in left:
+        good, _text = ranks.answer(rank)
+        assert not good
+    ranks.bury(dead)
+    ranks.heal()
+    assert set(ranks.run(models.resume)) == {step}
+
+
+CASES = [
+    *[(backend, kind, "plain") for backend in ("shm", "hier", "gloo") for kind in ("ours", "torchs")],
+    *[("shm", "ours", options) for options in ("static", "unused", "views", "tuned")],
+    *[("gloo", "torchs", options) for options in ("static", "unused", "views")],
+]
+
+
+@pytest.mark.parametrize(("backend", "kind", "options"), CASES)
+def test_a_model_trains_on_with_the_same_bits(backend: str, kind: str, options: str) -> None:
+    wanted = undisturbed(2, backend, kind, options)
+    assert wanted[0] == wanted[1]
+    with World(2, models.top, backend, kind, options, hosts=[0, 1] if backend == "hier" else []) as ranks:
+        die_and_heal(ranks, 1, 3, "forward")
+        die_and_heal(ranks, 0, 5, "backward")
+        ranks.run(models.train, 8)
+        assert ranks.run(models.weights) == wanted
+
+
+@pytest.mark.parametrize("kind", ["ours", "torchs"])
+def test_gradients_accumulated_under_no_sync_are_dropped(kind: str) -> None:
+    with World(2, models.top, "shm", kind, "plain") as ranks:
+        ranks.run(models.train, 8, (-1, -1, "no_sync"))
+        wanted = ranks.run(models.weights)
+    with World(2, models.top, "shm", kind, "plain") as ranks:
+        die_and_heal(ranks, 1, 4, "no_sync")
+        ranks.run(models.train, 8, (-1, -1, "no_sync"))
+        assert ranks.run(models.weights) == wanted
+
+
+@pytest.mark.parametrize(
+    ("backend", "kind", "hook"),
+    [("shm", "ours", "ours"), ("gloo", "torchs", "torchs"), ("shm", "torchs", "ours")],
+)
+def test_power_sgd_starts_anew_on_all_ranks(backend: str, kind: str, hook: str) -> None:
+    """The error feedback of the dead rank is lost, and so is its count of steps: all ranks begin at step 0 again."""
+    with World(2, models.top, backend, kind, "plain", hook) as ranks:
+        die_and_heal(ranks, 1, 5, "forward")
+        assert ranks.run(models.hook_steps) == [0, 0]
+        ranks.run(models.train, 10)
+        assert ranks.run(models.hook_steps) == [5, 5]
+        healed = ranks.run(models.weights)
+    assert healed[0] == healed[1]
+    with World(
+        2, models.top, backend, kind, "plain", hook
+    ) as ranks:  # the same, with a hook of the script's own
+        ranks.run(models.train, 5)
+        ranks.run(models.restart_hook)
+        ranks.run(models.train, 10)
+        assert ranks.run(models.weights) == healed
+
+
+def test_a_state_of_a_hook_that_cannot_start_anew_is_refused() -> None:
+    with World(2, models.top, "gloo", "torchs", "plain", "unknown") as ranks:
+        ranks.kill(1)
+        with pytest.raises(Failed, match=r"\(Unknown\) belongs to a rank.*Give it a method start_anew\(\)"):
+            ranks.heal()
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("broadcast", r"rank 1 communicates before state\.run: dist\.broadcast at wrapped_models\.py:\d+"),
+        ("objects", r"rank 1 communicates before state\.run: dist\.all_gather at wrapped_models\.py:\d+"),
+        (
+            "forward",
+            r"rank 1 communicates before state\.run: the forward of Distributed\w+ at wrapped_models\.py:\d+",
+        ),
+    ],
+)
+@pytest.mark.parametrize("backend", ["shm", "gloo"])
+def test_a_replacement_that_communicates_too_early_is_an_error(backend: str, what: str, said: str) -> None:
+    with World(2, models.early, backend, what) as ranks:
+        ranks.kill(1)
+        ranks.begin_healing()
+        good, text = ranks.answer(1)
+        assert not good
+        assert re.search(said, text), text
