@@ -146,8 +146,8 @@ def test_a_life_in_lines() -> None:
         AgentStopped(A, 2),
     )
     assert [kind for kind, _ in found] == [
-        *("joined", "sealed", "running", "decision", "stopping", "sealed", "joined", "excluded"),
-        *("decision", "stopping", "ended"),
+        *("joined", "sealed", "running", "decision", "stopping", "stopped", "sealed", "joined", "excluded"),
+        *("decision", "stopping", "stopped", "ended"),
     ]
     assert ("sealed", "generation 1: 2 ranks on 1 nodes") in found
     assert ("decision", "fail: aborted by an operator: enough") in found
