@@ -15,7 +15,7 @@ from rendezvous.rounds.policy import plan_restart, restarts_spent
 from rendezvous.rounds.reading import Result, spec_of
 from rendezvous.rounds.stopping import order_stop
 from rendezvous.values.events import Persist
-from rendezvous.values.state import JobState, is_live
+from rendezvous.values.state import JobState, is_live, world_nodes
 from rendezvous.values.types import Cause, Decision, DecisionKind, Recover
 
 if TYPE_CHECKING:
@@ -24,15 +24,19 @@ if TYPE_CHECKING:
 
 
 def heal_ready(state: JobState, event: HealReady, member: Member, now: float) -> Result:
-    """Note whether a node's ranks can be paused. `member` is in the current world."""
+    """Note whether a node's ranks can be paused. `member` is in the current world.
+
+    It is stored once, when all nodes are ready: then a service that takes over need not wait for them to say so again
+    before it decides about a failure.
+    """
     if spec_of(state).recover is Recover.RESTART:
         return state, ()
-    node = member.agent.node
-    if event.ready != (node in state.ready):
-        ready = state.ready.plus(node, True) if event.ready else state.ready.minus(node)
-        state = replace(state, ready=ready)
+    node, before = member.agent.node, state.ready
+    if event.ready != (node in before):
+        state = replace(state, ready=before.plus(node, True) if event.ready else before.minus(node))
     if not event.refusal or state.refusal:
-        return state, ()
+        all_are = state.ready is not before and len(state.ready) == world_nodes(state)
+        return state, (Persist(),) if all_are else ()
     state = replace(state, refusal=event.refusal)
     if is_live(state) and len(state.parked):
         return _restart_all(state, member, now)

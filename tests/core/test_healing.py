@@ -534,6 +534,17 @@ def test_a_service_that_resumes_while_ranks_wait_still_heals() -> None:
     assert {node: place.in_place for node, place in story.places().items()} == {"b": True, "c": True}
 
 
+def test_a_service_that_resumes_before_the_failure_knows_who_can_be_paused() -> None:
+    """The failure may be the first message that it gets."""
+    story = running(job(), "a", "b").ready("a")
+    assert Persist() not in story.effects
+    story.ready("b")
+    assert story.effects == (Persist(),)
+    resumed(story)
+    story.fails("b", 2, KILLED).fails("b", 3, KILLED)
+    assert decision(story).in_place
+
+
 def test_the_first_world_is_not_in_place_and_says_whether_ready_is_wanted() -> None:
     for wanted, can_heal in ((job(1), True), (spec(1), False)):
         place = Story(wanted).joins("a").places()["a"]

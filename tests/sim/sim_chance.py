@@ -48,8 +48,8 @@ class Chance:
         self.rng = random.Random(seed)
         self.is_healed = False
         self._finish_at: dict[int, float] = {}
-        self.uses_run = self.rng.random() < 0.7  # the script trains inside State.run
-        self._can_join = self.rng.random() < 0.9
+        self.uses_run = self.rng.random() < 0.8  # the script trains inside State.run
+        self._can_join = self.rng.random() < 0.8
 
     def heal(self) -> None:
         """From here on the network delivers, stores answer, and ranks succeed."""

@@ -50,6 +50,9 @@ class Monitor:
         self._started: dict[int, set[AgentId]] = {}
         self._blamed: dict[int, list[RankFailed]] = {}  # reports that counted
         self._finished: dict[int, set[str]] = {}
+        self._paused: dict[
+            AgentId, set[int]
+        ] = {}  # generations for which an agent has said that it paused ranks
         self._stopping_since: dict[int, float] = {}
         self._written = JobState()
         self._finishes: list[tuple[SimAgent, Finish]] = []
@@ -104,15 +107,28 @@ class Monitor:
         require(state.generation >= before.generation, "a written generation went back")
         if state.world is not None and state.generation > before.generation and not self.state_was_lost:
             self._all_reaped(state.world)
+        if state.world is not None and state.generation > before.generation:
+            self._paused_truly(state, state.world)
         same = state.generation == before.generation and state.world is not None
         require(not same or state.world == before.world, "two worlds were written for one generation")
         require(before.phase is not Phase.ENDED, "written after the end")
         require(state.restarts_used <= self._world.spec.budget.limit, "more restarts than the budget has")
         final = {d.generation: d for d in state.decisions if d.cause is not None}
         generations = [d.generation for d in final.values() if d.kind not in _NO_RESTART]
+        plain = [g for g in generations if not final[g].in_place]
+        require(len(plain) <= state.restarts_used, "a restart after a failure counts as a heal")
         charged = state.restarts_used + state.heals_used
         require(len(generations) <= charged, "a restart after a failure was not charged")
         require(state.heals_used <= self._world.spec.heal_budget.limit, "more heals than the budget has")
+
+    def _paused_truly(self, state: JobState, world: World) -> None:
+        """A world counts only on paused ranks that this very agent has reported for the generation before."""
+        for place in world.placements:
+            told = world.generation - 1 in self._paused.get(place.agent, ())
+            require(
+                told or place.agent.node not in state.parked,
+                f"{place.agent} has not said that it pauses ranks",
+            )
 
     def about_to_tell(self, message: object) -> None:
         """Nobody is told what is not written: a crash right now must not unsay it."""
@@ -227,6 +243,8 @@ class Monitor:
         ranks = agent.ranks
         match message:
             case AgentStopped(_, generation, parked=parked):
+                if parked:
+                    self._paused.setdefault(agent.id, set()).add(generation)
                 told = ranks.unreaped is None or ranks.generation > generation
                 require(told, f"{agent.id} answers for {generation} before it is reaped")
                 require(

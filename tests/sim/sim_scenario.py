@@ -19,7 +19,15 @@ from sim_world import SimWorld
 from launcher.exchange import CheckpointSignal, StopRequested
 from rendezvous.values.events import JobAborted, JobResized, NodeDrained, NodeResumed, RestartOrdered
 from rendezvous.values.state import JobState
-from rendezvous.values.types import FailureClass, JobSpec, PolicyAction, PolicyRule, RestartBudget, ScaleUp
+from rendezvous.values.types import (
+    FailureClass,
+    JobSpec,
+    PolicyAction,
+    PolicyRule,
+    Recover,
+    RestartBudget,
+    ScaleUp,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,7 +70,9 @@ class Scenario:
     # --- the job
 
     def do_job(self, **options: str) -> None:
-        """Options: min, max, restarts, spares, scale-up, shrink-after, join-timeout, isolation, ignore, replicas."""
+        """Options: min, max, restarts, spares, scale-up, shrink-after, join-timeout, isolation, ignore, replicas,
+        recover (ranks train inside State.run).
+        """
         most = int(options.get("max", "2"))
         rules = tuple(
             PolicyRule(FailureClass(name), PolicyAction.IGNORE)
@@ -79,9 +89,12 @@ class Scenario:
             shrink_after_s=float(options.get("shrink-after", "0")),
             join_timeout_s=float(options.get("join-timeout", "60")),
             rules=rules,
+            recover=Recover(options.get("recover", "restart")),
         )
         addresses = ("r0", "r1")[: int(options.get("replicas", "1"))]
-        self.world = SimWorld(Calm(), spec, addresses)
+        calm = Calm()
+        calm.uses_run = "recover" in options
+        self.world = SimWorld(calm, spec, addresses)
         self.world.isolation_timeout_s = float(options.get("isolation", "30"))
         self.world.monitor.transcript = Transcript()
 
@@ -96,7 +109,8 @@ class Scenario:
 
     def do_show(self) -> list[str]:
         state = self.world.service.job.state
-        lines = [f"service: {state.phase} g{state.generation}, restarts {state.restarts_used}"]
+        heals = f", heals {state.heals_used}" if state.heals_used else ""
+        lines = [f"service: {state.phase} g{state.generation}, restarts {state.restarts_used}{heals}"]
         for agent in self.world.agents:
             ends = "" if agent.finish is None else f", exit code {agent.finish.exit_code}"
             runs = "no ranks" if agent.ranks.running is None else f"runs g{agent.ranks.running}"

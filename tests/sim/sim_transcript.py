@@ -90,12 +90,16 @@ def _field(name: str, value: object) -> str:
             return node
         case Cause(rank=rank, failure=failure):
             return f"rank {rank} {failure}"
-        case Decision(kind):
-            return str(kind)
+        case Decision():
+            return value.title
         case Outcome(exit_code=exit_code):
             return f"exit code {exit_code}"
-        case Assignment(generation, node_rank, n_nodes):
-            return f"g{generation} node {node_rank} of {n_nodes}"
+        case Assignment(generation, node_rank, n_nodes, in_place=in_place):
+            return f"g{generation} node {node_rank} of {n_nodes}{' in place' if in_place else ''}"
+        case tuple() if name in ("parked", "kept", "local_ranks") and value:
+            return f"{name.replace('_', ' ')} {list(value)}"
+        case bool() if name == "ready":
+            return "ready" if value else "not ready"
         case int() if name == "generation":
             return f"g{value}"
         case int() if name in ("local_rank", "exit_code", "signum"):
