@@ -184,20 +184,7 @@ class _Assembly:
                 filled.take(image.layout.leaves[number].region, piece)
 
     def tensor(self, number: int) -> torch.Tensor:
-        result = self._filled[number].result()
-        template = self._templates[number]
-        if template is None or not leaves.is_dtensor(template):
-            return result
-        from torch.distributed.tensor import DTensor
-
-        return DTensor.from_local(
-            result.to(template.device),
-            template.device_mesh,
-            template.placements,
-            run_check=False,
-            shape=template.shape,
-            stride=template.stride(),
-        )
+        return leaves.with_sharding(self._filled[number].result(), self._templates[number])
 
 
 def _target_leaf(leaf: Leaf, template: torch.Tensor | None) -> Leaf:

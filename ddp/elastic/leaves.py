@@ -131,6 +131,22 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if is_dtensor(tensor) else tensor.detach()
 
 
+def with_sharding(region: torch.Tensor, template: torch.Tensor | None) -> torch.Tensor:
+    """Make a DTensor of this rank's region if the template is one."""
+    if not is_dtensor(template):
+        return region
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(
+        region.to(template.device),
+        template.device_mesh,
+        template.placements,
+        run_check=False,
+        shape=template.shape,
+        stride=template.stride(),
+    )
+
+
 def part_of(tensors: list[torch.Tensor]) -> tuple[int, int] | None:
     """Return this rank's part and the number of parts if any tensor is sharded.
 

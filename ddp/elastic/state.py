@@ -12,7 +12,8 @@ import os
 import weakref
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from ddp.elastic import commits, generators, healing, request, resume, scratch
+from ddp.elastic import commits, foreign, generators, healing, request, resume, scratch
+from ddp.elastic.checkpoint import Checkpoint
 from ddp.elastic.contents import Contents
 from ddp.elastic.keeper import Keeper, Signature
 from ddp.elastic.live import Live, drop_gradients
@@ -44,7 +45,8 @@ class State:
 
     Objects with state_dict() and load_state_dict() are saved by these methods. Other values become fields, for example
     `state.step += 1`, and must be the same on all ranks. `every`: commit to memory at every n-th call of commit();
-    `disk_every`: commit to `folder` at every n-th call; `keep`: the number of commits to keep there.
+    `disk_every`: commit to `folder` at every n-th call; `keep`: the number of commits to keep there. `start_from`: a
+    checkpoint of torch.distributed.checkpoint to begin with if there is no commit.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class State:
         disk_every: int = 0,
         folder: str | os.PathLike[str] | None = None,
         keep: int = 2,
+        start_from: str | os.PathLike[str] | None = None,
         group: ProcessGroup | None = None,
         **named: Any,
     ) -> None:
@@ -63,6 +66,7 @@ class State:
         self._logical_worlds = [value for value in named.values() if isinstance(value, LogicalWorld)]
         self._every, self._disk_every, self._keep = every, disk_every, keep
         self._folder = None if folder is None else open_folder(folder)
+        self._start_from = start_from
         self._group = group
         self._number = 0
         self._team: Team | None = None
@@ -154,6 +158,9 @@ class State:
             found = self._restore(images, choice)
             if not self._logical_worlds:  # they have restored their own generators
                 self._restore_generators(team, local, choice)
+        elif self._start_from is not None:
+            contents = self._contents
+            foreign.load(Checkpoint(self._start_from), contents.objects, contents.fields, contents.names())
         writes = self._folder is not None and role.writes_disk
         slots = scratch.Slots(places, role.local_index, 3 if writes else 2, resume.slots_of(local, choice))
         lineage = resume.new_lineage(team)  # a collective: after it, all ranks have read their parts

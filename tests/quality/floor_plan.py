@@ -123,8 +123,9 @@ SHELL = {
         *within("diagnostics", "bucket_observer bucket_tuner numerics tracing"),
         *within(
             "elastic",
-            "archive contents dcp_keys dcp_metadata folder generators healing image keeper leaves live logical_buffers "
-            "logical_exchange logical_model logical_sums logical_world manifest part_file remote_folder request resume "
+            "__main__ archive checkpoint contents dcp_keys dcp_metadata folder foreign generators "
+            "healing image inspection keeper leaves live logical_buffers logical_exchange logical_model "
+            "logical_sums logical_world manifest part_file remote_folder request resume safetensors "
             "sampler scratch state team writer",
         ),
         *within(

@@ -186,6 +186,8 @@ def main():
             same = digest(model, optimizer)
             facts = {"number": resumed.number, "in_memory": resumed.in_memory, "digest": same}
             tell("resumed", losses=state.losses, drawn=drawn(), **facts)
+        elif "start_from" in PLAN["state"]:
+            tell("began", digest=digest(model, optimizer))
         steps()
     tell("end", losses=state.losses)
     state.close()

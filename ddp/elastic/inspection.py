@@ -1,0 +1,114 @@
+"""What `python -m ddp.elastic` does with a folder of commits: list them, verify them, and export tensors of one."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ddp.elastic import commits, manifest, part_file, safetensors
+from ddp.elastic.checkpoint import Checkpoint, CheckpointError
+from ddp.elastic.dcp_metadata import UnreadableMetadata
+from ddp.elastic.image import DamagedImage
+from ddp.elastic.remote_folder import open_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from ddp.elastic.folder import Folder
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A commit in a folder."""
+
+    commit: commits.CommitName
+    files: dict[str, int]  # with their sizes
+    parts_there: int
+    parts: int
+    has_manifest: bool
+
+    @property
+    def state(self) -> str:
+        if self.parts_there < self.parts:
+            return f"incomplete: {self.parts_there} of {self.parts} parts"
+        return "complete" if self.has_manifest else "complete, without a manifest"
+
+
+def listed(folder: Folder) -> list[Listed]:
+    by_commit: dict[commits.CommitName, dict[str, int]] = {}
+    for file, identity in folder.files().items():
+        commit = commits.commit_of(file)
+        if commit is not None:
+            sizes = identity.split("-")  # a local file has its number in front, and its time behind
+            by_commit.setdefault(commit, {})[file] = int(sizes[1] if len(sizes) == 3 else sizes[0])
+    return [_listed(commit, files) for commit, files in sorted(by_commit.items())]
+
+
+def _listed(commit: commits.CommitName, files: dict[str, int]) -> Listed:
+    names = [name for file in files if (name := commits.parse_file_name(file)) is not None]
+    is_old = any(file.endswith(".ddp") for file in files)  # of release 0.1.0, which had no manifests
+    has_manifest = is_old or any(file.endswith(f"/{commits.MANIFEST}") for file in files)
+    return Listed(commit, files, len(names), max((name.parts for name in names), default=1), has_manifest)
+
+
+def problems(folder: Folder, one: Listed) -> Iterator[str]:
+    """Verify all bytes of a commit; yield what is wrong."""
+    if one.parts_there < one.parts:
+        yield one.state
+    for file in one.files:
+        try:
+            if commits.parse_file_name(file):
+                part_file.opened(folder.read(file)).check_data()
+            elif file.endswith(f"/{commits.MANIFEST}"):
+                _verify_manifest(folder, file, one)
+        except (DamagedImage, UnreadableMetadata, OSError, ValueError) as error:
+            yield f"{file}: {error}"
+
+
+def _verify_manifest(folder: Folder, file: str, one: Listed) -> None:
+    read = manifest.read(bytes(folder.read(file)))
+    if read.facts is None:
+        raise DamagedImage("its end is missing, or another program has written it")
+    read.table()
+    name = one.commit
+    for part, n_bytes in enumerate(read.facts.bytes_of_parts):
+        path = commits.file_name(commits.DiskName(name, part, len(read.facts.bytes_of_parts)))
+        if one.files.get(path, n_bytes) != n_bytes:
+            raise DamagedImage(f"{path} has {one.files[path]} bytes, but the manifest says {n_bytes}")
+
+
+def checkpoint_at(path: str) -> Checkpoint:
+    """A checkpoint, or the newest commit with a manifest in a folder of commits."""
+    whole = [one for one in listed(open_folder(path)) if one.state == "complete"]
+    if not whole:
+        return Checkpoint(path)
+    newest = max(whole, key=lambda one: one.commit)
+    if any(file.endswith(".ddp") for file in newest.files):
+        raise CheckpointError(
+            f"cannot export commit {newest.commit.number}: it is of release 0.1.0. Resume from it and commit again"
+        )
+    return Checkpoint(f"{path.rstrip('/')}/{commits.folder_name(newest.commit)}")
+
+
+def export(source: str, target: Path, name: str) -> int:
+    """Write the tensors of a checkpoint to one file; return their number. `name`: only those of this object."""
+    checkpoint = checkpoint_at(source)
+    prefix = f"{name}." if name else ""
+    keys = {key.removeprefix(prefix): key for key in checkpoint.table.tensors if key.startswith(prefix)}
+    if not keys:
+        known = sorted({key.partition(".")[0] for key in checkpoint.table.tensors})
+        raise CheckpointError(
+            f"{checkpoint.name} has no tensors of {name!r}. It has those of {', '.join(known)}"
+        )
+    tensors = checkpoint.table.tensors
+    described = {short: (tensors[key].dtype, tensors[key].shape) for short, key in keys.items()}
+    unfinished = target.with_name(f"{target.name}{commits.UNFINISHED}")
+    try:
+        with unfinished.open("wb") as file:
+            safetensors.write(file, described, lambda short: checkpoint.tensor(keys[short]), {"format": "pt"})
+        os.replace(unfinished, target)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return len(keys)
