@@ -6,7 +6,8 @@ keep waiting, so the agent reports a failure of the rank at once. Only if the er
 elsewhere, the agent waits a moment: the stop of the job must not end the rank that failed first before it has reported
 its own error.
 
-A stop in place pauses the ranks that heal: see `guards`. A rank that heals does not end after a lost peer, it parks.
+A stop in place pauses the ranks that heal: see `guards`. Such a rank does not end after a failed collective: it waits
+to be paused. If no failure is reported, for example after an error of the network, the agent reports the collective.
 """
 
 from __future__ import annotations
@@ -25,17 +26,18 @@ from launcher.health.flight_recorder import Dump, analysed
 from launcher.health.guards import Guards, Lost
 from launcher.machine import devices
 from rendezvous.values.rank_view import HELD
-from rendezvous.values.types import FailureClass
+from rendezvous.values.types import Cause, FailureClass
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
+    from typing import Any
 
     from launcher.failure.verdict import RankEnd
     from launcher.health.guards import Continuation
     from rendezvous.values.rank_report import RankReport
-    from rendezvous.values.types import Cause
 
 _STILL_RUNS_S = 2.0
+_REASON_CHARS = 300
 _RECORDERS_WITHIN_S = (
     1.0  # the service waits for the reply, and a rank in native code may hold the GIL forever
 )
@@ -70,6 +72,7 @@ class CommunicationWatch:
         self._dump: tuple[int, asyncio.Task[list[Dump]]] | None = None
         self._findings_text_for = self._aborted = -1  # generations
         self._reports: set[asyncio.Task[None]] = set()
+        self._healing: dict[int, frozenset[int]] = {}  # of the latest generation: its local ranks that heal
         self._ras_at: tuple[str, int] | None = None
         self._ras: asyncio.Task[tuple[str, ...]] | None = None
 
@@ -117,6 +120,8 @@ class CommunicationWatch:
 
     def healing_changed(self, rank: int, generation: int, heals: bool) -> None:
         if (local_rank := self._ranks.local_rank_of(rank, generation)) is not None:
+            others = self._healing.get(generation, frozenset()) - {local_rank}
+            self._healing = {generation: others | {local_rank} if heals else others}
             self._happened(RankHeals(generation, local_rank, heals))
 
     def parked(self, rank: int, generation: int) -> None:
@@ -175,12 +180,10 @@ class CommunicationWatch:
         if local_rank is None or lost.generation <= self._aborted:
             return
         if lost.asynchronous:
-            task = asyncio.get_running_loop().create_task(self._report_asynchronous(lost, local_rank))
-            self._reports.add(task)
-            task.add_done_callback(self._reports.discard)
+            self._begin(self._report_asynchronous(lost, local_rank))
         elif self._findings_text_for < lost.generation:
             self._findings_text_for = lost.generation
-            asyncio.get_running_loop().call_later(_STILL_RUNS_S, self._report_if_it_still_runs, lost)
+            self._begin(self._report_if_it_still_runs(lost, local_rank))
 
     async def _report_asynchronous(self, lost: Lost, local_rank: int) -> None:
         facts = await self._ranks.facts_of(local_rank)
@@ -192,10 +195,37 @@ class CommunicationWatch:
         if self._ranks.local_rank_of(lost.rank, lost.generation) is not None:
             self._happened(CommunicationFailed(lost.generation, cause))
 
-    def _report_if_it_still_runs(self, lost: Lost) -> None:
+    async def _report_if_it_still_runs(self, lost: Lost, local_rank: int) -> None:
+        """A rank that heals waits until it is paused. If it has not finished a step since, nobody else has failed."""
+        before = await self._ranks.facts_of(local_rank)
+        await asyncio.sleep(_STILL_RUNS_S)
+        now = await self._ranks.facts_of(local_rank)
         lives = self._ranks.local_rank_of(lost.rank, lost.generation) is not None
-        if lives and lost.generation > self._aborted:
-            self._say(
-                f"ddp-launch: rank {lost.rank} reported a communication error but still runs (its script may have "
-                f"caught the error): {lost.text}"
-            )
+        if not lives or lost.generation <= self._aborted or before is None or now is None:
+            return
+        if local_rank in self._healing.get(lost.generation, ()) and now.step == before.step:
+            cause = _cause(now, lost.text)
+            self._happened(CommunicationFailed(lost.generation, cause))
+            return
+        self._say(
+            f"ddp-launch: rank {lost.rank} reported a communication error but still runs (its script may have caught "
+            f"the error): {lost.text}"
+        )
+
+    def _begin(self, report: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(report)
+        self._reports.add(task)
+        task.add_done_callback(self._reports.discard)
+
+
+def _cause(facts: RankEnd, text: str) -> Cause:
+    reason = f"{text.partition(chr(10))[0][:_REASON_CHARS]} (no other failure was reported)"
+    return Cause(
+        *(facts.node, facts.rank, facts.local_rank, FailureClass.CONSEQUENCE, reason),
+        exit_code=1,
+        step=facts.step,
+        place=facts.place,
+        ran_s=facts.ran_s,
+        at=facts.at,
+        log=facts.log,
+    )

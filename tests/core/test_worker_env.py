@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from launcher.health import nccl_env
-from launcher.ranks.worker_env import RankPlace, rank_args, rank_env, request_file, shared_env
+from launcher.ranks.worker_env import RankPlace, continued_env, rank_args, rank_env, request_file, shared_env
 from launcher.settings.spec import EntryKind, EntryPoint, LaunchSpec
 from rendezvous.values.types import Assignment, StoreAddress
 
@@ -124,3 +124,13 @@ def test_local_rank_in_arguments() -> None:
 def test_a_logical_world() -> None:
     assert "DDP_LOGICAL_WORLD" not in rank_env(SPEC, PLACE, {})
     assert rank_env(replace(SPEC, logical_world=8), PLACE, {})["DDP_LOGICAL_WORLD"] == "8"
+
+
+def test_a_new_rank_of_a_world_in_place_joins_and_one_that_continues_does_not() -> None:
+    in_place = replace(PLACE, assignment=replace(ASSIGNMENT, in_place=True))
+    assert rank_env(SPEC, in_place, {}) == rank_env(SPEC, PLACE, {}) | {"DDP_JOINS": "1"}
+    assert continued_env(SPEC, in_place, {}) == rank_env(SPEC, PLACE, {}) | {"DDP_JOINS": ""}
+
+
+def test_a_job_inside_of_a_rank_that_joins_does_not_join() -> None:
+    assert rank_env(SPEC, PLACE, {"DDP_JOINS": "1"})["DDP_JOINS"] == ""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from healing import ONE_IS_STUCK, PRINTS, TRAINS, WITH_CHILDREN, end, world
+from healing import ONE_IS_STUCK, PRINTS, REPORTS_AN_ERROR, TRAINS, WITH_CHILDREN, end, world
 from launched import eventually
 from served import serving
 
@@ -28,11 +28,15 @@ def kill(world: World, *ranks: int) -> None:
         os.kill(world.ranks[rank].pid, signal.SIGKILL)
 
 
-def test_the_others_keep_their_processes_when_rank_0_is_killed(launch: Launch) -> None:
-    job = launch(*TWO, source=TRAINS, fake_torch="")
+def test_the_others_keep_their_processes_when_rank_0_is_killed(launch: Launch, tmp_path: Path) -> None:
+    job = launch(*TWO, "--log-dir", str(tmp_path / "logs"), source=TRAINS, fake_torch="")
     first = world(job.there, 1, 2, job)
+    (logs,) = (tmp_path / "logs").iterdir()
+    older = logs / "generation_1" / "rank_1" / "error.json"
+    older.write_text('{"type": "ValueError", "message": "the script has handled it"}')
     kill(first, 0)
     second = world(job.there, 2, 2, job)
+    assert not older.exists()  # it would explain a later end
     assert second.ranks[1].pid == first.ranks[1].pid
     assert second.ranks[0].pid != first.ranks[0].pid
     assert [second.ranks[rank].joins for rank in (0, 1)] == [True, False]
@@ -83,6 +87,15 @@ def test_a_rank_that_cannot_be_paused_is_killed_and_started_anew(launch: Launch)
     end(job)
     why = "rank 1 did not leave its collective or native code within 1 s (--shutdown-timeout), and was killed"
     assert why in job.said()
+
+
+def test_a_failed_collective_that_nobody_else_explains_is_healed(launch: Launch) -> None:
+    job = launch(*TWO, source=REPORTS_AN_ERROR, fake_torch="")
+    first = world(job.there, 1, 2, job)
+    (job.there / "error").touch()
+    assert world(job.there, 2, 2, job).pids() == first.pids()
+    end(job)
+    assert "lost the connection to its peers; healing in place" in job.said()
 
 
 def test_a_job_with_a_paused_rank_ends_on_a_signal(launch: Launch) -> None:
