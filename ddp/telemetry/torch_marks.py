@@ -177,24 +177,21 @@ class _TorchsReducer:
     def __init__(self, page: Page) -> None:
         from torch import distributed
 
-        self._awaits = page.awaits
+        queue, awaits = torch_api.get(torch_names.ENGINE).queue_callback, page.awaits
+        self._begun = lambda _gradients: queue(awaits)
         self._class = getattr(distributed, "Reducer", ())  # its C++ reducer; ours tells the page itself
         self.is_due = False
 
     def forward(self, module: Any, has_gradients: bool) -> None:
         self.is_due = has_gradients and isinstance(getattr(module, "reducer", None), self._class)
 
-    def backward(self, args: tuple[Any, ...]) -> Any:
-        """Return the handle of the hook, or None."""
+    def backward(self, args: tuple[Any, ...]) -> None:
+        """The hook is not removed, which would take as long as the rest: the graph of a step ends with it."""
         self.is_due = False
         roots = args[0] if args else ()
         node = getattr(roots[0] if isinstance(roots, tuple) and roots else roots, "grad_fn", None)
-        if node is None or torch_api.is_autograd_compiled():
-            return None
-        return node.register_prehook(self._begun)
-
-    def _begun(self, _gradients: Any) -> None:
-        torch_api.get(torch_names.ENGINE).queue_callback(self._awaits)
+        if node is not None and not torch_api.is_autograd_compiled():
+            node.register_prehook(self._begun)
 
 
 def _marking_errors(page: Page, inside: Callable[..., Any]) -> Callable[..., Any]:
@@ -237,13 +234,12 @@ def _mark_backward(page: Page) -> None:
         def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
             waits: _TorchsReducer | None = status_page.kept("torchs_reducer")
             before = page.mark(BACKWARD)
-            hook = waits.backward(args) if waits is not None and waits.is_due else None
+            if waits is not None and waits.is_due:
+                waits.backward(args)
             try:
                 return run(*args, **kwargs)
             finally:
                 page.back(before)
-                if hook is not None:
-                    hook.remove()
 
         return _engine_run_backward
 
