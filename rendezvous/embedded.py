@@ -9,45 +9,66 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from rendezvous.service.open_job import OpenJob
 from rendezvous.service.owner import JobOwner
 from rendezvous.store.memory import MemoryJobStore
 from rendezvous.values.events import AgentJoined, AgentLost
+from rendezvous.values.questions import CannotAnswer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from rendezvous.client.session import Answerer, Session
     from rendezvous.values.events import Event, FromAgent, ToAgent
-    from rendezvous.values.questions import Remark, RestartTimes
+    from rendezvous.values.questions import Remark, RestartTimes, Told, Wanted
     from rendezvous.values.types import AgentId
 
 
-class EmbeddedRendezvous:
+class _Conversation:
+    """Asks the agent in this process."""
+
+    def __init__(self, answerer: Answerer) -> None:
+        self._answerer = answerer
+
+    async def ask(self, wanted: Wanted, wait_s: float) -> Told:
+        try:
+            return await asyncio.wait_for(self._answerer(wanted), wait_s)
+        except TimeoutError:
+            return CannotAnswer(f"the agent did not answer within {wait_s:g} s")
+
+
+class EmbeddedRendezvous(OpenJob):
     """One job. Connect from within a running event loop; closing the last session ends it."""
 
-    def __init__(self) -> None:
-        self._owner = JobOwner(MemoryJobStore(), self._send, self._alive)
+    def __init__(self, job_id: str = "") -> None:
+        super().__init__(job_id, lambda _kind: None)
+        self.owner = JobOwner(MemoryJobStore(), self._send, self._alive, self.note)
         self._task: asyncio.Task[None] | None = None
-        self._sessions: dict[AgentId, _EmbeddedSession] = {}
+        self.streams: dict[AgentId, _EmbeddedSession] = {}
+        self.conversations: dict[AgentId, _Conversation] = {}
+
+    def owner_task(self) -> asyncio.Task[None] | None:
+        return self._task
 
     def connect(self, agent: AgentId) -> Session:
         if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._owner.run(), name="embedded rendezvous")
+            self._task = asyncio.get_running_loop().create_task(self.owner.run(), name="embedded rendezvous")
             self._task.add_done_callback(self._broken)
         session = _EmbeddedSession(self, agent)
-        self._sessions[agent] = session
+        self.streams[agent] = session
         return session
 
     def post(self, event: Event) -> None:
         """Post an event, such as an operator's order."""
-        self._owner.post(event)
+        self.owner.post(event)
 
     async def disconnect(self, session: _EmbeddedSession) -> None:
-        if self._sessions.get(session.agent) is not session:
+        if self.streams.get(session.agent) is not session:
             return
-        del self._sessions[session.agent]
-        if self._sessions:
-            self._owner.post(AgentLost(session.agent, "its agent closed the session"))
+        del self.streams[session.agent]
+        self.conversations.pop(session.agent, None)
+        if self.streams:
+            self.owner.post(AgentLost(session.agent, "its agent closed the session"))
             return
         task, self._task = self._task, None
         if task is not None:
@@ -55,16 +76,16 @@ class EmbeddedRendezvous:
             await asyncio.wait([task])
 
     def _send(self, agent: AgentId, message: ToAgent) -> None:
-        session = self._sessions.get(agent)
+        session = self.streams.get(agent)
         if session is not None:
             session.inbox.put_nowait(message)
 
     def _alive(self) -> Iterator[AgentId]:
-        return (agent for agent, session in self._sessions.items() if session.joined)
+        return (agent for agent, session in self.streams.items() if session.joined)
 
     def _broken(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
-        for session in self._sessions.values():
+        for session in self.streams.values():
             session.inbox.put_nowait(
                 error or ConnectionError("the rendezvous service in this process was stopped")
             )
@@ -91,10 +112,10 @@ class _EmbeddedSession:
         """Does nothing: the rendezvous in this process is always reachable."""
 
     def answer_with(self, answer: Answerer) -> None:
-        """Does nothing: no tool reaches the rendezvous in this process."""
+        self._rendezvous.conversations[self.agent] = _Conversation(answer)
 
     def tell(self, remark: Remark | RestartTimes) -> None:
-        """Does nothing, for the same reason."""
+        self._rendezvous.remark(remark, self.agent.node)
 
     async def close(self) -> None:
         await self._rendezvous.disconnect(self)

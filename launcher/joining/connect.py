@@ -26,6 +26,7 @@ from launcher.joining.endpoint import (
 from rendezvous.client.options import ENV, ClientOptions, OptionsUnusable, client_options
 from rendezvous.client.session import connect
 from rendezvous.embedded import EmbeddedRendezvous
+from rendezvous.local import offer
 from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.types import AgentId
 
@@ -75,8 +76,15 @@ async def open_session(spec: LaunchSpec, incarnation: str) -> Connection:
     match place:
         case Embedded():
             agent = AgentId(host, incarnation)
-            session = EmbeddedRendezvous().connect(agent)
-            return Connection(session, agent, host, spec.local_addr or _LOOPBACK, session.close)
+            rendezvous = EmbeddedRendezvous(spec.run_id)
+            session = rendezvous.connect(agent)
+            withdraw = await offer(rendezvous)
+
+            async def leave() -> None:
+                await withdraw()
+                await session.close()
+
+            return Connection(session, agent, host, spec.local_addr or _LOOPBACK, leave)
         case MayServe(endpoint, why):
             return await _serve_or_connect(spec, host, incarnation, endpoint, why)
         case Deployed(endpoints):

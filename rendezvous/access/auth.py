@@ -139,7 +139,8 @@ def peer_name(context: Any) -> str:
     names = context.auth_context().get("x509_common_name")
     if names:
         return "certificate " + str(names[0], "utf-8", "replace")
-    return str(context.peer()).rpartition(":")[0]
+    peer = str(context.peer())
+    return "a user of this machine" if peer.startswith("unix:") else peer.rpartition(":")[0]
 
 
 def _stamp(*paths: str) -> tuple[tuple[int, int, int], ...]:

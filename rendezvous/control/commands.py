@@ -15,7 +15,7 @@ from rendezvous.values.version import VERSION
 from rendezvous.values.wire_names import PORT
 
 _ENDPOINT_ENV = "DDP_RENDEZVOUS"
-_DEFAULT = f"127.0.0.1:{PORT}"
+DEFAULT_ENDPOINT = f"127.0.0.1:{PORT}"
 _ABOUT = "ddpctl: inspect and control jobs, from any machine that can connect to the service."
 _TAIL = 20
 
@@ -83,7 +83,7 @@ def command_of(arguments: argparse.Namespace) -> Command:
 
 def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser("ddpctl", description=_ABOUT, parents=[_shared()])
-    found.set_defaults(rendezvous=os.environ.get(_ENDPOINT_ENV, _DEFAULT), output="text", timeout=10.0)
+    found.set_defaults(rendezvous=os.environ.get(_ENDPOINT_ENV), output="text", timeout=10.0)
     found.add_argument("--version", action="version", version=f"ddpctl {VERSION}")
     commands = found.add_subparsers(dest="command", required=True, metavar="COMMAND")
     shared = _shared()
@@ -210,7 +210,7 @@ def _shared() -> argparse.ArgumentParser:
     shared.add_argument(
         "--rendezvous",
         metavar="HOST:PORT[,...]",
-        help=f"address of the service [{_ENDPOINT_ENV}; default: {_DEFAULT}]",
+        help=f"address of the service [{_ENDPOINT_ENV}; default: {DEFAULT_ENDPOINT}, and your jobs on this machine]",
     )
     shared.add_argument(
         "-o",

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from rendezvous.completion import of_parser, script
-from rendezvous.control.commands import COMPLETION, SUBMIT, parser
+from rendezvous.control.commands import COMPLETION, DEFAULT_ENDPOINT, SUBMIT, parser
 from rendezvous.control.formats import write
 from rendezvous.grpc_io import choose_engine, silence_grpc
 from rendezvous.values.version import VERSION, version_in, with_releases
@@ -57,7 +57,10 @@ def _ask(arguments: argparse.Namespace) -> int:
 
     try:
         _check(arguments)
-        service = Service(endpoints(arguments.rendezvous), client_options(os.environ), arguments.timeout)
+        where = arguments.rendezvous or DEFAULT_ENDPOINT
+        finds_local = not arguments.rendezvous
+        options = client_options(os.environ)
+        service = Service(endpoints(where), options, arguments.timeout, finds_local=finds_local)
     except OptionsUnusable as error:
         return _failed(str(error), _USAGE)
     try:
@@ -68,7 +71,7 @@ def _ask(arguments: argparse.Namespace) -> int:
         return _failed(str(error), _FAILED)
     except grpc.RpcError as error:
         words = _tls_problem(error, service)
-        return _failed(words, _NOT_ALLOWED) if words else _failed(*_explain(error, arguments.rendezvous))
+        return _failed(words, _NOT_ALLOWED) if words else _failed(*_explain(error, where))
 
 
 def _check(arguments: argparse.Namespace) -> None:
@@ -107,7 +110,7 @@ def _explain(error: Any, endpoints: str) -> tuple[str, int]:
             return details, _NOT_ALLOWED
         case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.DEADLINE_EXCEEDED:
             return (
-                f"no answer from {endpoints}: {details}. Check --rendezvous, and that the service runs",
+                f"no answer from {endpoints}: {details}. Check --rendezvous, and that the service or the job runs",
                 _NO_ANSWER,
             )
         case grpc.StatusCode.UNIMPLEMENTED:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 
+from rendezvous import local
 from rendezvous.client.channel import metadata, open_channel
-from rendezvous.client.options import OptionsUnusable
+from rendezvous.client.options import ClientOptions, OptionsUnusable
 from rendezvous.client.route import Route
 from rendezvous.control.formats import warn
 from rendezvous.pb import rendezvous_pb2 as pb
@@ -19,7 +20,6 @@ from rendezvous.values.wire_names import PORT
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-    from rendezvous.client.options import ClientOptions
 
 OPERATIONS = "/rendezvous.v1.Operations/"
 _ROUNDS = 3
@@ -28,15 +28,35 @@ _FOLLOWED_S = 60.0  # for which `watch` keeps trying while no replica has the jo
 
 
 class Service:
-    def __init__(self, endpoints: Sequence[str], options: ClientOptions, timeout_s: float) -> None:
+    """`finds_local`: also the jobs of this user on this machine, which have no service."""
+
+    def __init__(
+        self, endpoints: Sequence[str], options: ClientOptions, timeout_s: float, *, finds_local: bool = False
+    ) -> None:
         self.endpoints, self.options, self._timeout_s = tuple(endpoints), options, timeout_s
+        self._finds_local = finds_local
+        self._awake: set[str] = set()
+
+    async def _endpoints_of(self, job_id: str) -> tuple[str, ...]:
+        here = local.endpoint_of(job_id) if self._finds_local and job_id else ""
+        return (here,) if here and await self._wake(here) else self.endpoints
+
+    async def _wake(self, endpoint: str) -> bool:
+        if endpoint in self._awake or await local.wake(endpoint):
+            self._awake.add(endpoint)
+            return True
+        return False
+
+    def _open(self, endpoint: str) -> grpc.aio.Channel:
+        return open_channel(endpoint, ClientOptions() if endpoint.startswith("unix:") else self.options)
 
     async def call(self, method: str, request: Any, *, longer_s: float = 0.0) -> Any:
         """Try one endpoint after another, and follow redirects. Raises the last `AioRpcError`.
 
         `longer_s`: how long the service may wait by itself, in addition to the timeout of the call.
         """
-        route, left = Route(self.endpoints), 2 * _ROUNDS * len(self.endpoints)  # half of them for redirects
+        endpoints = await self._endpoints_of(getattr(request, "job_id", ""))
+        route, left = Route(endpoints), 2 * _ROUNDS * len(endpoints)  # half of them for redirects
         while True:
             try:
                 return await self.ask(route.endpoint, method, request, longer_s)
@@ -48,7 +68,7 @@ class Service:
             await asyncio.sleep(_PAUSE_S)
 
     async def ask(self, endpoint: str, method: str, request: Any, longer_s: float = 0.0) -> Any:
-        async with open_channel(endpoint, self.options) as channel:
+        async with self._open(endpoint) as channel:
             call: Any = channel.unary_unary(OPERATIONS + method)
             data = request.SerializeToString()
             answer = await call(data, metadata=metadata(self.options), timeout=self._timeout_s + longer_s)
@@ -57,7 +77,7 @@ class Service:
     async def notes(self, job_id: str, *, follow: bool) -> AsyncIterator[Any]:
         """Yield each event of a job exactly once, even if the stream breaks or another replica takes over."""
         latest, failed_since, found = pb.WatchEventsResponse(), 0.0, False
-        route = Route(self.endpoints)
+        route = Route(await self._endpoints_of(job_id))
         loop = asyncio.get_running_loop()
         while True:
             request = pb.WatchEventsRequest(
@@ -77,7 +97,7 @@ class Service:
                 await asyncio.sleep(_PAUSE_S)
 
     async def _watch(self, endpoint: str, request: Any) -> AsyncIterator[Any]:
-        async with open_channel(endpoint, self.options) as channel:
+        async with self._open(endpoint) as channel:
             call: Any = channel.unary_stream(OPERATIONS + "WatchEvents")
             async for data in call(request.SerializeToString(), metadata=metadata(self.options)):
                 yield pb.WatchEventsResponse.FromString(data)
@@ -87,7 +107,8 @@ class Service:
         jobs: dict[str, Any] = {}
         last: grpc.aio.AioRpcError | None = None
         reached, unreachable = 0, list[str]()
-        for endpoint in self.endpoints:
+        here = local.endpoints() if self._finds_local else []
+        for endpoint in [*[each for each in here if await self._wake(each)], *self.endpoints]:
             try:
                 answer = await self.ask(endpoint, "ListJobs", pb.ListJobsRequest())
             except grpc.aio.AioRpcError as error:
@@ -98,7 +119,7 @@ class Service:
             jobs |= {job.job_id: job for job in answer.jobs}
         if last is not None and not reached:
             raise last
-        if unreachable:
+        if unreachable and not self._finds_local:  # else a service is not expected
             warn(f"the list may be incomplete: no answer from {', '.join(unreachable)}")
         return [jobs[job_id] for job_id in sorted(jobs)]
 

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
-import uuid
-from collections import deque
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import grpc
 
 from rendezvous.codec import to_agent_bytes
-from rendezvous.rounds.journal import Line, Note, lines
 from rendezvous.rounds.outcome_truncation import fitted
 from rendezvous.service.agent_stream import AgentStream, StreamAborted
 from rendezvous.service.coalescer import Coalescer
+from rendezvous.service.open_job import OpenJob
 from rendezvous.service.owner import JobOwner
 from rendezvous.session_replay import Redirect
 from rendezvous.values.events import AgentLost, Assigned, Notice, Refused, Waiting
-from rendezvous.values.questions import REMARKS, RestartTimes
-from rendezvous.values.state import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,37 +24,14 @@ if TYPE_CHECKING:
     from rendezvous.service.conversation import Conversation
     from rendezvous.store.protocol import JobStore
     from rendezvous.values.events import Event, ToAgent
-    from rendezvous.values.questions import Remark
     from rendezvous.values.state import JobState
     from rendezvous.values.types import AgentId
 
-_log = logging.getLogger("rendezvous")
-_NOTES_KEPT = 1000
-_WATCHER_NOTES = 1000
-_RESTART_TIMES_KEPT = 4096
 _STREAM_NUMBERS_KEPT = 65_536
 _UNCONFIRMED_S = 0.2
-_CROWD = 64  # with more members than this, log one join in 64: a log line costs as much as a join
 
 
-class Watcher:
-    """A client that follows the journal; the service ends its stream if it falls too far behind."""
-
-    def __init__(self, notes: list[Note]) -> None:
-        self.queue: asyncio.Queue[Note | None] = asyncio.Queue(len(notes) + _WATCHER_NOTES)
-        for note in notes:
-            self.queue.put_nowait(note)
-        self.fell_behind = False
-        self.job_moved = False  # to another replica, which reports what follows
-
-    def put(self, note: Note | None) -> None:
-        try:
-            self.queue.put_nowait(note)
-        except asyncio.QueueFull:
-            self.fell_behind = True
-
-
-class Job:
+class Job(OpenJob):
     """One open job. `holds` returns whether this replica owns the job now."""
 
     def __init__(
@@ -71,51 +42,29 @@ class Job:
         metrics: Metrics,
         resume_grace_s: float,
     ) -> None:
-        self.job_id = job_id
+        super().__init__(job_id, lambda kind: metrics.count("events", kind))
         self.streams: dict[AgentId, AgentStream] = {}
         self.conversations: dict[AgentId, Conversation] = {}
-        self.restart_times: dict[tuple[int, str], RestartTimes] = {}  # by generation and node
-        self.watchers: set[Watcher] = set()
         self._stream_numbers: dict[AgentId, int] = {}  # the highest number that the agent has used
-        self.notes: deque[Note] = deque(maxlen=_NOTES_KEPT)
-        self.journal_id = uuid.uuid4().hex  # sequence numbers are valid within one journal
         self.idle_since = time.monotonic()
         self._holds, self._metrics, self._resume_grace_s = holds, metrics, resume_grace_s
         self._absent: dict[AgentId, asyncio.TimerHandle] = {}
-        self._orders: dict[int, tuple[Event, asyncio.Future[None]]] = {}
-        self._seq = 0
         self._last: tuple[ToAgent, bytes] | None = None
         self._coalescer: Coalescer[AgentStream, Waiting] = Coalescer(
             lambda to, message: to.put(self._encoded(message))
         )
         self._loaded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.owner = JobOwner(store, self._send, note=self._note)
+        self.owner = JobOwner(store, self._send, note=self.note)
         self.task = asyncio.get_running_loop().create_task(self.owner.run(), name=f"job {job_id}")
 
-    @property
-    def state(self) -> JobState:
-        return self.owner.state
+    def owner_task(self) -> asyncio.Task[None]:
+        return self.task
 
     async def wait_loaded(self) -> None:
         """Wait until the state is read. Raises the store's error if it cannot be read."""
         await asyncio.wait([self.task, self._loaded], return_when=asyncio.FIRST_COMPLETED)
         if self.task.done():
             await self.task
-
-    async def execute(self, order: Event) -> JobState:
-        """Post an order and return the state after it was processed, whether or not it changed anything."""
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._orders[id(order)] = (order, done)
-        try:
-            self.owner.post(order)
-            await asyncio.wait([self.task, done], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            del self._orders[id(order)]
-        if not done.done():
-            raise ConnectionError(
-                "this replica stopped serving the job before it processed the order; send the order again"
-            )
-        return self.state
 
     @property
     def is_idle(self) -> bool:
@@ -198,50 +147,12 @@ class Job:
             self._last = (message, to_agent_bytes(short))
         return self._last[1]
 
-    # --- notes -------------------------------------------------------------------------------------
-
-    def _note(self, event: Event | None, before: JobState, after: JobState) -> None:
+    def note(self, event: Event | None, before: JobState, after: JobState) -> None:
         if event is None:
             self._last = None
             if not self._loaded.done():
                 self._loaded.set_result(None)
-        elif self._orders and (order := self._orders.get(id(event))) is not None and not order[1].done():
-            order[1].set_result(None)
-        if after is before:
-            return
-        for line in lines(event, before, after):
-            self._add(line, after.generation, _level(line, after))
-        if after.phase is Phase.ENDED and before.phase is not Phase.ENDED:
-            for watcher in self.watchers:
-                watcher.put(None)
-
-    def _add(self, line: Line, generation: int, level: int) -> None:
-        self._seq += 1
-        note = Note(self._seq, time.time(), generation, line.kind, line.node, line.text)
-        self.notes.append(note)
-        self._metrics.count("events", line.kind)
-        extra = {"job": self.job_id, "generation": generation, "kind": line.kind}
-        _log.log(level, line.text, extra=extra)
-        for watcher in self.watchers:
-            watcher.put(note)
-
-    def remark(self, remark: Remark | RestartTimes, node: str = "") -> None:
-        """Note what an agent or an operator says, without a change of the state."""
-        if isinstance(remark, RestartTimes):
-            self.restart_times[remark.generation, node] = replace(remark, node=node)
-            while len(self.restart_times) > _RESTART_TIMES_KEPT:
-                del self.restart_times[min(self.restart_times)]
-            return
-        kind = remark.kind if remark.kind in REMARKS else REMARKS[0]
-        text = "".join(char if char.isprintable() else " " for char in remark.text)
-        self._add(Line(kind, text, node), remark.generation, logging.INFO)
-
-    def watch(self, after_seq: int) -> Watcher:
-        watcher = Watcher([note for note in self.notes if note.seq > after_seq])
-        self.watchers.add(watcher)
-        if self.state.outcome is not None:
-            watcher.put(None)
-        return watcher
+        super().note(event, before, after)
 
     # --- the end -----------------------------------------------------------------------------------
 
@@ -260,9 +171,3 @@ class Job:
         self._coalescer.close()
         self.task.cancel()
         await asyncio.wait([self.task])
-
-
-def _level(line: Line, after: JobState) -> int:
-    """The log level of an event: DEBUG for most joins of a large job. The journal contains all of them."""
-    here = len(after.members)
-    return logging.DEBUG if line.kind == "joined" and here > _CROWD and here % _CROWD else logging.INFO

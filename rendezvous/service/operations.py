@@ -23,8 +23,9 @@ from rendezvous.values.state import Phase
 if TYPE_CHECKING:
     from rendezvous.access.auth import Gate, Identity
     from rendezvous.service.calls import Calls
-    from rendezvous.service.job import Job, Watcher
+    from rendezvous.service.job import Job
     from rendezvous.service.jobs import Jobs
+    from rendezvous.service.open_job import Watcher
     from rendezvous.values.events import Event
 
 _REASON_CHARS = 500

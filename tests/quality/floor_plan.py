@@ -104,7 +104,8 @@ SHELL = {
         *within("sources", "poll source"),
     },
     "rendezvous": {
-        *"__init__ client codec completion embedded grpc_io hosted main metrics signals store torchrun".split(),
+        *"__init__ client codec completion embedded grpc_io hosted local local_calls main metrics".split(),
+        *"signals store torchrun".split(),
         *within("access", "auth certificates refusals secret tokens"),
         *within("client", "channel conversing options remote_session route scratch_client session tls_probe"),
         *within(
@@ -114,7 +115,7 @@ SHELL = {
         *within(
             "service",
             "agent_stream agents calls coalescer conversation health inquiry job jobs limits log_lines notify "
-            "operations owner probe reflection scratchpad server settings web",
+            "open_job operations owner probe reflection scratchpad server settings web",
         ),
         *within("submit", "command hand_over"),
     },
@@ -238,11 +239,13 @@ ROOMS = {
         "access": {"metrics"},
         "client": {"access", "codec", "grpc_io", "session_replay", "values"},
         "service": set("access client codec machine metrics rounds session_replay store values".split()),
+        "local": {"embedded"},
+        "local_calls": {"access", "embedded", "grpc_io", "metrics", "service"},
         "embedded": {"client", "service", "store", "values"},
         "hosted": {"access", "client", "grpc_io", "service", "store"},
         "main": {"access", "completion", "grpc_io", "service", "signals", "store", "values"},
         "submit": {"access"},
-        "control": {"client", "codec", "completion", "grpc_io", "service", "submit", "values"},
+        "control": {"client", "codec", "completion", "grpc_io", "local", "service", "submit", "values"},
         "torchrun": {"client", "values"},
     },
     "ddp": {
@@ -271,7 +274,7 @@ ABROAD = {
         f"rendezvous.{name}"
         for name in (
             *_VALUES,
-            *"client codec completion embedded hosted signals".split(),
+            *"client codec completion embedded hosted local signals".split(),
             *("access.client_options", "diagnosing.versions", "service.web"),
         )
     },

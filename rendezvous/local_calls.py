@@ -1,0 +1,64 @@
+"""The calls for tools, served in an agent's process for the one job in it. Imports gRPC: only when a tool asks."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from rendezvous.grpc_io import choose_engine, silence_grpc
+
+choose_engine()
+silence_grpc()
+
+import grpc  # noqa: E402
+import grpc.aio  # noqa: E402
+
+from rendezvous.access.auth import Gate  # noqa: E402
+from rendezvous.access.refusals import Refusals  # noqa: E402
+from rendezvous.metrics import Metrics  # noqa: E402
+from rendezvous.service.calls import Calls  # noqa: E402
+from rendezvous.service.limits import MESSAGE_BYTES, Counts, Limits  # noqa: E402
+from rendezvous.service.operations import Operations  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from rendezvous.embedded import EmbeddedRendezvous
+
+_OPERATIONS = "rendezvous.v1.Operations"
+_STOP_S = 0.5
+
+
+class _OneJob:
+    """As `Jobs` of the service, as far as tools need it."""
+
+    def __init__(self, job: EmbeddedRendezvous) -> None:
+        self._job = job
+
+    async def find(self, job_id: str) -> Any:
+        has_begun = self._job.state.spec is not None
+        return self._job if job_id == self._job.job_id and has_begun else None
+
+    async def known(self) -> list[str]:
+        return [self._job.job_id]
+
+
+async def serve(job: EmbeddedRendezvous, address: str) -> Callable[[], Awaitable[None]]:
+    limits, metrics, gate = Limits(), Metrics(), Gate("")
+    calls = Calls(gate, metrics, Refusals(metrics), Counts("calls", limits.calls_per_identity))
+    operations = Operations(_OneJob(job), gate, limits)  # type: ignore[arg-type]
+    server = grpc.aio.server(options=(("grpc.max_receive_message_length", MESSAGE_BYTES),))
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(_OPERATIONS, operations.methods(calls)),)
+    )
+    before = os.umask(0o177)
+    try:
+        server.add_insecure_port(address)
+    finally:
+        os.umask(before)
+    await server.start()
+
+    async def stop() -> None:
+        await server.stop(_STOP_S)
+
+    return stop

@@ -1,0 +1,110 @@
+"""ddpctl reaches a job on this machine that has no service, and only the jobs of its own user."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import tempfile
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from launched import eventually
+
+from rendezvous import local
+from rendezvous.control.ctl import main
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from launched import Launch
+
+SCRIPT = """
+import os, sys, time
+def a_function_to_find():
+    time.sleep(0.02)
+print("a line of rank", os.environ["RANK"], flush=True)
+while not os.path.exists(os.path.join(os.environ["THERE"], "over")):
+    a_function_to_find()
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.path.exists(os.path.join(os.environ["THERE"], "fail")):
+        sys.exit(3)
+"""
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A folder of this test for the sockets; short, as the paths of sockets are."""
+    folder = tempfile.mkdtemp(prefix="run-")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+    monkeypatch.delenv("DDP_RENDEZVOUS", raising=False)
+    monkeypatch.setattr(
+        local, "_folders", lambda: iter([os.path.join(folder, f"ddp-launch-jobs-{os.getuid()}")])
+    )
+    yield folder
+    shutil.rmtree(folder)
+
+
+def ctl(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(words) == 0, capsys.readouterr().err
+    return capsys.readouterr().out
+
+
+def test_a_job_without_a_service_is_found_asked_and_commanded(
+    runtime: str, launch: Launch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--nproc-per-node", "2", "--max-restarts", "1", "--preflight", "off")
+    job = launch(*words, source=SCRIPT, fake_torch="", env={"XDG_RUNTIME_DIR": runtime})
+    eventually(lambda: "a line of rank 1" in job.stdout() and "a line of rank 0" in job.stdout())
+
+    def jobs() -> Any:
+        return json.loads(ctl(capsys, "jobs", "-o", "json"))["jobs"]
+
+    (found,) = jobs()
+    assert (found["phase"], found["world_size"]) == ("PHASE_RUNNING", 2)
+    assert "2 ranks on 1 node" in ctl(capsys, "top")
+    eventually(lambda: "a_function_to_find" in ctl(capsys, "stacks", "1"))
+    assert "a line of rank 0" in ctl(capsys, "logs", found["job_id"])
+    (job.there / "fail").write_text("")
+    eventually(lambda: "generation 2" in ctl(capsys, "top"))
+    assert "verdict     exit-code: " in ctl(capsys, "why")
+    assert "stopped" in ctl(capsys, "events", found["job_id"])
+    ctl(capsys, "abort", found["job_id"], "--reason", "enough")
+    assert job.wait() != 0
+    assert "enough" in job.stderr()
+    assert local.endpoints() == []
+    job.assert_nothing_left()
+
+
+def test_what_a_killed_agent_leaves_is_removed(
+    runtime: str, launch: Launch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = launch("--preflight", "off", source=SCRIPT, fake_torch="", env={"XDG_RUNTIME_DIR": runtime})
+    eventually(lambda: "a line of rank 0" in job.stdout())
+    assert len(local.endpoints()) == 1
+    job.send(signal.SIGKILL)
+    job.wait()
+    assert main(["top"]) != 0
+    capsys.readouterr()
+    assert local.endpoints() == []
+
+
+def test_a_folder_that_others_can_write_to_is_not_used(runtime: str) -> None:
+    (folder,) = local._folders()
+    os.mkdir(folder, 0o777)
+    os.chmod(folder, 0o777)
+    path = os.path.join(folder, "trap.job")
+    open(path, "w").close()
+    assert local.endpoints() == []
+    assert local.endpoint_of("trap") == ""
+    os.chmod(folder, 0o700)
+    assert local.endpoint_of("trap") == f"unix:{folder}/trap.grpc"
+    assert asyncio.run(local.wake(f"unix:{folder}/trap.grpc")) is False
+
+
+@pytest.mark.parametrize("job_id", ["x" * 128, "a b", "..", "täglich"])
+def test_a_name_that_is_no_file_name_gets_a_short_path(job_id: str) -> None:
+    path = local._path("/run/user/1000/ddp-launch-jobs-1000", job_id)
+    assert os.path.dirname(path) == "/run/user/1000/ddp-launch-jobs-1000"
+    assert len(path) < 100
