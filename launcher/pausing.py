@@ -78,8 +78,8 @@ def _rank_heals(state: Supervision, local_rank: int, *, heals: bool) -> Step:
 
 def report_ready(state: Supervision) -> Step:
     """Tell the service if this has changed: whether all live ranks can be paused."""
-    is_ready = state.phase is Phase.RUNNING and set(state.live) == set(state.heals)
-    if state.phase is not Phase.RUNNING or is_ready == state.is_ready:
+    is_ready = set(state.live) == set(state.heals)
+    if state.phase is not Phase.RUNNING or not state.live or is_ready == state.is_ready:
         return state, ()
     told = Send(HealReady(state.agent, state.generation, is_ready))
     return replace(state, is_ready=is_ready), (told,)

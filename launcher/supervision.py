@@ -23,6 +23,7 @@ a group; at least one effect of the group follows:
     ALL: SignalRanks StartGrace
     NEXT: >joining AgentStopped AgentJoined OpenStore
     ENDS: >done Finish
+    FAILED: RankFailed RanksFinished
     GRACE: SignalRanks AbortGroups StartGrace
     HURRY: SignalRanks Sweep
 
@@ -42,7 +43,7 @@ a group; at least one effect of the group follows:
   | StoreFailed         | ENDS AgentLeft PARKED         | -                              | -                        |
   | StoreLost           | CANNOT                        | RankFailed                     | -                        |
   | StoreReached        | STARTS CANNOT                 | -                              | -                        |
-  | RankEnded           | RankFailed AgentStopped       | RankFailed RanksFinished noted | RankFailed Sweep noted   |
+  | RankEnded           | RankFailed AgentStopped       | FAILED HealReady noted         | RankFailed Sweep noted   |
   | RankHeals           | -                             | HealReady noted                | -                        |
   | CannotHeal          | -                             | HealReady                      | -                        |
   | RankParked          | -                             | StartGrace                     | Sweep noted              |
@@ -275,14 +276,15 @@ def _rank_ended(state: Supervision, event: RankEnded) -> Step:
     is_late = event.generation < state.generation and event.local_rank in (*state.kept, *state.parked)
     if event.local_rank not in state.live or not (is_late or event.generation == state.generation):
         return state, ()
-    state = _without(state, event.local_rank)
-    if state.assignment is None:
+    state, mine = _without(state, event.local_rank), state.assignment
+    if mine is None:
         return state, ()
     if state.phase is Phase.JOINING:
-        return parked_rank_ended(state, event, state.assignment)
-    actions: list[Action] = []
+        return parked_rank_ended(state, event, mine)
+    state, told = report_ready(state)  # first: it may be the only rank that could not be paused
+    actions: list[Action] = [*told]
     if event.cause is not None:
-        rank = state.assignment.rank_offset + event.local_rank
+        rank = mine.rank_offset + event.local_rank
         cause = replace(event.cause, rank=rank) if is_late else event.cause
         actions.append(Send(RankFailed(state.agent, state.generation, cause)))
     if state.in_place:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 # Every message about a peer, a connection or a timeout contains one of these; lower case.
 _PHRASES = (
     "gloo",
+    "distbackenderror",  # torch's reducer quotes the error of a group without its type
     "nccl",
     "connection closed by peer",
     "connection reset by peer",

@@ -328,6 +328,21 @@ def test_a_parked_rank_that_ends_during_the_stop_is_a_failure_and_the_sweep_is_n
     assert actions == (Send(AgentStopped(AGENT, 1, parked=(0,))),)
 
 
+def test_a_rank_that_has_not_entered_run_dies_and_the_others_can_be_paused() -> None:
+    """The service must know before it decides about the failure."""
+    state = replace(RUNNING, heals=(0,), join=JOIN)
+    _, actions = step(state, RankEnded(1, 1, CAUSE))
+    assert actions[0] == Send(HealReady(AGENT, 1, True))
+    assert isinstance(actions[1], Send)
+    assert isinstance(actions[1].message, RankFailed)
+
+
+def test_the_end_of_the_last_rank_does_not_make_its_node_ready() -> None:
+    state = replace(RUNNING, live=(0,), join=JOIN)
+    _, actions = step(state, RankEnded(1, 0, None))
+    assert not any(isinstance(a, Send) and isinstance(a.message, HealReady) for a in actions)
+
+
 def test_a_parked_rank_that_ends_before_the_next_generation_is_started_anew() -> None:
     """The service must know: if it was the last one of the job, new ranks would join nobody."""
     waits, actions = step(PARKED, RankEnded(1, 0, CAUSE))
