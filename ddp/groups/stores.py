@@ -11,6 +11,7 @@ import torch.distributed as dist
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+
 def await_keys(store: Any, keys: list[str], timeout_s: float, interrupted: Callable[[], str]) -> None:
     """Wait until the store has all keys. TimeoutError: it does not have them in time.
 

@@ -75,8 +75,15 @@ def is_communication_error(error: BaseException) -> bool:
     """Whether an error is about a peer, a connection or a timeout, and not about the script."""
     if any(kind.__name__ == "DistError" for kind in type(error).__mro__):
         return True
-    message = str(error).lower()
-    return isinstance(error, RuntimeError) and any(phrase in message for phrase in _PHRASES)
+    message = str(error)
+    if not isinstance(error, RuntimeError):
+        return False
+    return any(phrase in message.lower() for phrase in _PHRASES) or _is_ours(message)
+
+
+def _is_ours(message: str) -> bool:
+    """Whether it is an error of our own groups, which torch may have copied into another one."""
+    return _ABORTED in message or any(pattern.search(message) for pattern in _NAMED_RANK)
 
 
 def explain_failure(error: BaseException, doing: Operation, guard: Guard) -> Explanation:

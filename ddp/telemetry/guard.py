@@ -113,7 +113,8 @@ class Guard:
         self._watched: list[tuple[Any, Any]] = []  # groups with their asynchronous backends
         self.broken = ""  # why results of collectives may be garbage
         self._heals = False
-        self._pausing = threading.Event()  # the launcher will start the next generation with this process
+        self._paused_in = -1  # the generation in which the launcher has paused this process
+        self._paused = threading.Condition()
         self._orders: queue.SimpleQueue[Continue] = queue.SimpleQueue()
         self._reported: set[int] = set()
         self._wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -174,7 +175,11 @@ class Guard:
 
     def will_pause(self, within_s: float) -> bool:
         """Wait until the launcher pauses this process; False if it does not within this time."""
-        return self._heals and self._socket is not None and self._pausing.wait(within_s)
+        if not self._heals or self._socket is None:
+            return False
+        generation = _number("DDP_GENERATION")
+        with self._paused:
+            return self._paused.wait_for(lambda: self._paused_in == generation, within_s)
 
     def park(self) -> Continue:
         """Wait, outside of all collectives, for the next generation."""
@@ -183,11 +188,12 @@ class Guard:
 
     def go_on(self) -> None:
         """Begin the generation that is now in the environment."""
-        self._reason, self.broken = "", ""
+        with self._paused:
+            if self._paused_in != _number("DDP_GENERATION"):  # otherwise that one is over as well
+                self._reason, self.broken = "", ""
+                self._aborted.clear()
+                self.peers.begin_again()
         self._reported.clear()
-        self._aborted.clear()
-        self._pausing.clear()
-        self.peers.begin_again()
         self._send(self._hello())
 
     # --- reports to the launcher ---------------------------------------------------------------------
@@ -260,7 +266,9 @@ class Guard:
         if "abort" in request:
             self.abort(str(request["abort"]))
         elif "pause" in request:
-            self._pausing.set()
+            with self._paused:
+                self._paused_in = int(request["pause"]["generation"])
+                self._paused.notify_all()
             self.abort(str(request["pause"]["reason"]))
         elif "continue" in request:
             order = request["continue"]

@@ -177,7 +177,7 @@ def _serve(pipe: Any, env: dict[str, str], top: tuple[str, str], args: tuple[Any
     torch.set_num_threads(1)
     joining.install()
     gc.freeze()
-    signal.signal(signal.SIGUSR1, lambda *_: guard.start().abort(PAUSED_AGAIN))
+    _abort_on_signal()
     state: list[Any] = []
 
     def start() -> None:
@@ -198,6 +198,17 @@ def _serve(pipe: Any, env: dict[str, str], top: tuple[str, str], args: tuple[Any
             pipe.send(_outcome(_find(what), state[0], *args))
 
 
+def _abort_on_signal() -> None:
+    """Abort from another thread, as the guard does: the main one may be in a wait of torch, where no handler runs."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+
+    def wait() -> None:
+        while signal.sigwait({signal.SIGUSR1}):
+            guard.start().abort(PAUSED_AGAIN)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
 def _reform() -> float:
     _pause()
     began = time.monotonic()
@@ -207,8 +218,9 @@ def _reform() -> float:
 
 def _pause() -> None:
     """Do what the guard does when the launcher pauses a rank, and continues it."""
-    guard.start().abort("the world heals")
-    guard.start().go_on()
+    ours = guard.start()
+    ours.abort("the world heals")
+    ours.go_on()
 
 
 def _outcome(function: Callable[..., Any], *args: Any) -> tuple[bool, Any]:

@@ -74,6 +74,23 @@ def test_a_rank_is_paused_parks_and_goes_on(agent: Agent, monkeypatch: pytest.Mo
     guard.end()
 
 
+def test_a_pause_of_the_next_generation_is_not_lost(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another rank dies before this one has begun the generation."""
+    guard = Guard(agent.path)
+    agent.hears(guard)
+    guard.heals(True)
+    for generation in (4, 5):
+        agent.sends(pause={"generation": generation, "reason": f"in {generation}"})
+        agent.sends(**{"continue": {"generation": generation + 1, "env": {}}})
+    assert [list(agent.reads()) for _ in range(3)] == [["heals"], ["aborted"], ["aborted"]]
+    guard.park()
+    monkeypatch.setenv("DDP_GENERATION", "5")
+    guard.go_on()
+    assert guard.will_pause(10.0)
+    assert guard.find_broken()
+    guard.end()
+
+
 def test_a_rank_that_cannot_be_healed_is_not_paused(agent: Agent) -> None:
     guard = Guard(agent.path)
     agent.hears(guard)
