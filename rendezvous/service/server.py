@@ -21,6 +21,7 @@ import grpc.aio
 
 from rendezvous.access.auth import Certificates, Gate, secret_credentials, server_credentials
 from rendezvous.access.refusals import Refusals
+from rendezvous.diagnosing import goodput
 from rendezvous.metrics import Metrics
 from rendezvous.service.agents import Agents
 from rendezvous.service.calls import Calls
@@ -166,9 +167,21 @@ class Server:
         metrics.gauge(
             "backlog", "Queued events of all jobs together.", lambda: sum(j.owner.backlog for j in self.jobs)
         )
+        metrics.gauges(
+            "job_goodput",
+            "Share of the time of all ranks of a job in steps that count, since its start.",
+            "job_id",
+            self._goodput_by_job,
+        )
         metrics.gauge(
             "watchers", "Open WatchEvents streams.", lambda: sum(len(j.watchers) for j in self.jobs)
         )
+
+    def _goodput_by_job(self) -> dict[str, float]:
+        """Of jobs that have not ended, as far as their ranks show what they do."""
+        running = [job for job in self.jobs if job.state.outcome is None]
+        times = {job.job_id: goodput.whole(job.state.time) for job in running}
+        return {job_id: time.spent.goodput for job_id, time in times.items() if time is not None}
 
     def _jobs_by_phase(self) -> dict[str, float]:
         counted: dict[str, float] = {}

@@ -238,7 +238,9 @@ ROOMS = {
         "store": {"rounds", "values"},
         "access": {"metrics"},
         "client": {"access", "codec", "grpc_io", "session_replay", "values"},
-        "service": set("access client codec machine metrics rounds session_replay store values".split()),
+        "service": set(
+            "access client codec diagnosing machine metrics rounds session_replay store values".split()
+        ),
         "local": {"embedded"},
         "local_calls": {"access", "embedded", "grpc_io", "metrics", "service"},
         "embedded": {"client", "service", "store", "values"},

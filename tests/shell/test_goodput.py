@@ -6,6 +6,7 @@ import io
 import json
 import re
 import time
+import urllib.request
 from contextlib import redirect_stdout
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +59,8 @@ SHARE = re.compile(r"(\w+) ([0-9.]+) %")
 
 
 def test_a_job_says_what_its_time_was_spent_on(launch: Launch) -> None:
-    with serving("--insecure") as service:
+    with serving("--insecure", "--http", "127.0.0.1:0") as service:
+        (metrics,) = [line.split("metrics at ")[1].strip() for line in service.log if "metrics at" in line]
         began = time.monotonic()
         words = (
             "--nproc-per-node",
@@ -72,6 +74,10 @@ def test_a_job_says_what_its_time_was_spent_on(launch: Launch) -> None:
         job = launch(*words, "--max-restarts", "1", "--nnodes", "1", source=TRAIN, fake_torch="")
         job.await_there("trained-0", "trained-1")
         spent = eventually(lambda: spent_by_the_job(service.endpoint))
+        with urllib.request.urlopen(f"http://{metrics}/metrics", timeout=60) as answer:
+            assert re.search(
+                r'^ddp_rendezvous_job_goodput{job_id="timed"} 0\.\d', answer.read().decode(), re.M
+            )
         (job.there / "finish").touch()
         assert job.wait() == 0, job.stderr()
         wall = time.monotonic() - began
