@@ -45,7 +45,7 @@ class Sweeper:
         self._sessions = {self._pid}  # of the zygote and its ranks: others were opened to survive them
         self._traces: dict[_Trace, int] = {}  # the rank (pid) that had it
         self._order: Sweep | None = None
-        self._kept: tuple[int, ...] = ()
+        self._kept: frozenset[int] = frozenset()
         self._has_detached = False  # a sweep with kept ranks has left some, to be ended later
         self._spare_until = 0.0  # by then, detached processes have ended by themselves or are killed
         self._left_over = 0
@@ -69,7 +69,7 @@ class Sweeper:
 
     def begin(self, order: Sweep, kept: tuple[int, ...], keepers: int) -> None:
         """`kept`: the pids of the ranks that continue. `keepers`: how many processes keep stores."""
-        self._order, self._kept, self._has_detached = order, kept, False
+        self._order, self._kept, self._has_detached = order, frozenset(kept), False
         self._spare_until = time.monotonic() + order.patience_s
         self._left_over = len(tree.descendants(self._pid, self._belongs_to_kept)) - keepers
         self.sweep(keepers)
@@ -98,7 +98,7 @@ class Sweeper:
         """Kill the processes that have had their time. The ranks that have started meanwhile are kept too."""
         if not self._has_detached or time.monotonic() < self._spare_until:
             return
-        self._kept = tuple(self._ranks())
+        self._kept = frozenset(self._ranks())
         late = self._among(tree.in_other_sessions(self._pid, self._sessions))
         for pid in late:
             with suppress(ProcessLookupError, PermissionError):

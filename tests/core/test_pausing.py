@@ -98,6 +98,13 @@ def test_the_service_hears_when_all_live_ranks_can_be_paused_and_when_this_chang
     assert state.heals == (1,)
 
 
+def test_a_rank_that_an_exception_takes_out_of_its_loop_does_not_keep_the_others_from_healing() -> None:
+    state, actions = run(HEALING, RankHeals(1, 0, False), RankEnded(1, 0, CAUSE))
+    ready = [Send(HealReady(AGENT, 1, each)) for each in (False, True)]
+    assert actions == [*ready, Send(RankFailed(AGENT, 1, CAUSE))]  # the service decides on the failure
+    assert step(state, heal())[1][0] == PauseRanks(1, (1,), WHY)
+
+
 def test_a_script_that_cannot_heal_says_why() -> None:
     why = "rank 1 communicates before state.run: broadcast at train.py:17"
     state, actions = step(HEALING, CannotHeal(1, 1, why))

@@ -89,6 +89,18 @@ def test_a_rank_that_cannot_be_paused_is_killed_and_started_anew(launch: Launch)
     assert why in job.said()
 
 
+def test_a_rank_that_leaves_its_loop_with_an_error_is_healed(launch: Launch) -> None:
+    leaves = (
+        "if E['RANK'] == '0' and E['DDP_GENERATION'] == '1':\n    rank.say(heals=False)\n    sys.exit(3)\n"
+    )
+    start = "while not os.path.exists(os.path.join(THERE, 'begin')): time.sleep(0.01)\n"
+    job = launch(*TWO, source=TRAINS.replace("rank.serve()", start + leaves + "rank.serve()"), fake_torch="")
+    first = world(job.there, 1, 2, job)
+    (job.there / "begin").touch()
+    assert world(job.there, 2, 2, job).ranks[1].pid == first.ranks[1].pid
+    end(job)
+
+
 def test_a_failed_collective_that_nobody_else_explains_is_healed(launch: Launch) -> None:
     job = launch(*TWO, source=REPORTS_AN_ERROR, fake_torch="")
     first = world(job.there, 1, 2, job)
