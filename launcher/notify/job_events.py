@@ -52,7 +52,7 @@ def of_step(event: AgentEvent, state: Supervision, started: bool) -> JobEvent | 
         return JobEvent(EventKind.STARTED, f"{mine.world_size} ranks start on {nodes}", {})
     match event:
         case Stop(_, decision) if _reports(state, decision.cause) and decision.kind is not DecisionKind.FAIL:
-            details = {"decision": str(decision.kind), "cause": _cause(decision.cause)}
+            details = {"decision": decision.title, "cause": _cause(decision.cause)}
             return JobEvent(EventKind.STOPPING, decision.reason, details)
         case Notice(_, text) if _reports(state, None):
             return JobEvent(EventKind.NOTICE, text, {})

@@ -71,7 +71,9 @@ def _obstacle_of_class(cause: Cause, rule: PolicyAction | None) -> str:
 def _nobody_ready(state: JobState, without: str | None) -> str:
     if not len(state.ready):
         return "no rank trains inside State.run of ddp.elastic"
-    return "" if any(_has_survivors(state, n) for n in state.ready if n != without) else NOBODY_IS_LEFT
+    if any(_has_survivors(state, node) for node in state.ready if node != without):
+        return ""
+    return "no rank that can be paused is left"
 
 
 def _has_survivors(state: JobState, node: str) -> bool:

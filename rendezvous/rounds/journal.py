@@ -70,6 +70,8 @@ def lines(event: Event | None, before: JobState, after: JobState) -> Iterator[Li
         yield Line("sealed", f"generation {after.generation}: {ranks} ranks on {nodes} nodes")
     if after.phase is not before.phase:
         yield from _phase(after)
+    if after.refusal != before.refusal:
+        yield Line("cannot-heal", f"the job cannot be healed in place: {after.refusal}")
     if isinstance(event, NodeHealth) and event.news:
         yield Line("health", f"{event.agent.node}: {event.news}", event.agent.node)
     if isinstance(event, PhaseTimesReported):

@@ -180,6 +180,8 @@ def restarts_spent(state: JobState, now: float) -> str:
 
 def heals_spent(state: JobState, now: float) -> str:
     assert state.spec is not None
+    if state.spec.heal_budget.limit <= 0:
+        return "no heals are allowed (--max-heals 0)"
     return _spent("--max-heals", state.spec.heal_budget, _used(state, now, in_place=True))
 
 

@@ -247,6 +247,13 @@ def test_after_the_heals_come_the_restarts_and_then_the_end() -> None:
     assert (story.state.outcome.heals, story.state.outcome.restarts) == (2, 1)
 
 
+def test_no_heals_are_allowed() -> None:
+    story = healing(job(heal_budget=RestartBudget(0), recover=Recover.IN_PLACE), "a", "b").fails(
+        "b", 3, KILLED
+    )
+    assert "not in place: no heals are allowed (--max-heals 0); restarting" in decision(story).reason
+
+
 def test_a_window_of_heals_forgets() -> None:
     story = healing(job(restarts=0, heal_budget=RestartBudget(1, 600.0)), "a", "b")
     for _ in range(3):
@@ -496,6 +503,17 @@ def test_an_early_refusal_is_kept_and_stops_nothing() -> None:
     assert story.effects == (Persist(),)
     story.ready("a", "b").fails("b", 3, KILLED)
     assert f"not in place: {REFUSAL}; restarting" in decision(story).reason
+
+
+def test_the_journal_names_a_refusal_once() -> None:
+    story = healing(job(), "a", "b")
+    event, before = HealReady(agent("b"), 1, ready=False, refusal=REFUSAL), story.state
+    first = story.happens(event).state
+    assert [line.text for line in lines(event, before, first)] == [
+        f"the job cannot be healed in place: {REFUSAL}"
+    ]
+    again = story.ready("a", ready=False, refusal="another reason").state
+    assert list(lines(event, first, again)) == []
 
 
 def test_a_refusal_during_the_stop_counts() -> None:
