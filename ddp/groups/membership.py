@@ -24,6 +24,7 @@ from torch.distributed import PrefixStore
 
 from ddp.groups.core_arguments import Reductions
 from ddp.groups.shared_work import FinishedWork, InFlight
+from ddp.groups.stores import never
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -37,10 +38,6 @@ _ProcessGroup: Any = dist.ProcessGroup
 
 
 LET_GO_AFTER_S = 0.5
-
-
-def not_interrupted() -> str:
-    return ""
 
 
 class FormsCore(Protocol):
@@ -86,7 +83,7 @@ class Membership(_ProcessGroup):  # type: ignore[misc]
         self._numbers_used: set[int] = set()
         self._fallbacks: dict[str, Any] = {}
         self._leave()
-        self._join(store, rank, size, ranks, not_interrupted)
+        self._join(store, rank, size, ranks, never)
         self._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
         kinds = {"cpu": dist.ProcessGroup.BackendType.GLOO, "cuda": dist.ProcessGroup.BackendType.NCCL}
         for device, backend in self._fallbacks.items():
@@ -112,7 +109,7 @@ class Membership(_ProcessGroup):  # type: ignore[misc]
         rank: int,
         size: int,
         ranks: list[int],
-        interrupted: Callable[[], str] = not_interrupted,
+        interrupted: Callable[[], str] = never,
     ) -> None:
         """Replace the members. `ranks`: the ranks of the members in the job, for messages.
 

@@ -100,8 +100,13 @@ def reform() -> None:
         return
     _reforming = True
     try:
-        _form(_work)
+        _form(_work, guard.why_broken)
         wrappers.renew_all()
+    except RuntimeError as error:
+        reason = guard.why_broken()
+        if reason and not isinstance(error, CannotReform):
+            raise dist.DistBackendError(reason) from error  # the launcher has cut the connection to the store
+        raise
     finally:
         _reforming = False
     count, _work = len(_work.groups), None
@@ -140,7 +145,7 @@ def _leave(known: Registered) -> None:
         known.group.abort()
 
 
-def _form(work: _Work) -> None:
+def _form(work: _Work, interrupted: Callable[[], str]) -> None:
     info = parse_rank_info(os.environ)
     now = Place(info.rank, info.world_size)
     given = [
@@ -151,7 +156,6 @@ def _form(work: _Work) -> None:
     old: list[Any] = list(work.groups)
     for each in reversed(work.groups):
         _leave(each)
-    interrupted = _interruption()
     store: Any = next(rendezvous("env://", now.rank, now.size, timeout=_CONNECT_WITHIN))[0]
     meeting = Meeting(store, now.rank)
     for number, group in enumerate(chosen):
@@ -182,14 +186,3 @@ def _follow(known: Registered, made: Any) -> Registered:
     for each in successors.predecessors(made):
         registry.let_stand_for(each, made)
     return replace(known, group=made)
-
-
-def _interruption() -> Callable[[], str]:
-    """Return a function that says why waiting is in vain: the launcher has paused this process once more."""
-    known = guard.why_broken()
-
-    def interrupted() -> str:
-        reason = guard.why_broken()
-        return reason if reason != known else ""
-
-    return interrupted

@@ -15,7 +15,6 @@ import torch.distributed as dist
 
 from ddp.groups import core_loading, joining, ring, segment, stores
 from ddp.groups.backends import Layout, layout
-from ddp.groups.membership import not_interrupted
 from ddp.groups.shared_group import SharedGroup
 from ddp.groups.shared_work import CombinedWork, FinishedWork, SharedWork
 from ddp.telemetry import collective_marks
@@ -68,7 +67,7 @@ class _Setup:
         size: int,
         timeout: timedelta,
         ranks: list[int],
-        interrupted: Callable[[], str] = not_interrupted,
+        interrupted: Callable[[], str] = stores.never,
     ) -> None:
         self.name = name
         self.store = store

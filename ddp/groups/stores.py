@@ -1,4 +1,8 @@
-"""Waiting on a store of torch, so that a wait ends when its reason has gone."""
+"""Waiting on a store of torch, so that a wait ends when its reason has gone.
+
+`Store.wait` cannot be interrupted, and torch prints warnings each time that a wait of it ends in vain. So a wait that
+may be interrupted asks the store again and again.
+"""
 
 from __future__ import annotations
 
@@ -11,26 +15,51 @@ import torch.distributed as dist
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+_ASK_AFTER_S = 0.001
+_ASK_EVERY_S = 0.05  # at most, and then less often: a hundredth of the time that has passed
+_SELDOM_S = 0.5
 
-def await_keys(store: Any, keys: list[str], timeout_s: float, interrupted: Callable[[], str]) -> None:
+
+def never() -> str:
+    return ""
+
+
+def await_keys(store: Any, keys: list[str], timeout_s: float, interrupted: Callable[[], str] = never) -> None:
     """Wait until the store has all keys. TimeoutError: it does not have them in time.
 
-    `interrupted` returns why the wait must end, or "". The guard ends a wait by cutting the connection to the store:
-    asking the store again and again would load it, and torch would print a warning for each wait that expires.
+    `interrupted` is asked at intervals. It returns why the wait must end, or "".
     """
-    deadline = time.monotonic() + timeout_s
-    if reason := interrupted():  # before this, there may have been no connection to cut
-        raise dist.DistBackendError(reason)
+    if interrupted is never:
+        _wait(store, keys, timeout_s)
+        return
+    began, pause = time.monotonic(), _ASK_AFTER_S
+    while not _has(store, keys, interrupted):
+        passed = time.monotonic() - began
+        if passed >= timeout_s:
+            raise TimeoutError(f"the store does not have {keys} after {timeout_s:g} s")
+        time.sleep(pause)
+        pause = min(1.5 * pause, max(_ASK_EVERY_S, min(passed / 100, _SELDOM_S)))
+
+
+def _has(store: Any, keys: list[str], interrupted: Callable[[], str]) -> bool:
+    error = None
+    try:
+        found = bool(store.check(keys))
+    except RuntimeError as lost:  # the store is gone, or the guard has cut the connection because of a pause
+        found, error = False, lost
+    if reason := interrupted():
+        raise dist.DistBackendError(reason) from error
+    if error is not None:
+        raise error
+    return found
+
+
+def _wait(store: Any, keys: list[str], timeout_s: float) -> None:
     try:
         store.wait(keys, timedelta(seconds=timeout_s))
     except RuntimeError as error:
-        if reason := interrupted():
-            raise dist.DistBackendError(reason) from error
-        if store.check(keys):  # raises if the store is gone
-            return
-        if time.monotonic() >= deadline:
+        if not store.check(keys):  # raises if the store is gone
             raise TimeoutError(f"the store does not have {keys} after {timeout_s:g} s") from error
-        raise
 
 
 def own_store(store: Any) -> Any:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
+from ddp.telemetry import status_page
 from ddp.telemetry.collective_marks import copy_name
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def set_successor(old: Any, new: Any) -> None:
     """Let `new` stand for `old`, and for all groups that `old` stands for."""
     if not _is_installed:
         _is_installed.append(True)
+        status_page.keep("replaced groups", _next)  # the guard does not need to know them
         _install()
     key = id(old)
     for number, (reference, current) in list(_next.items()):

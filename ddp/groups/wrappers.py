@@ -28,6 +28,7 @@ from ddp.telemetry import torch_names
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+_FSDP_MODULE = "torch.distributed.fsdp"
 _TORCHS_MODULE = "torch.nn.parallel.distributed"
 
 _live: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -73,12 +74,29 @@ def _is_wrapper(kind: type) -> bool:
 
 def renew_all() -> None:
     """Let all wrapped models start anew. CannotReform: one of them cannot."""
+    _refuse_sharded()
     for wrapper in list(_live):
         if "reducer" not in vars(wrapper):
             continue  # its constructor has raised
         drop_gradients(wrapper)
         renew = next((renew for kind, renew in _renewers if isinstance(wrapper, kind)), _renew_torchs)
         renew(wrapper)
+
+
+def _refuse_sharded() -> None:
+    """FSDP gathers and frees parameters during a step, and torch cannot bring it back from the middle of one."""
+    fsdp = sys.modules.get(_FSDP_MODULE)
+    if fsdp is None:
+        return
+    kinds = tuple(
+        kind for name in ("FSDPModule", "FullyShardedDataParallel") if (kind := getattr(fsdp, name, None))
+    )
+    for each in gc.get_objects():
+        if issubclass(type(each), kinds):
+            raise CannotReform(
+                f"the model is sharded ({type(each).__name__}): FSDP cannot go on after a step that was interrupted, "
+                "because parameters may be gathered and gradients half reduced"
+            )
 
 
 def drop_gradients(module: torch.nn.Module) -> None:

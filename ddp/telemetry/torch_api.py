@@ -162,9 +162,13 @@ def gloo_threads(backend: Any) -> int | None:
 
 
 def groups() -> tuple[Any, ...]:
-    """Return all process groups that torch has registered. Does not import torch."""
+    """Return all process groups that torch has registered. Does not import torch.
+
+    Groups that were replaced are not among them, although torch's tables have them: their successors are.
+    """
     world = _world()
-    return tuple(world.pg_map) if world is not None else ()
+    replaced = status_page.kept("replaced groups") or ()
+    return tuple(group for group in world.pg_map if id(group) not in replaced) if world is not None else ()
 
 
 def has_default_group() -> bool:

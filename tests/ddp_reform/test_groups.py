@@ -81,3 +81,26 @@ def test_groups_made_while_training_are_made_again_by_the_script(backend: str) -
         ranks.kill(1)
         ranks.heal()
         assert ranks.run(world.group_of_the_loop) == [(3.0, "1")] * 2
+
+
+def settled(ranks: World) -> list[tuple[int, int, int]]:
+    """What the ranks use. A group is let go a little later, and what it held then with the heal after that."""
+    for _ in range(2):
+        ranks.heal()
+        ranks.run(world.footprint)
+    return ranks.run(world.footprint)
+
+
+@pytest.mark.parametrize("backend", ["shm", "gloo"])
+def test_healing_many_times_leaves_nothing_behind(backend: str) -> None:
+    with World(2, world.only_groups, backend) as ranks:
+        before = settled(ranks)
+        for _ in range(25):
+            ranks.heal()
+            ranks.run(world.sums)
+        for (files, threads, memory), (files_before, threads_before, memory_before) in zip(
+            settled(ranks), before, strict=True
+        ):
+            assert files <= files_before + 10
+            assert threads <= threads_before + 5
+            assert memory <= memory_before + 16

@@ -142,3 +142,12 @@ def early(backend: str, what: str) -> dict[str, Any]:
     if os.environ.get("DDP_JOINS") == "1" and what == "forward":
         model(torch.ones(1, 2))
     return {"model": model}
+
+
+def sharded(backend: str) -> dict[str, Any]:
+    from torch.distributed.fsdp import fully_shard
+
+    ddp.init(backend)
+    model = torch.nn.Linear(8, 8)
+    fully_shard(model)
+    return {"model": model}
