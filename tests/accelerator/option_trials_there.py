@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
 import ddp
-from ddp import comm_hooks
+from ddp import comm_hooks, elastic
 
 OURS = ddp.DistributedDataParallel
 
@@ -235,3 +235,22 @@ def sharded(rank: int, given: dict[str, Any]) -> None:
                 optimizer.step()
         results.append([p.detach().cpu() for p in wrapped.parameters()])
     same(*results)
+
+
+def logical_ranks(rank: int, size: int) -> None:
+    """The bits of the CPU, where nothing is asynchronous; with six of them each process sends two sums."""
+    results = []
+    for device in ("cpu", DEVICE):
+        torch.manual_seed(3)
+        wrapped = OURS(nn.Sequential(nn.BatchNorm1d(6), layers()).to(device), bucket_cap_mb=0.005)
+        optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.05, momentum=0.9)
+        world = elastic.LogicalWorld(size)
+        with emu.slow(kernels=0.0001, collectives=0.002):
+            for step in range(3):
+                for logical in world.ranks(wrapped):
+                    loss_of(wrapped, batch(logical, step, device)).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        results.append([each.detach().cpu() for each in wrapped.module.state_dict().values()])
+    for a, b in zip(*results, strict=True):
+        assert torch.equal(a, b)

@@ -43,6 +43,11 @@ def test_mixed_precision(two_ranks: Ranks, given: dict[str, Any]) -> None:
     two_ranks(f"{TRIALS}.mixed", given)
 
 
+@pytest.mark.parametrize("size", [4, 6])
+def test_logical_ranks(two_ranks: Ranks, size: int) -> None:
+    two_ranks(f"{TRIALS}.logical_ranks", size)
+
+
 def test_autocast_and_a_scaler(two_ranks: Ranks) -> None:
     two_ranks(f"{TRIALS}.under_autocast")
 

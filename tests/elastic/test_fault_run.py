@@ -42,6 +42,7 @@ PLACES = [
     "after the commit",
 ]
 WITHIN_S = 900.0
+NIGHTLY = [pytest.mark.nightly, pytest.mark.timeout(WITHIN_S)]
 Fault = tuple[int, str, int, str]
 
 
@@ -56,14 +57,21 @@ class Run:
     """Two ranks, on one node or on two."""
 
     def __init__(
-        self, folder: Path, backend: str, faults: list[Fault], recover: str = "restart", *, nodes: int = 1
+        self,
+        folder: Path,
+        backend: str,
+        faults: list[Fault],
+        recover: str = "restart",
+        *,
+        nodes: int = 1,
+        logical: bool = False,
     ) -> None:
         self.folder, self.faults, self.recover, self.nodes = folder, faults, recover, nodes
         self.notes = folder / "notes"
         self.notes.mkdir(parents=True)
         self.steps = 2 * len(faults) + 4
         plan = {"faults": faults, "steps": self.steps, "backend": backend, "recover": recover}
-        plan["logical"] = nodes > 1
+        plan["logical"] = logical
         plan |= {"programs": str(FAULTS), "hosts": 2 if backend == "hier" else 1}
         self.env = {"PLAN": json.dumps(plan), "NOTES": str(self.notes), "GLOO_SOCKET_IFNAME": "lo"}
         self._jobs: list[Launched] = []
@@ -123,9 +131,9 @@ class Run:
         return [json.loads((self.notes / f"end-{rank}").read_text()) for rank in range(2)]
 
 
-def calm(folder: Path, backend: str, count: int, *, nodes: int = 1) -> list[dict[str, Any]]:
+def calm(folder: Path, backend: str, count: int, *, logical: bool = False) -> list[dict[str, Any]]:
     """The same steps without faults, and without the launcher."""
-    run = Run(folder, backend, [], nodes=nodes)
+    run = Run(folder, backend, [], logical=logical)
     plan = json.loads(run.env["PLAN"]) | {"steps": 2 * count + 4}
     codes = generations.play(PROGRAM, folder, 2, 0, run.env | {"PLAN": json.dumps(plan)})
     assert not any(codes), "\n".join(path.read_text() for path in sorted(folder.glob("rank*")))
@@ -133,23 +141,23 @@ def calm(folder: Path, backend: str, count: int, *, nodes: int = 1) -> list[dict
 
 
 @pytest.mark.parametrize(
-    ("backend", "recover", "count"),
+    ("backend", "recover", "count", "logical"),
     [
-        ("shm", "restart", 4),
-        pytest.param("shm", "restart", 50, marks=[pytest.mark.nightly, pytest.mark.timeout(WITHIN_S)]),
-        pytest.param("hier", "restart", 50, marks=[pytest.mark.nightly, pytest.mark.timeout(WITHIN_S)]),
-        pytest.param("gloo", "restart", 50, marks=[pytest.mark.nightly, pytest.mark.timeout(WITHIN_S)]),
-        pytest.param("shm", "in-place", 50, marks=[pytest.mark.nightly, pytest.mark.timeout(WITHIN_S)]),
+        ("shm", "restart", 4, False),
+        pytest.param("shm", "restart", 50, False, marks=NIGHTLY),
+        pytest.param("hier", "restart", 50, False, marks=NIGHTLY),
+        pytest.param("gloo", "restart", 50, False, marks=NIGHTLY),
+        pytest.param("shm", "in-place", 50, False, marks=NIGHTLY),
+        pytest.param("gloo", "in-place", 12, True, marks=NIGHTLY),
     ],
 )
 def test_many_faults_leave_the_bits_as_they_are(
-    tmp_path: Path, backend: str, recover: str, count: int
+    tmp_path: Path, backend: str, recover: str, count: int, logical: bool
 ) -> None:
     kinds = KINDS + HANGS if count >= len(KINDS) else KINDS
     faults = planned(count, kinds, seed=count)
-    assert Run(tmp_path / "faults", backend, faults, recover).play() == calm(
-        tmp_path / "calm", backend, count
-    )
+    end = Run(tmp_path / "faults", backend, faults, recover, logical=logical).play()
+    assert end == calm(tmp_path / "calm", backend, count, logical=logical)
 
 
 @pytest.mark.nightly
@@ -163,5 +171,5 @@ def test_nodes_that_are_lost_leave_the_bits_as_they_are(tmp_path: Path) -> None:
         (step, place, 1 if kind == "node" else rank, kind)
         for step, place, rank, kind in planned(12, ["node", *KINDS[:3]], seed=5)
     ]
-    end = Run(tmp_path / "faults", "hier", faults, nodes=2).play()
-    assert end == calm(tmp_path / "calm", "hier", len(faults), nodes=2)
+    end = Run(tmp_path / "faults", "hier", faults, nodes=2, logical=True).play()
+    assert end == calm(tmp_path / "calm", "hier", len(faults), logical=True)
