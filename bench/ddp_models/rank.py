@@ -75,12 +75,12 @@ def one_turn(one: Contender, batch: torch.Tensor, steps: int) -> dict[str, float
     """Seconds for one micro-batch, and what they went into; gradients are let go of, as others come next."""
     dist.barrier()
     spent = dict.fromkeys(PHASES, 0.0)
-    began = time.perf_counter()
+    began, used = time.perf_counter(), time.process_time()
     for _ in range(steps):
         one.train(batch, spent)
-    whole = time.perf_counter() - began
+    spent |= {"step": time.perf_counter() - began, "cpu": time.process_time() - used}
     one.optimizer.zero_grad()
-    return {name: value / (steps * one.micro_batches) for name, value in {"step": whole, **spent}.items()}
+    return {name: value / (steps * one.micro_batches) for name, value in spent.items()}
 
 
 def steps_of_a_turn(one: Contender, batch: torch.Tensor) -> int:

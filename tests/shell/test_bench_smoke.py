@@ -151,6 +151,20 @@ def test_rendezvous(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
+def test_logical(tmp_path: Path) -> None:
+    page, figures = tmp_path / "page.md", tmp_path / "figures.json"
+    page.write_text("<!-- logical:begin -->\n<!-- logical:end -->\n")
+    command = [sys.executable, os.path.join(ROOT, "bench", "logical.py"), "--rounds", "1", "--worlds", "2"]
+    command += ["--models", "MLP, 1M", "--json", str(figures), "--write-docs", str(page)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(figures.read_text())["found"]
+    assert [world for _model, world, _taken in found] == [[2, 1, "shm"], [2, 2, "shm"]]
+    assert all(set(taken) == {"plain", "logical"} for _model, _world, taken in found)
+    assert page.read_text().count("| MLP, 1M | 2 |") == 2
+
+
+@pytest.mark.nightly
 def test_hierarchical(tmp_path: Path) -> None:
     page, figures = tmp_path / "page.md", tmp_path / "figures.json"
     page.write_text("<!-- hierarchical:begin -->\n<!-- hierarchical:end -->\n")
