@@ -184,6 +184,13 @@ def _add_why(command: argparse.ArgumentParser) -> None:
         help="the start of the ranks that failed",
     )
 
+    command.add_argument(
+        "--file",
+        default="",
+        metavar="PATH",
+        help="tell it from a failure.json, or the log folder with it, of a job that no service keeps",
+    )
+
 
 def _add_checkpoint(command: argparse.ArgumentParser) -> None:
     command.add_argument(

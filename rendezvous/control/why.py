@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -13,6 +15,7 @@ from rendezvous.codec import decode
 from rendezvous.control.asking import NoSuchJob, job_named
 from rendezvous.control.ctl_text import printable_lines
 from rendezvous.control.formats import as_dict, is_for_programs, show
+from rendezvous.control.why_file import NotAStory, story_in
 from rendezvous.control.why_text import Event, Story, slowest, story_text, with_journal
 from rendezvous.pb import rendezvous_pb2 as pb
 from rendezvous.values.questions import RestartTimes
@@ -27,6 +30,8 @@ _NO_FAILURE = (DecisionKind.FINISH, DecisionKind.GROW)
 
 
 async def run(service: Service, arguments: argparse.Namespace) -> int:
+    if arguments.file:
+        return _tell_file(arguments)
     name = await job_named(service, arguments.job, ended_too=True)
     job = (await service.call("GetJob", pb.GetJobRequest(job_id=name))).job
     story = await _story(service, name, job, arguments.generation)
@@ -39,10 +44,30 @@ async def run(service: Service, arguments: argparse.Namespace) -> int:
     if is_for_programs(arguments.output):
         show(_as_dict(story, job), arguments.output)
     else:
-        show(
-            printable_lines(story_text(story, shutil.get_terminal_size((100, 24)).columns)), arguments.output
-        )
+        show(printable_lines(story_text(story, _width())), arguments.output)
     return 0
+
+
+def _tell_file(arguments: argparse.Namespace) -> int:
+    """Of a job that has ended, from what its agent has written."""
+    path = arguments.file
+    if os.path.isdir(path):
+        path = os.path.join(path, "failure.json")
+    with open(path, encoding="utf-8", errors="replace") as file:
+        text = file.read()
+    try:
+        story = story_in(text)
+    except NotAStory as error:
+        raise NoSuchJob(f"{path}: {error}") from None
+    if is_for_programs(arguments.output):
+        show(json.loads(text), arguments.output)
+    else:
+        show(printable_lines(story_text(story, _width())), arguments.output)
+    return 0
+
+
+def _width() -> int:
+    return shutil.get_terminal_size((100, 24)).columns
 
 
 async def _story(service: Service, name: str, job: Any, wanted: int) -> Story | None:
@@ -64,7 +89,7 @@ async def _story(service: Service, name: str, job: Any, wanted: int) -> Story | 
         name,
         generation,
         cause,
-        tuple(each for each in decisions if each.generation == generation),
+        tuple(f"{each.title}: {each.reason}" for each in decisions if each.generation == generation),
         tuple(each for each in others if is_last and cause is not None and each.rank != cause.rank),
         await _times(service, name, generation + 1),
         job.summary.restarts,

@@ -14,7 +14,7 @@ from rendezvous.values.types import FailureClass
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from rendezvous.values.types import Cause, Decision
+    from rendezvous.values.types import Cause
 
 PARTS = ("detect", "stop", "meet", "fork", "init", "first_step", "redo")
 _LABEL = 12
@@ -36,7 +36,7 @@ class Story:
     job: str
     generation: int  # that failed
     cause: Cause | None  # None: only a decision is known, such as a restart that an operator ordered
-    decisions: tuple[Decision, ...] = ()  # about this generation
+    decided: tuple[str, ...] = ()  # about this generation
     others: tuple[Cause, ...] = ()  # that failed as well; known once the job has ended
     times: RestartTimes | None = None
     restarts: int = 0
@@ -93,7 +93,7 @@ def _rows(story: Story) -> list[tuple[str, str]]:
         rows += _verdict(cause)
         rows += [("others", _others(story.others))] if story.others else []
     rows += [("health", text) for text in story.health]
-    rows += [("decided", f"{decision.title}: {decision.reason}") for decision in story.decisions]
+    rows += [("decided", words) for words in story.decided]
     rows.append(("took", times_text(story.times)))
     return rows
 

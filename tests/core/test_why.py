@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
+import pytest
+
+from launcher.failure.story import outcome_json
+from rendezvous.control.why_file import NotAStory, story_in
 from rendezvous.control.why_text import Event, Story, slowest, story_text, times_text, with_journal
 from rendezvous.values.questions import RestartTimes
-from rendezvous.values.types import Cause, Decision, DecisionKind, Doubt, FailureClass
+from rendezvous.values.types import Cause, Decision, DecisionKind, Doubt, FailureClass, Outcome
 
 CAUSE = Cause(
     node="node1",
@@ -23,13 +28,22 @@ CAUSE = Cause(
     place="in backward, bucket 3 of 7",
     traceback="a\nb",
 )
-DECISION = Decision(DecisionKind.RESTART, "rank 9 on node1: out of memory; restarting", 3, CAUSE)
 TIMES = RestartTimes(4, 0.002, 0.05, 0.01, 0.04, 1.5, 0.25, 12.0)
 
 
 def test_a_story_has_all_its_parts() -> None:
     others = tuple(replace(CAUSE, rank=rank, reason="lost its peer") for rank in (0, 1, 2, 8))
-    text = story_text(Story("llama", 3, CAUSE, (DECISION,), others, TIMES, health=("a disk is full",)))
+    text = story_text(
+        Story(
+            "llama",
+            3,
+            CAUSE,
+            ("restart: rank 9 on node1: out of memory; restarting",),
+            others,
+            TIMES,
+            health=("a disk is full",),
+        )
+    )
     for part in (
         "job         llama, generation 3",
         "what failed rank 9 on node1",
@@ -93,3 +107,24 @@ def test_times_add_up_and_unknown_ones_are_named() -> None:
     assert "init unknown" in partly
     assert "together" not in partly
     assert times_text(None).startswith("not known")
+
+
+def test_the_file_of_a_failed_job_tells_the_same() -> None:
+    other = replace(CAUSE, rank=0, failure=FailureClass.CONSEQUENCE, reason="lost its peer")
+    decisions = (
+        Decision(DecisionKind.RESTART, "again", 3, CAUSE),
+        Decision(DecisionKind.FAIL, "no restarts left", 4),
+    )
+    outcome = Outcome(False, "failed", 137, CAUSE, (CAUSE, other), 1, decisions)
+    story = story_in(json.dumps(outcome_json(outcome, log_dir="/logs/llama-1")))
+    assert (story.job, story.generation, story.restarts) == ("llama-1", 4, 1)
+    assert story.cause == CAUSE
+    assert story.others == (other,)
+    assert story.decided == ("fail: no restarts left",)
+    assert "verdict     out-of-memory" in story_text(story)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 2}', '{"version": 1, "first_cause": 3}'])
+def test_another_file_is_refused_in_words(text: str) -> None:
+    with pytest.raises(NotAStory, match="it "):
+        story_in(text)

@@ -42,7 +42,7 @@ CORE = {
     "rendezvous": {
         *"access control diagnosing machine rounds service session_replay submit values".split(),
         *within("client", "session_rules"),
-        *within("control", "log_lines top_screen top_table why_text"),
+        *within("control", "log_lines top_screen top_table why_file why_text"),
         *within(
             "diagnosing",
             "desync diagnosis finding goodput hang_text post_mortem recorded stragglers versions waits",
