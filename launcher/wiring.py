@@ -189,7 +189,7 @@ def build_parts(shell: Shell, connection: Connection, listener: Listener) -> Par
 def _time_watch(shell: Shell, connection: Connection, ranks: Workers, node: NodeWatch) -> TimeWatch:
     send = connection.session.send
     watch = TimeWatch(shell.spec.nproc, shell.began, ranks.pages, send, shell.boundary)
-    node.rank_times = watch.rank_times
+    node.rank_times = watch.divided
     return watch
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from launcher.exchange import Isolated, RankEnded
 from launcher.health.time_ledger import Ledger, Stage
 from launcher.supervised import Phase
+from rendezvous.diagnosing import goodput
 from rendezvous.values.events import (
     AgentLeft,
     AgentStopped,
@@ -19,7 +20,7 @@ from rendezvous.values.events import (
     RankTimesReported,
     Stop,
 )
-from rendezvous.values.rank_time import JobTime, RankTime, in_words, sum_of
+from rendezvous.values.rank_time import JobTime, RankTime, TimeState, in_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 _EVERY_S = 5.0
 _AFTER_THE_END_S = 1.0  # ranks of other nodes still run; nothing has to be read for this
+_HERE = "here"  # the only node that is known here
 _LAST_REPORT_BEFORE = (AgentStopped, RanksFinished, AgentLeft)
 
 
@@ -49,6 +51,7 @@ class TimeWatch:
         """`began`: when the agent started, on the monotonic clock."""
         self._pages, self._send, self._boundary = pages, send, boundary
         self._ledgers = [Ledger(began)] * nproc
+        self._divided = TimeState()
         self._state: Supervision | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -132,12 +135,23 @@ class TimeWatch:
         self._report_later()
 
     def _report(self) -> None:
-        state = self._state
+        state, ranks = self._state, self._take()
         if state is None or state.assignment is None or not state.assignment.wants_times:
             return  # a service of the release before rejects a message that it does not know
-        ranks = self._boundary.called("adding up the time of the ranks", self.rank_times, ())
         if ranks and state.phase is not Phase.DONE:
             self._send(RankTimesReported(state.agent, ranks))
+
+    def _take(self) -> tuple[RankTime, ...]:
+        """The time until now. Of the ranks of this node, it is also divided as the service divides that of all."""
+        ranks = self._boundary.called("adding up the time of the ranks", self.rank_times, ())
+        if ranks:
+            self._divided = goodput.reported(self._divided, _HERE, "", ranks)
+        return ranks
+
+    def divided(self) -> tuple[RankTime, ...]:
+        """The time of the ranks until now, with `waiting` compared to the other ranks of this node."""
+        self._take()
+        return goodput.ranks_of(self._divided, [_HERE])
 
     def rank_times(self) -> tuple[RankTime, ...]:
         """Until now. Empty before the node has a place in the job."""
@@ -164,7 +178,6 @@ class TimeWatch:
         return in_words(job) if job.spent.training > 0 else ""
 
     def _node_time(self) -> JobTime | None:
-        ranks = self._boundary.called("adding up the time of the ranks", self.rank_times, ())
-        if not any(rank.has_page for rank in ranks):
-            return None
-        return JobTime(len(ranks), sum_of(rank.spent for rank in ranks))
+        """None if no rank of this node has shown what it does."""
+        self._take()
+        return goodput.whole(self._divided)

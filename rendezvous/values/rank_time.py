@@ -138,7 +138,8 @@ def in_words(time: JobTime) -> str:
     if time.spent.lost > 0:
         inside = ", ".join(part for part in lost if part)
         shown.append(
-            f"lost to restarts {_share(time.spent.lost, whole)}" + (f" ({inside})" if inside else "")
+            f"lost to stops and restarts {_share(time.spent.lost, whole)}"
+            + (f" ({inside})" if inside else "")
         )
     ranks = f"{time.ranks} rank{'s' if time.ranks > 1 else ''}"
     each = _duration(whole / time.ranks)

@@ -203,6 +203,6 @@ def test_in_words() -> None:
     spent = TimeSpent(forward=30.0, backward=50.0, start=10.0, init=6.0, redo=3.99, idle=0.01)
     assert in_words(JobTime(2, spent)) == (
         "goodput 80.0 % of 2 ranks x 50.0 s: start 10.0 %, forward 30.0 %, backward 50.0 %, "
-        "lost to restarts 10.0 % (init 6.0 %, redo 4.0 %)"
+        "lost to stops and restarts 10.0 % (init 6.0 %, redo 4.0 %)"
     )
     assert in_words(JobTime(0, TimeSpent())) == ""

@@ -277,7 +277,7 @@ ABROAD = {
         for name in (
             *_VALUES,
             *"client codec completion embedded hosted local signals".split(),
-            *("access.client_options", "diagnosing.versions", "service.web"),
+            *("access.client_options", "diagnosing.goodput", "diagnosing.versions", "service.web"),
         )
     },
 }
