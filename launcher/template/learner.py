@@ -12,8 +12,9 @@ the ranks have really imported, and only if a rank cannot tell the difference.
    after it.
 3. The zygote imports what has passed, one module per turn of its loop, under the variables that were set in the ranks.
 
-A rank that ends meanwhile ends the trial. What is imported by then stays: it is correct by itself. While the zygote
-imports a module it does nothing else, so a request waits for it. Ranks that start then would have imported the same.
+A rank that ends meanwhile ends the trial, and the next one begins when no rank is missing. What is imported by then
+stays: it is correct by itself. While the zygote imports a module it does nothing else, so a request waits for it. Ranks
+that start then would have imported the same.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ class Learner:
     def __init__(self, become_child: Callable[[], None], tell: Callable[[Learned], None]) -> None:
         self._become_child, self._tell = become_child, tell
         self._shared: dict[int, mmap.mmap] = {}
+        self._missing: set[int] = set()  # local ranks that have ended, and were not started again
         self._of_each_rank: set[str] = set()
         self._quiet = _Quiet({}, 0.0, 0.0)
         self._rounds = 0
@@ -65,6 +67,7 @@ class Learner:
     def record_rank(self, local_rank: int, variables: Iterable[str]) -> None:
         """Prepare the record of a rank that is about to be forked. The launcher sets `variables` for each rank."""
         self.stop()
+        self._missing.discard(local_rank)
         self._shared[local_rank] = mmap.mmap(-1, _RECORD_BYTES)
         self._of_each_rank.update(variables)
         now = time.monotonic()
@@ -76,10 +79,11 @@ class Learner:
             generator.seed()
         return ImportRecorder(self._shared[local_rank])
 
-    def rank_ended(self) -> None:
-        """Learn nothing from a world that is not whole."""
+    def rank_ended(self, local_rank: int) -> None:
+        """Learn nothing from a world that is not whole. If it heals, the ranks that continue keep their records."""
         self.stop()
-        self._shared.clear()
+        self._shared.pop(local_rank, None)
+        self._missing.add(local_rank)
 
     def reaped(self, pid: int) -> None:
         """The loop has waited for this child."""
@@ -103,7 +107,7 @@ class Learner:
         """Return how long the loop may wait before it calls `turn`; None: as long as it likes."""
         if self._round is not None:
             return None if self._round.report is not None else 0.0
-        if not self._shared or self._rounds == _MOST_ROUNDS:
+        if not self._shared or self._missing or self._rounds == _MOST_ROUNDS:
             return None
         return max(0.0, self._quiet.look_at - time.monotonic())
 

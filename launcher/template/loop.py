@@ -262,7 +262,7 @@ class Loop:
             if self._learner is not None:
                 self._learner.reaped(pid)
                 if child is not None:
-                    self._learner.rank_ended()
+                    self._learner.rank_ended(child.local_rank)
             if child is not None:
                 self._tell_exit(pid, child, status, now - child.started)
         self._sweeper.sweep(len(self._keepers))

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from launcher.template.learner import Learner
+
 if TYPE_CHECKING:
     from launched import Launch
 
@@ -148,7 +150,9 @@ for _ in range(5):
         mine.turn()
     assert mine.trial is not None
     shared = dict(mine._shared)
-    mine.rank_ended()
+    mine.rank_ended(0)
+    assert mine.wait_s() is None
+    mine.record_rank(0, ["RANK"])
     mine._shared.update(shared)  # the next generation imports the same
     mine._quiet = learner._Quiet({0: shared[0].find(bytes(1))}, 0.0, 0.0)
 """
@@ -156,6 +160,20 @@ for _ in range(5):
         tmp_path, {"m_plain": "VALUE = 1"}, "import m_plain, wave, colorsys", before=breaks_off
     )
     assert (imported, left_out) == (["m_plain", "wave"], {})
+
+
+def test_a_heal_keeps_what_the_ranks_that_continue_have_recorded() -> None:
+    """Otherwise the zygote would import what only the new rank imports."""
+    mine = Learner(lambda: None, lambda _report: None)
+    for local_rank in (0, 1):
+        mine.record_rank(local_rank, ["RANK"])
+    kept = mine._shared[1]
+    mine.rank_ended(0)
+    assert mine.wait_s() is None  # nothing is learned from a part of the world
+    mine.record_rank(0, ["RANK"])
+    assert mine.wait_s() is not None
+    assert sorted(mine._shared) == [0, 1]
+    assert mine._shared[1] is kept
 
 
 def test_each_rank_gets_its_own_seed(tmp_path: Path) -> None:
