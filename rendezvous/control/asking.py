@@ -20,6 +20,10 @@ class NoSuchJob(Exception):
     """The job cannot be determined. The message is for the user."""
 
 
+class BadArgument(Exception):
+    """An argument cannot be used, such as a file that cannot be read. The message is for the user."""
+
+
 async def inquire(
     service: Service,
     job_id: str,

@@ -51,7 +51,7 @@ def _ask(arguments: argparse.Namespace) -> int:
     import grpc
 
     from rendezvous.client.options import OptionsUnusable, client_options
-    from rendezvous.control.asking import NoSuchJob
+    from rendezvous.control.asking import BadArgument, NoSuchJob
     from rendezvous.control.ctl_calls import carry_out
     from rendezvous.control.service import Service, endpoints
 
@@ -67,6 +67,8 @@ def _ask(arguments: argparse.Namespace) -> int:
         return asyncio.run(carry_out(service, arguments))
     except OptionsUnusable as error:  # of a connection: a certificate that cannot be read
         return _failed(str(error), _UNUSABLE)
+    except BadArgument as error:
+        return _failed(str(error), _USAGE)
     except NoSuchJob as error:
         return _failed(str(error), _FAILED)
     except grpc.RpcError as error:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 
-from rendezvous.control.asking import NoSuchJob, inquire, job_named
+from rendezvous.control.asking import BadArgument, inquire, job_named
 from rendezvous.control.formats import is_for_programs, show, warn, write
 from rendezvous.control.log_lines import as_dict, lines_of, on_terminal, prefix
 from rendezvous.pb import rendezvous_pb2 as pb
@@ -199,6 +199,8 @@ def _read_cursor(path: str, job: str) -> dict[tuple[int, int, str], int]:
         found: Any = json.loads(text)
         if found["version"] == 1:
             if found["job"] != job:
-                raise NoSuchJob(f"{path} is the cursor of job {found['job']}, not of {job}: use another file")
+                raise BadArgument(
+                    f"{path} is the cursor of job {found['job']}, not of {job}: use another file"
+                )
             return {(int(g), int(r), str(LogStream(s))): int(at) for g, r, s, at in found["places"]}
-    raise NoSuchJob(f"{path} is not a cursor file of `ddpctl logs`: use another name, or remove it")
+    raise BadArgument(f"{path} is not a cursor file of `ddpctl logs`: use another name, or remove it")

@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 
 from rendezvous.codec import decode
-from rendezvous.control.asking import NoSuchJob, job_named
+from rendezvous.control.asking import BadArgument, NoSuchJob, job_named
 from rendezvous.control.ctl_text import printable_lines
 from rendezvous.control.formats import as_dict, is_for_programs, show
 from rendezvous.control.why_file import NotAStory, story_in
@@ -53,12 +53,14 @@ def _tell_file(arguments: argparse.Namespace) -> int:
     path = arguments.file
     if os.path.isdir(path):
         path = os.path.join(path, "failure.json")
-    with open(path, encoding="utf-8", errors="replace") as file:
-        text = file.read()
     try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            text = file.read()
         story = story_in(text)
+    except OSError as error:
+        raise BadArgument(f"--file: cannot read {path}: {error.strerror}") from None
     except NotAStory as error:
-        raise NoSuchJob(f"{path}: {error}") from None
+        raise BadArgument(f"--file: {path}: {error}") from None
     if is_for_programs(arguments.output):
         show(json.loads(text), arguments.output)
     else:

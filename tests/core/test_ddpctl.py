@@ -2,12 +2,14 @@
 
 import argparse
 import asyncio
+from pathlib import Path
 
 import pytest
 from google.protobuf.message import Message
 
 from rendezvous.client.options import ClientOptions
 from rendezvous.control.commands import ALIASES, COMPLETION, SUBMIT, Command, Order, parser
+from rendezvous.control.ctl import main
 from rendezvous.control.ctl_calls import carry_out, request_of
 from rendezvous.control.service import Service
 from rendezvous.pb import rendezvous_pb2 as pb
@@ -50,3 +52,18 @@ def test_a_command_that_nothing_handles_asks_nothing_of_the_service() -> None:
     arguments = argparse.Namespace(command="explode", job="j", reason="", output="text")
     with pytest.raises(ValueError, match="explode"):
         asyncio.run(carry_out(Service(("127.0.0.1:1",), ClientOptions(), 1.0), arguments))
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(None, "cannot read"), ("hello", "not a failure.json"), ('{"version": 9}', "version 9")],
+)
+def test_a_file_that_tells_no_story_is_a_wrong_argument(
+    content: str | None, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "failure.json"
+    if content is not None:
+        path.write_text(content)
+    assert main(["why", "--file", str(path)]) == 2
+    err = capsys.readouterr().err
+    assert (words in err, str(path) in err, err.count("\n")) == (True, True, 1)
