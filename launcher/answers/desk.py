@@ -12,7 +12,6 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from launcher.answers.log_reading import read_logs
 from launcher.answers.rank_table import gpu_of, rank_seen
 from launcher.health.native_stacks import native_stacks
 from launcher.health.stacks import stacks_of
@@ -149,6 +148,8 @@ class Desk:
         return late or all(log.history.kept().is_closed for log in self._files.known().values())
 
     async def _read(self, wanted: LogsWanted) -> LogPieces:
+        from launcher.answers.log_reading import read_logs  # most jobs are never asked
+
         async with self._slow:
             return await asyncio.to_thread(read_logs, wanted, self._files.known(), time.time())
 

@@ -13,11 +13,12 @@ does not resume repeats all of them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from launcher.health.exposition import PARTS
+from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.questions import RestartTimes
 from rendezvous.values.rank_view import RankPhase
 

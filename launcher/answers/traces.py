@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rendezvous.values.late_dataclass import dataclass
 from rendezvous.values.questions import CannotAnswer, TracePart
 
 if TYPE_CHECKING:
