@@ -121,9 +121,13 @@ def _has_all_private(seen: list[tuple[int, ReadableImage]], world_size: int) -> 
 
 
 def _sources(images: dict[str, tuple[list[int], bool]]) -> tuple[Source, ...]:
-    """Sort images: first those in memory, then those on disk, each by rank. All ranks get the same order."""
+    """Sort images by rank, so that all ranks get the same order. Those on disk are used only if none is in memory:
+
+    they would have to be read and verified, and another node sends the image in memory sooner.
+    """
     sources = [Source(image, tuple(ranks), in_memory) for image, (ranks, in_memory) in images.items()]
-    return tuple(sorted(sources, key=lambda source: (not source.in_memory, source.ranks[0], source.image)))
+    best = [source for source in sources if source.in_memory] or sources
+    return tuple(sorted(best, key=lambda source: (source.ranks[0], source.image)))
 
 
 def verifying_rank(source: Source, part: int) -> int:
