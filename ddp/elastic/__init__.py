@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ddp.elastic.checkpoint import CheckpointError
 from ddp.elastic.image import DamagedImage
 from ddp.elastic.logical_world import LogicalWorld
 from ddp.elastic.request import CheckpointRequest, checkpoint_done, checkpoint_request, checkpoint_requested
@@ -13,6 +14,7 @@ from ddp.elastic.writer import CommitError
 from ddp.groups import joining
 
 __all__ = [
+    "CheckpointError",
     "CheckpointRequest",
     "CommitError",
     "DamagedImage",
