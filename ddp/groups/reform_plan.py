@@ -57,14 +57,11 @@ def _new_group(group: Group, groups: Sequence[Group], n_names: int, before: Plac
             f"{before.size}"
         )
     if before.size != now.size and (own or not everybody):
-        which = (
-            f"the group {group.name} has the ranks {list(group.ranks)}"
-            if not everybody
-            else "there are groups"
-        )
+        part = f"the group {group.name} has the ranks {list(group.ranks)} of {before.size}"
+        which = "there are groups of which this rank is not a member" if everybody else part
         raise CannotReform(
-            f"{which} of {before.size}, and the world now has {now.size}: only the script knows which ranks a part of "
-            "the world has then"
+            f"{which}, and the world now has {now.size} ranks: only the script knows which ranks a part of the world "
+            "has then"
         )
     if now.rank != before.rank and (own or (not everybody and now.rank not in group.ranks)):
         raise CannotReform(

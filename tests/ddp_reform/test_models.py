@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import wrapped_models as models
 from world import Failed, World
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def undisturbed(size: int, *args: str) -> list[list[float]]:
@@ -98,10 +102,17 @@ def test_a_state_of_a_hook_that_cannot_start_anew_is_refused() -> None:
             ranks.heal()
 
 
-def test_a_sharded_model_is_refused() -> None:
-    with World(2, models.sharded, "gloo") as ranks:
+@pytest.mark.parametrize(
+    ("top", "said"),
+    [
+        (models.sharded, "FSDP cannot go on after a step that was interrupted"),
+        (models.sharded_optimizer, "has lost the share of its state that the dead rank kept"),
+    ],
+)
+def test_a_state_that_the_dead_rank_kept_alone_is_refused(top: Callable[..., Any], said: str) -> None:
+    with World(2, top, "shm") as ranks:
         ranks.kill(1)
-        with pytest.raises(Failed, match="FSDP cannot go on after a step that was interrupted"):
+        with pytest.raises(Failed, match=said):
             ranks.heal()
 
 

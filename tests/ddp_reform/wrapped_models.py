@@ -151,3 +151,9 @@ def sharded(backend: str) -> dict[str, Any]:
     model = torch.nn.Linear(8, 8)
     fully_shard(model)
     return {"model": model}
+
+
+def sharded_optimizer(backend: str) -> dict[str, Any]:
+    ddp.init(backend)
+    wrapped = ddp.DistributedDataParallel(torch.nn.Linear(8, 8))
+    return {"optimizer": ddp.ShardedOptimizer(wrapped, torch.optim.AdamW), "model": wrapped}
