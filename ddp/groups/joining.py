@@ -164,7 +164,7 @@ def _nothing_to_wait_for() -> FinishedWork:
 def refuse(what: str) -> None:
     """Raise, and tell the launcher, that the script communicates before it has joined the survivors."""
     reason = (
-        f"rank {os.environ.get('RANK', '?')} communicates before state.run: {what} at {_line_of_script()}. The "
+        f"the script communicates before state.run: {what} at {_line_of_script()}. The "
         "survivors of a failure do not take part in that. Move it into the function that state.run calls"
     )
     guard.cannot_heal(reason)

@@ -130,8 +130,7 @@ class CommunicationWatch:
 
     def cannot_heal(self, rank: int, generation: int, reason: str) -> None:
         if (local_rank := self._ranks.local_rank_of(rank, generation)) is not None:
-            reason = reason if reason.startswith("rank ") else f"rank {rank}: {reason}"
-            self._happened(CannotHeal(generation, local_rank, reason))
+            self._happened(CannotHeal(generation, local_rank, f"rank {rank}: {reason}"))
 
     # --- dumps -----------------------------------------------------------------------------------------
 

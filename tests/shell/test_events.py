@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import importlib
 import json
 import os
 import socketserver
@@ -114,7 +115,7 @@ def test_an_entry_point_is_called_and_its_errors_are_told_once(
     for kind in ("started", "ended"):
         subscribers.put({"event": kind})
     subscribers.close()
-    import tracker  # type: ignore[import-not-found]
+    tracker = importlib.import_module("tracker")
 
     assert tracker.got == [{"event": "started"}, {"event": "ended"}]
     assert sorted("offline" in line for line in said) == [False, True]

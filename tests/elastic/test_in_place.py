@@ -1,0 +1,112 @@
+"""Ranks that are healed in place: survivors keep their processes, and the result is that of an undisturbed run."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from conftest import PROGRAM, Told
+from healed import Job
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+@pytest.fixture
+def heal(tmp_path: Path) -> Callable[..., tuple[Job, Told]]:
+    def play(sizes: tuple[int, ...] = (2,), **plan: Any) -> tuple[Job, Told]:
+        plan = {"model": "ours", "epochs": 2, "state": {}, "run": True} | plan
+        there = tmp_path / "healed" / "there"
+        there.mkdir(parents=True)
+        env = {"PLAN": json.dumps(plan), "THERE": str(there)}
+        job = Job(PROGRAM, tmp_path / "healed", list(sizes), env)
+        job.play()
+        said = "\n".join(path.read_text() for path in sorted(job.folder.glob("rank*")))
+        assert set(job.codes) <= {0, -9}, said
+        paths = sorted(there.glob("told-*"))
+        return job, Told([json.loads(line) for path in paths for line in path.read_text().splitlines()])
+
+    return play
+
+
+def kill(*ranks: int, step: int, when: str) -> dict[str, Any]:
+    return {"ranks": ranks, "step": step, "when": when}
+
+
+DEATHS = {
+    "1": kill(1, step=4, when="before"),
+    "2": kill(0, step=7, when="in"),
+    "3": kill(1, step=12, when="after"),
+}
+
+
+@pytest.mark.parametrize(
+    ("model", "backend"),
+    [
+        ("ours", "shm"),
+        ("torch", "gloo"),
+        *(
+            pytest.param(*each, marks=pytest.mark.nightly)
+            for each in (("ours", "hier"), ("ours", "gloo"), ("torch", "shm"))
+        ),
+    ],
+)
+def test_survivors_keep_their_processes_and_the_result_is_that_of_an_undisturbed_run(
+    heal: Callable[..., tuple[Job, Told]], train: Callable[..., Told], model: str, backend: str
+) -> None:
+    calm = train(model=model, backend=backend, run=True)
+    job, told = heal(model=model, backend=backend, kill=DEATHS)
+    assert told.losses() == calm.losses()
+    assert told.digests() == calm.digests()
+    for number, dead in enumerate((1, 0, 1)):
+        before, after = job.pids[number], job.pids[number + 1]
+        assert (before[dead] == after[dead], before[1 - dead] == after[1 - dead]) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("when", "reduces"),
+    [
+        ("forward2", "before"),
+        ("before", "after"),
+        *(
+            pytest.param(when, reduces, marks=pytest.mark.nightly)
+            for when in ("forward0", "forward2", "stepping", "before", "after")
+            for reduces in ("before", "after")
+            if (when, reduces) not in (("forward2", "before"), ("before", "after"))
+        ),
+    ],
+)
+def test_between_two_commits_no_step_is_lost_or_done_twice(
+    heal: Callable[..., tuple[Job, Told]], train: Callable[..., Told], when: str, reduces: str
+) -> None:
+    plan = {"accumulate": True, "reduces": reduces, "epochs": 1, "model": "plain"}
+    calm = train(**plan, run=True)
+    _job, told = heal(**plan, kill={"1": kill(1, step=6, when=when)}, state={"every": 4})
+    assert told.losses() == calm.losses()
+    assert told.digests() == calm.digests()
+
+
+def test_two_die_at_once_and_then_another_one_while_the_job_heals(
+    heal: Callable[..., tuple[Job, Told]], train: Callable[..., Told]
+) -> None:
+    calm = train(4, epochs=1, run=True)
+    deaths = {
+        "1": kill(0, 2, step=3, when="before"),
+        "2": kill(3, step=0, when="begins"),
+        "3": kill(1, step=4, when="in"),
+    }
+    job, told = heal((4,), epochs=1, kill=deaths)
+    assert told.losses() == calm.losses()
+    assert told.digests() == calm.digests()
+    assert job.pids[0][1] == job.pids[1][1] == job.pids[2][1]
+
+
+def test_the_world_grows_and_shrinks_around_the_survivors(heal: Callable[..., tuple[Job, Told]]) -> None:
+    deaths = {"1": kill(1, step=3, when="before"), "2": kill(2, step=5, when="before")}
+    job, told = heal((2, 3, 2), epochs=1, kill=deaths)
+    assert [len(pids) for pids in job.pids] == [2, 3, 2]
+    assert job.pids[0][0] == job.pids[1][0] == job.pids[2][0]
+    assert set(told.samples()) == set(range(58))
+    assert told.losses()
