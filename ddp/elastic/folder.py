@@ -65,7 +65,11 @@ class LocalFolder:
 
     def files_in(self, path: str) -> dict[str, int]:
         """The files of a commit, with their sizes."""
-        return {entry.name: entry.stat().st_size for entry in _entries(self._path / path)}
+        found = {}
+        for entry in _entries(self._path / path):
+            with contextlib.suppress(FileNotFoundError):  # another rank has given its file the final name
+                found[entry.name] = entry.stat().st_size
+        return found
 
     def read(self, file: str) -> memoryview:
         return memoryview(scratch.map_for_reading(self._path / file))

@@ -19,6 +19,7 @@ from torch import nn
 
 from ddp import elastic
 from ddp.elastic import archive, commits, dcp_metadata, manifest, part_file
+from ddp.elastic import folder as folder_module
 from ddp.elastic.folder import LocalFolder
 
 if TYPE_CHECKING:
@@ -176,6 +177,24 @@ def test_the_rank_that_finishes_last_writes_the_manifest(tmp_path: Path) -> None
     facts = manifest.read(first).facts
     assert facts is not None
     assert (facts.number, facts.world_size, facts.bytes_of_parts) == (1, 1, (len(content),) * 2)
+
+
+def test_a_file_may_get_its_final_name_while_another_rank_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "commit").mkdir()
+    unfinished = tmp_path / "commit" / "part-1-of-2.distcp.part"
+    unfinished.touch()
+    (tmp_path / "commit" / "part-0-of-2.distcp").write_bytes(b"123")
+    listed = folder_module._entries
+
+    def and_renamed(path: Path) -> Any:
+        entries = listed(path)
+        unfinished.rename(unfinished.with_suffix(""))
+        return entries
+
+    monkeypatch.setattr(folder_module, "_entries", and_renamed)
+    assert LocalFolder(tmp_path).files_in("commit") == {"part-0-of-2.distcp": 3}
 
 
 def test_every_byte_of_a_part_and_of_a_manifest_is_checked(tmp_path: Path) -> None:
