@@ -61,9 +61,11 @@ class Job:
                 self._begin()
                 while self.ranks:
                     self._wait()
-                    if any(rank.process.exitcode for rank in self.ranks):
+                    ended = [rank for rank in self.ranks if rank.process.exitcode is not None]
+                    if any(rank.process.exitcode for rank in ended):
                         self._heal()
-                    self._reap()
+                    else:
+                        self._reap(ended)
             finally:
                 for rank in self.ranks:
                     rank.process.kill()
@@ -124,19 +126,19 @@ class Job:
                 rank.process.kill()
         while not all(rank.parked or rank.process.exitcode is not None for rank in self.ranks):
             self._wait()
-        self._reap()
-        for rank in [each for each in self.ranks if each.number >= self._size_next()]:
+        left_over = [each for each in self.ranks if each.number >= self._size_next()]
+        for rank in left_over:
             rank.process.kill()
             rank.process.join()
-        self._reap()
+        self._reap([each for each in self.ranks if each in left_over or each.process.exitcode is not None])
         assert self.generation < 20, "it heals without end"
         self._begin()
 
     def _size_next(self) -> int:
         return self.sizes[min(self.generation + 1, len(self.sizes)) - 1]
 
-    def _reap(self) -> None:
-        for rank in [each for each in self.ranks if each.process.exitcode is not None]:
+    def _reap(self, ended: list[Rank]) -> None:
+        for rank in ended:
             self.codes.append(rank.process.exitcode)
             self.ranks.remove(rank)
             self._selector.unregister(rank.process.sentinel)
