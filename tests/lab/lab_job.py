@@ -242,7 +242,12 @@ class Job:
 
     def story(self, *agents: Agent) -> list[str]:
         """What was decided and why, as all of these agents told it: the same lines in the same order."""
-        told = [agent.said() for agent in agents or self.agents]
+        told = [
+            [
+                line for line in agent.said() if not line.startswith("ddp-launch: goodput")
+            ]  # one agent tells it
+            for agent in agents or self.agents
+        ]
         assert all(lines == told[0] for lines in told), f"{told}\n{self}"
         return told[0]
 

@@ -123,6 +123,6 @@ def test_other_users_cannot_open_shared_memory() -> None:
     words = (door.name, segment.hello(door.secret, 1).hex())
     with door.socket, subprocess.Popen([sys.executable, "-c", STRANGER, *words]) as stranger:
         neighbours = segment.LocalMembers(-1, [None, None])
-        segment._accept_one(door, neighbours, 0, time.monotonic() + SOON_S)
+        segment._accept_one(door, neighbours, 0, time.monotonic() + SOON_S, lambda: "")
         assert neighbours.connections == [None, None]
         assert stranger.wait(SOON_S) == 0, "it saw the door closed"

@@ -84,7 +84,7 @@ def verdict(job: Launched) -> str:
 
 def said_of_ranks(job: Launched) -> list[str]:
     """The machine may have troubles of its own, which are told as well."""
-    return [line for line in job.stderr().splitlines() if "rank" in line]
+    return [line for line in job.stderr().splitlines() if "rank" in line and ": goodput " not in line]
 
 
 def assert_back_in_time(job: Launched) -> None:

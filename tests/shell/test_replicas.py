@@ -198,7 +198,7 @@ def test_events_are_followed_to_whichever_replica_has_the_job(cluster: EtcdClust
             await all_finish(both, 2)
         await following
         before = ["joined", "left", "joined", "joined", "sealed", "running"]
-        after = ["decision", "stopping", "sealed", "running", "decision", "ended"]
+        after = ["decision", "stopping", "stopped", "sealed", "running", "decision", "ended"]
         # Once at least: an owner that is starved of processor time gives way, too.
         assert "resumed" in told
         assert [kind for kind in told if kind != "resumed"] == [*before, *after]
