@@ -160,7 +160,10 @@ class Job:
                 self._receive(key.fileobj, key.data)
 
     def _receive(self, line: socket.socket, known: list[Any]) -> None:
-        data = line.recv(1 << 16)
+        try:
+            data = line.recv(1 << 16)
+        except ConnectionResetError:  # it died before it had read all that was sent to it
+            data = b""
         if not data:
             if known[0] is None or known[0] not in self.ranks:
                 self._selector.unregister(line)
