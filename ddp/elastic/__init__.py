@@ -11,7 +11,6 @@ from ddp.elastic.sampler import ElasticSampler
 from ddp.elastic.scratch import ScratchError
 from ddp.elastic.state import State
 from ddp.elastic.writer import CommitError
-from ddp.groups import joining
 
 __all__ = [
     "CheckpointError",
@@ -27,5 +26,3 @@ __all__ = [
     "checkpoint_request",
     "checkpoint_requested",
 ]
-
-joining.install()  # before the script creates groups, with torch's functions or with ddp.init()

@@ -23,7 +23,7 @@ from ddp.telemetry import guard
 from ddp.telemetry.comm_words import is_communication_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 T = TypeVar("T")
 
@@ -61,21 +61,21 @@ def _is_paused_after(error: Exception, watcher: guard.Guard) -> bool:
     return watcher.will_pause(PAUSE_WITHIN_S if _is_about_communication(error) else 0.0)
 
 
-def _is_about_communication(error: BaseException | None) -> bool:
+def _is_about_communication(error: BaseException) -> bool:
     """Whether the error, or one that led to it, is a failed collective."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        if is_communication_error(error):
-            return True
-        seen.add(id(error))
-        error = error.__cause__ or error.__context__
-    return False
+    return any(map(is_communication_error, _chain(error)))
 
 
-def _release_frames(error: BaseException | None) -> None:
+def _release_frames(error: BaseException) -> None:
     """Free what the frames of the interrupted loop hold: batches, activations, workers of data loaders."""
+    for each in _chain(error):
+        traceback.clear_frames(each.__traceback__)
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """The error, and those that led to it."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
-        traceback.clear_frames(error.__traceback__)
+        yield error
         seen.add(id(error))
         error = error.__cause__ or error.__context__

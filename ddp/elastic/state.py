@@ -112,12 +112,11 @@ class State:
             keeper.keep(self._contents.capture(), self._number, to_disk=False)
         self._live.mark(self._number)
 
-    def _save_live(self, team: Team, node: str) -> tuple[commits.Position | None, ...]:
+    def _save_live(self, team: Team, node: str, is_whole: bool) -> tuple[commits.Position | None, ...]:
         """If survivors are further than their newest commit, write their state as a commit."""
         position = None
         if self._live is not None and self._keeper is not None:
             drop_gradients(self._contents.objects)
-            is_whole = self._contents.partition()[0] == (0, 1)
             live = self._live.number if is_whole else None
             position = commits.Position(node, self._number, live, self._keeper.newest)
         positions = tuple(team.gather(position))
@@ -143,11 +142,12 @@ class State:
         for world in self._logical_worlds:
             world.move(team)
         places = scratch.folders(os.environ)
-        positions = self._save_live(team, resume.node_name(places))
+        node = resume.node_name(places)
+        (part, parts), regions = self._contents.partition()
+        positions = self._save_live(team, node, is_whole=parts == 1)
         for place in places:
             scratch.sweep(place.parent)
-        (part, parts), regions = self._contents.partition()
-        members = team.gather(commits.Member(resume.node_name(places), part, parts))
+        members = team.gather(commits.Member(node, part, parts))
         role = commits.roles(tuple(members))[team.rank]
         local = resume.find_images(team, places, self._folder)
         choice = resume.choose(team, local)

@@ -36,7 +36,6 @@ from ddp.telemetry.comm_error import explaining
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-JOINS = "DDP_JOINS"  # 1: this process replaces a lost one, and joins survivors
 _BACKEND, _TIMEOUT = "DDP_BACKEND", "DDP_TIMEOUT_S"
 _LOOPBACK = "lo"
 _MEET_WITHIN = timedelta(minutes=5)
@@ -91,8 +90,6 @@ def init(
     chosen = _backend(backend, info, where)
     torch_marks.install()
     our_guard = guard.start()
-    if os.environ.get(JOINS) == "1":
-        importlib.import_module("ddp.groups.joining").install()  # it imports this module
     with explaining("the initial rendezvous"):
         _make_group(chosen, info, where, _limit(timeout), by_mpi)
     our_guard.wake()

@@ -46,19 +46,11 @@ def enter(hook_folder: str, before_ours: frozenset[str]) -> bool:
     rank = loop.Loop(control, warm_obstacle=obstacle, learns=config["learns"])
     rank.serve(time.monotonic() - started, config["cgroup"], config["scratch"])
     put_marks()
-    _note_joining()
     fast_exit.arrange()
     if rank.import_recorder is not None:
         rank.import_recorder.install()
     threshold.leave(hook_folder)
     return users_own_exists
-
-
-def _note_joining() -> None:
-    """The library in the rank does this when it is imported, unless the zygote has learned that import."""
-    joining = sys.modules.get("ddp.groups.joining")
-    if joining is not None:
-        joining.install()
 
 
 def _await_command(pool: dict[str, Any], obstacle: str, shadowed: Callable[[], str]) -> dict[str, Any]:

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from ports import free_port
 
+from ddp.groups import joining
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
@@ -73,6 +75,7 @@ def run_rank(program: str, variables: Mapping[str, str], said: str) -> None:
     gc.freeze()
     torch.set_num_threads(1)
     os.environ.update(variables)
+    joining.install()  # as the launcher does: the fork server imported the library before
     try:
         runpy.run_path(program, run_name="__main__")
     finally:
