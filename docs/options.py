@@ -8,8 +8,8 @@ from launcher.settings.options import GROUPS
 HEAD = """\
 # Options
 
-`make options` generates this page from the table in `launcher/settings/options.py`. `ddp-launch --help` shows the same
-texts.
+`make options` generates this page from the table in `launcher/settings/options.py`. `ddp-launch --help all`
+shows the same texts.
 
 You can set an option in three ways:
 

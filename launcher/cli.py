@@ -44,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
         is_doctor = words[:1] == [_DOCTOR]
         line = read_arguments(words[1:] if is_doctor else words)
         if line.wants("help") or line.wants("version"):
-            return _show(_help() if line.wants("help") else _version())
+            return _show(_help(line.words) if line.wants("help") else _version())
         _check_system()
         if is_doctor:
             return _run_doctor(line, os.environ)
@@ -101,13 +101,13 @@ def _run_warm(words: list[str], environ: Mapping[str, str]) -> int:
     from launcher.warm_pool import command
 
     if words[:1] in (["--help"], ["-h"]):
-        return _show(_help())
+        return _show(_help(tuple(words[1:])))
     if not words or words[0] not in command.WORDS:
         said = f"unexpected {printable(words[0])}" if words else "a word is missing"
         raise UsageError(f"ddp-launch warm: {said}. Use ddp-launch warm start, stop or status.")
     line = read_arguments(words[1:])
     if line.wants("help"):
-        return _show(_help())
+        return _show(_help(line.words))
     _check_system()
     file = read_config(config_path(line, environ))
     settings = merge(line, environ, file)
@@ -204,14 +204,16 @@ def _stamp() -> str:
     return f"{time.strftime('%m%d-%H%M%S')}-{os.urandom(2).hex()}"
 
 
-def _help() -> str:
-    from launcher.settings.usage import help_text
+def _help(words: tuple[str, ...]) -> str:
+    """All options for `--help all`. A word that is left over, such as a script, gets the same help as no word."""
+    from launcher.settings.usage import help_text, short_help_text
 
     try:
         width = os.get_terminal_size().columns
     except OSError:  # not a terminal
         width = 80
-    return help_text(max(72, min(width, 100)))
+    show = help_text if words[:1] == ("all",) else short_help_text
+    return show(max(72, min(width, 100)))
 
 
 def _version() -> str:
@@ -223,7 +225,7 @@ def _version() -> str:
 def _manual(words: tuple[str, ...]) -> str:
     from launcher import manual
 
-    return _help() if words[:1] in (("--help",), ("-h",)) else manual.text(words)
+    return _help(words[1:]) if words[:1] in (("--help",), ("-h",)) else manual.text(words)
 
 
 def _show(text: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from launcher import manual
 from launcher.settings.arguments import UsageError
 from launcher.settings.options import OPTIONS
+from launcher.settings.usage import COMMANDS
 from launcher.settings.values import printable
 from rendezvous.completion import SHELLS, Command, Flag, Program, kind_of, script
 
@@ -23,10 +24,14 @@ def text(words: tuple[str, ...]) -> str:
         )
         for option in OPTIONS
     )
-    commands = (
-        Command("doctor", "check this machine, or all machines of a job", flags),
-        Command("docs", "show a page of the manual", words=tuple(manual.names())),
-        Command("warm", "keep warm processes for jobs that start later", flags, ("start", "stop", "status")),
-        Command("completion", "print a script for your shell that completes commands", words=SHELLS),
+    words_of = {"docs": tuple(manual.names())}
+    commands = tuple(
+        Command(
+            name,
+            effect,
+            flags if name in ("doctor", "warm") else (),
+            words_of.get(name, tuple(after.split("|")) if after else ()),
+        )
+        for name, after, effect in COMMANDS
     )
     return script(Program("ddp-launch", flags, commands, runs_script=True), words[0])

@@ -25,29 +25,23 @@ if TYPE_CHECKING:
 _log = logging.getLogger("rendezvous")
 _USAGE, _CANNOT = 2, 1
 _UNIT_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_EXAMPLES = """\
+examples:
+  ddp-rendezvous serve
+      a service for the jobs of this machine
+  ddp-rendezvous key keys
+  ddp-rendezvous serve --listen 0.0.0.0:29400 --token-keys keys \\
+      --tls-cert service.pem --tls-key service.key --store file:/var/lib/ddp
+      a service for a cluster; it keeps the jobs over a restart
+  ddp-rendezvous token --token-keys keys --job 'team-a-*' --role agent
+      a token with which nodes join the jobs of a team
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     from rendezvous.service import settings
 
-    parser = argparse.ArgumentParser("ddp-rendezvous", description=__doc__)
-    parser.add_argument("--version", action="version", version=f"ddp-rendezvous {VERSION}")
-    commands = parser.add_subparsers(dest="command", required=True)
-    settings.add_arguments(commands.add_parser("serve", help="run the service until SIGTERM"))
-    _add_token(commands.add_parser("token", help="print a new access token"))
-    key = commands.add_parser(
-        "key", help="add a new key to a key file (created if missing); new tokens are signed with it"
-    )
-    key.add_argument("file", help="the key file to create or extend")
-    secret = commands.add_parser(
-        "secret",
-        help="create the shared secret of a job whose agents run the rendezvous; without FILE, print it",
-    )
-    secret.add_argument("file", nargs="?", default="", help="a new file to write the secret to")
-    completion = commands.add_parser(
-        "completion", help="print a script for your shell that completes commands"
-    )
-    completion.add_argument("shell", choices=SHELLS)
+    parser = command_line()
     arguments = parser.parse_args(argv)
     try:
         match arguments.command:
@@ -69,6 +63,40 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:  # every `...Unusable` is a ValueError with a message for the user
         _print_error(error)
         return _USAGE
+
+
+def command_line() -> argparse.ArgumentParser:
+    from rendezvous.service import settings
+
+    parser = argparse.ArgumentParser(
+        "ddp-rendezvous",
+        description="Runs the rendezvous service, and creates its credentials.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"ddp-rendezvous {VERSION}")
+    commands = parser.add_subparsers(
+        dest="command",
+        required=True,
+        metavar="COMMAND",
+        title="commands (COMMAND --help has the options of one)",
+    )
+    settings.add_arguments(commands.add_parser("serve", help="run the service until SIGTERM"))
+    _add_token(commands.add_parser("token", help="print a new access token"))
+    key = commands.add_parser(
+        "key", help="add a new key to a key file (created if missing); new tokens are signed with it"
+    )
+    key.add_argument("file", help="the key file to create or extend")
+    secret = commands.add_parser(
+        "secret",
+        help="create the shared secret of a job whose agents run the rendezvous; without FILE, print it",
+    )
+    secret.add_argument("file", nargs="?", default="", help="a new file to write the secret to")
+    completion = commands.add_parser(
+        "completion", help="print a script for your shell that completes commands"
+    )
+    completion.add_argument("shell", choices=SHELLS)
+    return parser
 
 
 def _print_error(error: Exception) -> None:
@@ -182,11 +210,13 @@ def _add_token(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--token-keys",
         default=os.environ.get("DDP_RENDEZVOUS_TOKEN_KEYS"),
+        metavar="FILE",
         help="the key file of the service",
     )
     parser.add_argument(
         "--job",
         required=True,
+        metavar="PATTERN",
         help="the job that it is valid for: an id or a pattern such as 'team-a-*' or '*'",
     )
     parser.add_argument(
@@ -195,7 +225,9 @@ def _add_token(parser: argparse.ArgumentParser) -> None:
         choices=[role.value for role in Role],
         help="agent: join jobs as a node; operator: read and control jobs; viewer: read jobs",
     )
-    parser.add_argument("--ttl", default="24h", help="how long it is valid: 30m, 24h, 7d (default: 24h)")
+    parser.add_argument(
+        "--ttl", default="24h", metavar="TIME", help="how long it is valid: 30m, 24h, 7d (default: 24h)"
+    )
 
 
 def _print_token(arguments: argparse.Namespace) -> int:

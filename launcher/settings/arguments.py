@@ -34,7 +34,7 @@ class Typed:
 @dataclass(slots=True)
 class CommandLine:
     options: dict[str, Typed] = field(default_factory=dict)  # by Option.dest; the last occurrence wins
-    words: tuple[str, ...] = ()  # the script and its arguments
+    words: tuple[str, ...] = ()  # the script and its arguments; after --help, what help is wanted about
 
     def wants(self, dest: str) -> bool:
         return dest in self.options
@@ -49,6 +49,8 @@ def read_arguments(argv: list[str]) -> CommandLine:
             line.words = tuple(argv[at + (word == "--") :])
             break
         at = _read_long(line, argv, at) if word.startswith("--") else _read_short(line, argv, at)
+        if line.wants("help"):
+            line.words = tuple(argv[at:])
     return line
 
 
@@ -99,7 +101,7 @@ def _spelling(name: str, rest: list[str]) -> str:
 def _next_value(spelling: str, argv: list[str], at: int) -> str:
     """The next word. A word that starts with a dash is an option, unless it is a number or contains a space."""
     if at + 1 == len(argv):
-        raise UsageError(f"missing value for {spelling}. Run ddp-launch --help to see what it accepts.")
+        raise UsageError(f"missing value for {spelling}. Run ddp-launch --help all to see what it accepts.")
     value = argv[at + 1]
     if len(value) > 1 and value.startswith("-") and not value[1].isdigit() and " " not in value:
         raise UsageError(
@@ -117,7 +119,7 @@ def _unknown(name: str, rest: list[str]) -> str:
     script = next((word for word in rest if word.endswith(".py")), None)
     if script:
         return (
-            f"{message} Put options of the script after {printable(script)}. Run ddp-launch "
-            f"--help to see all options."
+            f"{message} Put options of the script after {printable(script)}. Run ddp-launch --help all to see all "
+            "options."
         )
-    return f"{message} Run ddp-launch --help to see all options."
+    return f"{message} Run ddp-launch --help all to see all options."

@@ -59,7 +59,7 @@ class Assembly:
 def entry_point(settings: Settings, words: tuple[str, ...]) -> EntryPoint:
     if not words:
         raise UsageError(
-            "missing script. Use ddp-launch [options] script.py [args ...]. Run ddp-launch --help to see all options."
+            "missing script. Use ddp-launch [options] script.py [args ...]. Run ddp-launch --help to see examples."
         )
     target, args = words[0], words[1:]
     if settings["run_path"]:  # takes precedence over the other two, as in torchrun

@@ -137,7 +137,11 @@ def unknown_variables(environ: Mapping[str, str]) -> tuple[str, ...]:
     for variable in sorted(environ):
         if variable.startswith(_PREFIX) and variable not in known:
             close = nearest(variable.removeprefix(_PREFIX), ours)
-            hint = f"Did you mean {_PREFIX}{close}?" if close else "Run ddp-launch --help to see all options."
+            hint = (
+                f"Did you mean {_PREFIX}{close}?"
+                if close
+                else "Run ddp-launch --help all to see all options."
+            )
             found.append(f"variable {printable(variable)} does not match an option and has no effect. {hint}")
     return tuple(found)
 
@@ -178,7 +182,7 @@ def _unknown_key(name: str, key: str, option: Option | None) -> str:
         "args",
     ]
     close = nearest(key.replace("_", "-"), known)
-    hint = f"Did you mean {close}?" if close else "Keys are the long flags; see ddp-launch --help."
+    hint = f"Did you mean {close}?" if close else "Keys are the long flags; see ddp-launch --help all."
     return f"unknown key {printable(key)} in {name}. {hint}"
 
 

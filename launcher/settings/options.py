@@ -296,7 +296,13 @@ _COMMAND = (
         "print the versions of ddp-launch, torch, the compiled core and the protocol, then exit",
         reach=Reach.FLAG,
     ),
-    _switch("--help", "print this help, then exit", short="-h", torchrun=True, reach=Reach.FLAG),
+    _switch(
+        "--help",
+        "print the common options and examples, then exit; --help all prints every option",
+        short="-h",
+        torchrun=True,
+        reach=Reach.FLAG,
+    ),
 )
 
 _WITHOUT_EFFECT = (

@@ -1,18 +1,52 @@
-"""Build the output of `--help` and `--print-config` from the table of options."""
+"""Build the output of `--help`, `--help all` and `--print-config` from the table of options."""
 
 from __future__ import annotations
 
+import re
 from textwrap import fill, wrap
 from typing import TYPE_CHECKING
 
-from launcher.settings.options import GROUPS, OPTIONS
+from launcher.settings.options import BY_SPELLING, GROUPS, OPTIONS
 from launcher.settings.values import printable
 
 if TYPE_CHECKING:
     from launcher.settings.config import Settings
     from launcher.settings.option import Option
 
-_COLUMN = 30
+_COLUMN, _INSET = 30, " " * 6
+# What people use first; the table of options has the rest.
+_COMMON = (
+    "--nproc-per-node",
+    "--nnodes",
+    "--hosts",
+    "--rendezvous",
+    "--secret-file",
+    "--module",
+    "--max-restarts",
+    "--hang-timeout",
+    "--log-dir",
+    "--debug",
+    "--config",
+    "--print-config",
+)
+# The commands that do not start a job: the first word, what may follow it, and what it does.
+COMMANDS = (
+    ("doctor", "", "check this machine, or with --nnodes all machines of a job"),
+    ("docs", "[PAGE]", "list the pages of the manual, or show one"),
+    ("warm", "start|stop|status", "keep warm processes for jobs that start later"),
+    ("completion", "bash|zsh|fish", "print a script for your shell that completes commands"),
+)
+_EXAMPLES = (
+    ("ddp-launch train.py --lr 0.1", "one rank per GPU of this machine"),
+    (
+        "ddp-launch --nproc-per-node 4 --max-restarts 3 --log-dir logs train.py",
+        "4 ranks; after a failure they restart, at most 3 times; the logs stay in logs/",
+    ),
+    (
+        "ddp-launch --hosts node1,node2 train.py",
+        "two machines over ssh, from one command; with --nnodes 2 and --rendezvous instead, run the command on both",
+    ),
+)
 _USAGE = """\
 usage: ddp-launch [options] script.py [args ...]
        ddp-launch [options] -m module [args ...]
@@ -21,13 +55,20 @@ usage: ddp-launch [options] script.py [args ...]
        ddp-launch warm start|stop|status [options] [script.py ...]
        ddp-launch docs [PAGE]
 """
-_WHAT_IT_DOES = (
+_SUMMARY = (
     "Starts a data-parallel PyTorch job, monitors its ranks, and restarts them after a failure. Without options, the "
-    "job uses all devices of this node. With --nnodes, run the command on each node: each command starts the ranks of "
-    "its node. Put options before the script; all words after the script are its arguments. `ddp-launch doctor` does "
-    "not start a job: it checks whether this node can run one. With --nnodes, it also checks the network between "
-    "the nodes. `ddp-launch warm` turns a pool on from which the next job starts without importing torch. `ddp-launch "
-    "docs` lists the pages of the manual."
+    "job uses all devices of this node. Put options before the script; all words after the script are its arguments."
+)
+_MORE = (
+    ("ddp-launch --help all", "all options, the sources of options, and exit codes"),
+    ("ddp-launch docs options", "the same options in the manual"),
+    ("ddpctl --help", "the command that inspects and controls jobs"),
+)
+_WHAT_IT_DOES = (
+    f"{_SUMMARY} With --nnodes, run the command on each node: each command starts the ranks of its node. `ddp-launch "
+    "doctor` does not start a job: it checks whether this node can run one. With --nnodes, it also checks the network "
+    "between the nodes. `ddp-launch warm` turns a pool on from which the next job starts without importing torch. "
+    "`ddp-launch docs` lists the pages of the manual."
 )
 _SOURCES = (
     "flag: --max-restarts 3",
@@ -57,7 +98,30 @@ _EXIT_CODES = (
 )
 
 
+def short_help_text(width: int = 80) -> str:
+    """The answer to `--help`: examples, and the options that most people need."""
+    lines = [_USAGE.partition("\n")[0], "", fill(_SUMMARY, width, break_on_hyphens=False), "", "Examples:"]
+    for command, effect in _EXAMPLES:
+        lines += [f"  {command}", *wrap(effect, width, initial_indent=_INSET, subsequent_indent=_INSET)]
+    lines += ["", f"Common options (`ddp-launch --help all` has all {len(OPTIONS)}):"]
+    for option in map(BY_SPELLING.__getitem__, _COMMON):
+        lines += _row(_names(option), _brief(option), width)
+    lines += ["", "Other commands:"]
+    for name, words, effect in COMMANDS:
+        lines += _row(f"{name} {words}".rstrip(), effect, width)
+    lines += ["", "More help:"]
+    for command, effect in _MORE:
+        lines += _row(command, effect, width)
+    return "\n".join(lines)
+
+
+def _brief(option: Option) -> str:
+    """The first clause of its description. The rest explains its values."""
+    return _with_default(option, re.split(r"[;:.] | \(default", option.help)[0])
+
+
 def help_text(width: int = 80) -> str:
+    """The answer to `--help all`: every option."""
     lines = [_USAGE, fill(_WHAT_IT_DOES, width, break_on_hyphens=False), ""]
     for title, options in GROUPS:
         lines.append(f"{title}:")
@@ -85,7 +149,12 @@ def _names(option: Option) -> str:
 def _about(option: Option) -> str:
     if option.is_switch:
         return option.help + (" (default: on)" if option.default == "1" else "")
-    return option.help if option.default is None else f"{option.help} (default: {option.default.rstrip()})"
+    return _with_default(option, option.help)
+
+
+def _with_default(option: Option, text: str) -> str:
+    known = option.default is not None and not option.is_switch
+    return f"{text} (default: {(option.default or '').rstrip()})" if known else text
 
 
 def _row(left: str, right: str, width: int, column: int = _COLUMN) -> list[str]:

@@ -16,7 +16,17 @@ from rendezvous.values.wire_names import PORT
 
 _ENDPOINT_ENV = "DDP_RENDEZVOUS"
 DEFAULT_ENDPOINT = f"127.0.0.1:{PORT}"
-_ABOUT = "ddpctl: inspect and control jobs, from any machine that can connect to the service."
+_ABOUT = "Inspects and controls jobs, from any machine that can connect to the service."
+_EXAMPLES = """\
+examples:
+  ddpctl list
+      the jobs of the service, and your jobs on this machine
+  ddpctl top
+      what each rank of the running job does, live
+  ddpctl --rendezvous node1:29400 why my-job
+      the last failure of a job: its cause, and how long the restart took
+"""
+_COMMANDS = "commands (ddpctl COMMAND --help has the options of one)"
 _TAIL = 20
 
 
@@ -82,10 +92,16 @@ def command_of(arguments: argparse.Namespace) -> Command:
 
 
 def parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser("ddpctl", description=_ABOUT, parents=[_shared()])
+    found = argparse.ArgumentParser(
+        "ddpctl",
+        description=_ABOUT,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        parents=[_shared()],
+    )
     found.set_defaults(rendezvous=os.environ.get(_ENDPOINT_ENV), output="text", timeout=10.0)
     found.add_argument("--version", action="version", version=f"ddpctl {VERSION}")
-    commands = found.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = found.add_subparsers(dest="command", required=True, metavar="COMMAND", title=_COMMANDS)
     shared = _shared()
     added = {
         each: commands.add_parser(each.value, help=_HELP[each], parents=[shared], aliases=_aliases_of(each))
@@ -105,7 +121,10 @@ def parser() -> argparse.ArgumentParser:
     )
     for each in (Command.DRAIN, Command.RESTART, Command.ABORT):
         added[each].add_argument(
-            "--reason", default="", help="a reason, shown in the status and the events of the job"
+            "--reason",
+            default="",
+            metavar="TEXT",
+            help="a reason, shown in the status and the events of the job",
         )
     _add_top(added[Command.TOP])
     _add_logs(added[Command.LOGS])
@@ -121,7 +140,11 @@ def parser() -> argparse.ArgumentParser:
 
 def _add_top(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--sort", choices=COLUMNS, default="rank", help="the column to sort by (default: rank)"
+        "--sort",
+        choices=COLUMNS,
+        default="rank",
+        metavar="COLUMN",
+        help=f"the column to sort by: {', '.join(COLUMNS)} (default: rank)",
     )
     command.add_argument("--reverse", action="store_true", help="sort in descending order")
     command.add_argument(
@@ -194,7 +217,10 @@ def _add_why(command: argparse.ArgumentParser) -> None:
 
 def _add_checkpoint(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--reason", default="", help="a reason, shown to the ranks and in the events of the job"
+        "--reason",
+        default="",
+        metavar="TEXT",
+        help="a reason, shown to the ranks and in the events of the job",
     )
     command.add_argument(
         "--wait", type=values.seconds, default=60.0, metavar="TIME", help="for the checkpoint (default: 60s)"

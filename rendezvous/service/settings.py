@@ -22,6 +22,9 @@ class SettingsUnusable(ValueError):
     """A setting is invalid. The message is for the user who starts the service."""
 
 
+_ADDRESS = "HOST:PORT"
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     name: str
@@ -29,6 +32,7 @@ class Setting:
     default: Any
     help: str
     choices: tuple[str, ...] = ()
+    metavar: str = ""
 
     @property
     def flag(self) -> str:
@@ -40,31 +44,56 @@ SETTINGS = (
         "listen",
         "list",
         (f"127.0.0.1:{PORT}",),
-        "HOST:PORT to serve on; repeat the option for more addresses",
+        "address to serve on; repeat the option for more addresses",
+        metavar=_ADDRESS,
     ),
     Setting(
-        "advertise", "text", "", "HOST:PORT at which agents reach this replica (default: the first --listen)"
+        "advertise",
+        "text",
+        "",
+        "address at which agents reach this replica (default: the first --listen)",
+        metavar=_ADDRESS,
     ),
     Setting(
-        "store", "text", "memory", "where to keep jobs: memory, file:PATH, or etcd://HOST:PORT,.../PREFIX"
+        "store",
+        "text",
+        "memory",
+        "where to keep jobs: memory, file:PATH, or etcd://HOST:PORT,.../PREFIX",
+        metavar="URL",
     ),
-    Setting("http", "text", "", "HOST:PORT for /livez, /readyz and /metrics (default: none)"),
-    Setting("token_keys", "text", "", "key file that verifies tokens; without it, clients need no token"),
-    Setting("tls_cert", "text", "", "certificate of the service (PEM); read again when it changes"),
-    Setting("tls_key", "text", "", "private key of the certificate (PEM)"),
-    Setting("client_ca", "text", "", "require a client certificate signed by this CA (PEM)"),
+    Setting("http", "text", "", "address for /livez, /readyz and /metrics (default: none)", metavar=_ADDRESS),
+    Setting(
+        "token_keys",
+        "text",
+        "",
+        "key file that verifies tokens; without it, clients need no token",
+        metavar="FILE",
+    ),
+    Setting(
+        "tls_cert",
+        "text",
+        "",
+        "certificate of the service (PEM); read again when it changes",
+        metavar="FILE",
+    ),
+    Setting("tls_key", "text", "", "private key of the certificate (PEM)", metavar="FILE"),
+    Setting("client_ca", "text", "", "require a client certificate signed by this CA (PEM)", metavar="FILE"),
     Setting(
         "insecure",
         "flag",
         False,
         "permit other machines to connect without TLS or without authentication",
     ),
-    Setting("history", "number", 14.0, "number of days to keep finished jobs"),
+    Setting("history", "number", 14.0, "number of days to keep finished jobs", metavar="DAYS"),
     Setting(
-        "resume_grace", "number", 1.0, "seconds to wait for an agent to reconnect before it counts as lost"
+        "resume_grace",
+        "number",
+        1.0,
+        "seconds to wait for an agent to reconnect before it counts as lost",
+        metavar="SECONDS",
     ),
-    Setting("max_jobs", "count", 1000, "maximum number of unfinished jobs"),
-    Setting("max_agents", "count", 65_536, "maximum number of agents of all jobs together"),
+    Setting("max_jobs", "count", 1000, "maximum number of unfinished jobs", metavar="N"),
+    Setting("max_agents", "count", 65_536, "maximum number of agents of all jobs together", metavar="N"),
     Setting("log_format", "text", "text", "format of log lines: text or json", ("text", "json")),
     Setting(
         "log_level",
@@ -90,20 +119,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--config",
         default=None,
+        metavar="FILE",
         help='TOML file with these settings, such as listen = ["127.0.0.1:29400"]',
     )
     for setting in SETTINGS:
-        default = f" (default: {setting.default})" if setting.default not in ("", False) else ""
+        default = _default_text(setting)
         words = f"{setting.help}{default} [{ENV}{setting.name.upper()}]".replace("%", "%%")
         match setting.kind:
             case "flag":
                 parser.add_argument(setting.flag, action="store_true", default=None, help=words)
             case "list":
-                parser.add_argument(setting.flag, action="append", help=words)
+                parser.add_argument(setting.flag, action="append", metavar=setting.metavar, help=words)
             case "number" | "count":
-                parser.add_argument(setting.flag, type=float, help=words)
+                parser.add_argument(setting.flag, type=float, metavar=setting.metavar, help=words)
             case _:
-                parser.add_argument(setting.flag, choices=setting.choices or None, help=words)
+                parser.add_argument(
+                    setting.flag,
+                    choices=setting.choices or None,
+                    metavar=setting.metavar or None,
+                    help=words,
+                )
+
+
+def _default_text(setting: Setting) -> str:
+    match setting.default:
+        case "" | False:
+            return ""
+        case tuple() as several:
+            return f" (default: {', '.join(several)})"
+        case float() as number:
+            return f" (default: {number:g})"
+        case value:
+            return f" (default: {value})"
 
 
 def settle(arguments: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, Any]:

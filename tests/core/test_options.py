@@ -11,9 +11,9 @@ import pytest
 from launcher.settings.arguments import UsageError, read_arguments
 from launcher.settings.assemble import HostEnvironment, assemble, entry_point
 from launcher.settings.config import ConfigFile, Settings, config_from, merge, unknown_variables
-from launcher.settings.options import OPTIONS
+from launcher.settings.options import BY_SPELLING, OPTIONS
 from launcher.settings.spec import EntryKind, LaunchSpec
-from launcher.settings.usage import help_text, print_config_text
+from launcher.settings.usage import help_text, print_config_text, short_help_text
 from rendezvous.values.types import RestartBudget, ScaleUp
 
 HERE = HostEnvironment(nproc=2, python="/usr/bin/python3", stamp="1121-064412-3f2a")
@@ -394,6 +394,26 @@ def test_help_names_everything_and_fits(width: int) -> None:
         assert option.flag.removeprefix("--") in text
     for code in ("75", "77", "78", "128+S"):
         assert code in text
+
+
+@pytest.mark.parametrize("width", [72, 80, 100])
+def test_short_help_has_a_dozen_options_and_three_examples(width: int) -> None:
+    text = short_help_text(width)
+    assert text.isascii()
+    assert max(len(line) for line in text.splitlines()) <= width
+    examples, _, options = text.partition("Examples:\n")[2].partition("Common options")
+    assert len(re.findall(r"^  ddp-launch ", examples, re.MULTILINE)) == 3
+    shown = re.findall(r"^  (?:-\w, )?(--[a-z-]+)", options, re.MULTILINE)
+    assert len(shown) == 12
+    assert set(shown) <= set(BY_SPELLING)
+    assert "ddp-launch --help all" in text
+
+
+@pytest.mark.parametrize("argv", [["--help", "all"], ["-h", "all"], ["--nnodes", "2", "--help", "all"]])
+def test_help_remembers_what_it_is_wanted_about(argv: list[str]) -> None:
+    line = read_arguments(argv)
+    assert line.wants("help")
+    assert line.words == ("all",)
 
 
 def test_print_config_has_one_line_per_option_and_says_where_from() -> None:

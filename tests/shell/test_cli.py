@@ -348,3 +348,16 @@ def test_where_it_cannot_run(
     assert cli.main(["train.py"]) == 2
     assert says in capsys.readouterr().err
     assert cli.main(["--help"]) == 0
+
+
+def test_help_all_has_every_option_and_help_the_common_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    for argv in (["--help", "all"], ["-h", "all"], ["doctor", "--help", "all"], ["warm", "--help", "all"]):
+        assert cli.main(argv) == 0
+        text = capsys.readouterr().out
+        assert "--rdzv-backend" in text
+        assert "Exit codes" in text
+    for argv in (["--help"], ["-h"], ["docs", "-h"], ["warm", "start", "--help"], ["--help", "train.py"]):
+        assert cli.main(argv) == 0
+        text = capsys.readouterr().out
+        assert "Examples" in text
+        assert "--rdzv-backend" not in text
