@@ -242,7 +242,8 @@ def test_a_signal_ends_the_wait_for_a_reader(launch: Launch) -> None:
 
 def test_one_signal_ends_a_job_whose_output_nobody_reads(launch: Launch) -> None:
     """A scheduler sends SIGTERM once, and SIGKILL after its own grace."""
-    source = FAMILY + "there('printing')\nwhile True:\n    print('z' * 1_000)\n"
+    more_than_the_pipe_holds = f"for _ in range({QUEUE_LIMIT // 2_000}):\n    print('z' * 999, flush=True)\n"
+    source = FAMILY + more_than_the_pipe_holds + "there('printing')\nwhile True:\n    print('z' * 999)\n"
     job, reader = piped(launch, source, "--nproc-per-node", "1", "--shutdown-timeout", "5")
     job.await_there("printing-0")
     job.send(signal.SIGTERM)
