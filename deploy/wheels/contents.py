@@ -16,6 +16,7 @@ ENTRY = "_ddp_launch_entry.py"
 LARGEST = 1_500_000
 _CORE = {
     "ddp/groups/_native.abi3.so",
+    "ddp/elastic/_erasure.abi3.so",
     "ddp/reducer/_arrivals.abi3.so",
     "ddp/telemetry/_ending.abi3.so",
     "ddp/telemetry/_page.abi3.so",

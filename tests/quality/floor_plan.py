@@ -64,7 +64,7 @@ CORE = {
     "ddp": {
         *"diagnostics groups reducer sharding telemetry".split(),
         *within("diagnostics", "bucket_search numerics_report timeline"),
-        *within("elastic", "commits logical_ranks sample_order seeds thinning"),
+        *within("elastic", "commits erasure_code logical_ranks sample_order seeds thinning"),
         *within("groups", "backends rank_info reform_plan"),
         *within("reducer", "cost_model errors launch_order plan"),
         *within("sharding", "shards"),
@@ -124,7 +124,7 @@ SHELL = {
         *within("diagnostics", "bucket_observer bucket_tuner numerics tracing"),
         *within(
             "elastic",
-            "__main__ archive checkpoint contents dcp_keys dcp_metadata folder foreign generators "
+            "__main__ archive checkpoint combining contents dcp_keys dcp_metadata folder foreign generators "
             "healing image inspection keeper leaves live logical_buffers logical_exchange logical_model "
             "logical_sums logical_world manifest part_file remote_folder request resume safetensors "
             "sampler scratch state team writer",
