@@ -199,6 +199,12 @@ def steps_to_repeat(positions: tuple[Position | None, ...], number: int) -> int:
     return max((each.called - number for each in positions if each is not None), default=0)
 
 
+def steps_of_rank_to_repeat(positions: tuple[Position | None, ...], number: int, rank: int) -> int:
+    """How many steps this rank takes again: with the one that was interrupted. A new rank does what the others do."""
+    mine = positions[rank]
+    return 1 + (steps_to_repeat(positions, number) if mine is None else max(0, mine.called - number))
+
+
 # --- the folder on disk ----------------------------------------------------------------------------
 
 

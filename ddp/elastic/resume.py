@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from ddp.elastic import commits, image, part_file, scratch
 from ddp.elastic.writer import CommitError
 from ddp.groups.reform import CannotReform
+from ddp.telemetry import status_page
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -158,7 +159,7 @@ def choose(team: Team, local: LocalImages) -> commits.Choice | None:
 def check_survivors(
     positions: tuple[commits.Position | None, ...], choice: commits.Choice | None, rank: int
 ) -> None:
-    """Refuse to go on if survivors have trained, and nobody has their state; say if steps are done again."""
+    """Refuse to go on if survivors have trained, and nobody has their state; say which steps are done again."""
     if not any(positions):
         return
     if choice is None:
@@ -167,6 +168,7 @@ def check_survivors(
             "commit(), and there is no earlier commit. Use State(every=1), or communicate before the optimizer step"
         )
     n_steps = commits.steps_to_repeat(positions, choice.commit.number)
+    status_page.page().repeats(commits.steps_of_rank_to_repeat(positions, choice.commit.number, rank))
     if n_steps > 1 and rank == 0:
         log.warning(_REPEATED, n_steps, choice.commit.number)
 

@@ -92,6 +92,7 @@ class Page:
         self._entered = 0
         self._moved = self._ever_moved = False
         self._steps_offset = 0
+        self._repeats_until = 0  # by our count; 0: not paused so far, and the agent's numbers count
         self._evaluating = False  # gradients are off: what would be part of a step is part of an evaluation
         self._last = STARTING  # the last phase that was neither IDLE nor COMMUNICATE
         self._repeat_steps, self._repeat_to = _REPEAT.unpack_from(self._memory, REPEAT_AT)
@@ -232,6 +233,8 @@ class Page:
         totals, step = self._totals, self._step
         by_number = totals.flags & _NUMBERED and self._repeat_to
         over = step >= self._repeat_to if by_number else step - self._steps_offset >= self._repeat_steps
+        if self._repeats_until:
+            over = step - self._steps_offset >= self._repeats_until
         if totals.flags & _REPEATS and over:
             totals.flags &= ~_REPEATS
             spent = [ns + (now - self._since) * (at == self._account) for at, ns in enumerate(self._phase_ns)]
@@ -243,6 +246,11 @@ class Page:
         self._show_progress()
         self._totals.flags |= _NUMBERED
         self._end_repeating(monotonic_ns())
+        self._show_totals()
+
+    def repeats(self, steps: int) -> None:
+        self._repeats_until = self._step - self._steps_offset + steps
+        self._totals.flags |= _REPEATS
         self._show_totals()
 
     def total(self, steps: int) -> None:

@@ -85,6 +85,9 @@ class Page(Protocol):
     def number(self, steps: int, /) -> None:
         """Set the number of completed steps to the script's own count."""
 
+    def repeats(self, steps: int, /) -> None:
+        """The next steps, so many, were lost and are taken again."""
+
     def evaluates(self, yes: bool, /) -> None:
         """Begin or end an evaluation: gradients are off. The next backward pass ends it too."""
 
@@ -146,7 +149,7 @@ class _DiscardingPage:
         return 0
 
     phase = mark = back = step = number = buckets = group_timeout = _discard
-    evaluates = awaits = total = epoch = batch = _discard
+    evaluates = awaits = total = repeats = epoch = batch = _discard
     group = enter = leave = section = message = error = _discard
 
 

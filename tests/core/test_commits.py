@@ -264,3 +264,8 @@ def test_a_state_of_survivors_is_chosen_although_the_lost_rank_has_no_image_of_i
 def test_how_many_steps_survivors_repeat() -> None:
     assert commits.steps_to_repeat((at(8), at(7), None), 7) == 1
     assert commits.steps_to_repeat((None, None), 7) == 0
+    positions = (at(8), at(7), None)
+    assert [commits.steps_of_rank_to_repeat(positions, 7, rank) for rank in range(3)] == [2, 1, 2]
+    assert (
+        commits.steps_of_rank_to_repeat((at(7), None), 9, 0) == 1
+    )  # resumes from another rank's newer state

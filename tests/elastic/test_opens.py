@@ -178,3 +178,13 @@ def test_a_manifest_of_256_parts_is_one_small_file(filled: Path) -> None:
     table = read.table()
     assert len(table.tensors["model.w"].chunks) == WORLD
     assert json.dumps(table.paths) == json.dumps({"model.w": ["model", "w"], "x": ["x"]})
+
+
+def test_survivors_tell_the_launcher_which_steps_they_take_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[int] = []
+    page = type("Page", (), {"repeats": lambda _self, steps: told.append(steps)})()
+    monkeypatch.setattr(resume.status_page, "page", lambda: page)
+    choice = commits.Choice(commits.CommitName(7, "abc"), ())
+    resume.check_survivors((commits.Position("a", 9, 9, 7), None), choice, 0)
+    resume.check_survivors((None, None), choice, 0)  # a plain restart: the agent knows what is repeated
+    assert told == [3]

@@ -178,6 +178,32 @@ def test_lost_steps_that_are_repeated(pages: Pages, native: str) -> None:
     assert (over.repeats, over.numbers_steps) == (False, True)
 
 
+@WRITERS
+def test_steps_that_a_paused_process_takes_again(pages: Pages, native: str) -> None:
+    """The agent's numbers are those of the start of the process. They do not count any more."""
+    program = """
+    page.phase(s.IDLE)
+    def step(seconds):
+        spend(s.FORWARD, seconds)
+        page.mark(s.OPTIMIZER)
+        page.step()
+    for n in range(3):
+        step(0.02)
+    page.number(50)
+    page.repeats(2)
+    step(0.03)
+    if MORE:
+        page.number(49)  # the script goes back to its last commit
+        step(0.03)
+        step(0.5)
+    """
+    during = after(pages, f"MORE = False\n{textwrap.dedent(program)}", native, Repeat(1, 20)).totals
+    assert during.repeats
+    over = after(pages, f"MORE = True\n{textwrap.dedent(program)}", native, Repeat(1, 20)).totals
+    assert not over.repeats
+    assert 0.12 <= dict(over.repeated)[RankPhase.FORWARD] < 0.5
+
+
 DDP = """
 import torch, torch.distributed as dist
 from ddp.telemetry import torch_marks

@@ -107,6 +107,7 @@ typedef struct {
     struct page *page;
     uint64_t entered;      /* collectives, in all groups */
     uint64_t steps_offset; /* the script's own count of steps, less ours */
+    uint64_t repeats_until; /* by our count; 0: the process has not been paused, and the agent's numbers count */
     int moved, ever_moved; /* part of a step has run: since the last step ended, ever */
     int evaluating;        /* gradients are off: what would be part of a step is part of an evaluation */
     uint32_t last;         /* the last phase that was neither IDLE nor COMMUNICATE */
@@ -272,6 +273,7 @@ static int bin_of(uint64_t took_ns) {
 static int has_repeated(const Page *own) {
     const struct header *h = &own->page->header;
     uint64_t step = own->page->progress.step;
+    if (own->repeats_until) return step - own->steps_offset >= own->repeats_until;
     int by_number = own->page->totals.flags & NUMBERED && h->repeat_to;
     return by_number ? step >= h->repeat_to : step - own->steps_offset >= h->repeat_steps;
 }
@@ -345,6 +347,21 @@ static PyObject *page_number(PyObject *self, PyObject *wanted) {
         t->flags |= NUMBERED;
         if (t->flags & REPEATS && has_repeated((Page *)self)) end_repeating(page, now_ns());
         end(&t->sequence);
+    }
+    Py_RETURN_NONE;
+}
+
+/* This process goes on in another generation: it takes so many steps again. */
+static PyObject *page_repeats(PyObject *self, PyObject *wanted) {
+    struct page *page = page_of(self);
+    unsigned long long steps = PyLong_AsUnsignedLongLong(wanted);
+    if (PyErr_Occurred()) return NULL;
+    if (page) {
+        Page *own = (Page *)self;
+        own->repeats_until = page->progress.step - own->steps_offset + steps;
+        begin(&page->totals.sequence);
+        page->totals.flags |= REPEATS;
+        end(&page->totals.sequence);
     }
     Py_RETURN_NONE;
 }
@@ -629,6 +646,7 @@ static PyMethodDef page_methods[] = {
     {"total", page_total, METH_O, "Note how many steps the script will take."},
     {"epoch", page_epoch, METH_O, "Begin an epoch of so many batches; 0: unknown."},
     {"batch", page_batch, METH_NOARGS, "Count a batch of the epoch."},
+    {"repeats", page_repeats, METH_O, "The next steps, so many, were lost and are taken again."},
     {"number", page_number, METH_O, "Set the number of completed steps to the script's own count."},
     {"buckets", (PyCFunction)(void (*)(void))page_buckets, METH_FASTCALL, "Set the number of buckets, launched ones, finished ones."},
     {"group_timeout", page_group_timeout, METH_O, "Note the timeout of a group, in seconds."},
